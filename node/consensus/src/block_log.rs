@@ -55,7 +55,7 @@ pub enum LogError {
         "block log {path} is damaged at byte {offset}: {what}; {missing}: restore the data directory from a copy (docs/operating.md, \"When the disk was damaged\")"
     )]
     Damaged {
-        /// File.
+        /// The file of the segment.
         path: PathBuf,
         /// Of the record that does not check.
         offset: u64,
@@ -149,7 +149,7 @@ pub(crate) fn samples() -> (u64, Vec<(&'static str, Vec<u8>)>) {
 /// A block as the log holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Logged {
-    /// The block.
+    /// The block as it was appended.
     pub block: FinalisedBlock,
     /// What executing it gave, if it was executed before the crash.
     pub recorded: Option<Recorded>,

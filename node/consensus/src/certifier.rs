@@ -27,7 +27,7 @@ use thiserror::Error;
 pub struct Certificate {
     /// Of which state.
     pub height: Height,
-    /// Its root.
+    /// Root of the state after it.
     pub root: [u8; 32],
     /// BLS signature on the domain-separated root.
     pub signature: Signature,
@@ -47,11 +47,11 @@ pub enum CertifyError {
         hex::encode(theirs)
     )]
     Diverged {
-        /// Height.
+        /// Height of the state.
         height: u64,
-        /// Ours.
+        /// The root that this node computed.
         own: [u8; 32],
-        /// Theirs.
+        /// The root that more members signed than can be faulty.
         theirs: [u8; 32],
     },
 }
@@ -70,7 +70,7 @@ pub struct Term {
 /// the same; a share of one committee is none of another. Copies share everything.
 #[derive(Clone)]
 pub struct Terms {
-    /// Constant.
+    /// The subnet's public key, the same in every epoch.
     public_key: PublicKey,
     known: Arc<Mutex<BTreeMap<Height, Arc<Term>>>>,
 }

@@ -35,9 +35,9 @@ pub enum PoolRefusal {
         "the ingress pool holds {used} of {cap} bytes (ingress_pool_bytes) and this call needs {asked}: retry later"
     )]
     Bytes {
-        /// Bytes held.
+        /// Bytes that waiting calls take.
         used: u64,
-        /// Limit.
+        /// Most bytes that they may take (`consensus.ingress_pool_bytes`).
         cap: u64,
         /// Bytes of this call.
         asked: u64,
@@ -45,7 +45,7 @@ pub enum PoolRefusal {
     /// Too many calls wait.
     #[error("the ingress pool holds {cap} calls (ingress_pool_messages): retry later")]
     Messages {
-        /// Limit.
+        /// Most calls that may wait.
         cap: u64,
     },
     /// The state could not take the call in.
@@ -61,18 +61,18 @@ pub enum PoolRefusal {
 /// A call taken out of the pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TakenCall {
-    /// Its name.
+    /// The id under which its sender asks for it.
     pub id: IngressId,
     /// When it may be in a block.
     pub validity: Validity,
-    /// The call.
+    /// The envelope as it came.
     pub signed: SignedIngress,
 }
 
 /// Figures for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolStatus {
-    /// Calls waiting.
+    /// Calls that no block holds yet.
     pub messages: u64,
     /// Bytes they take.
     pub bytes: u64,
@@ -102,7 +102,7 @@ pub(crate) enum Source {
 /// A call that waits.
 struct Waiting {
     signed: SignedIngress,
-    /// Of `signed`.
+    /// SHA-256 of the envelope.
     digest: [u8; 32],
     validity: Validity,
     source: Source,
@@ -502,7 +502,7 @@ impl IngressPool {
         inner.count();
     }
 
-    /// Figures.
+    /// Calls and bytes that wait, and the caps.
     pub fn status(&self) -> PoolStatus {
         let inner = self.lock();
         PoolStatus { messages: inner.waiting.len() as u64, bytes: inner.bytes }

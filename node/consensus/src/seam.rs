@@ -26,11 +26,11 @@ pub struct Recorded {
 /// A block that will not change any more, as the log holds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FinalisedBlock {
-    /// Its height.
+    /// Height of the block, one above its parent's.
     pub height: Height,
-    /// Agreed time.
+    /// Time of the block in nanoseconds of the Unix epoch, after its parent's.
     pub time: Time,
-    /// Agreed randomness.
+    /// Randomness for execution, unknown to all before the block was agreed on.
     pub randomness: [u8; 32],
     /// Calls in the order they are to be inducted.
     pub ingress: Vec<SignedIngress>,
@@ -107,7 +107,7 @@ pub enum ConsensusError {
          was written by another version; restore the data directory from a copy"
     )]
     Diverged {
-        /// Height.
+        /// Height of the block.
         height: u64,
         /// What came out.
         found: String,
@@ -119,7 +119,7 @@ pub enum ConsensusError {
         "a call of block {height} cannot be read: {reason}; the block log is damaged, or another version wrote it"
     )]
     UnreadableCall {
-        /// Height.
+        /// Height of the batch.
         height: u64,
         /// What is wrong.
         reason: String,
@@ -127,17 +127,17 @@ pub enum ConsensusError {
     /// Heights must follow each other.
     #[error("height {found} came where {expected} was due")]
     OutOfOrder {
-        /// What came.
+        /// The height that came.
         found: u64,
         /// What was due.
         expected: u64,
     },
-    /// Signing.
+    /// The state root could not be signed or combined.
     #[error("certifying height {height}: {source}")]
     Certify {
-        /// Height.
+        /// Height of the state.
         height: u64,
-        /// Reason.
+        /// What the certifier said.
         source: CertifyError,
     },
     /// Members must have the same limits.

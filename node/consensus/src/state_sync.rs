@@ -59,7 +59,7 @@ pub struct Want {
     pub bytes_total: u64,
 }
 
-/// What came.
+/// Chunks that peers sent since the last question.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fetched {
     /// Who sent it, its name, its bytes. May be none: then the node looks whether it is to stop,

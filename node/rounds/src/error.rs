@@ -10,34 +10,34 @@ use crate::replica::BeginError;
 /// The node cannot go on. Every reason stands in the source.
 #[derive(Debug, Error)]
 pub enum RoundError {
-    /// A batch.
+    /// A batch could not be executed.
     #[error("executing batch {height}")]
     Execute {
-        /// Its height.
+        /// Height of the batch.
         height: u64,
-        /// Reason.
+        /// What execution said.
         source: FatalError,
     },
     /// A certificate that does not fit what was executed.
     #[error("showing the state of height {height}")]
     Certify {
-        /// Its height.
+        /// Height of the state.
         height: u64,
-        /// Reason.
+        /// What execution said.
         source: FatalError,
     },
     /// A checkpoint that no waiting mends.
     #[error("the checkpoint of height {height} cannot be made, and waiting would not mend it")]
     Checkpoint {
-        /// Its height.
+        /// Height of the checkpoint.
         height: u64,
-        /// Reason.
+        /// What execution said.
         source: FatalError,
     },
-    /// Consensus.
+    /// Agreement failed for good.
     #[error(transparent)]
     Consensus(#[from] ConsensusError),
-    /// Taking over a state cannot begin.
+    /// State sync cannot begin.
     #[error("state sync")]
     BeginStateSync(#[source] BeginError),
     /// Taking over a state.

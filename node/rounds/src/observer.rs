@@ -71,7 +71,7 @@ pub trait Observer<R>: Send {
 /// A batch and what came of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Round<'a> {
-    /// The batch.
+    /// The batch with its block.
     pub finalised: &'a FinalisedBatch,
     /// What came of it; its `finished` calls wait for [`Observer::answered`].
     pub result: &'a RoundResult,

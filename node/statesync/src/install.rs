@@ -67,13 +67,13 @@ const ROWS_AT_ONCE: usize = 1024;
 /// Why an installation cannot go on. What is there stays, and beginning again goes on from it.
 #[derive(Debug, Error)]
 pub enum InstallError {
-    /// No space.
+    /// The disk is full.
     #[error("the disk of {path} is full: free some space; what was fetched so far is kept")]
     DiskFull {
         /// Which file could not be written.
         path: PathBuf,
     },
-    /// The disk.
+    /// A file or a folder cannot be worked on.
     #[error("cannot {action} {path}: {source}")]
     Io {
         /// What was tried.
@@ -102,16 +102,16 @@ pub enum InstallError {
     /// And of a leaf.
     #[error("a certified leaf cannot be read ({0}): is this node of the subnet's version?")]
     Leaf(#[from] LeafError),
-    /// A memory larger than this node's limits allow, or a blob.
+    /// A memory or a blob is larger than this node's limits allow.
     #[error(
         "the certified state has {what} of {bytes} bytes and this node's limit is {limit}: the nodes of a subnet must have the same limits"
     )]
     Limit {
-        /// What.
+        /// What is too large.
         what: &'static str,
-        /// Its size.
+        /// Bytes that it has.
         bytes: u64,
-        /// The limit.
+        /// Most bytes that it may have.
         limit: u64,
     },
     /// The state is for another height than its records say.
@@ -125,7 +125,7 @@ pub enum InstallError {
     /// Chunks are missing.
     #[error("{missing} chunks are missing: the state is not complete")]
     Incomplete {
-        /// How many.
+        /// Chunks that were not offered yet.
         missing: u64,
     },
     /// Someone has the old state open, or installs too.
@@ -133,7 +133,7 @@ pub enum InstallError {
         "{path} is in use: stop the executor (and any other process) that has it open before the new state takes its place"
     )]
     InUse {
-        /// What.
+        /// The file or folder that another process has open.
         path: PathBuf,
     },
 }
@@ -168,13 +168,13 @@ pub enum Rejected {
     /// It is not what the certified root leads to: whoever sent it is faulty.
     #[error("{chunk} has another hash than the certified manifest says")]
     Wrong {
-        /// Which.
+        /// The chunk that came.
         chunk: ChunkId,
     },
     /// It was not asked for, or is there already. Nobody's fault.
     #[error("{chunk} is not wanted")]
     NotWanted {
-        /// Which.
+        /// The chunk that came.
         chunk: ChunkId,
     },
 }
@@ -182,10 +182,10 @@ pub enum Rejected {
 /// What came of a chunk that was not taken.
 #[derive(Debug, Error)]
 pub enum OfferError {
-    /// The chunk.
+    /// The chunk is not what was asked for, and whoever sent it is to blame.
     #[error(transparent)]
     Rejected(#[from] Rejected),
-    /// This node.
+    /// This node failed; nobody is to blame.
     #[error(transparent)]
     Install(#[from] InstallError),
 }

@@ -47,7 +47,7 @@ pub enum ServeError {
         height: Height,
         /// What was asked for.
         chunk: ChunkId,
-        /// Why.
+        /// What the disk or the store said.
         reason: String,
     },
 }

@@ -34,7 +34,7 @@ const SEED_BYTES_MAX: usize = 1 + 10 + 10 + 48;
 pub(crate) struct CallName {
     /// Of the request, and of the canister in the URL.
     pub(crate) id: IngressId,
-    /// [`state::SignedIngress::digest`].
+    /// SHA-256 of the envelope ([`state::SignedIngress::digest`]).
     pub(crate) digest: [u8; 32],
     /// Length of the envelope.
     pub(crate) bytes: u32,
@@ -85,7 +85,7 @@ impl Read for CallName {
 /// What bounds a block when it is decoded.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BlockBounds {
-    /// Calls named.
+    /// Most calls that it may name.
     pub(super) ingress: usize,
     /// Bytes of what it carries for the subnet's key.
     pub(super) payload: usize,

@@ -615,7 +615,8 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         Ok(validity)
     }
 
-    /// The block of this height and time that held these is in the block log. May wait for the disk.
+    /// The block of this height and time that held these is in the block log. May wait for the
+    /// disk.
     pub(super) fn forget(&self, names: &[CallName], (height, time): (Height, Time)) {
         if let Err(error) = self.journal.passed(height, time) {
             tracing::warn!(%error, "the journal of calls voted for cannot be shortened");
@@ -684,8 +685,8 @@ impl OldCalls {
     }
 }
 
-/// Reads old blocks for peers that are behind. Each asks height by height, so the place in the log is
-/// kept.
+/// Reads old blocks for peers that are behind. Each asks height by height, so the place in the log
+/// is kept.
 struct Late {
     log: Log,
     places: BTreeMap<PublicKey, (Height, Replay)>,

@@ -22,7 +22,7 @@ const NAMED_MAX: usize = 5;
     "{members} members of the subnet run with other settings than this node: {differences}; start this node with the same --memory, [limits] and [features]"
 )]
 pub struct LimitsDiffer {
-    /// How many.
+    /// Members that differ from this node.
     pub members: usize,
     /// Some of the limits: name, value here, value there.
     pub differences: String,

@@ -37,9 +37,9 @@ pub enum KeyError {
     /// Bytes that are no key.
     #[error("{what} of the subnet key does not decode: {reason}")]
     Decode {
-        /// Which part.
+        /// The part of the key that does not fit.
         what: &'static str,
-        /// Reason.
+        /// What is wrong with it.
         reason: String,
     },
     /// Parts of different keys.

@@ -150,7 +150,7 @@ struct Delivered {
 
 /// What a node must know to take part.
 pub struct SubnetConfig {
-    /// Ed25519 secret.
+    /// The Ed25519 secret that this node is known by to its peers.
     pub node_secret: Zeroizing<[u8; 32]>,
     /// How the ceremony left the subnet's key.
     pub genesis: Summary,
@@ -170,14 +170,14 @@ pub struct SubnetConfig {
     pub addresses: BTreeMap<String, String>,
     /// The engine's own storage.
     pub directory: PathBuf,
-    /// Largest envelope.
+    /// Most bytes of an envelope.
     pub call_bytes: u64,
 }
 
 /// Why a node cannot take part.
 #[derive(Debug, Error)]
 pub enum StartError {
-    /// Keys.
+    /// Keys that do not fit each other.
     #[error(transparent)]
     Key(#[from] KeyError),
     /// Not an address.
@@ -188,12 +188,12 @@ pub enum StartError {
         "cannot listen on {listen} for the other members: {error}; choose another address with --p2p-listen, or stop what uses it"
     )]
     Listen {
-        /// The address.
+        /// The address that this node was to wait on.
         listen: SocketAddr,
         /// What the system said.
         error: std::io::Error,
     },
-    /// Its share.
+    /// This node's share of the key cannot be had.
     #[error("this node's share of the subnet's key: {0}")]
     Share(String),
     /// The summary of the key.
@@ -258,7 +258,7 @@ struct Clients {
 pub struct SubnetStatus(Arc<Published>, Arc<Resharing>);
 
 impl SubnetStatus {
-    /// How far.
+    /// Heights that are final, executed and certified here.
     pub fn progress(&self) -> Progress {
         self.0.progress()
     }

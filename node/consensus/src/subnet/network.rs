@@ -104,7 +104,7 @@ pub(super) struct Network {
     pub(super) listen: SocketAddr,
     /// Addresses that take the place of those members stated.
     pub(super) addresses: BTreeMap<String, Address>,
-    /// Largest message.
+    /// Most bytes of a message of any channel.
     pub(super) message_bytes: usize,
     /// The engine's storage.
     pub(super) directory: PathBuf,

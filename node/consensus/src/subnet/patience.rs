@@ -20,7 +20,7 @@ use super::runtime::{Attempt, Layer, Operation};
 
 /// First wait before an operation is tried again, doubled each time.
 const WAIT_FIRST: Duration = Duration::from_millis(20);
-/// Longest wait.
+/// The longest wait between two attempts.
 const WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// See the module.

@@ -48,7 +48,7 @@ pub struct Channels<S, R> {
     pub certificates: (S, R),
     /// Certificates that were missed.
     pub resolver: (S, R),
-    /// Blocks.
+    /// Blocks, from who proposes them to all.
     pub broadcast: (S, R),
     /// Blocks that were missed.
     pub backfill: (S, R),
@@ -56,7 +56,7 @@ pub struct Channels<S, R> {
     pub calls: (S, R),
     /// Shares of signatures on state roots.
     pub roots: (S, R),
-    /// State sync.
+    /// Questions, offers and chunks of state sync.
     pub sync: (S, R),
 }
 
@@ -141,7 +141,7 @@ pub(in crate::subnet) struct Setup<S, R, P, B> {
     pub(in crate::subnet) schemes: Schemes,
     pub(in crate::subnet) terms: Terms,
     pub(in crate::subnet) agreed: Vec<(String, u64)>,
-    /// Largest envelope.
+    /// Most bytes of an envelope.
     pub(in crate::subnet) call_bytes: u64,
     pub(in crate::subnet) limits: ConsensusLimits,
     pub(in crate::subnet) timing: Timing,
