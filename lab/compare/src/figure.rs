@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// Longest name of a test; of a longer one this is kept, with the length it had.
 pub const NAME_BYTES_MAX: usize = 1024;
-/// Longest unit.
+/// Bytes that are kept of the name of an unknown unit.
 const UNIT_BYTES_MAX: usize = 32;
 /// Version of the document of figures.
 pub const FORMAT: u32 = 1;
@@ -27,7 +27,7 @@ pub enum Better {
 /// What a value is measured in, after conversion to the base unit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Unit {
-    /// Time.
+    /// A time, in seconds.
     Seconds,
     /// Memory, file sizes.
     Bytes,
@@ -99,7 +99,7 @@ impl Figure {
 /// A document of figures, which any bench can write.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figures {
-    /// [`FORMAT`].
+    /// Version of the document, [`FORMAT`].
     pub format: u32,
     /// What wrote it.
     pub bench: String,

@@ -25,7 +25,7 @@ pub enum FailOn {
     Unknown,
 }
 
-/// `thimble-lab compare`
+/// Command line of `thimble-lab compare`.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Options {
     /// Files or folders of earlier runs, one for each run: JUnit XML, JSON of this program (bench,

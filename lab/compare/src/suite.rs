@@ -34,7 +34,7 @@ pub(crate) enum By {
     Name,
 }
 
-/// A test.
+/// A test with its values on both sides.
 #[derive(Clone, Debug)]
 pub(crate) struct Test {
     pub(crate) name: String,
@@ -48,7 +48,7 @@ pub(crate) struct Test {
     pub(crate) has_parts: bool,
 }
 
-/// All tests.
+/// The tests of both sides.
 #[derive(Clone, Debug)]
 pub(crate) struct Suite {
     pub(crate) tests: Vec<Test>,

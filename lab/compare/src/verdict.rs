@@ -69,7 +69,7 @@ impl Verdict {
 /// A test, judged.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Judged {
-    /// Its name.
+    /// Name of the test, which identifies it together with the unit.
     pub(crate) name: String,
     /// Of all values.
     #[serde(serialize_with = "unit_name")]
@@ -80,11 +80,11 @@ pub(crate) struct Judged {
     pub(crate) better_by: &'static str,
     /// By run; none where a run has none.
     pub(crate) baseline: Vec<Option<f64>>,
-    /// By run.
+    /// Value of each run of the candidate; `None` where a run has none.
     pub(crate) candidate: Vec<Option<f64>>,
     /// Geometric mean of the baseline, arithmetic where there are zeros or negative values.
     pub(crate) baseline_mean: Option<f64>,
-    /// Likewise.
+    /// Geometric mean of the candidate, arithmetic where there are zeros or negative values.
     pub(crate) candidate_mean: Option<f64>,
     /// Candidate over baseline, less 1; none where the baseline has zeros or negative values.
     pub(crate) change: Option<f64>,
@@ -96,7 +96,7 @@ pub(crate) struct Judged {
     pub(crate) p: Option<f64>,
     /// The same, corrected for the number of tests.
     pub(crate) q: Option<f64>,
-    /// The verdict.
+    /// How the candidate compares with the baseline.
     pub(crate) verdict: Verdict,
     /// Why, where the figures do not say.
     pub(crate) why: Option<String>,
@@ -115,7 +115,7 @@ pub(crate) struct Whole {
     pub(crate) outliers_by_chance: f64,
     /// Sum over the tests measured in seconds that both sides have; parts of others left out.
     pub(crate) sum_baseline_seconds: Option<f64>,
-    /// Likewise.
+    /// The same sum for the candidate.
     pub(crate) sum_candidate_seconds: Option<f64>,
     /// Median of the changes for the better, as a part: -0.02 is 2 % worse.
     pub(crate) median_improvement: Option<f64>,
@@ -146,12 +146,12 @@ pub(crate) struct Method {
     pub(crate) tail_values: usize,
 }
 
-/// The outcome.
+/// The verdicts of a comparison, and the figures behind them.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Outcome {
-    /// How.
+    /// Parameters of the judgement, and what was fitted to the values.
     pub(crate) method: Method,
-    /// Over all.
+    /// Figures over all tests together.
     pub(crate) whole: Whole,
     /// What to keep in mind.
     pub(crate) notes: Vec<String>,

@@ -37,9 +37,9 @@ const SECTOR_BYTES: u64 = 64 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// `thimble`
+    /// The program `thimble`.
     Node,
-    /// `thimble-relay`
+    /// The program `thimble-relay`.
     Relay,
 }
 
@@ -64,10 +64,10 @@ pub struct Interface {
     pub prefix: u8,
 }
 
-/// The document.
+/// The document `machine.json`, which configures a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// [`FORMAT`].
+    /// Version of the document, [`FORMAT`].
     pub format: u32,
     /// What the machine is called.
     pub name: String,
@@ -81,7 +81,7 @@ pub struct Machine {
     pub overcommit: bool,
     /// Behind `run --memory N --data-dir /state/data`.
     pub arguments: Vec<String>,
-    /// Network cards.
+    /// Network cards that the machine brings up, with their addresses.
     pub interfaces: Vec<Interface>,
     /// Time between two samples of its memory.
     pub sample_millis: u64,

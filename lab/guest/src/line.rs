@@ -10,7 +10,7 @@ pub const LINE_BYTES_MAX: usize = 16 << 10;
 /// Processes in a sample.
 pub const PROCESSES_MAX: usize = 64;
 
-/// One line.
+/// One report of a machine to its host.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Line {
@@ -38,7 +38,7 @@ pub struct Started {
 /// What the kernel said at one moment; bytes, and since the start of the kernel.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Sample {
-    /// When.
+    /// Seconds since the start of the kernel.
     pub seconds: f64,
     /// Anonymous memory of all processes, shared memory included.
     pub anonymous_bytes: u64,

@@ -33,7 +33,7 @@ use crate::{
 /// this.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wanted {
-    /// As above.
+    /// Raw when the disk is raw, the qcow2 file as it is when it is qcow2.
     #[default]
     Best,
     /// Raw, whatever it was: fastest to read, largest.
@@ -46,7 +46,7 @@ pub enum Wanted {
 /// What [`Cache::add`] did.
 #[derive(Clone, Debug, Serialize)]
 pub struct Added {
-    /// The base.
+    /// The base that the file became.
     #[serde(flatten)]
     pub base: Base,
     /// Whether it was made now; otherwise it was there.

@@ -77,7 +77,7 @@ pub(crate) struct Measured {
     total_bytes: u64,
 }
 
-/// One method.
+/// A method with the figures of each turn and their median.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     method: &'static str,

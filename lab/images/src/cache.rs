@@ -54,7 +54,7 @@ pub enum State {
 /// One line of [`Cache::list`].
 #[derive(Clone, Debug, Serialize)]
 pub struct Entry {
-    /// Its name.
+    /// Id of the base: SHA-256 of the file it was made from, and its form.
     pub id: BaseId,
     /// What is known of it; nothing when it is gone.
     #[serde(flatten)]

@@ -13,7 +13,7 @@ use crate::{
     scratch,
 };
 
-/// What stays.
+/// Which bases stay when the cache is collected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
     /// Bases of so many bytes on disk together, those used last; bases in use stay in any case and

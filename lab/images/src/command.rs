@@ -21,7 +21,7 @@ use crate::{
     bench,
 };
 
-/// After Ctrl-C.
+/// Exit status after Ctrl-C: 128 and the number of SIGINT.
 const EXIT_INTERRUPTED: u8 = 130;
 /// More machines than one computer runs.
 const OVERLAYS_MAX: usize = 4096;
@@ -102,10 +102,10 @@ struct Limits {
     reserve: u64,
 }
 
-/// `image add`
+/// Arguments of `image add`.
 #[derive(Debug, Args)]
 pub struct Add {
-    /// The image.
+    /// The image file: raw or qcow2, plain or packed.
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Keep a raw disk, whatever the file is: fastest to read, largest.
@@ -124,7 +124,7 @@ pub struct Add {
     common: Common,
 }
 
-/// `image overlay`
+/// Arguments of `image overlay`.
 #[derive(Debug, Args)]
 pub struct Overlays {
     /// The base's id, at least six digits of it, or an image file.
@@ -145,7 +145,7 @@ pub struct Overlays {
     common: Common,
 }
 
-/// `image remove`
+/// Arguments of `image remove`.
 #[derive(Debug, Args)]
 pub struct Named {
     /// Ids, or at least six digits of each.
@@ -155,7 +155,7 @@ pub struct Named {
     common: Common,
 }
 
-/// `image verify`
+/// Arguments of `image verify`.
 #[derive(Debug, Args)]
 pub struct Some_ {
     /// Ids, or at least six digits of each.
@@ -165,7 +165,7 @@ pub struct Some_ {
     common: Common,
 }
 
-/// `image collect`
+/// Arguments of `image collect`.
 #[derive(Debug, Args)]
 pub struct Collect {
     /// How many bytes of bases stay (20GiB), or which age (36h, 14d, 8w) without use is too old.

@@ -23,13 +23,13 @@ pub enum Error {
         doing: &'static str,
         /// With which file or folder.
         path: PathBuf,
-        /// Its words.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// A file that is not taken for an image, or not with these options.
     #[error("{}: {why}", path.display())]
     Refused {
-        /// The file.
+        /// The file or folder that is refused.
         path: PathBuf,
         /// What is wrong with it, and what would help.
         why: String,
@@ -41,9 +41,9 @@ pub enum Error {
         path.display(), format_size(*limit_bytes), format_size(*read_bytes)
     )]
     TooLarge {
-        /// The file.
+        /// The image file.
         path: PathBuf,
-        /// The limit.
+        /// Most bytes that its disk may have.
         limit_bytes: u64,
         /// How much of the file made so much disk.
         read_bytes: u64,
@@ -56,7 +56,7 @@ pub enum Error {
         folder.display(), format_size(*free_bytes), format_size(*reserve_bytes), format_size(*written_bytes)
     )]
     NoRoom {
-        /// Where.
+        /// The folder that was written into.
         folder: PathBuf,
         /// What is free.
         free_bytes: u64,
@@ -68,9 +68,9 @@ pub enum Error {
     /// A base that overlays need.
     #[error("base {id} is in use by {}; remove them first", named(users))]
     InUse {
-        /// The base.
+        /// The base that was to be removed.
         id: BaseId,
-        /// Their paths.
+        /// Paths of the overlays that need it.
         users: Vec<PathBuf>,
     },
     /// A base that is not what it was.
@@ -80,7 +80,7 @@ pub enum Error {
         from.display()
     )]
     Damaged {
-        /// The base.
+        /// The base that is missing or has changed.
         id: BaseId,
         /// What is wrong with it: "is missing", "has other content".
         why: String,
@@ -93,9 +93,9 @@ pub enum Error {
     #[error("there is no base {text} in {}: `image list` shows which there are, `image add` adds \
     one", cache.display())]
     Unknown {
-        /// As written.
+        /// The id, or the beginning of one, as it was given.
         text: String,
-        /// The cache.
+        /// Folder of the cache that was searched.
         cache: PathBuf,
     },
     /// qemu-img is not installed.
@@ -108,7 +108,7 @@ pub enum Error {
         /// What was looked for.
         program: PathBuf,
     },
-    /// qemu-img failed.
+    /// qemu-img could not be run, failed, or gave an answer that cannot be read.
     #[error("{command}: {words}")]
     Tool {
         /// The command, shortened.

@@ -112,7 +112,7 @@ pub(crate) fn unique() -> String {
     hex::encode(rand::random::<[u8; 16]>())
 }
 
-/// `2026-11-21T03:04:05Z`.
+/// The time of day in UTC, such as `2026-11-21T03:04:05Z`.
 pub(crate) fn now() -> String {
     let now = time::OffsetDateTime::now_utc();
     format!(

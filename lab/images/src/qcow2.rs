@@ -17,7 +17,7 @@
 //! What bounds it: [`HEADER_BYTES_MAX`] of a file are read, whatever it says; a name in it has at
 //! most [`NAME_BYTES_MAX`] bytes.
 
-/// `QFI\xfb`.
+/// The first four bytes of a qcow2 file, `QFI\xfb`.
 pub const MAGIC: [u8; 4] = *b"QFI\xfb";
 /// The header and its extensions lie in the first cluster, whose size is at most this.
 pub const HEADER_BYTES_MAX: usize = 2 << 20;

@@ -18,7 +18,7 @@ pub(crate) struct Record {
     pub(crate) id: BaseId,
     pub(crate) source: PathBuf,
     pub(crate) source_bytes: u64,
-    /// Outermost first.
+    /// How the source was packed, outermost first: `zstd`, `gzip`, `xz`, `tar`.
     pub(crate) layers: Vec<String>,
     pub(crate) virtual_bytes: u64,
     /// Of the base's file, see [`crate::sparse`].
@@ -66,7 +66,7 @@ impl Record {
 /// A base that is in the cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Base {
-    /// Its name.
+    /// SHA-256 of the file it was made from, and its form.
     pub id: BaseId,
     /// Its disk, absolute: what an overlay or a machine opens, read-only.
     pub path: PathBuf,

@@ -49,7 +49,7 @@ impl Default for Settings {
 pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// Asks.
+    /// Makes every later [`Stop::check`] fail.
     pub fn ask(&self) {
         self.0.store(true, Ordering::Relaxed);
     }

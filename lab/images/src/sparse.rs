@@ -41,7 +41,7 @@ struct Piece {
 /// What is known of a file that was written or read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Content {
-    /// Its length.
+    /// Length of the file in bytes, holes included.
     pub(crate) bytes: u64,
     /// See the module.
     pub(crate) digest: [u8; 32],

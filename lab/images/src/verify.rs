@@ -24,11 +24,11 @@ pub struct Finding {
 /// What was found of one base.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verified {
-    /// The base.
+    /// The base that was read.
     pub id: BaseId,
     /// How it is; its content was read.
     pub state: State,
-    /// Its overlays.
+    /// Paths of its overlays.
     pub overlays: Vec<PathBuf>,
     /// Empty when all is well.
     pub findings: Vec<Finding>,

@@ -29,7 +29,7 @@ use demo::{client, measure};
 
 use crate::{hammer, machine};
 
-/// `thimble-lab bench`
+/// Command line of `thimble-lab bench`.
 #[derive(Args)]
 pub struct Options {
     /// The node's binary.

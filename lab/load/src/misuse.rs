@@ -60,7 +60,7 @@ const FUNCTIONS: u32 = 1_500;
 /// Sentences about what must not be are kept up to this many.
 const BROKEN_MAX: usize = 20;
 
-/// `thimble-lab misuse`
+/// Command line of `thimble-lab misuse`.
 #[derive(Args)]
 pub struct Options {
     /// A public endpoint; repeatable, for the nodes of one subnet.

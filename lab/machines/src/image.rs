@@ -25,7 +25,7 @@ const BYTES_MAX: u64 = 64 << 10;
 /// An image that machines are started from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
-    /// [`FORMAT`].
+    /// Version of the record, [`FORMAT`].
     pub format: u32,
     /// Which program its machines run.
     pub role: Role,
@@ -45,7 +45,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// The kernel.
+    /// Path of the kernel that QEMU starts.
     pub fn kernel_file(&self) -> PathBuf {
         self.folder.join("kernel")
     }

@@ -51,7 +51,7 @@ const TRANSLATED_MIB: u32 = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Accelerator {
-    /// The processor.
+    /// The processor of this host.
     Kvm,
     /// Emulation, ten times slower and more.
     Tcg,
@@ -78,7 +78,7 @@ impl Accelerator {
 /// What was found on this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Qemu {
-    /// The program.
+    /// Path of `qemu-system-x86_64`.
     pub program: PathBuf,
     /// As it says: `7.2.22`.
     pub version: String,
@@ -203,16 +203,16 @@ pub struct Ends {
     pub monitor: OwnedFd,
 }
 
-/// One machine.
+/// A machine that [`command`] starts.
 #[derive(Clone, Debug)]
 pub struct Machine<'a> {
-    /// Its memory.
+    /// Size of its memory in bytes; QEMU gets whole KiB.
     pub memory_bytes: u64,
     /// What is started.
     pub kernel: &'a Path,
-    /// Beside it.
+    /// The first file system in memory, handed to the kernel.
     pub initrd: &'a Path,
-    /// Behind it.
+    /// The kernel's command line.
     pub command_line: &'a str,
     /// A qcow2 file.
     pub disk: &'a Path,

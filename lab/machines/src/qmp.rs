@@ -30,9 +30,9 @@ pub enum Message {
     Return(Value),
     /// The same, when it failed: QEMU's words.
     Error(String),
-    /// Something happened.
+    /// An event, which answers no command.
     Event {
-        /// `SHUTDOWN`, `RESET`.
+        /// Name of the event, such as `SHUTDOWN` or `RESET`.
         name: String,
         /// What belongs to it.
         data: Value,

@@ -73,21 +73,21 @@ impl std::fmt::Display for Hardware {
     }
 }
 
-/// One port.
+/// A port of the switch, for one machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Port {
     /// The only address its machine may send from.
     pub hardware: Hardware,
     /// The switch's socket.
     pub from_machine: PathBuf,
-    /// The machine's.
+    /// The machine's socket, on which it receives.
     pub to_machine: PathBuf,
 }
 
 /// How a link is, in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Quality {
-    /// Nothing passes.
+    /// No frame passes; those on their way are lost.
     pub cut: bool,
     /// Added to every frame.
     pub latency: Duration,

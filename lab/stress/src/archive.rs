@@ -87,7 +87,7 @@ pub(crate) struct Found {
 /// See the module.
 pub(crate) struct Archive {
     pub(crate) shared: Arc<Shared>,
-    /// By phase.
+    /// Figures of the queries, one entry for each phase.
     pub(crate) queried: Arc<Mutex<Vec<Queried>>>,
     /// The phase in which to query, if any.
     pub(crate) phase: tokio::sync::watch::Receiver<Option<usize>>,

@@ -57,7 +57,7 @@ enum Part {
 
 const PARTS: [Part; 5] = [Part::Steady, Part::Flood, Part::Cap256, Part::Cap128, Part::Long];
 
-/// `thimble-lab bench-relay`
+/// Command line of `thimble-lab bench-relay`.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// The relay's program. [default: thimble-relay beside this program]
@@ -92,7 +92,7 @@ pub struct Options {
     pictures: Option<PathBuf>,
 }
 
-/// A goal.
+/// The bound that a figure must keep to meet its goal.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Bound {
     Below(f64),

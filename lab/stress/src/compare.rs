@@ -28,7 +28,7 @@ struct Turn {
     report: Report,
 }
 
-/// `LABEL=COMMAND`
+/// Splits `LABEL=COMMAND`; neither part may be empty.
 pub(crate) fn split(text: &str) -> Result<(&str, &str)> {
     match text.split_once('=') {
         Some((label, command)) if !label.is_empty() && !command.trim().is_empty() => {

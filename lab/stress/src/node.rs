@@ -28,7 +28,7 @@ const LOG_TAIL_BYTES: usize = 2000;
 /// How a node ended.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ended {
-    /// In words.
+    /// How it ended, in words.
     pub(crate) how: String,
     pub(crate) oom_kills: u64,
     pub(crate) restarts: u64,

@@ -36,7 +36,7 @@ use crate::{
 enum Pushes {
     /// Refuses each with a code and a reason.
     Refuse,
-    /// Never answers.
+    /// Takes each and never answers.
     Ignore,
     /// Answers what nobody can read.
     Garbage,

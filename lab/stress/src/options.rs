@@ -15,7 +15,7 @@ use crate::{
 /// Most nodes of a network that is worked on.
 pub(crate) const NODES_MAX: usize = 32;
 
-/// `thimble-lab stress`
+/// Command line of `thimble-lab stress`.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// Multiaddress of the node: /ip4/127.0.0.1/tcp/60000, /dns4/host/tcp/8000/ws ..., with or

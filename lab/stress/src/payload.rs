@@ -21,7 +21,7 @@ use std::sync::LazyLock;
 
 use thiserror::Error;
 
-/// Shortest payload.
+/// Bytes before the pseudo-random ones, which the shortest payload has.
 pub const HEADER_BYTES: usize = 40;
 /// Longest payload that fits a Waku message with its topic and timestamp.
 pub const PAYLOAD_BYTES_MAX: usize = protocol::message::MESSAGE_BYTES_MAX - 512;

@@ -82,7 +82,7 @@ impl Places {
     }
 }
 
-/// See [`Places::enter`].
+/// A client's connection to a node, counted by [`Places::enter`] until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Connected {
     places: Arc<Places>,

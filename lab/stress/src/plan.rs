@@ -29,9 +29,9 @@ pub(crate) const LONG_PARTS: u32 = 6;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Sizes {
-    /// Least.
+    /// Bytes of the smallest payload.
     pub min: usize,
-    /// Most.
+    /// Bytes of the largest payload.
     pub max: usize,
 }
 
@@ -66,7 +66,7 @@ impl From<Sizes> for String {
     }
 }
 
-/// One phase.
+/// A part of the load with one rate and one range of payload sizes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Phase {
@@ -148,7 +148,7 @@ pub fn phases(case: Case, seconds: f64, rate: Option<f64>) -> Vec<Phase> {
 pub struct Plan {
     /// As far as stated.
     pub settings: Settings,
-    /// In order.
+    /// Phases in the order in which they run.
     pub phases: Vec<Phase>,
 }
 

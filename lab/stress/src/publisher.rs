@@ -78,7 +78,7 @@ pub(crate) struct Publisher {
     shared: Arc<Shared>,
     index: usize,
     node: usize,
-    /// By phase.
+    /// Figures of the pushes, one entry for each phase.
     pushed: Arc<Mutex<Vec<Pushed>>>,
     orders: mpsc::Receiver<Order>,
     running: Option<Running>,

@@ -11,16 +11,16 @@ use crate::{settings::Load, table::table};
 /// Version of the JSON (docs/stress.md).
 pub const FORMAT: u32 = 2;
 
-/// A run.
+/// The figures of a whole run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// [`FORMAT`].
+    /// Version of the document, [`FORMAT`].
     pub format: u32,
     /// What the node is called in tables.
     pub label: String,
     /// Processor, memory, kernel.
     pub machine: String,
-    /// In UTC.
+    /// When the run began, in UTC: `2026-11-21T03:04:05Z`.
     pub started: String,
     /// Clients, limits, the network's numbers.
     pub load: Load,
@@ -75,9 +75,9 @@ pub struct NodeReport {
 /// Connections of one kind of clients that ended.
 #[derive(Clone, Debug, Serialize)]
 pub struct Lost {
-    /// Whose.
+    /// The kind of clients: publishers, receivers, relay peers or the store client.
     pub who: String,
-    /// How many.
+    /// Connections that ended before the run did.
     pub count: u64,
     /// Why one of them did.
     pub example: String,
@@ -97,16 +97,16 @@ pub struct Memory {
 pub struct After {
     /// Seconds since the last phase ended.
     pub seconds: u64,
-    /// Then.
+    /// Memory of the node at that moment.
     pub memory: Memory,
 }
 
 /// A latency's distribution.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Latency {
-    /// How many.
+    /// Number of values that were measured.
     pub count: u64,
-    /// Median, milliseconds.
+    /// The median, in milliseconds.
     pub p50_millis: f64,
     /// Exceeded by one in ten.
     pub p90_millis: f64,
@@ -114,7 +114,7 @@ pub struct Latency {
     pub p99_millis: f64,
     /// Exceeded by one in a thousand.
     pub p999_millis: f64,
-    /// Longest.
+    /// The longest latency, in milliseconds.
     pub max_millis: f64,
 }
 
@@ -167,7 +167,7 @@ pub struct Delivery {
 /// Accepted messages that were looked for in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct StoreSample {
-    /// How many.
+    /// Accepted messages that were looked for.
     pub looked: u64,
     /// Those that were found.
     pub found: u64,
@@ -212,7 +212,7 @@ pub struct Queries {
     pub skipped: u64,
 }
 
-/// A phase.
+/// The figures of one phase.
 #[derive(Clone, Debug, Serialize)]
 pub struct PhaseReport {
     /// Its name in the plan.
@@ -231,11 +231,11 @@ pub struct PhaseReport {
     pub sent: u64,
     /// Messages that were answered with 200.
     pub accepted: u64,
-    /// All answers.
+    /// Answers to the pushes, grouped by what was answered.
     pub answers: Vec<Answers>,
     /// From when a message was due to when it was sent.
     pub lateness: Latency,
-    /// By receiver.
+    /// What each receiver got.
     pub receivers: Vec<Delivery>,
     /// By relay peer.
     pub relay_peers: Vec<Delivery>,
@@ -256,9 +256,9 @@ pub struct PhaseReport {
 pub enum Unit {
     /// A number of messages.
     Count,
-    /// Per second.
+    /// A number of messages or other events per second.
     Rate,
-    /// Milliseconds.
+    /// A time in milliseconds.
     Millis,
     /// Of a hundred.
     Percent,

@@ -85,19 +85,19 @@ pub struct Load {
     pub receivers: usize,
     /// Peers that receive by relay.
     pub relay_peers: usize,
-    /// Per second.
+    /// Store queries beside the load, in all per second.
     pub store_queries: f64,
     /// Of each publisher and phase.
     pub store_sample: usize,
     /// Requests in flight of each publisher, where there is no rate.
     pub outstanding: u16,
-    /// Milliseconds.
+    /// Milliseconds that a request's place stays empty after the node answered 429 or 503.
     pub pause: u64,
-    /// Seconds.
+    /// Seconds within which a push or a query is answered, or counts as not answered.
     pub answer: f64,
-    /// Seconds.
+    /// Seconds to wait after a phase for accepted messages that have not arrived.
     pub drain: u64,
-    /// Seconds, ascending.
+    /// Seconds after the last phase at which memory is read, ascending.
     pub after: Vec<u64>,
     /// Of what was accepted in a phase.
     pub lost_percent_max: f64,
@@ -105,7 +105,7 @@ pub struct Load {
     pub cluster: u16,
     /// Of that cluster.
     pub shard: u16,
-    /// For autosharding.
+    /// Shards over which the network spreads content topics (autosharding).
     pub shards_in_cluster: u16,
 }
 

@@ -10,7 +10,7 @@ use tokio::{
     sync::watch,
 };
 
-/// After Ctrl-C.
+/// Exit status after Ctrl-C: 128 and the number of SIGINT.
 const EXIT_INTERRUPTED: u8 = 130;
 
 /// See the module.
@@ -24,7 +24,7 @@ impl Stop {
         (sender, Self(receiver))
     }
 
-    /// Nobody asks.
+    /// A stop that is never asked for.
     pub fn never() -> Self {
         Self::new().1
     }

@@ -105,7 +105,7 @@ impl Issued {
 /// What one receiver got of one phase.
 #[derive(Debug)]
 pub(crate) struct PhaseReceived {
-    /// By sender.
+    /// Sequence numbers that came whole, one set for each sender.
     whole: Vec<Bits>,
     /// Messages that came again.
     pub(crate) double: u64,

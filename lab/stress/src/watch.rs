@@ -257,7 +257,7 @@ impl Watch {
         Ok(Self { nodes, state, thread: Some(thread), series })
     }
 
-    /// By node.
+    /// What was seen so far of each node, in the order of the nodes.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         lock(&self.state).seen.clone()
     }

@@ -22,7 +22,7 @@ const RECORDS_MAX: usize = 20_000;
 const RECORD_BYTES_MAX: u64 = 64 << 10;
 const FORMAT: u32 = 1;
 
-/// One run.
+/// One run of a search, a line of the journal.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Record {
     /// Names and values of the knobs that were turned.

@@ -24,7 +24,7 @@ pub(crate) struct Samples {
 /// What one run's values say.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Lateness {
-    /// Values.
+    /// Number of values that the percentiles are taken from.
     pub(crate) count: u64,
     pub(crate) p50_millis: f64,
     pub(crate) p90_millis: f64,

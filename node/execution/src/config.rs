@@ -13,11 +13,11 @@ use crate::patience::Place;
 /// differ.
 #[derive(Clone, Debug)]
 pub struct ExecutorConfig {
-    /// The limits.
+    /// Limits of the node; those that decide the outcome of a batch are the same on every node.
     pub limits: Arc<Limits>,
     /// The subnet: its id, key, canister ranges and nodes.
     pub subnet: SubnetInfo,
-    /// `ic0.root_key`, DER.
+    /// Public key of the subnet in DER, which `ic0.root_key_copy` returns.
     pub root_key_der: Vec<u8>,
     /// Number of the first canister that is given an id without asking for one. Ids are eight
     /// bytes of number, then `01 01`; they must lie in the subnet's ranges.
@@ -60,9 +60,9 @@ pub struct RoundResult {
     pub finished: Vec<RequestId>,
     /// Messages that were rejected because an operator said so, to be recorded beside the batch.
     pub verdicts: Vec<Fault>,
-    /// Instructions executed.
+    /// Instructions that canister code used in the round, System API work included.
     pub instructions: u64,
-    /// Messages executed.
+    /// Canister messages executed in the round, plus management calls served.
     pub messages: u64,
     /// Work is left: the next round should come at once.
     pub more: bool,
@@ -83,7 +83,7 @@ pub enum FatalError {
         "batch {found} came where {expected} was due; the block log and the checkpoint do not fit together"
     )]
     Height {
-        /// What came.
+        /// Height of the batch handed in.
         found: u64,
         /// What was due.
         expected: u64,
@@ -91,9 +91,9 @@ pub enum FatalError {
     /// Time only grows.
     #[error("the batch of height {height} has time {found} ns, not after {previous} ns")]
     Time {
-        /// Height.
+        /// Height of the batch that is refused.
         height: u64,
-        /// What came.
+        /// Its time, in nanoseconds since 1970-01-01.
         found: u64,
         /// The time before.
         previous: u64,
@@ -115,9 +115,9 @@ pub enum FatalError {
         "the stored record of {what} cannot be read ({reason}); restore the data directory from a copy"
     )]
     Record {
-        /// Whose.
+        /// Name of the record for the error text, such as `canister <id>`.
         what: String,
-        /// Why.
+        /// Why the record cannot be read, such as the text of the decoding error.
         reason: String,
     },
     /// A module that was installed is gone.
@@ -125,17 +125,18 @@ pub enum FatalError {
         "module {hash} of canister {canister_id} cannot be prepared: {reason}; restore the data directory from a copy"
     )]
     Module {
-        /// Which.
+        /// SHA-256 of the module as uploaded, in hexadecimal.
         hash: String,
-        /// Whose.
+        /// The canister that the module is installed on.
         canister_id: CanisterId,
-        /// Why.
+        /// Why, such as bytes that are missing or damaged in the module store, or refused by
+        /// validation now.
         reason: String,
     },
     /// Certificates come in order.
     #[error("a certificate for height {found} came where {expected} was due")]
     CertificateHeight {
-        /// What came.
+        /// Height of the certificate handed in.
         found: u64,
         /// What was due.
         expected: u64,
@@ -145,7 +146,7 @@ pub enum FatalError {
         "the state of height {height} must be checkpointed for its manifest before another batch is executed"
     )]
     ManifestOwed {
-        /// Its height.
+        /// Height of the state executed last.
         height: u64,
     },
     /// A manifest cannot be computed.
@@ -161,7 +162,7 @@ pub enum FatalError {
          reject --data-dir DIRECTORY {}", place.arguments()
     )]
     Panicked {
-        /// Which message.
+        /// Height and message whose execution panicked.
         place: Place,
         /// The panic's text, and of which management call it is.
         what: String,
@@ -171,7 +172,7 @@ pub enum FatalError {
         "the batch of height {height} made the node panic ({what}); this is a defect of the node: report it, with the block log"
     )]
     Defect {
-        /// Height.
+        /// Height of the batch whose execution panicked.
         height: u64,
         /// The panic's text.
         what: String,

@@ -15,7 +15,7 @@ const DAY_SECONDS: Cycles = 86_400;
 /// Cycles of a canister made by `provisional_create_canister_with_cycles` without an amount.
 pub(crate) const DEFAULT_PROVISIONAL_BALANCE: Cycles = 100_000_000_000_000;
 
-/// Prices.
+/// Prices in cycles on a subnet of 13 nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CostSchedule {
     /// Per message executed.

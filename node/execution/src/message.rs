@@ -40,13 +40,14 @@ pub(crate) struct Effects {
     pub(crate) processing: Vec<RequestId>,
     /// Messages that were rejected because an operator said so.
     pub(crate) verdicts: Vec<Fault>,
-    /// Instructions executed.
+    /// Instructions that canister code used, System API work included.
     pub(crate) instructions: u64,
     /// The same with what messages cost besides.
     pub(crate) work: u64,
-    /// Delta written.
+    /// Bytes of delta pages (4 KiB each) committed to canister memories.
     pub(crate) delta_bytes: u64,
-    /// Messages executed.
+    /// Canister messages executed, a cleanup callback counting separately, plus management calls
+    /// served.
     pub(crate) messages: u64,
 }
 

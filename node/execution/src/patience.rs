@@ -20,7 +20,7 @@ pub const ATTEMPTS_BEFORE_VERDICT: u32 = 3;
 /// Where in the execution of batches something happens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The round.
+    /// Height of the batch that the round executes.
     pub height: Height,
     /// The message; none for what concerns the whole round.
     pub message: Option<Fault>,
@@ -53,7 +53,7 @@ impl fmt::Display for Place {
 /// A step of a round that failed for reasons of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
-    /// Which step.
+    /// The round, and the message where the step concerns a single one.
     pub place: Place,
     /// What failed, with the limit and its value where there is one.
     pub what: String,

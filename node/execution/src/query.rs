@@ -38,13 +38,13 @@ const WALL: Duration = Duration::from_secs(10);
 /// A query whose sender was authenticated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueryRequest {
-    /// Who asks.
+    /// Authenticated sender of the query.
     pub sender: Principal,
     /// Whom; `aaaaa-aa` is the management canister.
     pub canister_id: CanisterId,
-    /// Method.
+    /// Name of a query or composite query method, or of a query of the management canister.
     pub method_name: String,
-    /// Argument.
+    /// Argument of the method, as the sender encoded it.
     pub arg: Vec<u8>,
     /// Verified sender information, if the query carried any.
     pub sender_info: Option<SenderInfo>,
@@ -53,7 +53,7 @@ pub struct QueryRequest {
 /// What a query came to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueryReply {
-    /// The reply.
+    /// Bytes that the canister replied with; encoded in Candid by the management canister.
     pub bytes: Vec<u8>,
     /// Height of the state it was answered from.
     pub height: Height,

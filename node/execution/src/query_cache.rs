@@ -117,7 +117,7 @@ impl QueryCache {
         inner.entries.insert(key, entry);
     }
 
-    /// Forgets everything.
+    /// Drops all entries and with them their reservations in the pool.
     pub(crate) fn clear(&self) {
         *self.lock() = Inner::default();
     }

@@ -31,7 +31,7 @@ const MESSAGES_PER_TURN: u64 = 64;
 pub(crate) struct LaneBudget {
     /// Instructions and overheads.
     pub(crate) work: u64,
-    /// Delta.
+    /// Bytes of delta pages (4 KiB each) after which the lane takes up no further message.
     pub(crate) delta_bytes: u64,
     /// Bytes that memories may grow by.
     pub(crate) growable_bytes: u64,

@@ -105,7 +105,7 @@ fn full() -> io::Error {
     io::Error::from(io::ErrorKind::StorageFull)
 }
 
-/// EIO
+/// The I/O error `EIO` (5), which waiting does not mend.
 fn broken() -> io::Error {
     io::Error::from_raw_os_error(5)
 }

@@ -36,32 +36,33 @@ pub enum Entry {
     CompositeQuery(String),
     /// A callback: `fun` is an index into table 0, `env` its argument.
     Callback {
-        /// Table index.
+        /// Index of the function in table 0.
         fun: u64,
-        /// Argument.
+        /// The only argument of the function; its low 32 bits where addresses are 32-bit.
         env: u64,
-        /// What answered.
+        /// Whether the call was replied to or rejected.
         kind: CallbackKind,
     },
     /// A cleanup callback after a callback trapped.
     Cleanup {
-        /// Table index.
+        /// Index of the function in table 0.
         fun: u64,
-        /// Argument.
+        /// The only argument of the function; its low 32 bits where addresses are 32-bit.
         env: u64,
         /// What `ic0.msg_reject_code` says: the code the callback that trapped saw, 0 when it was
         /// a reply callback.
         reject_code: u32,
     },
-    /// `canister_heartbeat`.
+    /// Runs `canister_heartbeat`, at most once per round.
     Heartbeat,
-    /// `canister_global_timer`.
+    /// Runs `canister_global_timer`, at most once per round.
     GlobalTimer,
-    /// `canister_on_low_wasm_memory`.
+    /// Runs `canister_on_low_wasm_memory`, when less than `wasm_memory_threshold` bytes of heap are
+    /// left.
     OnLowWasmMemory,
-    /// `canister_inspect_message`.
+    /// Runs `canister_inspect_message`; changes are dropped.
     InspectMessage {
-        /// `ic0.msg_method_name`.
+        /// Method of the ingress message, which `ic0.msg_method_name_copy` returns.
         method_name: String,
     },
 }
@@ -75,7 +76,7 @@ pub enum CallbackKind {
     Reject {
         /// Code of the specification.
         code: u32,
-        /// Message.
+        /// Text of the reject, which `ic0.msg_reject_msg_copy` returns.
         message: String,
     },
 }
@@ -84,11 +85,11 @@ pub enum CallbackKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u32)]
 pub enum RunState {
-    /// Takes messages.
+    /// Takes calls and responses.
     Running = 1,
     /// Takes responses only.
     Stopping = 2,
-    /// Takes nothing.
+    /// Takes neither calls nor responses.
     Stopped = 3,
 }
 
@@ -115,30 +116,30 @@ pub struct CostTable {
 /// Everything the System API may tell the canister about this message.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SystemContext {
-    /// `ic0.canister_self`.
+    /// The running canister, which `ic0.canister_self_copy` returns.
     pub canister_id: CanisterId,
-    /// `ic0.subnet_self`.
+    /// The subnet of the canister, which `ic0.subnet_self_copy` returns.
     pub subnet_id: Principal,
-    /// `ic0.subnet_self_node_count`.
+    /// Number of nodes of the subnet, which `ic0.subnet_self_node_count` returns.
     pub subnet_nodes: u32,
-    /// `ic0.root_key`, DER.
+    /// Public key of the subnet in DER, which `ic0.root_key_copy` returns.
     #[serde(with = "serde_bytes")]
     pub root_key: Vec<u8>,
-    /// `ic0.time`.
+    /// What `ic0.time` returns: the time of the batch, or of the certified state for a query.
     pub time: Time,
-    /// `ic0.canister_version`.
+    /// Version of the canister, which `ic0.canister_version` returns.
     pub canister_version: u64,
-    /// `ic0.canister_status`.
+    /// What `ic0.canister_status` returns as a number.
     pub run_state: RunState,
-    /// For `ic0.is_controller`.
+    /// Principals for which `ic0.is_controller` returns 1.
     pub controllers: Vec<Principal>,
     /// Environment variables, ordered by name.
     pub env_vars: Vec<(String, String)>,
-    /// `ic0.msg_caller`.
+    /// Principal that `ic0.msg_caller_copy` returns; `aaaaa-aa` for heartbeats, timers and hooks.
     pub caller: Principal,
-    /// `ic0.msg_caller_info_*`.
+    /// What `ic0.msg_caller_info_*` return; `None` gives empty data and an empty signer.
     pub caller_info: Option<SenderInfo>,
-    /// `ic0.msg_arg_data`.
+    /// What `ic0.msg_arg_data_copy` returns: the argument of the call, or the reply to a callback.
     #[serde(with = "serde_bytes")]
     pub arg: Vec<u8>,
     /// `ic0.msg_deadline`; 0 without one.
@@ -149,9 +150,9 @@ pub struct SystemContext {
     pub balance: Cycles,
     /// Cycles below which calls fail and cannot burn.
     pub freezing_threshold: Cycles,
-    /// `ic0.msg_cycles_available`.
+    /// Cycles of the call that the canister may still accept (`ic0.msg_cycles_available`).
     pub cycles_available: Cycles,
-    /// `ic0.msg_cycles_refunded`.
+    /// Cycles returned with the response, in callbacks (`ic0.msg_cycles_refunded`); 0 elsewhere.
     pub cycles_refunded: Cycles,
     /// Global timer as it stands; 0 is off.
     pub global_timer: Time,
@@ -173,7 +174,7 @@ pub struct SystemContext {
     pub queue_slots_left: BTreeMap<Principal, u64>,
     /// Slots of an unused queue.
     pub queue_slots: u64,
-    /// Prices.
+    /// Prices that calls are charged by and `ic0.cost_*` return.
     pub costs: CostTable,
     /// Largest payload of a call, reply or reject.
     pub payload_max_bytes: u64,
@@ -222,7 +223,7 @@ pub struct Request {
     pub globals: Vec<Global>,
     /// Heap. Absent when the module has no memory.
     pub heap: Mount,
-    /// Stable memory.
+    /// Stable memory, present for every module.
     pub stable: Mount,
     /// What the canister may know.
     pub context: SystemContext,
@@ -238,29 +239,29 @@ pub struct Request {
 pub enum Response {
     /// Neither replied nor rejected (yet).
     None,
-    /// `ic0.msg_reply`.
+    /// Data of `ic0.msg_reply`, at most `payload_max_bytes`.
     Reply(#[serde(with = "serde_bytes")] Vec<u8>),
-    /// `ic0.msg_reject`.
+    /// Text of `ic0.msg_reject`, at most `payload_max_bytes`.
     Reject(String),
 }
 
 /// A call made by `ic0.call_perform`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
-    /// Callee.
+    /// Canister to call, or `aaaaa-aa`; it need not exist.
     pub callee: Principal,
-    /// Method.
+    /// Method to call, at most 20,000 bytes.
     pub method_name: String,
-    /// Argument.
+    /// Argument; together with the method name at most `payload_max_bytes`.
     #[serde(with = "serde_bytes")]
     pub arg: Vec<u8>,
     /// Attached cycles (already taken from the balance).
     pub cycles: Cycles,
     /// Reply callback: table index and argument.
     pub on_reply: (u64, u64),
-    /// Reject callback.
+    /// Reject callback: table index and argument.
     pub on_reject: (u64, u64),
-    /// Cleanup callback.
+    /// Cleanup callback: table index and argument; `None` without `ic0.call_on_cleanup`.
     pub on_cleanup: Option<(u64, u64)>,
     /// Seconds of a best-effort call; `None` for a guaranteed response.
     pub timeout_seconds: Option<u32>,
@@ -272,7 +273,7 @@ pub struct Call {
 /// What a message that ended well changed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Changes {
-    /// Mutable globals.
+    /// Values of all mutable globals after the message, ordered by index.
     pub globals: Vec<Global>,
     /// Heap size in Wasm pages.
     pub heap_wasm_pages: u64,
@@ -286,11 +287,11 @@ pub struct Changes {
     pub balance: Cycles,
     /// Cycles accepted from the call.
     pub cycles_accepted: Cycles,
-    /// Cycles burned.
+    /// Cycles burned by `ic0.cycles_burn128`, already taken from `balance`.
     pub cycles_burned: Cycles,
     /// Calls, in the order performed.
     pub calls: Vec<Call>,
-    /// `ic0.certified_data_set`.
+    /// Last value given to `ic0.certified_data_set`, at most 32 bytes; `None` leaves it as it is.
     pub certified_data: Option<serde_bytes::ByteBuf>,
     /// `ic0.global_timer_set`: `Some(0)` switches it off.
     pub global_timer: Option<Time>,
@@ -368,7 +369,7 @@ pub trait Sandbox: Send + Sync {
     fn forget(&self, memories: &[pages::MemoryId]);
 }
 
-/// Which worker.
+/// A worker of the pool, which runs one message at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Lane {
     /// Update worker of execution thread `n`.

@@ -64,7 +64,7 @@ struct InfoFile {
     info: ModuleInfo,
 }
 
-/// One module.
+/// A cached module: the size of its two files and when it was last used.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     /// Artefact and info.
@@ -355,7 +355,7 @@ pub struct TemporaryFile {
 }
 
 impl TemporaryFile {
-    /// The file.
+    /// The open file, whose name is removed on drop unless it was filed.
     pub fn file(&self) -> &File {
         &self.file
     }

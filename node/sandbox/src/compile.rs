@@ -67,7 +67,7 @@ struct Job {
 pub struct Caps {
     /// Writable private memory.
     pub memory_bytes: u64,
-    /// CPU time.
+    /// CPU time in seconds, set as `RLIMIT_CPU` of the child.
     pub seconds: u64,
     /// Size of the artefact.
     pub artefact_bytes: u64,
@@ -119,17 +119,17 @@ pub enum CompileError {
     /// The module is not valid.
     #[error("{0}")]
     Refused(String),
-    /// Over `sandbox.compile_memory_bytes`.
+    /// The child needed more memory than `sandbox.compile_memory_bytes`, here in bytes.
     #[error(
         "compiling a module took more memory than the limit `sandbox.compile_memory_bytes` of {0} bytes, though the module is within `module.weight` and `module.function_weight`; raise the limit or lower those"
     )]
     OutOfMemory(u64),
-    /// Over `sandbox.compile_seconds`.
+    /// The child used more CPU time than `sandbox.compile_seconds`, here in seconds.
     #[error(
         "compiling a module took longer than the limit `sandbox.compile_seconds` of {0} s of CPU time; raise the limit or give the node a faster machine"
     )]
     OutOfTime(u64),
-    /// Over `sandbox.compilation_cache_bytes`.
+    /// The artefact is larger than `sandbox.compilation_cache_bytes`, here in bytes.
     #[error(
         "the compiled module is larger than the limit `sandbox.compilation_cache_bytes` of {0} bytes; raise the limit"
     )]
@@ -183,7 +183,7 @@ pub struct Compiler {
 pub struct Children(Arc<Mutex<Vec<u32>>>);
 
 impl Children {
-    /// The ids.
+    /// Process ids of the children that run now, in the order of their start.
     pub fn pids(&self) -> Vec<u32> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -54,15 +54,15 @@ pub(crate) enum IpcError {
     /// Larger than the receiver takes.
     #[error("a frame of {bytes} bytes, the limit is {bytes_max} bytes")]
     TooLong {
-        /// Announced.
+        /// Length of the body that the header announces.
         bytes: usize,
-        /// Limit.
+        /// Longest body that the receiver takes.
         bytes_max: usize,
     },
     /// More descriptors than fit a frame.
     #[error("a frame with {descriptors} descriptors, the limit is {DESCRIPTORS_MAX}")]
     TooManyDescriptors {
-        /// How many.
+        /// Number of descriptors; `DESCRIPTORS_MAX + 1` where the kernel cut off received ones.
         descriptors: usize,
     },
     /// Not a frame of this protocol.

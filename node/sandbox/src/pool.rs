@@ -116,7 +116,7 @@ pub enum PoolError {
     Thread(std::io::Error),
 }
 
-/// One worker.
+/// Process id and allocator figures of one worker process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerFigures {
     /// What it runs.
@@ -130,7 +130,7 @@ pub struct WorkerFigures {
 /// Counters since the pool was opened, and gauges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Messages run.
+    /// Messages handed to a worker, those without an outcome included.
     pub messages: u64,
     /// Workers started after the first of each lane.
     pub restarts: u64,

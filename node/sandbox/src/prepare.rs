@@ -54,7 +54,7 @@ pub enum PrepareError {
     /// The engine does not run on this machine.
     #[error("the WebAssembly engine cannot be configured on this machine: {0}")]
     Engine(String),
-    /// The cache.
+    /// The artefact cache failed: its directory belongs to another user, or an I/O error.
     #[error(transparent)]
     Cache(#[from] CacheError),
     /// Neither artefact nor module.

@@ -141,6 +141,8 @@ fn lay_down(
         go_on()?;
         checkpoint.memory_leaves(*id, |row| match row {
             MemoryRow::Count(count) => {
+                let most = layout.base_bytes.div_ceil(LEAF_BYTES as u64);
+                assert!(u64::from(count) <= most, "{count} leaves of a memory that has {most}");
                 body.object(writer, &ObjectId::Memory(*id), layout.base_bytes, count)
             }
             MemoryRow::Leaf(index, hash) => body.leaf(writer, index, &hash),

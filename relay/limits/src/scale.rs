@@ -10,7 +10,7 @@
 
 use sheet::{Row, Scale};
 
-/// The sizes.
+/// Memory sizes in MiB at which every row names its values.
 const SCALE: Scale<7> = Scale::new([64, 96, 128, 256, 512, 1024, 4096]);
 
 type Sized = Row<7>;

@@ -61,7 +61,7 @@ enum Command {
     Limits {
         #[command(flatten)]
         settings: Box<Settings>,
-        /// For machines.
+        /// Print the sheet as JSON.
         #[arg(long)]
         json: bool,
     },

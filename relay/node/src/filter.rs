@@ -92,7 +92,7 @@ struct State {
     criteria: usize,
 }
 
-/// All subscriptions.
+/// Filter subscriptions of all receivers, with their queues.
 #[derive(Debug)]
 pub(crate) struct Filter {
     bounds: Bounds,

@@ -27,7 +27,7 @@ pub(crate) struct Settings {
     /// Bytes of messages in one store reply, but for its first message.
     pub(crate) page_bytes: usize,
     pub(crate) page_messages: usize,
-    /// Largest message.
+    /// Most bytes of a message (`messages.message_bytes`).
     pub(crate) message_bytes: usize,
     /// Largest gossip frame.
     pub(crate) frame_bytes: usize,

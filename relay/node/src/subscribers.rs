@@ -61,7 +61,7 @@ impl Subscribers {
         self.lock().get_mut(topic).map(|queue| std::mem::take(queue).into())
     }
 
-    /// References kept.
+    /// References that wait in all queues.
     pub(crate) fn waiting(&self) -> usize {
         self.lock().values().map(VecDeque::len).sum()
     }

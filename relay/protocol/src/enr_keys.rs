@@ -41,7 +41,7 @@ pub enum RecordError {
     WrongLength {
         /// Key of the value.
         key: &'static str,
-        /// Its length.
+        /// Length of the value, in bytes.
         bytes: usize,
         /// The length it must have, or the least.
         expected: usize,
@@ -49,7 +49,7 @@ pub enum RecordError {
     /// A shard that a record cannot name.
     #[error("shard {shard} in a record; a cluster has {SHARDS_PER_CLUSTER_MAX}, from 0")]
     NoSuchShard {
-        /// The number.
+        /// The number that was given, 1024 or more.
         shard: u16,
     },
     /// More addresses than are read, or a value longer than a record.
@@ -68,7 +68,7 @@ pub enum RecordError {
 pub struct Capabilities(pub u8);
 
 impl Capabilities {
-    /// Relays messages.
+    /// Bit 0: the node relays messages.
     pub const RELAY: Self = Self(1);
     /// Answers store queries.
     pub const STORE: Self = Self(1 << 1);
@@ -76,7 +76,7 @@ impl Capabilities {
     pub const FILTER: Self = Self(1 << 2);
     /// Takes light pushes.
     pub const LIGHT_PUSH: Self = Self(1 << 3);
-    /// Synchronises stores.
+    /// Bit 4: the node synchronises its store with others.
     pub const SYNC: Self = Self(1 << 4);
 
     /// These and those of `other`.
@@ -89,7 +89,7 @@ impl Capabilities {
         self.0 & other.0 == other.0
     }
 
-    /// The value.
+    /// The value of `waku2`, one byte.
     pub fn encode(self) -> [u8; 1] {
         [self.0]
     }
@@ -125,7 +125,7 @@ impl ShardList {
         Ok(Self { cluster, shards: shards.collect() })
     }
 
-    /// The network.
+    /// Number of the cluster that the shards are of.
     pub fn cluster(&self) -> u16 {
         self.cluster
     }

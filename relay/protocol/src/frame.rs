@@ -17,7 +17,7 @@ pub enum FrameError {
     TooLong {
         /// Length that was announced.
         bytes: u64,
-        /// The limit.
+        /// Most bytes that the caller takes.
         bytes_max: usize,
     },
     /// The prefix goes on after five bytes.
@@ -92,9 +92,9 @@ pub fn with_length(body: &[u8]) -> Vec<u8> {
 /// length prefix is said where one is made: frames do, entries of a frame do not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SplitFrame {
-    /// Bytes before.
+    /// Bytes that stand before those from elsewhere.
     pub head: Vec<u8>,
-    /// Bytes after.
+    /// Bytes that stand after those from elsewhere.
     pub tail: Vec<u8>,
 }
 

@@ -47,7 +47,7 @@ pub enum ListError {
     /// More than an entry may have.
     #[error("an entry of {bytes} bytes; the longest that is read has {ENTRY_BYTES_MAX}")]
     TooLong {
-        /// Its length.
+        /// Length of the entry's text, in bytes.
         bytes: usize,
     },
     /// Not of the form of a URL, a root, a branch, a link or a hash.
@@ -228,9 +228,9 @@ impl ListRoot {
 pub enum ListEntry {
     /// Names of further entries.
     Branch(Vec<EntryHash>),
-    /// A node.
+    /// The signed record of one node.
     Record(Box<NodeRecord>),
-    /// Another list.
+    /// Key and domain of another list.
     Link(ListLink),
 }
 

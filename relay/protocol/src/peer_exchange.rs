@@ -31,7 +31,7 @@ pub const REPLY_BYTES_MAX: usize = 64 * 1024;
 const _: () =
     assert!(PEERS_MAX * (RECORD_BYTES_MAX + 8) + STATUS_TEXT_BYTES_MAX + 64 < REPLY_BYTES_MAX);
 
-/// A request.
+/// A request for the node records of some peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     /// Records wanted. Not limited here.
@@ -62,7 +62,7 @@ impl Request {
     }
 }
 
-/// A reply.
+/// The answer to a [`Request`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reply {
     /// Node records in their RLP form, at most [`PEERS_MAX`].

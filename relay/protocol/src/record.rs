@@ -77,7 +77,7 @@ pub struct NodeRecord {
     pub udp: Option<SocketAddr>,
     /// Whether `tcp` stands without `ip`: go-waku refuses whole answers with such a record.
     pub tcp_without_ip: bool,
-    /// Binary multiaddresses.
+    /// Binary multiaddresses (`multiaddrs`); empty when the record has none.
     pub addresses: Vec<Bytes>,
 }
 
@@ -151,11 +151,11 @@ impl fmt::Display for NodeRecord {
 /// What a node says of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecordContent {
-    /// See [`NodeRecord::sequence`].
+    /// Number of this version of the record; the highest one of a node is in force.
     pub sequence: u64,
-    /// The services.
+    /// Services that the node offers.
     pub capabilities: Capabilities,
-    /// The shards.
+    /// Cluster and shards that the node takes part in.
     pub shards: ShardList,
     /// IPv4 address with the TCP port there.
     pub ip4: Option<(Ipv4Addr, Option<u16>)>,

@@ -8,7 +8,7 @@
 /// A status code, 32 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StatusCode {
-    /// 200: done.
+    /// 200: the request was carried out.
     Ok,
     /// 400: the request is damaged or contradicts itself.
     BadRequest,

@@ -40,7 +40,7 @@ pub const REPLY_BYTES_MAX: usize = PAGE_MAX * MESSAGE_BYTES_MAX + FRAME_OVERHEAD
 const _: () = assert!(HASHES_MAX * (32 + 3) < REQUEST_BYTES_MAX);
 const _: () = assert!(CONTENT_TOPICS_MAX * (CONTENT_TOPIC_BYTES_MAX + 3) < REQUEST_BYTES_MAX);
 
-/// A query.
+/// A query for stored messages, or for one further page of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     /// Chosen by the client, repeated in the reply.
@@ -137,7 +137,7 @@ impl Request {
 /// One message of a page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its hash.
+    /// Deterministic hash of the message on its pubsub topic.
     pub hash: MessageHash,
     /// The serialised message, not looked into, if the query asked for it.
     pub message: Option<Bytes>,

@@ -32,7 +32,7 @@ impl Text {
         }
     }
 
-    /// The text.
+    /// The text as a string slice, without a copy.
     pub fn as_str(&self) -> &str {
         // Checked when it was made: the default is never taken.
         std::str::from_utf8(&self.0).unwrap_or_default()

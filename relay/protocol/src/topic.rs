@@ -34,7 +34,7 @@ pub enum TopicError {
     /// A content topic of more than [`CONTENT_TOPIC_BYTES_MAX`] bytes.
     #[error("{bytes} bytes of content topic, the limit is {CONTENT_TOPIC_BYTES_MAX}; shorten it")]
     TooLong {
-        /// Its length.
+        /// Length of the content topic, in bytes.
         bytes: usize,
     },
     /// A content topic from which no shard can be derived.
@@ -51,7 +51,7 @@ pub enum TopicError {
 /// A pubsub topic of static sharding, written `/waku/2/rs/<cluster>/<shard>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PubsubTopic {
-    /// The network.
+    /// Number of the cluster, which is a network of its own.
     pub cluster: u16,
     /// The mesh within the network.
     pub shard: u16,

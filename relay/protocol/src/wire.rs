@@ -58,9 +58,9 @@ pub enum DecodeError {
     TooLong {
         /// Name of the field in its specification.
         field: &'static str,
-        /// Its length.
+        /// Length of the field, in bytes.
         bytes: usize,
-        /// The limit.
+        /// Most bytes that are accepted.
         bytes_max: usize,
     },
     /// A field of fixed length has another length.
@@ -68,7 +68,7 @@ pub enum DecodeError {
     WrongLength {
         /// Name of the field in its specification.
         field: &'static str,
-        /// Its length.
+        /// Length of the field, in bytes.
         bytes: usize,
         /// The length it must have.
         expected: usize,
@@ -78,7 +78,7 @@ pub enum DecodeError {
     TooMany {
         /// Name of the field in its specification.
         field: &'static str,
-        /// The limit.
+        /// Most entries that are accepted.
         count_max: usize,
     },
     /// A field without which the message means nothing is absent.
@@ -94,7 +94,7 @@ pub enum DecodeError {
         field: &'static str,
         /// What was sent.
         value: u64,
-        /// The limit.
+        /// The largest value that is accepted.
         value_max: u64,
     },
 }
@@ -117,7 +117,7 @@ pub enum Value<'a> {
 pub struct Field<'a> {
     /// Number of the field, 1 or more.
     pub tag: u32,
-    /// Its value.
+    /// The value with its wire type.
     pub value: Value<'a>,
 }
 

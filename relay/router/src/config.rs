@@ -71,7 +71,7 @@ pub struct Config {
     /// Whether messages of this node's own clients go to every peer of the topic, not to its mesh
     /// only.
     pub flood_publish: bool,
-    /// Peer scores.
+    /// Weights and thresholds of the peer scores.
     pub score: ScoreConfig,
 }
 

@@ -18,7 +18,7 @@ pub struct Control {
     pub prune: Vec<(Shard, u64)>,
     /// Messages that can be fetched.
     pub ihave: Vec<(Shard, Vec<MessageId>)>,
-    /// Messages wanted.
+    /// Ids of messages that the peer is asked to send.
     pub iwant: Vec<MessageId>,
     /// Messages not wanted.
     pub idontwant: Vec<MessageId>,
@@ -61,7 +61,7 @@ impl Control {
 /// What to send to a peer next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outgoing<M> {
-    /// Control messages.
+    /// All control messages that wait for the peer.
     Control(Control),
     /// A message of a topic.
     Message(Shard, M),

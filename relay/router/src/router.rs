@@ -40,11 +40,11 @@ pub enum Refusal {
 /// What happened since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Messages accepted.
+    /// New messages that were valid, those of this node's own clients included.
     pub accepted: u64,
     /// Messages seen before.
     pub duplicates: u64,
-    /// Messages rejected.
+    /// New messages that broke the protocol.
     pub rejected: u64,
     /// Messages not looked at.
     pub refused: u64,
@@ -58,7 +58,7 @@ pub struct Counters {
     pub without_peer: u64,
     /// Promises that peers broke.
     pub broken_promises: u64,
-    /// Grafts refused.
+    /// Grafts that were answered with a prune.
     pub grafts_refused: u64,
     /// Message ids forgotten early because more came than are kept.
     pub seen_cut_short: u64,
@@ -69,7 +69,7 @@ pub struct Counters {
 /// Entries a router holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// Peers connected.
+    /// Peers that are connected.
     pub peers: usize,
     /// Ids of messages seen.
     pub seen: usize,
@@ -82,9 +82,9 @@ pub struct Held {
 /// One peer, to be shown.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PeerView {
-    /// Which.
+    /// The number that identifies the peer's connection.
     pub peer: Peer,
-    /// Its score.
+    /// Its score at the moment of the view.
     pub score: f64,
     /// What it subscribed to.
     pub topics: Topics,
@@ -600,7 +600,7 @@ impl<M: Clone> Router<M> {
 
     // For people.
 
-    /// Counters.
+    /// Counts since the start.
     pub fn counters(&self) -> Counters {
         Counters {
             seen_cut_short: self.seen.cut_short,
@@ -609,7 +609,7 @@ impl<M: Clone> Router<M> {
         }
     }
 
-    /// Every peer.
+    /// A view of every connected peer, with its score at `now`.
     pub fn peers(&self, now: Duration) -> Vec<PeerView> {
         let view = |(peer, state): (&Peer, &PeerState<M>)| PeerView {
             peer: *peer,

@@ -50,7 +50,7 @@ impl Topics {
         (0..SHARDS).filter(|shard| self.contains(*shard))
     }
 
-    /// How many.
+    /// Number of shards in the set.
     pub fn len(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }

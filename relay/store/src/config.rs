@@ -160,7 +160,7 @@ pub(crate) fn nanos(duration: Duration) -> i64 {
 pub struct ConfigError {
     /// Which, with its unit.
     pub name: &'static str,
-    /// Its value.
+    /// The value that was set.
     pub value: u64,
     /// The smallest allowed.
     pub min: u64,

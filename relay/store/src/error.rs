@@ -15,7 +15,7 @@ pub enum OpenError {
     /// Another process, or another store of this one, has the folder.
     #[error("{folder} is in use by another process; end it, or set another folder for the store")]
     InUse {
-        /// The folder.
+        /// The store's folder.
         folder: PathBuf,
     },
     /// The operating system said no.
@@ -25,7 +25,7 @@ pub enum OpenError {
         path: PathBuf,
         /// What was tried.
         doing: &'static str,
-        /// Reason.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
@@ -37,11 +37,11 @@ pub enum OpenError {
      wait to be written; try again in a moment, or raise queue_messages and queue_bytes"
 )]
 pub struct Full {
-    /// Waiting.
+    /// Messages that wait to be written.
     pub messages: usize,
     /// The most that may wait.
     pub messages_max: usize,
-    /// Bytes waiting.
+    /// Bytes that they take in the queue.
     pub bytes: u64,
     /// The most that may wait.
     pub bytes_max: u64,
@@ -68,17 +68,17 @@ pub enum AppendError {
     Io {
         /// File or folder.
         path: PathBuf,
-        /// Reason.
+        /// The error of the operating system.
         source: Arc<io::Error>,
     },
     /// The message or a topic is too long.
     #[error("{what} of {bytes} bytes is over the store's limit of {bytes_max}")]
     TooLarge {
-        /// Which.
+        /// What is too long: a message, a pubsub topic or a content topic.
         what: &'static str,
-        /// Its bytes.
+        /// Bytes that it has.
         bytes: usize,
-        /// Allowed.
+        /// Most bytes that it may have.
         bytes_max: usize,
     },
     /// The store was closed.
@@ -100,17 +100,17 @@ pub enum QueryError {
     /// No message has the cursor's hash: it was removed by retention, or never was here.
     #[error("no message has the cursor's hash {}; begin again without a cursor", hex::encode(.cursor))]
     UnknownCursor {
-        /// As asked.
+        /// The hash that the query gave as its cursor.
         cursor: [u8; 32],
     },
     /// A list is too long.
     #[error("{count} {what} in a query are over the limit of {max}; split the query")]
     TooMany {
-        /// Of which.
+        /// Entries of the list: hashes or content topics.
         what: &'static str,
-        /// As asked.
+        /// Entries that the query has.
         count: usize,
-        /// Allowed.
+        /// Most entries that a query may have.
         max: usize,
     },
     /// The index did not reach in time what was appended before the query.

@@ -56,7 +56,7 @@ pub(crate) fn run(shared: &Shared) {
     }
 }
 
-/// One round.
+/// One round: syncs, retires partitions and transit segments, and makes spare segments.
 pub(crate) fn round(shared: &Shared) {
     let _alone = shared.keeper.round.lock().unwrap_or_else(PoisonError::into_inner);
     sync(shared);

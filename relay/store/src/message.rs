@@ -256,7 +256,7 @@ impl Files {
         Ok(file)
     }
 
-    /// Open now.
+    /// Segments that are open for reading.
     pub(crate) fn count(&self) -> usize {
         let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.iter().filter(|segment| segment.strong_count() > 0).count()

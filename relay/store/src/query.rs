@@ -48,9 +48,9 @@ pub struct Query {
     pub pubsub_topic: Option<String>,
     /// Of these content topics; none: of all. At most [`CONTENT_TOPICS_MAX`].
     pub content_topics: Vec<String>,
-    /// Not before.
+    /// Only messages of this timestamp or later, in nanoseconds since 1970.
     pub start_ns: Option<i64>,
-    /// Before.
+    /// Only messages of an earlier timestamp than this, in nanoseconds since 1970.
     pub end_ns: Option<i64>,
     /// These messages, whatever the filters above say. At most [`HASHES_MAX`].
     pub hashes: Vec<[u8; 32]>,
@@ -75,7 +75,7 @@ pub struct Page {
 /// A message that was found.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// Its hash.
+    /// Hash of the message, as queries name it.
     pub hash: [u8; 32],
     /// Its sender's timestamp.
     pub timestamp_ns: i64,

@@ -61,7 +61,7 @@ impl<T> Queue<T> {
                 && state.bytes.saturating_add(bytes) <= self.bytes_max
     }
 
-    /// Never waits.
+    /// Adds an item without waiting. Errors: the queue is full or closed.
     pub(crate) fn try_push(&self, item: T, bytes: u64) -> Result<(), Refused> {
         let mut state = self.state();
         if state.closed {

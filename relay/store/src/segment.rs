@@ -32,7 +32,7 @@ use crate::{
     store::Arrival,
 };
 
-/// Longest message.
+/// Most bytes of a message that the store takes.
 pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// Longest pubsub or content topic.
 pub const TOPIC_BYTES_MAX: usize = 4 << 10;

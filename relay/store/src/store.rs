@@ -478,7 +478,7 @@ pub struct Waiting {
 /// Figures of a store at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
-    /// In service.
+    /// Partitions in service.
     pub partitions: usize,
     /// Set aside as a whole; nothing is served from them.
     pub damaged_partitions: usize,
@@ -494,7 +494,7 @@ pub struct Status {
     pub newest_ns: Option<i64>,
     /// Waiting to be written.
     pub append_queue_messages: usize,
-    /// Their bytes.
+    /// Bytes that they take in the queue.
     pub append_queue_bytes: u64,
     /// Waiting or being answered.
     pub queries: usize,
@@ -508,7 +508,7 @@ pub struct Status {
     pub open_segments: usize,
     /// Segments of messages that are not kept.
     pub transit_segments: usize,
-    /// Their bytes.
+    /// Bytes of these segments.
     pub transit_bytes: u64,
     /// Set aside since start, those found at start included.
     pub damaged_segments: u64,

@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use super::Readings;
 
-/// Deepest folder.
+/// Levels of folders that are searched below the one that was named.
 const DEPTH_MAX: usize = 8;
 /// Most entries that are looked at.
 const ENTRIES_MAX: usize = 200_000;

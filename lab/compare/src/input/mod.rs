@@ -26,7 +26,7 @@ use thiserror::Error;
 
 use crate::figure::{Better, NAME_BYTES_MAX, Unit, shortened};
 
-/// Longest file.
+/// Most bytes of a file; of a longer series, only the header and the end are read.
 pub const FILE_BYTES_MAX: u64 = 64 << 20;
 /// Most values of one run.
 pub const READINGS_MAX: usize = 200_000;
@@ -39,35 +39,35 @@ pub enum InputError {
     /// The file system refuses.
     #[error("{path}: {error}")]
     Io {
-        /// Which.
+        /// The file or folder as it was named.
         path: String,
         /// What it said.
         error: std::io::Error,
     },
-    /// Too long.
+    /// A file of more than [`FILE_BYTES_MAX`] bytes that is not a series of samples.
     #[error("{path}: {bytes} bytes; at most {FILE_BYTES_MAX} are read. Keep the summary only")]
     TooLong {
-        /// Which.
+        /// The file as it was named.
         path: String,
-        /// Its length.
+        /// Bytes that it has; of a pipe, those that were read.
         bytes: u64,
     },
     /// Nothing in it that is understood.
     #[error("{path} looks like {looks}. {READS}")]
     Unknown {
-        /// Which.
+        /// The file as it was named.
         path: String,
-        /// In words.
+        /// What the content looks like, in words.
         looks: String,
     },
     /// Known, and damaged.
     #[error("{path} looks like {looks}, but {fault}")]
     Damaged {
-        /// Which.
+        /// The file or folder as it was named.
         path: String,
-        /// In words.
+        /// Name of the kind that was recognised ([`Kind::name`]).
         looks: &'static str,
-        /// In words.
+        /// What is wrong with the content, in words.
         fault: String,
     },
 }
@@ -151,11 +151,11 @@ impl Readings {
 pub enum Kind {
     /// Reports of test runners.
     JUnit,
-    /// Ours.
+    /// Reports and series that `thimble-lab` writes.
     Lab,
     /// A folder of Criterion, or one estimate of it.
     Criterion,
-    /// JSON.
+    /// The report of `hyperfine --export-json`.
     Hyperfine,
     /// Tests and benchmarks of Go.
     Go,
@@ -166,7 +166,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// In words.
+    /// Name of the kind, as messages and reports show it.
     pub fn name(self) -> &'static str {
         match self {
             Self::JUnit => "JUnit XML",

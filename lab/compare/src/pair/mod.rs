@@ -88,7 +88,7 @@ pub(crate) type Key = (String, Unit);
 /// Figures of one run.
 pub(crate) type Figures = BTreeMap<Key, f64>;
 
-/// A turn.
+/// One run of the baseline and one of the candidate, and what else ran meanwhile.
 #[derive(Clone, Debug)]
 pub(crate) struct Turn {
     pub(crate) candidate_first: bool,
@@ -105,7 +105,7 @@ pub(crate) struct Metric {
     pub(crate) better: Better,
     /// Over the turns that count.
     pub(crate) baseline_median: f64,
-    /// Likewise.
+    /// Median of the candidate over the turns that count.
     pub(crate) candidate_median: f64,
     /// Candidate over baseline less 1, geometric mean over turns; none with zeros or negative
     /// values.
@@ -179,7 +179,7 @@ pub(crate) async fn run(options: &Options, asked: &Asked) -> Result<ExitCode> {
     Ok(if fails { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// All turns.
+/// The turns that were made, dropped ones included.
 pub(crate) struct Measured {
     pub(crate) turns: Vec<Turn>,
     pub(crate) interrupted: bool,

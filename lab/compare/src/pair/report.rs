@@ -20,7 +20,7 @@ pub(crate) struct Report {
     machine: String,
     baseline: String,
     candidate: String,
-    /// That count.
+    /// Turns that count.
     turns: usize,
     /// In which the machine was busy with something else.
     dropped: usize,
@@ -28,7 +28,7 @@ pub(crate) struct Report {
     ended: Option<String>,
     /// The change whose turns are counted.
     tell: f64,
-    /// By figure.
+    /// One entry for each figure that was compared.
     pub(crate) metrics: Vec<Metric>,
     /// Values of every turn, dropped ones too.
     values: Vec<Values>,

@@ -10,7 +10,7 @@ use crate::{
 
 /// Rows of the folded table; a comment has a limit too.
 const ROWS_MAX: usize = 200;
-/// Longest name.
+/// Bytes that are shown of the name of a test.
 const NAME_BYTES_MAX: usize = 120;
 
 /// The whole comment.

@@ -61,7 +61,7 @@ impl Source {
 pub(crate) struct Report {
     /// Version of this form.
     pub(crate) format: u32,
-    /// Earlier runs.
+    /// Files and folders of the earlier runs.
     pub(crate) baseline: Vec<Source>,
     /// Runs of the change.
     pub(crate) candidate: Vec<Source>,
@@ -118,13 +118,13 @@ pub(crate) fn value(value: f64, unit: &Unit) -> String {
     }
 }
 
-/// `+12.3 %`
+/// A change as a signed percentage, such as `+12.3 %`; from 1000 % on, as a factor.
 pub(crate) fn percent(part: f64) -> String {
     let percent = part * 100.0;
     if percent.abs() >= 1000.0 { format!("x{:.1}", part + 1.0) } else { format!("{percent:+.1} %") }
 }
 
-/// `12.3 %`
+/// A change as [`percent`] writes it, without a plus sign: `12.3 %`.
 pub(crate) fn unsigned(part: f64) -> String {
     percent(part).trim_start_matches('+').to_owned()
 }
@@ -135,7 +135,7 @@ pub(crate) fn tells(part: f64) -> String {
     if part > MOST { "over x10".into() } else { unsigned(part) }
 }
 
-/// `0.012`, `3e-5`
+/// A probability with three decimals, such as `0.012`; below 0.001 as `3e-5`.
 pub(crate) fn probability(p: f64) -> String {
     if p >= 0.001 { format!("{p:.3}") } else { format!("{p:.0e}") }
 }

@@ -50,9 +50,9 @@ const RANGE_VALUES_MAX: usize = 5;
 /// The values of a test; `None` where a run has none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Values {
-    /// By run.
+    /// Values of the baseline, in the order of its runs.
     pub(crate) baseline: Vec<Option<f64>>,
-    /// By run.
+    /// Values of the candidate, in the order of its runs.
     pub(crate) candidate: Vec<Option<f64>>,
     /// Values are multiples of this as far as can be told; 0 is no bound.
     pub(crate) resolution: f64,
@@ -61,7 +61,7 @@ pub(crate) struct Values {
 /// How values are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scale {
-    /// By ratio.
+    /// By ratio: the logarithms of the values are compared.
     Ratio,
     /// By difference: some are zero or negative.
     Difference,

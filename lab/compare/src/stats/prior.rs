@@ -22,7 +22,7 @@ const OF_MEDIAN_MIN: f64 = 1e-4;
 /// The squares of a test's residuals.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Squares {
-    /// Their sum.
+    /// Sum of the squared residuals.
     pub(crate) sum: f64,
     /// Degrees of freedom, the number of values less the number of means taken from them.
     pub(crate) df: f64,

@@ -37,7 +37,7 @@ pub(super) fn kernel() -> Result<()> {
     Ok(())
 }
 
-/// The node's.
+/// Mounts `/run` in memory and the node's disk on `/state`, and grows its file system to the disk.
 pub(super) fn state() -> Result<()> {
     // What the node compiles is executed from /state.
     let plain = MountFlags::NOSUID | MountFlags::NODEV;

@@ -45,7 +45,7 @@ impl Node {
         self.asked.load(Ordering::SeqCst)
     }
 
-    /// Starts it.
+    /// Starts the program as the node's user, unless a stop was asked for before.
     pub(super) fn start(&self, machine: &Machine, budget_bytes: u64) -> Result<()> {
         let program = Path::new("/bin").join(machine.role.program());
         let mut command = Command::new(&program);

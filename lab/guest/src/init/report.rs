@@ -68,7 +68,7 @@ pub(super) fn sample_for_ever(port: &Port, machine_bytes: u64, interval: Duratio
     }
 }
 
-/// Now.
+/// Reads one sample of the machine's memory from `/proc`.
 fn sample(machine_bytes: u64) -> Sample {
     let memory = Table::read("/proc/meminfo");
     let events = Table::read("/proc/vmstat");

@@ -111,7 +111,7 @@ impl Lab {
     }
 }
 
-/// See [`Lab::disk`].
+/// The bytes of [`Lab::disk`].
 pub(crate) fn content(bytes: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut content = vec![0_u8; bytes];

@@ -49,7 +49,7 @@ pub(crate) enum By {
     Update,
 }
 
-/// Which memory.
+/// A memory of a canister.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Space {
     Stable,
@@ -68,7 +68,7 @@ pub(crate) enum Action {
     Fan { fanout: u64, multiplier: u64 },
 }
 
-/// One operation.
+/// An operation on one canister, and how it is sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Job {
     pub(crate) kind: Kind,
@@ -268,7 +268,7 @@ impl Fleet {
         self.canisters.len()
     }
 
-    /// Their ids.
+    /// Ids of the canisters as text, in the order of their indexes.
     pub(crate) fn ids(&self) -> Vec<String> {
         self.canisters.iter().map(|canister| canister.id.to_text()).collect()
     }

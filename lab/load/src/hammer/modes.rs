@@ -93,7 +93,7 @@ impl Pieces {
     }
 }
 
-/// Runs modes.
+/// What the runs of all modes share.
 pub(crate) struct Modes<'a> {
     pub(crate) parameters: &'a Parameters,
     pub(crate) fleet: Arc<Fleet>,

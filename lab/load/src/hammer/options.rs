@@ -50,7 +50,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Without `--mode`.
+    /// Modes that run when no `--mode` is given.
     pub(crate) const DEFAULT: [Self; 4] =
         [Self::Throughput, Self::Compute, Self::Dirty, Self::Growth];
     const EVERY: [Self; 12] = [

@@ -15,7 +15,7 @@ const MEMBER_BYTES: usize = 30;
 /// The most canisters a ring has.
 pub(crate) const RING_MAX: usize = 64;
 
-/// Encodes words.
+/// Encodes words as eight bytes each, little-endian.
 pub(crate) fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }

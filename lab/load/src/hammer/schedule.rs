@@ -117,7 +117,7 @@ pub(crate) struct Order {
     pub(crate) preparation: bool,
 }
 
-/// Runs phases.
+/// Runs phases on a fleet, with the concurrency and the rate of the command line.
 pub(crate) struct Runner {
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) stop: Stop,

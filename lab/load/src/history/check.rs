@@ -81,7 +81,7 @@ impl Rule {
 /// How often a rule was broken, and how.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Broken {
-    /// How often.
+    /// How often it was broken, also where no text was kept.
     pub count: u64,
     /// The first few, in words.
     pub texts: Vec<String>,
@@ -172,7 +172,7 @@ impl Verdict {
     }
 }
 
-/// Checks everything.
+/// Checks every rule; `unreadable` counts the lines of the history that were skipped.
 pub(crate) fn check(lines: &[Line], unreadable: u64) -> Verdict {
     let mut verdict = Verdict { unreadable, ..Verdict::default() };
     let mut history = History::default();
@@ -454,7 +454,7 @@ fn order(verdict: &mut Verdict, canister: usize, what: &str, mut placed: Vec<(&C
     }
 }
 
-/// Rule 4.
+/// Checks rule 4 for one canister: every read saw a state that was there.
 fn reads(verdict: &mut Verdict, history: &History, canister: usize, state: &State) {
     // Acknowledged appends by the time at which they were known, with the highest generation so
     // far; and all appends by sending, with the lowest from there on.
@@ -663,7 +663,7 @@ fn roots(verdict: &mut Verdict, header: &Header, history: &History) {
     }
 }
 
-/// Rule 7.
+/// Checks rule 7: through every endpoint an update was acknowledged within the limit.
 fn progress(verdict: &mut Verdict, header: &Header, history: &History) {
     for endpoint in 0..header.endpoints.len() {
         let Some(progress) =

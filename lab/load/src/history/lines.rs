@@ -21,7 +21,7 @@ const LINE_BYTES_MAX: u64 = 1 << 20;
 /// Lines of a history that is checked; it is held in memory for that.
 const LINES_MAX: usize = 5_000_000;
 
-/// One line.
+/// One line of the history; the field `kind` names the variant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Line {
@@ -44,11 +44,11 @@ pub enum Line {
 /// Who works on what.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Header {
-    /// [`FORMAT`].
+    /// Version of the format, [`FORMAT`].
     pub format: u32,
     /// Of everything random.
     pub seed: u64,
-    /// The nodes.
+    /// URLs of the nodes' public endpoints.
     pub endpoints: Vec<String>,
     /// The canisters, in the order of their ring.
     pub canisters: Vec<String>,
@@ -69,7 +69,7 @@ pub enum Work {
     /// Writes this page, which no other call ever writes. The value is the canister's generation:
     /// how many writes it had seen.
     Append {
-        /// Its number.
+        /// Index of the page of 4 KiB, from 0.
         page: u64,
     },
     /// Counts one. The value is the count.
@@ -77,7 +77,7 @@ pub enum Work {
     /// Makes so many calls from canister to canister around the ring. The value is how many were
     /// answered.
     Chain {
-        /// How many.
+        /// Calls from canister to canister that are to be made.
         depth: u64,
     },
 }
@@ -88,18 +88,18 @@ pub enum Work {
 pub enum Outcome {
     /// A verified certificate says so.
     Acknowledged {
-        /// See [`Work`].
+        /// The value that [`Work`] describes for this kind of call.
         value: u64,
         /// The certificate's time, in nanoseconds, and the state root it signs.
         time: u64,
-        /// In hexadecimal.
+        /// The state root in hexadecimal.
         root: String,
         /// Whose certificate it was.
         endpoint: usize,
     },
     /// A verified certificate says that it had no effect, or no node ever took it.
     Rejected {
-        /// Why.
+        /// Why it was rejected, in words.
         text: String,
     },
     /// It may have happened, or may still happen.
@@ -109,7 +109,7 @@ pub enum Outcome {
     },
     /// A certificate did not verify, or said what cannot be.
     Wrong {
-        /// What.
+        /// What is wrong with the certificate or its content, in words.
         text: String,
     },
 }
@@ -141,11 +141,11 @@ pub(crate) type Run = (u64, u64);
 /// A read of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientRead {
-    /// Which client.
+    /// Index of the client.
     pub client: usize,
     /// Which endpoint answered.
     pub endpoint: usize,
-    /// Which canister.
+    /// Index of the canister in the header's list.
     pub canister: usize,
     /// Through consensus, with a certificate; or from one node's newest state.
     pub certified: bool,
@@ -155,9 +155,9 @@ pub struct ClientRead {
     pub ended_micros: u64,
     /// How many writes the canister had seen.
     pub generation: u64,
-    /// First page.
+    /// Index of the first page that was read.
     pub first: u64,
-    /// How many.
+    /// Number of pages that were read.
     pub pages: u64,
     /// What stood there.
     pub runs: Vec<Run>,
@@ -168,7 +168,7 @@ pub struct ClientRead {
 pub struct Fault {
     /// When it was done.
     pub at_micros: u64,
-    /// What.
+    /// What was done, in words.
     pub text: String,
 }
 
@@ -190,34 +190,34 @@ pub struct Progress {
 /// What an endpoint's node holds in the end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Final {
-    /// Whose.
+    /// Index of the endpoint in the header's list.
     pub endpoint: usize,
-    /// Which canister.
+    /// Index of the canister in the header's list.
     pub canister: usize,
     /// Through consensus, with a certificate; or from that node's own state, signed by it.
     pub certified: bool,
-    /// Counts seen.
+    /// Counts that the canister has seen.
     pub count: u64,
     /// Calls from other canisters seen.
     pub hops: u64,
-    /// Writes seen.
+    /// Writes that the canister has seen.
     pub generation: u64,
-    /// First page.
+    /// Index of the first page that was read.
     pub first: u64,
-    /// How many.
+    /// Number of pages that were read.
     pub pages: u64,
     /// What stands there.
     pub runs: Vec<Run>,
 }
 
-/// A certificate.
+/// Time and state root of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Root {
-    /// Whose.
+    /// Index of the endpoint that gave it.
     pub endpoint: usize,
     /// Its time, in nanoseconds.
     pub time: u64,
-    /// In hexadecimal.
+    /// The state root in hexadecimal.
     pub root: String,
 }
 

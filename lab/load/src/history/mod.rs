@@ -33,7 +33,7 @@ pub use self::{
 /// More pages than 4 GiB of stable memory has.
 const PAGES_MAX: u64 = 1 << 20;
 
-/// `thimble-lab history`
+/// Command line of `thimble-lab history`.
 #[derive(Args)]
 pub struct Options {
     #[command(subcommand)]
@@ -48,7 +48,7 @@ enum Command {
     /// endpoint after the other until one answers. Calls are signed once; only a
     /// verified certificate is an acknowledgement. Prints a line when they work.
     Record {
-        /// The history.
+        /// File that the history is written to.
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
         /// The folder of a net (thimble-lab net): all its nodes' endpoints. Without a value
@@ -67,7 +67,7 @@ enum Command {
         /// Clients, each with one call at a time.
         #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1000))]
         clients: u16,
-        /// Canisters.
+        /// Canisters that are made and called.
         #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=16))]
         canisters: u8,
         /// Pages of 4 KiB of each canister, one for each append; when they are used up, clients
@@ -86,7 +86,7 @@ enum Command {
     },
     /// Append to a history what every node holds now. To be run when every node is healed.
     Finish {
-        /// The history.
+        /// File with the history.
         history: PathBuf,
         /// Seconds from now within which an update through every endpoint must be acknowledged.
         #[arg(long, default_value_t = 60)]
@@ -97,9 +97,9 @@ enum Command {
     ///
     /// Exit status: 0 when it can, 1 when it cannot or does not say enough.
     Check {
-        /// The history.
+        /// File with the history.
         history: PathBuf,
-        /// For machines.
+        /// Print the verdict as JSON.
         #[arg(long)]
         json: bool,
     },

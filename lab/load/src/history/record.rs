@@ -175,7 +175,7 @@ async fn install(endpoints: &[Endpoint], plan: &Plan) -> Result<Vec<Principal>> 
     Ok(canisters)
 }
 
-/// One client.
+/// Runs one client until the end: calls and reads, each at a random endpoint and canister.
 async fn work(shared: Arc<Shared>, number: usize, ended: watch::Receiver<bool>) {
     let mut random = ChaCha8Rng::seed_from_u64(shared.plan.seed ^ mix(number as u64 + 1));
     let pace = Duration::from_secs_f64(shared.plan.clients as f64 / shared.plan.rate);

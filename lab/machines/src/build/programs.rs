@@ -18,7 +18,7 @@ const TIME: u64 = 1_000_000_000;
 
 /// A program of the image.
 pub(super) struct Program {
-    /// Without symbols.
+    /// Path of a copy without symbols.
     pub(super) stripped: PathBuf,
     /// Where it is in the root.
     target: PathBuf,

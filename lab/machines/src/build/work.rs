@@ -38,7 +38,7 @@ impl Work {
         Ok(Self { machines: machines.to_owned(), folder, stop, _lock })
     }
 
-    /// The cache.
+    /// Folder of the cache, which holds the folder of the machines' images.
     pub(super) fn cache(&self) -> &Path {
         self.machines.parent().unwrap_or(&self.machines)
     }
@@ -47,7 +47,7 @@ impl Work {
         self.folder.join(name)
     }
 
-    /// Made.
+    /// Makes a folder of this name, if there is none, and gives its path.
     pub(super) fn folder(&self, name: &str) -> Result<PathBuf> {
         let path = self.path(name);
         fs::create_dir_all(&path)?;

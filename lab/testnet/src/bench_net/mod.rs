@@ -40,7 +40,7 @@ use crate::{
     storm::{Row, table},
 };
 
-/// After Ctrl-C.
+/// Exit status after Ctrl-C: 128 and the number of SIGINT.
 const EXIT_INTERRUPTED: u8 = 130;
 const IDLE_BYTES_MAX: u64 = 48 * MIB;
 const IDLE_CPU_PERCENT_MAX: f64 = 2.0;
@@ -79,7 +79,7 @@ enum Part {
     Sync,
 }
 
-/// `thimble-lab bench-net`
+/// Command line of `thimble-lab bench-net`.
 #[derive(Args)]
 pub struct Options {
     /// How many nodes.

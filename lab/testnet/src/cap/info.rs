@@ -18,7 +18,7 @@ use super::{group::Group, series::Summary};
 /// An info file has a few hundred bytes.
 const BYTES_MAX: u64 = 64 << 10;
 
-/// The file.
+/// The content of the info file: a command, its group and how it ended.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub(crate) struct Info {
     /// The command's process.

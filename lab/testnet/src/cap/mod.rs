@@ -61,7 +61,7 @@ const MEMORY_BYTES_MIN: u64 = budget::MIB;
 /// Least size of a log or a series that is kept bounded.
 const KEPT_BYTES_MIN: u64 = 64 << 10;
 
-/// `thimble-lab cap`
+/// Command line of `thimble-lab cap`.
 #[derive(Args)]
 pub struct Options {
     /// Most memory the group may hold, page cache and the kernel's share included: 256MiB, 1GiB

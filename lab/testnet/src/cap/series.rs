@@ -37,7 +37,7 @@ pub enum Line {
 /// What runs, where, under which cap.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Header {
-    /// [`FORMAT`].
+    /// Version of the format, [`FORMAT`].
     pub format: u32,
     /// What the run is called.
     pub name: String,
@@ -108,7 +108,7 @@ pub struct Sample {
 /// One process at one moment.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct ProcessSample {
-    /// Its id.
+    /// Id of the process.
     pub pid: u32,
     /// Its program and subcommand.
     pub role: String,
@@ -123,9 +123,9 @@ pub struct ProcessSample {
 pub struct Event {
     /// When, since the start of the command.
     pub seconds: f64,
-    /// What.
+    /// Kind of the event.
     pub what: What,
-    /// In words.
+    /// What happened, in words.
     pub text: String,
     /// The process concerned.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -188,7 +188,7 @@ pub struct Summary {
     pub charged_peak_bytes: u64,
     /// Processes killed for lack of memory.
     pub oom_kills: u64,
-    /// By role.
+    /// Restarts of each role.
     pub restarts: Vec<Restarts>,
     /// Worst share of 10 s in which somebody waited for memory.
     pub pressure_some_percent_max: Option<f64>,
@@ -196,7 +196,7 @@ pub struct Summary {
     pub pressure_full_percent_max: Option<f64>,
     /// Time in which somebody waited for memory, in all.
     pub stalled_some_seconds: Option<f64>,
-    /// CPU time.
+    /// CPU time in seconds, as of the last sample.
     pub cpu_seconds: f64,
     /// Page faults that read from disk.
     pub major_faults: u64,

@@ -17,7 +17,7 @@ use nix::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-/// What arrived.
+/// What a signal that arrived means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrived {
     /// A child changed state.

@@ -71,7 +71,7 @@ pub(crate) fn text(summary: &Summary, header: &Header) -> String {
     text
 }
 
-/// `12.3 MiB`.
+/// Bytes in MiB with one decimal, such as `12.3 MiB`.
 pub(crate) fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / 1_048_576.0)
 }

@@ -42,7 +42,7 @@ use crate::{
     },
 };
 
-/// After Ctrl-C.
+/// Exit status after Ctrl-C: 128 and the number of SIGINT.
 const EXIT_INTERRUPTED: u8 = 130;
 /// Clients work so long before the first fault and after everything is healed.
 const CALM: Duration = Duration::from_secs(3);
@@ -65,7 +65,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Of the seconds of faults: appends that pages are made for, a second and canister.
 const PAGES_PER_SECOND: u64 = 30;
 
-/// `thimble-lab chaos`
+/// Command line of `thimble-lab chaos`.
 #[derive(Args)]
 pub struct Options {
     /// Seconds of faults.
@@ -94,7 +94,7 @@ pub struct Options {
     /// healed.
     #[arg(long, default_value_t = 60)]
     progress_within: u64,
-    /// Clients.
+    /// Clients, each with one call at a time.
     #[arg(long, default_value_t = 8)]
     clients: u16,
     /// Calls and reads a second, of all clients together, at most.
@@ -329,7 +329,7 @@ async fn start_net(options: &Options, program: &Path, place: &Place) -> Result<(
     Ok(())
 }
 
-/// The clients.
+/// The process of `thimble-lab history record`, whose clients work on the net.
 struct Recorder(Reaped);
 
 impl Recorder {
@@ -422,7 +422,7 @@ impl Misuse {
     }
 }
 
-/// The faults.
+/// State of a run: the plan of faults, the net, and what was done to it.
 struct Chaos {
     plan: Plan,
     place: Place,

@@ -87,7 +87,7 @@ impl Action {
     }
 }
 
-/// The walk.
+/// The random walk of faults, with the nodes that are hurt at the moment.
 pub(crate) struct Plan {
     nodes: usize,
     possible: Possible,

@@ -41,7 +41,7 @@ pub(crate) type Link = (usize, usize);
 /// Everything that is wrong with the links of a net.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Links {
-    /// Nothing passes.
+    /// Links through which nothing passes, each in one direction.
     cut: BTreeSet<Link>,
     /// What the topology says.
     #[serde(with = "pairs")]

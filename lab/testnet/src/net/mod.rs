@@ -41,14 +41,14 @@ use self::{
     wait::Goal,
 };
 
-/// After Ctrl-C.
+/// Exit status after Ctrl-C: 128 and the number of SIGINT.
 const EXIT_INTERRUPTED: u8 = 130;
 /// Until a node that was restarted serves again: it may have a state to fetch.
 const SERVING_AGAIN: Duration = Duration::from_secs(120);
 /// The same of a machine: a kernel comes first, and its processor may be emulated.
 const MACHINE_SERVING_AGAIN: Duration = Duration::from_secs(300);
 
-/// `thimble-lab net`
+/// Command line of `thimble-lab net`.
 #[derive(Args)]
 pub struct Options {
     /// Folder of the net.
@@ -105,7 +105,7 @@ enum Command {
     ///
     /// Exit status: 0 when every node runs and answers, 1 when one does not.
     Status {
-        /// For machines.
+        /// Print the status as JSON.
         #[arg(long)]
         json: bool,
     },
@@ -119,7 +119,7 @@ enum Command {
     },
     /// Start a node again; one that runs is stopped cleanly before.
     Restart {
-        /// The node.
+        /// Index of the node, from 0.
         node: usize,
         /// Remove its state before, but not its keys: it has to fetch all of it from the others.
         #[arg(long)]
@@ -130,13 +130,13 @@ enum Command {
     },
     /// Stop time for nodes (SIGSTOP for all their processes).
     Pause {
-        /// Nodes.
+        /// Indexes of the nodes, from 0.
         #[arg(required = true)]
         nodes: Vec<usize>,
     },
     /// Let paused nodes go on.
     Resume {
-        /// Nodes.
+        /// Indexes of the nodes, from 0.
         #[arg(required = true)]
         nodes: Vec<usize>,
     },
@@ -159,7 +159,7 @@ enum Command {
     ///
     /// Example: thimble-lab net slow 2 --latency 50ms --loss 1%
     Slow {
-        /// The node.
+        /// Index of the node, from 0.
         node: usize,
         /// Added in each direction.
         #[arg(long, value_parser = parse_latency, required_unless_present_any = ["loss", "off"])]
@@ -173,7 +173,7 @@ enum Command {
     },
     /// What a node printed.
     Logs {
-        /// The node.
+        /// Index of the node, from 0.
         node: usize,
         /// Go on as it prints more.
         #[arg(short, long)]

@@ -69,7 +69,7 @@ impl RelayReport {
 }
 
 impl Report {
-    /// From `/status.json`.
+    /// Reads the document that a node or a relay serves at `/status.json`.
     pub(crate) fn of(value: &Value) -> Self {
         if let Some(relay) = RelayReport::of(value) {
             let uptime = value.get("uptime_seconds").and_then(Value::as_f64).unwrap_or(0.0);
@@ -111,7 +111,7 @@ impl Report {
     }
 }
 
-/// Asks nodes.
+/// HTTP client for the reports of nodes; an answer may take [`ANSWER_PATIENCE`].
 #[derive(Clone)]
 pub(crate) struct Asker(reqwest::Client);
 

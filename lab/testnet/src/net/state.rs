@@ -114,7 +114,7 @@ pub(crate) enum Told {
     Kill,
 }
 
-/// One node.
+/// What is known of one node of a net.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Node {
     pub(crate) index: usize,
@@ -254,7 +254,7 @@ impl Net {
     }
 }
 
-/// The folder.
+/// The folder of a net, as an absolute path.
 #[derive(Clone, Debug)]
 pub(crate) struct Place(PathBuf);
 

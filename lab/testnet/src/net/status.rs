@@ -1,4 +1,4 @@
-//! `net status`.
+//! `net status`: what every node does, as a table or as JSON.
 
 use std::process::ExitCode;
 

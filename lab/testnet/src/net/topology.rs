@@ -24,7 +24,7 @@ pub(crate) struct Topology {
     pub(crate) links: BTreeMap<(usize, usize), Quality>,
 }
 
-/// One node.
+/// Memory, ports and arguments of one node.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct NodePlan {
     pub(crate) memory_bytes: u64,
@@ -34,7 +34,7 @@ pub(crate) struct NodePlan {
     pub(crate) arguments: Vec<String>,
 }
 
-/// The file.
+/// The content of a topology file, in TOML.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -74,7 +74,7 @@ struct FileLink {
 }
 
 impl Topology {
-    /// Equal nodes.
+    /// A net of nodes that have the same memory, without slow or lossy links.
     pub(crate) fn equal(count: usize, memory: &str, base_port: Option<u16>) -> Result<Self> {
         check_count(count)?;
         let plan = NodePlan {

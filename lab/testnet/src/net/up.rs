@@ -1,4 +1,4 @@
-//! `net up`.
+//! `net up`: starts a new net, or what does not run of one that is there.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},

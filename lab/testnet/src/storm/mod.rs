@@ -41,10 +41,10 @@ const HAMMER_PARTS_MAX: u32 = 8;
 const SAMPLE_EVERY: Duration = Duration::from_millis(250);
 /// Modes of `--mode all`.
 const HAMMER_MODES_MAX: u32 = 16;
-/// After Ctrl-C.
+/// Exit status after Ctrl-C: 128 and the number of SIGINT.
 const EXIT_INTERRUPTED: u8 = 130;
 
-/// `thimble-lab storm`
+/// Command line of `thimble-lab storm`.
 #[derive(Args)]
 pub struct Options {
     /// The node's binary. [default: thimble beside this program]

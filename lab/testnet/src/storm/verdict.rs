@@ -65,7 +65,7 @@ impl Row {
     }
 }
 
-/// Judges.
+/// Compares what was measured with the goals, one row for each figure.
 pub(crate) fn judge(findings: &Findings) -> Vec<Row> {
     let Findings { memory_bytes, summary, hammer, .. } = findings;
     let mut rows = Vec::new();

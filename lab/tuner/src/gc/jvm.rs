@@ -18,7 +18,7 @@ const CYCLES_MAX: usize = 8;
 
 #[derive(Debug, Default)]
 pub(super) struct Reader {
-    /// Oldest first.
+    /// Concurrent cycles under way, oldest first; at most [`CYCLES_MAX`].
     cycles: Vec<Cycle>,
     /// A collection that waits for the line with its CPU time.
     held: Option<(u64, Collection)>,

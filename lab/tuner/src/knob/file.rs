@@ -33,7 +33,7 @@ const SHIPPED: [(&str, &str); 10] = [
 pub(crate) struct Runtime {
     /// As `--runtime` takes it.
     pub(crate) name: String,
-    /// For people.
+    /// Name of the runtime, as reports show it.
     pub(crate) title: String,
     pub(crate) knobs: Vec<Knob>,
     /// How its collector is made to report.

@@ -52,10 +52,10 @@ pub(crate) enum Value {
 /// How sizes are written for a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub(crate) enum Suffix {
-    /// `12m`
+    /// Whole MiB with the suffix `m`, such as `12m`.
     #[serde(rename = "m")]
     SmallM,
-    /// `12MiB`
+    /// Whole MiB with the suffix `MiB`, such as `12MiB`.
     #[serde(rename = "MiB")]
     Mib,
     /// `12`, in MiB.
@@ -89,7 +89,7 @@ pub(crate) struct Argument {
 pub(crate) enum Place {
     /// Behind the name of the program.
     First,
-    /// Behind everything.
+    /// Behind all other words of the command line.
     #[default]
     End,
 }

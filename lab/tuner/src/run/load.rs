@@ -62,7 +62,7 @@ impl Load {
         Ok(Some(format!("the load ended with {status}: {}", printed.trim())))
     }
 
-    /// Ends it.
+    /// Ends it by SIGTERM, and by SIGKILL after [`PATIENCE`].
     pub(crate) async fn stop(mut self) {
         self.signal(Signal::SIGTERM);
         if tokio::time::timeout(PATIENCE, self.child.wait()).await.is_err() {

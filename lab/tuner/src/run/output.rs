@@ -36,7 +36,7 @@ pub(crate) struct Patterns {
     /// A beat: group 1 is how late it is in milliseconds; without a group it is due once a period.
     pub(crate) beat: Option<Regex>,
     pub(crate) beat_period: Option<Duration>,
-    /// A miss.
+    /// A line that matches tells of a miss.
     pub(crate) miss: Option<Regex>,
     /// A collector that reports among the lines.
     pub(crate) dialect: Option<Dialect>,

@@ -43,7 +43,7 @@ pub(crate) struct Plan {
 pub(crate) enum Ready {
     /// A line that it prints.
     Line(Regex),
-    /// An answer.
+    /// A probe that is answered.
     Answer(Probe),
 }
 

@@ -56,7 +56,7 @@ impl Model {
         }
     }
 
-    /// Without noise.
+    /// Memory, CPU time and lateness of a setting, without noise.
     fn truth(&self, setting: &Setting) -> (f64, f64, f64) {
         setting.spots().fold((500.0, 10.0, 5.0), |(memory, cpu, late), spot| {
             let (a, b, c) = self.effects[spot.knob][spot.value];

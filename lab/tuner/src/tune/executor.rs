@@ -207,7 +207,7 @@ impl Bench for Executor<'_> {
     }
 }
 
-/// `3:20`
+/// A time in minutes and seconds, such as `3:20`.
 pub(super) fn clock(time: Duration) -> String {
     format!("{}:{:02}", time.as_secs() / 60, time.as_secs() % 60)
 }

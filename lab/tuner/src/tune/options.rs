@@ -24,7 +24,7 @@ const LOAD_SECONDS_MIN: f64 = 30.0;
 /// Largest pattern, compiled.
 const PATTERN_BYTES_MAX: usize = 1 << 20;
 
-/// `thimble-lab tune`
+/// Command line of `thimble-lab tune`.
 #[derive(Args)]
 pub struct Options {
     /// Most memory the command may hold, page cache included (as `thimble-lab cap`). [default: the

@@ -14,7 +14,7 @@ const CONFIG_NAME: &str = "tuned.toml";
 pub(crate) struct Paste {
     /// For a shell, variables included.
     pub(crate) command_line: String,
-    /// Variables alone.
+    /// Names and values of the variables alone.
     pub(crate) environment: Vec<(String, String)>,
     /// Lines of a configuration file, called [`CONFIG_NAME`] in the command line.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -195,7 +195,7 @@ impl Report {
         }
     }
 
-    /// For people.
+    /// The report as text for a terminal.
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
         let cap = if self.is_capped { format_size(self.cap_bytes) } else { "no cap".to_owned() };

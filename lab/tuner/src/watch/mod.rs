@@ -68,7 +68,7 @@ const INTERVAL_MAX: Duration = Duration::from_secs(60);
 const JSON_BYTES_MAX: &str = "64MiB";
 const JSON_BYTES_MIN: u64 = 64 << 10;
 
-/// `thimble-lab watch`
+/// Command line of `thimble-lab watch`.
 #[derive(Args)]
 pub struct Options {
     /// The process to watch, with its descendants.

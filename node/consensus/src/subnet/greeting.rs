@@ -114,7 +114,10 @@ mod tests {
     #[test]
     fn the_odd_one_out_learns_it_and_the_others_go_on() {
         let peer = |number: u8| key::node_key(&[number; 32]).unwrap().public_key();
-        let limits = |rounds: u64| vec![("a.rounds".to_owned(), rounds), ("b.bytes".to_owned(), 7)];
+        let limits = |rounds: u64| {
+            let version = (wire::VERSION_NAME.to_owned(), wire::VERSION);
+            vec![("a.rounds".to_owned(), rounds), ("b.bytes".to_owned(), 7), version]
+        };
         let members: Vec<_> = (1..=4).map(peer).collect();
         let mut greeting = Greeting::new(peer(1), limits(50));
         assert_eq!(greeting.missing(members.clone()).len(), 3);

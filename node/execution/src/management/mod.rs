@@ -55,7 +55,8 @@ pub(crate) fn encode<T: CandidType>(value: &T) -> Result<Vec<u8>, Reject> {
         .map_err(|error| reject::reject(521, format!("The result cannot be encoded: {error}")))
 }
 
-/// An argument.
+/// Decodes a Candid argument within the decoding and skipping quotas; what fails is rejected as an
+/// invalid payload.
 pub(crate) fn decode<T: CandidType + DeserializeOwned>(arg: &[u8]) -> Result<T, Reject> {
     let mut config = candid::DecoderConfig::new();
     let per_byte = arg.len().saturating_mul(QUOTA_PER_BYTE);
@@ -93,7 +94,6 @@ fn without_place(text: &str) -> &str {
 enum Access {
     /// Everybody (the method may have rules of its own).
     Anyone,
-    /// Controllers.
     Controllers,
     /// Controllers and the canister itself.
     ControllersAndSelf,
@@ -107,7 +107,7 @@ enum Access {
 #[derive(Clone, Copy, Debug)]
 struct Method {
     access: Access,
-    /// By users.
+    /// Whether users may call it by an ingress message.
     ingress: bool,
     /// Whose fee and whose effective canister id: the canister in the argument.
     names_canister: bool,

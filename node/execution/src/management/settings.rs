@@ -166,7 +166,7 @@ pub(super) fn read(
 }
 
 impl Asked {
-    /// The settings.
+    /// The settings as they would be after the call: the current ones with the changes asked for.
     pub(super) fn settings(&self) -> &Settings {
         &self.settings
     }

@@ -31,7 +31,7 @@ fn snapshot_visibility(visibility: &Visibility) -> ic::SnapshotVisibility {
     }
 }
 
-/// `canister_status`
+/// Candid reply of `canister_status`; its query statistics are always 0.
 pub(super) fn canister_status(core: &Core, canister: &CanisterState) -> Result<Vec<u8>, Reject> {
     let settings = &canister.settings;
     let usage = canister.memory_usage();
@@ -103,7 +103,7 @@ fn nat(total: CyclesTotal) -> Nat {
     Nat::from(high) * (Nat::from(u128::MAX) + 1u8) + low
 }
 
-/// `canister_metrics`
+/// Candid reply of `canister_metrics`: cycles consumed so far, by purpose.
 pub(super) fn canister_metrics(canister: &CanisterState) -> Result<Vec<u8>, Reject> {
     let spent = &canister.consumption;
     encode(&ic::CanisterMetricsResult {

@@ -9,7 +9,7 @@ use ic_management_canister_types::{
 use serde::Deserialize;
 use serde_bytes::ByteBuf;
 
-/// `canister_settings`.
+/// Candid type `canister_settings` of the interface specification; an absent field changes nothing.
 #[derive(CandidType, Deserialize, Clone, Debug, Default)]
 pub(crate) struct SettingsArgument {
     pub(crate) controllers: Option<Vec<Principal>>,
@@ -85,7 +85,7 @@ pub(crate) struct VersionedCanister {
     pub(crate) sender_canister_version: Option<u64>,
 }
 
-/// `definite_canister_settings`.
+/// Candid type `definite_canister_settings` of the interface specification: all settings in force.
 #[derive(CandidType, Deserialize, Debug)]
 pub(crate) struct DefiniteSettings {
     pub(crate) controllers: Vec<Principal>,
@@ -103,7 +103,7 @@ pub(crate) struct DefiniteSettings {
     pub(crate) environment_variables: Vec<EnvironmentVariable>,
 }
 
-/// `canister_status_result`.
+/// Candid type `canister_status_result` of the interface specification.
 #[derive(CandidType, Deserialize, Debug)]
 pub(crate) struct StatusResult {
     pub(crate) status: CanisterStatusType,

@@ -33,9 +33,9 @@ pub enum Op {
     ReplyBalance,
     /// Replies with the data certificate, or nothing.
     ReplyCertificate,
-    /// Rejects.
+    /// Rejects the call with this text.
     Reject(String),
-    /// Traps.
+    /// Traps with this text and error code `IC0503`, as `ic0.trap` does.
     Trap(String),
     /// Kills the worker, as often as the sandbox was told to.
     Die,
@@ -49,13 +49,14 @@ pub enum Op {
     NoteArgument,
     /// Remembers code and text of the reject.
     NoteReject,
-    /// Calls.
+    /// Makes a call; notes `call refused` where the call limit, the queue or the balance forbids
+    /// it.
     Call(Box<CallOp>),
     /// Takes cycles from the call.
     Accept(Cycles),
-    /// Burns cycles.
+    /// Burns so many cycles, or as many as the freezing threshold leaves.
     Burn(Cycles),
-    /// Uses instructions.
+    /// Adds so many instructions to what the message used.
     Spend(u64),
     /// Dirties so many stable pages.
     Dirty(u64),
@@ -67,7 +68,7 @@ pub enum Op {
     Timer(u64),
     /// Sets certified data.
     Certify(Vec<u8>),
-    /// Prints.
+    /// Appends these bytes as a line to the log of the message.
     Print(Vec<u8>),
 }
 
@@ -108,7 +109,7 @@ pub fn encode(program: &[Op]) -> Vec<u8> {
     postcard::to_stdvec(program).unwrap()
 }
 
-/// A module.
+/// A module: the programs of its entry points, and what preparing it reports.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Spec {
     pub name: String,

@@ -123,7 +123,7 @@ fn history(seed: u64) -> deterministic::Config {
     deterministic::Config::new().with_seed(seed).with_timeout(Some(Duration::from_secs(3_600)))
 }
 
-/// One history.
+/// Runs the simulated history of `seed` and returns its outcome.
 fn simulate(seed: u64) -> Outcome {
     let config = history(seed).with_catch_panics(true);
     deterministic::Runner::new(config).start(|context| async move {

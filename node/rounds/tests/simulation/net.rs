@@ -416,7 +416,7 @@ impl Net {
         newest.unwrap_or_else(|| self.genesis.clone())
     }
 
-    /// Members now.
+    /// Places of the nodes that are members by the newest key summary.
     pub(crate) fn committee(&self) -> Vec<usize> {
         let summary = self.summary();
         let is_member =

@@ -115,7 +115,7 @@ fn config(genesis: &Summary, is_tight: bool) -> ExecutorConfig {
     }
 }
 
-/// Who calls.
+/// Sender of every simulated call.
 pub(crate) fn user() -> Principal {
     Principal::self_authenticating([1])
 }

@@ -31,9 +31,9 @@ const TEMPORARY: u32 = 3;
 /// A bulk operation that writes to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bulk {
-    /// `memory.copy`
+    /// `memory.copy` within the one memory.
     Copy,
-    /// `memory.fill`
+    /// `memory.fill` of the one memory.
     Fill,
     /// `memory.init` from this data segment.
     Init(u32),
@@ -41,11 +41,11 @@ pub(super) enum Bulk {
 
 /// A data segment that instantiation would apply.
 pub(super) struct ActiveSegment {
-    /// Index.
+    /// Index among the data segments.
     pub(super) index: u32,
     /// The instruction of the offset expression, encoded.
     pub(super) offset: Vec<u8>,
-    /// Length.
+    /// Length in bytes.
     pub(super) len: u32,
 }
 

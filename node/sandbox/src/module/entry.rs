@@ -7,7 +7,7 @@ use crate::Hooks;
 pub(super) enum ExportName<'a> {
     /// A hook; the function notes its presence.
     Hook(fn(&mut Hooks)),
-    /// A method.
+    /// A method: its kind, and what follows the first space of the export name.
     Method(MethodKind, &'a str),
     /// Begins like an entry point but is none.
     Reserved,

@@ -26,7 +26,7 @@ pub enum ModuleError {
         what: &'static str,
         /// Field of [`limits::ModuleLimits`].
         limit_name: &'static str,
-        /// Its value.
+        /// Value of the limit, in the unit of `what`.
         limit: u64,
         /// What the module has (or at least has, where counting stopped at the limit).
         value: u64,
@@ -36,7 +36,7 @@ pub enum ModuleError {
     Import {
         /// Module of the import.
         module: String,
-        /// Field.
+        /// Name of the import within `module`, cut after 80 characters.
         name: String,
     },
     /// Imports a function that the System API does not have.
@@ -44,7 +44,7 @@ pub enum ModuleError {
         "import `ic0.{name}`: the System API has no such function for canisters with a {width}-bit memory"
     )]
     UnknownImport {
-        /// Field.
+        /// Name of the imported function without `ic0.`, cut after 80 characters.
         name: String,
         /// 32 or 64.
         width: u8,
@@ -54,7 +54,7 @@ pub enum ModuleError {
         "import `ic0.{name}`: it has type {found}, but canisters with a {width}-bit memory import it as {expected}"
     )]
     ImportType {
-        /// Field.
+        /// Name of the imported function without `ic0.`.
         name: String,
         /// 32 or 64.
         width: u8,
@@ -66,7 +66,7 @@ pub enum ModuleError {
     /// An entry point has parameters or results.
     #[error("exported function `{0}`: an entry point has type () -> ()")]
     EntryType(String),
-    /// Reserved prefix.
+    /// Exports a function whose name starts with `canister_` and is no entry point.
     #[error(
         "exported function `{0}`: names that start with `canister_` are reserved for the entry points of the interface specification, and this is none of them"
     )]
@@ -87,7 +87,7 @@ pub enum ModuleError {
     /// Two metadata sections of one name.
     #[error("custom section `{0}` exists more than once as `icp:public` or `icp:private`")]
     SectionTwice(String),
-    /// Reserved prefix.
+    /// Has a custom section whose name starts with `icp:` and is neither public nor private.
     #[error(
         "custom section `{0}`: names that start with `icp:` must be `icp:public <name>` or `icp:private <name>`"
     )]

@@ -12,9 +12,9 @@ use wasmparser::ValType;
 pub enum Word {
     /// The address type of the module.
     I,
-    /// Always `i32`.
+    /// `i32`, whatever the width of addresses.
     I32,
-    /// Always `i64`.
+    /// `i64`, whatever the width of addresses.
     I64,
 }
 
@@ -32,9 +32,9 @@ impl Word {
 /// One function of `ic0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ic0Function {
-    /// Name.
+    /// Name without the prefix `ic0.`.
     pub name: &'static str,
-    /// Parameters.
+    /// Types of the parameters, in order.
     pub params: &'static [Word],
     /// The result, if any.
     pub result: Option<Word>,

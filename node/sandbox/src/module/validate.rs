@@ -37,30 +37,30 @@ const ENHANCED_ORTHOGONAL_PERSISTENCE: &str = "enhanced-orthogonal-persistence";
 /// What validation found out about a module it accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Validated {
-    /// For execution.
+    /// What execution needs: methods, hooks, initial heap, metadata sections, price of compilation.
     pub info: ModuleInfo,
-    /// For instrumentation.
+    /// What instrumentation needs: sizes of index spaces, and functions by their role.
     pub(super) shape: Shape,
 }
 
 /// Sizes of the index spaces, and what instrumentation treats specially.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Shape {
-    /// Types.
+    /// Number of types.
     pub(super) types: u32,
     /// Imported functions; they come first among the functions.
     pub(super) imported_functions: u32,
     /// Functions with a body.
     pub(super) defined_functions: u32,
-    /// The memory.
+    /// Type of the memory, if the module has one.
     pub(super) memory: Option<wasmparser::MemoryType>,
     /// Smallest sizes of the tables, summed.
     pub(super) table_elements: u64,
-    /// Tables.
+    /// Number of tables.
     pub(super) tables: u32,
     /// Mutable globals, by index.
     pub(super) mutable_globals: Vec<u32>,
-    /// `(start)`.
+    /// Index of the `(start)` function.
     pub(super) start: Option<u32>,
     /// Entry points: name and function.
     pub(super) entries: Vec<(String, u32)>,

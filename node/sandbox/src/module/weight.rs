@@ -32,7 +32,7 @@ pub(super) const REACHABLE: u64 = 40;
 
 /// Units of a type, which has code to call the host by, and of each of its parameters and results.
 pub(super) const TYPE: u64 = 28;
-/// See [`TYPE`].
+/// Units of each parameter and result of a type, see [`TYPE`].
 pub(super) const TYPE_WORD: u64 = 4;
 
 /// Units of an element of a segment that is not laid out before the module runs but written by
@@ -41,7 +41,7 @@ pub(super) const ELEMENT: u64 = 16;
 
 /// Units of an element segment, and of a data segment.
 pub(super) const ELEMENT_SEGMENT: u64 = 32;
-/// See [`ELEMENT_SEGMENT`].
+/// Units of a data segment.
 pub(super) const DATA_SEGMENT: u64 = 16;
 
 /// So much weight of functions, whose working memory is freed, leaves one unit behind: their code.

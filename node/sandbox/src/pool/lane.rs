@@ -441,7 +441,7 @@ impl Worker {
         }
     }
 
-    /// Memories mapped.
+    /// Number of memories mapped, those of kept composite queries included.
     pub(super) fn mapped(&self) -> usize {
         self.memories.len() + self.kept.values().map(|kept| kept.views.len()).sum::<usize>()
     }

@@ -25,14 +25,14 @@ pub(super) struct View {
     own: Vec<Run>,
     /// The segment whose file it has for appending.
     pub(super) append: Option<SegmentId>,
-    /// Last message.
+    /// When the last message over this memory was sent to the worker.
     pub(super) used: Instant,
 }
 
 /// What to send.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Plan {
-    /// Nothing.
+    /// Nothing: the mapping equals the layout.
     Current,
     /// These runs, to go over what is mapped.
     Runs(Vec<Run>),

@@ -115,7 +115,7 @@ use Context::{
 
 /// `*`: everywhere but in `(start)`.
 const ALL: Contexts = Contexts(ALL_AND_START.0 & !(S as u16));
-/// `* s`.
+/// `* s`: everywhere, `(start)` included.
 const ALL_AND_START: Contexts = set(&[I, G, U, RQ, NRQ, CQ, RY, RT, CRY, CRT, C, CC, S, F, T]);
 
 /// Where `function` of `ic0` may be called from; `None` for a name that is no function of `ic0`.

@@ -12,7 +12,7 @@ use super::contexts::Context;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct Failure {
-    /// `IC0nnn`.
+    /// The number `nnn` of the error code `IC0nnn`.
     pub(crate) code: u16,
     /// For the caller.
     pub(crate) message: String,
@@ -28,7 +28,7 @@ impl Failure {
         Self::new(502, format!("Canister trapped: {what}"))
     }
 
-    /// `ic0.trap`.
+    /// The canister called `ic0.trap` with this text (`IC0503`).
     pub(crate) fn called_trap(text: &str) -> Self {
         Self::new(503, format!("Canister called `ic0.trap` with message: '{text}'"))
     }
@@ -85,7 +85,7 @@ impl Failure {
         )
     }
 
-    /// `wasm_memory_limit`.
+    /// The heap would grow beyond `wasm_memory_limit` of the canister's settings (`IC0539`).
     pub(crate) fn wasm_memory_limit(wanted_bytes: u64, limit_bytes: u64) -> Self {
         Self::new(
             539,

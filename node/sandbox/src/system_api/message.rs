@@ -17,7 +17,7 @@ impl Host {
         self.copy_out(function, blob, dst, offset, size)
     }
 
-    /// Its `*_size`.
+    /// Any `*_size` of such a blob, in bytes.
     pub(super) fn blob_size(&mut self, function: &str, blob: BlobName) -> Result<u64, Failure> {
         let blob = self.named(function, blob)?;
         Ok(self.blob(blob).len() as u64)
@@ -124,7 +124,7 @@ impl Host {
         Ok(())
     }
 
-    /// Always fails.
+    /// The failure that ends the message; its text is cut to 16 KiB and to valid UTF-8.
     pub(super) fn trap(&mut self, src: u64, size: u64) -> Failure {
         let size = size.min(TRAP_TEXT_BYTES);
         match self.read_heap("trap", src, size) {

@@ -385,7 +385,7 @@ impl Log {
         }
     }
 
-    /// All lines.
+    /// Takes out all lines, in the order they were pushed.
     pub(crate) fn take(&mut self) -> Vec<ByteBuf> {
         std::mem::take(&mut self.lines)
     }

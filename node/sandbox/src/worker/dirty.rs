@@ -40,7 +40,7 @@ pub(crate) struct Tracker {
     bits: Vec<u64>,
     /// Every range of pages newly marked, in the order of marking; disjoint.
     marked: Vec<Range<u64>>,
-    /// Pages marked.
+    /// Number of pages marked, at most `pages_max`.
     pages: u64,
     /// Pages that may be marked.
     pages_max: u64,

@@ -66,7 +66,7 @@ const VECTORS_MAX: usize = 512;
 pub(crate) enum Kind {
     /// The Wasm memory.
     Heap,
-    /// Stable memory.
+    /// Stable memory, which only the System API accesses and which is never write-protected.
     Stable,
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct Mapping {
     reserved_bytes: usize,
     /// Mapped from files; the rest of the reservation is inaccessible.
     file_bytes: usize,
-    /// Accessible.
+    /// Bytes accessible from the beginning, at most `file_bytes`.
     size_bytes: usize,
     append: Option<(SegmentId, File)>,
     /// Committed pages still held as private copies, and where in the append file they lie.
@@ -390,12 +390,12 @@ impl Mapping {
         self.append.as_ref().is_some_and(|(have, _)| *have == segment)
     }
 
-    /// First byte.
+    /// Address of the first byte of the reservation.
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// Accessible bytes.
+    /// Bytes accessible from the beginning.
     pub(crate) fn size_bytes(&self) -> usize {
         self.size_bytes
     }
@@ -415,7 +415,6 @@ impl Mapping {
         self.broken
     }
 
-    /// Which memory.
     pub(crate) fn id(&self) -> MemoryId {
         self.id
     }

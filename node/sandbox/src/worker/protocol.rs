@@ -51,9 +51,9 @@ pub struct HeapFigures {
 pub(crate) struct Forget {
     /// Kept executions of composite queries.
     pub(crate) tokens: Vec<u64>,
-    /// Mapped memories.
+    /// Memories to unmap.
     pub(crate) memories: Vec<MemoryId>,
-    /// Loaded modules.
+    /// Modules to unload.
     pub(crate) modules: Vec<ModuleHash>,
 }
 
@@ -67,23 +67,23 @@ impl Forget {
 /// A message to run. The pool lends what the worker then owns: arguments are large.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Execute<'a> {
-    /// Done first.
+    /// What to drop before anything else is done.
     pub(crate) forget: Forget,
-    /// The module.
+    /// The module to run.
     pub(crate) module: ModuleHash,
     /// Whether its artefact comes with this frame.
     pub(crate) artefact: bool,
     /// Where to enter.
     pub(crate) entry: Cow<'a, Entry>,
-    /// Mutable globals.
+    /// Values of the mutable globals before the message; empty at the first instantiation.
     pub(crate) globals: Cow<'a, [Global]>,
-    /// Heap.
+    /// The Wasm memory; not used by a module without one.
     pub(crate) heap: MountOrder,
-    /// Stable memory.
+    /// The stable memory; every module has one.
     pub(crate) stable: MountOrder,
     /// For the System API.
     pub(crate) context: Cow<'a, SystemContext>,
-    /// Bounds.
+    /// Caps of the message: instructions, sizes of memories, bytes dirtied and accessed, log.
     pub(crate) limits: MessageLimits,
     /// A kept execution to continue.
     pub(crate) keep_token: Option<u64>,
@@ -94,7 +94,6 @@ pub(crate) struct Execute<'a> {
 /// A memory of the message.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct MountOrder {
-    /// Which.
     pub(crate) id: MemoryId,
     /// Size in Wasm pages.
     pub(crate) wasm_pages: u64,
@@ -122,7 +121,7 @@ pub(crate) struct MapOrder {
 /// Where dirty pages go.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct AppendOrder {
-    /// The segment.
+    /// The open segment of the memory, which dirty pages are appended to.
     pub(crate) segment: SegmentId,
     /// First free page.
     pub(crate) offset_page: u64,
@@ -132,22 +131,22 @@ pub(crate) struct AppendOrder {
     pub(crate) file: bool,
 }
 
-/// Forbidden acts.
+/// What a test orders a worker to attempt; only a worker started for probes obeys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Probe {
-    /// `open`.
+    /// Opens a file.
     Open,
-    /// `socket`.
+    /// Creates a UDP socket.
     Socket,
-    /// `fork`.
+    /// Calls `fork`.
     Fork,
-    /// `execve`.
+    /// Starts another program with `execve`.
     Exec,
-    /// `ptrace`.
+    /// Asks to be traced with `ptrace`.
     Ptrace,
     /// Lies: answers with an outcome no honest worker gives.
     Lie,
-    /// Never answers.
+    /// Sends no report, so that the pool's time limit ends the worker.
     Hang,
     /// From now on memories cannot grow, as if the kernel refused.
     RefuseGrowth,

@@ -69,7 +69,7 @@ impl Stable {
         (self.mapping, dirty, self.undo, self.trackers)
     }
 
-    /// Current size.
+    /// Bytes accessible to the canister now.
     pub(crate) fn size_bytes(&self) -> u64 {
         self.mapping.size_bytes() as u64
     }

@@ -1,7 +1,7 @@
 //! Writing a body: objects one after the other, cut into pieces as they come, so that no more than
 //! a piece is held.
 
-use super::{Header, LEAF_BYTES, LeafHash, ObjectId, PIECE_BYTES, piece_hash};
+use super::{Header, LeafHash, ObjectId, PIECE_BYTES, piece_hash};
 use crate::Height;
 
 /// The tag and key of an object.
@@ -67,7 +67,6 @@ impl BodyEncoder {
         length: u64,
         leaves: u32,
     ) -> Result<(), S::Error> {
-        debug_assert!(u64::from(leaves) <= length.div_ceil(LEAF_BYTES as u64));
         let mut bytes = Vec::with_capacity(1 + 32 + 8 + 4);
         put_object_key(&mut bytes, object);
         bytes.extend_from_slice(&length.to_be_bytes());

@@ -101,7 +101,7 @@ struct Attempts {
     /// In a row.
     failures: u32,
     failing_since: Option<Duration>,
-    /// Not before.
+    /// The time before which it is not dialled again.
     next: Duration,
 }
 

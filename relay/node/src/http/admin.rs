@@ -238,7 +238,7 @@ impl Service {
         self.list_peers(move |_, one| one.gossips || node.filter.is_receiver(&one.peer)).await
     }
 
-    /// `GET /admin/v1/peer/{peerId}`.
+    /// `GET /admin/v1/peer/{peerId}`: one peer, connected or known; otherwise 404.
     pub(crate) async fn peer(&self, peer: &str) -> Result<Response<Body>, Refused> {
         let peer: PeerId =
             peer.parse().map_err(|error| Refused::bad(format!("this is no peer id: {error}")))?;
@@ -255,12 +255,12 @@ impl Service {
         answer::json(StatusCode::OK, &absent(one), &self.responses)
     }
 
-    /// `GET /admin/v1/peers/relay`.
+    /// `GET /admin/v1/peers/relay`: connected peers subscribed to each shard of this node.
     pub(crate) async fn relay_peers(&self) -> Result<Response<Body>, Refused> {
         self.by_shard(false).await
     }
 
-    /// `GET /admin/v1/peers/mesh`.
+    /// `GET /admin/v1/peers/mesh`: peers in the mesh of each shard of this node.
     pub(crate) async fn mesh_peers(&self) -> Result<Response<Body>, Refused> {
         self.by_shard(true).await
     }
@@ -272,21 +272,21 @@ impl Service {
         answer::list(Rows::new(rows), &self.responses)
     }
 
-    /// `GET /admin/v1/peers/relay/on/{shardId}`.
+    /// `GET /admin/v1/peers/relay/on/{shardId}`: connected peers subscribed to one shard.
     pub(crate) async fn relay_peers_on(&self, shard: Shard) -> Result<Response<Body>, Refused> {
         known_shard(shard)?;
         let peers = self.known().await?.of_shard(&self.node, shard, false);
         answer::json(StatusCode::OK, &peers, &self.responses)
     }
 
-    /// `GET /admin/v1/peers/mesh/on/{shardId}`.
+    /// `GET /admin/v1/peers/mesh/on/{shardId}`: peers in the mesh of one shard.
     pub(crate) async fn mesh_peers_on(&self, shard: Shard) -> Result<Response<Body>, Refused> {
         known_shard(shard)?;
         let peers = self.known().await?.of_shard(&self.node, shard, true);
         answer::json(StatusCode::OK, &peers, &self.responses)
     }
 
-    /// `GET /admin/v1/peers/stats`.
+    /// `GET /admin/v1/peers/stats`: numbers of peers by state, shard and protocol.
     pub(crate) async fn peer_stats(&self) -> Result<Response<Body>, Refused> {
         let known = self.known().await?;
         let count = known.connected.len();
@@ -364,14 +364,14 @@ impl Service {
         }
     }
 
-    /// `GET /admin/v1/filter/subscriptions`.
+    /// `GET /admin/v1/filter/subscriptions`: every receiver with its criteria.
     pub(crate) fn filter_subscribers(&self) -> Result<Response<Body>, Refused> {
         let peers = self.node.filter.receivers().into_iter();
         let list = FilterList { node: self.node.clone(), peers, open: None, state: State::Before };
         answer::list(list, &self.responses)
     }
 
-    /// `POST /admin/v1/log-level/{logLevel}`.
+    /// `POST /admin/v1/log-level/{logLevel}`: 400 for an unknown level, otherwise 503.
     pub(crate) fn log_level(&self, level: &str) -> Refused {
         const LEVELS: [&str; 7] = ["TRACE", "DEBUG", "INFO", "NOTICE", "WARN", "ERROR", "FATAL"];
         if !LEVELS.iter().any(|known| known.eq_ignore_ascii_case(level)) {

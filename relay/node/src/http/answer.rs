@@ -41,12 +41,12 @@ impl Refused {
         Self { status, message, retry: false, allow: None, close: false }
     }
 
-    /// 400.
+    /// A refusal with status 400: the request is at fault.
     pub(crate) fn bad(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// 404.
+    /// A refusal with status 404: what the request names is not there.
     pub(crate) fn not_found(message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, message)
     }

@@ -70,11 +70,11 @@ impl Body {
 pub(crate) trait Pieces: Send {
     /// The most memory that making the next piece takes, in bytes; `None` when there is none.
     fn next_bytes(&mut self) -> Option<usize>;
-    /// Appends it.
+    /// Appends the next piece to `out`; an error breaks the answer off.
     fn write(&mut self, out: &mut Vec<u8>) -> io::Result<()>;
 }
 
-/// See [`Pieces`].
+/// A body of [`Pieces`], each charged to the pool `responses` before it is made.
 pub(crate) struct List {
     pieces: Box<dyn Pieces>,
     responses: Pool,

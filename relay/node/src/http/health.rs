@@ -71,7 +71,7 @@ impl Service {
         ]
     }
 
-    /// `GET /health`.
+    /// `GET /health`: the health of each protocol, with the reason where one is not ready.
     pub(crate) fn health(&self) -> Result<Response<Body>, Refused> {
         let all = self.protocols();
         let ready = all.iter().all(|(_, health)| !matches!(health, Health::NotReady(_)));

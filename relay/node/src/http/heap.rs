@@ -14,7 +14,7 @@ use super::{
 };
 
 impl Service {
-    /// `GET /debug/heap`.
+    /// `GET /debug/heap`: sampled allocations as addresses; 404 when none are sampled.
     pub(crate) async fn heap(&self) -> Result<Response<Body>, Refused> {
         let Some(sampler) = self.sampler.clone() else {
             return Err(Refused::not_found(off("thimble-relay")));

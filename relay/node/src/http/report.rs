@@ -103,7 +103,7 @@ pub(crate) struct Messages {
     pub(crate) not_kept: BTreeMap<String, u64>,
 }
 
-/// Filter.
+/// Filter subscriptions, and pushes to their receivers.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Pushes {
     pub(crate) receivers: usize,
@@ -132,7 +132,7 @@ pub(crate) struct Requests {
     pub(crate) reads_refused: u64,
 }
 
-/// The router.
+/// Counters of the gossip router since the start, and what it holds.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Gossip {
     pub(crate) accepted: u64,
@@ -180,7 +180,7 @@ pub(crate) struct Peers {
     pub(crate) some: Vec<PeerFigures>,
 }
 
-/// One connection.
+/// One connected peer.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct PeerFigures {
     pub(crate) peer: String,
@@ -192,7 +192,7 @@ pub(crate) struct PeerFigures {
     pub(crate) waiting: usize,
 }
 
-/// The store.
+/// Messages, files, queues and counters of the store.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct StoreFigures {
     /// Whether messages are kept for queries.
@@ -221,7 +221,7 @@ pub(crate) struct StoreFigures {
     pub(crate) sync_age_seconds: f64,
 }
 
-/// This interface.
+/// Subscriptions, refusals and answers of the HTTP interface.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct HttpFigures {
     pub(crate) subscriptions: usize,
@@ -310,7 +310,7 @@ fn served(all: &AtomicU64, refused: &ByReason) -> Counted {
 }
 
 impl Service {
-    /// `GET /status.json`.
+    /// `GET /status.json`: the report with its history.
     pub(crate) async fn status(&self) -> Result<Response<Body>, Refused> {
         let mut report = self.report().await;
         report.history = self.node.watch.record.history();

@@ -95,13 +95,13 @@ impl Service {
         Ok(answer::text("OK"))
     }
 
-    /// `GET /relay/v1/messages/{pubsubTopic}`.
+    /// `GET /relay/v1/messages/{pubsubTopic}`: takes what came; 404 without a subscription.
     pub(crate) fn relay_messages(&self, pubsub_topic: &str) -> Result<Response<Body>, Refused> {
         let topic = self.shard_topic(pubsub_topic)?;
         self.messages(Under::Relay, |one| *one == topic, pubsub_topic)
     }
 
-    /// `GET /relay/v1/auto/messages/{contentTopic}`.
+    /// `GET /relay/v1/auto/messages/{contentTopic}`: takes what came; 404 without a subscription.
     pub(crate) fn auto_messages(&self, content_topic: &str) -> Result<Response<Body>, Refused> {
         let topic = self.content_topic(None, content_topic)?;
         self.messages(Under::Relay, |one| *one == topic, content_topic)
@@ -127,7 +127,7 @@ impl Service {
         })
     }
 
-    /// `DELETE /filter/v2/subscriptions`.
+    /// `DELETE /filter/v2/subscriptions`: 404 when none of the topics was subscribed to.
     pub(crate) fn filter_unsubscribe(&self, body: Result<ReceivedBody, Refused>) -> Response<Body> {
         self.filter(body, |request| {
             let topics = self.filter_topics(request)?;
@@ -135,7 +135,7 @@ impl Service {
         })
     }
 
-    /// `DELETE /filter/v2/subscriptions/all`.
+    /// `DELETE /filter/v2/subscriptions/all`: 404 when there are no subscriptions.
     pub(crate) fn filter_unsubscribe_all(
         &self,
         body: Result<ReceivedBody, Refused>,
@@ -146,7 +146,7 @@ impl Service {
         })
     }
 
-    /// `GET /filter/v2/subscriptions/{requestId}`.
+    /// `GET /filter/v2/subscriptions/{requestId}`: 404 when there are no subscriptions.
     pub(crate) fn filter_ping(&self, request_id: &str) -> Response<Body> {
         if let Err(refused) = known_length(request_id) {
             return filter_answer("", Err(refused));

@@ -130,7 +130,7 @@ impl Relay {
     }
 }
 
-/// See [`Relay::watch`].
+/// A thread that reads the anonymous memory of a relay every [`WATCH`].
 pub(crate) struct Watch {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<u64>,
@@ -169,7 +169,7 @@ impl Drop for Relay {
     }
 }
 
-/// The program.
+/// A command that starts the relay's program as Cargo built it.
 pub(crate) fn relay() -> Command {
     Command::new(env!("CARGO_BIN_EXE_thimble-relay"))
 }

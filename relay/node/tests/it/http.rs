@@ -9,7 +9,6 @@ use std::{
 /// Everything a relay does for a test takes less.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// An answer.
 pub(crate) struct Answer {
     pub(crate) status: u16,
     body: String,

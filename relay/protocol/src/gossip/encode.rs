@@ -23,31 +23,31 @@ const _: () = assert!(
 pub enum Control<'a> {
     /// This node joins or leaves a topic.
     Subscription {
-        /// The topic.
+        /// The pubsub topic that this node joins or leaves.
         topic: &'a str,
         /// Whether it joins.
         subscribe: bool,
     },
     /// This node has messages of a topic.
     IHave {
-        /// The topic.
+        /// The pubsub topic of the messages.
         topic: &'a str,
-        /// Their ids.
+        /// Ids of the messages that are offered.
         ids: &'a [MessageId],
     },
     /// This node wants messages.
     IWant {
-        /// Their ids.
+        /// Ids of the messages that are asked for.
         ids: &'a [MessageId],
     },
     /// This node takes the peer into the mesh of a topic.
     Graft {
-        /// The topic.
+        /// The pubsub topic whose mesh the peer is taken into.
         topic: &'a str,
     },
     /// This node removes the peer from the mesh of a topic.
     Prune {
-        /// The topic.
+        /// The pubsub topic whose mesh the peer is removed from.
         topic: &'a str,
         /// How long not to come back, in seconds.
         backoff_s: Option<u64>,
@@ -56,7 +56,7 @@ pub enum Control<'a> {
     },
     /// This node has messages and does not want them again.
     IDontWant {
-        /// Their ids.
+        /// Ids of the messages that the peer need not send.
         ids: &'a [MessageId],
     },
 }

@@ -119,7 +119,7 @@ impl Default for Limits {
 pub struct Rpc {
     /// Topics the peer joins and leaves, in order.
     pub subscriptions: Vec<Subscription>,
-    /// Messages.
+    /// Messages that the peer publishes or forwards.
     pub publish: Vec<Publish>,
     /// Messages the peer offers.
     pub ihave: Vec<IHave>,

@@ -285,7 +285,7 @@ impl Keeper {
         }
     }
 
-    /// SIGTERM came.
+    /// Handles SIGTERM: the first one asks the machine to end, a second one kills it.
     async fn asked(&mut self, monitor: &mut UnixStream) {
         if self.asked.is_some() {
             self.report.event(What::Signal, "asked again: the machine is killed".to_owned());
@@ -386,7 +386,7 @@ impl Log {
     }
 }
 
-/// `2026-11-23T04:05:06.789Z`.
+/// The time of day in UTC, such as `2026-11-23T04:05:06.789Z`.
 fn stamp() -> String {
     let now = time::OffsetDateTime::now_utc();
     let (year, month, day) = (now.year(), u8::from(now.month()), now.day());

@@ -158,7 +158,7 @@ impl Machines {
         Ok(())
     }
 
-    /// Removes it.
+    /// Removes the folder of the sockets; errors are ignored.
     pub(crate) fn remove_sockets(&self) {
         // Only what is ours by name: the folder may be a link that somebody else put there.
         if fs::symlink_metadata(&self.sockets).is_ok_and(|found| found.is_dir()) {
