@@ -18,13 +18,17 @@ const TRIED_MAX: usize = 3;
 /// A difference this many times what may be chance needs no second run.
 const CLEAR: f64 = 3.0;
 
+/// CPU time that counts little.
+const CPU_SECONDS_SMALL: f64 = 1.0;
+
 /// A figure by which an effect shows, and the least spread of it that is believed.
 type Sign = (fn(&Measured) -> Option<f64>, f64);
 
 const SIGNS: [Sign; 5] = [
     (|run| Some((run.peak_bytes.max(1) as f64).ln()), 0.006),
     (|run| Some((run.end_bytes.max(1) as f64).ln()), 0.01),
-    (|run| Some(run.cpu_seconds.max(0.01).ln()), 0.015),
+    // Of a program that hardly works, a part of a second is what others on the machine cost it.
+    (|run| Some((run.cpu_seconds + CPU_SECONDS_SMALL).ln()), 0.015),
     (|run| run.collections.map(|count| (count as f64).max(1.0).ln()), 0.03),
     (|run| run.collector_percent.map(|percent| (percent + 0.5).ln()), 0.1),
 ];
