@@ -23,7 +23,9 @@ use pages::PageStore;
 use prometheus_client::registry::Registry;
 use rounds::{Driver, Ended, MachineClock, Settings, States, Volume};
 use sandbox::{Budgeted, ModuleSource, SandboxConfig};
-use state::{BlobStore, Height, ModuleHash, StateStore, SubnetInfo, SubnetKey, SubnetType, Time};
+use state::{
+    BlobStore, CanisterId, Height, ModuleHash, StateStore, SubnetInfo, SubnetKey, SubnetType, Time,
+};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 use zeroize::Zeroizing;
@@ -99,14 +101,7 @@ fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
     )?;
     rules::settle(&config, BLOCK_SEGMENT_BYTES, replay)?;
 
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .max_blocking_threads(16)
-        .thread_stack_size(1 << 20)
-        .thread_keep_alive(Duration::from_secs(10))
-        .enable_all()
-        .build()
-        .context("starting the HTTP runtime")?;
+    let runtime = http_runtime()?;
     // A file that may not grow any more is an error that is waited for like a full disk, and not
     // the end, which this signal is unless somebody takes it.
     let _too_large = {
@@ -159,6 +154,18 @@ fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
         Ok(result) => Ok(result?),
         Err(_) => bail!("the round thread ended with a defect; its message stands above"),
     }
+}
+
+/// What HTTP connections and timers run on.
+fn http_runtime() -> Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(16)
+        .thread_stack_size(1 << 20)
+        .thread_keep_alive(Duration::from_secs(10))
+        .enable_all()
+        .build()
+        .context("starting the HTTP runtime")
 }
 
 /// Executes the block log to its end and makes a checkpoint there, by the limits of this
@@ -233,7 +240,6 @@ fn open(
     role: Role,
 ) -> Result<Opened> {
     let data = &config.data_dir;
-    let exe = std::env::current_exe().context("finding this program's file")?;
     let state_dir = data.join("state");
     if statesync::complete_install(data)? {
         tracing::info!("a state fetched from peers was put in place");
@@ -241,35 +247,8 @@ fn open(
     let store = StateStore::open(&state_dir, limits.pages.metadata_cache_bytes)?;
     let blob_bytes_max = limits.module.wasm_bytes.max(limits.subnet.chunk_bytes);
     let blobs = Arc::new(BlobStore::open(&state_dir.join("blobs"), blob_bytes_max)?);
-    let sandbox = Arc::new(sandbox::Pool::open(SandboxConfig {
-        exe,
-        cache_dir: data.join("artifacts"),
-        update_workers: limits.execution.threads as usize,
-        query_workers: limits.execution.query_threads as usize,
-        module: limits.module.clone(),
-        sandbox: limits.sandbox.clone(),
-        source: Some(Arc::new(Modules(blobs.clone()))),
-        probes: false,
-    })?);
-    let ranges = vec![(
-        ExecutorConfig::canister_id(CANISTER_NUMBERS.0),
-        ExecutorConfig::canister_id(CANISTER_NUMBERS.1),
-    )];
+    let sandbox = Arc::new(open_sandbox(data, limits, &blobs)?);
     let pages = Arc::new(open_pages(data, limits, &store)?);
-    let config_of_executor = ExecutorConfig {
-        limits: limits.clone(),
-        subnet: SubnetInfo {
-            subnet_id: keys.subnet_id(),
-            public_key_der: keys.root_key_der(),
-            subnet_type: SubnetType::Application,
-            canister_ranges: ranges.clone(),
-            nodes: keys.nodes()?,
-        },
-        root_key_der: keys.root_key_der(),
-        first_canister: FIRST_CANISTER,
-        provisional: config.features.provisional(several(&keys)),
-        subnet_admins: vec![],
-    };
     let named =
         |name| ledger.pool(name).with_context(|| format!("the ledger has no pool `{name}`"));
     let budgeted =
@@ -278,7 +257,7 @@ fn open(
     ingress.count_in(&named(pool::INGRESS_POOL)?);
     let patience = Arc::new(NodePatience::new(ingress.clone(), data));
     let mut executor = Executor::open(
-        config_of_executor,
+        executor_config(config, limits, &keys)?,
         Arc::new(budgeted),
         pages.clone(),
         store,
@@ -286,38 +265,16 @@ fn open(
         patience,
     )?;
     executor.cache_queries(named(pool::QUERY_CACHE)?);
-    let height = executor.height();
-    if height.0 > 0 {
-        tracing::info!(
-            height = height.0,
-            root = hex::encode(executor.root()),
-            "restored the newest checkpoint"
-        );
-    }
-    let log = BlockLog::open(&data.join("blocks"), BLOCK_SEGMENT_BYTES)?;
-    let recovered_at = log.last().unwrap_or(height).max(height);
-    if recovered_at > height {
-        tracing::info!(
-            checkpoint = height.0,
-            log = recovered_at.0,
-            "executing again what the block log holds"
-        );
-    }
-    let calls = CallVerifier::new(
-        keys.committee.public_key,
-        &limits.gateway,
-        ingress_window(limits),
-        keys.subnet_id(),
-        ranges.clone(),
-    );
+    let (log, recovered_at) = open_log(data, &executor)?;
     let wiring = Wiring {
         pool: ingress.clone(),
         log,
         clock: Arc::new(SystemClock),
-        envelopes: Arc::new(calls),
+        envelopes: Arc::new(call_verifier(limits, &keys)),
         limits: limits.consensus.clone(),
         states: Some(Arc::new(States::of(&executor))),
     };
+    let height = executor.height();
     let (consensus, subnet): (Box<dyn Consensus>, _) = match role {
         // Alone: peers must not hear of the limits of before.
         Role::Replay => (Box::new(LogReplay::new(wiring, height)?), None),
@@ -330,27 +287,13 @@ fn open(
         )?,
     };
     let watch = Arc::new(Watch::new(ledger.clone(), cgroup, sandbox, limits));
-    let rounds = {
-        let mut registry = registry.lock().unwrap_or_else(PoisonError::into_inner);
-        let rounds = RoundMetrics::new(&mut registry);
-        registry.register_collector(Box::new(Readings {
-            watch: watch.clone(),
-            ingress: ingress.clone(),
-            rounds: rounds.clone(),
-            queries: executor.queries(),
-            delta_bytes: {
-                let pages = pages.clone();
-                Box::new(move || pages.delta_bytes())
-            },
-        }));
-        rounds
-    };
+    let rounds = register_metrics(registry, &watch, &ingress, &executor, &pages);
     let waiters = Waiters::new(limits.gateway.sync_calls_waiting);
     let adapter = Adapter {
         pool: ingress.clone(),
         queries: executor.queries(),
         reader: executor.reader(),
-        ranges,
+        ranges: canister_ranges(),
         recovered_at,
         watch: watch.clone(),
         rounds: rounds.clone(),
@@ -382,6 +325,98 @@ fn open(
         move |height, recorded| verdicts.at(height, recorded)
     });
     Ok(Opened { driver, busy, rounds, queries, adapter, keys, pool: ingress, waiters, watch })
+}
+
+/// The canisters of this subnet, first and last.
+fn canister_ranges() -> Vec<(CanisterId, CanisterId)> {
+    let (first, last) = CANISTER_NUMBERS;
+    vec![(ExecutorConfig::canister_id(first), ExecutorConfig::canister_id(last))]
+}
+
+/// The pool of worker processes: this program, with another role.
+fn open_sandbox(data: &Path, limits: &Limits, blobs: &Arc<BlobStore>) -> Result<sandbox::Pool> {
+    Ok(sandbox::Pool::open(SandboxConfig {
+        exe: std::env::current_exe().context("finding this program's file")?,
+        cache_dir: data.join("artifacts"),
+        update_workers: limits.execution.threads as usize,
+        query_workers: limits.execution.query_threads as usize,
+        module: limits.module.clone(),
+        sandbox: limits.sandbox.clone(),
+        source: Some(Arc::new(Modules(blobs.clone()))),
+        probes: false,
+    })?)
+}
+
+/// What the executor knows of its subnet.
+fn executor_config(config: &Config, limits: &Arc<Limits>, keys: &Keys) -> Result<ExecutorConfig> {
+    Ok(ExecutorConfig {
+        limits: limits.clone(),
+        subnet: SubnetInfo {
+            subnet_id: keys.subnet_id(),
+            public_key_der: keys.root_key_der(),
+            subnet_type: SubnetType::Application,
+            canister_ranges: canister_ranges(),
+            nodes: keys.nodes()?,
+        },
+        root_key_der: keys.root_key_der(),
+        first_canister: FIRST_CANISTER,
+        provisional: config.features.provisional(several(keys)),
+        subnet_admins: vec![],
+    })
+}
+
+/// What a call is checked by before it is taken, and again in every block.
+fn call_verifier(limits: &Limits, keys: &Keys) -> CallVerifier {
+    CallVerifier::new(
+        keys.committee.public_key,
+        &limits.gateway,
+        ingress_window(limits),
+        keys.subnet_id(),
+        canister_ranges(),
+    )
+}
+
+/// The block log, and the height that the node has again once the log is executed to its end.
+fn open_log(data: &Path, executor: &Executor) -> Result<(BlockLog, Height)> {
+    let height = executor.height();
+    if height.0 > 0 {
+        tracing::info!(
+            height = height.0,
+            root = hex::encode(executor.root()),
+            "restored the newest checkpoint"
+        );
+    }
+    let log = BlockLog::open(&data.join("blocks"), BLOCK_SEGMENT_BYTES)?;
+    let recovered_at = log.last().unwrap_or(height).max(height);
+    if recovered_at > height {
+        tracing::info!(
+            checkpoint = height.0,
+            log = recovered_at.0,
+            "executing again what the block log holds"
+        );
+    }
+    Ok((log, recovered_at))
+}
+
+/// Registers what the node counts and what it reads when somebody asks.
+fn register_metrics(
+    registry: &Mutex<Registry>,
+    watch: &Arc<Watch>,
+    ingress: &Arc<IngressPool>,
+    executor: &Executor,
+    pages: &Arc<PageStore>,
+) -> RoundMetrics {
+    let mut registry = registry.lock().unwrap_or_else(PoisonError::into_inner);
+    let rounds = RoundMetrics::new(&mut registry);
+    let pages = pages.clone();
+    registry.register_collector(Box::new(Readings {
+        watch: watch.clone(),
+        ingress: ingress.clone(),
+        rounds: rounds.clone(),
+        queries: executor.queries(),
+        delta_bytes: Box::new(move || pages.delta_bytes()),
+    }));
+    rounds
 }
 
 /// Whether the subnet's genesis has more than one member.

@@ -450,23 +450,13 @@ impl Fleet {
     }
 
     async fn attempt(&self, job: Job, index: u64, outcome: &mut Outcome) -> Result<(), Failure> {
-        let canister = &self.canisters[job.canister];
-        let seed = canister.seed.load(Ordering::SeqCst);
-        let unreadable = |text| Failure::new(Class::Protocol, text);
         match job.action {
-            Action::Count | Action::Burn { .. } => {
-                let (method, argument) = match job.action {
-                    Action::Burn { instructions } => ("burn", protocol::words(&[instructions])),
-                    _ => ("inc", vec![0x5A; self.parameters.payload_bytes as usize]),
-                };
-                canister.counts.open(1);
-                let reply = self.update(job, index, method, argument).await;
-                match &reply {
-                    Ok(_) => canister.counts.settle(1, 1, 0),
-                    Err(failure) if !failure.may_have_executed() => canister.counts.settle(1, 0, 0),
-                    Err(_) => {}
-                }
-                protocol::first_word(&reply?).map_err(unreadable)?;
+            Action::Count => {
+                let argument = vec![0x5A; self.parameters.payload_bytes as usize];
+                self.count(job, index, "inc", argument).await
+            }
+            Action::Burn { instructions } => {
+                self.count(job, index, "burn", protocol::words(&[instructions])).await
             }
             Action::Grow { space, bytes } => {
                 let method = if space == Space::Heap { "heap_grow" } else { "grow" };
@@ -476,82 +466,135 @@ impl Fleet {
                     outcome.wrong =
                         Some(format!("growing to {bytes} bytes was acknowledged with {has} bytes"));
                 }
+                Ok(())
             }
             Action::Write { space, offset, bytes } => {
                 let method = if space == Space::Heap { "heap_write" } else { "write" };
-                let reply =
-                    self.update(job, index, method, protocol::words(&[offset, bytes])).await?;
+                let argument = protocol::words(&[offset, bytes]);
+                let reply = self.update(job, index, method, argument).await?;
                 let generation = protocol::first_word(&reply).map_err(unreadable)?;
+                let canister = &self.canisters[job.canister];
                 lock(&canister.floors).raise(space, offset, bytes, generation);
                 outcome.touched_bytes = bytes;
+                Ok(())
             }
             Action::Read { space, offset, bytes, by } => {
-                // With several endpoints a query may be answered by a node that is behind, unless
-                // all were waited for.
-                let held =
-                    by == By::Update || self.endpoints.len() == 1 || job.kind == Kind::VerifyRead;
-                let floors = match held {
-                    true => lock(&canister.floors).read(space, offset, bytes),
-                    false => vec![0; (bytes / PAGE_BYTES) as usize],
-                };
-                let argument = protocol::words(&[offset, bytes, mix(self.parameters.seed ^ index)]);
-                let reply = match (space, by) {
-                    (Space::Stable, By::Query) => self.query(job, index, "read", argument).await,
-                    (Space::Stable, By::Update) => {
-                        self.update(job, index, "read_update", argument).await
-                    }
-                    (Space::Heap, By::Query) => self.query(job, index, "heap_read", argument).await,
-                    (Space::Heap, By::Update) => {
-                        self.update(job, index, "heap_read_update", argument).await
-                    }
-                }?;
-                let first =
-                    (offset / PAGE_BYTES) | if space == Space::Heap { HEAP_PAGES } else { 0 };
-                let judged = ReadReply::decode(&reply).and_then(|reply| {
-                    reply.judge(seed, first, &floors, index.is_multiple_of(WHOLE_READS))
-                });
-                outcome.wrong =
-                    judged.err().map(|text| format!("canister {}: {text}", canister.id));
-                outcome.touched_bytes = bytes;
+                self.read(job, index, (space, by), (offset, bytes), outcome).await
             }
-            Action::Chain { depth } => {
-                let argument = self.route(job, depth, 0);
-                self.hops.open(depth);
-                let reply = self.update(job, index, "chain", argument).await?;
-                if protocol::to_words(&reply)[..] != [depth, depth] {
-                    outcome.wrong = Some(format!(
-                        "a chain of {depth} calls replied [calls, replies] = {:?}",
-                        protocol::to_words(&reply)
-                    ));
-                }
-                self.hops.settle(depth, depth, 0);
-                outcome.hops = depth;
-            }
+            Action::Chain { depth } => self.chain(job, index, depth, outcome).await,
             Action::Fan { fanout, multiplier } => {
-                let calls = fanout * multiplier;
-                let argument = self.route(job, multiplier, fanout);
-                self.hops.open(calls);
-                let reply = self.update(job, index, "fan", argument).await?;
-                let words = protocol::to_words(reply.get(..24).unwrap_or_default());
-                let [replied, rejected, not_sent] = words[..] else {
-                    return Err(unreadable(format!("a fanout replied {} bytes", reply.len())));
-                };
-                if replied.saturating_add(rejected).saturating_add(not_sent) != calls {
-                    outcome.wrong = Some(format!(
-                        "of {calls} calls, {replied} replied, {rejected} rejected, {not_sent} not sent"
-                    ));
-                }
-                self.hops.settle(calls, replied, rejected.min(calls));
-                outcome.hops = replied;
-                let text = String::from_utf8_lossy(&reply[24..]).into_owned();
-                if rejected > 0 {
-                    outcome.inner.push((Class::InnerCall("rejected"), rejected, text));
-                }
-                if not_sent > 0 {
-                    let text = "call_perform refused: a queue, the memory for messages or the cycles do not allow one more call";
-                    outcome.inner.push((Class::InnerCall("not sent"), not_sent, text.into()));
-                }
+                self.fan(job, index, (fanout, multiplier), outcome).await
             }
+        }
+    }
+
+    /// An update that adds one to the canister's counter.
+    async fn count(
+        &self,
+        job: Job,
+        index: u64,
+        method: &str,
+        argument: Vec<u8>,
+    ) -> Result<(), Failure> {
+        let counts = &self.canisters[job.canister].counts;
+        counts.open(1);
+        let reply = self.update(job, index, method, argument).await;
+        match &reply {
+            Ok(_) => counts.settle(1, 1, 0),
+            Err(failure) if !failure.may_have_executed() => counts.settle(1, 0, 0),
+            Err(_) => {}
+        }
+        protocol::first_word(&reply?).map_err(unreadable)?;
+        Ok(())
+    }
+
+    /// A read whose reply is judged by what was written and acknowledged before.
+    async fn read(
+        &self,
+        job: Job,
+        index: u64,
+        (space, by): (Space, By),
+        (offset, bytes): (u64, u64),
+        outcome: &mut Outcome,
+    ) -> Result<(), Failure> {
+        let canister = &self.canisters[job.canister];
+        let seed = canister.seed.load(Ordering::SeqCst);
+        // With several endpoints a query may be answered by a node that is behind, unless all were
+        // waited for.
+        let held = by == By::Update || self.endpoints.len() == 1 || job.kind == Kind::VerifyRead;
+        let floors = match held {
+            true => lock(&canister.floors).read(space, offset, bytes),
+            false => vec![0; (bytes / PAGE_BYTES) as usize],
+        };
+        let argument = protocol::words(&[offset, bytes, mix(self.parameters.seed ^ index)]);
+        let reply = match (space, by) {
+            (Space::Stable, By::Query) => self.query(job, index, "read", argument).await,
+            (Space::Stable, By::Update) => self.update(job, index, "read_update", argument).await,
+            (Space::Heap, By::Query) => self.query(job, index, "heap_read", argument).await,
+            (Space::Heap, By::Update) => {
+                self.update(job, index, "heap_read_update", argument).await
+            }
+        }?;
+        let first = (offset / PAGE_BYTES) | if space == Space::Heap { HEAP_PAGES } else { 0 };
+        let judged = ReadReply::decode(&reply)
+            .and_then(|reply| reply.judge(seed, first, &floors, index.is_multiple_of(WHOLE_READS)));
+        outcome.wrong = judged.err().map(|text| format!("canister {}: {text}", canister.id));
+        outcome.touched_bytes = bytes;
+        Ok(())
+    }
+
+    /// `depth` calls, each made by the callee of the one before.
+    async fn chain(
+        &self,
+        job: Job,
+        index: u64,
+        depth: u64,
+        outcome: &mut Outcome,
+    ) -> Result<(), Failure> {
+        let argument = self.route(job, depth, 0);
+        self.hops.open(depth);
+        let reply = self.update(job, index, "chain", argument).await?;
+        let words = protocol::to_words(&reply);
+        if words[..] != [depth, depth] {
+            outcome.wrong =
+                Some(format!("a chain of {depth} calls replied [calls, replies] = {words:?}"));
+        }
+        self.hops.settle(depth, depth, 0);
+        outcome.hops = depth;
+        Ok(())
+    }
+
+    /// `multiplier` calls to each of `fanout` canisters, all at once.
+    async fn fan(
+        &self,
+        job: Job,
+        index: u64,
+        (fanout, multiplier): (u64, u64),
+        outcome: &mut Outcome,
+    ) -> Result<(), Failure> {
+        let calls = fanout * multiplier;
+        let argument = self.route(job, multiplier, fanout);
+        self.hops.open(calls);
+        let reply = self.update(job, index, "fan", argument).await?;
+        let words = protocol::to_words(reply.get(..24).unwrap_or_default());
+        let [replied, rejected, not_sent] = words[..] else {
+            return Err(unreadable(format!("a fanout replied {} bytes", reply.len())));
+        };
+        if replied.saturating_add(rejected).saturating_add(not_sent) != calls {
+            outcome.wrong = Some(format!(
+                "of {calls} calls, {replied} replied, {rejected} rejected, {not_sent} not sent"
+            ));
+        }
+        self.hops.settle(calls, replied, rejected.min(calls));
+        outcome.hops = replied;
+        let text = String::from_utf8_lossy(&reply[24..]).into_owned();
+        if rejected > 0 {
+            outcome.inner.push((Class::InnerCall("rejected"), rejected, text));
+        }
+        if not_sent > 0 {
+            let text = "call_perform refused: a queue, the memory for messages or the cycles do \
+                        not allow one more call";
+            outcome.inner.push((Class::InnerCall("not sent"), not_sent, text.into()));
         }
         Ok(())
     }
@@ -618,6 +661,10 @@ impl Fleet {
 /// What the last answer's `Retry-After` said.
 fn told() -> Option<Duration> {
     TRAFFIC.try_with(|traffic| traffic.retry_after.get()).ok().flatten()
+}
+
+fn unreadable(text: String) -> Failure {
+    Failure::new(Class::Protocol, text)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

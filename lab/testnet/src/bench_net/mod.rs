@@ -587,57 +587,11 @@ impl Bench {
         let idle: Vec<u64> =
             self.series()?.iter().filter_map(|node| node.median(idle_to - 5.0, idle_to)).collect();
         Session::open(self.place.clone())?.stop(&[last])?;
-        let mut endpoints = self.endpoints()?;
-        endpoints.truncate(last);
-        // 25 writes of 4 MiB to each of three canisters cover it once.
-        let fill = format!("{}MiB", SYNC_STATE_MIB / 3);
-        let operations = (SYNC_STATE_MIB / 4).to_string();
-        let flags = [
-            "--mode",
-            "dirty",
-            "--fill",
-            &fill,
-            "--write-size",
-            "4MiB",
-            "--read-size",
-            "4MiB",
-            "--operations",
-            &operations,
-            "--keep",
-        ];
-        let report = self.hammer("fill", &endpoints, &flags).await?;
-        self.judge_hammer("fill", &report);
-        self.phase("sync: the others go on until they keep none of those blocks");
-        let goal = tip(&self.reports().await?) + SYNC_ROUNDS;
-        let began = Instant::now();
-        while tip(&self.reports().await?) < goal {
-            ensure!(began.elapsed() < HAMMER_PATIENCE, "the others do not go on");
-            self.hammer(
-                "pass",
-                &endpoints,
-                &["--mode", "throughput", "--seconds", "10", "--concurrency", "4"],
-            )
-            .await?;
-        }
+        self.write_without(last).await?;
 
         let from = self.phase(&format!("sync: node {last} starts without state"));
         Session::open(self.place.clone())?.restart(last, true)?;
-        let started = Instant::now();
-        let mut synced = false;
-        let took = loop {
-            let reports = self.reports().await?;
-            if let Some(report) = reports.get(last).and_then(Option::as_ref) {
-                synced |= report.syncing;
-                let near = tip(&reports) - report.height <= STORM_BEHIND_MAX;
-                if report.healthy && near && report.height > 0 {
-                    break Some(started.elapsed().as_secs_f64());
-                }
-            }
-            if started.elapsed() > SYNC_PATIENCE {
-                break None;
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        };
+        let (synced, took) = self.until_synced(last).await?;
         let to = self.now();
         let words = if synced { "it did" } else { "it executed blocks" };
         self.row("state sync: the node fetched a state", words.into(), "it did", Some(synced));
@@ -654,21 +608,65 @@ impl Bench {
         if let Some(seconds) = took {
             self.tells("state sync", seconds, "s");
         }
+        self.judge_sync_memory((from, to), &idle)
+    }
+
+    /// Writes [`SYNC_STATE_MIB`] to the nodes before `last`, and goes on until none of them keeps
+    /// the blocks of it.
+    async fn write_without(&mut self, last: usize) -> Result<()> {
+        let mut endpoints = self.endpoints()?;
+        endpoints.truncate(last);
+        // 25 writes of 4 MiB to each of three canisters cover it once.
+        let fill = format!("{}MiB", SYNC_STATE_MIB / 3);
+        let operations = (SYNC_STATE_MIB / 4).to_string();
+        let dirty = ["--mode", "dirty", "--fill", &fill, "--operations", &operations, "--keep"];
+        let flags = [&dirty[..], &["--write-size", "4MiB", "--read-size", "4MiB"]].concat();
+        let report = self.hammer("fill", &endpoints, &flags).await?;
+        self.judge_hammer("fill", &report);
+        self.phase("sync: the others go on until they keep none of those blocks");
+        let goal = tip(&self.reports().await?) + SYNC_ROUNDS;
+        let began = Instant::now();
+        let flags = ["--mode", "throughput", "--seconds", "10", "--concurrency", "4"];
+        while tip(&self.reports().await?) < goal {
+            ensure!(began.elapsed() < HAMMER_PATIENCE, "the others do not go on");
+            self.hammer("pass", &endpoints, &flags).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether node `last` fetched a state, and after how many seconds it was near the others.
+    async fn until_synced(&mut self, last: usize) -> Result<(bool, Option<f64>)> {
+        let started = Instant::now();
+        let mut synced = false;
+        while started.elapsed() <= SYNC_PATIENCE {
+            let reports = self.reports().await?;
+            if let Some(report) = reports.get(last).and_then(Option::as_ref) {
+                synced |= report.syncing;
+                let near = tip(&reports) - report.height <= STORM_BEHIND_MAX;
+                if report.healthy && near && report.height > 0 {
+                    return Ok((synced, Some(started.elapsed().as_secs_f64())));
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        Ok((synced, None))
+    }
+
+    /// What a state sync cost each node in memory, those that showed it as well.
+    fn judge_sync_memory(&mut self, (from, to): (f64, f64), idle: &[u64]) -> Result<()> {
         let series = self.series()?;
         let extra: Vec<u64> = series
             .iter()
-            .zip(&idle)
+            .zip(idle)
             .filter_map(|(node, idle)| Some(node.peak(from, to)?.saturating_sub(*idle)))
             .collect();
         let words: Vec<String> = extra.iter().map(|bytes| mib(*bytes)).collect();
+        let small = extra.iter().all(|bytes| *bytes < SYNC_EXTRA_BYTES_MAX);
         self.row(
             "state sync: anonymous peak above idle, per node",
             words.join(", "),
             &format!("< {} MiB", SYNC_EXTRA_BYTES_MAX / MIB),
-            Some(
-                extra.len() == series.len()
-                    && extra.iter().all(|bytes| *bytes < SYNC_EXTRA_BYTES_MAX),
-            ),
+            Some(extra.len() == series.len() && small),
         );
         if let Some(most) = extra.iter().max() {
             self.tells(

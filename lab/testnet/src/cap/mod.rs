@@ -168,31 +168,17 @@ fn run_inner(options: &Options) -> Result<u8> {
         .context("becoming the subreaper")?;
     let caps = Caps { memory_bytes: options.memory, swap_bytes: options.swap };
     let mut group = Group::make(options.group, caps)?;
-    let mut scratch = None;
-    let series_path = match (&options.json, &options.picture) {
-        (Some(path), _) => Some(path.clone()),
-        // The picture is drawn from a series.
-        (None, Some(picture)) => {
-            let path = picture.with_extension(format!("series-{}", std::process::id()));
-            scratch = Some(Scratch(path.clone()));
-            Some(path)
-        }
-        (None, None) => None,
-    };
-    let writer = match &series_path {
-        Some(path) => Some(
-            Writer::create(path, options.json_size)
-                .with_context(|| format!("making the series file {}", path.display()))?,
-        ),
-        None => None,
-    };
-    let log = match &options.log {
-        Some(path) => Some(
-            Rotating::append(path, options.log_size)
-                .with_context(|| format!("opening the log {}", path.display()))?,
-        ),
-        None => None,
-    };
+    let (series_path, scratch) = series_path(options);
+    let writer = series_path.as_ref().map(|path| {
+        Writer::create(path, options.json_size)
+            .with_context(|| format!("making the series file {}", path.display()))
+    });
+    let writer = writer.transpose()?;
+    let log = options.log.as_ref().map(|path| {
+        Rotating::append(path, options.log_size)
+            .with_context(|| format!("opening the log {}", path.display()))
+    });
+    let log = log.transpose()?;
 
     // Before the command runs: its first line is a mark, too.
     let marks = options.mark_file.as_deref().map(Marks::at_end);
@@ -205,15 +191,7 @@ fn run_inner(options: &Options) -> Result<u8> {
     let spawned = command.and_then(|mut command| command.spawn());
     let child = match spawned {
         Ok(child) => child,
-        Err(error) => {
-            let program = options.command.first().map(|program| program.display().to_string());
-            eprintln!("thimble-lab cap: cannot run {}: {error}", program.unwrap_or_default());
-            return Ok(match error.kind() {
-                io::ErrorKind::NotFound => EXIT_NOT_FOUND,
-                io::ErrorKind::PermissionDenied => EXIT_NOT_RUNNABLE,
-                _ => EXIT_FAILURE,
-            });
-        }
+        Err(error) => return Ok(not_run(options, &error)),
     };
     let main = Pid(child.id());
     group.entered(main)?;
@@ -248,6 +226,7 @@ fn run_inner(options: &Options) -> Result<u8> {
         picture::draw(path, picture).with_context(|| format!("drawing {}", picture.display()))?;
     }
     drop(scratch);
+    let left = left?;
     if !options.quiet {
         eprint!("{}", summary::text(&summary, &header));
         for (what, path) in [("series", &options.json), ("picture", &options.picture)] {
@@ -255,13 +234,35 @@ fn run_inner(options: &Options) -> Result<u8> {
                 eprintln!("  {what:<11} {}", path.display());
             }
         }
-    }
-    match left? {
-        0 => {}
-        _ if options.quiet => {}
-        left => eprintln!("  left over   {left} processes of the group, killed"),
+        if left > 0 {
+            eprintln!("  left over   {left} processes of the group, killed");
+        }
     }
     Ok(summary.exit_status)
+}
+
+/// Where the series is written: where it was asked for, or beside the picture that is drawn from
+/// it, until that is done.
+fn series_path(options: &Options) -> (Option<PathBuf>, Option<Scratch>) {
+    match (&options.json, &options.picture) {
+        (Some(path), _) => (Some(path.clone()), None),
+        (None, Some(picture)) => {
+            let path = picture.with_extension(format!("series-{}", std::process::id()));
+            (Some(path.clone()), Some(Scratch(path)))
+        }
+        (None, None) => (None, None),
+    }
+}
+
+/// Says why the command did not start; the exit status of that, as shells have it.
+fn not_run(options: &Options, error: &io::Error) -> u8 {
+    let program = options.command.first().map(|program| program.display().to_string());
+    eprintln!("thimble-lab cap: cannot run {}: {error}", program.unwrap_or_default());
+    match error.kind() {
+        io::ErrorKind::NotFound => EXIT_NOT_FOUND,
+        io::ErrorKind::PermissionDenied => EXIT_NOT_RUNNABLE,
+        _ => EXIT_FAILURE,
+    }
 }
 
 /// A series that nobody asked for.

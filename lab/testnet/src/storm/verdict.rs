@@ -67,117 +67,137 @@ impl Row {
 
 /// Compares what was measured with the goals, one row for each figure.
 pub(crate) fn judge(findings: &Findings) -> Vec<Row> {
-    let Findings { memory_bytes, summary, hammer, .. } = findings;
-    let mut rows = Vec::new();
-    let mut row = |what: &str, measured: String, goal: &str, met: Option<bool>| {
-        rows.push(Row {
-            what: what.to_owned(),
-            measured,
-            goal: goal.to_owned(),
-            met,
-            figures: vec![],
-        });
-    };
-    let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / MIB as f64);
-
-    row("OOM kills", summary.oom_kills.to_string(), "0", Some(summary.oom_kills == 0));
-    match metric(&findings.metrics, "thimble_worker_restarts_total") {
-        Some(restarts) => row(
-            "worker restarts (the node's word)",
-            format!("{restarts:.0}"),
-            "0",
-            Some(restarts < 0.5),
-        ),
-        None => row("worker restarts (the node's word)", "not told".into(), "0", Some(false)),
-    }
-    let restarted: Vec<String> = summary
-        .restarts
-        .iter()
-        .filter(|restarts| !restarts.role.contains(COMPILER))
-        .map(|restarts| format!("{} {}", restarts.role, restarts.count))
-        .collect();
-    let none = restarted.is_empty();
-    row(
-        "process restarts (seen from outside)",
-        if none { "0".into() } else { restarted.join(", ") },
-        "0",
-        Some(none),
-    );
-    row("hammer", hammer.status.clone(), "exit status: 0", Some(hammer.success));
-    let report = hammer.report.as_ref();
-    let wrong = report.and_then(|report| report.get("verification_failures")?.as_u64());
-    row(
-        "verification failures",
-        wrong.map_or_else(|| "no report".to_owned(), |wrong| wrong.to_string()),
-        "0",
-        Some(wrong == Some(0)),
-    );
-    let done = report.map_or(0, operations);
-    // A storm in which nothing was done proves nothing.
-    row("operations done", done.to_string(), "some", Some(done > 0));
-    if let Some(errors) = report.and_then(|report| report.get("errors")?.as_u64()) {
-        row("errors the hammer was answered with", errors.to_string(), "", None);
-    }
-    let peak = summary.anonymous_peak_bytes;
-    let peak_max = match (*memory_bytes, findings.mode.as_str()) {
-        (bytes, "hybrid") if bytes == 512 * MIB => HYBRID_PEAK_BYTES_MAX,
-        (bytes, _) => bytes,
-    };
-    row(
-        "anonymous memory, peak",
-        mib(peak),
-        &format!("at most {}", format_size(peak_max)),
-        Some(peak <= peak_max),
-    );
-    row("anonymous memory, idle before", mib(findings.idle_bytes), "", None);
-    row(
-        &format!("anonymous memory, {} s after", findings.cool_down_seconds),
-        mib(findings.after_bytes),
-        &format!("at most {} above idle", format_size(KEPT_BYTES_MAX)),
-        Some(findings.after_bytes <= findings.idle_bytes + KEPT_BYTES_MAX),
-    );
-    let signed = |bytes: i64| format!("{:.1} MiB", bytes as f64 / MIB as f64);
-    row(
-        "memory that no pool holds, idle before",
-        findings.unaccounted_idle_bytes.map_or_else(|| "not told".to_owned(), signed),
-        "",
-        None,
-    );
-    let samples = &findings.unaccounted_bytes;
-    let most = memory_bytes / 100 * UNACCOUNTED_STORM_PERCENT_MAX;
-    let peak = samples.iter().copied().max();
-    row(
-        "memory that no pool holds, peak",
-        peak.map_or_else(
-            || "not told".to_owned(),
-            |peak| format!("{} in {} samples", signed(peak), samples.len()),
-        ),
-        &format!("at most {} ({UNACCOUNTED_STORM_PERCENT_MAX} %)", mib(most)),
-        Some(
-            samples.len() >= UNACCOUNTED_SAMPLES_MIN
-                && peak.is_some_and(|peak| peak <= most as i64),
-        ),
-    );
-    row("charged memory, peak (page cache included)", mib(summary.charged_peak_bytes), "", None);
-    let told = |name: &str, digits: usize| {
-        metric(&findings.metrics, name)
-            .map_or_else(|| "not told".to_owned(), |value| format!("{value:.digits$}"))
-    };
-    row("longest stall of rounds, seconds", told("thimble_longest_stall_seconds", 3), "", None);
-    row("rounds skipped", told("thimble_rounds_skipped_total", 0), "", None);
-    if let (Some(some), Some(full)) =
-        (summary.pressure_some_percent_max, summary.pressure_full_percent_max)
-    {
-        row("memory pressure, worst 10 s", format!("some {some:.1} %, full {full:.1} %"), "", None);
-    }
-    row(
-        "the node's end after SIGTERM",
-        summary.ended.clone(),
-        "exit 0",
-        Some(summary.ended == "exit 0"),
-    );
+    let mut rows = Rows(Vec::new());
+    rows.survival(findings);
+    rows.work(findings);
+    rows.memory(findings);
+    rows.unaccounted(findings);
+    rows.rounds(findings);
+    let ended = &findings.summary.ended;
+    rows.held("the node's end after SIGTERM", ended.clone(), "exit 0", ended == "exit 0");
+    let Rows(mut rows) = rows;
     tell(findings, &mut rows);
     rows
+}
+
+fn mib(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / MIB as f64)
+}
+
+/// The verdict while it is made, matter by matter.
+struct Rows(Vec<Row>);
+
+impl Rows {
+    fn add(&mut self, what: &str, measured: String, goal: &str, met: Option<bool>) {
+        let (what, goal) = (what.to_owned(), goal.to_owned());
+        self.0.push(Row { what, measured, goal, met, figures: vec![] });
+    }
+
+    /// With a goal.
+    fn held(&mut self, what: &str, measured: String, goal: &str, met: bool) {
+        self.add(what, measured, goal, Some(met));
+    }
+
+    /// Without one.
+    fn told(&mut self, what: &str, measured: String) {
+        self.add(what, measured, "", None);
+    }
+
+    /// Nothing was killed, and nothing began anew.
+    fn survival(&mut self, findings: &Findings) {
+        let summary = &findings.summary;
+        self.held("OOM kills", summary.oom_kills.to_string(), "0", summary.oom_kills == 0);
+        let restarts = metric(&findings.metrics, "thimble_worker_restarts_total");
+        self.held(
+            "worker restarts (the node's word)",
+            restarts.map_or_else(|| "not told".into(), |restarts| format!("{restarts:.0}")),
+            "0",
+            restarts.is_some_and(|restarts| restarts < 0.5),
+        );
+        let restarted: Vec<String> = summary
+            .restarts
+            .iter()
+            .filter(|restarts| !restarts.role.contains(COMPILER))
+            .map(|restarts| format!("{} {}", restarts.role, restarts.count))
+            .collect();
+        let none = restarted.is_empty();
+        let said = if none { "0".into() } else { restarted.join(", ") };
+        self.held("process restarts (seen from outside)", said, "0", none);
+    }
+
+    /// What the hammer did, and found right.
+    fn work(&mut self, findings: &Findings) {
+        let hammer = &findings.hammer;
+        self.held("hammer", hammer.status.clone(), "exit status: 0", hammer.success);
+        let report = hammer.report.as_ref();
+        let wrong = report.and_then(|report| report.get("verification_failures")?.as_u64());
+        let said = wrong.map_or_else(|| "no report".to_owned(), |wrong| wrong.to_string());
+        self.held("verification failures", said, "0", wrong == Some(0));
+        let done = report.map_or(0, operations);
+        // A storm in which nothing was done proves nothing.
+        self.held("operations done", done.to_string(), "some", done > 0);
+        if let Some(errors) = report.and_then(|report| report.get("errors")?.as_u64()) {
+            self.told("errors the hammer was answered with", errors.to_string());
+        }
+    }
+
+    fn memory(&mut self, findings: &Findings) {
+        let peak = findings.summary.anonymous_peak_bytes;
+        let peak_max = match (findings.memory_bytes, findings.mode.as_str()) {
+            (bytes, "hybrid") if bytes == 512 * MIB => HYBRID_PEAK_BYTES_MAX,
+            (bytes, _) => bytes,
+        };
+        let goal = format!("at most {}", format_size(peak_max));
+        self.held("anonymous memory, peak", mib(peak), &goal, peak <= peak_max);
+        self.told("anonymous memory, idle before", mib(findings.idle_bytes));
+        self.held(
+            &format!("anonymous memory, {} s after", findings.cool_down_seconds),
+            mib(findings.after_bytes),
+            &format!("at most {} above idle", format_size(KEPT_BYTES_MAX)),
+            findings.after_bytes <= findings.idle_bytes + KEPT_BYTES_MAX,
+        );
+    }
+
+    fn unaccounted(&mut self, findings: &Findings) {
+        let signed = |bytes: i64| format!("{:.1} MiB", bytes as f64 / MIB as f64);
+        let idle = findings.unaccounted_idle_bytes;
+        self.told(
+            "memory that no pool holds, idle before",
+            idle.map_or_else(|| "not told".to_owned(), signed),
+        );
+        let samples = &findings.unaccounted_bytes;
+        let most = findings.memory_bytes / 100 * UNACCOUNTED_STORM_PERCENT_MAX;
+        let peak = samples.iter().copied().max();
+        let said = peak.map_or_else(
+            || "not told".to_owned(),
+            |peak| format!("{} in {} samples", signed(peak), samples.len()),
+        );
+        let enough = samples.len() >= UNACCOUNTED_SAMPLES_MIN;
+        self.held(
+            "memory that no pool holds, peak",
+            said,
+            &format!("at most {} ({UNACCOUNTED_STORM_PERCENT_MAX} %)", mib(most)),
+            enough && peak.is_some_and(|peak| peak <= most as i64),
+        );
+    }
+
+    fn rounds(&mut self, findings: &Findings) {
+        let summary = &findings.summary;
+        let charged = mib(summary.charged_peak_bytes);
+        self.told("charged memory, peak (page cache included)", charged);
+        let told = |name: &str, digits: usize| {
+            metric(&findings.metrics, name)
+                .map_or_else(|| "not told".to_owned(), |value| format!("{value:.digits$}"))
+        };
+        let stall = told("thimble_longest_stall_seconds", 3);
+        self.told("longest stall of rounds, seconds", stall);
+        self.told("rounds skipped", told("thimble_rounds_skipped_total", 0));
+        let (some, full) = (summary.pressure_some_percent_max, summary.pressure_full_percent_max);
+        if let (Some(some), Some(full)) = (some, full) {
+            let said = format!("some {some:.1} %, full {full:.1} %");
+            self.told("memory pressure, worst 10 s", said);
+        }
+    }
 }
 
 /// Figures for comparing runs, on the last row.

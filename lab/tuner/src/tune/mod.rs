@@ -94,52 +94,11 @@ async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode
     );
     let machine = machine_bytes()?;
     let cap_bytes = options.memory.unwrap_or(machine);
-    let folder = options.state.clone().unwrap_or_else(|| {
-        let name =
-            Path::new(program).file_stem().map_or("command".into(), |name| name.to_string_lossy());
-        PathBuf::from(format!("tune-{name}"))
-    });
-    let identity = format!(
-        "{:?}",
-        (
-            (&options.command, cap_bytes, &chosen.knobs, chosen.by, options.lateness, options.goal),
-            (options.question()?, options.rate, options.load(), options.seconds, options.past_load),
-            (
-                options.beat.as_ref().map(regex::Regex::as_str),
-                options.beat_every,
-                options.miss.as_ref().map(regex::Regex::as_str),
-                format!("{:?}", options.ready),
-                options.ready_within,
-            ),
-        )
-    );
+    let folder = options.state.clone().unwrap_or_else(|| folder_of(program));
+    let identity = identity(options, &chosen, cap_bytes)?;
     let journal = Journal::open(&folder, &options.command.join(" "), &identity, options.fresh)?;
-    let scratch = folder.canonicalize()?.join("scratch");
-    // What a search that was killed left there.
-    if scratch.exists() {
-        std::fs::remove_dir_all(&scratch)
-            .with_context(|| format!("removing {}", scratch.display()))?;
-    }
-    std::fs::create_dir_all(&scratch)?;
-    let plan = Plan {
-        exe: std::env::current_exe().context("finding this program")?,
-        command: options.command.clone(),
-        by: chosen.by,
-        cap_bytes,
-        ready: options.ready.clone(),
-        ready_within: options.ready_within,
-        phase: options.phase(),
-        is_phase_asked: options.seconds.is_some(),
-        until_load_ends: options.load().is_some() && !options.past_load,
-        probe: options.question()?,
-        per_second: options.rate,
-        beat: options.beat.clone(),
-        beat_period: options.beat_every,
-        miss: options.miss.clone(),
-        load: options.load().map(str::to_owned),
-        log: chosen.log.clone(),
-        scratch: scratch.clone(),
-    };
+    let scratch = empty_scratch(&folder)?;
+    let plan = plan(options, &chosen, cap_bytes, &scratch)?;
     let asked = Asked {
         knobs: chosen.knobs.clone(),
         aim: options.goal,
@@ -191,6 +150,65 @@ async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode
     Ok(match report.verdict {
         Verdict::Better | Verdict::DefaultIsBest | Verdict::Measured => ExitCode::SUCCESS,
         Verdict::KilledEverywhere | Verdict::GoalNotMet => ExitCode::from(EXIT_NOTHING),
+    })
+}
+
+/// Where the state of a search lies that names no folder.
+fn folder_of(program: &str) -> PathBuf {
+    let name =
+        Path::new(program).file_stem().map_or("command".into(), |name| name.to_string_lossy());
+    PathBuf::from(format!("tune-{name}"))
+}
+
+/// Everything that a run depends on: runs of another search are not taken for this one's.
+fn identity(options: &Options, chosen: &Chosen, cap_bytes: u64) -> Result<String> {
+    Ok(format!(
+        "{:?}",
+        (
+            (&options.command, cap_bytes, &chosen.knobs, chosen.by, options.lateness, options.goal),
+            (options.question()?, options.rate, options.load(), options.seconds, options.past_load),
+            (
+                options.beat.as_ref().map(regex::Regex::as_str),
+                options.beat_every,
+                options.miss.as_ref().map(regex::Regex::as_str),
+                format!("{:?}", options.ready),
+                options.ready_within,
+            ),
+        )
+    ))
+}
+
+/// The folder for files of the runs, without what a search that was killed left there.
+fn empty_scratch(folder: &Path) -> Result<PathBuf> {
+    let scratch = folder.canonicalize()?.join("scratch");
+    if scratch.exists() {
+        std::fs::remove_dir_all(&scratch)
+            .with_context(|| format!("removing {}", scratch.display()))?;
+    }
+    std::fs::create_dir_all(&scratch)?;
+    Ok(scratch)
+}
+
+/// How every run is made.
+fn plan(options: &Options, chosen: &Chosen, cap_bytes: u64, scratch: &Path) -> Result<Plan> {
+    Ok(Plan {
+        exe: std::env::current_exe().context("finding this program")?,
+        command: options.command.clone(),
+        by: chosen.by,
+        cap_bytes,
+        ready: options.ready.clone(),
+        ready_within: options.ready_within,
+        phase: options.phase(),
+        is_phase_asked: options.seconds.is_some(),
+        until_load_ends: options.load().is_some() && !options.past_load,
+        probe: options.question()?,
+        per_second: options.rate,
+        beat: options.beat.clone(),
+        beat_period: options.beat_every,
+        miss: options.miss.clone(),
+        load: options.load().map(str::to_owned),
+        log: chosen.log.clone(),
+        scratch: scratch.to_owned(),
     })
 }
 

@@ -204,8 +204,7 @@ impl Dispatcher<'_> {
         // From here on memories exist that are removed again unless the installation succeeds.
         let mut next = canister.clone();
         let created = self.lay_out(&mut next, module, plan)?;
-        let result = self.install_on(&canister, &mut next, plan, &order, prepaid, install_limits);
-        let failure = match result {
+        match self.install_on(&canister, &mut next, plan, &order, prepaid, install_limits) {
             Ok(tally) => {
                 self.finish_install(
                     call,
@@ -217,7 +216,7 @@ impl Dispatcher<'_> {
                     prepaid,
                     compile_cost,
                 )?;
-                return Ok(Handled::Reply(no_value()));
+                Ok(Handled::Reply(no_value()))
             }
             Err((failure, tally)) => {
                 created.iter().for_each(|memory| core.pages.remove(*memory));
@@ -225,27 +224,38 @@ impl Dispatcher<'_> {
                 // look the same.
                 core.sandbox
                     .forget(&created.into_iter().chain(memories(&canister)).collect::<Vec<_>>());
-                if let (Refusal::Reject(reject), None) = (&failure, &tally) {
-                    return self.refuse_compiled(&order.id, compile_cost, reject.clone());
+                match (failure, tally) {
+                    (Refusal::Reject(reject), None) => {
+                        self.refuse_compiled(&order.id, compile_cost, reject)
+                    }
+                    (failure, Some(tally)) => {
+                        let cost = core.costs.execution(tally.instructions) + compile_cost;
+                        self.charge_failed(&order.id, cost.min(prepaid), &tally)?;
+                        Err(failure)
+                    }
+                    (failure, None) => Err(failure),
                 }
-                if let Some(tally) = tally {
-                    let cost =
-                        (core.costs.execution(tally.instructions) + compile_cost).min(prepaid);
-                    let log_bytes_max = canister.settings.log_memory_limit;
-                    let time = self.round.time;
-                    let canister = self.target_mut(&order.id)?;
-                    canister.cycles -= cost;
-                    canister.consumption.instructions += cost;
-                    tally
-                        .log
-                        .iter()
-                        .for_each(|line| canister.log.push(time, line.to_vec(), log_bytes_max));
-                    self.count(tally.instructions, 0);
-                }
-                failure
             }
-        };
-        Err(failure)
+        }
+    }
+
+    /// What ran of an installation that failed is paid for, and what it logged stays.
+    fn charge_failed(
+        &mut self,
+        id: &CanisterId,
+        cost: Cycles,
+        tally: &Tally,
+    ) -> Result<(), Refusal> {
+        let time = self.round.time;
+        let canister = self.target_mut(id)?;
+        canister.cycles -= cost;
+        canister.consumption.instructions += cost;
+        let log_bytes_max = canister.settings.log_memory_limit;
+        for line in &tally.log {
+            canister.log.push(time, line.to_vec(), log_bytes_max);
+        }
+        self.count(tally.instructions, 0);
+        Ok(())
     }
 
     /// Refuses an installation of which nothing ran, but whose module was compiled or at least
@@ -378,30 +388,8 @@ impl Dispatcher<'_> {
         if plan.deployment != DeploymentMode::Upgrade {
             next.certified_data.clear();
         }
-        let (mut heap_used, mut stable_used) = (0, 0);
-        if let Some(first) = &first {
-            next.cycles = first.balance;
-            next.consumption.burned += first.cycles_burned;
-            if let Some(data) = &first.certified_data {
-                next.certified_data = data.to_vec();
-            }
-            if let Some(execution) = next.execution.as_mut() {
-                stable_used = mount_over(
-                    &mut execution.stable,
-                    &room.stable,
-                    &first.stable_runs,
-                    first.stable_wasm_pages,
-                );
-                if plan.keeps_heap {
-                    heap_used = mount_over(
-                        &mut execution.heap,
-                        &room.heap,
-                        &first.heap_runs,
-                        first.heap_wasm_pages,
-                    );
-                }
-            }
-        }
+        let (heap_used, stable_used) =
+            first.as_ref().map_or((0, 0), |first| carry_over(next, first, &room, plan));
         let targets = Targets {
             heap: part(&room.heap, heap_used, limits.heap_dirty_bytes),
             stable: part(&room.stable, stable_used, limits.stable_dirty_bytes),
@@ -418,42 +406,15 @@ impl Dispatcher<'_> {
             Ok(changes) => changes,
             Err(refusal) => return Err((refusal, Some(tally))),
         };
-        // What the canister would keep must last its freezing threshold.
         next.cycles = changes.balance;
         next.consumption.burned += changes.cycles_burned;
         let cost = self.core.costs.execution(tally.instructions).min(prepaid);
-        let grown = next.execution.as_ref().map_or(0, |execution| {
-            changes.heap_wasm_pages + changes.stable_wasm_pages
-                - execution.heap.wasm_pages
-                - execution.stable.wasm_pages
-        });
-        let needed = self.core.costs.freezing_limit_with(
-            next,
-            next.memory_usage().total() + grown * state::WASM_PAGE_BYTES,
-        );
-        let balance = next.cycles + (prepaid - cost);
-        if balance < needed {
-            let reject = reject::reject(
-                532,
-                format!(
-                    "Error from Canister {}: after the installation it would have {balance} cycles and must keep {needed} to last its freezing threshold; top it up.",
-                    canister.id
-                ),
-            );
+        if let Err(reject) = self.check_lasting(next, &changes, prepaid - cost) {
             return Err((reject.into(), Some(tally)));
         }
 
-        // Both ended well: their pages become one version.
-        if let Some(execution) = next.execution.as_mut() {
-            let (old_heap, old_stable) = layouts(canister);
-            if let Some(first) = &first {
-                execution.stable.layout = old_stable;
-                changes.stable_runs = overlay(&first.stable_runs, &changes.stable_runs);
-                if plan.keeps_heap {
-                    execution.heap.layout = old_heap;
-                    changes.heap_runs = overlay(&first.heap_runs, &changes.heap_runs);
-                }
-            }
+        if let Some(first) = &first {
+            merge(canister, next, first, &mut changes, plan);
         }
         let Room { heap, stable, old_heap } = room;
         drop(old_heap);
@@ -462,6 +423,34 @@ impl Dispatcher<'_> {
             Err(error) => return Err((error.into(), Some(tally))),
         }
         Ok(tally)
+    }
+
+    /// What the canister would keep after the installation must last its freezing threshold.
+    fn check_lasting(
+        &self,
+        next: &CanisterState,
+        changes: &Changes,
+        refund: Cycles,
+    ) -> Result<(), Reject> {
+        let grown = next.execution.as_ref().map_or(0, |execution| {
+            changes.heap_wasm_pages + changes.stable_wasm_pages
+                - execution.heap.wasm_pages
+                - execution.stable.wasm_pages
+        });
+        let bytes = next.memory_usage().total() + grown * state::WASM_PAGE_BYTES;
+        let needed = self.core.costs.freezing_limit_with(next, bytes);
+        let balance = next.cycles + refund;
+        if balance >= needed {
+            return Ok(());
+        }
+        Err(reject::reject(
+            532,
+            format!(
+                "Error from Canister {}: after the installation it would have {balance} cycles \
+                 and must keep {needed} to last its freezing threshold; top it up.",
+                next.id
+            ),
+        ))
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -558,6 +547,42 @@ fn room(
 
 fn memories(canister: &CanisterState) -> impl Iterator<Item = MemoryId> + '_ {
     canister.execution.iter().flat_map(|execution| [execution.heap.id, execution.stable.id])
+}
+
+/// Gives the new code what the old code's last execution left: its balance, its certified data,
+/// and its pages as overlays. How many pages of the room are taken, of heap and stable memory.
+fn carry_over(next: &mut CanisterState, first: &Changes, room: &Room, plan: Plan) -> (u64, u64) {
+    next.cycles = first.balance;
+    next.consumption.burned += first.cycles_burned;
+    if let Some(data) = &first.certified_data {
+        next.certified_data = data.to_vec();
+    }
+    let Some(execution) = next.execution.as_mut() else { return (0, 0) };
+    let (runs, wasm_pages) = (&first.stable_runs, first.stable_wasm_pages);
+    let stable_used = mount_over(&mut execution.stable, &room.stable, runs, wasm_pages);
+    if !plan.keeps_heap {
+        return (0, stable_used);
+    }
+    let (runs, wasm_pages) = (&first.heap_runs, first.heap_wasm_pages);
+    (mount_over(&mut execution.heap, &room.heap, runs, wasm_pages), stable_used)
+}
+
+/// Both executions ended well: their pages become one version.
+fn merge(
+    canister: &CanisterState,
+    next: &mut CanisterState,
+    first: &Changes,
+    changes: &mut Changes,
+    plan: Plan,
+) {
+    let Some(execution) = next.execution.as_mut() else { return };
+    let (old_heap, old_stable) = layouts(canister);
+    execution.stable.layout = old_stable;
+    changes.stable_runs = overlay(&first.stable_runs, &changes.stable_runs);
+    if plan.keeps_heap {
+        execution.heap.layout = old_heap;
+        changes.heap_runs = overlay(&first.heap_runs, &changes.heap_runs);
+    }
 }
 
 fn layouts(canister: &CanisterState) -> (Option<MemoryLayout>, Option<MemoryLayout>) {

@@ -98,7 +98,35 @@ struct Ended {
     instructions: u64,
     failure: Option<Failure>,
     globals: Vec<Global>,
+    /// It ran as an update and was declared a query.
+    query_for_update: bool,
     did: Did,
+}
+
+/// What of a message is at hand.
+struct Ready {
+    /// Whether the module has a heap at all.
+    has_memory: bool,
+    heap: bool,
+    stable: bool,
+}
+
+/// What a message runs on: globals, heap, stable memory.
+type Start = (Vec<Global>, Option<(Mapping, Taken)>, (Mapping, Taken));
+
+/// What of an order decides about the pages that its message wrote.
+struct Settlement {
+    changes_state: bool,
+    module: ModuleHash,
+    limits: MessageLimits,
+    /// The kept execution that the message went on with.
+    keep_token: Option<u64>,
+    /// Where a new one may be kept.
+    keep_as: Option<u64>,
+    /// Those before the message.
+    globals: Vec<Global>,
+    heap_order: MountOrder,
+    stable_order: MountOrder,
 }
 
 /// What to do with the pages.
@@ -106,6 +134,27 @@ enum Fate {
     Commit,
     Keep(u64),
     Drop,
+}
+
+impl Settlement {
+    fn fate(&self, ended: &mut Ended) -> Fate {
+        let composite = self.keep_token.is_some() || !ended.did.calls.is_empty();
+        let failed = ended.failure.is_some();
+        if !failed && self.changes_state && !ended.query_for_update {
+            return Fate::Commit;
+        }
+        if self.changes_state || !composite {
+            return Fate::Drop;
+        }
+        // Also after a failure: the cleanup callback runs on what was before it.
+        if let Some(token) = self.keep_token.or(self.keep_as.filter(|_| !failed)) {
+            return Fate::Keep(token);
+        }
+        ended.failure.get_or_insert_with(|| {
+            Failure::out_of_memory("too many composite queries wait for their calls at once")
+        });
+        Fate::Drop
+    }
 }
 
 impl Keeper {
@@ -161,51 +210,11 @@ impl Keeper {
     ) -> Result<Report, String> {
         self.clock += 1;
         self.forget(&order.forget)?;
-        let mut files = descriptors.into_iter().map(File::from);
-        if order.artefact {
-            let file = files.next().ok_or("an artefact was announced and not sent")?;
-            // SAFETY: the pool hands out artefacts of its cache only, verified, which nobody
-            // changes.
-            let module = unsafe { engine::load(&self.engine, &file) }
-                .map_err(text("loading an artefact"))?;
-            let module =
-                LoadedModule::new(&module, &self.linkers).map_err(text("linking a module"))?;
-            self.modules.insert(order.module, module);
-        }
-        let Some(module) = self.modules.get(&order.module) else { return Ok(Report::Missing) };
-        let has_memory = module.has_memory;
-
-        // Both mounts are brought up to date before anything may be found missing, so that what
-        // came with the order is never lost.
-        let heap_ready = self.mount(Kind::Heap, &order.heap, &mut files)?;
-        let stable_ready = self.mount(Kind::Stable, &order.stable, &mut files)?;
-
-        let (globals, heap, stable) = if let Some(token) = order.keep_token {
-            let Some(kept) = self.kept.remove(&token).filter(|kept| kept.module == order.module)
-            else {
-                return Ok(Report::Outcome(Box::new(failed(Failure::engine(
-                    "the composite query is no longer kept",
-                )))));
-            };
-            let resume = |memory: KeptMemory| {
-                let size_before = memory.mapping.size_bytes();
-                (
-                    memory.mapping,
-                    Taken { size_before, kept: Some((memory.dirty, memory.size_before)) },
-                )
-            };
-            (kept.globals, kept.heap.map(resume), resume(kept.stable))
-        } else {
-            if !stable_ready || (has_memory && !heap_ready) {
-                return Ok(Report::Missing);
-            }
-            let heap = if has_memory { self.take(&order.heap)? } else { None };
-            let Some(stable) = self.take(&order.stable)? else { return Ok(Report::Missing) };
-            (order.globals.into_owned(), heap, stable)
+        let Some(ready) = self.receive(&order, descriptors)? else { return Ok(Report::Missing) };
+        let (globals, heap, stable) = match self.take_all(&order, ready)? {
+            Ok(taken) => taken,
+            Err(report) => return Ok(report),
         };
-        if has_memory && heap.is_none() {
-            return Ok(Report::Missing);
-        }
 
         let heap_taken = heap.map(|(mapping, taken)| {
             self.heap.enter(
@@ -223,25 +232,33 @@ impl Keeper {
             order.limits.stable_accessed_bytes / PAGE_BYTES,
             stable_taken.kept.as_ref().map(|(dirty, _)| dirty.as_slice()),
         );
-        let changes_state = changes_state(&order.entry, order.context.replicated);
+        let settlement = Settlement {
+            changes_state: changes_state(&order.entry, order.context.replicated),
+            module: order.module,
+            limits: order.limits,
+            keep_token: order.keep_token,
+            keep_as: order.keep_as,
+            globals,
+            heap_order: order.heap,
+            stable_order: order.stable,
+        };
         let message = Message {
             entry: order.entry.into_owned(),
-            globals: globals.clone(),
+            globals: settlement.globals.clone(),
             context: order.context.into_owned(),
             limits: order.limits,
         };
         let Some(module) = self.modules.get(&order.module) else { return Ok(Report::Missing) };
-        let Ran { instructions, failure, globals: globals_after, query_for_update, did, stable } =
+        let Ran { instructions, failure, globals, query_for_update, did, stable } =
             run(&self.engine, module, message, &self.heap, stable)
                 .map_err(text("running a message"))?;
-        let mut ended = Ended { instructions, failure, globals: globals_after, did };
+        let ended = Ended { instructions, failure, globals, query_for_update, did };
         // Whatever the canister was told instead must not count: another machine would not have
         // said it.
         if self.heap.kernel_refused() || stable.kernel_refused() {
-            return Err(
-                "the kernel refused to change the protection of a memory: memory is short, or vm.max_map_count too low"
-                    .into(),
-            );
+            return Err("the kernel refused to change the protection of a memory: \
+                        memory is short, or vm.max_map_count too low"
+                .into());
         }
 
         let heap = heap_taken.zip(self.heap.leave()).map(|(taken, (mapping, dirty, undo))| After {
@@ -253,42 +270,100 @@ impl Keeper {
         let (mapping, dirty, undo, trackers) = stable.leave();
         self.trackers = trackers;
         let stable = After { mapping, dirty, undo, taken: stable_taken };
+        let outcome = self.settle(settlement, ended, heap, stable)?;
+        self.evict();
+        Ok(Report::Outcome(Box::new(outcome)))
+    }
 
-        let composite = order.keep_token.is_some() || !ended.did.calls.is_empty();
-        let fate = match () {
-            () if ended.failure.is_none() && changes_state && !query_for_update => Fate::Commit,
-            () if changes_state || !composite => Fate::Drop,
-            // Also after a failure: the cleanup callback runs on what was before it.
-            () => match order.keep_token.or(order.keep_as.filter(|_| ended.failure.is_none())) {
-                Some(token) => Fate::Keep(token),
-                None => {
-                    if ended.failure.is_none() {
-                        ended.failure = Some(Failure::out_of_memory(
-                            "too many composite queries wait for their calls at once",
-                        ));
-                    }
-                    Fate::Drop
-                }
-            },
+    /// Loads and mounts what came with the order; `None` when the module is not here. Both mounts
+    /// are brought up to date before anything may be found missing, so that what came with the
+    /// order is never lost.
+    fn receive(
+        &mut self,
+        order: &Execute<'_>,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<Option<Ready>, String> {
+        let mut files = descriptors.into_iter().map(File::from);
+        if order.artefact {
+            let file = files.next().ok_or("an artefact was announced and not sent")?;
+            // SAFETY: the pool hands out artefacts of its cache only, verified, which nobody
+            // changes.
+            let module = unsafe { engine::load(&self.engine, &file) }
+                .map_err(text("loading an artefact"))?;
+            let module =
+                LoadedModule::new(&module, &self.linkers).map_err(text("linking a module"))?;
+            self.modules.insert(order.module, module);
+        }
+        let Some(module) = self.modules.get(&order.module) else { return Ok(None) };
+        let has_memory = module.has_memory;
+        let heap = self.mount(Kind::Heap, &order.heap, &mut files)?;
+        let stable = self.mount(Kind::Stable, &order.stable, &mut files)?;
+        Ok(Some(Ready { has_memory, heap, stable }))
+    }
+
+    /// Takes out what the message runs on: globals, heap, stable memory. `Err` is the report that
+    /// it cannot run.
+    fn take_all(
+        &mut self,
+        order: &Execute<'_>,
+        ready: Ready,
+    ) -> Result<Result<Start, Report>, String> {
+        let (globals, heap, stable) = if let Some(token) = order.keep_token {
+            let Some(kept) = self.kept.remove(&token).filter(|kept| kept.module == order.module)
+            else {
+                let failure = Failure::engine("the composite query is no longer kept");
+                return Ok(Err(Report::Outcome(Box::new(failed(failure)))));
+            };
+            let resume = |memory: KeptMemory| {
+                let size_before = memory.mapping.size_bytes();
+                let kept = Some((memory.dirty, memory.size_before));
+                (memory.mapping, Taken { size_before, kept })
+            };
+            (kept.globals, kept.heap.map(resume), resume(kept.stable))
+        } else {
+            if !ready.stable || (ready.has_memory && !ready.heap) {
+                return Ok(Err(Report::Missing));
+            }
+            let heap = if ready.has_memory { self.take(&order.heap)? } else { None };
+            let Some(stable) = self.take(&order.stable)? else { return Ok(Err(Report::Missing)) };
+            (order.globals.to_vec(), heap, stable)
         };
-        let outcome = match fate {
-            Fate::Commit => self.commit(ended, heap, stable, &order.heap, &order.stable)?,
+        if ready.has_memory && heap.is_none() {
+            return Ok(Err(Report::Missing));
+        }
+        Ok(Ok((globals, heap, stable)))
+    }
+
+    /// Keeps or drops what a message wrote, see the table above.
+    fn settle(
+        &mut self,
+        settlement: Settlement,
+        mut ended: Ended,
+        heap: Option<After>,
+        stable: After,
+    ) -> Result<Outcome, String> {
+        match settlement.fate(&mut ended) {
+            Fate::Commit => {
+                self.commit(ended, heap, stable, &settlement.heap_order, &settlement.stable_order)
+            }
             Fate::Keep(token) => {
-                self.keep(token, order.module, ended, globals, heap, stable, &order.limits)?
+                let Settlement { module, globals, limits, .. } = settlement;
+                self.keep(token, module, ended, globals, heap, stable, &limits)
             }
             Fate::Drop => {
-                let sizes = (
-                    heap.as_ref()
-                        .map_or(order.heap.wasm_pages, |heap| wasm_pages(heap.taken.size_before)),
-                    wasm_pages(stable.taken.size_before),
-                );
+                let heap_wasm_pages =
+                    heap.as_ref().map_or(settlement.heap_order.wasm_pages, |heap| {
+                        wasm_pages(heap.taken.size_before)
+                    });
+                let stable_wasm_pages = wasm_pages(stable.taken.size_before);
                 for after in heap.into_iter().chain([stable]) {
                     self.drop_changes(after)?;
                 }
-                let changes = (ended.failure.is_none() && query_for_update).then(|| Changes {
-                    globals,
-                    heap_wasm_pages: sizes.0,
-                    stable_wasm_pages: sizes.1,
+                let query_for_update = ended.failure.is_none() && ended.query_for_update;
+                let changes = query_for_update.then(|| Changes {
+                    globals: settlement.globals,
+                    heap_wasm_pages,
+                    stable_wasm_pages,
                     heap_runs: Vec::new(),
                     stable_runs: Vec::new(),
                     balance: ended.did.balance,
@@ -298,11 +373,9 @@ impl Keeper {
                     certified_data: None,
                     global_timer: None,
                 });
-                outcome(ended, changes, Vec::new(), None)
+                Ok(outcome(ended, changes, Vec::new(), None))
             }
-        };
-        self.evict();
-        Ok(Report::Outcome(Box::new(outcome)))
+        }
     }
 
     /// Maps what the order brings; whether the memory is mapped now, with its append file if it has

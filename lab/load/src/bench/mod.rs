@@ -1,0 +1,314 @@
+//! `thimble-lab bench`: starts a node of its own in a scratch folder and prints what it costs and
+//! how fast it is.
+//!
+//! Two kinds of client take part. *Latencies* are measured with the published agent as it is, its
+//! verification of every certificate included. *Rates* are measured with calls that the agent
+//! signed and that are then sent over plain HTTP connections, because verifying a BLS signature per
+//! reply would keep the client, which shares the machine, busier than the node; one reply in 64 is
+//! verified all the same, and every one must say `replied`.
+
+mod node;
+mod rates;
+
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use candid::{Encode, Principal};
+use clap::Args;
+use compare::figure::{Figure, Figures};
+use hdrhistogram::Histogram;
+use ic_agent::Agent;
+use serde::Serialize;
+
+use demo::{client, measure};
+
+use crate::{hammer, machine};
+use node::Node;
+use rates::{Kind, rate};
+
+/// Command line of `thimble-lab bench`.
+#[derive(Args)]
+pub struct Options {
+    /// The node's binary.
+    #[arg(long, default_value = "target/release/thimble")]
+    node: PathBuf,
+    /// The node's memory budget.
+    #[arg(long, default_value = "512MiB")]
+    memory: String,
+    /// Seconds per rate.
+    #[arg(long, default_value_t = 10)]
+    seconds: u64,
+    /// Calls in flight while measuring rates.
+    #[arg(long, default_value_t = 32)]
+    concurrency: usize,
+    /// Folder with the canister modules.
+    #[arg(long, default_value = "canisters/wasm")]
+    canisters: PathBuf,
+    /// Write the figures to this file, which thimble-lab compare reads; without a value, or for -,
+    /// to standard output instead of the table.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    json: Option<PathBuf>,
+}
+
+/// One line of the table.
+#[derive(Serialize)]
+struct Row {
+    what: String,
+    value: String,
+    goal: &'static str,
+    met: Option<bool>,
+}
+
+/// What was measured, as rows to read and as figures to compare.
+#[derive(Default)]
+struct Table {
+    rows: Vec<Row>,
+    figures: Vec<Figure>,
+}
+
+impl Table {
+    fn figure(&mut self, name: &str, value: f64, unit: &str) {
+        self.figures.push(Figure::new(name, value, unit));
+    }
+
+    /// A row without a goal.
+    fn row(&mut self, what: impl Into<String>, value: String) {
+        self.rows.push(Row { what: what.into(), value, goal: "", met: None });
+    }
+
+    /// A row with its goal, and whether it was met.
+    fn held(&mut self, what: impl Into<String>, value: String, goal: &'static str, met: bool) {
+        self.rows.push(Row { what: what.into(), value, goal, met: Some(met) });
+    }
+
+    fn print(&self) {
+        println!("\n{:<58} {:>24}  {:<16} met", "what", "measured", "goal");
+        for row in &self.rows {
+            let met = row.met.map_or("", |met| if met { "yes" } else { "NO" });
+            println!("{:<58} {:>24}  {:<16} {met}", row.what, row.value, row.goal);
+        }
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Runs everything and prints the table.
+pub async fn run(options: Options) -> Result<()> {
+    let scratch = std::env::temp_dir().join(format!("thimble-bench-{}", std::process::id()));
+    let mut bench = Bench { options: &options, scratch: &scratch, table: Table::default() };
+    let outcome = bench.measure_all().await;
+    let table = bench.table;
+    let _ = std::fs::remove_dir_all(&scratch);
+    outcome?;
+    if let Some(path) = &options.json {
+        let report = serde_json::json!({
+            "format": compare::figure::FORMAT, "bench": "bench", "machine": machine(),
+            "memory": options.memory, "seconds": options.seconds,
+            "concurrency": options.concurrency, "rows": table.rows, "figures": table.figures,
+        });
+        if path.as_os_str() == "-" {
+            println!("{report:#}");
+            return Ok(());
+        }
+        Figures::write_document(&report, path)?;
+    }
+    println!("machine: {}", machine());
+    println!(
+        "node: --memory {}; {} s per rate, {} calls in flight",
+        options.memory, options.seconds, options.concurrency
+    );
+    table.print();
+    Ok(())
+}
+
+struct Bench<'a> {
+    options: &'a Options,
+    /// Where the nodes' data lie; removed at the end.
+    scratch: &'a Path,
+    table: Table,
+}
+
+impl Bench<'_> {
+    async fn measure_all(&mut self) -> Result<()> {
+        self.start().await?;
+        let data = self.scratch.join("node");
+        let (node, _) = Node::start(self.options, &data).await?;
+        self.idle(&node).await?;
+        let agent = client::connect(&node.url, Duration::from_secs(10)).await?;
+        let modules = &self.options.canisters;
+        let counter = client::deploy(&agent, &modules.join("counter-c.wasm")).await?;
+        let workbench = client::deploy(&agent, &modules.join("workbench.wasm")).await?;
+        self.latency(&agent, counter).await?;
+        self.rates(&node, &agent, counter).await?;
+        self.messages(&node).await?;
+        self.writes(&agent, workbench).await?;
+        let counted = read_counter(&agent, counter).await?;
+        node.stop()?;
+        self.start_again(&data, counter, &counted).await
+    }
+
+    /// How long a node takes until it serves, in folders that are empty.
+    async fn start(&mut self) -> Result<()> {
+        let mut fresh = Vec::new();
+        for round in 0..5 {
+            let data = self.scratch.join(format!("start-{round}"));
+            let (node, took) = Node::start(self.options, &data).await?;
+            fresh.push(took.as_secs_f64() * 1e3);
+            node.stop()?;
+        }
+        let fresh = median(fresh);
+        self.table.figure("start, fresh folder", fresh, "ms");
+        self.table.held(
+            "start to healthy, fresh folder (median of 5)",
+            format!("{fresh:.0} ms"),
+            "< 300 ms",
+            fresh < 300.0,
+        );
+        Ok(())
+    }
+
+    /// What a node costs that has nothing to do.
+    async fn idle(&mut self, node: &Node) -> Result<()> {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let (_, cpu_before) = measure::totals(&measure::processes(node.child.id())?);
+        let started = Instant::now();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        let idle = measure::processes(node.child.id())?;
+        let (anonymous, cpu) = measure::totals(&idle);
+        let percent = (cpu - cpu_before) / started.elapsed().as_secs_f64() * 100.0;
+        self.table.figure("idle, anonymous memory", anonymous as f64, "bytes");
+        self.table.figure("idle, CPU", percent, "%");
+        self.table.held(
+            format!("idle anonymous memory, {} processes", idle.len()),
+            measure::mib(anonymous),
+            "< 32 MiB",
+            anonymous < 32 << 20,
+        );
+        let value = format!("{percent:.2} %");
+        self.table.held("idle CPU over 10 s", value, "< 1 %", percent < 1.0);
+        Ok(())
+    }
+
+    /// How long an update takes for a client that verifies all of it.
+    async fn latency(&mut self, agent: &Agent, counter: Principal) -> Result<()> {
+        let mut latency = Histogram::<u64>::new(3)?;
+        for _ in 0..200 {
+            let started = Instant::now();
+            agent.update(&counter, "inc").with_arg(vec![]).call_and_wait().await?;
+            latency.record(started.elapsed().as_micros() as u64)?;
+        }
+        let [p50, p99] = [0.5, 0.99].map(|q| latency.value_at_quantile(q) as f64 / 1e3);
+        self.table.figure("update round trip, p50", p50, "ms");
+        self.table.figure("update round trip, p99", p99, "ms");
+        self.table.held(
+            "update round trip, ic-agent with verification, p50 / p99",
+            format!("{p50:.1} / {p99:.1} ms"),
+            "p50 < 20 ms",
+            p50 < 20.0,
+        );
+        Ok(())
+    }
+
+    /// How many updates and queries are answered in a second.
+    async fn rates(&mut self, node: &Node, agent: &Agent, counter: Principal) -> Result<()> {
+        let options = self.options;
+        let updates = rate(options, agent, node, counter, Kind::Update).await?;
+        let said = updates.tell("updates", &mut self.table);
+        let met = updates.per_second >= 1000.0;
+        self.table.held("counter updates, signed, p50 / p99", said, ">= 1,000/s", met);
+        let busy = measure::totals(&measure::processes(node.child.id())?).0;
+        self.table.figure("anonymous memory after updates", busy as f64, "bytes");
+        self.table.row("anonymous memory right after the updates", measure::mib(busy));
+
+        let stranger = Agent::builder().with_url(&node.url).build()?;
+        let queries = rate(options, &stranger, node, counter, Kind::Query).await?;
+        let said = queries.tell("queries", &mut self.table);
+        let met = queries.per_second >= 5000.0;
+        self.table.held("queries, each different, anonymous, p50 / p99", said, ">= 5,000/s", met);
+        let signed = rate(options, agent, node, counter, Kind::Query).await?;
+        let said = signed.tell("signed queries", &mut self.table);
+        self.table.row("queries, each different, signed by its sender, p50 / p99", said);
+        let repeated = rate(options, &stranger, node, counter, Kind::SameQuery).await?;
+        let said = repeated.tell("repeated queries", &mut self.table);
+        self.table.row("queries, the same again and again, anonymous, p50 / p99", said);
+        let said = format!("{} / {}", updates.verified, updates.replies);
+        self.table.row("update replies verified / update replies in all", said);
+        Ok(())
+    }
+
+    /// How many messages between canisters are executed in a second.
+    async fn messages(&mut self, node: &Node) -> Result<()> {
+        let seconds = self.options.seconds.to_string();
+        let always = ["--url", &node.url, "--seconds", &seconds];
+        let chains = [&always[..], &["--concurrency", "8", "--depth", "3"]].concat();
+        let guaranteed = hammer::inter_canister_messages_per_second(&chains).await?;
+        self.table.figure("messages between canisters, guaranteed", guaranteed, "/s");
+        self.table.held(
+            "inter-canister messages, guaranteed, 8 chains of 3",
+            format!("{guaranteed:.0}/s"),
+            ">= 2,000/s",
+            guaranteed >= 2000.0,
+        );
+        let chains = ["--concurrency", "32", "--depth", "20", "--best-effort", "30"];
+        let chains = [&always[..], &chains].concat();
+        let best_effort = hammer::inter_canister_messages_per_second(&chains).await?;
+        self.table.figure("messages between canisters, best-effort", best_effort, "/s");
+        let said = format!("{best_effort:.0}/s");
+        self.table.row("inter-canister messages, best-effort, 32 chains of 20", said);
+        Ok(())
+    }
+
+    /// How long a message takes that writes 24 MiB of stable memory.
+    async fn writes(&mut self, agent: &Agent, workbench: Principal) -> Result<()> {
+        let grow = Encode!(&640u64)?;
+        agent.update(&workbench, "stable_grow").with_arg(grow).call_and_wait().await?;
+        let mut writes = Vec::new();
+        for round in 0..7u8 {
+            let started = Instant::now();
+            let arguments = Encode!(&0u64, &(24u64 << 20), &(round + 1))?;
+            agent.update(&workbench, "stable_fill").with_arg(arguments).call_and_wait().await?;
+            writes.push(started.elapsed().as_secs_f64() * 1e3);
+        }
+        let write = median(writes);
+        self.table.figure("24 MiB stable write", write, "ms");
+        self.table.held(
+            "24 MiB stable write in one message (median of 7)",
+            format!("{write:.0} ms"),
+            "< 100 ms",
+            write < 100.0,
+        );
+        Ok(())
+    }
+
+    /// How long a node takes until it serves the state it left, and what each process holds then.
+    async fn start_again(&mut self, data: &Path, counter: Principal, counted: &[u8]) -> Result<()> {
+        let (node, took) = Node::start(self.options, data).await?;
+        let took = took.as_secs_f64() * 1e3;
+        self.table.figure("start with state", took, "ms");
+        self.table.held(
+            "start to healthy with this state, after a clean stop",
+            format!("{took:.0} ms"),
+            "< 300 ms",
+            took < 300.0,
+        );
+        let agent = client::connect(&node.url, Duration::from_secs(10)).await?;
+        let now = read_counter(&agent, counter).await?;
+        ensure!(now == counted, "the counter changed over a restart");
+        for process in measure::processes(node.child.id())? {
+            let what = format!("memory of {} (pid {})", process.role, process.pid);
+            let [anonymous, file] = [process.anonymous_bytes, process.file_bytes].map(measure::mib);
+            self.table.row(what + ": anonymous / file", format!("{anonymous} / {file}"));
+        }
+        node.stop()
+    }
+}
+
+async fn read_counter(agent: &Agent, counter: Principal) -> Result<Vec<u8>> {
+    Ok(agent.query(&counter, "get").with_arg(vec![]).call().await?)
+}

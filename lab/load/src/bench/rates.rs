@@ -1,0 +1,162 @@
+//! Rates: a closed loop of signed calls over plain HTTP connections.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use candid::Principal;
+use hdrhistogram::Histogram;
+use ic_agent::Agent;
+use serde::Deserialize;
+
+use super::{Options, Table, node::Node};
+
+/// What each call of a rate asks for.
+#[derive(Clone, Copy)]
+pub(super) enum Kind {
+    /// `inc` of the counter.
+    Update,
+    /// With an argument of its own each time, which the canister ignores: the node cannot keep the
+    /// reply.
+    Query,
+    /// One that the node may answer with the reply it kept.
+    SameQuery,
+}
+
+/// What a rate came to.
+pub(super) struct Rate {
+    pub per_second: f64,
+    /// Milliseconds.
+    pub p50: f64,
+    /// Milliseconds.
+    pub p99: f64,
+    pub replies: u64,
+    /// Replies whose certificate was checked: one in 64 of the updates.
+    pub verified: u64,
+}
+
+impl Rate {
+    /// Puts its three figures into the table; what a row says of it.
+    pub(super) fn tell(&self, name: &str, table: &mut Table) -> String {
+        table.figure(name, self.per_second, "/s");
+        table.figure(&format!("{name}, p50"), self.p50, "ms");
+        table.figure(&format!("{name}, p99"), self.p99, "ms");
+        format!("{:.0}/s, {:.1} / {:.1} ms", self.per_second, self.p50, self.p99)
+    }
+}
+
+#[derive(Deserialize)]
+struct Reply {
+    status: String,
+    #[serde(default, with = "serde_bytes")]
+    certificate: Vec<u8>,
+}
+
+/// One connection's share of a rate.
+#[derive(Clone)]
+struct Caller {
+    http: reqwest::Client,
+    path: String,
+    agent: Agent,
+    canister: Principal,
+    kind: Kind,
+    asked: Arc<AtomicU64>,
+    verified: Arc<AtomicU64>,
+}
+
+impl Caller {
+    /// The body of the next call.
+    fn signed(&self) -> Result<Vec<u8>> {
+        let query = |argument: Vec<u8>| {
+            let signed = self.agent.query(&self.canister, "get").with_arg(argument).sign()?;
+            Ok(signed.signed_query)
+        };
+        match self.kind {
+            Kind::Update => {
+                let signed = self.agent.update(&self.canister, "inc").with_arg(vec![]).sign()?;
+                Ok(signed.signed_update)
+            }
+            Kind::Query => query(self.asked.fetch_add(1, Ordering::Relaxed).to_le_bytes().to_vec()),
+            Kind::SameQuery => query(vec![]),
+        }
+    }
+
+    /// Sends a call and checks the reply; `None` when the node holds it back.
+    async fn call(&self, body: Vec<u8>, verify: bool) -> Result<Option<Duration>> {
+        let sent = Instant::now();
+        let request = self.http.post(&self.path).header("content-type", "application/cbor");
+        let response = request.body(body).send().await?;
+        let code = response.status();
+        let bytes = response.bytes().await?;
+        if matches!(code.as_u16(), 429 | 503) {
+            return Ok(None);
+        }
+        let took = sent.elapsed();
+        ensure!(code == 200, "the node answered {code}: {}", String::from_utf8_lossy(&bytes));
+        let reply: Reply = serde_cbor::from_slice(&bytes)?;
+        ensure!(reply.status == "replied", "the node answered status {}", reply.status);
+        if verify {
+            let certificate: ic_agent::Certificate = serde_cbor::from_slice(&reply.certificate)?;
+            self.agent.verify(&certificate, self.canister)?;
+            self.verified.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(Some(took))
+    }
+
+    async fn until(self, end: Instant) -> Result<Histogram<u64>> {
+        let mut latency = Histogram::<u64>::new(3)?;
+        while Instant::now() < end {
+            let verify = matches!(self.kind, Kind::Update) && latency.len() % 64 == 0;
+            match self.call(self.signed()?, verify).await? {
+                Some(took) => latency.record(took.as_micros() as u64)?,
+                // The node says to come again in a second. The rate is what it took.
+                None => tokio::time::sleep(Duration::from_secs(1)).await,
+            }
+        }
+        Ok(latency)
+    }
+}
+
+/// Closed loop: `concurrency` connections, each with one call in flight.
+pub(super) async fn rate(
+    options: &Options,
+    agent: &Agent,
+    node: &Node,
+    canister: Principal,
+    kind: Kind,
+) -> Result<Rate> {
+    let (version, call) = match kind {
+        Kind::Update => ("v4", "call"),
+        Kind::Query | Kind::SameQuery => ("v3", "query"),
+    };
+    let caller = Caller {
+        http: reqwest::Client::builder().pool_max_idle_per_host(options.concurrency).build()?,
+        path: format!("http://127.0.0.1:{}/api/{version}/canister/{canister}/{call}", node.port),
+        agent: agent.clone(),
+        canister,
+        kind,
+        asked: Arc::default(),
+        verified: Arc::default(),
+    };
+    let started = Instant::now();
+    let end = started + Duration::from_secs(options.seconds);
+    let tasks: Vec<_> =
+        (0..options.concurrency).map(|_| tokio::spawn(caller.clone().until(end))).collect();
+    let mut all = Histogram::<u64>::new(3)?;
+    for task in tasks {
+        all.add(task.await??)?;
+    }
+    let seconds = started.elapsed().as_secs_f64();
+    Ok(Rate {
+        per_second: all.len() as f64 / seconds,
+        p50: all.value_at_quantile(0.5) as f64 / 1e3,
+        p99: all.value_at_quantile(0.99) as f64 / 1e3,
+        replies: all.len(),
+        verified: caller.verified.load(Ordering::Relaxed),
+    })
+}
