@@ -332,7 +332,8 @@ mod tests {
 
     #[test]
     fn cpu_ticks_are_found_behind_any_command_name() {
-        let stat = "19307 (a) R (b c) S 1 19307 19307 0 -1 4194304 1 2 3 4 250 50 7 8 20 0 1 0 100 3133440 419";
+        let stat = "19307 (a) R (b c) S 1 19307 19307 0 -1 4194304 1 2 3 4 250 50 7 8 20 0 1 0 \
+                    100 3133440 419";
         assert_eq!(parse_stat_ticks(stat), Some(300));
         assert_eq!(parse_stat_ticks("1 (x) S 1 2"), None);
         assert_eq!(parse_stat_ticks(""), None);

@@ -23,7 +23,8 @@ pub enum ReadError {
     },
     /// The file is longer than anything this reads.
     #[error(
-        "{path} is longer than {READ_BYTES_MAX} bytes, the most that is read of a file of the kernel; it is not the file it should be"
+        "{path} is longer than {READ_BYTES_MAX} bytes, the most that is read of a file of the \
+         kernel; it is not the file it should be"
     )]
     TooLong {
         /// Path of the file that is longer than [`READ_BYTES_MAX`].
@@ -31,7 +32,8 @@ pub enum ReadError {
     },
     /// The file does not say what it should.
     #[error(
-        "{path} does not hold `{wanted}`; the kernel may be older than this node expects (Linux 4.14), or the file is not the kernel's"
+        "{path} does not hold `{wanted}`; the kernel may be older than this node expects (Linux \
+         4.14), or the file is not the kernel's"
     )]
     Missing {
         /// Path of the file that lacks the field.

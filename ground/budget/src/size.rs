@@ -31,7 +31,8 @@ pub enum SizeError {
     NoNumber(String),
     /// The unit is none of ours.
     #[error(
-        "`{unit}` in `{text}` is not a unit of size; use B, KiB, MiB, GiB, TiB (powers of 1024) or kB, MB, GB, TB (powers of 1000)"
+        "`{unit}` in `{text}` is not a unit of size; use B, KiB, MiB, GiB, TiB (powers of 1024) \
+         or kB, MB, GB, TB (powers of 1000)"
     )]
     UnknownUnit {
         /// The whole text that was read, cut to 40 characters.
@@ -41,7 +42,8 @@ pub enum SizeError {
     },
     /// A fraction that is not a whole number of bytes, or has too many digits.
     #[error(
-        "`{0}` is not a whole number of bytes; write it in a smaller unit, for example 1536MiB instead of 1.5GiB"
+        "`{0}` is not a whole number of bytes; write it in a smaller unit, for example 1536MiB \
+         instead of 1.5GiB"
     )]
     NotWhole(String),
     /// More than 64 bits of bytes.

@@ -25,8 +25,8 @@ static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| policy(PAGE));
 pub fn policy(page: &str) -> HeaderValue {
     let hash = |tag| BASE64_STANDARD.encode(Sha256::digest(inline(page, tag).unwrap_or_default()));
     let policy = format!(
-        "default-src 'none'; script-src 'sha256-{}'; style-src 'sha256-{}'; connect-src 'self'; img-src data:; \
-         base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        "default-src 'none'; script-src 'sha256-{}'; style-src 'sha256-{}'; connect-src 'self'; \
+         img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
         hash("script"),
         hash("style")
     );

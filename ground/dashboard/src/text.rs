@@ -38,7 +38,8 @@ pub fn memory(out: &mut String, memory: &Memory, allocator: &Allocator) {
             .map_or("no limit".into(), |limit| format!("a limit of {}", format_size(limit)));
         let _ = writeln!(
             out,
-            "group       {} charged, {limit}; {} anonymous, {} page cache; {} killed for lack of memory",
+            "group       {} charged, {limit}; {} anonymous, {} page cache; {} killed for lack of \
+             memory",
             short(group.usage_bytes),
             short(group.anonymous_bytes),
             short(group.file_bytes),
@@ -47,7 +48,8 @@ pub fn memory(out: &mut String, memory: &Memory, allocator: &Allocator) {
     }
     let _ = writeln!(
         out,
-        "allocator   {} live, {} active, {} resident; {} handed back in {} idle and {} pressed purges, {:.3} % of a core",
+        "allocator   {} live, {} active, {} resident; {} handed back in {} idle and {} pressed \
+         purges, {:.3} % of a core",
         short(allocator.live_bytes),
         short(allocator.active_bytes),
         short(allocator.resident_bytes),

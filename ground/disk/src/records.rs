@@ -93,7 +93,8 @@ pub enum RecordError {
     },
     /// Another version wrote it, or it is of another kind.
     #[error(
-        "{path} holds {found}, and this version reads {wanted}; use the version of the node that wrote it"
+        "{path} holds {found}, and this version reads {wanted}; use the version of the node that \
+         wrote it"
     )]
     Format {
         /// Path of the file that was refused.

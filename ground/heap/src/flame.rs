@@ -34,13 +34,14 @@ const ROWS_MAX: usize = 64;
 const TITLE_CHARS_MAX: usize = 240;
 
 const STYLE: &str = "\
-svg{font-family:'DejaVu Sans',Verdana,'Segoe UI',sans-serif;font-size:11px}\
-.paper{fill:#fff}.ink{fill:#1c2430}.soft{fill:#5b6675}.title{font-size:17px;font-weight:600}\
-rect.f{stroke:#fff;stroke-width:1}.own{fill:#f2b56b}.lib{fill:#b9d2ee}.std{fill:#dfe3e8}.all{fill:#c9d0d8}\
-g:hover rect.f{stroke:#1c2430}\
-@media (prefers-color-scheme:dark){.paper{fill:#14181e}.ink{fill:#e8ecf1}.soft{fill:#9aa5b3}\
-rect.f{stroke:#14181e}.own{fill:#8a5a1c}.lib{fill:#2c4a6e}.std{fill:#3a424d}.all{fill:#48525f}\
-g:hover rect.f{stroke:#e8ecf1}}";
+svg{font-family:'DejaVu Sans',Verdana,'Segoe \
+                     UI',sans-serif;font-size:11px}.paper{fill:#fff}.ink{fill:#1c2430}.soft{fill:#\
+                     5b6675}.title{font-size:17px;font-weight:600}rect.f{stroke:#fff;stroke-width:\
+                     1}.own{fill:#f2b56b}.lib{fill:#b9d2ee}.std{fill:#dfe3e8}.all{fill:#c9d0d8}g:\
+                     hover rect.f{stroke:#1c2430}@media \
+                     (prefers-color-scheme:dark){.paper{fill:#14181e}.ink{fill:#e8ecf1}.soft{fill:\
+                     #9aa5b3}rect.f{stroke:#14181e}.own{fill:#8a5a1c}.lib{fill:#2c4a6e}.std{fill:#\
+                     3a424d}.all{fill:#48525f}g:hover rect.f{stroke:#e8ecf1}}";
 
 /// A function in the picture, below those that called it.
 struct Node {
@@ -166,8 +167,8 @@ pub(crate) fn draw(profile: &Profile, by: By) -> String {
     }
     let bottom = HEAD + (page.deepest + 1) as f64 * ROW;
     let note = format!(
-        "callers above, allocations below; {} functions too narrow to draw, {} stacks too deep to draw to \
-         their end",
+        "callers above, allocations below; {} functions too narrow to draw, {} stacks too deep to \
+         draw to their end",
         page.narrow, tree.cut
     );
     page.words(MARGIN, bottom + 18.0, "soft", &note);

@@ -120,8 +120,9 @@ impl Profile {
         let head = document.head;
         if head.build_id != symbols.build_id {
             bail!(
-                "{} (build {}) is not what runs there (build {}), so it does not know its functions; name \
-                 the file that does: --program /proc/{}/exe on that machine, or a copy of it",
+                "{} (build {}) is not what runs there (build {}), so it does not know its \
+                 functions; name the file that does: --program /proc/{}/exe on that machine, or a \
+                 copy of it",
                 file.display(),
                 of_build(&symbols.build_id),
                 of_build(&head.build_id),
@@ -141,8 +142,8 @@ impl Profile {
             let same = |head: &Head| (head.pid, head.started_millis, head.build_id.clone());
             ensure!(
                 same(&before.head) == same(&head),
-                "the earlier profile is of process {} that began to sample at {}, this one of process {} \
-                 at {}: only profiles of one process can be compared",
+                "the earlier profile is of process {} that began to sample at {}, this one of \
+                 process {} at {}: only profiles of one process can be compared",
                 before.head.pid,
                 before.head.started_millis,
                 head.pid,

@@ -92,8 +92,9 @@ pub struct Sampler {
 /// What a node says that does not sample. `name` is how its program is called.
 pub fn off(name: &str) -> String {
     format!(
-        "this node does not sample its allocations; start it with `{name} run --heap-profile`, or with \
-         `heap_profile = true` in its configuration file: where memory went is known from then on"
+        "this node does not sample its allocations; start it with `{name} run --heap-profile`, or \
+         with `heap_profile = true` in its configuration file: where memory went is known from \
+         then on"
     )
 }
 
@@ -228,7 +229,8 @@ fn own_bytes() -> u64 {
 fn start_again(sample_bytes: u64) -> Result<()> {
     if std::env::var_os(STARTED_AGAIN_VARIABLE).is_some() {
         bail!(
-            "the allocator of this program cannot sample, although it was asked to: {SETTINGS_VARIABLE}"
+            "the allocator of this program cannot sample, although it was asked to: \
+             {SETTINGS_VARIABLE}"
         );
     }
     let mut settings = std::env::var_os(SETTINGS_VARIABLE).unwrap_or_default();
@@ -266,8 +268,8 @@ impl Write for Bounded {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         if self.bytes.len() + bytes.len() > self.most {
             return Err(std::io::Error::other(format!(
-                "what was sampled takes more than heap.answer_bytes = {}; raise it, or start with a larger \
-                 heap.sample_bytes",
+                "what was sampled takes more than heap.answer_bytes = {}; raise it, or start with \
+                 a larger heap.sample_bytes",
                 self.most
             )));
         }

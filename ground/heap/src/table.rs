@@ -201,8 +201,8 @@ impl Report {
         let _ = writeln!(out, "{}, process {}: {}", self.program, self.pid, self.title());
         let _ = writeln!(
             out,
-            "sampled     one allocation in {}: {} live samples, {} in all, {} call stacks; n samples are \
-             known to 1 in the root of n",
+            "sampled     one allocation in {}: {} live samples, {} in all, {} call stacks; n \
+             samples are known to 1 in the root of n",
             size(i64::try_from(self.sample_bytes).unwrap_or(i64::MAX)),
             grouped(self.live_samples),
             grouped(self.total_samples),
@@ -219,8 +219,8 @@ impl Report {
         if self.cost.stopped {
             let _ = writeln!(
                 out,
-                "stopped     nothing new is sampled: the records reached heap.profiler_bytes; what was \
-                 counted still falls when it is freed. Start {} again to go on",
+                "stopped     nothing new is sampled: the records reached heap.profiler_bytes; \
+                 what was counted still falls when it is freed. Start {} again to go on",
                 program.name
             );
         }

@@ -63,7 +63,8 @@ pub fn init<'a>(
     let unit = unit(Place { program, file, data, user: owner.uid(), group: owner.gid() });
     keep_or_write(&path, &unit.text()?)?;
     println!(
-        "{}: install it with: sudo cp {} /etc/systemd/system/ && sudo systemctl enable --now {name}",
+        "{}: install it with: sudo cp {} /etc/systemd/system/ && sudo systemctl enable --now \
+         {name}",
         path.display(),
         path.display()
     );

@@ -95,8 +95,8 @@ pub fn escaped(path: &Path) -> Result<String> {
     let plain = |c: char| c.is_alphanumeric() || "/._-+@,=".contains(c);
     ensure!(
         text.chars().all(plain),
-        "{text} has characters that a unit file reads as something else: use a path of letters, digits \
-         and /._-+@,="
+        "{text} has characters that a unit file reads as something else: use a path of letters, \
+         digits and /._-+@,="
     );
     Ok(text.to_owned())
 }

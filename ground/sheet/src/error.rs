@@ -47,7 +47,8 @@ pub enum LimitsError {
     },
     /// No group of that name.
     #[error(
-        "there is no group of limits `{group}`; did you mean `[limits.{nearest}]`? There are {known}"
+        "there is no group of limits `{group}`; did you mean `[limits.{nearest}]`? There are \
+         {known}"
     )]
     UnknownGroup {
         /// The group as the operator wrote it, cut to 80 characters.

@@ -205,32 +205,33 @@ fn notes(suite: &Suite, findings: &Findings) -> Vec<String> {
     let candidate = lengths(|test| test.values.candidate.len());
     if !suite.shared_runs {
         notes.push(
-            "one file on each side: repetitions inside it count as runs. What makes two invocations \
-             differ is not in them; several files on each side show it"
+            "one file on each side: repetitions inside it count as runs. What makes two \
+             invocations differ is not in them; several files on each side show it"
                 .into(),
         );
     } else if baseline + candidate <= 2 {
         notes.push(
-            "one baseline run and one candidate run: there are ratios, and nothing says what they mean. \
-             Name more baseline runs"
+            "one baseline run and one candidate run: there are ratios, and nothing says what they \
+             mean. Name more baseline runs"
                 .into(),
         );
     } else if findings.pooled == 0 {
         notes.push(format!(
-            "fewer than {TESTS_MIN} comparable tests, or most do not vary: each test is judged by its own \
-             values alone, and few runs tell large changes only"
+            "fewer than {TESTS_MIN} comparable tests, or most do not vary: each test is judged by \
+             its own values alone, and few runs tell large changes only"
         ));
     }
     if suite.shared_runs && candidate == 1 && baseline > 1 {
         notes.push(
-            "one candidate run: what is far in it may be that run's; two or more tell a change from an \
-             outlier"
+            "one candidate run: what is far in it may be that run's; two or more tell a change \
+             from an outlier"
                 .into(),
         );
     }
     notes
 }
 
+#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 fn one(test: &Test, finding: Option<&Finding>, error: f64, least: f64) -> Judged {
     let mut judged = Judged {
         name: test.name.clone(),

@@ -78,7 +78,8 @@ pub async fn run(options: Options) -> Result<()> {
         "a forged certificate was taken for a true one"
     );
     println!(
-        "demo: verified: BLS signature of the subnet on the state root, root recomputed from the reply"
+        "demo: verified: BLS signature of the subnet on the state root, root recomputed from the \
+         reply"
     );
 
     let started = Instant::now();
@@ -119,7 +120,8 @@ async fn remembered(agent: &Agent, file: Option<&Path>) -> Result<Option<Princip
             Ok(reply) => {
                 let count = Decode!(&reply, Nat)?;
                 println!(
-                    "demo: found the canister {canister} of an earlier run; its counter stands at {count}"
+                    "demo: found the canister {canister} of an earlier run; its counter stands at \
+                     {count}"
                 );
                 return Ok(Some(canister));
             }

@@ -52,7 +52,8 @@ impl Sum {
             None => Ok(self.left_bytes),
             Some(stated) if stated <= self.left_bytes || overcommit => Ok(stated),
             Some(stated) => Err(format!(
-                "a node of {} does not fit into this machine: {}; give the machine {} more, or the node less",
+                "a node of {} does not fit into this machine: {}; give the machine {} more, or \
+                 the node less",
                 format_size(stated),
                 self.words(),
                 format_size((stated - self.left_bytes).next_multiple_of(MIB)),

@@ -112,6 +112,7 @@ struct Goal {
 }
 
 /// Runs it. `subcommand` see [`crate::command::run`].
+#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 pub(crate) fn run(options: &Options, stop: &Stop, subcommand: &[&str]) -> Result<ExitCode> {
     ensure!((1..=MACHINES_MAX).contains(&options.machines), "--machines: 1 to {MACHINES_MAX}");
     ensure!((1..=TURNS_MAX).contains(&options.turns), "--turns: 1 to {TURNS_MAX}");

@@ -272,7 +272,8 @@ pub fn default_folder() -> Result<PathBuf> {
         .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("thimble/images")))
         .or_else(|| Some(variable("HOME")?.join(".cache/thimble/images")))
         .context(
-            "where is the cache to be? Neither THIMBLE_IMAGES nor HOME is set; name a folder with --cache",
+            "where is the cache to be? Neither THIMBLE_IMAGES nor HOME is set; name a folder with \
+             --cache",
         )
 }
 

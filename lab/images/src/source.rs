@@ -68,7 +68,8 @@ pub fn open(file: impl Read + Send + 'static) -> io::Result<Layers> {
             _ if names.len() == LAYERS_MAX => {
                 let names = names.join(", ");
                 return Err(invalid(format!(
-                    "packed more than {LAYERS_MAX} times ({names}, and more inside); unpack it first"
+                    "packed more than {LAYERS_MAX} times ({names}, and more inside); unpack it \
+                     first"
                 )));
             }
             Kind::Zstd => "zstd",
@@ -111,7 +112,8 @@ fn kind(bytes: &[u8]) -> Kind {
         () if starts(&[0xfd, b'7', b'z', b'X', b'Z', 0]) => Kind::Xz,
         () if starts(&qcow2::MAGIC) => match bytes.get(4..8) {
             Some([0, 0, 0, 1]) => Kind::Other(
-                "a disk of the old qcow format (version 1); convert it with qemu-img convert -O qcow2",
+                "a disk of the old qcow format (version 1); convert it with qemu-img convert -O \
+                 qcow2",
             ),
             _ => Kind::Qcow2,
         },

@@ -91,6 +91,10 @@ impl<R: Read> DiskInTar<R> {
     }
 
     /// The next regular file, or `None` at the end of the archive.
+    #[expect(
+        clippy::too_many_lines,
+        reason = "steps of one matter, each on what those before it left"
+    )]
     fn next_file(&mut self) -> io::Result<Option<(String, u64)>> {
         let mut described = Described::default();
         loop {
@@ -166,7 +170,8 @@ impl<R: Read> DiskInTar<R> {
                 _ => "an entry of an unknown kind",
             };
             return Err(invalid(format!(
-                "{} in the archive is {what}; an archive of an image holds one regular file, the disk",
+                "{} in the archive is {what}; an archive of an image holds one regular file, the \
+                 disk",
                 shown(&name)
             )));
         }
@@ -185,7 +190,8 @@ impl<R: Read> DiskInTar<R> {
     fn extension(&mut self, size: u64) -> io::Result<Vec<u8>> {
         if size > EXTENSION_BYTES_MAX {
             return Err(invalid(format!(
-                "the archive describes an entry with {size} bytes; at most {EXTENSION_BYTES_MAX} are taken"
+                "the archive describes an entry with {size} bytes; at most {EXTENSION_BYTES_MAX} \
+                 are taken"
             )));
         }
         let padded = size + padding(size);
@@ -226,7 +232,8 @@ impl<R: Read> DiskInTar<R> {
         match self.next_file()? {
             None => Ok(()),
             Some((second, _)) => Err(invalid(format!(
-                "the archive holds more than one file, {} and {}; which is the disk? Pack that one alone",
+                "the archive holds more than one file, {} and {}; which is the disk? Pack that \
+                 one alone",
                 shown(&self.name),
                 shown(&second)
             ))),

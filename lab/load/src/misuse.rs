@@ -162,7 +162,8 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     finish(&shared).await;
     let counts = &shared.counts;
     println!(
-        "misuse: {} calls in several envelopes, {} acknowledged, each once; {} slow queries; {} of {} new modules installed",
+        "misuse: {} calls in several envelopes, {} acknowledged, each once; {} slow queries; {} \
+         of {} new modules installed",
         counts.sent.load(Relaxed),
         counts.acknowledged.load(Relaxed),
         counts.queries.load(Relaxed),

@@ -98,7 +98,8 @@ impl Qemu {
     /// It is not installed, or does not run.
     pub fn find(kernel: &Path) -> Result<Self> {
         let program = on_path(PROGRAM).with_context(|| {
-            "QEMU is not installed: apt-get install qemu-system-x86 (Debian, Ubuntu), qemu-system-x86-core (Fedora)"
+            "QEMU is not installed: apt-get install qemu-system-x86 (Debian, Ubuntu), \
+             qemu-system-x86-core (Fedora)"
         })?;
         let output = Command::new(&program)
             .arg("--version")
@@ -244,6 +245,7 @@ pub struct Card<'a> {
 /// # Errors
 ///
 /// A path that cannot be written on QEMU's command line, or no socket can have.
+#[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
 pub fn command(qemu: &Qemu, machine: &Machine, ends: &Ends) -> Result<Command> {
     let mut command = Command::new(&qemu.program);
     command

@@ -115,6 +115,10 @@ impl Archive {
         }
     }
 
+    #[expect(
+        clippy::too_many_lines,
+        reason = "steps of one matter, each on what those before it left"
+    )]
     async fn work(&mut self, session: &mut Session<Plain>, serves: bool) -> std::io::Result<()> {
         let rate = self.shared.load.store_queries;
         let answer_time = self.shared.load.answer_time();

@@ -400,7 +400,8 @@ fn parameters(options: &Options, runs: &[Run]) -> String {
     let load =
         runs.iter().find_map(|run| run.report.as_ref()).map(Report::load_words).unwrap_or_default();
     format!(
-        "{load}; phases of {} s, 250/s for {} s, memory {} s after the flood; the relay's budget {} where no cap is named; medians of {} turns",
+        "{load}; phases of {} s, 250/s for {} s, memory {} s after the flood; the relay's budget \
+         {} where no cap is named; medians of {} turns",
         options.phase, options.long, options.after, BUDGET, options.turns
     )
 }

@@ -164,7 +164,8 @@ impl Clients {
                             let address = shared.target.addresses.get(*node).context("a node")?;
                             let seconds = patience.as_secs();
                             bail!(
-                                "{what} was not ready within {seconds} s (--patience) at {address}: {why}"
+                                "{what} was not ready within {seconds} s (--patience) at \
+                                 {address}: {why}"
                             );
                         }
                     }

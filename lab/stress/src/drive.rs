@@ -69,6 +69,7 @@ pub(crate) struct Start<'a> {
 
 /// Runs all phases against one node or network. Errors: a node cannot be started or reached; nodes
 /// that die later are a result.
+#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 pub(crate) async fn run(work: &Work, start: &Start<'_>) -> Result<Report> {
     let Work { load, phases } = work;
     let folder = tempfile::tempdir().context("making a folder for the node's files")?;
@@ -341,7 +342,8 @@ impl Driver<'_> {
         });
         let seconds = begin.elapsed().as_secs_f64().min(phase.seconds);
         eprintln!(
-            "{head}: {seconds:.0} of {} s, sent {}, accepted {}, each receiver has {}, each relay peer {}{memory}",
+            "{head}: {seconds:.0} of {} s, sent {}, accepted {}, each receiver has {}, each relay \
+             peer {}{memory}",
             phase.seconds,
             pushed.sent,
             clients.accepted_count(index),

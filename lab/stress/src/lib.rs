@@ -91,7 +91,8 @@ pub async fn measure(options: &Options, stop: &Stop) -> Result<report::Report> {
     let work = options.work(Settings::default())?;
     if options.case == Some(plan::Case::Overallocation) && options.memory.is_none() {
         eprintln!(
-            "stress: this case is for a node under a cap; this run sets none (--memory with --command)"
+            "stress: this case is for a node under a cap; this run sets none (--memory with \
+             --command)"
         );
     }
     let net = match options.relays {

@@ -217,8 +217,8 @@ struct Cli {
 
 /// One publisher, one receiver, ten messages a second.
 async fn work(address: &Multiaddr, flags: &str, stop: &Stop) -> anyhow::Result<Report> {
-    let usual = "--publishers 1 --receivers 1 --relay-peers 0 --after 0 --drain 1 --answer 1 --rate 20 \
-                 --phase 1 --patience 3";
+    let usual = "--publishers 1 --receivers 1 --relay-peers 0 --after 0 --drain 1 --answer 1 \
+                 --rate 20 --phase 1 --patience 3";
     let address = address.to_string();
     // What stands last counts.
     let mut words = vec!["stress", "--node", &address];

@@ -133,12 +133,14 @@ impl Options {
         let started = self.command.is_some() || !self.compare.is_empty() || self.relays.is_some();
         if self.memory.is_some() && !started {
             bail!(
-                "--memory caps a node that this program starts: add --command, --compare or --relays"
+                "--memory caps a node that this program starts: add --command, --compare or \
+                 --relays"
             );
         }
         if self.picture.is_some() && !started && self.net.is_none() && self.pids.is_empty() {
             bail!(
-                "--picture shows the node's memory: add --pid, --command, --compare, --net or --relays"
+                "--picture shows the node's memory: add --pid, --command, --compare, --net or \
+                 --relays"
             );
         }
         ensure!(self.nodes.len() <= NODES_MAX, "--node: at most {NODES_MAX} nodes are worked on");

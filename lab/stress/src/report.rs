@@ -314,6 +314,7 @@ impl PhaseReport {
     }
 
     /// Every figure, in the order of the table.
+    #[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
     pub fn figures(&self) -> Vec<Figure> {
         let mut figures = Vec::new();
         let mut add = |name: &str, value: f64, unit: Unit| {
@@ -452,7 +453,8 @@ impl Report {
             (
                 false,
                 format!(
-                    "{fault}; {accepted} messages{of_sent} were accepted, and one receiver misses up to {lost} of them"
+                    "{fault}; {accepted} messages{of_sent} were accepted, and one receiver misses \
+                     up to {lost} of them"
                 ),
             )
         } else if accepted == 0 {
@@ -462,7 +464,8 @@ impl Report {
             (
                 false,
                 format!(
-                    "of {accepted} accepted messages one receiver misses up to {lost} ({arrived} % arrived)"
+                    "of {accepted} accepted messages one receiver misses up to {lost} ({arrived} \
+                     % arrived)"
                 ),
             )
         } else if stored_too_few {
@@ -470,21 +473,24 @@ impl Report {
             (
                 false,
                 format!(
-                    "of {looked} accepted messages that were looked for in the store, {not_stored} are not there"
+                    "of {looked} accepted messages that were looked for in the store, \
+                     {not_stored} are not there"
                 ),
             )
         } else if self.load.receivers == 0 {
             (
                 true,
                 format!(
-                    "{accepted} messages{of_sent} were accepted; without receivers nothing says whether they were delivered"
+                    "{accepted} messages{of_sent} were accepted; without receivers nothing says \
+                     whether they were delivered"
                 ),
             )
         } else if lost > 0 {
             (
                 true,
                 format!(
-                    "of {accepted} accepted messages{of_sent} every receiver got all but at most {lost}, within the {most} % that may be lost"
+                    "of {accepted} accepted messages{of_sent} every receiver got all but at most \
+                     {lost}, within the {most} % that may be lost"
                 ),
             )
         } else {
@@ -538,7 +544,8 @@ impl Report {
             false => String::new(),
         };
         format!(
-            "{publishers} publishers{flood}, {receivers} receivers by filter, {relay_peers} relay peers, {store_queries} store queries/s"
+            "{publishers} publishers{flood}, {receivers} receivers by filter, {relay_peers} relay \
+             peers, {store_queries} store queries/s"
         )
     }
 

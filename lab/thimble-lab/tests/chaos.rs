@@ -69,7 +69,8 @@ fn a_node_alone_loses_nothing_whenever_it_is_killed() {
     }
     assert!(
         Path::new(LAB).with_file_name("thimble").exists(),
-        "these tests need the node's binary beside {LAB}; build it with `cargo build --release -p thimble`"
+        "these tests need the node's binary beside {LAB}; build it with `cargo build --release -p \
+         thimble`"
     );
     let folder = tempfile::tempdir().unwrap();
     let output =
@@ -112,10 +113,11 @@ fn four_nodes_lose_nothing_while_they_are_hurt() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let output = lab("chaos --nodes 4 --memory 256MiB --network proxies --duration 20 --seed 1 --clients 4 --rate 30 --out")
-        .arg(folder.path())
-        .output()
-        .unwrap();
+    let output = lab("chaos --nodes 4 --memory 256MiB --network proxies --duration 20 --seed 1 \
+                      --clients 4 --rate 30 --out")
+    .arg(folder.path())
+    .output()
+    .unwrap();
     let said = text(&output);
     assert_eq!(output.status.code(), Some(0), "{said}");
     assert!(

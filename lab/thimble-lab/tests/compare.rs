@@ -59,7 +59,8 @@ fn suite(folder: &Path) -> Vec<PathBuf> {
             if !(run == 3 && test == 20) {
                 let _ = writeln!(
                     xml,
-                    "<testcase classname=\"net\" name=\"t{test:03} &lt;b&gt;\" time=\"{seconds:.3}\"/>"
+                    "<testcase classname=\"net\" name=\"t{test:03} &lt;b&gt;\" \
+                     time=\"{seconds:.3}\"/>"
                 );
             }
         }

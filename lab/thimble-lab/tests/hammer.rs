@@ -30,7 +30,8 @@ impl Node {
         let binary = Path::new(LAB).with_file_name("thimble");
         assert!(
             binary.exists(),
-            "these tests need the node's binary at {}; build it with `cargo build --release -p thimble` into the same target folder, or run `cargo test --workspace`",
+            "these tests need the node's binary at {}; build it with `cargo build --release -p \
+             thimble` into the same target folder, or run `cargo test --workspace`",
             binary.display()
         );
         let folder = tempfile::tempdir().unwrap();
@@ -133,8 +134,10 @@ fn done(report: &Value, mode: &str, kind: &str) -> u64 {
 fn every_mode_runs_and_every_byte_is_right() {
     let node = Node::start("512MiB", None);
     let (code, report) = node.report(
-        "--operations 36 --scale 0.25 --fill 12MiB --grow-to 6MiB --strict --instructions 5000000 --fanout 3 --multiplier 2 --best-effort 60 --verify-every 4 \
-         --mode throughput --mode compute --mode dirty --mode growth --mode read --mode heapread --mode calls --mode fanout --mode hybrid --mode soak",
+        "--operations 36 --scale 0.25 --fill 12MiB --grow-to 6MiB --strict --instructions 5000000 \
+         --fanout 3 --multiplier 2 --best-effort 60 --verify-every 4 --mode throughput --mode \
+         compute --mode dirty --mode growth --mode read --mode heapread --mode calls --mode \
+         fanout --mode hybrid --mode soak",
     );
     assert_eq!(code, Some(0), "{report:#}");
     assert_eq!(report["verification_failures"], 0);

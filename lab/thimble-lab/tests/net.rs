@@ -136,7 +136,8 @@ fn node_is_built() -> bool {
     let built = Path::new(LAB).with_file_name("thimble").exists();
     assert!(
         built,
-        "these tests need the node's binary beside {LAB}; build it with `cargo build --release -p thimble`"
+        "these tests need the node's binary beside {LAB}; build it with `cargo build --release -p \
+         thimble`"
     );
     built
 }

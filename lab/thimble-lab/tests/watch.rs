@@ -73,7 +73,8 @@ fn collections(text: &str) -> u64 {
 fn what_node_collects_is_counted_and_a_page_shows_it() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("out");
-    let script = "let kept=[];setInterval(()=>{kept=Array.from({length:2e4},(_,i)=>({i}))},20);console.log('ready')";
+    let script = "let kept=[];setInterval(()=>{kept=Array.from({length:2e4},(_,i)=>({i}))},20);\
+                  console.log('ready')";
     let program = start(Command::new("node").args(["--trace-gc", "-e", script]), &log, "ready");
     let pid = program.0.id().to_string();
     let json = folder.path().join("samples.jsonl");
@@ -169,8 +170,9 @@ fn what_go_and_java_collect_is_counted() {
 fn a_leak_is_named_as_one_and_a_log_of_garbage_hurts_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("out");
-    let script = "const kept=[];setInterval(()=>{kept.push(new Array(4e5).fill(kept.length+0.5));gc()},150);\
-                  console.log('ready \\x00\\xff 99999999999999999999 ms: Mark-Compact -> (((')";
+    let script = "const kept=[];setInterval(()=>{kept.push(new \
+                  Array(4e5).fill(kept.length+0.5));gc()},150);console.log('ready \\x00\\xff \
+                  99999999999999999999 ms: Mark-Compact -> (((')";
     let mut node = Command::new("node");
     let program = start(node.args(["--trace-gc", "--expose-gc", "-e", script]), &log, "ready");
     let pid = program.0.id().to_string();
@@ -269,8 +271,9 @@ func main() {
 
 #[test]
 fn a_java_program_with_a_large_first_heap_is_named_with_its_setting() {
-    const SOURCE: &str = "public class Rest { public static void main(String[] a) throws Exception {\
-        System.gc(); System.out.println(\"ready\"); Thread.sleep(60000); } }";
+    const SOURCE: &str = "public class Rest { public static void main(String[] a) throws \
+                          Exception {System.gc(); System.out.println(\"ready\"); \
+                          Thread.sleep(60000); } }";
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("Rest.java");
     fs::write(&source, SOURCE).unwrap();

@@ -70,7 +70,8 @@ impl Journal {
             .with_context(|| format!("opening the lock of {shown}"))?;
         if lock.try_lock().is_err() {
             bail!(
-                "another `thimble-lab tune` works in {shown}; wait for it, or name another folder with --state"
+                "another `thimble-lab tune` works in {shown}; wait for it, or name another folder \
+                 with --state"
             );
         }
         let identity = hex::encode(Sha256::digest(identity));
@@ -91,7 +92,8 @@ impl Journal {
                     .with_context(|| format!("{} is no head of a search", head_path.display()))?;
                 ensure!(
                     head.format == FORMAT && head.identity == identity,
-                    "{shown} holds another search ({}); begin anew with --fresh, or name another folder with --state",
+                    "{shown} holds another search ({}); begin anew with --fresh, or name another \
+                     folder with --state",
                     head.what
                 );
             }

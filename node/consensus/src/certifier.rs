@@ -41,8 +41,9 @@ pub enum CertifyError {
     Bls(#[from] BlsError),
     /// More nodes than can be faulty, or all of them together, signed another root.
     #[error(
-        "this node's state root of height {height} is {} and the subnet's is {}: its state is damaged, or it runs another version; stop it, remove \
-         its state and start it again, so that it takes the subnet's",
+        "this node's state root of height {height} is {} and the subnet's is {}: its state is \
+         damaged, or it runs another version; stop it, remove its state and start it again, so \
+         that it takes the subnet's",
         hex::encode(own),
         hex::encode(theirs)
     )]

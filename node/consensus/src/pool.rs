@@ -32,7 +32,8 @@ pub enum Submitted {
 pub enum PoolRefusal {
     /// Too many bytes wait.
     #[error(
-        "the ingress pool holds {used} of {cap} bytes (ingress_pool_bytes) and this call needs {asked}: retry later"
+        "the ingress pool holds {used} of {cap} bytes (ingress_pool_bytes) and this call needs \
+         {asked}: retry later"
     )]
     Bytes {
         /// Bytes that waiting calls take.
@@ -50,7 +51,8 @@ pub enum PoolRefusal {
     },
     /// The state could not take the call in.
     #[error(
-        "the ingress history is filling up (subnet.ingress_history_bytes, subnet.ingress_unfinished_max) and takes no more calls in this second: retry later"
+        "the ingress history is filling up (subnet.ingress_history_bytes, \
+         subnet.ingress_unfinished_max) and takes no more calls in this second: retry later"
     )]
     History,
     /// The node takes no updates now.

@@ -103,8 +103,9 @@ pub enum ConsensusError {
     /// Executing a batch again gave another state: the disk, the memory or the program changed
     /// under us. Nothing is certified from here on.
     #[error(
-        "state root of height {height} is {found} but {recorded} was certified before: the state on disk is damaged or \
-         was written by another version; restore the data directory from a copy"
+        "state root of height {height} is {found} but {recorded} was certified before: the state \
+         on disk is damaged or was written by another version; restore the data directory from a \
+         copy"
     )]
     Diverged {
         /// Height of the block.
@@ -116,7 +117,8 @@ pub enum ConsensusError {
     },
     /// A call of a block does not decode.
     #[error(
-        "a call of block {height} cannot be read: {reason}; the block log is damaged, or another version wrote it"
+        "a call of block {height} cannot be read: {reason}; the block log is damaged, or another \
+         version wrote it"
     )]
     UnreadableCall {
         /// Height of the batch.
@@ -145,7 +147,9 @@ pub enum ConsensusError {
     LimitsDiffer(LimitsDiffer),
     /// The subnet goes on without this node.
     #[error(
-        "this node does not belong to the subnet's members after block {height}: either a change of the members removed it, and it can be taken down, or it could not          take up its share of the subnet's key, as told above"
+        "this node does not belong to the subnet's members after block {height}: either a change \
+         of the members removed it, and it can be taken down, or it could not          take up \
+         its share of the subnet's key, as told above"
     )]
     Left {
         /// Its last block.

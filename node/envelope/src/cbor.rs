@@ -63,7 +63,8 @@ pub enum CborError {
     },
     /// Something follows the item.
     #[error(
-        "the CBOR body has {bytes} bytes after its end at byte {offset}; send one item and nothing else"
+        "the CBOR body has {bytes} bytes after its end at byte {offset}; send one item and \
+         nothing else"
     )]
     Trailing {
         /// Where the item ended.

@@ -178,7 +178,8 @@ pub enum EnvelopeError {
     NotHashable(#[from] NotHashable),
     /// Not a map at the top.
     #[error(
-        "the body must be a CBOR map with `content` and, unless the sender is anonymous, `sender_pubkey` and `sender_sig`"
+        "the body must be a CBOR map with `content` and, unless the sender is anonymous, \
+         `sender_pubkey` and `sender_sig`"
     )]
     NotAnEnvelope,
     /// A field is missing.
@@ -225,7 +226,8 @@ pub enum EnvelopeError {
     },
     /// `permissions` of a delegation has a value that is not defined.
     #[error(
-        "a delegation's `permissions` is \"{found}\"; only \"queries\" and \"all\" are defined, so the delegation is invalid"
+        "a delegation's `permissions` is \"{found}\"; only \"queries\" and \"all\" are defined, \
+         so the delegation is invalid"
     )]
     UnknownPermissions {
         /// What was sent, cut to 32 characters.
@@ -233,7 +235,8 @@ pub enum EnvelopeError {
     },
     /// A delegation with a field that is not defined.
     #[error(
-        "a delegation has the field `{field}`, which is not defined; a restriction that is not understood cannot be honoured"
+        "a delegation has the field `{field}`, which is not defined; a restriction that is not \
+         understood cannot be honoured"
     )]
     UnknownDelegationField {
         /// Which, cut to 32 characters.

@@ -46,7 +46,8 @@ impl Effective {
 pub enum EffectiveError {
     /// Differs from the destination.
     #[error(
-        "the URL names canister {url}, but the request is for {content}; use {content} as the effective canister id"
+        "the URL names canister {url}, but the request is for {content}; use {content} as the \
+         effective canister id"
     )]
     Mismatch {
         /// In the URL.
@@ -56,7 +57,8 @@ pub enum EffectiveError {
     },
     /// A management call without a destination.
     #[error(
-        "the argument of the management canister's `{method}` has no field `{field}` of type principal, so the call has no effective canister id"
+        "the argument of the management canister's `{method}` has no field `{field}` of type \
+         principal, so the call has no effective canister id"
     )]
     NoDestination {
         /// Cut to 64 characters.
@@ -80,7 +82,8 @@ pub enum EffectiveError {
     },
     /// The subnet form with another method.
     #[error(
-        "the subnet form of this endpoint only serves {allowed} of the management canister (aaaaa-aa); use /canister/<effective canister id>/"
+        "the subnet form of this endpoint only serves {allowed} of the management canister \
+         (aaaaa-aa); use /canister/<effective canister id>/"
     )]
     NotForSubnet {
         /// What it serves.

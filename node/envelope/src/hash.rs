@@ -17,7 +17,8 @@ pub type Hash = [u8; 32];
 /// Why a value has no hash.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
-    "{what} has no representation-independent hash; use naturals, byte strings, text, arrays and maps with text keys"
+    "{what} has no representation-independent hash; use naturals, byte strings, text, arrays and \
+     maps with text keys"
 )]
 pub struct NotHashable {
     /// What was met.

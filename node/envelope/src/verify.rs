@@ -26,7 +26,8 @@ enum Reason {
     #[error("an envelope of {found} bytes is over the limit body_bytes = {limit}")]
     TooLarge { found: usize, limit: u64 },
     #[error(
-        "the envelope is not in canonical form: another node may only hand on what it made of its client's"
+        "the envelope is not in canonical form: another node may only hand on what it made of its \
+         client's"
     )]
     NotCanonical,
     #[error(transparent)]

@@ -127,6 +127,7 @@ fn assertion(payload: &[u8], sign: impl Fn(&[u8]) -> Vec<u8>) -> Vec<u8> {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one story, told in order")]
 fn web_authentication_keys_of_all_three_kinds() {
     use serde_cbor::Value::{Bytes, Integer};
     let random = ring::rand::SystemRandom::new();
@@ -474,6 +475,7 @@ impl Chain {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one story, told in order")]
 fn delegation_chains_and_their_restrictions() {
     let chain = Chain::of(&[1, 2, 3]);
     let sender = chain.sender();

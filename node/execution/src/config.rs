@@ -80,7 +80,8 @@ pub struct RoundResult {
 pub enum FatalError {
     /// Batches come in order.
     #[error(
-        "batch {found} came where {expected} was due; the block log and the checkpoint do not fit together"
+        "batch {found} came where {expected} was due; the block log and the checkpoint do not fit \
+         together"
     )]
     Height {
         /// Height of the batch handed in.
@@ -112,7 +113,8 @@ pub enum FatalError {
     History(#[from] state::HistoryError),
     /// A stored record cannot be read.
     #[error(
-        "the stored record of {what} cannot be read ({reason}); restore the data directory from a copy"
+        "the stored record of {what} cannot be read ({reason}); restore the data directory from a \
+         copy"
     )]
     Record {
         /// Name of the record for the error text, such as `canister <id>`.
@@ -122,7 +124,8 @@ pub enum FatalError {
     },
     /// A module that was installed is gone.
     #[error(
-        "module {hash} of canister {canister_id} cannot be prepared: {reason}; restore the data directory from a copy"
+        "module {hash} of canister {canister_id} cannot be prepared: {reason}; restore the data \
+         directory from a copy"
     )]
     Module {
         /// SHA-256 of the module as uploaded, in hexadecimal.
@@ -143,7 +146,8 @@ pub enum FatalError {
     },
     /// A state that should have been given a manifest.
     #[error(
-        "the state of height {height} must be checkpointed for its manifest before another batch is executed"
+        "the state of height {height} must be checkpointed for its manifest before another batch \
+         is executed"
     )]
     ManifestOwed {
         /// Height of the state executed last.
@@ -169,7 +173,8 @@ pub enum FatalError {
     },
     /// A defect of the node that no single message can be named for.
     #[error(
-        "the batch of height {height} made the node panic ({what}); this is a defect of the node: report it, with the block log"
+        "the batch of height {height} made the node panic ({what}); this is a defect of the node: \
+         report it, with the block log"
     )]
     Defect {
         /// Height of the batch whose execution panicked.

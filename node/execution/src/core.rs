@@ -124,7 +124,8 @@ impl Core {
             Err(BlobError::Corrupt { path }) => {
                 let path = path.display();
                 return Err(fatal(format!(
-                    "the node's stored copy of the module is damaged, {path} does not have the hash in its name"
+                    "the node's stored copy of the module is damaged, {path} does not have the \
+                     hash in its name"
                 )));
             }
             Err(error) if error.can_heal() => return Err(trouble(error)),

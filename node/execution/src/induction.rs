@@ -51,7 +51,8 @@ fn accept(
     let bytes = (ingress.arg.len() + ingress.method_name.len()) as u64;
     if bytes > limit {
         return Err(reject::invalid_payload(format!(
-            "The message has {bytes} bytes of method name and argument, the most is {limit} (subnet.message_payload_bytes)."
+            "The message has {bytes} bytes of method name and argument, the most is {limit} \
+             (subnet.message_payload_bytes)."
         )));
     }
     let accounted_bytes = ingress.accounted_bytes();

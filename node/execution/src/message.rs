@@ -261,7 +261,8 @@ impl<'a> Turn<'a> {
             let reject = reject::reject(
                 520,
                 format!(
-                    "Canister {} takes calls with at least {minimum} cycles attached (minimum_incoming_canister_call_cycles); this one brought {}.",
+                    "Canister {} takes calls with at least {minimum} cycles attached \
+                     (minimum_incoming_canister_call_cycles); this one brought {}.",
                     canister.id, request.cycles
                 ),
             );
@@ -330,6 +331,10 @@ impl<'a> Turn<'a> {
     }
 
     /// An answer to a call that the canister made.
+    #[expect(
+        clippy::too_many_lines,
+        reason = "steps of one matter, each on what those before it left"
+    )]
     fn response(
         &mut self,
         canister: &mut CanisterState,
@@ -604,7 +609,8 @@ pub(crate) fn check_callable(core: &Core, canister: &CanisterState) -> Result<()
         return Err(reject::reject(
             207,
             format!(
-                "Canister {} is frozen: it has {} cycles and must keep {frozen_below} to last its freezing threshold; top it up.",
+                "Canister {} is frozen: it has {} cycles and must keep {frozen_below} to last its \
+                 freezing threshold; top it up.",
                 canister.id, canister.cycles
             ),
         ));
@@ -624,7 +630,8 @@ fn find_method(canister: &CanisterState, name: &str) -> Result<bool, Reject> {
         Err(reject::reject(
             527,
             format!(
-                "Error from Canister {}: Composite query method '{name}' cannot be called in replicated mode.",
+                "Error from Canister {}: Composite query method '{name}' cannot be called in \
+                 replicated mode.",
                 canister.id
             ),
         ))

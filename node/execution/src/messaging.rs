@@ -48,7 +48,9 @@ impl MessageMemory {
         let (used, limit) = (self.best_effort, core.limits().subnet.best_effort_message_bytes);
         if used + bytes > limit {
             return Err(reject::queue_full(format!(
-                "The message needs {bytes} bytes; users' and best-effort messages that wait take {used} bytes of the subnet's {limit} (subnet.best_effort_message_bytes). Try again."
+                "The message needs {bytes} bytes; users' and best-effort messages that wait take \
+                 {used} bytes of the subnet's {limit} (subnet.best_effort_message_bytes). Try \
+                 again."
             )));
         }
         self.best_effort += bytes;
@@ -113,7 +115,10 @@ fn route(
             let (used, limit) = (memory.guaranteed, limits.guaranteed_response_message_bytes);
             if used + needed > limit {
                 Some(reject::queue_full(format!(
-                    "The call needs {needed} bytes for its request and the largest response; messages with guaranteed responses take {used} bytes of the subnet's {limit} (subnet.guaranteed_response_message_bytes). Try again, or use a best-effort call."
+                    "The call needs {needed} bytes for its request and the largest response; \
+                     messages with guaranteed responses take {used} bytes of the subnet's {limit} \
+                     (subnet.guaranteed_response_message_bytes). Try again, or use a best-effort \
+                     call."
                 )))
             } else {
                 memory.guaranteed += needed;
@@ -125,7 +130,8 @@ fn route(
             let bytes = bytes + MESSAGE_OVERHEAD_BYTES;
             if used + bytes > limit {
                 Some(reject::queue_full(format!(
-                    "The call needs {bytes} bytes; best-effort messages take {used} bytes of the subnet's {limit} (subnet.best_effort_message_bytes). Try again."
+                    "The call needs {bytes} bytes; best-effort messages take {used} bytes of the \
+                     subnet's {limit} (subnet.best_effort_message_bytes). Try again."
                 )))
             } else {
                 memory.best_effort += bytes;
@@ -178,7 +184,8 @@ pub(crate) fn deliver(
             response.payload = Payload::Reject(reject::reject(
                 602,
                 format!(
-                    "The response was dropped: best-effort messages fill the subnet's {limit} bytes (subnet.best_effort_message_bytes)."
+                    "The response was dropped: best-effort messages fill the subnet's {limit} \
+                     bytes (subnet.best_effort_message_bytes)."
                 ),
             ));
         }
@@ -216,7 +223,8 @@ pub(crate) fn expire_calls(state: &mut ReplicatedState, now: Time) {
                 callback: callback_id,
                 payload: Payload::Reject(reject::reject(
                     601,
-                    "The call's deadline passed before a response came; it may or may not have been executed.",
+                    "The call's deadline passed before a response came; it may or may not have \
+                     been executed.",
                 )),
                 refund: 0,
                 deadline,

@@ -174,7 +174,8 @@ impl QueryService {
         let core = &*self.core;
         if core.pages.is_disk_low().unwrap_or(false) {
             return Err(reject::queue_full(format!(
-                "The node's disk has less than {} bytes left (pages.disk_reserve_bytes): updates are refused until there is space.",
+                "The node's disk has less than {} bytes left (pages.disk_reserve_bytes): updates \
+                 are refused until there is space.",
                 core.limits().pages.disk_reserve_bytes
             )));
         }
@@ -220,7 +221,8 @@ impl QueryService {
             Err(trap) => Err(reject::from_canister(&id, trap.reject)),
             Ok(_) if outcome.accepted => Ok(()),
             Ok(_) => Err(reject::rejected_message(format!(
-                "Canister {id} did not accept the call of '{}': its canister_inspect_message refused.",
+                "Canister {id} did not accept the call of '{}': its canister_inspect_message \
+                 refused.",
                 ingress.method_name.escape_debug()
             ))),
         }
@@ -399,7 +401,8 @@ impl<'a> Session<'a> {
             return Err(reject::reject(
                 525,
                 format!(
-                    "Calls of the composite query are nested deeper than {depth_max} (execution.composite_query_depth)."
+                    "Calls of the composite query are nested deeper than {depth_max} \
+                     (execution.composite_query_depth)."
                 ),
             ));
         }
@@ -424,7 +427,8 @@ impl<'a> Session<'a> {
             return Err(reject::reject(
                 526,
                 format!(
-                    "Query of canister {} used {} instructions with all its calls, the most is {limit} (execution.instructions_per_query).",
+                    "Query of canister {} used {} instructions with all its calls, the most is \
+                     {limit} (execution.instructions_per_query).",
                     self.root, self.instructions
                 ),
             ));
@@ -433,7 +437,8 @@ impl<'a> Session<'a> {
             return Err(reject::reject(
                 528,
                 format!(
-                    "Query of canister {} was still calling canister {id} after {} s, the most it may take.",
+                    "Query of canister {} was still calling canister {id} after {} s, the most it \
+                     may take.",
                     self.root,
                     WALL.as_secs()
                 ),
@@ -443,6 +448,10 @@ impl<'a> Session<'a> {
     }
 
     /// Runs code without keeping anything.
+    #[expect(
+        clippy::too_many_lines,
+        reason = "steps of one matter, each on what those before it left"
+    )]
     fn execute(
         &mut self,
         canister: &SharedCanister,
@@ -608,7 +617,8 @@ impl Lanes {
             let now = Instant::now();
             if now >= until {
                 return Err(reject::queue_full(format!(
-                    "No query worker came free within {} s (execution.query_threads, at most {} for one canister); ask again.",
+                    "No query worker came free within {} s (execution.query_threads, at most {} \
+                     for one canister); ask again.",
                     WAIT.as_secs(),
                     self.per_canister_max
                 )));

@@ -56,7 +56,8 @@ pub(crate) fn ingress_timeout(id: &Principal) -> Reject {
     reject(
         202,
         format!(
-            "The message waited for canister {id} until its ingress expiry passed; nothing of it was executed."
+            "The message waited for canister {id} until its ingress expiry passed; nothing of it \
+             was executed."
         ),
     )
 }
@@ -77,14 +78,16 @@ pub(crate) fn out_of_cycles(
     reject(
         207,
         format!(
-            "Canister {id} is out of cycles: {what} needs {needed} cycles and {available} are above its freezing threshold; top it up."
+            "Canister {id} is out of cycles: {what} needs {needed} cycles and {available} are \
+             above its freezing threshold; top it up."
         ),
     )
 }
 
 pub(crate) fn balance_full(canister: &CanisterState, amount: Cycles) -> Reject {
     invalid_payload(format!(
-        "Canister {} has {} cycles and cannot be given {amount} more: a balance holds at most 2^128 - 1.",
+        "Canister {} has {} cycles and cannot be given {amount} more: a balance holds at most \
+         2^128 - 1.",
         canister.id, canister.cycles
     ))
 }
@@ -115,7 +118,8 @@ pub(crate) fn not_provisional(name: &str) -> Reject {
     reject(
         407,
         format!(
-            "{name} is switched off on this subnet (features.provisional = false): canisters and cycles cannot be made out of nothing."
+            "{name} is switched off on this subnet (features.provisional = false): canisters and \
+             cycles cannot be made out of nothing."
         ),
     )
 }
@@ -140,7 +144,8 @@ pub(crate) fn no_module(id: &CanisterId) -> Reject {
     reject(
         537,
         format!(
-            "Error from Canister {id}: Attempted to execute a message, but the canister contains no Wasm module."
+            "Error from Canister {id}: Attempted to execute a message, but the canister contains \
+             no Wasm module."
         ),
     )
 }
@@ -164,7 +169,8 @@ pub(crate) fn ruled_out(id: &CanisterId) -> Reject {
     reject(
         521,
         format!(
-            "Error from Canister {id}: The message could not be executed and was rejected by the operators of the subnet; nothing of it was kept."
+            "Error from Canister {id}: The message could not be executed and was rejected by the \
+             operators of the subnet; nothing of it was kept."
         ),
     )
 }
@@ -173,7 +179,9 @@ pub(crate) fn query_cut_off(id: &CanisterId, seconds: u64) -> Reject {
     reject(
         208,
         format!(
-            "The query of canister {id} was given up: it read an older state for so long that newer ones could not be written down (pages.pin_seconds {seconds}, pages.pinned_delta_bytes); ask again."
+            "The query of canister {id} was given up: it read an older state for so long that \
+             newer ones could not be written down (pages.pin_seconds {seconds}, \
+             pages.pinned_delta_bytes); ask again."
         ),
     )
 }
@@ -187,22 +195,24 @@ fn trouble_of_the_machine(message: String) -> Reject {
 pub(crate) fn query_worker_died(id: &CanisterId, attempts: u32, what: &str) -> Reject {
     let times = if attempts == 1 { "once".into() } else { format!("{attempts} times") };
     trouble_of_the_machine(format!(
-        "The node could not execute the query of canister {id}: its worker process ended {times} without an outcome ({what}). That is trouble of the node and \
-         says nothing about the canister; ask again."
+        "The node could not execute the query of canister {id}: its worker process ended {times} \
+         without an outcome ({what}). That is trouble of the node and says nothing about the \
+         canister; ask again."
     ))
 }
 
 pub(crate) fn not_compiled(id: &CanisterId, reason: &str) -> Reject {
     trouble_of_the_machine(format!(
-        "The node could not compile the module of canister {id} now ({reason}); nothing was executed. That is trouble of the node and says nothing about the \
-         canister; ask again."
+        "The node could not compile the module of canister {id} now ({reason}); nothing was \
+         executed. That is trouble of the node and says nothing about the canister; ask again."
     ))
 }
 
 /// What ends the node when an update meets it.
 pub(crate) fn node_cannot_execute(id: &CanisterId, error: &impl std::fmt::Display) -> Reject {
     trouble_of_the_machine(format!(
-        "This node cannot execute canister {id}: {error}. That is trouble of the node and says nothing about the canister; its operator has to mend it."
+        "This node cannot execute canister {id}: {error}. That is trouble of the node and says \
+         nothing about the canister; its operator has to mend it."
     ))
 }
 
@@ -215,7 +225,9 @@ pub(crate) fn memory_too_dear(
     reject(
         532,
         format!(
-            "Error from Canister {id}: Canister cannot grow its memory by {bytes} bytes: its balance would be {balance} cycles, below its freezing threshold of {needed} cycles; top it up."
+            "Error from Canister {id}: Canister cannot grow its memory by {bytes} bytes: its \
+             balance would be {balance} cycles, below its freezing threshold of {needed} cycles; \
+             top it up."
         ),
     )
 }

@@ -111,7 +111,11 @@ fn requests(identity: &dyn Identity, updates: bool, client: u64) -> Vec<Vec<u8>>
             }
             let body = sign(identity, content).encode_bytes();
             let operation = if updates { "v2" } else { "v3" };
-            let path = format!("/api/{operation}/canister/{}/{}", canister(1), if updates { "call" } else { "query" });
+            let path = format!(
+                "/api/{operation}/canister/{}/{}",
+                canister(1),
+                if updates { "call" } else { "query" }
+            );
             let head = format!(
                 "POST {path} HTTP/1.1\r\nhost: node\r\ncontent-type: application/cbor\r\ncontent-length: {}\r\n\r\n",
                 body.len()

@@ -137,7 +137,8 @@ pub(crate) fn preflight() -> Response<Body> {
     headers.insert(
         header::ACCESS_CONTROL_ALLOW_HEADERS,
         HeaderValue::from_static(
-            "accept, accept-language, content-language, content-type, range, cache-control, x-requested-with",
+            "accept, accept-language, content-language, content-type, range, cache-control, \
+             x-requested-with",
         ),
     );
     headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("7200"));

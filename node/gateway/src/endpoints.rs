@@ -102,7 +102,8 @@ fn check_kind(request: &Request, kind: Kind) -> Result<(), Refused> {
     Err(Refused::bad(
         "request_type",
         format!(
-            "`request_type` is \"{found}\", but this endpoint takes \"{expected}\"; send it to the {found} endpoint"
+            "`request_type` is \"{found}\", but this endpoint takes \"{expected}\"; send it to \
+             the {found} endpoint"
         ),
     ))
 }

@@ -246,7 +246,8 @@ async fn accept(
 /// the connection under the answer.
 async fn refuse(mut stream: TcpStream, limit: u64) -> io::Result<()> {
     let message = format!(
-        "the node has as many connections as its limit connections = {limit} allows; retry in a second"
+        "the node has as many connections as its limit connections = {limit} allows; retry in a \
+         second"
     );
     let head = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\nretry-after: 1\r\n\
                 connection: close\r\naccess-control-allow-origin: *\r\n";

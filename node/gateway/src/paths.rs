@@ -36,7 +36,8 @@ pub(crate) struct Scope<'a> {
 pub(crate) enum PathError {
     /// No such form.
     #[error(
-        "the path {path} cannot be requested at this endpoint; see \"Request: Read state\" of the interface specification"
+        "the path {path} cannot be requested at this endpoint; see \"Request: Read state\" of the \
+         interface specification"
     )]
     NotAPath {
         /// The path as text, cut (see [`show`]).
@@ -64,7 +65,8 @@ pub(crate) enum PathError {
     SeveralSubnets,
     /// A request of somebody else, or elsewhere.
     #[error(
-        "the status of request {id:?} may only be read by its sender, at the effective id the request was sent to"
+        "the status of request {id:?} may only be read by its sender, at the effective id the \
+         request was sent to"
     )]
     NotYourRequest {
         /// The request whose status was asked for.
@@ -330,6 +332,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::too_many_lines, reason = "one story, told in order")]
     fn the_forms_of_the_specification_and_no_others() {
         let canister = Effective::Canister(id(1));
         let subnet = Effective::Subnet(id(100));

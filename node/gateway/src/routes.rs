@@ -40,10 +40,12 @@ pub(crate) enum Route {
     },
 }
 
-const ENDPOINTS: &str = "GET /api/v2/status, GET /health, GET /metrics, GET /status.json, GET /dashboard, GET /debug/heap, \
-    POST /api/{v2,v3,v4}/canister/<effective canister id>/call, POST /api/v4/subnet/<subnet id>/call, \
-    POST /api/{v2,v3}/canister/<effective canister id>/query, POST /api/v3/subnet/<subnet id>/query, \
-    POST /api/{v2,v3}/canister/<effective canister id>/read_state, POST /api/{v2,v3}/subnet/<subnet id>/read_state";
+const ENDPOINTS: &str = "GET /api/v2/status, GET /health, GET /metrics, GET /status.json, GET \
+                         /dashboard, GET /debug/heap, POST /api/{v2,v3,v4}/canister/<effective \
+                         canister id>/call, POST /api/v4/subnet/<subnet id>/call, POST \
+                         /api/{v2,v3}/canister/<effective canister id>/query, POST \
+                         /api/v3/subnet/<subnet id>/query, POST /api/{v2,v3}/canister/<effective \
+                         canister id>/read_state, POST /api/{v2,v3}/subnet/<subnet id>/read_state";
 
 /// A match: the label its metrics go under, and the endpoint or why there is none.
 pub(crate) type Matched = (&'static str, Result<Route, Refused>);

@@ -314,9 +314,15 @@ impl Service {
         value: u64,
     ) -> Result<OwnedSemaphorePermit, Refused> {
         door.clone().try_acquire_owned().map_err(|error| match error {
-            TryAcquireError::NoPermits => {
-                Refused::busy(status, limit, format!("the node is serving as many requests as its limit {limit} = {value} allows; retry in a second"), 1)
-            }
+            TryAcquireError::NoPermits => Refused::busy(
+                status,
+                limit,
+                format!(
+                    "the node is serving as many requests as its limit {limit} = {value} allows; \
+                     retry in a second"
+                ),
+                1,
+            ),
             TryAcquireError::Closed => stopping(),
         })
     }

@@ -23,7 +23,8 @@ use support::{Answered, World, call, canister, ed25519, gateway_limits, query, s
 
 /// As large as a report gets.
 fn largest() -> Report {
-    let sentence = "canister-memory holds 4611686018427387904 of 4611686018427387904 bytes; queries wait until it does not";
+    let sentence = "canister-memory holds 4611686018427387904 of 4611686018427387904 bytes; \
+                    queries wait until it does not";
     let rate = 123_456.789_012_345_67;
     Report {
         version: "0.1.0".to_owned(),

@@ -32,6 +32,7 @@ fn told(answered: &Answered, status: u16, part: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[expect(clippy::too_many_lines, reason = "one story, told in order")]
 async fn bodies_that_are_no_envelopes() {
     let world = World::start().await;
     let good = anonymous(query(Principal::anonymous(), "echo"));
@@ -119,6 +120,7 @@ async fn bodies_that_are_no_envelopes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[expect(clippy::too_many_lines, reason = "one story, told in order")]
 async fn requests_at_the_wrong_place() {
     let world = World::start().await;
     let identity = ed25519(1);

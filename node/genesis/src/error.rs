@@ -57,12 +57,14 @@ pub enum GenesisError {
     },
     /// Signature of a record.
     #[error(
-        "the signature of the record of node {0} does not verify: it was changed, or not made by that node"
+        "the signature of the record of node {0} does not verify: it was changed, or not made by \
+         that node"
     )]
     RecordSignature(Principal),
     /// Not an address of the form HOST:PORT.
     #[error(
-        "`{address}` is no address: {why}; HOST:PORT is meant, at most {ADDRESS_BYTES_MAX} bytes, like 10.0.0.1:4000 or node1.example.org:4000"
+        "`{address}` is no address: {why}; HOST:PORT is meant, at most {ADDRESS_BYTES_MAX} bytes, \
+         like 10.0.0.1:4000 or node1.example.org:4000"
     )]
     Address {
         /// The address as given, cut to 60 characters.
@@ -122,7 +124,8 @@ pub enum GenesisError {
     UnknownNode(String),
     /// Signature of a dealing.
     #[error(
-        "the signature of the dealing of node {0} does not verify: it was changed, or not made by that node"
+        "the signature of the dealing of node {0} does not verify: it was changed, or not made by \
+         that node"
     )]
     DealingSignature(Principal),
     /// Bytes of a dealing.

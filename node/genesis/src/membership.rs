@@ -97,7 +97,8 @@ pub enum ChangeError {
     },
     /// Not its turn.
     #[error(
-        "the change has number {stated}; the next change of this subnet has number {right}: another came before, make this one again"
+        "the change has number {stated}; the next change of this subnet has number {right}: \
+         another came before, make this one again"
     )]
     Number {
         /// As it says.
@@ -122,12 +123,14 @@ pub enum ChangeError {
     NoMember(Principal),
     /// Adding who is there.
     #[error(
-        "node {0} is to be added and is a member: to give it a new record, remove it in the same change"
+        "node {0} is to be added and is a member: to give it a new record, remove it in the same \
+         change"
     )]
     Member(Principal),
     /// How many there would be.
     #[error(
-        "{after} members after the change, {before} before; a change may come to 1, to 4 to {NODES_MAX}, or to as many as before: two or three tolerate no fault"
+        "{after} members after the change, {before} before; a change may come to 1, to 4 to \
+         {NODES_MAX}, or to as many as before: two or three tolerate no fault"
     )]
     Size {
         /// Before the change.
@@ -149,7 +152,8 @@ pub enum ChangeError {
     Signer(Principal),
     /// A false signature.
     #[error(
-        "the signature of node {0} does not verify: the change was made again after it, or by somebody else"
+        "the signature of node {0} does not verify: the change was made again after it, or by \
+         somebody else"
     )]
     Signature(Principal),
     /// Not enough signatures.

@@ -172,7 +172,8 @@ pub enum SummaryError {
     Session(#[from] SessionError),
     /// The shares of a genesis are not in the summary.
     #[error(
-        "the shares in use are those of the genesis: they are opened out of it when a node joins, not out of the summary"
+        "the shares in use are those of the genesis: they are opened out of it when a node joins, \
+         not out of the summary"
     )]
     GenesisShare,
     /// A share that does not come out.
@@ -180,7 +181,8 @@ pub enum SummaryError {
     Transcript(#[from] TranscriptError),
     /// Members and committee do not fit.
     #[error(
-        "{members} members with a committee of {shares}, of which {threshold} sign together: they do not belong together"
+        "{members} members with a committee of {shares}, of which {threshold} sign together: they \
+         do not belong together"
     )]
     Committee {
         /// Number of members.

@@ -97,6 +97,7 @@ impl Limits {
         }
     }
 
+    #[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
     fn check_execution(&self, rules: &mut Rules) {
         rules.at_least(
             limit!(self.execution.threads),
@@ -242,10 +243,12 @@ impl Limits {
         rules.at_least(
             limit!(self.sandbox.worker_anonymous_bytes),
             least,
-            "a worker's program, base and buffers and the dirtiest execution allowed, or it would be killed for doing what the limits allow",
+            "a worker's program, base and buffers and the dirtiest execution allowed, or it would \
+             be killed for doing what the limits allow",
         );
     }
 
+    #[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
     fn check_pages(&self, rules: &mut Rules) {
         let capacity = limit!(self.pages.delta_capacity_bytes);
         let reserve = limit!(self.pages.delta_reserve_bytes);
@@ -273,7 +276,9 @@ impl Limits {
         rules.at_least(
             reserve,
             round.saturating_add(self.dirty_in_flight_bytes()),
-            "a started round writes its delta, and executions in flight then still finish (execution.heap_delta_bytes_per_round + execution.threads x what a message may dirty, or one install)",
+            "a started round writes its delta, and executions in flight then still finish \
+             (execution.heap_delta_bytes_per_round + execution.threads x what a message may \
+             dirty, or one install)",
         );
         rules.at_least(
             limit!(self.pages.checkpoint_interval_rounds),
@@ -305,7 +310,12 @@ impl Limits {
             16,
             "memories would be folded after every message",
         );
-        rules.at_most(limit!(self.pages.runs_per_memory), MAPPINGS_PER_PROCESS / 8, "each run is up to two of the 65,530 kernel mappings of a worker, and a canister has two memories");
+        rules.at_most(
+            limit!(self.pages.runs_per_memory),
+            MAPPINGS_PER_PROCESS / 8,
+            "each run is up to two of the 65,530 kernel mappings of a worker, and a canister has \
+             two memories",
+        );
         rules.at_least(limit!(self.pages.copy_threads), 1, "nothing could be folded");
         rules.at_most(limit!(self.pages.copy_threads), 64, "copying is bound by the disk");
         rules.at_least(
@@ -315,12 +325,14 @@ impl Limits {
         );
     }
 
+    #[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
     fn check_module(&self, rules: &mut Rules) {
         let uncompressed = limit!(self.module.wasm_uncompressed_bytes);
         rules.at_least(
             uncompressed,
             GRANULE_BYTES,
-            "no module could be installed; give compilation more memory (sandbox.compile_memory_bytes)",
+            "no module could be installed; give compilation more memory \
+             (sandbox.compile_memory_bytes)",
         );
         let needed = compile_need_bytes(uncompressed.value());
         rules.within(
@@ -335,7 +347,8 @@ impl Limits {
                 peak,
             ),
             limit!(self.sandbox.compile_memory_bytes),
-            "whether a module is accepted must never depend on how much memory compiling it happens to take",
+            "whether a module is accepted must never depend on how much memory compiling it \
+             happens to take",
         );
         rules.within(
             limit!(self.module.wasm_bytes),
@@ -394,6 +407,7 @@ impl Limits {
         }
     }
 
+    #[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
     fn check_consensus(&self, rules: &mut Rules) {
         let payload = limit!(self.subnet.message_payload_bytes);
         let block = limit!(self.consensus.block_ingress_bytes);
@@ -457,7 +471,8 @@ impl Limits {
         rules.at_least(
             limit!(self.consensus.retention_block_bytes),
             self.consensus.checkpoint_block_bytes.saturating_mul(2),
-            "blocks are kept down to the older of two checkpoints (2 x consensus.checkpoint_block_bytes)",
+            "blocks are kept down to the older of two checkpoints (2 x \
+             consensus.checkpoint_block_bytes)",
         );
         rules.at_least(
             limit!(self.consensus.sync_bytes_per_second),

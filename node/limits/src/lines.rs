@@ -71,7 +71,8 @@ impl Limits {
                 "thimble",
                 Pool,
                 times(processes, process.program_bytes),
-                "constants that hold addresses: the loader writes them in the node and in each worker",
+                "constants that hold addresses: the loader writes them in the node and in each \
+                 worker",
             ),
             line(
                 "node_process",
@@ -134,7 +135,8 @@ impl Limits {
                     format_size(install),
                     format_size(compile)
                 ),
-                "dirty pages of messages and installs in flight, and compile children; each reserves its worst case before it starts",
+                "dirty pages of messages and installs in flight, and compile children; each \
+                 reserves its worst case before it starts",
             ),
             line(
                 pool::QUERIES,
@@ -256,7 +258,8 @@ impl Limits {
                 "pages",
                 Pool,
                 format!("{RUN_BYTES} B per page of {}", format_size(delta_most)),
-                "the index of pages changed since they were last folded, every page a run of its own at worst",
+                "the index of pages changed since they were last folded, every page a run of its \
+                 own at worst",
             ),
             line(
                 "metadata_cache",
@@ -296,7 +299,8 @@ impl Limits {
                 "sandbox",
                 File,
                 String::new(),
-                "clean pages of idle canisters left mapped; the kernel takes them when it needs them",
+                "clean pages of idle canisters left mapped; the kernel takes them when it needs \
+                 them",
             ),
         ]
     }
@@ -342,7 +346,8 @@ impl Limits {
                 "consensus",
                 Disk,
                 String::new(),
-                "blocks since the last checkpoint, and in a subnet those that peers may still want; and the block that brings the next",
+                "blocks since the last checkpoint, and in a subnet those that peers may still \
+                 want; and the block that brings the next",
             ),
             line(
                 "disk_reserve",

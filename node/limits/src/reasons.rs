@@ -4,7 +4,8 @@
 pub(crate) const REASONS: &[(&str, &str)] = &[
     (
         "subnet.memory_capacity_bytes",
-        "all canister state together, on disk; scaled with memory so that working sets stay in proportion",
+        "all canister state together, on disk; scaled with memory so that working sets stay in \
+         proportion",
     ),
     (
         "subnet.memory_threshold_bytes",
@@ -115,7 +116,8 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ),
     (
         "sandbox.compile_seconds",
-        "measured need of real modules is a second or two per MiB; four times what the worst takes that is accepted",
+        "measured need of real modules is a second or two per MiB; four times what the worst \
+         takes that is accepted",
     ),
     (
         "sandbox.compilation_cache_bytes",
@@ -136,11 +138,13 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ),
     (
         "pages.checkpoint_interval_rounds",
-        "rounds come as fast as work does, a hundred a second and more: a checkpoint every few seconds of work",
+        "rounds come as fast as work does, a hundred a second and more: a checkpoint every few \
+         seconds of work",
     ),
     (
         "pages.manifest_interval_rounds",
-        "whoever fetches a state has few blocks to execute after it; in a subnet a round takes tens of milliseconds at least",
+        "whoever fetches a state has few blocks to execute after it; in a subnet a round takes \
+         tens of milliseconds at least",
     ),
     (
         "pages.checkpoint_delta_bytes",
@@ -152,11 +156,13 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ),
     (
         "pages.manifest_lag_rounds",
-        "time to hash what changed, on a thread of its own, before the manifest's root is in the certified tree",
+        "time to hash what changed, on a thread of its own, before the manifest's root is in the \
+         certified tree",
     ),
     (
         "pages.manifest_lease_rounds",
-        "a snapshot holds up folding: a peer that takes longer goes on with the next one and keeps what is still right",
+        "a snapshot holds up folding: a peer that takes longer goes on with the next one and \
+         keeps what is still right",
     ),
     (
         "pages.runs_per_memory",
@@ -181,11 +187,13 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ),
     (
         "module.function_weight",
-        "follows compile_memory_bytes; working memory of code generation for one function, in units of 256 bytes",
+        "follows compile_memory_bytes; working memory of code generation for one function, in \
+         units of 256 bytes",
     ),
     (
         "module.weight",
-        "follows compile_memory_bytes; what stays of all functions, types and tables until the artefact is written, in units of 256 bytes",
+        "follows compile_memory_bytes; what stays of all functions, types and tables until the \
+         artefact is written, in units of 256 bytes",
     ),
     (
         "module.globals",
@@ -215,12 +223,14 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ("consensus.certificates_kept", "for clients that ask for a height just passed"),
     (
         "consensus.blocks_per_epoch",
-        "shares older than this are worth nothing to a thief; as on the Internet Computer; fixed for the life of a subnet",
+        "shares older than this are worth nothing to a thief; as on the Internet Computer; fixed \
+         for the life of a subnet",
     ),
     ("consensus.checkpoint_block_bytes", "bounds the block log and what a restart reads again"),
     (
         "consensus.retention_rounds",
-        "a peer that was away for a quarter of an hour executes what it missed; one that was away for longer fetches a state",
+        "a peer that was away for a quarter of an hour executes what it missed; one that was away \
+         for longer fetches a state",
     ),
     ("consensus.retention_block_bytes", "on disk: two checkpoints' worth"),
     (
@@ -229,7 +239,8 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ),
     (
         "consensus.nidkg_tables_bytes",
-        "78 KiB for each node of the subnet; with less room making and handing on the key takes longer",
+        "78 KiB for each node of the subnet; with less room making and handing on the key takes \
+         longer",
     ),
     ("gateway.connections", "each has buffers of 16 KiB"),
     ("gateway.requests_in_flight", "more are answered 503 with Retry-After"),
@@ -250,7 +261,8 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ("gateway.nonce_bytes", "interface specification: 32"),
     (
         "process.program_bytes",
-        "in each process the loader writes the constants that hold addresses; measured at start, with room for a larger program",
+        "in each process the loader writes the constants that hold addresses; measured at start, \
+         with room for a larger program",
     ),
     (
         "process.node_base_bytes",

@@ -105,6 +105,7 @@ fn engine(threads: usize) -> Engine {
     Engine::new(config).unwrap()
 }
 
+#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 fn measure(criterion: &mut Criterion, nodes: u32, threads: usize) -> u64 {
     let engine = engine(threads);
     let mut rng = ChaCha20Rng::seed_from_u64(u64::from(nodes));
@@ -220,6 +221,7 @@ fn measure(criterion: &mut Criterion, nodes: u32, threads: usize) -> u64 {
 /// two independent single threads take turns, so that whatever else the machine does meets all
 /// alike: the last says what its second core gives to this arithmetic when nothing is shared or
 /// waited for.
+#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 fn compare_threads() {
     const TURNS: usize = 25;
     let nodes: u32 = 40;
@@ -264,7 +266,8 @@ fn compare_threads() {
         start.elapsed().as_secs_f64() * 1e3
     };
     println!(
-        "wall, medians of {TURNS} turns in milliseconds, 40 nodes; two cores free would give each step 2.0"
+        "wall, medians of {TURNS} turns in milliseconds, 40 nodes; two cores free would give each \
+         step 2.0"
     );
     println!(
         "{:<22}{:>10}{:>13}{:>9}{:>9}{:>19}",
@@ -307,7 +310,8 @@ fn print_table(table_bytes: u64) {
     println!();
     println!("processor: {}", processor());
     println!(
-        "CPU and wall are medians in milliseconds; ratio is reference / ours, in CPU time on one thread."
+        "CPU and wall are medians in milliseconds; ratio is reference / ours, in CPU time on one \
+         thread."
     );
     println!(
         "{:<22}{:>6}{:>9}{:>10}{:>10}{:>9}{:>11}{:>8}{:>9}",
@@ -316,13 +320,16 @@ fn print_table(table_bytes: u64) {
     SAMPLES.with_borrow(|all| {
         for (name, nodes, target, reference) in FIGURES {
             for threads in [1, 2] {
-                let Some(samples) = all.get(&((*name).to_owned(), *nodes, threads)) else { continue };
+                let Some(samples) = all.get(&((*name).to_owned(), *nodes, threads)) else {
+                    continue;
+                };
                 let (cpu, wall) = (median(&samples.cpu_ms), median(&samples.wall_ms));
                 let (target, ratio) =
                     if threads == 1 { (*target, reference.map(|r| r / cpu)) } else { (None, None) };
                 let met = target.map_or("", |target| if cpu <= target { "yes" } else { "no" });
                 println!(
-                    "{name:<22}{nodes:>6}{threads:>9}{cpu:>10.3}{wall:>10.3}{:>9}{:>11}{:>8}{met:>9}",
+                    "{name:<22}{nodes:>6}{threads:>9}{cpu:>10.3}{wall:>10.3}{:>9}{:>11}{:>8}{met:\
+                     >9}",
                     cell(target),
                     cell(*reference),
                     cell(ratio),

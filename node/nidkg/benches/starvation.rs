@@ -103,7 +103,8 @@ fn main() {
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     println!(
-        "{cores} cores, key generation on {} thread(s) at niceness {}, {seconds} s each, load average before: {}",
+        "{cores} cores, key generation on {} thread(s) at niceness {}, {seconds} s each, load \
+         average before: {}",
         config.threads,
         config.nice,
         load.trim()

@@ -113,6 +113,7 @@ fn limbs_of(powers: &[Scalar]) -> Vec<[u64; 4]> {
 }
 
 /// Proves. `instance` binds everything public. None if the randomness is none.
+#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 pub(crate) fn prove(
     engine: &Engine,
     instance: &[u8; 32],

@@ -115,7 +115,8 @@ struct SchedulingAttributes {
 /// The pool could not be made.
 #[derive(Debug, Error)]
 #[error(
-    "the threads of key generation cannot be started: {0}; raise the limit on threads or lower the share of cores"
+    "the threads of key generation cannot be started: {0}; raise the limit on threads or lower \
+     the share of cores"
 )]
 pub struct EngineError(#[from] rayon::ThreadPoolBuildError);
 

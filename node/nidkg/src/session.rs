@@ -59,7 +59,8 @@ pub enum SessionError {
     },
     /// The number of dealings is 0 or above that of dealers, or there are too many dealers.
     #[error(
-        "{dealings} dealings of {dealers} dealers do not fit (1 <= dealings <= dealers <= {RECEIVERS_MAX})"
+        "{dealings} dealings of {dealers} dealers do not fit (1 <= dealings <= dealers <= \
+         {RECEIVERS_MAX})"
     )]
     Dealers {
         /// Dealings that a transcript is to be made of at least.

@@ -43,7 +43,8 @@ pub enum BlsError {
     },
     /// Not the DER form.
     #[error(
-        "a subnet public key is 133 bytes of DER with the BLS12-381 algorithm identifier; these {length} bytes are not"
+        "a subnet public key is 133 bytes of DER with the BLS12-381 algorithm identifier; these \
+         {length} bytes are not"
     )]
     NotDer {
         /// Length of what was given.
@@ -54,7 +55,8 @@ pub enum BlsError {
     NotAScalar,
     /// Threshold and committee do not fit.
     #[error(
-        "threshold {threshold} does not fit a committee of {nodes} (1 <= threshold <= nodes <= {NODES_MAX})"
+        "threshold {threshold} does not fit a committee of {nodes} (1 <= threshold <= nodes <= \
+         {NODES_MAX})"
     )]
     BadThreshold {
         /// The threshold that was asked for.
@@ -64,7 +66,8 @@ pub enum BlsError {
     },
     /// Keys of shares that no polynomial has.
     #[error(
-        "the public keys of the committee are not those of one polynomial with {threshold} coefficients: they do not belong together"
+        "the public keys of the committee are not those of one polynomial with {threshold} \
+         coefficients: they do not belong together"
     )]
     NotOnePolynomial {
         /// How many coefficients it must have.

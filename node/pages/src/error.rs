@@ -17,7 +17,9 @@ pub enum PagesError {
     /// The delta log has no room for another round. Take a checkpoint, fold, take another, and ask
     /// again.
     #[error(
-        "the delta log holds {used_bytes} bytes and a round begins below {limit_bytes} (pages.delta_capacity_bytes - pages.delta_reserve_bytes): execution has to wait for a checkpoint and a fold"
+        "the delta log holds {used_bytes} bytes and a round begins below {limit_bytes} \
+         (pages.delta_capacity_bytes - pages.delta_reserve_bytes): execution has to wait for a \
+         checkpoint and a fold"
     )]
     DeltaFull {
         /// `delta_capacity_bytes` without `delta_reserve_bytes`.
@@ -158,7 +160,8 @@ pub enum PagesError {
     /// A segment could not be made durable, so the kernel may have dropped pages that were never
     /// written. Restart from the last checkpoint.
     #[error(
-        "an earlier sync of the delta log failed, pages since the last checkpoint may be lost: free disk space and restart the node, it replays from that checkpoint"
+        "an earlier sync of the delta log failed, pages since the last checkpoint may be lost: \
+         free disk space and restart the node, it replays from that checkpoint"
     )]
     SyncLost,
     /// A newer checkpoint was begun after this one.

@@ -115,6 +115,7 @@ impl World {
         apply(&mut self.model, id, ranges, self.tag);
     }
 
+    #[expect(clippy::too_many_lines, reason = "one story, told in order")]
     fn run(&mut self, step: Step) {
         match step {
             Step::Create(id) => {

@@ -405,7 +405,8 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
         } else {
             tracing::warn!(
                 height = height.0,
-                "stopped without a checkpoint: the next start executes again what came after the last one"
+                "stopped without a checkpoint: the next start executes again what came after the \
+                 last one"
             );
         }
         Ok(Ended::Stopped)
@@ -459,7 +460,8 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
             Ok(free) if free < reserve => self.refuse(
                 Cause::Disk,
                 format!(
-                    "{disk} has {free} bytes free, under the reserve of {reserve} (disk_reserve_bytes): free some disk"
+                    "{disk} has {free} bytes free, under the reserve of {reserve} \
+                     (disk_reserve_bytes): free some disk"
                 ),
             ),
             Ok(_) if self.health.has(Cause::Disk) => match disk.write() {
@@ -467,7 +469,9 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
                     self.health.withdraw(Cause::Disk);
                     tracing::info!("the disk has room again");
                 }
-                Err(error) => self.refuse(Cause::Disk, format!("{disk} cannot be written: {error}")),
+                Err(error) => {
+                    self.refuse(Cause::Disk, format!("{disk} cannot be written: {error}"))
+                }
             },
             Ok(_) => {}
             Err(error) => self.refuse(Cause::Disk, format!("{disk}: {error}")),

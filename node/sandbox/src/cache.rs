@@ -48,7 +48,8 @@ const CHECKSUM_BYTES: usize = 32;
 pub enum CacheError {
     /// Another user could put code there.
     #[error(
-        "the artefact directory {0} belongs to another user (uid {1}); choose another one, or give it to the node's user"
+        "the artefact directory {0} belongs to another user (uid {1}); choose another one, or \
+         give it to the node's user"
     )]
     Owner(PathBuf, u32),
     /// Reading or writing failed.

@@ -121,17 +121,21 @@ pub enum CompileError {
     Refused(String),
     /// The child needed more memory than `sandbox.compile_memory_bytes`, here in bytes.
     #[error(
-        "compiling a module took more memory than the limit `sandbox.compile_memory_bytes` of {0} bytes, though the module is within `module.weight` and `module.function_weight`; raise the limit or lower those"
+        "compiling a module took more memory than the limit `sandbox.compile_memory_bytes` of {0} \
+         bytes, though the module is within `module.weight` and `module.function_weight`; raise \
+         the limit or lower those"
     )]
     OutOfMemory(u64),
     /// The child used more CPU time than `sandbox.compile_seconds`, here in seconds.
     #[error(
-        "compiling a module took longer than the limit `sandbox.compile_seconds` of {0} s of CPU time; raise the limit or give the node a faster machine"
+        "compiling a module took longer than the limit `sandbox.compile_seconds` of {0} s of CPU \
+         time; raise the limit or give the node a faster machine"
     )]
     OutOfTime(u64),
     /// The artefact is larger than `sandbox.compilation_cache_bytes`, here in bytes.
     #[error(
-        "the compiled module is larger than the limit `sandbox.compilation_cache_bytes` of {0} bytes; raise the limit"
+        "the compiled module is larger than the limit `sandbox.compilation_cache_bytes` of {0} \
+         bytes; raise the limit"
     )]
     TooLarge(u64),
     /// The compiler crashed.
@@ -140,7 +144,8 @@ pub enum CompileError {
     /// Something from outside ended the child, as the kernel does when the machine's memory runs
     /// out.
     #[error(
-        "the compiler process was killed from outside (signal {0}); the machine may be short of memory, try again"
+        "the compiler process was killed from outside (signal {0}); the machine may be short of \
+         memory, try again"
     )]
     Killed(i32),
     /// The child could not be started or spoken to.

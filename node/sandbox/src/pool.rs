@@ -103,12 +103,14 @@ pub enum PoolError {
     Prepare(#[from] PrepareError),
     /// The kernel allows too few mappings.
     #[error(
-        "vm.max_map_count is {0}, workers need {MAP_COUNT_MIN}: run `sysctl -w vm.max_map_count={MAP_COUNT_MIN}`"
+        "vm.max_map_count is {0}, workers need {MAP_COUNT_MIN}: run `sysctl -w \
+         vm.max_map_count={MAP_COUNT_MIN}`"
     )]
     MapCount(u64),
     /// A worker cannot be started.
     #[error(
-        "{0}; the kernel must allow seccomp filters, and the machine must have memory for {1} workers"
+        "{0}; the kernel must allow seccomp filters, and the machine must have memory for {1} \
+         workers"
     )]
     Worker(String, usize),
     /// A thread cannot be started.

@@ -543,7 +543,8 @@ fn an_invalid_module_is_refused_with_the_reason() {
     let Err(NotPrepared::Refused(reject)) = preparer.prepare(&wasm) else { panic!("not refused") };
     assert_eq!(
         reject.message,
-        "Canister's Wasm module is not valid: import `env.abort`: only functions of module `ic0` can be imported"
+        "Canister's Wasm module is not valid: import `env.abort`: only functions of module `ic0` \
+         can be imported"
     );
     assert_eq!(
         (reject.code, reject.error_code.to_string().as_str()),
@@ -590,7 +591,8 @@ fn caps() -> Caps {
 
 /// Functions that give the optimiser something to do.
 fn heavy(functions: usize, statements: usize) -> Vec<u8> {
-    let statement = "(local.set 0 (i64.xor (i64.mul (local.get 0) (local.get 1)) (i64.load (i32.wrap_i64 (local.get 0)))))";
+    let statement = "(local.set 0 (i64.xor (i64.mul (local.get 0) (local.get 1)) (i64.load \
+                     (i32.wrap_i64 (local.get 0)))))";
     let function = format!(
         "(func (param i64 i64) (result i64) {} (local.get 0))",
         statement.repeat(statements)
@@ -637,7 +639,8 @@ fn the_projects_canisters_compile_within_half_of_a_node_s_caps() {
         let compiled = compile_under(limits.module.clone(), &wasm, half)
             .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         println!(
-            "{}: {} bytes uploaded, {} unpacked, artefact {}, {} ms of CPU, {:.1} s, {} MiB resident at most, memory64 {}, {} updates, {} queries",
+            "{}: {} bytes uploaded, {} unpacked, artefact {}, {} ms of CPU, {:.1} s, {} MiB \
+             resident at most, memory64 {}, {} updates, {} queries",
             path.file_name().unwrap().to_string_lossy(),
             wasm.len(),
             compiled.wasm_bytes,

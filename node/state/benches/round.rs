@@ -67,11 +67,13 @@ fn report(name: &str, times: Vec<[Duration; 2]>) {
     println!();
 }
 
+#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let entries: u64 =
         std::env::args().find_map(|argument| argument.parse().ok()).unwrap_or(50_000);
     println!(
-        "{entries} calls known, {CALLS_PER_ROUND} new and answered per round, replies of {REPLY_BYTES} bytes, {ROUNDS} rounds"
+        "{entries} calls known, {CALLS_PER_ROUND} new and answered per round, replies of \
+         {REPLY_BYTES} bytes, {ROUNDS} rounds"
     );
     let mut history =
         IngressHistory::new(HistoryLimits { bytes_max: 1 << 32, unfinished_max: 1 << 32 });

@@ -54,7 +54,8 @@ pub enum BlobError {
     },
     /// Permissions or a read-only file system.
     #[error(
-        "{path} cannot be written ({source}): check its owner, its permissions and how its file system is mounted"
+        "{path} cannot be written ({source}): check its owner, its permissions and how its file \
+         system is mounted"
     )]
     Unwritable {
         /// Directory or file.
@@ -72,7 +73,8 @@ pub enum BlobError {
     },
     /// The file's content is not what its name says.
     #[error(
-        "{path} is damaged: its content does not have the hash in its name; restore it from another node or a backup"
+        "{path} is damaged: its content does not have the hash in its name; restore it from \
+         another node or a backup"
     )]
     Corrupt {
         /// The file.

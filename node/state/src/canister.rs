@@ -432,6 +432,7 @@ mod tests {
     const PINNED: &str = "81fcc99ddccb25276bd830271833dfe4";
 
     /// Everything that a record of a canister can have, in values that are not defaults.
+    #[expect(clippy::too_many_lines, reason = "one story, told in order")]
     fn full() -> CanisterState {
         let (own, other) = (Principal::from_slice(&[1, 1]), Principal::from_slice(&[2, 1]));
         let settings = Settings {

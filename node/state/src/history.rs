@@ -70,7 +70,8 @@ pub enum HistoryError {
     Known(RequestId),
     /// Too many calls are unanswered.
     #[error(
-        "{limit} calls wait for their answer, the most this subnet takes (subnet.ingress_unfinished_max); send the call again when some are answered"
+        "{limit} calls wait for their answer, the most this subnet takes \
+         (subnet.ingress_unfinished_max); send the call again when some are answered"
     )]
     UnfinishedFull {
         /// The limit.
@@ -78,7 +79,8 @@ pub enum HistoryError {
     },
     /// No room even after letting go of every response.
     #[error(
-        "the ingress history holds {used} bytes of entries and may hold {limit} (seven eighths of subnet.ingress_history_bytes); send the call again when older ones expire"
+        "the ingress history holds {used} bytes of entries and may hold {limit} (seven eighths of \
+         subnet.ingress_history_bytes); send the call again when older ones expire"
     )]
     Full {
         /// Bytes of entries without responses.

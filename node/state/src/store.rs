@@ -94,7 +94,8 @@ impl Header {
 pub enum StoreError {
     /// Another process, most likely a second node with the same data directory, has the file open.
     #[error(
-        "{path} is in use by another process; stop the other node or give this one its own data directory"
+        "{path} is in use by another process; stop the other node or give this one its own data \
+         directory"
     )]
     Locked {
         /// The file.
@@ -102,7 +103,8 @@ pub enum StoreError {
     },
     /// No space.
     #[error(
-        "the disk of {path} is full: free some space; the last checkpoint is intact and nothing acknowledged is lost"
+        "the disk of {path} is full: free some space; the last checkpoint is intact and nothing \
+         acknowledged is lost"
     )]
     DiskFull {
         /// The file.
@@ -110,7 +112,8 @@ pub enum StoreError {
     },
     /// Permissions or a read-only file system.
     #[error(
-        "{path} cannot be written ({source}): check its owner, its permissions and how its file system is mounted"
+        "{path} cannot be written ({source}): check its owner, its permissions and how its file \
+         system is mounted"
     )]
     Unwritable {
         /// The file.
@@ -128,7 +131,8 @@ pub enum StoreError {
     },
     /// The content contradicts itself.
     #[error(
-        "{path} is damaged ({reason}): restore it from another node or a backup; it was not written by a crash of this node"
+        "{path} is damaged ({reason}): restore it from another node or a backup; it was not \
+         written by a crash of this node"
     )]
     Corrupt {
         /// The file.
@@ -138,7 +142,8 @@ pub enum StoreError {
     },
     /// Written by another version of the node.
     #[error(
-        "{path} has format {found} and this node reads format {FORMAT}: use the version of the node that wrote it"
+        "{path} has format {found} and this node reads format {FORMAT}: use the version of the \
+         node that wrote it"
     )]
     Format {
         /// The file.

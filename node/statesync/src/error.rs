@@ -28,7 +28,8 @@ pub enum ManifestError {
     Thread(String),
     /// The computation failed for good, or was never begun.
     #[error(
-        "the manifest of height {height} cannot be computed ({reason}); it is computed anew after a restart, or restore the data directory from a copy"
+        "the manifest of height {height} cannot be computed ({reason}); it is computed anew after \
+         a restart, or restore the data directory from a copy"
     )]
     Failed {
         /// Height of the state that the manifest is of.

@@ -104,7 +104,8 @@ pub enum InstallError {
     Leaf(#[from] LeafError),
     /// A memory or a blob is larger than this node's limits allow.
     #[error(
-        "the certified state has {what} of {bytes} bytes and this node's limit is {limit}: the nodes of a subnet must have the same limits"
+        "the certified state has {what} of {bytes} bytes and this node's limit is {limit}: the \
+         nodes of a subnet must have the same limits"
     )]
     Limit {
         /// What is too large.
@@ -130,7 +131,8 @@ pub enum InstallError {
     },
     /// Someone has the old state open, or installs too.
     #[error(
-        "{path} is in use: stop the executor (and any other process) that has it open before the new state takes its place"
+        "{path} is in use: stop the executor (and any other process) that has it open before the \
+         new state takes its place"
     )]
     InUse {
         /// The file or folder that another process has open.

@@ -151,7 +151,8 @@ impl SnapshotSource {
             kept.given_up += 1;
             kept.dropped = true;
             tracing::info!(
-                "the snapshots for state sync were given up: the delta log is nearly full; the next manifest brings another"
+                "the snapshots for state sync were given up: the delta log is nearly full; the \
+                 next manifest brings another"
             );
         }
         drop(kept);

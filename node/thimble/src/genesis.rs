@@ -141,7 +141,8 @@ pub(crate) fn join(data: &Path, genesis: &Path) -> Result<()> {
         None => {
             println!("{how}: the subnet {}", genesis.subnet_id());
             println!(
-                "this node is not in its plan: it has no share of the key, and takes part once the members admit it (`thimble members change --add` with its record)"
+                "this node is not in its plan: it has no share of the key, and takes part once \
+                 the members admit it (`thimble members change --add` with its record)"
             );
         }
     }
@@ -176,7 +177,8 @@ fn deal(data: &Path, plan: &Path, out: &Path) -> Result<()> {
                 return Ok(());
             }
             _ => bail!(
-                "{} is there and is not this node's dealing for this plan: name another file, or remove it",
+                "{} is there and is not this node's dealing for this plan: name another file, or \
+                 remove it",
                 out.display()
             ),
         }

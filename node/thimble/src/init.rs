@@ -46,9 +46,11 @@ fn toml(config: &Config, data: &Path) -> String {
         None => "# provisional = true\n".to_owned(),
     };
     format!(
-        "# Configuration of a Thimble node. Flags stand above it; `thimble config --config FILE` prints all that follows from it.
+        "# Configuration of a Thimble node. Flags stand above it; `thimble config --config FILE` \
+         prints all that follows from it.
 
-# What all processes of the node may take together. Everything is sized from this number: `thimble limits --memory SIZE` shows how.
+# What all processes of the node may take together. Everything is sized from this number: `thimble \
+         limits --memory SIZE` shows how.
 memory = {}
 
 # The public HTTP interface. It has no TLS: keep it on loopback, or behind a proxy that has.
@@ -60,21 +62,25 @@ data_dir = {}
 # error, warn, info, debug, or a filter like \"info,gateway=debug\".
 log = {}
 
-# Whether allocations are sampled, so that `thimble heap` says where memory went. Costs some memory and time.
+# Whether allocations are sampled, so that `thimble heap` says where memory went. Costs some \
+         memory and time.
 heap_profile = {}
 
 # How the nodes of a subnet of several reach each other; a subnet of one needs none of it.
 [p2p]
-# Where this node waits for its peers: the port of the address it was given to `thimble keygen` with.
+# Where this node waits for its peers: the port of the address it was given to `thimble keygen` \
+         with.
 {p2p}
 # Peers that are reached elsewhere than the genesis says.
 [p2p.peers]
 {peers}
 # What the subnet offers. The same on all its nodes.
 [features]
-# Whether everybody may make canisters and cycles out of nothing. Not set: true for a node alone, false in a subnet of several.
+# Whether everybody may make canisters and cycles out of nothing. Not set: true for a node alone, \
+         false in a subnet of several.
 {provisional}
-# A single limit is changed by its name, as `thimble limits` prints it; the table is checked again with the change.
+# A single limit is changed by its name, as `thimble limits` prints it; the table is checked again \
+         with the change.
 # [limits.gateway]
 # connections = 256
 ",
@@ -104,14 +110,16 @@ fn unit(
         group,
         memory_bytes: limits.memory_budget_bytes,
         descriptors: descriptors_needed(limits).max(DESCRIPTORS_MIN),
-        stop: "# A clean stop finishes requests and makes a checkpoint. Only the node is told; its workers end with it.
+        stop: "# A clean stop finishes requests and makes a checkpoint. Only the node is told; \
+               its workers end with it.
 KillMode=mixed
 TimeoutStopSec=90
 ",
         killed: "# A worker that is killed for memory is replaced by the node.
 OOMPolicy=continue
 ",
-        needs: "# The node needs its data folder, the network and its own workers. (Not MemoryDenyWriteExecute: workers map compiled code.)
+        needs: "# The node needs its data folder, the network and its own workers. (Not \
+                MemoryDenyWriteExecute: workers map compiled code.)
 ",
     }
 }

@@ -308,7 +308,8 @@ fn change_text(summary: &Summary, change: &MembershipChange) -> Result<String> {
     if stay < threshold(after.len()) as usize {
         let _ = writeln!(
             text,
-            "             only {stay} of them are members already: at least {} of the new ones must run when they take over, or the subnet stops until they do",
+            "             only {stay} of them are members already: at least {} of the new ones \
+             must run when they take over, or the subnet stops until they do",
             threshold(after.len()) as usize - stay
         );
     }

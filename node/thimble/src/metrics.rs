@@ -231,7 +231,8 @@ impl Readings {
             gauge(
                 encoder,
                 "memory_pressure_some_avg10_hundredths",
-                "Share of the last 10 s in which a task waited for memory, in hundredths of a percent",
+                "Share of the last 10 s in which a task waited for memory, in hundredths of a \
+                 percent",
                 u64::from(stalled),
             )?;
         }

@@ -230,6 +230,10 @@ struct Opened {
 }
 
 /// Opens the stores, restores the newest checkpoint, and wires everything but the gateway.
+#[expect(
+    clippy::too_many_lines,
+    reason = "wiring: every part is made once, in the order in which they need each other"
+)]
 fn open(
     config: &Config,
     limits: &Arc<Limits>,
@@ -442,7 +446,8 @@ fn agreement(
         ));
     };
     let listen = config.p2p.listen.context(
-        "this node is one of several and needs an address where the others reach it: --p2p-listen ADDRESS:PORT, or `listen` under [p2p] in the configuration",
+        "this node is one of several and needs an address where the others reach it: --p2p-listen \
+         ADDRESS:PORT, or `listen` under [p2p] in the configuration",
     )?;
     let addresses = config.p2p.peers.clone();
     let arithmetic = EngineConfig { tables, ..EngineConfig::for_this_machine() };
@@ -574,8 +579,9 @@ fn raise_descriptor_limit(limits: &Limits) -> Result<()> {
     let needed = descriptors_needed(limits);
     if allowed < needed {
         bail!(
-            "the system allows {allowed} open files; {canisters} canisters (subnet.canisters_max) and {connections} connections (gateway.connections) may \
-             need {needed}: raise the limit (ulimit -Hn, or LimitNOFILE of the service) or lower these"
+            "the system allows {allowed} open files; {canisters} canisters (subnet.canisters_max) \
+             and {connections} connections (gateway.connections) may need {needed}: raise the \
+             limit (ulimit -Hn, or LimitNOFILE of the service) or lower these"
         );
     }
     Ok(())

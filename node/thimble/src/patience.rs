@@ -56,8 +56,9 @@ impl NodePatience {
         }
         match trouble.awaits_verdict() {
             Some(message) => format!(
-                "a round waits: {trouble}; if the message does this every time, on every node, have it rejected: \
-                 thimble reject --data-dir {} {message}, then start the node again",
+                "a round waits: {trouble}; if the message does this every time, on every node, \
+                 have it rejected: thimble reject --data-dir {} {message}, then start the node \
+                 again",
                 self.disk
             ),
             None => format!("a round waits: {trouble}"),

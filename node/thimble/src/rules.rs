@@ -124,8 +124,10 @@ pub(crate) fn settle(
     if let Some((first, last)) = to_be_executed(&config.data_dir, segment_bytes)? {
         if recorded.version != VERSION {
             bail!(
-                "blocks {first} to {last} were executed by rules of version {} (Thimble {}) and have to be executed again, and this program (Thimble {}) follows version \
-                 {VERSION}: start the old program once with this data directory and stop it with SIGTERM, then start this one",
+                "blocks {first} to {last} were executed by rules of version {} (Thimble {}) and \
+                 have to be executed again, and this program (Thimble {}) follows version \
+                 {VERSION}: start the old program once with this data directory and stop it with \
+                 SIGTERM, then start this one",
                 recorded.version,
                 recorded.program,
                 configured.program
@@ -139,8 +141,9 @@ pub(crate) fn settle(
         );
         let before = recorded.configure(config).with_context(|| {
             format!(
-                "blocks {first} to {last} have to be executed by the rules recorded in {}: start the program that wrote them (Thimble {}) once with this data directory and \
-                 stop it with SIGTERM",
+                "blocks {first} to {last} have to be executed by the rules recorded in {}: start \
+                 the program that wrote them (Thimble {}) once with this data directory and stop \
+                 it with SIGTERM",
                 slot.path.display(),
                 recorded.program
             )
@@ -151,7 +154,8 @@ pub(crate) fn settle(
         while let Some((first, last)) = to_be_executed(&config.data_dir, segment_bytes)? {
             if first <= begun {
                 bail!(
-                    "blocks {first} to {last} are still above the newest checkpoint; start the node again"
+                    "blocks {first} to {last} are still above the newest checkpoint; start the \
+                     node again"
                 );
             }
             begun = first;

@@ -26,7 +26,8 @@ fn members(out: &mut String, subnet: &Subnet) {
     };
     let _ = writeln!(
         out,
-        "subnet      {place}; final {}, executed {}, certified {}; {} rounds without a block, {} double votes seen",
+        "subnet      {place}; final {}, executed {}, certified {}; {} rounds without a block, {} \
+         double votes seen",
         subnet.finalised_height,
         subnet.executed_height,
         subnet.certified_height,
@@ -83,7 +84,8 @@ fn text(report: &Report) -> String {
     let rounds = &report.rounds;
     let _ = writeln!(
         out,
-        "rounds      {} executed, {} messages, {} queries, {} checkpoints; {} waits, longest stall {} ms; {} worker restarts",
+        "rounds      {} executed, {} messages, {} queries, {} checkpoints; {} waits, longest \
+         stall {} ms; {} worker restarts",
         rounds.rounds,
         rounds.messages,
         rounds.queries,

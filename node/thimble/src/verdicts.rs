@@ -58,7 +58,8 @@ impl Verdicts {
         let count = self.0.values().map(Vec::len).sum::<usize>();
         ensure!(
             count <= VERDICTS_MAX,
-            "{count} verdicts, the most is {VERDICTS_MAX}; those of heights below the node's are not needed any more"
+            "{count} verdicts, the most is {VERDICTS_MAX}; those of heights below the node's are \
+             not needed any more"
         );
         Ok(())
     }
@@ -101,7 +102,8 @@ pub(crate) fn reject(data_dir: &Path, height: u64, canister: &str, ordinal: u64)
     verdicts.add(&format!("{height} {canister} {ordinal}"))?;
     verdicts.write(data_dir)?;
     println!(
-        "message {ordinal} of canister {canister} will be rejected at height {height}; start the node again for it to count, and do the same on every node of the subnet"
+        "message {ordinal} of canister {canister} will be rejected at height {height}; start the \
+         node again for it to count, and do the same on every node of the subnet"
     );
     Ok(())
 }

@@ -69,7 +69,8 @@ impl Limits {
         rules.at_least(
             streams,
             8,
-            "a relay peer has two streams for gossip, identify, ping and metadata, and requests beside",
+            "a relay peer has two streams for gossip, identify, ping and metadata, and requests \
+             beside",
         );
         rules.within(streams, limit!(self.connections.streams), "it is a part of all streams");
         let unread = limit!(self.connections.unread_bytes_per_connection);
@@ -133,6 +134,7 @@ impl Limits {
         rules.at_least(limit!(self.messages.clock_seconds), 1, "clocks are never the same");
     }
 
+    #[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
     fn check_gossip(&self, rules: &mut Rules) {
         let peers = limit!(self.gossip.peers);
         let (d, d_low, d_high) =
@@ -213,6 +215,7 @@ impl Limits {
         rules.at_most(limit!(self.gossip.iwant_retransmissions), 255, "it is counted in a byte");
     }
 
+    #[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
     fn check_services(&self, rules: &mut Rules) {
         rules.within(
             limit!(self.filter.receivers),

@@ -198,6 +198,7 @@ impl Limits {
         ]
     }
 
+    #[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
     fn service_lines(&self) -> Vec<SheetLine> {
         use LineKind::{Fixed, Pool};
         let Limits { filter, store, peers, http, .. } = self;
@@ -285,7 +286,8 @@ impl Limits {
                 "store",
                 File,
                 times(2, store.segment_bytes),
-                "the newest segments, which most readers read; the kernel takes them when it needs them",
+                "the newest segments, which most readers read; the kernel takes them when it \
+                 needs them",
             ),
             line(
                 "store",

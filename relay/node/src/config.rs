@@ -142,10 +142,10 @@ impl Config {
     fn check(&self) -> Result<()> {
         if self.cluster == THE_WAKU_NETWORK {
             bail!(
-                "cluster 1 is The Waku Network, whose messages carry zero-knowledge proofs of a rate \
-                 limit (RLN): who may send is known only from a contract of an Ethereum chain, which \
-                 this node does not ask, so that it would pass on what others drop; choose another \
-                 cluster"
+                "cluster 1 is The Waku Network, whose messages carry zero-knowledge proofs of a \
+                 rate limit (RLN): who may send is known only from a contract of an Ethereum \
+                 chain, which this node does not ask, so that it would pass on what others drop; \
+                 choose another cluster"
             );
         }
         if self.shards_in_cluster.get() > router::SHARDS {
@@ -251,7 +251,10 @@ fn list<T>(flags: Vec<T>, file: Option<Vec<T>>) -> Option<Vec<T>> {
 pub(crate) fn dns_server(text: &str) -> Result<SocketAddr, String> {
     let with_port = text.parse::<SocketAddr>();
     with_port.or_else(|_| text.parse::<IpAddr>().map(|ip| (ip, DNS_PORT).into())).map_err(|_| {
-        format!("`{text}` is no IP address, alone or with a port (192.0.2.1, 192.0.2.1:53, [2001:db8::1]:53)")
+        format!(
+            "`{text}` is no IP address, alone or with a port (192.0.2.1, 192.0.2.1:53, \
+             [2001:db8::1]:53)"
+        )
     })
 }
 

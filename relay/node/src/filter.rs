@@ -50,7 +50,8 @@ pub(crate) enum SubscribeError {
     #[error("a receiver has at most {0} subscriptions here; unsubscribe from some")]
     PerPeer(usize),
     #[error(
-        "all receivers together have {0} subscriptions, the most this node keeps; try another service node"
+        "all receivers together have {0} subscriptions, the most this node keeps; try another \
+         service node"
     )]
     All(usize),
 }

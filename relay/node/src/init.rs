@@ -51,10 +51,12 @@ fn toml(config: &Config, data: &Path) -> String {
     let certificate = line("tls_certificate", path(&config.tls_certificate), "\"chain.pem\"");
     let key = line("tls_key", path(&config.tls_key), "\"key.pem\"");
     format!(
-        "# Configuration of a Thimble relay. Flags stand above it; `thimble-relay config --config FILE`
+        "# Configuration of a Thimble relay. Flags stand above it; `thimble-relay config --config \
+         FILE`
 # prints all that follows from it.
 
-# What the relay may take. Everything is sized from this number: `thimble-relay limits --memory SIZE`
+# What the relay may take. Everything is sized from this number: `thimble-relay limits --memory \
+         SIZE`
 # shows how.
 memory = {memory}
 

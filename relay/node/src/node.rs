@@ -187,6 +187,10 @@ fn unix_nanos() -> i64 {
 impl Node {
     /// `cgroup` is the process group, if there is one; `own` is this node's peer id; `seed` is
     /// where its randomness comes from.
+    #[expect(
+        clippy::too_many_lines,
+        reason = "wiring: every part is made once, in the order in which they need each other"
+    )]
     pub(crate) fn open(
         config: &Config,
         cgroup: Option<Cgroup>,

@@ -33,6 +33,7 @@ fn reasons(refused: &BTreeMap<String, u64>) -> String {
     if each.is_empty() { "none".into() } else { each.join(", ") }
 }
 
+#[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
 fn text(report: &Report) -> String {
     let mut out = String::new();
     let shards: Vec<String> = report.shards.iter().map(u16::to_string).collect();
@@ -52,7 +53,8 @@ fn text(report: &Report) -> String {
     let (rates, peers, pushes) = (&report.rates, &report.peers, &report.pushes);
     let _ = writeln!(
         out,
-        "rates       {:.1}/s of clients, {:.1}/s of relay peers, {:.1}/s pushed, {:.1}/s store queries",
+        "rates       {:.1}/s of clients, {:.1}/s of relay peers, {:.1}/s pushed, {:.1}/s store \
+         queries",
         rates.client_messages, rates.relay_messages, rates.pushes, rates.store_queries
     );
     let _ = writeln!(
@@ -62,7 +64,8 @@ fn text(report: &Report) -> String {
     );
     let _ = writeln!(
         out,
-        "pushes      {} receivers, {} subscriptions; {} sent, {} failed, {} waiting, {} dropped, {} held back",
+        "pushes      {} receivers, {} subscriptions; {} sent, {} failed, {} waiting, {} dropped, \
+         {} held back",
         pushes.receivers,
         pushes.subscriptions,
         pushes.sent,

@@ -385,6 +385,7 @@ fn what_was_answered_for_is_in_the_store_after_the_process_was_killed() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one story, told in order")]
 fn what_cannot_be_served_is_refused_by_its_name() {
     let node = start("store = false\n", &["--shard", "0,1,2,3,4,5,6"]);
     let served = "/waku/2/rs/16/1";

@@ -87,8 +87,8 @@ async fn run(
     let page = store.query(Query { limit: 1, ..Query::default() }).await.unwrap();
     let (elapsed, spent) = (begun.elapsed(), cpu() - cpu_begun);
     println!(
-        "{name:<22} {count:>8} of {bytes:>6} B  {:>8.0} appends/s  {:>6.1} MB/s  {:>6.1} us CPU each  \
-         slowest {:>5.0} ms  index {:>4.0} ms behind  found {}",
+        "{name:<22} {count:>8} of {bytes:>6} B  {:>8.0} appends/s  {:>6.1} MB/s  {:>6.1} us CPU \
+         each  slowest {:>5.0} ms  index {:>4.0} ms behind  found {}",
         count as f64 / written.as_secs_f64(),
         (count * bytes as u64) as f64 / 1e6 / written.as_secs_f64(),
         spent.as_secs_f64() * 1e6 / count as f64,

@@ -33,8 +33,8 @@ pub enum OpenError {
 /// The append queue has no room; nothing was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
-    "the store's queue is full: {messages} of {messages_max} messages and {bytes} of {bytes_max} bytes \
-     wait to be written; try again in a moment, or raise queue_messages and queue_bytes"
+    "the store's queue is full: {messages} of {messages_max} messages and {bytes} of {bytes_max} \
+     bytes wait to be written; try again in a moment, or raise queue_messages and queue_bytes"
 )]
 pub struct Full {
     /// Messages that wait to be written.
@@ -52,8 +52,8 @@ pub struct Full {
 pub enum AppendError {
     /// No room, or less than the reserve. Later appends work again when there is room.
     #[error(
-        "{path}: the disk is full: {free_bytes} bytes are free and {needed_bytes} are needed, reserve \
-         included; free disk space, or lower retention_bytes"
+        "{path}: the disk is full: {free_bytes} bytes are free and {needed_bytes} are needed, \
+         reserve included; free disk space, or lower retention_bytes"
     )]
     DiskFull {
         /// The store's folder.
@@ -91,7 +91,8 @@ pub enum AppendError {
 pub enum QueryError {
     /// Too many queries at once.
     #[error(
-        "{queue} queries wait already, the most allowed; try again in a moment, or raise query_queue"
+        "{queue} queries wait already, the most allowed; try again in a moment, or raise \
+         query_queue"
     )]
     Busy {
         /// The most that may wait.

@@ -41,7 +41,8 @@ const TABLES: &str = "
         start INTEGER NOT NULL, length INTEGER NOT NULL,
         PRIMARY KEY (pubsub, timestamp, hash)) WITHOUT ROWID;
     CREATE INDEX by_topic ON messages (topic, timestamp, hash);
-    CREATE TABLE hashes (prefix INTEGER NOT NULL, pubsub INTEGER NOT NULL, timestamp INTEGER NOT NULL,
+    CREATE TABLE hashes (prefix INTEGER NOT NULL, pubsub INTEGER NOT NULL, timestamp INTEGER NOT \
+                      NULL,
         PRIMARY KEY (prefix, pubsub, timestamp)) WITHOUT ROWID;
     CREATE TABLE segments (number INTEGER PRIMARY KEY, indexed INTEGER NOT NULL, sealed INTEGER);
     CREATE TABLE figures (id INTEGER PRIMARY KEY CHECK (id = 0), messages INTEGER NOT NULL);
@@ -161,7 +162,8 @@ impl Index {
         let ids: Vec<i64> = pubsubs.query_map([], |row| row.get(0))?.collect::<Result<_, _>>()?;
         for order in ["ASC", "DESC"] {
             let sql = format!(
-                "SELECT timestamp FROM messages WHERE pubsub = ?1 ORDER BY timestamp {order} LIMIT 1"
+                "SELECT timestamp FROM messages WHERE pubsub = ?1 ORDER BY timestamp {order} \
+                 LIMIT 1"
             );
             for id in &ids {
                 let found = self.connection.query_row(&sql, [id], |row| row.get(0)).optional()?;

@@ -165,8 +165,8 @@ pub(crate) async fn run(options: &Options, asked: &Asked) -> Result<ExitCode> {
     }
     ensure!(
         !kept.is_empty(),
-        "the machine was busy with something else in all {} turns; wait until it is calm, or allow more \
-         (--busy)",
+        "the machine was busy with something else in all {} turns; wait until it is calm, or \
+         allow more (--busy)",
         measured.turns.len()
     );
     let slower = report.metrics.iter().any(|metric| metric.verdict == Verdict::Slower);

@@ -32,6 +32,7 @@ pub(crate) fn escape(text: &str) -> String {
 }
 
 /// The whole page.
+#[expect(clippy::too_many_lines, reason = "one page, from top to bottom")]
 pub(crate) fn page(report: &Report) -> String {
     let outcome = &report.outcome;
     let mut html = format!(
@@ -92,7 +93,8 @@ pub(crate) fn page(report: &Report) -> String {
         for source in sources {
             let _ = writeln!(
                 html,
-                "<tr><td>{side}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+                "<tr><td>{side}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</\
+                 td><td>{}</td></tr>",
                 escape(&source.path),
                 source.kind,
                 source.values,

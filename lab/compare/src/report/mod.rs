@@ -204,7 +204,8 @@ pub(crate) fn how(report: &Report) -> String {
     let pooled = match method.pooled_over {
         0 => "each test by its own spread alone".to_owned(),
         over => format!(
-            "each test by its own spread, moderated by those of {over} tests (worth {:.0} degrees of freedom)",
+            "each test by its own spread, moderated by those of {over} tests (worth {:.0} degrees \
+             of freedom)",
             method.pooled_df
         ),
     };
@@ -213,12 +214,14 @@ pub(crate) fn how(report: &Report) -> String {
         (values, None) => format!("; {values} values of runs left out show no heavy tails"),
         (values, Some(df)) => {
             format!(
-                "; {values} values of runs left out show tails like Student's with {df} degrees of freedom"
+                "; {values} values of runs left out show tails like Student's with {df} degrees \
+                 of freedom"
             )
         }
     };
     format!(
-        "{pooled}{tail}; corrected for many tests by Benjamini and Hochberg: at most {:.0} % of calls wrong",
+        "{pooled}{tail}; corrected for many tests by Benjamini and Hochberg: at most {:.0} % of \
+         calls wrong",
         method.error * 100.0
     )
 }

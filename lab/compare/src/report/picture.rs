@@ -58,6 +58,7 @@ fn ticks(most: f64) -> Vec<f64> {
 }
 
 /// Change for the worse over noise. Empty when no test has both.
+#[expect(clippy::too_many_lines, reason = "one page, from top to bottom")]
 pub(crate) fn scatter(tests: &[Judged]) -> String {
     const HEIGHT: f64 = 420.0;
     const TOP: f64 = 20.0;
@@ -108,8 +109,9 @@ pub(crate) fn scatter(tests: &[Judged]) -> String {
             let at = x(tick);
             let _ = writeln!(
                 svg,
-                "<line class=\"grid\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{:.1}\"/>\
-                 <text class=\"label\" x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{} %</text>",
+                "<line class=\"grid\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" \
+                 y2=\"{:.1}\"/><text class=\"label\" x=\"{at:.1}\" y=\"{:.1}\" \
+                 text-anchor=\"middle\">{} %</text>",
                 HEIGHT - BOTTOM,
                 HEIGHT - BOTTOM + 18.0,
                 tick * 100.0
@@ -143,8 +145,8 @@ pub(crate) fn scatter(tests: &[Judged]) -> String {
         let radius = if test.verdict == Verdict::Noise { 3.5 } else { 5.0 };
         let _ = writeln!(
             svg,
-            "<circle class=\"dot {}{beyond}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"{radius}\"><title>{}: {}, own \
-             noise {}, {}</title></circle>",
+            "<circle class=\"dot {}{beyond}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"{radius}\"><title>{}: \
+             {}, own noise {}, {}</title></circle>",
             class(test.verdict),
             x(*noise),
             y(*change_log),
@@ -168,6 +170,7 @@ pub(crate) fn scatter(tests: &[Judged]) -> String {
 }
 
 /// Tests that stand out: every run of both sides, relative to the baseline's mean.
+#[expect(clippy::too_many_lines, reason = "one page, from top to bottom")]
 pub(crate) fn rows(tests: &[Judged]) -> String {
     const NAMES: f64 = 380.0;
     const ROW: f64 = 24.0;
@@ -228,7 +231,8 @@ pub(crate) fn rows(tests: &[Judged]) -> String {
         let name = tail(&test.name, 54);
         let _ = writeln!(
             svg,
-            "<text class=\"name\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}<title>{}</title></text>",
+            "<text class=\"name\" x=\"{:.1}\" y=\"{:.1}\" \
+             text-anchor=\"end\">{}<title>{}</title></text>",
             NAMES - 14.0,
             middle + 4.0,
             escape(&name),
@@ -238,7 +242,8 @@ pub(crate) fn rows(tests: &[Judged]) -> String {
             let (from, to) = (x(-noise.ln_1p()), x(noise.ln_1p()));
             let _ = writeln!(
                 svg,
-                "<rect class=\"band\" x=\"{from:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\" rx=\"3\"/>",
+                "<rect class=\"band\" x=\"{from:.1}\" y=\"{:.1}\" width=\"{:.1}\" \
+                 height=\"{:.1}\" rx=\"3\"/>",
                 middle - 8.0,
                 to - from,
                 16.0
@@ -259,7 +264,8 @@ pub(crate) fn rows(tests: &[Judged]) -> String {
         {
             let _ = writeln!(
                 svg,
-                "<circle class=\"dot {}\" cx=\"{:.1}\" cy=\"{middle:.1}\" r=\"5\"><title>{}: {}</title></circle>",
+                "<circle class=\"dot {}\" cx=\"{:.1}\" cy=\"{middle:.1}\" r=\"5\"><title>{}: \
+                 {}</title></circle>",
                 class(test.verdict),
                 x(at),
                 escape(&test.name),

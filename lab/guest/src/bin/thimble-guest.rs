@@ -4,7 +4,8 @@
 fn main() -> std::process::ExitCode {
     if std::process::id() != 1 {
         eprintln!(
-            "thimble-guest is the first process of a virtual machine; thimble-lab image build puts it into an image"
+            "thimble-guest is the first process of a virtual machine; thimble-lab image build \
+             puts it into an image"
         );
         return std::process::ExitCode::from(2);
     }

@@ -120,13 +120,15 @@ impl Counts {
         let open = self.open.load(Ordering::SeqCst);
         if counted < acknowledged {
             return Err(format!(
-                "{what} stand at {counted}, but {acknowledged} were acknowledged: {} acknowledged updates are lost",
+                "{what} stand at {counted}, but {acknowledged} were acknowledged: {} acknowledged \
+                 updates are lost",
                 acknowledged - counted
             ));
         }
         if counted > acknowledged + open {
             return Err(format!(
-                "{what} stand at {counted}, but only {acknowledged} were acknowledged and {open} are of unknown outcome: some ran twice"
+                "{what} stand at {counted}, but only {acknowledged} were acknowledged and {open} \
+                 are of unknown outcome: some ran twice"
             ));
         }
         Ok(())

@@ -317,6 +317,7 @@ pub(crate) struct Parameters {
 }
 
 impl Parameters {
+    #[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
     pub(crate) fn of(options: &Options) -> Result<Self, Usage> {
         let usage = |text: String| Err(Usage(text));
         for (flag, value) in [

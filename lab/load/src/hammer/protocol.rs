@@ -152,6 +152,7 @@ impl ReadReply {
     /// every byte to be computed here too.
     ///
     /// Returns what is wrong.
+    #[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
     pub(crate) fn judge(
         &self,
         seed: u64,
@@ -193,7 +194,8 @@ impl ReadReply {
             }
             if generation > self.generation {
                 return Err(format!(
-                    "page {page:#x} has generation {generation}, but the canister has given out {} so far: a write that did not happen left bytes",
+                    "page {page:#x} has generation {generation}, but the canister has given out \
+                     {} so far: a write that did not happen left bytes",
                     self.generation
                 ));
             }
@@ -202,7 +204,8 @@ impl ReadReply {
             {
                 if generation < *floor {
                     return Err(format!(
-                        "page {:#x} has generation {generation}, but generation {floor} was acknowledged: an acknowledged write is lost",
+                        "page {:#x} has generation {generation}, but generation {floor} was \
+                         acknowledged: an acknowledged write is lost",
                         page + offset as u64
                     ));
                 }
@@ -229,7 +232,8 @@ impl ReadReply {
                 || (known && !sample.words.iter().enumerate().all(right))
             {
                 return Err(format!(
-                    "the {} bytes at offset {} of page {:#x} are not those of generation {generation}",
+                    "the {} bytes at offset {} of page {:#x} are not those of generation \
+                     {generation}",
                     SAMPLE_WORDS * 8,
                     sample.word * 8,
                     sample.page

@@ -267,6 +267,7 @@ fn pages(runs: &[Run], first: u64, count: u64) -> BTreeMap<u64, u64> {
 
 /// What every canister is in the end, if the nodes agree on it; where they do not, as the first one
 /// has it.
+#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Option<State>> {
     let mut states = Vec::new();
     for canister in 0..header.canisters.len() {
@@ -277,7 +278,10 @@ fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Opti
             let queried: Vec<&&&Final> = parts.iter().filter(|part| !part.certified).collect();
             let Some(last) = queried.last() else {
                 verdict.broken(Rule::Incomplete, || {
-                    format!("what endpoint {endpoint} holds of canister {canister} in the end is not known")
+                    format!(
+                        "what endpoint {endpoint} holds of canister {canister} in the end is not \
+                         known"
+                    )
                 });
                 continue;
             };
@@ -291,7 +295,10 @@ fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Opti
                     // What was read twice, through consensus and from the node, is the same.
                     if let Some(before) = seen.insert(page, now).filter(|before| *before != now) {
                         verdict.broken(Rule::Disagreement, || {
-                            format!("endpoint {endpoint}, canister {canister}, page {page}: write {before} in one read, {now} in another")
+                            format!(
+                                "endpoint {endpoint}, canister {canister}, page {page}: write \
+                                 {before} in one read, {now} in another"
+                            )
                         });
                     }
                 }
@@ -314,7 +321,10 @@ fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Opti
                     ];
                     for (what, one, two) in differ.into_iter().filter(|(_, one, two)| one != two) {
                         verdict.broken(Rule::Disagreement, || {
-                            format!("canister {canister}, {what}: {one} on endpoint {other}, {two} on endpoint {endpoint}")
+                            format!(
+                                "canister {canister}, {what}: {one} on endpoint {other}, {two} on \
+                                 endpoint {endpoint}"
+                            )
                         });
                     }
                     let all: BTreeSet<&u64> =
@@ -325,7 +335,8 @@ fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Opti
                     {
                         verdict.broken(Rule::Disagreement, || {
                             format!(
-                                "canister {canister}, page {page}: generation {:?} on endpoint {other}, {:?} on endpoint {endpoint}",
+                                "canister {canister}, page {page}: generation {:?} on endpoint \
+                                 {other}, {:?} on endpoint {endpoint}",
                                 reference.pages.get(page),
                                 state.pages.get(page)
                             )
@@ -351,10 +362,18 @@ fn lost(verdict: &mut Verdict, history: &History, canister: usize, endpoint: usi
             Some(generation) if generation == value => {}
             // It was written again, over itself: told by the rule for that.
             Some(generation) if generation > value => verdict.broken(Rule::Twice, || {
-                format!("call {} (canister {canister}, page {page}) was acknowledged as write {value} and is there as write {generation} on endpoint {endpoint}", call.id)
+                format!(
+                    "call {} (canister {canister}, page {page}) was acknowledged as write {value} \
+                     and is there as write {generation} on endpoint {endpoint}",
+                    call.id
+                )
             }),
             other => verdict.broken(Rule::Lost, || {
-                format!("call {} (canister {canister}, page {page}) was acknowledged as write {value}; endpoint {endpoint} has {other:?}", call.id)
+                format!(
+                    "call {} (canister {canister}, page {page}) was acknowledged as write \
+                     {value}; endpoint {endpoint} has {other:?}",
+                    call.id
+                )
             }),
         }
     }
@@ -383,7 +402,8 @@ fn appends(verdict: &mut Verdict, history: &History, canister: usize, state: &St
             }),
             Some((call, Outcome::Rejected { text })) => verdict.broken(Rule::MadeUp, || {
                 format!(
-                    "canister {canister}, page {page}: call {} was rejected ({text}) and wrote all the same",
+                    "canister {canister}, page {page}: call {} was rejected ({text}) and wrote \
+                     all the same",
                     call.id
                 )
             }),
@@ -402,13 +422,20 @@ fn appends(verdict: &mut Verdict, history: &History, canister: usize, state: &St
     for generation in 1..=state.generation {
         if !pages_of.contains_key(&generation) && !told.contains(&generation) {
             verdict.broken(Rule::Twice, || {
-                format!("canister {canister}: write {generation} is on no page: a call ran twice, and its second run wrote over the first")
+                format!(
+                    "canister {canister}: write {generation} is on no page: a call ran twice, and \
+                     its second run wrote over the first"
+                )
             });
         }
     }
     if let Some((generation, page)) = pages_of.range(state.generation + 1..).next() {
         verdict.broken(Rule::MadeUp, || {
-            format!("canister {canister}, page {page}: write {generation}, of a canister that says it has seen {}", state.generation)
+            format!(
+                "canister {canister}, page {page}: write {generation}, of a canister that says it \
+                 has seen {}",
+                state.generation
+            )
         });
     }
     // When the client knows nothing, the state does.
@@ -444,7 +471,8 @@ fn order(verdict: &mut Verdict, canister: usize, what: &str, mut placed: Vec<(&C
         if let Some((before, at)) = highest.filter(|(_, at)| *at >= place) {
             verdict.broken(Rule::Order, || {
                 format!(
-                    "canister {canister}: call {} is {what} {place} although it was sent {} us after call {}, {what} {at}, was acknowledged",
+                    "canister {canister}: call {} is {what} {place} although it was sent {} us \
+                     after call {}, {what} {at}, was acknowledged",
                     call.id,
                     call.sent_micros - before.ended_micros,
                     before.id
@@ -455,6 +483,7 @@ fn order(verdict: &mut Verdict, canister: usize, what: &str, mut placed: Vec<(&C
 }
 
 /// Checks rule 4 for one canister: every read saw a state that was there.
+#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 fn reads(verdict: &mut Verdict, history: &History, canister: usize, state: &State) {
     // Acknowledged appends by the time at which they were known, with the highest generation so
     // far; and all appends by sending, with the lowest from there on.
@@ -523,7 +552,8 @@ fn reads(verdict: &mut Verdict, history: &History, canister: usize, state: &Stat
             if saw.get(&page) != was {
                 verdict.broken(Rule::Read, || {
                     format!(
-                        "{}, page {page}: it saw write {:?} where the state after {} writes has {was:?}",
+                        "{}, page {page}: it saw write {:?} where the state after {} writes has \
+                         {was:?}",
                         who(),
                         saw.get(&page),
                         read.generation
@@ -551,14 +581,19 @@ fn counts(verdict: &mut Verdict, history: &History, canister: usize, state: &Sta
                 if value > state.count {
                     verdict.broken(Rule::Lost, || {
                         format!(
-                            "call {} was acknowledged with count {value}; canister {canister} stands at {}",
+                            "call {} was acknowledged with count {value}; canister {canister} \
+                             stands at {}",
                             call.id, state.count
                         )
                     });
                 }
                 if let Some(other) = known.insert(value, call) {
                     verdict.broken(Rule::Lost, || {
-                        format!("calls {} and {} were both acknowledged with count {value} of canister {canister}", other.id, call.id)
+                        format!(
+                            "calls {} and {} were both acknowledged with count {value} of \
+                             canister {canister}",
+                            other.id, call.id
+                        )
                     });
                 }
             }
@@ -584,7 +619,10 @@ fn counts(verdict: &mut Verdict, history: &History, canister: usize, state: &Sta
         match open.next() {
             Some(sent) if sent < deadline => {}
             Some(_) => verdict.broken(Rule::MadeUp, || {
-                format!("canister {canister}: no call that could have had count {value} had been sent when a higher one was acknowledged")
+                format!(
+                    "canister {canister}: no call that could have had count {value} had been sent \
+                     when a higher one was acknowledged"
+                )
             }),
             None => verdict.broken(Rule::Twice, || {
                 format!("canister {canister}: count {value} is of no call: one was counted twice")
@@ -608,7 +646,8 @@ fn hops(verdict: &mut Verdict, history: &History, states: &[Option<State>]) {
                 if value != depth {
                     verdict.broken(Rule::Lost, || {
                         format!(
-                            "call {}: of {depth} calls from canister to canister {value} were answered",
+                            "call {}: of {depth} calls from canister to canister {value} were \
+                             answered",
                             call.id
                         )
                     });
@@ -621,12 +660,18 @@ fn hops(verdict: &mut Verdict, history: &History, states: &[Option<State>]) {
     }
     if arrived < acknowledged {
         verdict.broken(Rule::Lost, || {
-            format!("{acknowledged} calls from canister to canister were acknowledged, {arrived} arrived")
+            format!(
+                "{acknowledged} calls from canister to canister were acknowledged, {arrived} \
+                 arrived"
+            )
         });
     }
     if arrived > acknowledged + open {
         verdict.broken(Rule::Twice, || {
-            format!("{arrived} calls from canister to canister arrived; {acknowledged} were acknowledged and {open} are of unknown outcome")
+            format!(
+                "{arrived} calls from canister to canister arrived; {acknowledged} were \
+                 acknowledged and {open} are of unknown outcome"
+            )
         });
     }
 }
@@ -680,9 +725,11 @@ fn progress(verdict: &mut Verdict, header: &Header, history: &History) {
                 verdict.progress_millis = verdict.progress_millis.max(Some(took / 1000));
             }
             other => verdict.broken(Rule::Stuck, || {
-                let took = other.map_or("never".to_owned(), |took| format!("after {} ms", took / 1000));
+                let took =
+                    other.map_or("never".to_owned(), |took| format!("after {} ms", took / 1000));
                 format!(
-                    "endpoint {endpoint}: an update was acknowledged {took}; the limit is {} ms ({})",
+                    "endpoint {endpoint}: an update was acknowledged {took}; the limit is {} ms \
+                     ({})",
                     progress.limit_micros / 1000,
                     progress.text
                 )

@@ -92,6 +92,7 @@ struct Built {
 /// # Errors
 ///
 /// What is missing and what to install; a package without a kernel; a disk without room.
+#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 pub fn run(options: &Options, stop: &Stop) -> Result<ExitCode> {
     let began = Instant::now();
     let say = |words: &str| {
@@ -176,8 +177,9 @@ fn words(built: &Built) -> String {
     let image = &built.image;
     let word = if built.is_new { "made" } else { "already there" };
     format!(
-        "{word}: a disk for {}, {} on this machine (root {}, of it {} the program), {}, kernel {}, \
-        {} of first file system with {} modules; {:.1} s. Start it with: thimble-lab net up --backend vm{}",
+        "{word}: a disk for {}, {} on this machine (root {}, of it {} the program), {}, kernel \
+         {}, {} of first file system with {} modules; {:.1} s. Start it with: thimble-lab net up \
+         --backend vm{}",
         image.role.program(),
         mib(built.base_bytes),
         mib(built.root_bytes),

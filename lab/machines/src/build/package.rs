@@ -113,7 +113,10 @@ fn kernel_packages(package: &str) -> Result<Vec<String>> {
             "apt",
         );
         let said = said.with_context(|| {
-            format!("looking for the package {package}; are there lists of packages (apt-get update)? Or {BY_HAND}")
+            format!(
+                "looking for the package {package}; are there lists of packages (apt-get update)? \
+                 Or {BY_HAND}"
+            )
         })?;
         queue.extend(dependencies(&said));
     }

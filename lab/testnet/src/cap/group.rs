@@ -83,11 +83,13 @@ fn advice() -> String {
     let mut advice = String::from("What helps: ");
     if rustix::process::geteuid().is_root() {
         advice.push_str(
-            "in a container, make its control groups writable (docker run --privileged, or a mount of /sys/fs/cgroup that is not read-only).",
+            "in a container, make its control groups writable (docker run --privileged, or a \
+             mount of /sys/fs/cgroup that is not read-only).",
         );
     } else {
         advice.push_str(
-            "run it as root (sudo); or log in on a machine with systemd, whose user manager makes scopes (systemctl --user status).",
+            "run it as root (sudo); or log in on a machine with systemd, whose user manager makes \
+             scopes (systemctl --user status).",
         );
     }
     advice
@@ -161,7 +163,8 @@ impl Group {
                 }
                 _ => {
                     return Err(format!(
-                        "{} has processes and so cannot hand the memory controller down, and there is no group above it in sight",
+                        "{} has processes and so cannot hand the memory controller down, and \
+                         there is no group above it in sight",
                         own.directory.display()
                     ));
                 }
@@ -318,7 +321,8 @@ impl Group {
                 self.readings = Some(group);
             } else if !PathBuf::from(format!("/proc/{pid}/exe")).exists() {
                 anyhow::bail!(
-                    "systemd-run ended before the command was in its scope; its message stands above"
+                    "systemd-run ended before the command was in its scope; its message stands \
+                     above"
                 );
             } else if Instant::now() > deadline {
                 anyhow::bail!(

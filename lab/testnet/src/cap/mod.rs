@@ -156,6 +156,7 @@ pub fn run(options: Options) -> ExitCode {
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 fn run_inner(options: &Options) -> Result<u8> {
     let signals = Signals::block()?;
     if options.with_parent {

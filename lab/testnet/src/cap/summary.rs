@@ -57,7 +57,8 @@ pub(crate) fn text(summary: &Summary, header: &Header) -> String {
         line(
             "pressure",
             format!(
-                "worst 10 s: some {some:.1} %, full {full:.1} %; {stalled:.2} s stalled in all ({whose})"
+                "worst 10 s: some {some:.1} %, full {full:.1} %; {stalled:.2} s stalled in all \
+                 ({whose})"
             ),
         );
     }

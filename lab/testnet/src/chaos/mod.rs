@@ -156,7 +156,8 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         Some(Ok(disks)) => disks,
         Some(Err(error)) => {
             println!(
-                "chaos: no disk can be filled here: {error:#}; that needs root, mkfs.ext4 and loop devices"
+                "chaos: no disk can be filled here: {error:#}; that needs root, mkfs.ext4 and \
+                 loop devices"
             );
             Disks::default()
         }
@@ -221,6 +222,7 @@ fn heal(session: &mut Session) -> Result<()> {
 }
 
 /// Says whether nothing is broken.
+#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 async fn chaos(
     options: &Options,
     seed: u64,

@@ -113,7 +113,8 @@ impl Tool<'_> {
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         if said.contains("unrecognized subcommand") {
             bail!(
-                "{} knows no `{}`: it cannot make a subnet of several nodes; build a newer one, or start --nodes 1",
+                "{} knows no `{}`: it cannot make a subnet of several nodes; build a newer one, \
+                 or start --nodes 1",
                 self.0.display(),
                 words.join(" ")
             );

@@ -219,6 +219,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 async fn other(place: Place, command: Command) -> Result<ExitCode> {
     match command {
         Command::Up(_) | Command::Relay | Command::Machine { .. } => bail!("is run elsewhere"),

@@ -187,7 +187,8 @@ fn slow_commands(net: &Net, from: usize) -> Vec<Vec<String>> {
             quality.loss * 100.0
         ));
         commands.push(format!(
-            "-n {name} filter add dev eth0 parent 1: protocol ip u32 match ip dst {receiver}/32 flowid 1:{class:x}"
+            "-n {name} filter add dev eth0 parent 1: protocol ip u32 match ip dst {receiver}/32 \
+             flowid 1:{class:x}"
         ));
     }
     commands.into_iter().map(|text| text.split(' ').map(str::to_owned).collect()).collect()

@@ -37,7 +37,8 @@ pub(crate) fn claim(nodes: usize, links: bool, base: Option<u16>) -> Result<Clai
     if let Some(base) = base {
         ensure!(
             usize::from(base) + size <= usize::from(u16::MAX),
-            "--base-port {base}: {nodes} nodes take {size} ports from there on, and there are none above {}",
+            "--base-port {base}: {nodes} nodes take {size} ports from there on, and there are \
+             none above {}",
             u16::MAX
         );
         // Taken ports are a matter of the nodes, which say so by name; but two starts at once would

@@ -150,7 +150,8 @@ impl Relays {
         let net = place.load()?;
         let Kind::Relays { cluster, shard } = net.kind else {
             bail!(
-                "the nodes of the net in {} are no Waku relays; start some with: thimble-lab net up --relay 8 --dir DIR",
+                "the nodes of the net in {} are no Waku relays; start some with: thimble-lab net \
+                 up --relay 8 --dir DIR",
                 place.dir().display()
             );
         };

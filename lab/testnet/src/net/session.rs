@@ -415,12 +415,14 @@ impl Session {
         }
         match self.net.network {
             Network::Direct => bail!(
-                "the nodes of this net are connected directly, nothing is between them that could cut or slow a link; make one with --network proxies"
+                "the nodes of this net are connected directly, nothing is between them that could \
+                 cut or slow a link; make one with --network proxies"
             ),
             Network::Namespaces => {
                 if self.net.links.any_slow() && !self.net.netem {
                     bail!(
-                        "this kernel cannot slow links (tc knows no netem: CONFIG_NET_SCH_NETEM); partitions work; for slow links make a net with --network proxies"
+                        "this kernel cannot slow links (tc knows no netem: CONFIG_NET_SCH_NETEM); \
+                         partitions work; for slow links make a net with --network proxies"
                     );
                 }
                 namespaces::apply(&self.net, &before)?;

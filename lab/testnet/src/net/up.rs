@@ -118,6 +118,7 @@ fn say(words: &str) {
 }
 
 /// Runs until all nodes serve, or `stop`.
+#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 pub(crate) async fn run(
     place: Place,
     options: Options,
@@ -242,7 +243,8 @@ fn prepare(place: Place, options: &Options) -> Result<(Session, Option<Claim>)> 
         });
         if let Some(how) = other {
             bail!(
-                "the net in {} {how}; name another folder with --dir, or remove this net with: thimble-lab net down --delete",
+                "the net in {} {how}; name another folder with --dir, or remove this net with: \
+                 thimble-lab net down --delete",
                 place.dir().display()
             );
         }
@@ -263,6 +265,7 @@ fn prepare(place: Place, options: &Options) -> Result<(Session, Option<Claim>)> 
 }
 
 /// A net that is not there yet.
+#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 fn plan(place: &Place, options: &Options, topology: &Topology) -> Result<(Net, Claim)> {
     let count = topology.nodes.len();
     let network = match options.backend() {
@@ -279,7 +282,8 @@ fn plan(place: &Place, options: &Options, topology: &Topology) -> Result<(Net, C
         Backend::Vm => {
             ensure!(
                 options.network.is_none(),
-                "--network is for process groups; with --backend vm a switch lies between the machines"
+                "--network is for process groups; with --backend vm a switch lies between the \
+                 machines"
             );
             Network::Machines
         }
@@ -306,7 +310,8 @@ fn plan(place: &Place, options: &Options, topology: &Topology) -> Result<(Net, C
         net.address_block = namespaces::free_block(&net.id)?;
         ensure!(
             net.netem || !net.links.any_slow(),
-            "the topology has slow links, which this kernel cannot make (tc knows no netem); --network proxies can"
+            "the topology has slow links, which this kernel cannot make (tc knows no netem); \
+             --network proxies can"
         );
     }
     let links = network == Network::Proxies && count > 1 && !options.independent;

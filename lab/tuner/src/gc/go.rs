@@ -38,7 +38,8 @@ mod tests {
     #[test]
     fn a_collection_is_read_in_old_and_new_words() {
         let new = line(
-            "gc 69 @0.216s 9%: 0.25+1.5+0.004 ms clock, 0.50+0.094/0.13/0.083+0.008 ms cpu, 37->43->7 MB, 44 MB goal, 0 MB stacks, 0 MB globals, 2 P (forced)",
+            "gc 69 @0.216s 9%: 0.25+1.5+0.004 ms clock, 0.50+0.094/0.13/0.083+0.008 ms cpu, \
+             37->43->7 MB, 44 MB goal, 0 MB stacks, 0 MB globals, 2 P (forced)",
         )
         .unwrap();
         assert!(new.major && (new.pause_millis - 0.254).abs() < 1e-9);
@@ -46,7 +47,8 @@ mod tests {
         assert!((new.cpu_millis.unwrap() - 0.815).abs() < 1e-9);
         assert!((new.seconds.unwrap() - 0.217_754).abs() < 1e-9);
         let old = line(
-            "gc 1 @0.010s 2%: 0.01+0.5+0.003 ms clock, 0.02+0/0/0+0.006 ms cpu, 4->4->1 MB, 5 MB goal, 2 P",
+            "gc 1 @0.010s 2%: 0.01+0.5+0.003 ms clock, 0.02+0/0/0+0.006 ms cpu, 4->4->1 MB, 5 MB \
+             goal, 2 P",
         );
         assert_eq!(old.unwrap().live_bytes, Some(1 << 20));
     }
@@ -56,7 +58,8 @@ mod tests {
         for text in [
             "scvg: 0 MB released",
             "scvg0: inuse: 3, idle: 0, sys: 3, released: 0, consumed: 3 (MB)",
-            "gc 1 @0.001s 10%: -1+0.27+0.008 ms clock, 0.22+0.16/0/0+0.017 ms cpu, 3->4->0 MB, 4 MB goal",
+            "gc 1 @0.001s 10%: -1+0.27+0.008 ms clock, 0.22+0.16/0/0+0.017 ms cpu, 3->4->0 MB, 4 \
+             MB goal",
             "gc x @0.001s 10%: 1+0.27+0.008 ms clock, 0.22 ms cpu, 3->4->0 MB, 4 MB goal",
             "gc 1 @0.001s 10%: 1+0.27 ms clock, 0.22 ms cpu, 3->4->0 MB, 4 MB goal",
             "gc 1 @0.001s 10%: 1+0.2+0.1 ms clock, 0.22 ms cpu, 3->4 MB, 4 MB goal",

@@ -123,7 +123,8 @@ mod tests {
 
     #[test]
     fn a_line_without_end_is_passed_over() {
-        let line = "gc 1 @0.001s 10%: 0.11+0.27+0.008 ms clock, 0.22+0.16/0/0+0.017 ms cpu, 3->4->0 MB, 4 MB goal";
+        let line = "gc 1 @0.001s 10%: 0.11+0.27+0.008 ms clock, 0.22+0.16/0/0+0.017 ms cpu, \
+                    3->4->0 MB, 4 MB goal";
         assert!(Reader::new(Dialect::Go).line(line).is_some());
         let long = format!("{line}{}", " ".repeat(LINE_BYTES_MAX));
         assert_eq!(Reader::new(Dialect::Go).line(&long), None);
@@ -133,7 +134,8 @@ mod tests {
     fn every_prefix_of_every_line_is_survived() {
         let lines = [
             "   932256      4344     46272   0.000  0.000    0.001    0.001    0    0  (Gen:  1)",
-            "gc 1 @0.001s 10%: 0.11+0.27+0.008 ms clock, 0.22+0.16/0/0+0.017 ms cpu, 3->4->0 MB, 4 MB goal",
+            "gc 1 @0.001s 10%: 0.11+0.27+0.008 ms clock, 0.22+0.16/0/0+0.017 ms cpu, 3->4->0 MB, \
+             4 MB goal",
             "[0.158s][info][gc] GC(22) Pause Full (System.gc()) 25M->0M(61M) 1.883ms",
             "[0.139s][info][gc] GC(1) Garbage Collection (Allocation Stall) 64M(100%)->10M(16%)",
             "[14286:0x3c408c40]       30 ms: Scavenge 3.9 (4.0) -> 3.7 (5.0) MB, 5.87 / 0.00 ms ",

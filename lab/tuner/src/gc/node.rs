@@ -38,14 +38,21 @@ mod tests {
 
     #[test]
     fn collections_of_old_and_new_versions_are_read() {
-        let scavenge = line("[14286:0x3c408c40]       30 ms: Scavenge 3.9 (4.0) -> 3.5 (5.0) MB, 5.87 / 0.00 ms  (average mu = 1.000, current mu = 1.000) allocation failure; ").unwrap();
+        let scavenge = line(
+            "[14286:0x3c408c40]       30 ms: Scavenge 3.9 (4.0) -> 3.5 (5.0) MB, 5.87 / 0.00 ms  \
+             (average mu = 1.000, current mu = 1.000) allocation failure; ",
+        )
+        .unwrap();
         assert!(!scavenge.major);
         assert_eq!((scavenge.seconds, scavenge.pause_millis), (Some(0.03), 5.87));
         assert_eq!((scavenge.live_bytes, scavenge.heap_bytes), (Some(7 << 19), Some(5 << 20)));
         for text in [
-            "[1:0x3c408c40]      145 ms: Mark-Compact 45.1 (63.2) -> 2.5 (36.2) MB, 3.35 / 0.00 ms  (average mu = 1.000, current mu = 1.000) testing; GC in old space requested",
-            "[1:0x1:0]   145 ms: Mark-Compact (reduce) 45.1 (63.2) -> 2.5 (36.2) MB, pooled: 0 MB, 3.35 / 0.00 ms",
-            "[1:0x1]   145 ms: Mark-sweep (reduce) 45.1 (63.2) -> 2.5 (36.2) MB, 3.35 / 0.00 ms  (+ 1.0 ms in 3 steps since start of marking)",
+            "[1:0x3c408c40]      145 ms: Mark-Compact 45.1 (63.2) -> 2.5 (36.2) MB, 3.35 / 0.00 \
+             ms  (average mu = 1.000, current mu = 1.000) testing; GC in old space requested",
+            "[1:0x1:0]   145 ms: Mark-Compact (reduce) 45.1 (63.2) -> 2.5 (36.2) MB, pooled: 0 \
+             MB, 3.35 / 0.00 ms",
+            "[1:0x1]   145 ms: Mark-sweep (reduce) 45.1 (63.2) -> 2.5 (36.2) MB, 3.35 / 0.00 ms  \
+             (+ 1.0 ms in 3 steps since start of marking)",
         ] {
             let collection = line(text).unwrap();
             assert!(collection.major, "{text}");

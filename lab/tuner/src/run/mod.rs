@@ -119,6 +119,7 @@ impl Files {
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 async fn measure(
     plan: &Plan,
     turned: &[(&Way, String)],
@@ -147,7 +148,8 @@ async fn measure(
         && target.ask().await.is_ok()
     {
         bail!(
-            "something answers before the command is started: it would be measured in its place; stop it, or write {{port}} in the command and in what is asked"
+            "something answers before the command is started: it would be measured in its place; \
+             stop it, or write {{port}} in the command and in what is asked"
         );
     }
 
@@ -256,6 +258,10 @@ struct UnderWay<'a> {
 impl UnderWay<'_> {
     /// Until the command is ready, has been worked on and asked for as long as planned, or ended
     /// before.
+    #[expect(
+        clippy::too_many_lines,
+        reason = "steps of one matter, each on what those before it left"
+    )]
     async fn until_end(&self, child: &mut Child) -> Result<(Verdict, Work)> {
         let mut work = Work { ready_at: None, ended: None, lateness: None };
         let mut stop = self.stop.clone();
@@ -416,7 +422,8 @@ fn outcome(
     }
     if left > 0 {
         return Outcome::LeftBehind(format!(
-            "it ended after {:.1} s ({}) and left {left} processes running; it must stay in the foreground",
+            "it ended after {:.1} s ({}) and left {left} processes running; it must stay in the \
+             foreground",
             summary.seconds, summary.ended
         ));
     }

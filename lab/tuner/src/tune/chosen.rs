@@ -34,6 +34,7 @@ pub(super) struct Chosen {
 }
 
 impl Chosen {
+    #[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
     pub(super) fn of(options: &Options, program: &str) -> Result<Self> {
         // What `env` starts is the program, and it inherits the environment.
         let is_wrapped = Path::new(program).file_name().is_some_and(|name| name == "env");

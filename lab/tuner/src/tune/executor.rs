@@ -25,8 +25,9 @@ const LOAD_PATIENCE: u32 = 3;
 /// The machine does other things.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "this machine is too busy to judge on: in {BUSY_IN_A_ROW} runs one after the other, others took {list} of all processors, and {limit:.0} % is the limit (--busy). \
-     What was measured is kept; begin again when it is calm."
+    "this machine is too busy to judge on: in {BUSY_IN_A_ROW} runs one after the other, others \
+     took {list} of all processors, and {limit:.0} % is the limit (--busy). What was measured is \
+     kept; begin again when it is calm."
 )]
 pub(crate) struct TooNoisy {
     list: String,

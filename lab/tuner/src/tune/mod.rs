@@ -75,6 +75,7 @@ async fn ask_to_stop(stop: watch::Sender<bool>) -> Result<()> {
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode> {
     if !options.table.is_empty() {
         print!("{}", table::table(&options.table)?);
@@ -89,7 +90,8 @@ async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode
     }
     ensure!(
         !chosen.knobs.is_empty() || options.measure.is_some(),
-        "nothing can be set: {program} shows no runtime that is known ({}); name one with --runtime, or give a file with --knobs",
+        "nothing can be set: {program} shows no runtime that is known ({}); name one with \
+         --runtime, or give a file with --knobs",
         knob::shipped_names().join(", ")
     );
     let machine = machine_bytes()?;

@@ -162,7 +162,8 @@ impl Options {
             && !measured
         {
             bail!(
-                "nothing says how late the command is, so {goal} cannot be judged; use --http, --tcp, --rpc, --probe, --beat or --miss"
+                "nothing says how late the command is, so {goal} cannot be judged; use --http, \
+                 --tcp, --rpc, --probe, --beat or --miss"
             );
         }
         // A question is wrong before the first run, not in it.

@@ -242,7 +242,8 @@ impl Report {
         if self.frontier.len() > 1 {
             let _ = writeln!(
                 text,
-                "Rows without a name are the frontier: no setting that was tried has less memory and less CPU time than they have."
+                "Rows without a name are the frontier: no setting that was tried has less memory \
+                 and less CPU time than they have."
             );
         }
     }
@@ -451,13 +452,15 @@ fn summary(
             text
         }
         End::Killed { lived_at: Some(lived), tried } => format!(
-            "Nothing that was tried lives in {}. The smallest cap in which the default lived is {} (it was killed in {}).",
+            "Nothing that was tried lives in {}. The smallest cap in which the default lived is \
+             {} (it was killed in {}).",
             format_size(cap_bytes),
             format_size(*lived),
             tried.iter().map(|cap| format_size(*cap)).collect::<Vec<_>>().join(", ")
         ),
         End::Killed { lived_at: None, tried } => format!(
-            "Nothing that was tried lives in {}, and the default lives in none of the caps that were tried besides: {}.",
+            "Nothing that was tried lives in {}, and the default lives in none of the caps that \
+             were tried besides: {}.",
             format_size(cap_bytes),
             tried.iter().map(|cap| format_size(*cap)).collect::<Vec<_>>().join(", ")
         ),

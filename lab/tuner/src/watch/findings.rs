@@ -122,9 +122,9 @@ fn live_grows(facts: &Facts<'_>) -> Option<Finding> {
     Some(Finding {
         name: "live_grows",
         text: format!(
-            "Live memory grows: {} to {} within {seconds:.0} s, each time after the whole heap was \
-             collected. That is data the program still refers to (a leak, or a cache without a bound): \
-             no setting of the collector will help, the program has to let go.",
+            "Live memory grows: {} to {} within {seconds:.0} s, each time after the whole heap \
+             was collected. That is data the program still refers to (a leak, or a cache without \
+             a bound): no setting of the collector will help, the program has to let go.",
             format_size(from),
             format_size(to)
         ),
@@ -143,8 +143,8 @@ fn holds_garbage(facts: &Facts<'_>) -> Option<Finding> {
     (facts.idle_seconds >= IDLE_SECONDS && held > expected).then(|| Finding {
         name: "holds_garbage",
         text: format!(
-            "At rest for {:.0} s it holds {} for {} that live ({:.1} times): the rest is garbage or free \
-             memory that its runtime keeps.{}",
+            "At rest for {:.0} s it holds {} for {} that live ({:.1} times): the rest is garbage \
+             or free memory that its runtime keeps.{}",
             facts.idle_seconds,
             format_size(held),
             format_size(live),
@@ -165,8 +165,8 @@ fn peak_kept(facts: &Facts<'_>) -> Option<Finding> {
     (is_it && facts.live_bytes.is_none()).then(|| Finding {
         name: "peak_kept",
         text: format!(
-            "It grew from {} to {} while it worked, and after {:.0} s at rest {} of it is still held. \
-             How much of it is live is not reported.{}",
+            "It grew from {} to {} while it worked, and after {:.0} s at rest {} of it is still \
+             held. How much of it is live is not reported.{}",
             format_size(facts.before_peak_bytes),
             format_size(facts.peak_bytes),
             facts.idle_seconds,
@@ -186,8 +186,9 @@ fn resident_grows(facts: &Facts<'_>) -> Option<Finding> {
     Some(Finding {
         name: "resident_grows",
         text: format!(
-            "Anonymous memory grows: {} to {} within {seconds:.0} s and never came back. Whether it is \
-             live data (a leak, which no setting cures) or memory that is kept, the runtime's log would tell.",
+            "Anonymous memory grows: {} to {} within {seconds:.0} s and never came back. Whether \
+             it is live data (a leak, which no setting cures) or memory that is kept, the \
+             runtime's log would tell.",
             format_size(from),
             format_size(to)
         ),
@@ -220,7 +221,8 @@ fn collector_busy(facts: &Facts<'_>) -> Option<Finding> {
     Some(Finding {
         name: "collector_busy",
         text: format!(
-            "The collector takes {share:.0} % of the program's CPU time; above {:.0} % it is short of memory.",
+            "The collector takes {share:.0} % of the program's CPU time; above {:.0} % it is \
+             short of memory.",
             facts.collector_percent_max
         ),
         knobs: knobs::larger_heap(facts.runtime),
@@ -247,7 +249,8 @@ fn near_cap(facts: &Facts<'_>) -> Option<Finding> {
     full.then(|| Finding {
         name: "near_cap",
         text: format!(
-            "Its group holds {} of anonymous memory under a cap of {}: the kernel kills when it reaches it.",
+            "Its group holds {} of anonymous memory under a cap of {}: the kernel kills when it \
+             reaches it.",
             format_size(facts.group_bytes),
             format_size(cap)
         ),
@@ -259,8 +262,8 @@ fn swap(facts: &Facts<'_>) -> Option<Finding> {
     (facts.swap_bytes > MIB).then(|| Finding {
         name: "swap",
         text: format!(
-            "{} of it is in swap. A collector touches all of its heap: each major collection reads that \
-             back from disk.",
+            "{} of it is in swap. A collector touches all of its heap: each major collection \
+             reads that back from disk.",
             format_size(facts.swap_bytes)
         ),
         knobs: knobs::smaller_heap(facts.runtime),

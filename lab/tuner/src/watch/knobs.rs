@@ -53,7 +53,8 @@ pub(crate) fn give_back(runtime: &str) -> Vec<Knob> {
             ),
             knob("-Xms<small>", "the heap never shrinks below what it began with"),
             knob(
-                "-XX:+UseShenandoahGC -XX:ShenandoahUncommitDelay=5000 -XX:ShenandoahGuaranteedGCInterval=30000",
+                "-XX:+UseShenandoahGC -XX:ShenandoahUncommitDelay=5000 \
+                 -XX:ShenandoahGuaranteedGCInterval=30000",
                 "collects at rest and gives back without a pause",
             ),
         ],
@@ -96,8 +97,8 @@ pub(crate) fn told_why(runtime: &str, told: &Told) -> String {
             .or_else(|| {
                 let off = told.variable("GODEBUG")?.split(',').any(|word| word == "madvdontneed=0");
                 off.then(|| {
-                    " It was started with GODEBUG=madvdontneed=0: free memory stays until the kernel \
-                     is short of it."
+                    " It was started with GODEBUG=madvdontneed=0: free memory stays until the \
+                     kernel is short of it."
                         .to_owned()
                 })
             }),

@@ -293,7 +293,8 @@ impl Watch {
         if let Err(error) = std::fs::read_link(format!("/proc/{pid}/exe")) {
             match error.kind() {
                 io::ErrorKind::PermissionDenied => bail!(
-                    "process {pid} belongs to somebody else and may not be read; run this as its user or as root"
+                    "process {pid} belongs to somebody else and may not be read; run this as its \
+                     user or as root"
                 ),
                 _ => {
                     bail!("process {pid} has no program (it is the kernel's, or it ended just now)")
@@ -368,7 +369,9 @@ impl Watch {
             }
             if name.is_some() {
                 self.notes.push(
-                    "The log of this runtime's collector cannot be read, so live memory is not known.".into(),
+                    "The log of this runtime's collector cannot be read, so live memory is not \
+                     known."
+                        .into(),
                 );
             }
             return Ok(());

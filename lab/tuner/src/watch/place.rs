@@ -190,20 +190,20 @@ fn stream(pid: Pid, number: u32) -> Option<Place> {
 pub(crate) fn advice(dialect: Dialect) -> &'static str {
     match dialect {
         Dialect::Ghc => {
-            "Start it with +RTS -S/path/gc.log -RTS (linked with -rtsopts) and it tells its collections \
-             and live memory. The binary event log (-l) is not read."
+            "Start it with +RTS -S/path/gc.log -RTS (linked with -rtsopts) and it tells its \
+             collections and live memory. The binary event log (-l) is not read."
         }
         Dialect::Go => {
-            "Start it with GODEBUG=gctrace=1 and its standard error in a file (2> gc.log), and it tells \
-             its collections and live memory."
+            "Start it with GODEBUG=gctrace=1 and its standard error in a file (2> gc.log), and it \
+             tells its collections and live memory."
         }
         Dialect::Jvm => {
-            "Start it with -Xlog:gc*:file=/path/gc.log (also through JAVA_TOOL_OPTIONS), and it tells its \
-             collections and live memory."
+            "Start it with -Xlog:gc*:file=/path/gc.log (also through JAVA_TOOL_OPTIONS), and it \
+             tells its collections and live memory."
         }
         Dialect::Node => {
-            "Start it with --trace-gc (also through NODE_OPTIONS) and its standard output in a file \
-             (> gc.log), and it tells its collections and live memory."
+            "Start it with --trace-gc (also through NODE_OPTIONS) and its standard output in a \
+             file (> gc.log), and it tells its collections and live memory."
         }
     }
 }

@@ -50,8 +50,8 @@ fn mebibytes(bytes: Option<u64>) -> String {
 pub(crate) fn line(sample: &Sample, longest_millis: f64, findings: &[&str]) -> String {
     let size = |bytes: Option<u64>| bytes.map_or("-".to_owned(), format_size);
     let mut line = format!(
-        "{:.1} s: live {}, allocated {}, anonymous {}, file {}, returned {}, CPU {:.0} %, collections {} \
-         ({} major), longest pause {longest_millis:.1} ms",
+        "{:.1} s: live {}, allocated {}, anonymous {}, file {}, returned {}, CPU {:.0} %, \
+         collections {} ({} major), longest pause {longest_millis:.1} ms",
         sample.seconds,
         size(sample.live_bytes),
         size(sample.allocated_bytes),
@@ -71,7 +71,8 @@ pub(crate) fn line(sample: &Sample, longest_millis: f64, findings: &[&str]) -> S
 /// For a terminal of 80 columns, in MiB.
 pub(crate) fn short_line(sample: &Sample, longest_millis: f64, findings: usize) -> String {
     let mut line = format!(
-        "{:.0}s MiB: live {} heap {} anon {} file {} back {} | cpu {:.0}% | gc {} max {longest_millis:.0}ms",
+        "{:.0}s MiB: live {} heap {} anon {} file {} back {} | cpu {:.0}% | gc {} max \
+         {longest_millis:.0}ms",
         sample.seconds,
         mebibytes(sample.live_bytes),
         mebibytes(sample.allocated_bytes),
@@ -105,7 +106,8 @@ pub(crate) fn summary(report: &Report) -> String {
         if report.ended { "; it has ended" } else { "" }
     ));
     say(format!(
-        "memory: peak {} at {:.0} s, at the end {} anonymous and {} of files; {} returned since the peak",
+        "memory: peak {} at {:.0} s, at the end {} anonymous and {} of files; {} returned since \
+         the peak",
         format_size(report.peak_bytes),
         report.peak_seconds,
         format_size(last.anonymous_bytes),

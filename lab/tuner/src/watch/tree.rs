@@ -136,7 +136,8 @@ mod tests {
 
     #[test]
     fn a_stat_is_read_behind_any_command_name() {
-        let text = "19307 (a) R (b c) S 1 19307 19307 0 -1 4194304 1 2 3 4 250 50 7 8 20 0 9 0 100 3133440 419";
+        let text = "19307 (a) R (b c) S 1 19307 19307 0 -1 4194304 1 2 3 4 250 50 7 8 20 0 9 0 \
+                    100 3133440 419";
         let stat = parse(text).unwrap();
         assert_eq!((stat.parent, stat.ticks, stat.threads, stat.started_ticks), (1, 300, 9, 100));
         assert!(!stat.is_dead && parse(&text.replace(") S ", ") Z ")).unwrap().is_dead);

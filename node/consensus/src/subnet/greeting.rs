@@ -19,7 +19,8 @@ const NAMED_MAX: usize = 5;
 /// This node differs from the others.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
-    "{members} members of the subnet run with other settings than this node: {differences}; start this node with the same --memory, [limits] and [features]"
+    "{members} members of the subnet run with other settings than this node: {differences}; start \
+     this node with the same --memory, [limits] and [features]"
 )]
 pub struct LimitsDiffer {
     /// Members that differ from this node.

@@ -216,7 +216,8 @@ impl Kept {
             return Err(io::Error::new(
                 io::ErrorKind::QuotaExceeded,
                 format!(
-                    "calls of blocks voted for take {} of {bytes_max} bytes, and {added} more are asked for",
+                    "calls of blocks voted for take {} of {bytes_max} bytes, and {added} more are \
+                     asked for",
                     self.bytes
                 ),
             ));

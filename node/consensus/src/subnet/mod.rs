@@ -185,7 +185,8 @@ pub enum StartError {
     Address(String),
     /// The other members could not connect.
     #[error(
-        "cannot listen on {listen} for the other members: {error}; choose another address with --p2p-listen, or stop what uses it"
+        "cannot listen on {listen} for the other members: {error}; choose another address with \
+         --p2p-listen, or stop what uses it"
     )]
     Listen {
         /// The address that this node was to wait on.
@@ -201,7 +202,8 @@ pub enum StartError {
     Summary(String),
     /// The length of epochs is not what it was.
     #[error(
-        "block {height} is not of epoch {stored}, which the subnet's key is in: consensus.blocks_per_epoch was changed, and cannot be"
+        "block {height} is not of epoch {stored}, which the subnet's key is in: \
+         consensus.blocks_per_epoch was changed, and cannot be"
     )]
     Epoch {
         /// Of the next block.
@@ -423,6 +425,10 @@ impl Subnet {
     ///
     /// # Errors
     /// When its keys, its block log or what it stored of its votes cannot be read.
+    #[expect(
+        clippy::too_many_lines,
+        reason = "wiring: every part is made once, in the order in which they need each other"
+    )]
     pub fn assemble(
         wiring: Wiring,
         config: SubnetConfig,
@@ -487,7 +493,8 @@ impl Subnet {
             tracing::warn!(
                 epoch = summary.epoch(),
                 members = summary.members().len(),
-                "this node is not a member of the subnet: it follows once the members let it, and takes part when they admit it (`thimble members`)"
+                "this node is not a member of the subnet: it follows once the members let it, and \
+                 takes part when they admit it (`thimble members`)"
             );
         }
         schemes.insert(entered.epoch, entered.scheme);

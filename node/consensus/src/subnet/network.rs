@@ -144,7 +144,8 @@ fn peers(
         tracing::error!(
             members = all.len(),
             connected = peers_max,
-            "the subnet grew beyond what this node made room for when it started: start it again, so that it connects to all"
+            "the subnet grew beyond what this node made room for when it started: start it again, \
+             so that it connects to all"
         );
     }
     Map::from_iter_dedup(all.into_iter().take(peers_max).filter_map(known))

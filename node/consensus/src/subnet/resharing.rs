@@ -183,7 +183,8 @@ impl Resharing {
         if self.silent_until.is_some_and(|epoch| summary.epoch() <= epoch) {
             tracing::warn!(
                 epoch = summary.epoch(),
-                "this node lost its record of how it voted in this epoch: it follows without a vote until the next"
+                "this node lost its record of how it voted in this epoch: it follows without a \
+                 vote until the next"
             );
             return self.enter_with(None);
         }

@@ -37,7 +37,8 @@ pub enum KeyError {
     NotDer,
     /// Unknown object identifiers.
     #[error(
-        "the public key's algorithm is none of Ed25519, ECDSA on P-256 or secp256k1, COSE, canister signature"
+        "the public key's algorithm is none of Ed25519, ECDSA on P-256 or secp256k1, COSE, \
+         canister signature"
     )]
     UnknownAlgorithm,
     /// The key's bytes do not fit its algorithm.

@@ -87,7 +87,8 @@ impl Authenticated {
 pub enum AuthError {
     /// Expired. Clients resynchronise their clock on the first three words.
     #[error(
-        "Invalid request expiry: ingress_expiry {expiry} lies before this node's time {now}; both are nanoseconds since 1970-01-01. Sign the request again with a later expiry."
+        "Invalid request expiry: ingress_expiry {expiry} lies before this node's time {now}; both \
+         are nanoseconds since 1970-01-01. Sign the request again with a later expiry."
     )]
     Expired {
         /// What was sent.
@@ -97,7 +98,9 @@ pub enum AuthError {
     },
     /// Expires too far ahead.
     #[error(
-        "Invalid request expiry: ingress_expiry {expiry} lies more than {window_seconds} s after this node's time {now} (at most {limit} is accepted; nanoseconds since 1970-01-01). Sign the request again with an earlier expiry."
+        "Invalid request expiry: ingress_expiry {expiry} lies more than {window_seconds} s after \
+         this node's time {now} (at most {limit} is accepted; nanoseconds since 1970-01-01). Sign \
+         the request again with an earlier expiry."
     )]
     TooFarAhead {
         /// What was sent.
@@ -141,7 +144,8 @@ pub enum AuthError {
     },
     /// A key occurs twice in the chain.
     #[error(
-        "delegation {index} delegates to a key that already occurs in the chain; each key may occur once"
+        "delegation {index} delegates to a key that already occurs in the chain; each key may \
+         occur once"
     )]
     DelegationCycle {
         /// Position in the chain, from 0.
@@ -149,7 +153,8 @@ pub enum AuthError {
     },
     /// A link has expired.
     #[error(
-        "Invalid request expiry: delegation {index} expired at {expiration}, this node's time is {now} (nanoseconds since 1970-01-01); obtain a new delegation"
+        "Invalid request expiry: delegation {index} expired at {expiration}, this node's time is \
+         {now} (nanoseconds since 1970-01-01); obtain a new delegation"
     )]
     DelegationExpired {
         /// Position in the chain, from 0.
@@ -161,7 +166,8 @@ pub enum AuthError {
     },
     /// The callee is not among the targets.
     #[error(
-        "the delegation chain does not allow requests to {canister_id}; its targets exclude that canister"
+        "the delegation chain does not allow requests to {canister_id}; its targets exclude that \
+         canister"
     )]
     NotATarget {
         /// The canister that the request calls.
@@ -189,7 +195,8 @@ pub enum AuthError {
     SenderInfoWithoutCanisterKey,
     /// `sender_info.signer` is not the canister of `sender_pubkey`.
     #[error(
-        "`sender_info.signer` is {signer}, but `sender_pubkey` belongs to the canister {canister_id}"
+        "`sender_info.signer` is {signer}, but `sender_pubkey` belongs to the canister \
+         {canister_id}"
     )]
     SenderInfoSigner {
         /// The canister that `sender_info.signer` names.

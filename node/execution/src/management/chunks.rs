@@ -36,7 +36,8 @@ impl Dispatcher<'_> {
             let used = current.chunks.len() as u64 * CHUNK_ACCOUNTED_BYTES;
             if used + CHUNK_ACCOUNTED_BYTES > limits.chunk_store_bytes {
                 return Err(reject::insufficient_memory_allocation(format!(
-                    "The chunk store of canister {} holds {} chunks, which count {used} bytes of {} (subnet.chunk_store_bytes); clear it.",
+                    "The chunk store of canister {} holds {} chunks, which count {used} bytes of \
+                     {} (subnet.chunk_store_bytes); clear it.",
                     current.id,
                     current.chunks.len(),
                     limits.chunk_store_bytes

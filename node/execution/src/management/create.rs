@@ -151,7 +151,8 @@ impl Dispatcher<'_> {
         }
         if self.state.subnet.retired.len() >= RETIRED_MAX {
             return Err(reject::subnet_oversubscribed(format!(
-                "{RETIRED_MAX} deleted canisters had ids of their own choosing, the most that are remembered; create the canister without specified_id."
+                "{RETIRED_MAX} deleted canisters had ids of their own choosing, the most that are \
+                 remembered; create the canister without specified_id."
             )));
         }
         Ok(id)

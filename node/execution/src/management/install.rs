@@ -146,6 +146,10 @@ impl Dispatcher<'_> {
         )
     }
 
+    #[expect(
+        clippy::too_many_lines,
+        reason = "steps of one matter, each on what those before it left"
+    )]
     fn install(&mut self, call: &SubnetCall, order: Order<'_>) -> Handling {
         let core = self.core;
         let limits = core.limits();
@@ -195,7 +199,8 @@ impl Dispatcher<'_> {
             + module.custom_section_bytes();
         if sections > limits.subnet.wasm_custom_sections_bytes {
             let reject = reject::subnet_oversubscribed(format!(
-                "Metadata sections of all modules would take {sections} bytes of the subnet's {} (subnet.wasm_custom_sections_bytes).",
+                "Metadata sections of all modules would take {sections} bytes of the subnet's {} \
+                 (subnet.wasm_custom_sections_bytes).",
                 limits.subnet.wasm_custom_sections_bytes
             ));
             return self.refuse_compiled(&order.id, compile_cost, reject);
@@ -326,6 +331,10 @@ impl Dispatcher<'_> {
 
     /// Runs both executions and commits. On failure, what they cost is told if any code ran.
     #[allow(clippy::type_complexity)]
+    #[expect(
+        clippy::too_many_lines,
+        reason = "steps of one matter, each on what those before it left"
+    )]
     fn install_on(
         &mut self,
         canister: &CanisterState,
@@ -342,7 +351,8 @@ impl Dispatcher<'_> {
         let Some(growable_bytes) = capacity.saturating_sub(others).checked_sub(usage) else {
             return Err(early(
                 reject::subnet_oversubscribed(format!(
-                    "The code needs {usage} bytes: {others} of the subnet's {capacity} bytes are taken (subnet.memory_capacity_bytes)."
+                    "The code needs {usage} bytes: {others} of the subnet's {capacity} bytes are \
+                     taken (subnet.memory_capacity_bytes)."
                 ))
                 .into(),
             ));
@@ -605,7 +615,8 @@ fn check_mode(canister: &CanisterState, mode: &CanisterInstallMode) -> Result<()
         CanisterInstallMode::Install if canister.execution.is_some() => Err(reject::reject(
             514,
             format!(
-                "Canister {} is not empty; use mode reinstall or upgrade, or uninstall its code first.",
+                "Canister {} is not empty; use mode reinstall or upgrade, or uninstall its code \
+                 first.",
                 canister.id
             ),
         )),
@@ -643,12 +654,15 @@ fn plan(
     };
     if old.info.enhanced_orthogonal_persistence && persistence.is_none() {
         return refuse(
-            "Missing upgrade option: the installed module uses enhanced orthogonal persistence, so the upgrade must say what becomes of its heap (wasm_memory_persistence keep or replace).",
+            "Missing upgrade option: the installed module uses enhanced orthogonal persistence, \
+             so the upgrade must say what becomes of its heap (wasm_memory_persistence keep or \
+             replace).",
         );
     }
     if keeps_heap && !info.enhanced_orthogonal_persistence {
         return refuse(
-            "Invalid upgrade option: wasm_memory_persistence keep needs a new module with enhanced orthogonal persistence.",
+            "Invalid upgrade option: wasm_memory_persistence keep needs a new module with \
+             enhanced orthogonal persistence.",
         );
     }
     if keeps_heap && old.info.memory64 != info.memory64 {

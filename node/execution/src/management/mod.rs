@@ -403,7 +403,8 @@ impl Dispatcher<'_> {
             (Some(version), Some(told)) if version != told => Err(reject::reject(
                 504,
                 format!(
-                    "sender_canister_version is {told}, but the calling canister has version {version}."
+                    "sender_canister_version is {told}, but the calling canister has version \
+                     {version}."
                 ),
             )),
             _ => Ok(()),

@@ -71,6 +71,7 @@ pub(super) struct Asked {
 }
 
 /// Reads settings; what is not named stays as in `current`.
+#[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
 pub(super) fn read(
     core: &Core,
     asked: SettingsArgument,
@@ -147,7 +148,8 @@ pub(super) fn read(
         for (name, value) in &variables {
             if name.len() > ENVIRONMENT_BYTES_MAX || value.len() > ENVIRONMENT_BYTES_MAX {
                 return Err(reject::invalid_payload(format!(
-                    "An environment variable has a name of {} and a value of {} bytes, the most is {ENVIRONMENT_BYTES_MAX} each.",
+                    "An environment variable has a name of {} and a value of {} bytes, the most \
+                     is {ENVIRONMENT_BYTES_MAX} each.",
                     name.len(),
                     value.len()
                 )));
@@ -203,7 +205,8 @@ pub(super) fn check_promises(
     let capacity = limits.execution.threads.saturating_sub(1) * 100;
     if compute > compute_before && promised + compute > capacity {
         return Err(reject::subnet_oversubscribed(format!(
-            "A compute allocation of {compute} % cannot be promised: {promised} % of {capacity} % are taken ((execution.threads - 1) x 100)."
+            "A compute allocation of {compute} % cannot be promised: {promised} % of {capacity} % \
+             are taken ((execution.threads - 1) x 100)."
         )));
     }
     let taken_before = current.map_or(0, CanisterState::memory_taken);
@@ -212,7 +215,8 @@ pub(super) fn check_promises(
     let capacity = limits.subnet.memory_capacity_bytes;
     if taken > taken_before && others.saturating_add(taken) > capacity {
         return Err(reject::subnet_oversubscribed(format!(
-            "{taken} bytes of memory cannot be promised: {others} of the subnet's {capacity} bytes are taken (subnet.memory_capacity_bytes)."
+            "{taken} bytes of memory cannot be promised: {others} of the subnet's {capacity} \
+             bytes are taken (subnet.memory_capacity_bytes)."
         )));
     }
     let metadata_before = current.map_or(0, CanisterState::metadata_bytes);
@@ -221,7 +225,8 @@ pub(super) fn check_promises(
     let capacity = limits.subnet.canister_metadata_bytes;
     if metadata > metadata_before && others.saturating_add(metadata) > capacity {
         return Err(reject::subnet_oversubscribed(format!(
-            "The canister's settings would take {metadata} bytes in memory: {others} of the subnet's {capacity} bytes are taken (subnet.canister_metadata_bytes)."
+            "The canister's settings would take {metadata} bytes in memory: {others} of the \
+             subnet's {capacity} bytes are taken (subnet.canister_metadata_bytes)."
         )));
     }
     let allocation_before = current.map_or(0, |canister| canister.settings.memory_allocation);
@@ -232,7 +237,8 @@ pub(super) fn check_promises(
         return Err(reject::reject(
             code,
             format!(
-                "Canister {} has {} cycles and would have to keep {needed} to last its freezing threshold with these settings; top it up.",
+                "Canister {} has {} cycles and would have to keep {needed} to last its freezing \
+                 threshold with these settings; top it up.",
                 next.id, next.cycles
             ),
         ));

@@ -404,6 +404,7 @@ impl<'a> Running<'a> {
         }
     }
 
+    #[expect(clippy::too_many_lines, reason = "one story, told in order")]
     fn one(&mut self, op: &Op, sandbox: &ScriptSandbox) -> Result<(), Trap> {
         let context = &self.request.context;
         match op {
@@ -538,6 +539,7 @@ impl<'a> Running<'a> {
         });
     }
 
+    #[expect(clippy::too_many_lines, reason = "one story, told in order")]
     fn finish(self, sandbox: &ScriptSandbox) -> Outcome {
         let mut outcome = Outcome {
             instructions: self.instructions,

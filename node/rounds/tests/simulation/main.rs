@@ -124,6 +124,7 @@ fn history(seed: u64) -> deterministic::Config {
 }
 
 /// Runs the simulated history of `seed` and returns its outcome.
+#[expect(clippy::too_many_lines, reason = "one story, told in order")]
 fn simulate(seed: u64) -> Outcome {
     let config = history(seed).with_catch_panics(true);
     deterministic::Runner::new(config).start(|context| async move {
@@ -202,13 +203,15 @@ fn simulate(seed: u64) -> Outcome {
                 }
             }
             let heights = net.heights();
-            let honest: Vec<_> = net.committee().into_iter().filter(|place| Some(*place) != faulty).collect();
+            let honest: Vec<_> =
+                net.committee().into_iter().filter(|place| Some(*place) != faulty).collect();
             if honest.iter().all(|place| heights[*place] >= goal) {
                 break honest;
             }
             assert!(
                 context.current() < until,
-                "seed {seed}: heights {heights:?} of members {honest:?} do not reach {goal} within {MENDED:?} after everything was mended (faulty {faulty:?})"
+                "seed {seed}: heights {heights:?} of members {honest:?} do not reach {goal} \
+                 within {MENDED:?} after everything was mended (faulty {faulty:?})"
             );
             context.sleep(Duration::from_millis(500)).await;
             // In some histories every call of the storm went with the pool of a node that crashed.
@@ -228,13 +231,18 @@ fn simulate(seed: u64) -> Outcome {
             changes: found.changes,
             joined,
             left,
-            refused: net.members.iter().map(|member| member.trouble.refused.load(Ordering::Relaxed)).sum(),
+            refused: net
+                .members
+                .iter()
+                .map(|member| member.trouble.refused.load(Ordering::Relaxed))
+                .sum(),
             roots: Sha256::digest(postcard::to_stdvec(&found.roots).unwrap()).into(),
             audit: auditor.state(),
         }
     })
 }
 
+#[expect(clippy::too_many_lines, reason = "one story, told in order")]
 async fn storm(
     context: &Context,
     net: &mut Net,
@@ -421,8 +429,21 @@ fn every_history_ends_in_agreement_and_loses_nothing_acknowledged() {
                     }
                     let outcome = simulate(seed);
                     println!(
-                        "seed {seed}: {} rounds, {} of {} calls acknowledged, {} lives of nodes, {} states fetched, {} proofs of equivocation, the key handed on {} times, {} changes of members, {} joined, {} left, {} writes refused by full disks",
-                        outcome.heights, outcome.acknowledged, outcome.sent, outcome.lives, outcome.syncs, outcome.equivocations, outcome.handed_on, outcome.changes, outcome.joined, outcome.left, outcome.refused
+                        "seed {seed}: {} rounds, {} of {} calls acknowledged, {} lives of nodes, \
+                         {} states fetched, {} proofs of equivocation, the key handed on {} \
+                         times, {} changes of members, {} joined, {} left, {} writes refused by \
+                         full disks",
+                        outcome.heights,
+                        outcome.acknowledged,
+                        outcome.sent,
+                        outcome.lives,
+                        outcome.syncs,
+                        outcome.equivocations,
+                        outcome.handed_on,
+                        outcome.changes,
+                        outcome.joined,
+                        outcome.left,
+                        outcome.refused
                     );
                     outcomes.lock().unwrap().push(outcome);
                 }
@@ -433,7 +454,9 @@ fn every_history_ends_in_agreement_and_loses_nothing_acknowledged() {
     assert_eq!(outcomes.len() as u64, seeds);
     let total = |of: fn(&Outcome) -> u64| outcomes.iter().map(of).sum::<u64>();
     println!(
-        "{seeds} seeds from {first}: all agree; {} rounds, {} of {} calls acknowledged and found on every node, {} lives of nodes, {} states fetched, the key handed on {} times, {} changes of members, {} joined, {} left, {} writes refused by full disks",
+        "{seeds} seeds from {first}: all agree; {} rounds, {} of {} calls acknowledged and found \
+         on every node, {} lives of nodes, {} states fetched, the key handed on {} times, {} \
+         changes of members, {} joined, {} left, {} writes refused by full disks",
         total(|outcome| outcome.heights),
         total(|outcome| outcome.acknowledged as u64),
         total(|outcome| outcome.sent),

@@ -470,6 +470,7 @@ impl Net {
         }
     }
 
+    #[expect(clippy::too_many_lines, reason = "one story, told in order")]
     fn live<T, S, R>(
         &mut self,
         (replica, key, states): (T, Option<SubnetKey>, Arc<dyn StateServer>),

@@ -11,7 +11,8 @@ fn main() -> ExitCode {
         Some("compile-probe") => sandbox::compile_probe_main(),
         _ => {
             eprintln!(
-                "usage: sandbox-test-host sandbox-compile <job> | sandbox-worker <parent> | compile-probe"
+                "usage: sandbox-test-host sandbox-compile <job> | sandbox-worker <parent> | \
+                 compile-probe"
             );
             ExitCode::FAILURE
         }

@@ -13,7 +13,8 @@ pub enum ModuleError {
     Gzip(String),
     /// Neither gzip nor WebAssembly.
     #[error(
-        "the module is not a WebAssembly binary: it must start with the magic number and version 1 (00 61 73 6d 01 00 00 00), or be a gzip stream of such a module"
+        "the module is not a WebAssembly binary: it must start with the magic number and version \
+         1 (00 61 73 6d 01 00 00 00), or be a gzip stream of such a module"
     )]
     NotWasm,
     /// WebAssembly validation refused it.
@@ -41,7 +42,8 @@ pub enum ModuleError {
     },
     /// Imports a function that the System API does not have.
     #[error(
-        "import `ic0.{name}`: the System API has no such function for canisters with a {width}-bit memory"
+        "import `ic0.{name}`: the System API has no such function for canisters with a \
+         {width}-bit memory"
     )]
     UnknownImport {
         /// Name of the imported function without `ic0.`, cut after 80 characters.
@@ -51,7 +53,8 @@ pub enum ModuleError {
     },
     /// Imports a function of the System API with another type.
     #[error(
-        "import `ic0.{name}`: it has type {found}, but canisters with a {width}-bit memory import it as {expected}"
+        "import `ic0.{name}`: it has type {found}, but canisters with a {width}-bit memory import \
+         it as {expected}"
     )]
     ImportType {
         /// Name of the imported function without `ic0.`.
@@ -68,7 +71,8 @@ pub enum ModuleError {
     EntryType(String),
     /// Exports a function whose name starts with `canister_` and is no entry point.
     #[error(
-        "exported function `{0}`: names that start with `canister_` are reserved for the entry points of the interface specification, and this is none of them"
+        "exported function `{0}`: names that start with `canister_` are reserved for the entry \
+         points of the interface specification, and this is none of them"
     )]
     EntryUnknown(String),
     /// A branch table with more targets than the code generator takes.
@@ -81,7 +85,8 @@ pub enum ModuleError {
     },
     /// Two methods of one name.
     #[error(
-        "method `{0}` is exported more than once as `canister_update`, `canister_query` or `canister_composite_query`"
+        "method `{0}` is exported more than once as `canister_update`, `canister_query` or \
+         `canister_composite_query`"
     )]
     MethodTwice(String),
     /// Two metadata sections of one name.
@@ -89,12 +94,14 @@ pub enum ModuleError {
     SectionTwice(String),
     /// Has a custom section whose name starts with `icp:` and is neither public nor private.
     #[error(
-        "custom section `{0}`: names that start with `icp:` must be `icp:public <name>` or `icp:private <name>`"
+        "custom section `{0}`: names that start with `icp:` must be `icp:public <name>` or \
+         `icp:private <name>`"
     )]
     SectionUnknown(String),
     /// State that could not be kept.
     #[error(
-        "global {0} is mutable and holds a reference; references cannot be kept between messages, keep them in a table or make the global immutable"
+        "global {0} is mutable and holds a reference; references cannot be kept between messages, \
+         keep them in a table or make the global immutable"
     )]
     ReferenceGlobal(u32),
 }

@@ -210,6 +210,7 @@ impl<'a> Pass<'a> {
     }
 
     /// What is read from a section that the validator has accepted.
+    #[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
     fn gather(&mut self, payload: &Payload<'_>) -> Result<(), ModuleError> {
         let limits = self.limits;
         match payload {

@@ -114,6 +114,7 @@ impl Weigher {
 
     /// Adds an instruction before which `operands` are on the stack. `words` are the parameters and
     /// results of the function it calls or the block it opens.
+    #[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
     pub(super) fn instruction(&mut self, operator: &O<'_>, operands: u32, words: u64) {
         let memory = if self.memory64 { 24 } else { 8 };
         let shift = if self.after_constant { 6 } else { 36 };

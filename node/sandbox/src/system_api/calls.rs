@@ -139,7 +139,8 @@ impl Host {
         let pending = self.pending(function)?;
         if amount > liquid {
             return Err(Failure::contract(&format!(
-                "ic0.{function}: {amount} cycles, but only {liquid} are above what keeps the canister from being frozen"
+                "ic0.{function}: {amount} cycles, but only {liquid} are above what keeps the \
+                 canister from being frozen"
             )));
         }
         // `msg_cycles_accept` keeps both together within one amount.

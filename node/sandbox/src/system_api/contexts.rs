@@ -82,7 +82,8 @@ impl Context {
             Self::Start => "the (start) function",
             Self::Inspect => "canister_inspect_message",
             Self::Task => {
-                "a system task (canister_heartbeat, canister_global_timer or canister_on_low_wasm_memory)"
+                "a system task (canister_heartbeat, canister_global_timer or \
+                 canister_on_low_wasm_memory)"
             }
         }
     }

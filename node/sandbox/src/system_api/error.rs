@@ -46,21 +46,24 @@ impl Failure {
     /// An address range outside the Wasm memory.
     pub(crate) fn heap_bounds(function: &str, at: u64, size: u64, memory_bytes: u64) -> Self {
         Self::trapped(&format!(
-            "ic0.{function}: {size} bytes at {at} are outside the Wasm memory of {memory_bytes} bytes"
+            "ic0.{function}: {size} bytes at {at} are outside the Wasm memory of {memory_bytes} \
+             bytes"
         ))
     }
 
     /// An address range outside stable memory.
     pub(crate) fn stable_bounds(function: &str, at: u64, size: u64, memory_bytes: u64) -> Self {
         Self::trapped(&format!(
-            "ic0.{function}: {size} bytes at {at} are outside the stable memory of {memory_bytes} bytes"
+            "ic0.{function}: {size} bytes at {at} are outside the stable memory of {memory_bytes} \
+             bytes"
         ))
     }
 
     /// A slice outside a blob of the system.
     pub(crate) fn blob_bounds(function: &str, offset: u64, size: u64, blob_bytes: u64) -> Self {
         Self::contract(&format!(
-            "ic0.{function}: {size} bytes from offset {offset} are outside the {blob_bytes} bytes there are"
+            "ic0.{function}: {size} bytes from offset {offset} are outside the {blob_bytes} bytes \
+             there are"
         ))
     }
 
@@ -79,7 +82,8 @@ impl Failure {
         Self::new(
             524,
             format!(
-                "Canister exceeded the memory access limit: the number of {what} in a single message execution is limited to {}.",
+                "Canister exceeded the memory access limit: the number of {what} in a single \
+                 message execution is limited to {}.",
                 size(limit_bytes)
             ),
         )
@@ -90,8 +94,9 @@ impl Failure {
         Self::new(
             539,
             format!(
-                "Canister exceeded its current Wasm memory limit of {limit_bytes} bytes: {wanted_bytes} bytes are needed. \
-                 Use less memory or raise wasm_memory_limit in the canister's settings."
+                "Canister exceeded its current Wasm memory limit of {limit_bytes} bytes: \
+                 {wanted_bytes} bytes are needed. Use less memory or raise wasm_memory_limit in \
+                 the canister's settings."
             ),
         )
     }

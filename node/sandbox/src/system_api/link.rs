@@ -101,6 +101,7 @@ macro_rules! blobs {
     };
 }
 
+#[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
 fn define<I: Word>(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
     blobs! { linker, I:
         msg_arg_data_size msg_arg_data_copy Argument;

@@ -18,7 +18,8 @@ impl Host {
         let bytes = self.stable.size_bytes();
         if bytes > ADDRESS32_BYTES {
             return Err(Failure::contract(&format!(
-                "ic0.{function}: the stable memory of {bytes} bytes is beyond the {ADDRESS32_BYTES} bytes of this function, use ic0.{}",
+                "ic0.{function}: the stable memory of {bytes} bytes is beyond the \
+                 {ADDRESS32_BYTES} bytes of this function, use ic0.{}",
                 function.replace("stable", "stable64")
             )));
         }

@@ -72,7 +72,8 @@ pub fn worker_main_with(
     let mut args = args.into_iter();
     let Some(parent) = args.next().and_then(|id| id.to_str()?.parse().ok()) else {
         eprintln!(
-            "sandbox-worker is started by the node itself, with the node's process id as its argument"
+            "sandbox-worker is started by the node itself, with the node's process id as its \
+             argument"
         );
         return ExitCode::from(64);
     };

@@ -473,6 +473,7 @@ fn memory64(n: u32, operations: &[I<'_>]) -> Vec<u8> {
 const CALL_INDIRECT: I<'static> = I::CallIndirect { type_index: 0, table_index: 0 };
 
 /// All families of modules that the compile weights are checked against.
+#[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
 pub fn all() -> Vec<Shape> {
     let mut shapes = straight! {
         "i32.clz chain" 0 I::I32Clz;

@@ -135,6 +135,7 @@ fn logs_are_bounded() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one story, told in order")]
 fn the_system_tells_what_it_knows() {
     // Every function without an address, and every blob.
     let world = World::new(HOST);

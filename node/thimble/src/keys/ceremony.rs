@@ -66,7 +66,8 @@ pub(crate) fn keygen(data: &Path, address: &str) -> Result<NodeRecord> {
             Subnet::read(&folder.join(SUBNET))?.filter(|subnet| subnet.origin.is_none())
         {
             bail!(
-                "the data folder {} belongs to the subnet {}: a node of another subnet needs a data folder of its own",
+                "the data folder {} belongs to the subnet {}: a node of another subnet needs a \
+                 data folder of its own",
                 data.display(),
                 subnet.id()
             );
@@ -74,7 +75,8 @@ pub(crate) fn keygen(data: &Path, address: &str) -> Result<NodeRecord> {
         let node = node_key(data)?;
         ensure!(
             !folder.join(ENCRYPTION_KEY).exists(),
-            "{} is missing, the public part of {ENCRYPTION_KEY}: restore it, or, if no plan has this node yet, remove {ENCRYPTION_KEY} to make both again",
+            "{} is missing, the public part of {ENCRYPTION_KEY}: restore it, or, if no plan has \
+             this node yet, remove {ENCRYPTION_KEY} to make both again",
             folder.join(RECORD).display()
         );
         make_encryption_key(&folder, &node, address)?;
@@ -115,9 +117,11 @@ fn kept_record(folder: &Path) -> Result<Option<NodeRecord>> {
 
 fn lost_encryption_key(folder: &Path) -> String {
     format!(
-        "{} is missing, the secret part of what the node's record says: restore it. If no plan has this node yet, remove {RECORD} beside it, make keys again \
-         with `thimble keygen` and hand out the new record; once a plan has this node, its share cannot be opened without this key. A node that has joined may make \
-         keys again as well, and gets its next share when the members have exchanged its record (`thimble members change`)",
+        "{} is missing, the secret part of what the node's record says: restore it. If no plan \
+         has this node yet, remove {RECORD} beside it, make keys again with `thimble keygen` and \
+         hand out the new record; once a plan has this node, its share cannot be opened without \
+         this key. A node that has joined may make keys again as well, and gets its next share \
+         when the members have exchanged its record (`thimble members change`)",
         folder.join(ENCRYPTION_KEY).display()
     )
 }
@@ -137,7 +141,8 @@ fn refuse_state_without_keys(data: &Path) -> Result<()> {
         let path = data.join(name);
         ensure!(
             !path.exists(),
-            "{} is there without keys: it is the state of another subnet, take an empty data folder",
+            "{} is there without keys: it is the state of another subnet, take an empty data \
+             folder",
             path.display()
         );
     }
@@ -166,7 +171,8 @@ pub(crate) fn node_of_plan(data: &Path, plan: &Plan) -> Result<SigningKey> {
     })?;
     ensure!(
         own.encryption_key() == record.encryption_key(),
-        "the plan has another encryption key for this node than {}: it was made of an older record, or of somebody else's",
+        "the plan has another encryption key for this node than {}: it was made of an older \
+         record, or of somebody else's",
         folder.join(RECORD).display()
     );
     ensure!(
@@ -203,7 +209,8 @@ pub(crate) fn join(data: &Path, genesis: &Verified, engine: &Engine) -> Result<J
     if let Some(subnet) = Subnet::read(&folder.join(SUBNET))?.filter(|subnet| !is_free(subnet)) {
         ensure!(
             subnet.origin.as_ref() == Some(&origin),
-            "the data folder {} belongs to the subnet {}, this genesis is that of {}: a node of another subnet needs a data folder of its own",
+            "the data folder {} belongs to the subnet {}, this genesis is that of {}: a node of \
+             another subnet needs a data folder of its own",
             data.display(),
             subnet.id(),
             genesis.subnet_id()
@@ -216,7 +223,8 @@ pub(crate) fn join(data: &Path, genesis: &Verified, engine: &Engine) -> Result<J
             };
             ensure!(
                 has_it,
-                "{} is missing or another's: it was made when this node joined and cannot be opened twice, restore it",
+                "{} is missing or another's: it was made when this node joined and cannot be \
+                 opened twice, restore it",
                 folder.join(SHARE_KEY).display()
             );
         }

@@ -125,7 +125,8 @@ impl Keys {
         })?;
         let Some(subnet) = Subnet::read(&folder.join(SUBNET))? else {
             bail!(
-                "this node has keys but belongs to no subnet yet: finish the ceremony with `thimble join`, or give a subnet of one a data folder of its own"
+                "this node has keys but belongs to no subnet yet: finish the ceremony with \
+                 `thimble join`, or give a subnet of one a data folder of its own"
             );
         };
         let share = match subnet.node_index {
@@ -153,12 +154,14 @@ impl Keys {
             Some(_) => {}
             None => ensure!(
                 !members.iter().any(is_own),
-                "{SUBNET} says that this node joined later, and has it among the first members: files of two nodes were mixed"
+                "{SUBNET} says that this node joined later, and has it among the first members: \
+                 files of two nodes were mixed"
             ),
         }
         if subnet.origin.is_some() && read_encryption_key(folder)?.is_none() {
             tracing::warn!(
-                "{} is missing: the node signs with the share it has, but cannot be given another when the subnet's key is handed on; restore it",
+                "{} is missing: the node signs with the share it has, but cannot be given another \
+                 when the subnet's key is handed on; restore it",
                 folder.join(ENCRYPTION_KEY).display()
             );
         }
@@ -224,7 +227,8 @@ fn first_share(folder: &Path, subnet: &Subnet, index: NodeIndex) -> Result<Optio
     let Some(share) = read_share(folder, index)? else {
         ensure!(
             shares::moved_on(folder),
-            "{SHARE_KEY} is missing: without its share the node cannot sign for the subnet, restore it"
+            "{SHARE_KEY} is missing: without its share the node cannot sign for the subnet, \
+             restore it"
         );
         return Ok(None);
     };
@@ -252,7 +256,8 @@ fn check_node_key(folder: &Path, key: &VerifyingKey, subnet: &Subnet) -> Result<
         return Ok(());
     };
     bail!(
-        "{} is damaged or another node's: it is the key of node {own}, and {file} beside it was made for node {node_id}; restore {NODE_KEY} from a copy",
+        "{} is damaged or another node's: it is the key of node {own}, and {file} beside it was \
+         made for node {node_id}; restore {NODE_KEY} from a copy",
         folder.join(NODE_KEY).display()
     )
 }

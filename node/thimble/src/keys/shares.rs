@@ -119,7 +119,8 @@ impl Shares {
             .with_context(|| format!("in {}", path.display()))?;
         ensure!(
             summary.committee().shares[place.0 as usize] == share.public_key(),
-            "{} is not this node's share of key epoch {}: files of two nodes were mixed, or it was damaged; restore it",
+            "{} is not this node's share of key epoch {}: files of two nodes were mixed, or it \
+             was damaged; restore it",
             path.display(),
             summary.key_epoch().0
         );
@@ -130,14 +131,18 @@ impl Shares {
         let epoch = summary.key_epoch();
         let key = read_encryption_key(&self.folder)?.with_context(|| {
             format!(
-                "{} is missing: this node's share of key epoch {} cannot be opened without it. Restore it, or have the members give this node a record with a new encryption key (docs/operating.md)",
+                "{} is missing: this node's share of key epoch {} cannot be opened without it. \
+                 Restore it, or have the members give this node a record with a new encryption \
+                 key (docs/operating.md)",
                 self.folder.join(ENCRYPTION_KEY).display(),
                 epoch.0
             )
         })?;
         if epoch == GENESIS_EPOCH || key.epoch() > epoch {
             bail!(
-                "{} is missing, this node's share of key epoch {}: it was opened once and cannot be opened again, because {ENCRYPTION_KEY} has moved on to epoch {}; restore it, or wait until the key is handed on",
+                "{} is missing, this node's share of key epoch {}: it was opened once and cannot \
+                 be opened again, because {ENCRYPTION_KEY} has moved on to epoch {}; restore it, \
+                 or wait until the key is handed on",
                 self.path(epoch).display(),
                 epoch.0,
                 key.epoch().0
@@ -175,7 +180,8 @@ impl Shares {
     fn move_past(&self, epoch: Epoch) -> Result<bool> {
         let Some(mut key) = read_encryption_key(&self.folder)? else {
             tracing::warn!(
-                "{} is missing: the node signs with the share it has, but cannot open the next one; restore it",
+                "{} is missing: the node signs with the share it has, but cannot open the next \
+                 one; restore it",
                 self.folder.join(ENCRYPTION_KEY).display()
             );
             return Ok(false);

@@ -50,7 +50,8 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 fn read(path: &Path) -> Result<Summary> {
     let again = || {
         format!(
-            "{} is needed to know who holds the subnet's key: run `thimble join` with the genesis again, it changes nothing else",
+            "{} is needed to know who holds the subnet's key: run `thimble join` with the genesis \
+             again, it changes nothing else",
             path.display()
         )
     };

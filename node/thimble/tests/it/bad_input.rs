@@ -79,6 +79,7 @@ async fn malformed_and_misaddressed_requests_are_refused_with_a_reason() {
 }
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one story, told in order")]
 async fn modules_that_are_no_canisters_are_refused_with_the_limit() {
     let node = Node::start().await;
     let agent = node.agent(1).await;
@@ -87,10 +88,12 @@ async fn modules_that_are_no_canisters_are_refused_with_the_limit() {
     let globals = format!("(module {})", "(global (mut i32) (i32.const 0))".repeat(1_500));
     // A memory section of 70,000 pages, which no text format takes.
     let memory = b"\0asm\x01\0\0\0\x05\x05\x01\0\xf0\xa2\x04".to_vec();
-    let no_module = "the module is not a WebAssembly binary: it must start with the magic number and version 1 (00 61 73 6d 01 00 00 00), or be a gzip stream of such a module";
+    let no_module = "the module is not a WebAssembly binary: it must start with the magic number \
+                     and version 1 (00 61 73 6d 01 00 00 00), or be a gzip stream of such a module";
     let limits = limits::Limits::nano().unwrap().module;
     let packed = format!(
-        "size of the module after unpacking in bytes (at least): {}, but the limit `module.wasm_uncompressed_bytes` is {}",
+        "size of the module after unpacking in bytes (at least): {}, but the limit \
+         `module.wasm_uncompressed_bytes` is {}",
         limits.wasm_uncompressed_bytes + 1,
         limits.wasm_uncompressed_bytes
     );
@@ -115,12 +118,14 @@ async fn modules_that_are_no_canisters_are_refused_with_the_limit() {
         (
             "table",
             wat::parse_str("(module (table 4000000 funcref))").unwrap(),
-            "initial elements of all tables: 4000000, but the limit `module.table_elements` is 65536",
+            "initial elements of all tables: 4000000, but the limit `module.table_elements` is \
+             65536",
         ),
         (
             "memory",
             memory,
-            "WebAssembly validation failed: memory size must be at most 0x10000 65536-byte pages (at offset 0xb)",
+            "WebAssembly validation failed: memory size must be at most 0x10000 65536-byte pages \
+             (at offset 0xb)",
         ),
         (
             "import",
@@ -130,7 +135,8 @@ async fn modules_that_are_no_canisters_are_refused_with_the_limit() {
         (
             "signature",
             wat::parse_str("(module (import \"ic0\" \"msg_reply\" (func (param i32))))").unwrap(),
-            "import `ic0.msg_reply`: it has type (i32) -> (), but canisters with a 32-bit memory import it as () -> ()",
+            "import `ic0.msg_reply`: it has type (i32) -> (), but canisters with a 32-bit memory \
+             import it as () -> ()",
         ),
         ("gzip bomb", gzip_bomb(), &packed),
     ];

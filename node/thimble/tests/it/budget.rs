@@ -68,7 +68,10 @@ async fn status_tells_what_the_node_holds() {
     let mut last = 0;
     until("no pool holds little", async || {
         last = self::report(&node).await["memory"]["unaccounted_bytes"].as_i64().unwrap();
-        println!("{last} bytes in no pool, and {relocated} of the program's constants in one of their own");
+        println!(
+            "{last} bytes in no pool, and {relocated} of the program's constants in one of their \
+             own"
+        );
         last <= UNACCOUNTED_AT_REST_BYTES_MAX
     })
     .await;

@@ -112,6 +112,7 @@ async fn a_heartbeat_beats() {
 }
 
 #[tokio::test]
+#[expect(clippy::too_many_lines, reason = "one story, told in order")]
 async fn a_rust_canister_calls_times_certifies_and_pays() {
     let node = Node::start().await;
     let agent = node.agent(1).await;

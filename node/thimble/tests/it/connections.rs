@@ -134,7 +134,8 @@ async fn ten_thousand_silent_connections_are_bounded_and_disturb_nobody() {
     let connections = usize::try_from(descriptors.saturating_sub(1000)).unwrap().min(10_000);
     if connections < 10_000 {
         return testing::missing(format!(
-            "ten thousand connections need 11,000 descriptors, {descriptors} are allowed: run as root, or raise ulimit -n"
+            "ten thousand connections need 11,000 descriptors, {descriptors} are allowed: run as \
+             root, or raise ulimit -n"
         ));
     }
     let node = Node::start().await;

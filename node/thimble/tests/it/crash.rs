@@ -62,6 +62,7 @@ async fn certified_root(agent: &Agent, canister: Principal) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[expect(clippy::too_many_lines, reason = "one story, told in order")]
 async fn twenty_kills_of_node_or_worker_under_load_lose_nothing() {
     let seed: u64 = std::env::var("THIMBLE_SEED")
         .ok()
@@ -138,7 +139,8 @@ async fn twenty_kills_of_node_or_worker_under_load_lose_nothing() {
     let acknowledged: u64 =
         ledgers.iter().map(|ledger| ledger.acknowledged.load(Ordering::SeqCst)).sum();
     println!(
-        "{KILLS} kills ({node_kills} of the node), {acknowledged} updates acknowledged, none lost; {reproduced} roots reproduced"
+        "{KILLS} kills ({node_kills} of the node), {acknowledged} updates acknowledged, none \
+         lost; {reproduced} roots reproduced"
     );
     assert!(
         reproduced > 0,

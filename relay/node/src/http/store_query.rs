@@ -115,7 +115,8 @@ mod tests {
     #[test]
     fn hashes_are_read_in_both_ways_of_writing() {
         let hex = MessageHash([0xfb; 32]).to_string();
-        let base64 = "%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fs%3D";
+        let base64 = "%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%2Fv7%2B%\
+                      2Fv7%2B%2Fs%3D";
         let asked = parse(&format!("hashes={hex},{base64}&cursor={hex}")).unwrap();
         assert_eq!(asked.query.hashes, [[0xfb; 32]; 2]);
         assert_eq!(asked.query.cursor, Some([0xfb; 32]));

@@ -35,19 +35,28 @@ const COMMAND_CHARS_MAX: usize = 150;
 const ROLES: usize = 6;
 
 const STYLE: &str = "\
-svg{font-family:'DejaVu Sans',Verdana,'Segoe UI',sans-serif;font-size:11px;background:#fff}\
-.paper{fill:#fff}.ink{fill:#1c2430}.soft{fill:#5b6675}.title{font-size:17px;font-weight:600}.big{font-size:12px;font-weight:600}\
-.grid{stroke:#e3e7ec;stroke-width:1}.axis{stroke:#8d97a5;stroke-width:1}\
-.file{fill:#cfe0f3}.anon{fill:#7ea6dd}.anonline{stroke:#1f55a5;stroke-width:1.8;fill:none}.fileline{stroke:#8fb3da;stroke-width:1;fill:none}\
-.cap{stroke:#c62828;stroke-width:1.6;stroke-dasharray:7 4}.capink{fill:#c62828}.dot{fill:#1f55a5;stroke:#fff;stroke-width:1.5}\
-.p{fill:none;stroke-width:1.3}.p0{stroke:#b45309}.p1{stroke:#0f766e}.p2{stroke:#7e22ce}.p3{stroke:#be185d}.p4{stroke:#4d7c0f}.p5{stroke:#374151}\
-.some{fill:#f0b46a}.full{fill:#c2410c}.cpu{fill:#9fb4c9}\
-.e{stroke-width:1}.oom{stroke:#c62828;stroke-width:1.8}.mark{stroke:#6d28d9;stroke-dasharray:4 3}.again{stroke:#c2410c}.plain{stroke:#6b7684}.faint{stroke:#b7bfca}\
-.oomt{fill:#c62828;font-weight:600}.markt{fill:#6d28d9;font-weight:600}.againt{fill:#c2410c}.plaint{fill:#3d4754}.faintt{fill:#6b7684}\
-@media (prefers-color-scheme:dark){svg{background:#14181e}.paper{fill:#14181e}.ink{fill:#e8ecf1}.soft{fill:#9aa5b3}.grid{stroke:#2a313a}.axis{stroke:#6a7583}\
-.file{fill:#24384f}.anon{fill:#3a629b}.anonline{stroke:#8db9f5}.fileline{stroke:#4d7199}.cap{stroke:#ff6b63}.capink{fill:#ff6b63}.dot{fill:#8db9f5;stroke:#14181e}\
-.p0{stroke:#f5a64b}.p1{stroke:#4fd1c5}.p2{stroke:#c99bff}.p3{stroke:#ff8ac2}.p4{stroke:#b6e06a}.p5{stroke:#cbd5e1}.cpu{fill:#4a5d73}\
-.oom{stroke:#ff6b63}.oomt{fill:#ff6b63}.mark{stroke:#b794ff}.markt{fill:#b794ff}.again{stroke:#ff9a5c}.againt{fill:#ff9a5c}.plain{stroke:#98a3b2}.plaint{fill:#c3ccd7}.faint{stroke:#4c5663}.faintt{fill:#98a3b2}}";
+svg{font-family:'DejaVu Sans',Verdana,'Segoe \
+     UI',sans-serif;font-size:11px;background:#fff}.paper{fill:#fff}.ink{fill:#1c2430}.soft{fill:#\
+     5b6675}.title{font-size:17px;font-weight:600}.big{font-size:12px;font-weight:600}.\
+     grid{stroke:#e3e7ec;stroke-width:1}.axis{stroke:#8d97a5;stroke-width:1}.file{fill:#cfe0f3}.\
+     anon{fill:#7ea6dd}.anonline{stroke:#1f55a5;stroke-width:1.8;fill:none}.fileline{stroke:#\
+     8fb3da;stroke-width:1;fill:none}.cap{stroke:#c62828;stroke-width:1.6;stroke-dasharray:7 \
+     4}.capink{fill:#c62828}.dot{fill:#1f55a5;stroke:#fff;stroke-width:1.5}.p{fill:none;\
+     stroke-width:1.3}.p0{stroke:#b45309}.p1{stroke:#0f766e}.p2{stroke:#7e22ce}.p3{stroke:#\
+     be185d}.p4{stroke:#4d7c0f}.p5{stroke:#374151}.some{fill:#f0b46a}.full{fill:#c2410c}.cpu{fill:\
+     #9fb4c9}.e{stroke-width:1}.oom{stroke:#c62828;stroke-width:1.8}.mark{stroke:#6d28d9;\
+     stroke-dasharray:4 \
+     3}.again{stroke:#c2410c}.plain{stroke:#6b7684}.faint{stroke:#b7bfca}.oomt{fill:#c62828;\
+     font-weight:600}.markt{fill:#6d28d9;font-weight:600}.againt{fill:#c2410c}.plaint{fill:#\
+     3d4754}.faintt{fill:#6b7684}@media \
+     (prefers-color-scheme:dark){svg{background:#14181e}.paper{fill:#14181e}.ink{fill:#e8ecf1}.\
+     soft{fill:#9aa5b3}.grid{stroke:#2a313a}.axis{stroke:#6a7583}.file{fill:#24384f}.anon{fill:#\
+     3a629b}.anonline{stroke:#8db9f5}.fileline{stroke:#4d7199}.cap{stroke:#ff6b63}.capink{fill:#\
+     ff6b63}.dot{fill:#8db9f5;stroke:#14181e}.p0{stroke:#f5a64b}.p1{stroke:#4fd1c5}.p2{stroke:#\
+     c99bff}.p3{stroke:#ff8ac2}.p4{stroke:#b6e06a}.p5{stroke:#cbd5e1}.cpu{fill:#4a5d73}.\
+     oom{stroke:#ff6b63}.oomt{fill:#ff6b63}.mark{stroke:#b794ff}.markt{fill:#b794ff}.again{stroke:\
+     #ff9a5c}.againt{fill:#ff9a5c}.plain{stroke:#98a3b2}.plaint{fill:#c3ccd7}.faint{stroke:#\
+     4c5663}.faintt{fill:#98a3b2}}";
 
 /// The whole file.
 pub(crate) fn draw(plot: &Plot) -> String {
@@ -420,7 +429,8 @@ impl Page<'_> {
             let left = if anchor == "end" { text_x - width } else { text_x };
             let _ = writeln!(
                 self.text,
-                "<circle class=\"dot\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\"/><rect class=\"paper\" opacity=\"0.8\" rx=\"3\" x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"16\"/>",
+                "<circle class=\"dot\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\"/><rect class=\"paper\" \
+                 opacity=\"0.8\" rx=\"3\" x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"16\"/>",
                 left - 3.0,
                 text_y - 12.0,
                 width + 6.0

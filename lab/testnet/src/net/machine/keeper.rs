@@ -88,6 +88,7 @@ struct Keeper {
     qemu_said: Vec<u8>,
 }
 
+#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 fn start(net: &Net, place: &Place, index: usize) -> Result<(Keeper, Streams)> {
     let machines = of(net)?;
     let node = net.node(index)?;
@@ -270,7 +271,8 @@ impl Keeper {
                     ));
                     if self.report.resets_without_node > RESETS_MAX && self.ended_by_us.is_none() {
                         self.ended_by_us = Some(format!(
-                            "the machine was reset {} times without starting its node, and was stopped; its log says why",
+                            "the machine was reset {} times without starting its node, and was \
+                             stopped; its log says why",
                             self.report.resets_without_node
                         ));
                         self.kill();

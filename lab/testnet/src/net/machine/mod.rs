@@ -112,7 +112,8 @@ impl Machines {
         );
         if hex::encode(own) != image.program_sha256 {
             say(&format!(
-                "warning: the image holds another {} than {}; machines run the image's. To have this one in them: thimble-lab image build{flag}",
+                "warning: the image holds another {} than {}; machines run the image's. To have \
+                 this one in them: thimble-lab image build{flag}",
                 role.program(),
                 binary.display()
             ));
@@ -211,7 +212,8 @@ fn room_in(to_start: &[u64], available: u64) -> Result<()> {
     let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
     if machines.saturating_add(overhead) > available {
         bail!(
-            "{} machines do not fit into this host's memory: they have {} and QEMU takes {} more for each, {} in all; {} are available. Start fewer or smaller ones",
+            "{} machines do not fit into this host's memory: they have {} and QEMU takes {} more \
+             for each, {} in all; {} are available. Start fewer or smaller ones",
             to_start.len(),
             mib(machines),
             mib(qemu::OVERHEAD_BYTES),

@@ -88,6 +88,10 @@ fn page_cache() -> CacheRef {
 
 /// Runs until the task is aborted or one of the actors ends: carries calls, carries state roots,
 /// starts the chain, finds the place where agreement goes on, and goes from epoch to epoch.
+#[expect(
+    clippy::too_many_lines,
+    reason = "wiring: every part is made once, in the order in which they need each other"
+)]
 pub(super) async fn run<E, S, R, P, B>(mut context: E, mut setup: Setup<S, R, P, B>)
 where
     E: Clock + CryptoRng + Spawner + Storage + Metrics,

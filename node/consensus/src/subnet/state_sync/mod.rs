@@ -486,7 +486,8 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
         if !goes_on {
             tracing::warn!(
                 height = fetching.offer.height.0,
-                "no peer shows the state any more that was being fetched; what was fetched is kept for the next"
+                "no peer shows the state any more that was being fetched; what was fetched is \
+                 kept for the next"
             );
             self.stage = Stage::Quiet(None);
         }
@@ -558,7 +559,8 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
                 tracing::warn!(
                     next = next.0,
                     subnet = ahead.0,
-                    "no peer that answers keeps the next block, and none offers a newer state yet: waiting for one"
+                    "no peer that answers keeps the next block, and none offers a newer state \
+                     yet: waiting for one"
                 );
             }
             return;
@@ -571,7 +573,8 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
                 subnet = ahead.0,
                 height = offer.height.0,
                 root = hex::encode(offer.root),
-                "the blocks this node needs next are not kept any more: it fetches the state of a later height"
+                "the blocks this node needs next are not kept any more: it fetches the state of a \
+                 later height"
             );
             self.stage = Stage::Fetching(Box::new(Fetching::new(offer, answered, self.place, now)));
         }

@@ -116,7 +116,8 @@ fn imports_are_the_system_api() {
             .unwrap_err();
     assert_eq!(
         error.to_string(),
-        "import `ic0.msg_arg_data_size`: it has type () -> (i32), but canisters with a 64-bit memory import it as () -> (i64)"
+        "import `ic0.msg_arg_data_size`: it has type () -> (i32), but canisters with a 64-bit \
+         memory import it as () -> (i64)"
     );
     let only32 =
         check(r#"(module (import "ic0" "stable_size" (func (result i32))) (memory i64 1))"#);
@@ -207,7 +208,8 @@ fn only_the_agreed_webassembly() {
         ),
         (
             "(module (memory 1 (pagesize 1)))",
-            "the custom page sizes proposal must be enabled to customize a memory's page size (at offset 0xb)",
+            "the custom page sizes proposal must be enabled to customize a memory's page size (at \
+             offset 0xb)",
         ),
         (
             "(module (memory 1) (func (drop (i32.atomic.load (i32.const 0)))))",
@@ -276,6 +278,7 @@ fn custom_sections_are_metadata() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one story, told in order")]
 fn every_limit_is_held_and_named() {
     assert_eq!(
         limit_hit("(module (func) (func) (func))", |l| l.functions = 2),
