@@ -3,7 +3,8 @@
 //!
 //! A program's `/status.json` is an object with the parts of [`report`] and sections of its own;
 //! the page ([`page`]) shows the sections that the report has. [`ask`] fetches the report, [`text`]
-//! prints the common parts of it for people.
+//! prints the common parts of it for people. What serves it over HTTP gives up a peer that does not
+//! read ([`paced`]).
 //!
 //! What bounds it: a report has at most [`HISTORY_MAX`] samples and [`EVENTS_MAX`] events, and one
 //! that is asked for at most [`ask::REPORT_BYTES_MAX`] bytes.
@@ -13,6 +14,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod ask;
+pub mod paced;
 pub mod page;
 mod report;
 pub mod text;

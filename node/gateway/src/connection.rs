@@ -5,7 +5,7 @@
 //! - it has not sent a whole request head within the read timeout, from its first byte or from
 //!   being accepted;
 //! - it has been idle for [`IDLE`] with no request being served;
-//! - its peer takes a response more slowly than [`WRITE_RATE_MIN`] allows (a stalled reader would
+//! - its peer takes a response more slowly than [`dashboard::paced::WRITE_RATE_MIN`] allows (a stalled reader would
 //!   pin the response's memory). Two clocks say so: one runs while the socket takes nothing, the
 //!   other for each response from its making to its last byte, because an HTTP/2 peer that grants
 //!   no window keeps the socket as free as it likes;
@@ -16,17 +16,15 @@
 
 use std::{
     collections::BTreeMap,
-    io,
-    pin::Pin,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
-    task::{Context, Poll, ready},
     time::Duration,
 };
 
 use bytes::Bytes;
+use dashboard::paced::{Paced, Progress, at_least_rate};
 use http_body_util::{BodyExt, Full};
 use hyper::{Request, Response, Version, body::Incoming, service::service_fn};
 use hyper_util::{
@@ -34,10 +32,9 @@ use hyper_util::{
     server::conn::auto,
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
     sync::watch,
-    time::{Instant, Sleep, sleep, sleep_until},
+    time::{Instant, sleep_until},
 };
 
 use crate::{answer::Body, service::Service};
@@ -46,10 +43,8 @@ use crate::{answer::Body, service::Service};
 const IDLE: Duration = Duration::from_secs(60);
 /// What remains of a connection asked to close is dropped after this.
 const CLOSING: Duration = Duration::from_secs(2);
-/// A reader may stall a response this long ...
+/// A reader may stall a response this long, and then must take [`dashboard::paced::WRITE_RATE_MIN`].
 const WRITE_STALL: Duration = Duration::from_secs(20);
-/// ... and then must take at least so many bytes per second.
-const WRITE_RATE_MIN: u64 = 16 * 1024;
 /// Request head, and HTTP/1 read buffer. Also the HTTP/1 write buffer for heads.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// Header lines of HTTP/1.
@@ -122,20 +117,6 @@ impl Activity {
         self.since.store(self.started.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
-    fn bytes_read(&self) {
-        let between_requests =
-            self.active.load(Ordering::Relaxed) == 0 && !self.http2.load(Ordering::Relaxed);
-        if between_requests && !self.reading.swap(true, Ordering::Relaxed) {
-            self.touch();
-        }
-    }
-
-    fn bytes_written(&self) {
-        if !self.reading.load(Ordering::Relaxed) {
-            self.touch();
-        }
-    }
-
     fn request_begins(&self, version: Version) {
         if version == Version::HTTP_2 {
             self.http2.store(true, Ordering::Relaxed);
@@ -160,9 +141,20 @@ impl Activity {
     }
 }
 
-/// How long so many bytes may take.
-fn at_least_rate(bytes: u64) -> Duration {
-    Duration::from_millis(bytes.saturating_mul(1000) / WRITE_RATE_MIN)
+impl Progress for Activity {
+    fn bytes_read(&self) {
+        let between_requests =
+            self.active.load(Ordering::Relaxed) == 0 && !self.http2.load(Ordering::Relaxed);
+        if between_requests && !self.reading.swap(true, Ordering::Relaxed) {
+            self.touch();
+        }
+    }
+
+    fn bytes_written(&self) {
+        if !self.reading.load(Ordering::Relaxed) {
+            self.touch();
+        }
+    }
 }
 
 /// A response that hyper still holds.
@@ -232,7 +224,7 @@ pub(crate) async fn serve(
             Ok::<_, std::convert::Infallible>(Response::from_parts(head, body))
         }
     });
-    let guarded = TokioIo::new(Guarded::new(stream, activity.clone(), WRITE_STALL));
+    let guarded = TokioIo::new(Paced::new(stream, activity.clone(), WRITE_STALL));
     let mut connection = std::pin::pin!(builder.serve_connection(guarded, answer));
     let mut closing: Option<Instant> = None;
     loop {
@@ -268,155 +260,10 @@ pub(crate) async fn serve(
     }
 }
 
-/// A stream whose writes must make progress.
-struct Guarded<S> {
-    stream: S,
-    patience: Duration,
-    activity: Arc<Activity>,
-    stall: Option<Stall>,
-    was_pending: bool,
-}
-
-struct Stall {
-    since: Instant,
-    written: u64,
-    timer: Pin<Box<Sleep>>,
-}
-
-impl<S> Guarded<S> {
-    fn new(stream: S, activity: Arc<Activity>, patience: Duration) -> Self {
-        Self { stream, patience, activity, stall: None, was_pending: false }
-    }
-
-    fn wrote(
-        &mut self,
-        cx: &mut Context<'_>,
-        outcome: Poll<io::Result<usize>>,
-    ) -> Poll<io::Result<usize>> {
-        match outcome {
-            Poll::Ready(Ok(bytes)) => {
-                self.activity.bytes_written();
-                // Room in the socket at the first try: the peer keeps up.
-                if !std::mem::take(&mut self.was_pending) {
-                    self.stall = None;
-                } else if let Some(stall) = &mut self.stall {
-                    stall.written += bytes as u64;
-                    let allowed = self.patience + at_least_rate(stall.written);
-                    stall.timer.as_mut().reset(stall.since + allowed);
-                }
-                Poll::Ready(Ok(bytes))
-            }
-            Poll::Pending => {
-                self.was_pending = true;
-                let patience = self.patience;
-                let stall = self.stall.get_or_insert_with(|| Stall {
-                    since: Instant::now(),
-                    written: 0,
-                    timer: Box::pin(sleep(patience)),
-                });
-                ready!(stall.timer.as_mut().poll(cx));
-                Poll::Ready(Err(io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    "the peer reads the response too slowly",
-                )))
-            }
-            error => error,
-        }
-    }
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        let outcome = ready!(Pin::new(&mut self.stream).poll_read(cx, buf));
-        if buf.filled().len() > before {
-            self.activity.bytes_read();
-        }
-        Poll::Ready(outcome)
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let outcome = Pin::new(&mut self.stream).poll_write(cx, buf);
-        self.wrote(cx, outcome)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let outcome = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
-        self.wrote(cx, outcome)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
-    const PATIENCE: Duration = Duration::from_millis(200);
-
-    fn guarded() -> (Guarded<tokio::io::DuplexStream>, tokio::io::DuplexStream) {
-        let (ours, theirs) = tokio::io::duplex(1024);
-        (Guarded::new(ours, Arc::new(Activity::new()), PATIENCE), theirs)
-    }
-
-    #[tokio::test]
-    async fn a_reader_that_stalls_is_given_up() {
-        let (mut guarded, _theirs) = guarded();
-        let start = Instant::now();
-        let error = guarded.write_all(&[0; 4096]).await.unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        assert!(start.elapsed() >= PATIENCE);
-    }
-
-    #[tokio::test]
-    async fn a_reader_that_drips_is_given_up_and_one_that_keeps_up_is_not() {
-        let (mut slow, mut theirs) = guarded();
-        let reader = tokio::spawn(async move {
-            let mut byte = [0];
-            while theirs.read_exact(&mut byte).await.is_ok() {
-                sleep(Duration::from_millis(10)).await;
-            }
-        });
-        assert_eq!(
-            slow.write_all(&vec![0; 1 << 20]).await.unwrap_err().kind(),
-            io::ErrorKind::TimedOut
-        );
-        drop(slow);
-        reader.abort();
-
-        let (mut fast, mut theirs) = guarded();
-        let reader =
-            tokio::spawn(async move { theirs.read_to_end(&mut Vec::new()).await.unwrap() });
-        fast.write_all(&vec![0; 1 << 20]).await.unwrap();
-        drop(fast);
-        assert_eq!(reader.await.unwrap(), 1 << 20);
-    }
 
     #[tokio::test]
     async fn waiting_is_counted_from_what_is_waited_for() {

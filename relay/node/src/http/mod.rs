@@ -12,7 +12,7 @@
 //!   the pool `request_bodies` (503) and the read timeout (408);
 //! - responses: the pool `responses`. A list of messages is never in memory as a whole: each is
 //!   read from the log and encoded when the socket takes it;
-//! - readers: who takes a response more slowly than [`connection::WRITE_RATE_MIN`] is cut.
+//! - readers: who takes a response more slowly than [`dashboard::paced::WRITE_RATE_MIN`] is cut.
 //!
 //! What it must never know: streams, protocols of peers, and how a message is kept.
 
