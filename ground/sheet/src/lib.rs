@@ -26,6 +26,7 @@
 
 mod error;
 mod governor;
+mod heap;
 mod overrides;
 mod render;
 mod rules;
@@ -35,6 +36,7 @@ mod table;
 
 pub use error::{LimitsError, Violation, Violations, nearest};
 pub use governor::{HandBackLimits, throttle_config};
+pub use heap::HeapLimits;
 pub use overrides::{apply_overrides, as_object, flatten, is_bytes, numbers};
 pub use rules::{Named, Rules, check};
 pub use scale::{GRANULE_BYTES, Row, Scale};

@@ -4,7 +4,7 @@
 //! otherwise something cannot happen or cannot be bounded. That the budget sheet fits the budget is
 //! checked for every program alike ([`sheet::check`]).
 
-use budget::{KIB, MIB};
+use budget::MIB;
 use sheet::{GRANULE_BYTES, Named, Rules, limit};
 
 use crate::{
@@ -30,14 +30,8 @@ impl Limits {
     }
 
     fn check_heap(&self, rules: &mut Rules) {
-        let sample = limit!(self.heap.sample_bytes);
-        rules.at_least(sample, 16 * KIB, "each sample that is alive lies in as much");
-        rules.at_most(sample, 16 * MIB, "hardly anything would be sampled");
-        let answer = limit!(self.heap.answer_bytes);
-        rules.at_least(answer, 16 * KIB, "no answer would fit");
-        rules.within(answer, limit!(self.gateway.responses_bytes), "an answer must fit");
         let half = Named::size("process.node_base_bytes / 2", self.process.node_base_bytes / 2);
-        rules.within(limit!(self.heap.profiler_bytes), half, "the process needs the rest itself");
+        self.heap.check(rules, limit!(self.gateway.responses_bytes), half);
     }
 
     fn check_governor(&self, rules: &mut Rules) {

@@ -6,9 +6,9 @@
 //! [`Limits::follow_causes`], so that an operator who changes a cause need not hunt for its
 //! consequences.
 
-use budget::{KIB, MIB};
+use budget::MIB;
 
-use sheet::{GRANULE_BYTES, HandBackLimits, Preset};
+use sheet::{GRANULE_BYTES, HandBackLimits, HeapLimits, Preset};
 
 use crate::{scale, *};
 
@@ -211,11 +211,7 @@ impl Limits {
                 page_cache_floor_bytes: scale::PAGE_CACHE_FLOOR.bytes_at(memory),
             },
             governor: GOVERNOR,
-            heap: HeapLimits {
-                sample_bytes: 128 * KIB,
-                profiler_bytes: scale::NODE_BASE.bytes_at(memory) / 4,
-                answer_bytes: 256 * KIB,
-            },
+            heap: HeapLimits::with_profiler_bytes(scale::NODE_BASE.bytes_at(memory) / 4),
         };
         table.follow_causes(|_| false);
         table

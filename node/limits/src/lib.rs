@@ -34,7 +34,9 @@ mod table;
 
 pub use derive::{PRESETS, compile_instructions, validate_instructions};
 pub use lines::{CERTIFICATE_BYTES, CONNECTION_BYTES, delta_index_bytes};
-pub use sheet::{LimitsError, LineKind, Preset, Sheet, SheetLine, Violation, Violations};
+pub use sheet::{
+    HeapLimits, LimitsError, LineKind, Preset, Sheet, SheetLine, Violation, Violations,
+};
 pub use table::*;
 
 #[cfg(test)]

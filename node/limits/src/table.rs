@@ -8,7 +8,7 @@
 use budget::Ledger;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use sheet::{HandBackLimits, LimitsError, Preset, Rules, Sheet, SheetLine, Table};
+use sheet::{HandBackLimits, HeapLimits, LimitsError, Preset, Rules, Sheet, SheetLine, Table};
 
 use crate::{PRESETS, reasons::REASONS};
 
@@ -407,17 +407,4 @@ impl GovernorLimits {
     pub fn levels(&self) -> [u64; 3] {
         [self.refuse_queries_percent, self.refuse_calls_percent, self.pause_execution_percent]
     }
-}
-
-/// What sampling allocations may cost the node process. Nothing of it in a node that does not.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct HeapLimits {
-    /// One allocation is sampled for every so many bytes allocated, on average; a power of two.
-    pub sample_bytes: u64,
-    /// The allocator's records of call stacks, of the line of the node process. Beyond it nothing
-    /// new is sampled.
-    pub profiler_bytes: u64,
-    /// Largest answer of `/debug/heap`, of the pool `responses`. Beyond it 500.
-    pub answer_bytes: u64,
 }

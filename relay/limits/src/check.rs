@@ -34,14 +34,8 @@ impl Limits {
     }
 
     fn check_heap(&self, rules: &mut Rules) {
-        let sample = limit!(self.heap.sample_bytes);
-        rules.at_least(sample, 16 * KIB, "each sample that is alive lies in as much");
-        rules.at_most(sample, 16 * MIB, "hardly anything would be sampled");
-        let answer = limit!(self.heap.answer_bytes);
-        rules.at_least(answer, 16 * KIB, "no answer would fit");
-        rules.within(answer, limit!(self.http.responses_bytes), "an answer must fit");
         let half = Named::size("process.base_bytes / 2", self.process.base_bytes / 2);
-        rules.within(limit!(self.heap.profiler_bytes), half, "the process needs the rest itself");
+        self.heap.check(rules, limit!(self.http.responses_bytes), half);
     }
 
     fn check_connections(&self, rules: &mut Rules) {

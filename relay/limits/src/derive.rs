@@ -6,7 +6,7 @@
 //! hunt for its consequences.
 
 use budget::{KIB, MIB};
-use sheet::{HandBackLimits, Preset, Rules, SheetLine, Table};
+use sheet::{HandBackLimits, HeapLimits, Preset, Rules, SheetLine, Table};
 
 use crate::{reasons::REASONS, scale, *};
 
@@ -94,11 +94,7 @@ impl Table for Limits {
                 read_timeout_millis: 10_000,
             },
             governor: GOVERNOR,
-            heap: HeapLimits {
-                sample_bytes: 128 * KIB,
-                profiler_bytes: scale::BASE.bytes_at(memory) / 3,
-                answer_bytes: 256 * KIB,
-            },
+            heap: HeapLimits::with_profiler_bytes(scale::BASE.bytes_at(memory) / 3),
         };
         table.follow(|_| false);
         table

@@ -6,7 +6,7 @@
 
 use budget::Ledger;
 use serde::{Deserialize, Serialize};
-use sheet::{HandBackLimits, LimitsError, Sheet};
+use sheet::{HandBackLimits, HeapLimits, LimitsError, Sheet};
 
 /// All limits of one relay. Built by [`Limits::derive`] or [`Limits::preset`], checked by
 /// [`Limits::check`].
@@ -383,17 +383,4 @@ impl GovernorLimits {
     pub fn levels(&self) -> [u64; 3] {
         [self.refuse_queries_percent, self.refuse_pushes_percent, self.pause_reading_percent]
     }
-}
-
-/// What sampling allocations may cost. Nothing of it in a relay that does not.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct HeapLimits {
-    /// One allocation is sampled for every so many bytes allocated, on average; a power of two.
-    pub sample_bytes: u64,
-    /// The allocator's records of call stacks, of the line `process`. Beyond it nothing new is
-    /// sampled.
-    pub profiler_bytes: u64,
-    /// Largest answer of `/debug/heap`, of the pool `responses`. Beyond it 500.
-    pub answer_bytes: u64,
 }
