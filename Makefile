@@ -84,7 +84,8 @@ run: setup ## Start a node in MEMORY, deploy a sample canister, call it, verify;
 test: setup-clients ## Run every test, the published clients in Rust, Node and Python included.
 	@cargo test $(CHECKED) --release --locked --workspace $(ARGS)
 
-test-long: build setup-clients ## What takes longer than a test may: hundreds of histories, a storm of every mode, five minutes of chaos.
+test-long: build setup-clients ## What takes longer than a test may: nets of machines, hundreds of histories, a storm of every mode, five minutes of chaos.
+	@cargo test $(CHECKED) --release --locked --workspace --test machines -- --ignored
 	@$(MAKE) --no-print-directory simulate
 	@$(MAKE) --no-print-directory storm MODE=all MEMORY=256MiB
 	@$(MAKE) --no-print-directory chaos

@@ -216,6 +216,7 @@ fn one_machine_works_loses_its_power_and_goes_on() {
 }
 
 #[test]
+#[ignore = "minutes of emulated processors: make test-long"]
 fn four_machines_agree_whatever_is_done_to_their_links_and_to_one_of_them() {
     let Some(net) = Net::new() else { return };
     net.good("up --backend vm --nodes 4 --memory 320MiB");
@@ -251,6 +252,7 @@ fn four_machines_agree_whatever_is_done_to_their_links_and_to_one_of_them() {
 }
 
 #[test]
+#[ignore = "minutes of emulated processors: make test-long"]
 fn a_machine_that_never_boots_is_told_with_what_it_printed_last() {
     let Some(mut net) = Net::new() else { return };
     net.change_image(|image, _| {
@@ -293,6 +295,7 @@ fn what_is_missing_or_does_not_fit_is_said() {
 }
 
 #[test]
+#[ignore = "minutes of emulated processors: make test-long"]
 fn relays_in_machines_of_128_mib_find_each_other() {
     let Some(net) = Net::new() else { return };
     let mut command = Command::new(LAB);

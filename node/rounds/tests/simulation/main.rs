@@ -403,7 +403,7 @@ fn number(name: &str, default: u64) -> u64 {
 }
 
 /// Histories of a run that does not say how many.
-const SAMPLE: u64 = 16;
+const SAMPLE: u64 = 8;
 
 /// A first seed that was not run before.
 fn fresh() -> u64 {
