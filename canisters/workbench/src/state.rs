@@ -99,7 +99,7 @@ fn inc() -> u64 {
     })
 }
 
-/// The counter.
+/// Value of the counter.
 #[query]
 fn get() -> u64 {
     with(|state| state.count)

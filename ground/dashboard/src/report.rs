@@ -87,7 +87,7 @@ pub struct Pool {
 pub struct Process {
     /// What it is: `node`, `relay`, `update worker`, `query worker`, `compiler`.
     pub role: String,
-    /// Process id.
+    /// Process id, as the kernel counts.
     pub pid: u32,
     /// Private memory the kernel cannot take back.
     pub anonymous_bytes: u64,

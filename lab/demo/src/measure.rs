@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 /// One process of the node.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Process {
-    /// Its number.
+    /// Process id, as the kernel counts.
     pub pid: u32,
     /// What it is, as its command line says.
     pub role: String,
@@ -75,7 +75,7 @@ pub fn totals(processes: &[Process]) -> (u64, f64) {
     })
 }
 
-/// `12.3 MiB`.
+/// Bytes as MiB with one decimal: `12.3 MiB`.
 pub fn mib(bytes: u64) -> String {
     format!("{:.1} MiB", bytes as f64 / 1048576.0)
 }

@@ -39,7 +39,7 @@ pub enum PagesError {
     /// A memory size that no file can have.
     #[error("memory {} cannot be {base_bytes} bytes long: it must be a multiple of 4096 below 2^63", .id.0)]
     BadSize {
-        /// Whose.
+        /// The memory whose size was asked for.
         id: MemoryId,
         /// What was asked for.
         base_bytes: u64,
@@ -47,7 +47,7 @@ pub enum PagesError {
     /// More pages than a file can hold.
     #[error("cannot reserve {pages} pages for memory {}: the segment would pass the largest file offset", .id.0)]
     BadReservation {
-        /// Whose.
+        /// The memory for which pages were asked.
         id: MemoryId,
         /// What was asked for.
         pages: u64,
@@ -58,7 +58,7 @@ pub enum PagesError {
     /// A worker returned runs that it could not have written. Its message must not count.
     #[error("the worker returned a bad run {run:?} for memory {}: {fault}", .id.0)]
     BadRun {
-        /// Whose.
+        /// The memory that the worker ran on.
         id: MemoryId,
         /// The first bad one.
         run: Run,
@@ -68,7 +68,7 @@ pub enum PagesError {
     /// The durable index cannot be right.
     #[error("the checkpoint's index of memory {} is damaged: {fault}; restore the data directory or let the node sync its state anew", .id.0)]
     BadIndex {
-        /// Whose.
+        /// The memory whose index it is.
         id: MemoryId,
         /// What is wrong with it.
         fault: IndexFault,
@@ -76,25 +76,25 @@ pub enum PagesError {
     /// A file that an index names is missing.
     #[error("{} is missing although the checkpoint names it; restore the data directory or let the node sync its state anew", .path.display())]
     MissingFile {
-        /// Which.
+        /// The base file or segment that should be there.
         path: PathBuf,
     },
     /// A file ends before the pages that an index names.
     #[error("{} is {found_bytes} bytes long and should be {expected_bytes}: it was truncated", .path.display())]
     ShortFile {
-        /// Which.
+        /// The base file or segment that is too short.
         path: PathBuf,
-        /// At least.
+        /// Bytes up to the end of the last page that the index names.
         expected_bytes: u64,
-        /// Is.
+        /// Bytes that the file has.
         found_bytes: u64,
     },
     /// A read beyond the end of the memory, or of a length that is no multiple of a page.
     #[error("{bytes} bytes from page {start_page} on are not whole pages within memory {} of {base_bytes} bytes", .id.0)]
     OutOfRange {
-        /// Whose.
+        /// The memory that was read.
         id: MemoryId,
-        /// First page.
+        /// First page of the read, of 4 KiB.
         start_page: u64,
         /// Length of the read.
         bytes: u64,
@@ -154,7 +154,7 @@ pub enum PagesError {
     /// Another process has the directory open.
     #[error("{} is in use by another process", .dir.display())]
     Locked {
-        /// The directory.
+        /// The directory of the page store.
         dir: PathBuf,
     },
     /// A segment could not be made durable, so the kernel may have dropped pages that were never
@@ -173,7 +173,7 @@ pub enum PagesError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunFault {
-    /// Zero pages.
+    /// A run of no page.
     #[error("it is empty")]
     Empty,
     /// A segment other than the target's.

@@ -35,7 +35,7 @@ const REWRITE_DEAD_PER_LIVE: u64 = 4;
 /// the file is deleted.
 #[derive(Debug, Default)]
 pub(crate) struct Accounts {
-    /// All segments.
+    /// Bytes of all segments.
     pub(crate) delta: AtomicU64,
     /// Of those: written since the last checkpoint was begun.
     pub(crate) open: AtomicU64,
@@ -132,7 +132,7 @@ pub(crate) enum FoldWork {
     None,
     /// An older version is being read.
     Blocked,
-    /// This.
+    /// These runs can be folded into a new base file.
     Plan(FoldPlan),
 }
 

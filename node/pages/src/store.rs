@@ -68,7 +68,7 @@ pub(crate) struct FoldQueue {
 /// What the store holds and did, for metrics. Totals count from [`PageStore::open`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PagesStats {
-    /// Memories.
+    /// Number of memories, heaps and stable memories together.
     pub memories: u64,
     /// Delta on disk: needed, overwritten, and waiting for deletion.
     pub delta_bytes: u64,
@@ -88,7 +88,7 @@ pub struct PagesStats {
     pub cut_off: u64,
     /// Memories with pages to fold.
     pub fold_queue: u64,
-    /// Checkpoints finished.
+    /// Checkpoints that became durable.
     pub checkpoints: u64,
     /// Files that could not be removed; tried again at the next checkpoint or start.
     pub unlink_failures: u64,

@@ -50,7 +50,7 @@ pub struct MemoryIndex {
 /// Cheap to clone; holding it keeps the files alive and keeps its pages from being overwritten.
 #[derive(Clone, Debug)]
 pub struct MemoryLayout {
-    /// Whose.
+    /// The memory that it is a version of.
     pub id: MemoryId,
     /// Rises by one at every commit. Equal versions have equal content.
     pub version: u64,
@@ -138,7 +138,7 @@ impl Drop for HeldLayout {
 /// Dropping it without a commit gives the space back.
 #[derive(Debug)]
 pub struct AppendTarget {
-    /// Whose.
+    /// The memory whose dirty pages are appended.
     pub id: MemoryId,
     /// The open segment.
     pub segment: SegmentId,

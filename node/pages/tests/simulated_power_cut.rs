@@ -51,7 +51,7 @@ struct Machine {
     root: PathBuf,
     /// Steps that a finished checkpoint covers.
     finished: u64,
-    /// Steps taken.
+    /// Steps taken so far, of those that the script has.
     taken: u64,
     _folder: tempfile::TempDir,
 }

@@ -20,11 +20,11 @@ pub const CHANGES_KEPT: usize = 20;
 /// One line of a canister's log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogRecord {
-    /// Its number.
+    /// Number of the line, from 0, over the canister's life (`fetch_canister_logs`).
     pub index: u64,
-    /// When.
+    /// Block time of the message that wrote it.
     pub time: Time,
-    /// What.
+    /// The bytes of `ic0.debug_print`, or the words of a trap.
     #[serde(with = "serde_bytes")]
     pub content: Vec<u8>,
 }
@@ -77,7 +77,7 @@ impl CanisterLog {
 /// Who changed a canister.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ChangeOrigin {
-    /// A user.
+    /// A user, by its principal.
     User(Principal),
     /// A canister, and its version if it said so.
     Canister(CanisterId, Option<u64>),
@@ -94,39 +94,39 @@ pub enum DeploymentMode {
     Upgrade,
 }
 
-/// What changed.
+/// What a change did to the canister.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ChangeDetails {
     /// The canister came to be.
     Creation {
-        /// First controllers.
+        /// Controllers it was created with.
         controllers: Vec<Principal>,
         /// Hash of the environment variables, when there were any.
         environment_hash: Option<[u8; 32]>,
     },
     /// Its code went.
     CodeUninstall,
-    /// Code came.
+    /// Code was installed.
     CodeDeployment {
-        /// How.
+        /// How the state before was treated.
         mode: DeploymentMode,
-        /// Which.
+        /// SHA-256 of the module as uploaded.
         module_hash: ModuleHash,
     },
-    /// Other controllers.
+    /// The controllers were replaced by these.
     ControllersChange(Vec<Principal>),
 }
 
 /// One entry of a canister's history.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
-    /// When.
+    /// Block time of the change.
     pub time: Time,
     /// Version after it.
     pub version: u64,
-    /// Who.
+    /// Who called the management canister.
     pub origin: ChangeOrigin,
-    /// What.
+    /// What was done.
     pub details: ChangeDetails,
 }
 
@@ -154,7 +154,7 @@ impl ChangeHistory {
         self.changes.iter().map(|change| &**change)
     }
 
-    /// Changes ever.
+    /// Number of changes since the canister was created, those no longer kept included.
     pub fn total(&self) -> u64 {
         self.total
     }
@@ -182,26 +182,26 @@ impl ChangeHistory {
 /// Cycles a canister spent, by purpose (`canister_metrics`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Consumption {
-    /// Storage.
+    /// For bytes stored and allocated.
     pub memory: CyclesTotal,
-    /// Compute allocation.
+    /// For the compute allocation.
     pub compute_allocation: CyclesTotal,
-    /// Ingress induction.
+    /// For taking ingress messages in.
     pub ingress_induction: CyclesTotal,
-    /// Execution.
+    /// For executing instructions.
     pub instructions: CyclesTotal,
     /// Calls and their responses.
     pub transmission: CyclesTotal,
     /// Lost when the canister was deleted or its code fell to lack of cycles.
     pub uninstall: CyclesTotal,
-    /// Creating canisters.
+    /// For creating canisters.
     pub canister_creation: CyclesTotal,
     /// `ic0.cycles_burn128`, and what came back to a balance that was full.
     pub burned: CyclesTotal,
 }
 
 impl Consumption {
-    /// All together.
+    /// Sum over all purposes.
     pub fn total(&self) -> CyclesTotal {
         self.memory
             + self.compute_allocation

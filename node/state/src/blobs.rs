@@ -41,12 +41,12 @@ pub enum BlobError {
     /// Longer than the store takes.
     #[error("a blob of {bytes} bytes is larger than the limit of {limit} bytes")]
     TooLarge {
-        /// Its size.
+        /// Bytes of the blob.
         bytes: u64,
-        /// The limit.
+        /// Bytes a blob may have in this store.
         limit: u64,
     },
-    /// No space.
+    /// The disk is full.
     #[error("the disk of {path} is full: free some space")]
     DiskFull {
         /// Directory or file.
@@ -77,7 +77,7 @@ pub enum BlobError {
          another node or a backup"
     )]
     Corrupt {
-        /// The file.
+        /// File of the blob.
         path: PathBuf,
     },
 }

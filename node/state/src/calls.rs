@@ -21,20 +21,20 @@ pub struct CallContextId(pub u64);
 /// Who waits for an answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Origin {
-    /// A user.
+    /// A user waits, through the ingress history.
     Ingress {
-        /// Its request.
+        /// Id of the ingress message.
         request_id: RequestId,
         /// Who sent it.
         sender: Principal,
         /// What came with the sender's signature.
         sender_info: Option<SenderInfo>,
     },
-    /// A canister.
+    /// A canister waits, in one of its callbacks.
     Canister {
-        /// Caller.
+        /// The canister that called.
         caller: CanisterId,
-        /// Its callback.
+        /// Callback of the caller that the response runs.
         callback: CallbackId,
         /// Deadline of a best-effort call.
         deadline: Option<Time>,
@@ -57,7 +57,7 @@ impl Origin {
 /// A call being processed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallContext {
-    /// Who waits.
+    /// Who waits for the response.
     pub origin: Origin,
     /// Answered (or nobody waits).
     pub responded: bool,
@@ -65,7 +65,7 @@ pub struct CallContext {
     pub deleted: bool,
     /// Cycles that came with the call and were not accepted yet.
     pub cycles_available: Cycles,
-    /// Callbacks open.
+    /// Number of callbacks of this context that wait for a response.
     pub open_callbacks: u64,
     /// Instructions spent in the context so far.
     pub instructions: u64,
@@ -76,7 +76,7 @@ pub struct CallContext {
 pub struct Callback {
     /// The context the call was made in.
     pub context: CallContextId,
-    /// Callee.
+    /// The canister called, or the management canister.
     pub callee: Principal,
     /// Table index and argument of the reply callback.
     pub on_reply: (u64, u64),
@@ -132,7 +132,7 @@ impl CallTable {
         id
     }
 
-    /// A context.
+    /// The context with this id, if it is open.
     pub fn context(&self, id: CallContextId) -> Option<&CallContext> {
         self.contexts.get(&id)
     }
@@ -196,7 +196,7 @@ impl CallTable {
         id
     }
 
-    /// A callback.
+    /// The callback with this id, if its response is still to come.
     pub fn callback(&self, id: CallbackId) -> Option<&Callback> {
         self.callbacks.get(&id)
     }
@@ -206,7 +206,7 @@ impl CallTable {
         self.callbacks.iter().map(|(id, callback)| (*id, callback))
     }
 
-    /// Callbacks open.
+    /// Number of callbacks that wait for a response.
     pub fn callbacks_open(&self) -> u64 {
         self.callbacks.len() as u64
     }

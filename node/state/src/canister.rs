@@ -28,12 +28,12 @@ pub const CHUNK_ACCOUNTED_BYTES: u64 = 1 << 20;
 /// Who may read something of a canister, besides its controllers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Visibility {
-    /// Nobody else.
+    /// Controllers only.
     #[default]
     Controllers,
-    /// Everybody.
+    /// Everybody, anonymous callers included.
     Public,
-    /// These.
+    /// Controllers and these principals.
     AllowedViewers(Vec<Principal>),
 }
 
@@ -88,7 +88,7 @@ impl Default for Settings {
 /// A `stop_canister` that waits for open calls.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StopWaiter {
-    /// Who asked.
+    /// Who waits for the response to `stop_canister`.
     pub origin: Origin,
     /// Cycles to give back.
     pub cycles: Cycles,
@@ -99,12 +99,12 @@ pub struct StopWaiter {
 /// Running, stopping or stopped.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CanisterStatus {
-    /// Takes messages.
+    /// Takes every message.
     #[default]
     Running,
     /// Takes responses only.
     Stopping(Vec<StopWaiter>),
-    /// Takes nothing.
+    /// Takes no message.
     Stopped,
 }
 
@@ -141,7 +141,7 @@ impl InstalledModule {
 /// Heap or stable memory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Memory {
-    /// Which.
+    /// Name of the memory in the page store.
     pub id: MemoryId,
     /// Size in Wasm pages.
     pub wasm_pages: u64,
@@ -161,13 +161,13 @@ impl Memory {
 /// Code and memories of a canister that is not empty.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ExecutionState {
-    /// Code.
+    /// The module, shared by every version of this state.
     pub module: Shared<InstalledModule>,
     /// Mutable globals as the last message left them.
     pub globals: Vec<Global>,
-    /// Heap.
+    /// The Wasm heap.
     pub heap: Memory,
-    /// Stable memory.
+    /// The stable memory.
     pub stable: Memory,
 }
 
@@ -183,45 +183,45 @@ pub enum LowMemoryHook {
     Executed,
 }
 
-/// A canister.
+/// Everything replicated that belongs to one canister.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CanisterState {
-    /// Its name.
+    /// The canister's id; it never changes.
     pub id: CanisterId,
 
     // What controllers decide.
-    /// Controllers, ordered.
+    /// Controllers in ascending order, without repetition.
     pub controllers: Vec<Principal>,
-    /// Settings.
+    /// What `update_settings` sets, but for the controllers.
     pub settings: Settings,
     /// Running, stopping, stopped.
     pub status: CanisterStatus,
     /// Chunks uploaded: hash and size.
     pub chunks: BTreeMap<[u8; 32], u64>,
-    /// Changes.
+    /// The newest changes of code and controllers, and how many there were.
     pub history: ChangeHistory,
 
     // Code and data.
     /// Absent: the canister is empty.
     pub execution: Option<ExecutionState>,
-    /// Certified data.
+    /// `ic0.certified_data_set`; at most 32 bytes.
     #[serde(with = "serde_bytes")]
     pub certified_data: Vec<u8>,
     /// Global timer; 0 is off.
     pub global_timer: Time,
     /// The low-memory hook.
     pub low_memory_hook: LowMemoryHook,
-    /// `ic0.canister_version`.
+    /// What `ic0.canister_version` says; rises with every change.
     pub version: u64,
     /// When it was created.
     pub created_at: Time,
     /// When code was installed last.
     pub installed_at: Option<Time>,
-    /// Its log.
+    /// What the canister printed and why it trapped, newest lines.
     pub log: CanisterLog,
 
     // Cycles.
-    /// Balance.
+    /// Cycles that the canister can spend.
     pub cycles: Cycles,
     /// Reserved for storage above the subnet's threshold.
     pub reserved_cycles: Cycles,
@@ -368,29 +368,29 @@ impl CanisterFacts for CanisterState {
     }
 }
 
-/// [`CanisterState::memory_usage`].
+/// Bytes of a canister by what they are of; see [`CanisterState::memory_usage`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUsage {
-    /// Heap.
+    /// Bytes of the heap's Wasm pages.
     pub heap: u64,
-    /// Stable memory.
+    /// Bytes of the stable memory's Wasm pages.
     pub stable: u64,
-    /// Globals.
+    /// Bytes of the mutable globals.
     pub globals: u64,
     /// Module as uploaded.
     pub module: u64,
-    /// Metadata sections.
+    /// Bytes of the module's metadata sections.
     pub custom_sections: u64,
-    /// Changes.
+    /// Bytes charged for the history of changes.
     pub history: u64,
-    /// Chunk store.
+    /// Bytes charged for the chunk store.
     pub chunks: u64,
-    /// Log.
+    /// Bytes of the log.
     pub log: u64,
 }
 
 impl MemoryUsage {
-    /// All together.
+    /// Sum of all parts, bytes.
     pub fn total(&self) -> u64 {
         self.heap
             + self.stable

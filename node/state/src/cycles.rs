@@ -21,7 +21,7 @@ pub struct CyclesTotal {
 }
 
 impl CyclesTotal {
-    /// Nothing.
+    /// A total of no cycles.
     pub const ZERO: Self = Self { high: 0, low: 0 };
 
     /// The sum if it fits 128 bits, else the largest amount: for places whose format has no more

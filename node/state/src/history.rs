@@ -74,7 +74,7 @@ pub enum HistoryError {
          (subnet.ingress_unfinished_max); send the call again when some are answered"
     )]
     UnfinishedFull {
-        /// The limit.
+        /// Calls that may be unanswered at once.
         limit: u64,
     },
     /// No room even after letting go of every response.
@@ -105,9 +105,9 @@ pub enum Status {
     Received,
     /// Being executed, or waiting for calls it made.
     Processing,
-    /// Answered.
+    /// Answered with these bytes.
     Replied(#[serde(with = "serde_bytes")] Vec<u8>),
-    /// Refused.
+    /// Rejected with this code and message.
     Rejected(Reject),
     /// Answered, and the answer let go.
     Done,
@@ -146,10 +146,10 @@ fn allocated(bytes: usize) -> u64 {
     bytes.next_multiple_of((bytes.next_power_of_two() / 8).max(16))
 }
 
-/// One call.
+/// What is known of one call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HistoryEntry {
-    /// Which.
+    /// Id of the call's request.
     pub id: RequestId,
     /// Who sent it; only they may read its status.
     pub sender: Principal,
@@ -301,7 +301,7 @@ impl IngressHistory {
         Ok(history)
     }
 
-    /// One call.
+    /// What is known of the call with this id, if it was received and not forgotten.
     pub fn get(&self, id: &RequestId) -> Option<&Arc<HistoryEntry>> {
         self.map.get(&id.0)
     }
@@ -332,7 +332,7 @@ impl IngressHistory {
         self.map.repack(|entry| Arc::new(HistoryEntry::clone(entry)));
     }
 
-    /// Bytes charged.
+    /// Bytes charged for all entries and the responses kept.
     pub fn bytes(&self) -> u64 {
         self.map.len() as u64 * ENTRY_BYTES + self.response_bytes
     }

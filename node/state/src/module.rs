@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 /// Value of one mutable global.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Global {
-    /// i32
+    /// A 32-bit integer.
     I32(i32),
-    /// i64
+    /// A 64-bit integer.
     I64(i64),
     /// f32 as bits
     F32(u32),
     /// f64 as bits
     F64(u64),
-    /// v128
+    /// A 128-bit vector, as an integer.
     V128(u128),
 }
 
@@ -30,7 +30,7 @@ pub struct ModuleInfo {
     pub composite_queries: Vec<String>,
     /// Exported hooks present.
     pub hooks: Hooks,
-    /// 64-bit heap.
+    /// Whether the heap has 64-bit addresses.
     pub memory64: bool,
     /// Initial heap in Wasm pages.
     pub heap_initial_wasm_pages: u64,
@@ -47,11 +47,11 @@ pub struct ModuleInfo {
 /// One metadata section.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CustomSection {
-    /// `icp:public`.
+    /// Whether the section is `icp:public`, and not `icp:private`.
     pub public: bool,
-    /// Name.
+    /// Name of the section, without the prefix.
     pub name: String,
-    /// Content.
+    /// Bytes of the section, as uploaded.
     #[serde(with = "serde_bytes")]
     pub content: Vec<u8>,
 }

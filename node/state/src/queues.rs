@@ -74,20 +74,20 @@ pub struct CallbackId(pub u64);
 /// A call from one canister to another (or to the management canister).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallRequest {
-    /// Caller.
+    /// The calling canister.
     pub sender: CanisterId,
     /// Version of the caller when it called.
     pub sender_version: u64,
-    /// Callee.
+    /// The canister called, or the management canister.
     pub receiver: Principal,
     /// Where the answer goes.
     pub callback: CallbackId,
-    /// Method.
+    /// Name of the method called.
     pub method_name: String,
-    /// Argument.
+    /// Argument, not decoded.
     #[serde(with = "serde_bytes")]
     pub arg: Vec<u8>,
-    /// Cycles attached.
+    /// Cycles attached to the call.
     pub cycles: Cycles,
     /// Set for a best-effort call: when the caller stops waiting.
     pub deadline: Option<Time>,
@@ -127,7 +127,7 @@ impl Payload {
 /// The answer to a [`CallRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallResponse {
-    /// Who called.
+    /// The canister that called.
     pub originator: CanisterId,
     /// Which of its calls.
     pub callback: CallbackId,
@@ -153,7 +153,7 @@ pub enum Input {
     Ingress(Shared<Ingress>),
     /// From a canister.
     Request(Shared<CallRequest>),
-    /// An answer.
+    /// The response to a call that the canister made.
     Response(Shared<CallResponse>),
 }
 
@@ -178,19 +178,19 @@ impl InputQueues {
         self.ingress.is_empty() && self.responses.is_empty() && self.requests.is_empty()
     }
 
-    /// Messages waiting.
+    /// Number of messages waiting, of all classes.
     pub fn len(&self) -> u64 {
         (self.ingress.len()
             + self.responses.len()
             + self.requests.values().map(VecDeque::len).sum::<usize>()) as u64
     }
 
-    /// Responses waiting.
+    /// Responses waiting, oldest first.
     pub fn responses(&self) -> impl Iterator<Item = &CallResponse> {
         self.responses.iter().map(|response| &**response)
     }
 
-    /// Requests waiting.
+    /// Requests waiting, by sender, oldest first.
     pub fn requests(&self) -> impl Iterator<Item = &CallRequest> {
         self.requests.values().flatten().map(|request| &**request)
     }

@@ -13,9 +13,9 @@ use thiserror::Error;
     "the record of {what} cannot be encoded ({reason}); this is a defect of the node: report it"
 )]
 pub struct NotEncoded {
-    /// Whose.
+    /// What the record is of, for the message.
     pub what: String,
-    /// Why.
+    /// What the encoder said.
     pub reason: String,
 }
 

@@ -32,12 +32,12 @@ pub struct SubnetCall {
     pub origin: Origin,
     /// Version of the calling canister.
     pub sender_version: Option<u64>,
-    /// Method.
+    /// Method of the management canister.
     pub method_name: String,
-    /// Argument.
+    /// Candid argument, not decoded.
     #[serde(with = "serde_bytes")]
     pub arg: Vec<u8>,
-    /// Cycles attached.
+    /// Cycles attached to the call.
     pub cycles: Cycles,
 }
 
@@ -51,7 +51,7 @@ impl SubnetCall {
 /// A `raw_rand` that waits for the randomness of the next round.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RandomnessWaiter {
-    /// Who waits.
+    /// Who waits for the response to `raw_rand`.
     pub origin: Origin,
     /// Cycles to give back.
     pub cycles: Cycles,
@@ -62,7 +62,7 @@ pub struct RandomnessWaiter {
 pub struct SubnetState {
     /// Of the last batch executed.
     pub height: Height,
-    /// Its time.
+    /// Block time of that batch.
     pub time: Time,
     /// Number of the next canister that is given an id.
     pub next_canister: u64,
@@ -78,7 +78,7 @@ pub struct SubnetState {
     pub consumption: Consumption,
     /// Cycles that came into being here.
     pub minted: CyclesTotal,
-    /// Messages executed.
+    /// Update messages executed since the subnet began.
     pub update_transactions: u64,
     /// The last canister that was served in its turn: the next iteration begins with the one
     /// behind it.
@@ -112,7 +112,7 @@ pub struct Totals {
     pub memory_taken: u64,
     /// Bytes really used.
     pub memory_used: u64,
-    /// Metadata sections.
+    /// Bytes of the metadata sections of all modules.
     pub custom_section_bytes: u64,
     /// Other metadata held in memory.
     pub metadata_bytes: u64,
@@ -215,7 +215,7 @@ impl ReplicatedState {
         state
     }
 
-    /// A canister.
+    /// The canister with this id.
     pub fn get(&self, id: &CanisterId) -> Option<&CanisterState> {
         self.hot.get(id).or_else(|| self.canisters.get(id.as_slice()).map(AsRef::as_ref))
     }
@@ -474,7 +474,7 @@ impl ReplicatedState {
 }
 
 impl CanisterState {
-    /// See [`ReplicatedState::check`].
+    /// The part of [`ReplicatedState::check`] that concerns one canister.
     fn check(&self) {
         self.queues.check();
         self.calls.check();

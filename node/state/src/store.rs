@@ -98,16 +98,16 @@ pub enum StoreError {
          directory"
     )]
     Locked {
-        /// The file.
+        /// File of the metadata store.
         path: PathBuf,
     },
-    /// No space.
+    /// The disk is full.
     #[error(
         "the disk of {path} is full: free some space; the last checkpoint is intact and nothing \
          acknowledged is lost"
     )]
     DiskFull {
-        /// The file.
+        /// File of the metadata store.
         path: PathBuf,
     },
     /// Permissions or a read-only file system.
@@ -116,7 +116,7 @@ pub enum StoreError {
          system is mounted"
     )]
     Unwritable {
-        /// The file.
+        /// File of the metadata store.
         path: PathBuf,
         /// From the operating system.
         source: io::Error,
@@ -124,7 +124,7 @@ pub enum StoreError {
     /// Any other error of the disk.
     #[error("{path} cannot be read or written: {source}")]
     Io {
-        /// The file.
+        /// File of the metadata store.
         path: PathBuf,
         /// From the operating system.
         source: io::Error,
@@ -135,7 +135,7 @@ pub enum StoreError {
          written by a crash of this node"
     )]
     Corrupt {
-        /// The file.
+        /// File of the metadata store.
         path: PathBuf,
         /// What was found.
         reason: String,
@@ -146,7 +146,7 @@ pub enum StoreError {
          node that wrote it"
     )]
     Format {
-        /// The file.
+        /// File of the metadata store.
         path: PathBuf,
         /// What it has.
         found: String,
@@ -156,7 +156,7 @@ pub enum StoreError {
     Height {
         /// In the file.
         newest: Height,
-        /// Refused.
+        /// Height of the checkpoint that was refused.
         new: Height,
     },
     /// Whoever was writing gave up; nothing was written.
@@ -201,7 +201,7 @@ pub struct CheckpointDelta<'a> {
     pub height: Height,
     /// Whatever else the caller needs to go on; replaces what was there.
     pub metadata: Vec<u8>,
-    /// Canister records.
+    /// Canister records that changed, and those of canisters that are gone.
     pub canisters: Changes<'a, CanisterId>,
     /// Ingress history entries: `Box::new(changes.iter())` of [`crate::history::HistoryChanges`].
     pub history: Changes<'a, RequestId>,

@@ -60,7 +60,7 @@ pub enum RejectCode {
     SysFatal = 1,
     /// Transient system error, retry might be possible.
     SysTransient = 2,
-    /// Invalid destination.
+    /// The destination does not exist.
     DestinationInvalid = 3,
     /// Explicit reject by the canister.
     CanisterReject = 4,
@@ -107,15 +107,15 @@ pub struct SenderInfo {
 pub struct Ingress {
     /// Identity of the request.
     pub request_id: RequestId,
-    /// Authenticated sender.
+    /// Who signed the call, or the anonymous principal.
     pub sender: Principal,
     /// Callee; `aaaaa-aa` is the management canister.
     pub canister_id: Principal,
     /// From the URL, checked against the content by the gateway.
     pub effective_canister_id: Principal,
-    /// Method.
+    /// Name of the method called.
     pub method_name: String,
-    /// Argument.
+    /// Argument, not decoded.
     #[serde(with = "serde_bytes")]
     pub arg: Vec<u8>,
     /// After this the call must not start.
@@ -189,9 +189,9 @@ impl SignedIngress {
 /// came within the ingress window, and until it, or the first of its delegations, expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Validity {
-    /// The first.
+    /// First block time at which the call is valid.
     pub from: Time,
-    /// The last.
+    /// Last block time at which the call is valid.
     pub until: Time,
 }
 
@@ -252,7 +252,7 @@ impl SubnetKey {
 /// node itself. Recorded beside the batch, so that executing the batch again gives the same state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Fault {
-    /// Whose message.
+    /// The canister that takes the message up.
     pub canister_id: CanisterId,
     /// Which of the messages that this canister takes up in the round, from 0; of the management
     /// canister: of the calls that it serves.

@@ -31,9 +31,9 @@ pub(super) enum Kind {
 /// What a rate came to.
 pub(super) struct Rate {
     pub per_second: f64,
-    /// Milliseconds.
+    /// Median of the latency, milliseconds.
     pub p50: f64,
-    /// Milliseconds.
+    /// 99th percentile of the latency, milliseconds.
     pub p99: f64,
     pub replies: u64,
     /// Replies whose certificate was checked: one in 64 of the updates.

@@ -98,7 +98,7 @@ impl Rows {
         self.add(what, measured, goal, Some(met));
     }
 
-    /// Without one.
+    /// A figure without a goal.
     fn told(&mut self, what: &str, measured: String) {
         self.add(what, measured, "", None);
     }

@@ -138,7 +138,7 @@ pub enum Probe {
     Open,
     /// Creates a UDP socket.
     Socket,
-    /// Calls `fork`.
+    /// The worker calls `fork`, which its filter must end.
     Fork,
     /// Starts another program with `execve`.
     Exec,

@@ -14,7 +14,7 @@ use crate::{
 /// All of it is hashed again whenever the canister changed in any way, so it is small; metadata
 /// sections, which are not, come with a digest that was computed when the module was installed.
 pub trait CanisterFacts {
-    /// Whose.
+    /// Id of the canister, its label under `/canister`.
     fn canister_id(&self) -> &CanisterId;
     /// `ic0.certified_data_set`; at most 32 bytes.
     fn certified_data(&self) -> &[u8];

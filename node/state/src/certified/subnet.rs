@@ -46,7 +46,7 @@ impl SubnetType {
 /// A node of the subnet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeInfo {
-    /// Its principal.
+    /// Self-authenticating from the node's key.
     pub node_id: Principal,
     /// Its Ed25519 key, DER (44 bytes), with which it signs query responses.
     #[serde(with = "serde_bytes")]
@@ -61,11 +61,11 @@ pub struct SubnetInfo {
     /// BLS key that signs its state, DER (133 bytes).
     #[serde(with = "serde_bytes")]
     pub public_key_der: Vec<u8>,
-    /// Kind.
+    /// What `/subnet/<id>/type` says.
     pub subnet_type: SubnetType,
     /// Canister ids assigned to it: closed intervals, in any order, not overlapping.
     pub canister_ranges: Vec<(CanisterId, CanisterId)>,
-    /// Its nodes.
+    /// Members of the subnet, in any order.
     pub nodes: Vec<NodeInfo>,
 }
 
@@ -170,7 +170,7 @@ impl SubnetTree {
         &self.info
     }
 
-    /// `/subnet`
+    /// The subtree `/subnet`, with this subnet alone in it.
     pub(super) fn subnet<'a>(&'a self, metrics_cbor: &'a [u8]) -> Subtree<'a> {
         let label = |name: &'static str| Cow::Borrowed(name.as_bytes());
         let subnet = Subtree::node(vec![
@@ -183,7 +183,7 @@ impl SubnetTree {
         Subtree::Node(vec![(Cow::Borrowed(self.info.subnet_id.as_slice()), subnet)])
     }
 
-    /// `/canister_ranges`
+    /// The subtree `/canister_ranges`, in shards.
     pub(super) fn shards(&self) -> Subtree<'_> {
         Subtree::Shared(&self.shards)
     }

@@ -17,11 +17,11 @@ use crate::Height;
 /// How much must happen between two manifests; the first bound that is met counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ManifestPace {
-    /// Rounds.
+    /// Rounds since the manifest before.
     pub rounds: u64,
-    /// Delta.
+    /// Bytes of delta written since then.
     pub delta_bytes: u64,
-    /// Instructions.
+    /// Instructions executed since then.
     pub instructions: u64,
     /// Rounds after which a root enters the tree.
     pub lag_rounds: u64,
@@ -30,9 +30,9 @@ pub struct ManifestPace {
 /// What one round took. The same on every node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoundCost {
-    /// Delta written.
+    /// Bytes of delta written.
     pub delta_bytes: u64,
-    /// Instructions executed.
+    /// Instructions executed, over all messages.
     pub instructions: u64,
 }
 

@@ -43,13 +43,13 @@ pub enum ManifestError {
     /// A length that such an object cannot have.
     #[error("the manifest has an object of {length} bytes, which it cannot be")]
     Length {
-        /// It.
+        /// Bytes that the manifest says the object has.
         length: u64,
     },
     /// Rows out of order, too many, or missing.
     #[error("the leaves of an object are not in order, too many or too few")]
     Rows,
-    /// Reading failed.
+    /// The source of the bytes failed.
     #[error("the manifest cannot be read: {0}")]
     Io(#[from] io::Error),
 }
@@ -57,7 +57,7 @@ pub enum ManifestError {
 /// One object of a body; its rows follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Object {
-    /// Which.
+    /// The object, in ascending order within a body.
     pub id: ObjectId,
     /// Bytes of the stream, the base file or the blob.
     pub length: u64,

@@ -25,7 +25,7 @@ pub enum LeafError {
     /// The pages are not as many as the word says.
     #[error("a leaf of {found} bytes should have {expected}, as its page mask says")]
     Length {
-        /// Bytes.
+        /// Bytes that there are.
         found: usize,
         /// Bytes that the mask stands for.
         expected: usize,

@@ -89,7 +89,7 @@ pub type LeafHash = [u8; 32];
 pub enum ObjectId {
     /// The stream of records.
     Records,
-    /// A memory.
+    /// A heap or a stable memory.
     Memory(MemoryId),
     /// A module or a chunk of one.
     Blob(BlobHash),
@@ -169,7 +169,7 @@ pub struct Header {
 impl Header {
     const FIXED_BYTES: usize = 1 + 8 + 8;
 
-    /// The encoding.
+    /// The header as it is hashed and sent: version, fixed fields, hashes of the pieces.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(Self::FIXED_BYTES + 32 * self.pieces.len());
         bytes.push(VERSION);

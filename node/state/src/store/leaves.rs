@@ -348,6 +348,6 @@ impl LoadedCheckpoint {
 pub enum MemoryRow {
     /// First: how many follow.
     Count(u32),
-    /// A leaf.
+    /// Number of the leaf in the memory, and its hash.
     Leaf(u32, LeafHash),
 }

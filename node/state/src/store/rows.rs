@@ -28,7 +28,7 @@ const KEY_BYTES_MAX: usize = 32;
 pub enum RowKind {
     /// The caller's metadata: one record.
     Metadata = 1,
-    /// Canisters.
+    /// Records of canisters.
     Canister = 2,
     /// Statuses of calls.
     History = 3,
@@ -49,7 +49,7 @@ impl RowKind {
 /// One part of one record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Table.
+    /// Table that the record is of.
     pub kind: RowKind,
     /// Key of the record.
     pub key: Vec<u8>,
@@ -57,7 +57,7 @@ pub struct Row {
     pub number: u32,
     /// Whether the record ends with it.
     pub last: bool,
-    /// Its bytes.
+    /// Bytes of the part.
     pub content: Vec<u8>,
 }
 
@@ -76,7 +76,7 @@ impl Row {
 /// A place in the stream: so many bytes into this row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowAt {
-    /// Table.
+    /// Table that the record is of.
     pub kind: RowKind,
     /// Key of the record.
     pub key: Vec<u8>,
@@ -155,7 +155,7 @@ pub enum RowError {
     /// A number that cannot be.
     #[error("the stream of records has an impossible row: {0}")]
     Row(&'static str),
-    /// Reading failed.
+    /// The stream could not be read.
     #[error("the stream of records cannot be read: {0}")]
     Io(#[from] std::io::Error),
 }

@@ -19,7 +19,7 @@ enum Content {
 }
 
 impl Frozen {
-    /// A value.
+    /// A leaf with this value.
     pub fn leaf(value: impl Into<Box<[u8]>>) -> Self {
         let value = value.into();
         Frozen { digest: super::leaf_digest(&value), content: Content::Leaf(value) }

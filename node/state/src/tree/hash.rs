@@ -28,7 +28,7 @@ pub fn labeled_digest(label: &[u8], below: &Digest) -> Digest {
     hash("ic-hashtree-labeled", [label, below])
 }
 
-/// A value.
+/// Digest of a leaf with this value (Interface Specification, certification).
 pub fn leaf_digest(value: &[u8]) -> Digest {
     hash("ic-hashtree-leaf", [value, &[]])
 }

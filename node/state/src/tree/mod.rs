@@ -74,7 +74,7 @@ impl Summary for () {
 
 /// What hangs below a label.
 pub enum Subtree<'a> {
-    /// A value.
+    /// A leaf with its value.
     Leaf(Cow<'a, [u8]>),
     /// Labelled children, strictly increasing by label; make it with [`Subtree::node`].
     Node(Vec<(Cow<'a, [u8]>, Subtree<'a>)>),
@@ -82,7 +82,7 @@ pub enum Subtree<'a> {
     Shared(&'a dyn Certified),
     /// A part whose digest was computed earlier.
     Known(Digest, Box<Subtree<'a>>),
-    /// A map.
+    /// A node whose children are those of a map.
     Map(&'a dyn Trie),
 }
 

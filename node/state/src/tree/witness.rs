@@ -22,7 +22,7 @@ pub struct Selection<'p> {
 }
 
 impl<'p> Selection<'p> {
-    /// Nothing yet.
+    /// A selection without a path.
     pub fn new() -> Self {
         Selection::default()
     }
