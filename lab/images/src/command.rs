@@ -13,16 +13,14 @@ use std::{
 use anyhow::{Context, Result, bail};
 use budget::{format_size, parse_size};
 use clap::{Args, Subcommand};
+use cli::Interrupts;
 use serde::Serialize;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     Added, BaseId, Cache, Entry, Error, Keep, Made, OverlayOptions, Settings, State, Stop, Wanted,
     bench,
 };
 
-/// Exit status after Ctrl-C: 128 and the number of SIGINT.
-const EXIT_INTERRUPTED: u8 = 130;
 /// More machines than one computer runs.
 const OVERLAYS_MAX: usize = 4096;
 const DIGITS_SHOWN: usize = 12;
@@ -206,17 +204,16 @@ pub async fn stoppable(
         tokio::task::spawn_blocking(move || work(&stop))
     };
     tokio::pin!(worker);
-    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupts = Interrupts::listen()?;
     let mut was_asked = false;
     let done = loop {
         tokio::select! {
             done = &mut worker => break done,
-            _ = tokio::signal::ctrl_c() => {}
-            _ = terminate.recv() => {}
+            () = interrupts.next() => {}
         }
         if was_asked {
             // What is left is tidied up by the next run.
-            std::process::exit(i32::from(EXIT_INTERRUPTED));
+            std::process::exit(i32::from(cli::EXIT_INTERRUPTED));
         }
         was_asked = true;
         stop.ask();
@@ -224,7 +221,7 @@ pub async fn stoppable(
     match done.context("the command's thread ended")? {
         Err(error) if matches!(error.downcast_ref(), Some(Error::Stopped)) => {
             eprintln!("image: stopped; nothing is left half done");
-            Ok(ExitCode::from(EXIT_INTERRUPTED))
+            Ok(cli::interrupted())
         }
         other => other,
     }

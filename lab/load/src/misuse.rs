@@ -24,13 +24,13 @@ use std::{
 use anyhow::{Context, Result};
 use candid::Principal;
 use clap::Args;
+use cli::Interrupts;
 use ic_agent::{Agent, AgentError};
 use ic_management_canister_types::CanisterInstallMode;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_cbor::Value;
 use tokio::{
-    signal::unix::{SignalKind, signal},
     sync::watch,
     time::{Instant, sleep, timeout},
 };
@@ -130,8 +130,7 @@ impl Shared {
 /// is broken.
 pub async fn run(options: Options) -> Result<ExitCode> {
     let (stopper, stopped) = watch::channel(false);
-    let (mut interrupt, mut terminate) =
-        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let mut interrupts = Interrupts::listen()?;
     let shared = prepare(&options.endpoint).await?;
     println!("misuse: at work");
     let work = async {
@@ -152,8 +151,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     };
     let stop = async {
         tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
+            () = interrupts.next() => {}
             () = time => {}
         }
         let _ = stopper.send(true);

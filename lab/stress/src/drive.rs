@@ -24,7 +24,7 @@ use crate::{
     clients::Clients,
     gather::{Gathered, MeasuredPhase, Moment, NodeMoment, gather},
     net::Members,
-    node::{Node, free_port},
+    node::Node,
     options::Work,
     plan::Phase,
     publisher::Order,
@@ -73,7 +73,7 @@ pub(crate) struct Start<'a> {
 pub(crate) async fn run(work: &Work, start: &Start<'_>) -> Result<Report> {
     let Work { load, phases } = work;
     let folder = tempfile::tempdir().context("making a folder for the node's files")?;
-    let port = free_port()?;
+    let [port] = cli::free_ports()?;
     let mut node = match start.command {
         Some(command) => Some(Node::start(command, start.memory, folder.path(), port)?),
         None => None,

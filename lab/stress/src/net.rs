@@ -5,19 +5,18 @@
 
 use std::{
     fs::File,
-    os::unix::process::CommandExt,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Stdio,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use cli::{Child, Farewell};
 use libp2p::Multiaddr;
 use tempfile::TempDir;
-use testnet::net::relays::Relays;
+use testnet::net::{relays::Relays, spawn};
 
 use crate::{
-    node::terminate,
     options::{NODES_MAX, Options},
     settings::{Load, Settings},
     stop::Stop,
@@ -95,8 +94,7 @@ impl RelayNet {
         let net = Self { program, folder: scratch.path().join("net"), scratch };
         let memory = options.memory.unwrap_or(MEMORY_BYTES).to_string();
         let (cluster, shard) = (load.cluster.to_string(), load.shard.to_string());
-        let mut command = Command::new(&net.program);
-        command.args(["net", "--dir"]).arg(net.folder());
+        let mut command = spawn::command(&net.program, net.folder());
         command.args([
             "up",
             "--relay",
@@ -112,18 +110,19 @@ impl RelayNet {
         }
         let log = net.scratch.path().join("up.log");
         let file = File::create(&log).with_context(|| format!("making {}", log.display()))?;
-        // A Ctrl-C is ours to pass on, once.
-        command.process_group(0).stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        command.stdout(file.try_clone()?).stderr(file);
         eprintln!("stress: a net of {count} relays is started");
-        let mut child = command.spawn().context("starting thimble-lab net")?;
+        let mut child = Child::spawn(&mut command, "thimble-lab net")?
+            .logging_to([log])
+            .leaving_by(Farewell::Ask);
         let mut told = None;
         let status = loop {
-            if let Some(status) = child.try_wait()? {
+            if let Some(status) = child.status()? {
                 break status;
             }
             if stop.is_asked() && told.is_none() {
                 // It stops what it started.
-                terminate(child.id());
+                child.terminate();
                 told = Some(Instant::now());
             }
             if told.is_some_and(|told: Instant| told.elapsed() > UNDONE_WITHIN) {
@@ -134,11 +133,10 @@ impl RelayNet {
         if told.is_some() {
             bail!("stopped while the net was started: nothing was measured");
         }
-        let said = std::fs::read(&log).unwrap_or_default();
         ensure!(
             status.success(),
             "the net of {count} relays was not started:\n{}",
-            String::from_utf8_lossy(&said).trim()
+            child.last_words().trim()
         );
         Ok(net)
     }
@@ -151,9 +149,8 @@ impl RelayNet {
 
 impl Drop for RelayNet {
     fn drop(&mut self) {
-        let mut command = Command::new(&self.program);
-        command.args(["net", "--dir"]).arg(self.folder()).arg("down");
-        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null());
+        let mut command = spawn::command(&self.program, self.folder());
+        command.arg("down").stdout(Stdio::null());
         // A start that was undone, or never came that far, has none.
         if !command.status().is_ok_and(|status| status.success()) {
             eprintln!("stress: the net in {} could not be stopped", self.folder().display());

@@ -5,25 +5,21 @@
 
 use std::{
     fs::{self, File},
-    net::TcpListener,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-    time::{Duration, Instant},
+    process::{Command, Stdio},
+    time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use budget::process::Pid;
-use rustix::process::{Signal, kill_process};
+use cli::{Child, Farewell};
 use testnet::cap::series::{self, Line};
 
 use crate::watch::Source;
 
 const STARTED_WITHIN: Duration = Duration::from_secs(10);
 const STOPPED_WITHIN: Duration = Duration::from_secs(30);
-const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// What is shown of a node's log when it does not start.
-const LOG_TAIL_BYTES: usize = 2000;
 
 /// How a node ended.
 #[derive(Clone, Debug, Default)]
@@ -34,25 +30,13 @@ pub(crate) struct Ended {
     pub(crate) restarts: u64,
 }
 
-/// A node that this run started. Stopped when it is dropped.
+/// A node that this run started. Stopped when it is dropped, a cap by being asked: it has a group to
+/// remove.
 pub(crate) struct Node {
     child: Child,
     /// Folder of logs and of the node's own files.
     folder: PathBuf,
     capped: bool,
-}
-
-/// A port nobody listens on at the moment.
-pub(crate) fn free_port() -> Result<u16> {
-    let listener = TcpListener::bind("127.0.0.1:0").context("looking for a free port")?;
-    Ok(listener.local_addr()?.port())
-}
-
-/// Asks a process of ours to end; it may have ended in this moment.
-pub(crate) fn terminate(pid: u32) {
-    if let Some(pid) = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw) {
-        let _ = kill_process(pid, Signal::TERM);
-    }
 }
 
 impl Node {
@@ -92,7 +76,11 @@ impl Node {
         };
         // Out of reach of the terminal: a Ctrl-C is ours to pass on, once.
         starting.stdin(Stdio::null()).process_group(0);
-        let child = starting.spawn().with_context(|| format!("starting {command}"))?;
+        let logs = ["cap.log", "node.log"].map(|name| folder.join(name));
+        let mut child = Child::spawn(&mut starting, &command)?.logging_to(logs);
+        if memory_bytes.is_some() {
+            child = child.leaving_by(Farewell::Ask);
+        }
         Ok(Self { child, folder: folder.to_owned(), capped: memory_bytes.is_some() })
     }
 
@@ -101,17 +89,13 @@ impl Node {
         if !self.capped {
             return Ok(Source::Process(Pid(self.child.id())));
         }
-        let deadline = Instant::now() + STARTED_WITHIN;
         let mut source = Source::Capped { info_file: self.folder.join("info.json"), group: None };
-        loop {
-            if source.is_there() {
-                return Ok(source);
-            }
-            if self.has_ended() || Instant::now() > deadline {
-                bail!("the node could not be started under a cap:\n{}", self.last_words());
-            }
-            tokio::time::sleep(LOOK_EVERY).await;
-        }
+        let running = async || source.is_there().then_some(());
+        self.child
+            .ready_within(STARTED_WITHIN, running)
+            .await
+            .context("the node could not be started under a cap")?;
+        Ok(source)
     }
 
     /// The series of its cap, if it has one.
@@ -120,31 +104,18 @@ impl Node {
     }
 
     pub(crate) fn has_ended(&mut self) -> bool {
-        !matches!(self.child.try_wait(), Ok(None))
+        self.child.has_ended()
     }
 
     /// The end of what it and its cap printed.
     pub(crate) fn last_words(&self) -> String {
-        let read = |name: &str| fs::read(self.folder.join(name)).unwrap_or_default();
-        let text = [read("cap.log"), read("node.log")].concat();
-        let tail = text.get(text.len().saturating_sub(LOG_TAIL_BYTES)..).unwrap_or_default();
-        String::from_utf8_lossy(tail).into_owned()
+        self.child.last_words()
     }
 
     /// Stops it and says how it ended. Errors: it does not stop.
     pub(crate) async fn stop(mut self) -> Result<Ended> {
         let before = self.has_ended();
-        if !before {
-            terminate(self.child.id());
-        }
-        let deadline = Instant::now() + STOPPED_WITHIN;
-        while !self.has_ended() {
-            if Instant::now() > deadline {
-                bail!("the node did not stop within {} s of SIGTERM", STOPPED_WITHIN.as_secs());
-            }
-            tokio::time::sleep(LOOK_EVERY).await;
-        }
-        let status = self.child.wait()?;
+        let status = self.child.stop_within(STOPPED_WITHIN).await?;
         let mut ended = Ended { how: status.to_string(), ..Ended::default() };
         if before {
             ended.how = format!("by itself, {status}");
@@ -163,29 +134,5 @@ impl Node {
             })?;
         }
         Ok(ended)
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        // The second SIGTERM makes a cap kill its group; a cap itself is never killed, because it
-        // has the group to remove.
-        for _ in 0..2 {
-            if self.has_ended() {
-                return;
-            }
-            terminate(self.child.id());
-            let deadline = Instant::now() + STOPPED_WITHIN;
-            while Instant::now() < deadline {
-                if self.has_ended() {
-                    return;
-                }
-                std::thread::sleep(LOOK_EVERY);
-            }
-        }
-        if !self.capped {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        }
     }
 }

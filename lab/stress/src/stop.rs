@@ -5,13 +5,8 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    sync::watch,
-};
-
-/// Exit status after Ctrl-C: 128 and the number of SIGINT.
-const EXIT_INTERRUPTED: u8 = 130;
+use cli::Interrupts;
+use tokio::sync::watch;
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -58,26 +53,23 @@ pub(crate) async fn until_done(
     who: &str,
     work: impl AsyncFnOnce(Stop) -> Result<bool>,
 ) -> Result<ExitCode> {
-    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupts = Interrupts::listen()?;
     let (ask, stop) = Stop::new();
     let twice = async move {
         for words in
             ["stopping, with what was measured so far; once more ends it at once", "stopped"]
         {
-            tokio::select! {
-                _ = tokio::signal::ctrl_c() => {}
-                _ = terminate.recv() => {}
-            }
+            interrupts.next().await;
             eprintln!("{who}: {words}");
             ask.send_replace(true);
         }
     };
     let good = tokio::select! {
         good = work(stop.clone()) => good?,
-        () = twice => return Ok(ExitCode::from(EXIT_INTERRUPTED)),
+        () = twice => return Ok(cli::interrupted()),
     };
     Ok(match (stop.is_asked(), good) {
-        (true, _) => ExitCode::from(EXIT_INTERRUPTED),
+        (true, _) => cli::interrupted(),
         (false, true) => ExitCode::SUCCESS,
         (false, false) => ExitCode::FAILURE,
     })

@@ -17,7 +17,6 @@
 pub mod bench_net;
 pub mod cap;
 pub mod chaos;
-mod child;
 pub mod machine;
 pub mod net;
 pub mod storm;

@@ -26,9 +26,9 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use cli::Interrupts;
 use rustix::process::Signal;
 use serde::Serialize;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     figure::{Better, Unit, by_name},
@@ -41,7 +41,6 @@ use analysis::TURNS_MIN;
 use machine::{Busy, Counters};
 use process::{Running, Usage};
 
-const EXIT_INTERRUPTED: u8 = 130;
 /// From asking a command to end until it is killed.
 const GRACE: Duration = Duration::from_secs(2);
 /// Pressure above that of the calmest turns, as a share of the time, from which a turn is dropped.
@@ -132,17 +131,14 @@ pub(crate) async fn run(options: &Options, asked: &Asked) -> Result<ExitCode> {
     let commands = [first.clone(), second.clone()];
     let running = Arc::new(Running::default());
     let stop = Arc::new(AtomicBool::new(false));
-    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupts = Interrupts::listen()?;
     let work = {
         let (options, commands) = (options.clone(), commands.clone());
         let (running, stop) = (running.clone(), stop.clone());
         tokio::task::spawn_blocking(move || measure(&options, &commands, &running, &stop))
     };
     let ender = tokio::spawn(async move {
-        tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            _ = terminate.recv() => {}
-        }
+        interrupts.next().await;
         eprintln!("compare: stopping, with what was measured so far");
         stop.store(true, Ordering::SeqCst);
         running.signal(Signal::TERM);
@@ -161,7 +157,7 @@ pub(crate) async fn run(options: &Options, asked: &Asked) -> Result<ExitCode> {
         write(asked.json.as_ref(), &(serde_json::to_string_pretty(&report)? + "\n"))?;
     }
     if measured.interrupted {
-        return Ok(ExitCode::from(EXIT_INTERRUPTED));
+        return Ok(cli::interrupted());
     }
     ensure!(
         !kept.is_empty(),

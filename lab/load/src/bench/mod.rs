@@ -149,7 +149,7 @@ impl Bench<'_> {
         self.messages(&node).await?;
         self.writes(&agent, workbench).await?;
         let counted = read_counter(&agent, counter).await?;
-        node.stop()?;
+        node.stop().await?;
         self.start_again(&data, counter, &counted).await
     }
 
@@ -160,7 +160,7 @@ impl Bench<'_> {
             let data = self.scratch.join(format!("start-{round}"));
             let (node, took) = Node::start(self.options, &data).await?;
             fresh.push(took.as_secs_f64() * 1e3);
-            node.stop()?;
+            node.stop().await?;
         }
         let fresh = median(fresh);
         self.table.figure("start, fresh folder", fresh, "ms");
@@ -305,7 +305,7 @@ impl Bench<'_> {
             let [anonymous, file] = [process.anonymous_bytes, process.file_bytes].map(measure::mib);
             self.table.row(what + ": anonymous / file", format!("{anonymous} / {file}"));
         }
-        node.stop()
+        node.stop().await
     }
 }
 

@@ -2,13 +2,19 @@
 
 use std::{
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::Result;
+use cli::Child;
 
 use super::Options;
+
+/// How far the time of a start may be off.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+const HEALTHY_WITHIN: Duration = Duration::from_secs(60);
+const STOPPED_WITHIN: Duration = Duration::from_secs(60);
 
 /// A node that serves on a free port of this machine.
 pub(super) struct Node {
@@ -20,60 +26,26 @@ pub(super) struct Node {
 impl Node {
     /// Starts the node and waits until `/health` says 200; with the time that took.
     pub(super) async fn start(options: &Options, data: &Path) -> Result<(Self, Duration)> {
-        let port = {
-            let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
-            listener.local_addr()?.port()
-        };
+        let [port] = cli::free_ports()?;
+        let address = format!("127.0.0.1:{port}");
+        let mut command = Command::new(&options.node);
+        command.args(["run", "--memory", &options.memory, "--listen", &address, "--log", "warn"]);
+        command.arg("--data-dir").arg(data).stdout(Stdio::null());
         let started = Instant::now();
-        let child = Command::new(&options.node)
-            .args([
-                "run",
-                "--memory",
-                &options.memory,
-                "--listen",
-                &format!("127.0.0.1:{port}"),
-                "--log",
-                "warn",
-            ])
-            .arg("--data-dir")
-            .arg(data)
-            .stdout(Stdio::null())
-            .spawn()
-            .with_context(|| format!("starting {}", options.node.display()))?;
-        let mut node = Self { child, url: format!("http://127.0.0.1:{port}"), port };
+        let mut child = Child::spawn(&mut command, &format!("{}", options.node.display()))?;
+        let url = format!("http://{address}");
         let http = reqwest::Client::new();
-        loop {
-            if let Ok(response) = http.get(format!("{}/health", node.url)).send().await
-                && response.status().is_success()
-            {
-                return Ok((node, started.elapsed()));
-            }
-            if let Some(status) = node.child.try_wait()? {
-                bail!("the node ended while starting: {status}");
-            }
-            ensure!(
-                started.elapsed() < Duration::from_secs(60),
-                "the node was not healthy within 60 s"
-            );
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        let mut healthy = async || {
+            let answer = http.get(format!("{url}/health")).send().await;
+            answer.is_ok_and(|answer| answer.status().is_success()).then(|| started.elapsed())
+        };
+        let took = child.ready_looking_every(LOOK_EVERY, HEALTHY_WITHIN, &mut healthy).await?;
+        Ok((Self { child, url, port }, took))
     }
 
     /// Ends it with SIGTERM and waits for it.
-    pub(super) fn stop(mut self) -> Result<()> {
-        let pid = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
-        rustix::process::kill_process(
-            pid.context("the node has a process id")?,
-            rustix::process::Signal::TERM,
-        )?;
-        self.child.wait()?;
+    pub(super) async fn stop(mut self) -> Result<()> {
+        self.child.stop_within(STOPPED_WITHIN).await?;
         Ok(())
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

@@ -15,10 +15,8 @@ use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    sync::watch,
-};
+use cli::Interrupts;
+use tokio::sync::watch;
 
 use self::record::{Plan, READ_PAGES};
 use demo::client as basics;
@@ -127,13 +125,9 @@ pub async fn run(options: Options) -> Result<ExitCode> {
                 seconds,
             };
             let (stopper, stop) = watch::channel(false);
-            let (mut interrupt, mut terminate) =
-                (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+            let mut interrupts = Interrupts::listen()?;
             let signals = tokio::spawn(async move {
-                tokio::select! {
-                    _ = interrupt.recv() => {}
-                    _ = terminate.recv() => {}
-                }
+                interrupts.next().await;
                 let _ = stopper.send(true);
                 // The sender lives on: a channel without it would look like a stop.
                 std::future::pending::<()>().await;

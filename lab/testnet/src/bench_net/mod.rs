@@ -20,8 +20,8 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use budget::{MIB, parse_size};
 use clap::{Args, ValueEnum};
+use cli::{Child, Interrupts};
 use serde_json::Value;
-use tokio::signal::unix::{SignalKind, signal};
 
 use self::merge::NodeSeries;
 use crate::{
@@ -29,19 +29,17 @@ use crate::{
         picture,
         series::{FORMAT, Header},
     },
-    child::Reaped,
     machine,
     net::{
         Network,
         reading::{Asker, Report},
         session::Session,
+        spawn::{self, Size},
         state::Place,
     },
     storm::{Row, table},
 };
 
-/// Exit status after Ctrl-C: 128 and the number of SIGINT.
-const EXIT_INTERRUPTED: u8 = 130;
 const IDLE_BYTES_MAX: u64 = 48 * MIB;
 const IDLE_CPU_PERCENT_MAX: f64 = 2.0;
 const LATENCY_MILLIS_MAX: f64 = 150.0;
@@ -59,7 +57,6 @@ const SYNC_ROUNDS: u64 = 1_100;
 const SYNC_PATIENCE: Duration = Duration::from_secs(180);
 /// What the hammer does besides the seconds asked for: create, fill, read back, delete.
 const HAMMER_PATIENCE: Duration = Duration::from_secs(1200);
-const UP_PATIENCE: Duration = Duration::from_secs(240);
 /// From the start of the nodes to a state that counts as idle.
 const SETTLE: Duration = Duration::from_secs(15);
 const HEIGHTS_EVERY: Duration = Duration::from_millis(500);
@@ -123,16 +120,15 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     fs::create_dir_all(&folder)
         .with_context(|| format!("making the folder {}", folder.display()))?;
     let mut bench = Bench::new(options, folder)?;
-    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupts = Interrupts::listen()?;
     let done = tokio::select! {
         done = bench.all() => Some(done),
-        _ = tokio::signal::ctrl_c() => None,
-        _ = terminate.recv() => None,
+        () = interrupts.next() => None,
     };
     bench.leave(matches!(done, Some(Ok(()))))?;
     let Some(done) = done else {
         eprintln!("bench-net: stopped; what there is lies in {}", bench.folder.display());
-        return Ok(ExitCode::from(EXIT_INTERRUPTED));
+        return Ok(cli::interrupted());
     };
     if let Err(error) = &done {
         // What was measured before is worth being told.
@@ -255,23 +251,14 @@ impl Bench {
 
     async fn start(&self) -> Result<()> {
         let options = &self.options;
-        let mut command = Command::new(&self.program);
-        command.args(["net", "--dir"]).arg(self.place.dir());
-        command.args(["up", "--nodes", &options.nodes.to_string(), "--memory", &options.memory]);
         // Sampled finely: a message's memory comes and goes within tenths of a second.
-        command.args(["--network", options.network.name(), "--sample-millis", "100"]);
-        if let Some(node) = &options.node {
-            command.arg("--node").arg(node);
-        }
+        let network = options.network.name();
+        let mut words = vec!["--network", network, "--sample-millis", "100"];
         if options.independent {
-            command.arg("--independent");
+            words.push("--independent");
         }
-        // A Ctrl-C is ours to act on, once.
-        command.stdin(Stdio::null()).process_group(0);
-        let mut up = Reaped::spawn(&mut command, "net up")?;
-        let status = up.ended_within(UP_PATIENCE, "net up").await?;
-        ensure!(status.success(), "the net did not start");
-        Ok(())
+        let size = Size { nodes: options.nodes, memory: &options.memory };
+        spawn::up(&self.program, self.place.dir(), size, options.node.as_deref(), &words).await
     }
 
     /// A net that is not needed any more is removed; one that somebody wants to look at is stopped.
@@ -347,11 +334,11 @@ impl Bench {
             .stdout(File::create(self.folder.join(format!("hammer-{name}.txt")))?)
             .stderr(File::create(self.folder.join(format!("hammer-{name}.log")))?)
             .process_group(0);
-        let mut hammer = Reaped::spawn(&mut command, "the hammer")?;
+        let mut hammer = Child::spawn(&mut command, "the hammer")?;
         let deadline =
             Instant::now() + HAMMER_PATIENCE + Duration::from_secs_f64(self.options.minutes * 60.0);
         let status = loop {
-            if let Some(status) = hammer.0.try_wait()? {
+            if let Some(status) = hammer.status()? {
                 break status;
             }
             ensure!(Instant::now() < deadline, "the hammer does not end");

@@ -20,30 +20,28 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
+use cli::{Child, Interrupts};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use tokio::signal::unix::{SignalKind, signal};
 
 use self::{
     local::Disks,
     plan::{Action, Plan, Possible},
 };
 use crate::{
-    child::Reaped,
     machine,
     net::{
         self, Network,
         links::Quality,
         reading::{self, Asker},
         session::{Condition, Session},
+        spawn::{self, Size},
         state::Place,
         status,
         wait::{self, Goal},
     },
 };
 
-/// Exit status after Ctrl-C: 128 and the number of SIGINT.
-const EXIT_INTERRUPTED: u8 = 130;
 /// Clients work so long before the first fault and after everything is healed.
 const CALM: Duration = Duration::from_secs(3);
 /// For the recorder to make its canisters, and for its clients to end.
@@ -54,8 +52,6 @@ const MISUSE_PATIENCE: Duration = Duration::from_secs(180);
 const COMPILER_PATIENCE: Duration = Duration::from_millis(1_500);
 /// For reading all that all nodes hold.
 const FINISH_PATIENCE: Duration = Duration::from_secs(900);
-/// For a net to start.
-const UP_PATIENCE: Duration = Duration::from_secs(180);
 /// A node that is further behind the others is still recovering.
 const BEHIND_MAX: u64 = 20;
 /// Nodes that end by themselves are told so often.
@@ -150,7 +146,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     );
     let own = options.dir.is_none();
     let place = Place::new(&options.dir.clone().unwrap_or_else(|| files.0.join("net")))?;
-    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupts = Interrupts::listen()?;
     let wanted = own && !options.without.contains(&Local::Disks);
     let disks = match wanted.then(|| Disks::make(&place, options.nodes)) {
         Some(Ok(disks)) => disks,
@@ -165,14 +161,13 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     };
     let done = tokio::select! {
         done = chaos(&options, seed, &place, &files, &disks) => Some(done),
-        _ = tokio::signal::ctrl_c() => None,
-        _ = terminate.recv() => None,
+        () = interrupts.next() => None,
     };
     let left = leave(&place, own, disks, own && !options.keep && matches!(done, Some(Ok(true))));
     let Some(done) = done else {
         eprintln!("chaos: stopped; what there is lies in {}", files.0.display());
         left?;
-        return Ok(ExitCode::from(EXIT_INTERRUPTED));
+        return Ok(cli::interrupted());
     };
     let good =
         done.with_context(|| format!("seed {seed}; what there is lies in {}", files.0.display()))?;
@@ -290,8 +285,8 @@ async fn chaos(
         let mut command = Command::new(&program);
         command.arg("history").args(words).arg(&history).stdin(Stdio::null()).process_group(0);
         let what = format!("history {}", words.join(" "));
-        let mut child = Reaped::spawn(&mut command, &what)?;
-        Ok(child.ended_within(patience, &what).await?.success())
+        let mut child = Child::spawn(&mut command, &what)?;
+        Ok(child.ended_within(patience).await?.success())
     };
     let within = options.progress_within.to_string();
     let finished = run(&["finish", "--progress-within", &within], FINISH_PATIENCE).await?;
@@ -310,29 +305,14 @@ async fn chaos(
 }
 
 async fn start_net(options: &Options, program: &Path, place: &Place) -> Result<()> {
-    let mut command = Command::new(program);
-    command.args(["net", "--dir"]).arg(place.dir()).args([
-        "up",
-        "--nodes",
-        &options.nodes.to_string(),
-    ]);
-    command.args(["--memory", &options.memory]);
-    if let Some(network) = options.network {
-        command.args(["--network", network.name()]);
-    }
-    if let Some(node) = &options.node {
-        command.arg("--node").arg(node);
-    }
-    // A Ctrl-C is ours to act on, once.
-    command.stdin(Stdio::null()).process_group(0);
-    let mut up = Reaped::spawn(&mut command, "net up")?;
-    let status = up.ended_within(UP_PATIENCE, "net up").await?;
-    ensure!(status.success(), "the net did not start");
-    Ok(())
+    let network = options.network.map(|network| ["--network", network.name()]);
+    let words = network.as_slice().as_flattened();
+    let size = Size { nodes: options.nodes, memory: &options.memory };
+    spawn::up(program, place.dir(), size, options.node.as_deref(), words).await
 }
 
 /// The process of `thimble-lab history record`, whose clients work on the net.
-struct Recorder(Reaped);
+struct Recorder(Child);
 
 impl Recorder {
     /// Ends when the clients work.
@@ -350,15 +330,16 @@ impl Recorder {
             .arg(place.dir())
             .arg("--out")
             .arg(files.history());
+        let log = files.0.join("recorder.log");
         command
             .args(["--seed", &seed.to_string(), "--clients", &options.clients.to_string()])
             .args(["--rate", &options.rate.to_string(), "--pages", &pages.to_string()])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(File::create(files.0.join("recorder.log"))?)
+            .stderr(File::create(&log)?)
             .process_group(0);
-        let mut child = Reaped::spawn(&mut command, "the recorder")?;
-        let output = child.0.stdout.take().context("its output is a pipe")?;
+        let mut child = Child::spawn(&mut command, "the recorder")?.logging_to([log]);
+        let output = child.take_output().context("its output is a pipe")?;
         let (first, said) = tokio::sync::oneshot::channel();
         // What it prints later is of no interest, but must not block it.
         std::thread::spawn(move || {
@@ -369,32 +350,27 @@ impl Recorder {
         let ready = tokio::time::timeout(RECORDER_PATIENCE, said)
             .await
             .context("the recorder does not begin")?;
-        let mut recorder = Self(child);
         if !ready.unwrap_or(false) {
-            tokio::time::sleep(LOOK_EVERY).await;
-            recorder.check()?;
-            bail!("the recorder ended; {} says why", files.0.join("recorder.log").display());
+            // It closed its output and is about to end.
+            let status = child.ended_within(RECORDER_PATIENCE).await?;
+            bail!("the recorder ended with {status}:\n{}", child.last_words());
         }
-        Ok(recorder)
+        Ok(Self(child))
     }
 
     fn check(&mut self) -> Result<()> {
-        match self.0.0.try_wait()? {
-            Some(status) => bail!("the recorder ended with {status}; recorder.log says why"),
-            None => Ok(()),
-        }
+        self.0.check()
     }
 
     async fn stop(mut self) -> Result<()> {
-        self.0.terminate();
-        let status = self.0.ended_within(RECORDER_PATIENCE, "the recorder").await?;
-        ensure!(status.success(), "the recorder ended with {status}; recorder.log says why");
+        let status = self.0.stop_within(RECORDER_PATIENCE).await?;
+        ensure!(status.success(), "the recorder ended with {status}:\n{}", self.0.last_words());
         Ok(())
     }
 }
 
 /// What no node may suffer from, sent to all of them.
-struct Misuse(Reaped);
+struct Misuse(Child);
 
 impl Misuse {
     fn start(net: &net::state::Net, seed: u64, program: &Path, files: &Files) -> Result<Self> {
@@ -405,20 +381,16 @@ impl Misuse {
         }
         let output = File::create(files.misuse())?;
         command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).process_group(0);
-        Ok(Self(Reaped::spawn(&mut command, "misuse")?))
+        Ok(Self(Child::spawn(&mut command, "misuse")?.logging_to([files.misuse()])))
     }
 
     fn check(&mut self) -> Result<()> {
-        match self.0.0.try_wait()? {
-            Some(status) => bail!("misuse ended with {status}; misuse.log says why"),
-            None => Ok(()),
-        }
+        self.0.check()
     }
 
     /// Says whether nothing came of it that must not, and prints what it says.
     async fn stop(mut self, files: &Files) -> Result<bool> {
-        self.0.terminate();
-        let status = self.0.ended_within(MISUSE_PATIENCE, "misuse").await?;
+        let status = self.0.stop_within(MISUSE_PATIENCE).await?;
         print!("{}", fs::read_to_string(files.misuse()).unwrap_or_default());
         Ok(status.success())
     }

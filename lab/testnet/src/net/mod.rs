@@ -20,6 +20,7 @@ pub(crate) mod reading;
 mod relay;
 pub mod relays;
 pub(crate) mod session;
+pub mod spawn;
 pub(crate) mod state;
 pub(crate) mod status;
 mod topology;
@@ -30,7 +31,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
-use tokio::signal::unix::{SignalKind, signal};
+use cli::Interrupts;
 
 pub use self::state::Network;
 use self::{
@@ -41,8 +42,6 @@ use self::{
     wait::Goal,
 };
 
-/// Exit status after Ctrl-C: 128 and the number of SIGINT.
-const EXIT_INTERRUPTED: u8 = 130;
 /// Until a node that was restarted serves again: it may have a state to fetch.
 const SERVING_AGAIN: Duration = Duration::from_secs(120);
 /// The same of a machine: a kernel comes first, and its processor may be emulated.
@@ -203,19 +202,14 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     if let Command::Machine { index } = options.command {
         return machine::run(place, index).await.map(|()| ExitCode::SUCCESS);
     }
-    let mut terminate = signal(SignalKind::terminate())?;
-    let stop = async move {
-        tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            _ = terminate.recv() => {}
-        }
-    };
+    let mut interrupts = Interrupts::listen()?;
+    let stop = async move { interrupts.next().await };
     if let Command::Up(up) = options.command {
         return up::run(place, up, stop).await;
     }
     tokio::select! {
         done = other(place, options.command) => done,
-        () = stop => Ok(ExitCode::from(EXIT_INTERRUPTED)),
+        () = stop => Ok(cli::interrupted()),
     }
 }
 

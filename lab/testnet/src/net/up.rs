@@ -12,7 +12,7 @@ use budget::{format_size, parse_size};
 use clap::Args;
 
 use super::{
-    EXIT_INTERRUPTED, ceremony,
+    ceremony,
     links::Links,
     machine::{self, Machines},
     namespaces,
@@ -185,7 +185,7 @@ pub(crate) async fn run(
         if started.len() == session.net.nodes.len() {
             session.disconnect()?;
         }
-        return Ok(ExitCode::from(EXIT_INTERRUPTED));
+        return Ok(cli::interrupted());
     };
     let rows = match done {
         Ok(rows) => rows,

@@ -21,14 +21,14 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use budget::{MIB, format_size, parse_size};
 use clap::Args;
-use tokio::signal::unix::{SignalKind, signal};
+use cli::{Child, Interrupts};
 
 pub(crate) use self::verdict::{Row, table};
 use self::{
     node::CappedNode,
     verdict::{Findings, Hammer},
 };
-use crate::{cap, child::Reaped, machine};
+use crate::{cap, machine};
 
 /// Below this budget the limits per message are about half of those the hammer's default sizes
 /// suit.
@@ -41,8 +41,6 @@ const HAMMER_PARTS_MAX: u32 = 8;
 const SAMPLE_EVERY: Duration = Duration::from_millis(250);
 /// Modes of `--mode all`.
 const HAMMER_MODES_MAX: u32 = 16;
-/// Exit status after Ctrl-C: 128 and the number of SIGINT.
-const EXIT_INTERRUPTED: u8 = 130;
 
 /// Command line of `thimble-lab storm`.
 #[derive(Args)]
@@ -141,18 +139,17 @@ impl Files {
 pub async fn run(options: Options) -> Result<ExitCode> {
     let memory_bytes = parse_size(&options.memory)?;
     let files = Files::make(&options, memory_bytes)?;
-    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupts = Interrupts::listen()?;
     let told = tokio::select! {
         told = storm(&options, memory_bytes, &files) => Some(told),
-        _ = tokio::signal::ctrl_c() => None,
-        _ = terminate.recv() => None,
+        () = interrupts.next() => None,
     };
     if !options.keep_data {
         let _ = fs::remove_dir_all(files.data());
     }
     let Some(told) = told else {
         eprintln!("thimble-lab storm: stopped; what there is lies in {}", files.folder.display());
-        return Ok(ExitCode::from(EXIT_INTERRUPTED));
+        return Ok(cli::interrupted());
     };
     let findings = told.with_context(|| {
         format!("the storm came to no end; what there is lies in {}", files.folder.display())
@@ -239,13 +236,13 @@ async fn hammer(
         command.args(["--scale", "0.5"]);
     }
     command.args(&options.hammer).stdin(Stdio::null()).stdout(File::create(files.hammer_table())?);
-    let mut child = Reaped::spawn(&mut command, "the hammer")?;
+    let mut child = Child::spawn(&mut command, "the hammer")?;
     let modes = if options.mode == "all" { HAMMER_MODES_MAX } else { 1 };
     let patience = (Duration::from_secs(seconds) * HAMMER_PARTS_MAX + HAMMER_PATIENCE) * modes;
     let deadline = Instant::now() + patience;
     let mut unaccounted = Vec::new();
     let status = loop {
-        if let Some(status) = child.0.try_wait()? {
+        if let Some(status) = child.status()? {
             break status;
         }
         node.check()?;

@@ -1,15 +1,15 @@
 //! A node inside `thimble-lab cap`: started, watched, asked, stopped.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process};
+use anyhow::{Context, Result};
+use cli::{Child, Farewell};
 
 use super::Files;
 use crate::cap::{
@@ -30,7 +30,6 @@ pub(crate) struct CappedNode {
     child: Child,
     url: String,
     series: PathBuf,
-    log: PathBuf,
     client: reqwest::Client,
 }
 
@@ -88,40 +87,17 @@ impl CappedNode {
             .stderr(log)
             // Out of reach of the terminal: a Ctrl-C is ours to pass on, once.
             .process_group(0);
-        let child = command.spawn().context("starting thimble-lab cap")?;
-        let mut node = Self {
-            child,
-            url: String::new(),
-            series: files.series(),
-            log: files.log(),
-            client: reqwest::Client::new(),
+        let mut child = Child::spawn(&mut command, "the node or its cap")?
+            .logging_to([files.log()])
+            .leaving_by(Farewell::Ask);
+        let client = reqwest::Client::new();
+        let healthy = async || {
+            let url = format!("http://{}", cli::written_address(&address)?);
+            let answer = client.get(format!("{url}/health")).send().await;
+            answer.is_ok_and(|answer| answer.status().is_success()).then_some(url)
         };
-        node.wait_until_healthy(&address).await?;
-        Ok(node)
-    }
-
-    async fn wait_until_healthy(&mut self, address: &Path) -> Result<()> {
-        let deadline = Instant::now() + HEALTHY_WITHIN;
-        loop {
-            self.check()?;
-            if let Ok(text) = fs::read_to_string(address)
-                && text.ends_with('\n')
-            {
-                self.url = format!("http://{}", text.trim());
-                let answer = self.client.get(format!("{}/health", self.url)).send().await;
-                if answer.is_ok_and(|answer| answer.status().is_success()) {
-                    return Ok(());
-                }
-            }
-            if Instant::now() > deadline {
-                bail!(
-                    "the node was not healthy within {} s:\n{}",
-                    HEALTHY_WITHIN.as_secs(),
-                    self.last_words()
-                );
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        let url = child.ready_within(HEALTHY_WITHIN, healthy).await?;
+        Ok(Self { child, url, series: files.series(), client })
     }
 
     pub(crate) fn url(&self) -> &str {
@@ -130,18 +106,7 @@ impl CappedNode {
 
     /// An error when the cap, and so the node, has ended.
     pub(crate) fn check(&mut self) -> Result<()> {
-        match self.child.try_wait()? {
-            Some(status) => {
-                bail!("the node or its cap ended with {status}:\n{}", self.last_words())
-            }
-            None => Ok(()),
-        }
-    }
-
-    fn last_words(&self) -> String {
-        let text = fs::read(&self.log).unwrap_or_default();
-        let tail = text.get(text.len().saturating_sub(4096)..).unwrap_or_default();
-        String::from_utf8_lossy(tail).into_owned()
+        self.child.check()
     }
 
     /// Lets time pass, unless the node ends.
@@ -180,48 +145,15 @@ impl CappedNode {
 
     /// Stops the node cleanly; gives the kind of its group and the summary of the cap.
     pub(crate) async fn stop(mut self) -> Result<(String, Summary)> {
-        self.terminate();
-        let deadline = Instant::now() + STOPPED_WITHIN;
-        while self.child.try_wait()?.is_none() {
-            if Instant::now() > deadline {
-                bail!("the node did not stop within {} s of SIGTERM", STOPPED_WITHIN.as_secs());
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        self.child.stop_within(STOPPED_WITHIN).await?;
         let (mut header, mut summary) = (Header::default(), None);
         series::read(&self.series, |line| match line {
             Line::Header(line) => header = line,
             Line::Summary(line) => summary = Some(line),
             _ => {}
         })?;
-        let summary =
-            summary.with_context(|| format!("the cap left no summary:\n{}", self.last_words()))?;
+        let summary = summary
+            .with_context(|| format!("the cap left no summary:\n{}", self.child.last_words()))?;
         Ok((header.group, summary))
-    }
-
-    fn terminate(&self) {
-        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
-            let _ = kill_process(pid, Signal::TERM);
-        }
-    }
-}
-
-impl Drop for CappedNode {
-    fn drop(&mut self) {
-        // The second SIGTERM makes the cap kill the group; it is never killed itself, because it
-        // has the group to remove.
-        for patience in [Duration::from_secs(20), Duration::from_secs(20)] {
-            let deadline = Instant::now() + patience;
-            if matches!(self.child.try_wait(), Ok(Some(_)) | Err(_)) {
-                return;
-            }
-            self.terminate();
-            while Instant::now() < deadline {
-                if matches!(self.child.try_wait(), Ok(Some(_)) | Err(_)) {
-                    return;
-                }
-                std::thread::sleep(Duration::from_millis(20));
-            }
-        }
     }
 }

@@ -35,7 +35,6 @@ use tokio::{
 use self::{
     load::Load,
     output::{Collected, Output},
-    plan::free_ports,
 };
 pub(crate) use self::{
     outcome::{Measured, Outcome},
@@ -77,7 +76,7 @@ pub(crate) async fn run(plan: &Plan, turned: &[(&Way, String)], stop: &Stop) -> 
     // What the command finds in its folder is its own; ours lies beside it.
     let own = folder.path().join("own");
     fs::create_dir(&own)?;
-    let names = Names::new(&own.to_string_lossy(), &free_ports(3)?);
+    let names = Names::new(&own.to_string_lossy(), &cli::free_ports::<3>()?);
     let files = Files::in_folder(folder.path());
     let report = plan.log.as_ref().map(|log| with_report(&log.way, &files.report));
     measure(plan, turned, report.as_ref(), &names, &files, stop).await

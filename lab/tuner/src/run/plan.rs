@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use regex::Regex;
 
 use crate::{
@@ -88,29 +88,16 @@ impl Names {
     }
 }
 
-/// Free ports of the loopback address: nobody had them a moment ago.
-pub(crate) fn free_ports(count: usize) -> Result<Vec<u16>> {
-    let open: Vec<_> = (0..count)
-        .map(|_| std::net::TcpListener::bind(("127.0.0.1", 0)))
-        .collect::<Result<_, _>>()?;
-    let ports: Vec<u16> = open
-        .iter()
-        .map(|socket| Ok(socket.local_addr()?.port()))
-        .collect::<std::io::Result<_>>()?;
-    ensure!(ports.len() == count, "{count} ports were asked for, and {} are free", ports.len());
-    Ok(ports)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn each_run_has_ports_and_a_folder_of_its_own() {
-        let ports = free_ports(3).unwrap();
+        let ports = cli::free_ports::<3>().unwrap();
         let names = Names::new("/tmp/x", &ports);
         let filled = names.fill("serve --port {port} --peer {port2} --data {folder}/data {port}");
-        let [first, second, _] = ports.as_slice() else { panic!("three were asked for") };
+        let [first, second, _] = ports;
         assert_eq!(
             filled,
             format!("serve --port {first} --peer {second} --data /tmp/x/data {first}")

@@ -15,6 +15,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use cli::Interrupts;
 use tokio::sync::watch;
 
 pub use self::options::Options;
@@ -37,7 +38,6 @@ const EXIT_NOTHING: u8 = 1;
 const EXIT_FAULT: u8 = 2;
 /// The machine was too busy.
 const EXIT_NOISY: u8 = 3;
-const EXIT_INTERRUPTED: u8 = 130;
 
 /// Searches and prints. Exit status as in the help text.
 pub async fn run(options: Options) -> Result<ExitCode> {
@@ -50,7 +50,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
             eprintln!(
                 "\nthimble-lab tune: stopped; nothing of the command is left running. The same command goes on where it stopped."
             );
-            return Ok(ExitCode::from(EXIT_INTERRUPTED));
+            return Ok(cli::interrupted());
         }
         eprintln!("thimble-lab tune: {error:#}");
         Ok(ExitCode::from(if error.is::<TooNoisy>() { EXIT_NOISY } else { EXIT_FAULT }))
@@ -60,17 +60,11 @@ pub async fn run(options: Options) -> Result<ExitCode> {
 /// The first signal ends the run under way in order; the second ends us, and the cap's own process
 /// ends what it runs.
 async fn ask_to_stop(stop: watch::Sender<bool>) -> Result<()> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut hangup = signal(SignalKind::hangup())?;
+    let mut interrupts = Interrupts::listen()?;
     loop {
-        tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            _ = terminate.recv() => {}
-            _ = hangup.recv() => {}
-        }
+        interrupts.next().await;
         if stop.send_replace(true) {
-            std::process::exit(i32::from(EXIT_INTERRUPTED));
+            std::process::exit(i32::from(cli::EXIT_INTERRUPTED));
         }
     }
 }

@@ -36,10 +36,8 @@ use budget::{
     process::{self, Pid},
 };
 use clap::{Args, ValueEnum};
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    time::{MissedTickBehavior, interval, sleep_until},
-};
+use cli::Interrupts;
+use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
 use self::{
     findings::{Facts, Finding},
@@ -159,8 +157,7 @@ fn parse_kept(text: &str) -> Result<u64, String> {
 /// may not be read, or something else cannot be had.
 pub async fn run(options: Options) -> Result<ExitCode> {
     // Before anything else: a signal that nobody listens to ends the program without its summary.
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupts = Interrupts::listen()?;
     let mut watch = Watch::begin(&options)?;
     let shown = Shown::default();
     let mut sink = Sink::open(options.json.as_deref(), options.json_size)?;
@@ -185,8 +182,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
-            _ = interrupt.recv() => break,
-            _ = terminate.recv() => break,
+            () = interrupts.next() => break,
             () = async { match end { Some(end) => sleep_until(end).await, None => std::future::pending().await } } => break,
         }
         let Some(sample) = watch.sample(&options) else { break };
