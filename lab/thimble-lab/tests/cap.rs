@@ -12,14 +12,14 @@ use std::{
     os::unix::{fs::PermissionsExt, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-
-/// Nothing here takes as long; what has not happened by then will not.
-const PATIENCE: Duration = Duration::from_secs(60);
+use testing::{
+    process::{Signal, is_running, send},
+    until,
+};
 
 fn lab() -> Command {
     // Whoever started the tests in the background may have had them ignore signals, and what is
@@ -73,15 +73,6 @@ fn has_event(lines: &[Value], what: &str, part: &str) -> bool {
     })
 }
 
-/// Waits for something that does happen.
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 /// A cap under way; when the test fails, it does not stay.
 struct Running(Child);
 
@@ -90,16 +81,12 @@ impl Drop for Running {
         // The first asks, the second kills the group. One that has ended is told nothing.
         for _ in 0..2 {
             if matches!(self.0.try_wait(), Ok(None)) {
-                send(&self.0, Signal::TERM);
+                send(self.0.id(), Signal::TERM);
                 std::thread::sleep(Duration::from_millis(200));
             }
         }
         let _ = self.0.wait();
     }
-}
-
-fn send(child: &Child, signal: Signal) {
-    kill_process(Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(), signal).unwrap();
 }
 
 /// Groups of the cap that has this process id, in every hierarchy.
@@ -120,11 +107,6 @@ fn groups_of(pid: u32) -> Vec<PathBuf> {
         }
     }
     found
-}
-
-fn is_running(pid: &str) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    !status.is_empty() && !status.contains("State:\tZ")
 }
 
 #[test]
@@ -287,7 +269,7 @@ fn a_signal_is_passed_on_and_a_clean_end_is_waited_for() {
         let script =
             format!("trap 'echo clean; exit 7' {name}; echo ready; while :; do sleep 0.05; done");
         let (mut child, mut output) = start_script(&["--memory", "64MiB"], &script);
-        send(&child.0, signal);
+        send(child.0.id(), signal);
         let mut rest = String::new();
         output.read_to_string(&mut rest).unwrap();
         assert_eq!((rest.as_str(), child.0.wait().unwrap().code()), ("clean\n", Some(7)), "{name}");
@@ -306,10 +288,10 @@ fn a_second_signal_kills_what_does_not_stop() {
         "trap '' TERM; echo ready; while :; do sleep 0.05; done",
     );
     let pid = child.0.id();
-    send(&child.0, Signal::TERM);
+    send(child.0.id(), Signal::TERM);
     until("the first signal in the series", || has_event(&lines(&series), "signal", "SIGTERM"));
     assert!(child.0.try_wait().unwrap().is_none(), "the first signal kills nothing");
-    send(&child.0, Signal::TERM);
+    send(child.0.id(), Signal::TERM);
     assert_eq!(child.0.wait().unwrap().code(), Some(137));
     assert!(groups_of(pid).is_empty());
 }
@@ -354,15 +336,15 @@ fn ctrl_c_at_a_terminal_reaches_the_command_once() {
         .unwrap();
     let read = |name: &str| fs::read_to_string(path(name)).unwrap_or_default();
     until("the trap", || read("cap").ends_with('\n'));
-    let cap = Pid::from_raw(read("cap").trim().parse().unwrap()).unwrap();
+    let cap: u32 = read("cap").trim().parse().unwrap();
     // The cap is held up until the command has dealt with the signal: one that was passed on at
     // once could melt into the first.
-    kill_process(cap, Signal::STOP).unwrap();
+    send(cap, Signal::STOP);
     let mut keyboard = terminal.stdin.take().unwrap();
     keyboard.write_all(b"\x03").unwrap();
     keyboard.flush().unwrap();
     until("the signal at the command", || !read("got").is_empty());
-    kill_process(cap, Signal::CONT).unwrap();
+    send(cap, Signal::CONT);
     until("the signal at the cap", || has_event(&lines(&path("series")), "signal", "SIGINT"));
     fs::write(path("go"), "").unwrap();
     assert_eq!(
@@ -381,7 +363,7 @@ fn what_the_command_leaves_running_is_killed() {
     let told = text(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{told}");
     assert!(told.contains("left over   1 processes"), "{told}");
-    assert!(!is_running(text(&output.stdout).trim()));
+    assert!(!is_running(text(&output.stdout).trim().parse().unwrap()));
 }
 
 #[test]
@@ -395,10 +377,10 @@ fn the_group_of_a_run_that_was_killed_is_removed_by_the_next() {
     output.read_line(&mut inner).unwrap();
     let pid = child.0.id();
     let before = groups_of(pid);
-    send(&child.0, Signal::KILL);
+    send(child.0.id(), Signal::KILL);
     child.0.wait().unwrap();
     if before.is_empty() {
-        kill_process(Pid::from_raw(inner.trim().parse().unwrap()).unwrap(), Signal::KILL).unwrap();
+        send(inner.trim().parse().unwrap(), Signal::KILL);
         return testing::missing(
             "groups are scopes of systemd here, which go with their last process: run as root",
         );
@@ -406,7 +388,7 @@ fn the_group_of_a_run_that_was_killed_is_removed_by_the_next() {
     // Another test's run may have removed it already, which is as good.
     assert_eq!(run(&["--memory", "64MiB"], &["true"]).status.code(), Some(0));
     until("the group to go", || groups_of(pid).is_empty());
-    until("the command to die", || !is_running(inner.trim()));
+    until("the command to die", || !is_running(inner.trim().parse().unwrap()));
 }
 
 #[test]

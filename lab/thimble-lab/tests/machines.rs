@@ -9,14 +9,13 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use serde_json::Value;
+use testing::{process::is_running, until};
 
 const LAB: &str = env!("CARGO_BIN_EXE_thimble-lab");
-/// What has not happened by then will not, even under emulation.
-const PATIENCE: Duration = Duration::from_secs(300);
 /// Emulated processors of two nets at once would wait for each other.
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -137,19 +136,6 @@ impl Drop for Net {
     }
 }
 
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
-}
-
-fn is_running(pid: u64) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
-}
-
 /// A power cut takes nothing that a client was told; asked to stop, the machine ends cleanly.
 #[test]
 fn one_machine_works_loses_its_power_and_goes_on() {
@@ -182,7 +168,7 @@ fn one_machine_works_loses_its_power_and_goes_on() {
     let height = net.height(0);
     let pid = net.info(0)["pid"].as_u64().unwrap();
     assert!(net.good("kill 0").contains("node 0 is killed"));
-    assert!(!is_running(pid));
+    assert!(!is_running(u32::try_from(pid).unwrap()));
     assert!(net.info(0)["ended"]["how"].as_str().unwrap().contains("SIGKILL"));
     assert!(net.good("restart 0").contains("node 0 serves"));
     assert!(net.height(0) >= height, "what was certified is there");

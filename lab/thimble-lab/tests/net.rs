@@ -16,8 +16,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use testing::{
+    process::{Signal, is_running, send},
+    until,
+};
 
 const LAB: &str = env!("CARGO_BIN_EXE_thimble-lab");
 /// Nothing here takes as long; what has not happened by then will not.
@@ -39,15 +42,6 @@ fn groups() -> bool {
         testing::missing(text(&output));
     }
     output.status.success()
-}
-
-/// Waits for something that does happen.
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// A net's folder; whatever the test did, nothing of the net stays.
@@ -126,10 +120,6 @@ impl Drop for Net {
 fn state(pid: u32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.trim_start().chars().next()
-}
-
-fn is_running(pid: u32) -> bool {
-    state(pid).is_some_and(|state| !"ZX".contains(state))
 }
 
 fn node_is_built() -> bool {
@@ -326,14 +316,10 @@ fn ctrl_c_stops_what_was_started() {
         (0..3).all(|node| net.dir().join(format!("node-{node}/info.json")).exists())
     });
     let pids: Vec<u32> = (0..3).map(|node| net.info(node).0).collect();
-    send(&up, Signal::INT);
+    send(up.id(), Signal::INT);
     assert_eq!(up.wait().unwrap().code(), Some(130));
     assert!(pids.iter().all(|pid| !is_running(*pid)));
     assert_eq!(net.status()["nodes"][2]["condition"], "stopped");
-}
-
-fn send(child: &Child, signal: Signal) {
-    kill_process(Pid::from_child(child), signal).unwrap();
 }
 
 #[test]
@@ -484,7 +470,7 @@ impl Relay {
 
     fn order(&mut self, cut: bool, latency_micros: u64, loss: f64) {
         self.write(cut, latency_micros, loss);
-        send(&self.child, Signal::HUP);
+        send(self.child.id(), Signal::HUP);
         self.wait();
     }
 

@@ -16,6 +16,7 @@ use ic_agent::{Identity, identity::AnonymousIdentity};
 use ic_principal::Principal;
 use ic_transport_types::EnvelopeContent;
 use support::{World, call, canister, ed25519, gateway_limits, now, post, query, receive, sign};
+use testing::until_async;
 
 fn path(operation: &str) -> String {
     format!("/api/v3/canister/{}/{operation}", canister(1))
@@ -50,15 +51,6 @@ async fn blocking<T: Send + 'static>(
 ) -> T {
     let address = world.address;
     tokio::task::spawn_blocking(move || story(address)).await.unwrap()
-}
-
-/// Waits until `condition` holds; the story's own timeout is the test runner's patience.
-async fn until(condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !condition() {
-        assert!(Instant::now() < deadline, "it never happened");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
 }
 
 /// Whether the peer closed without a word within the time.
@@ -226,7 +218,7 @@ async fn bodies_have_a_size_each_and_together() {
         (0..5).map(|_| hold(200_000)).collect::<Vec<_>>()
     })
     .await;
-    until(|| world.bodies.used_bytes() == 1_000_000).await;
+    until_async("the bodies", async || world.bodies.used_bytes() == 1_000_000).await;
     let refused = world
         .post(
             &path("query"),
@@ -246,7 +238,7 @@ async fn bodies_have_a_size_each_and_together() {
     );
     assert_eq!(world.post(&path("query"), &echo()).await.status, 200, "small ones still fit");
     drop(held);
-    until(|| world.bodies.used_bytes() == 0).await;
+    until_async("the bodies", async || world.bodies.used_bytes() == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -268,7 +260,7 @@ async fn responses_have_a_pool_too() {
         }
     })
     .await;
-    until(|| world.responses.used_bytes() >= 1 << 20).await;
+    until_async("the answers", async || world.responses.used_bytes() >= 1 << 20).await;
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         let refused = world.post(&path("query"), &large).await;
@@ -279,7 +271,7 @@ async fn responses_have_a_pool_too() {
         assert!(Instant::now() < deadline);
     }
     drop(reader);
-    until(|| world.responses.used_bytes() == 0).await;
+    until_async("the answers", async || world.responses.used_bytes() == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -297,7 +289,7 @@ async fn queries_and_requests_in_flight_are_capped_apart() {
     };
     let mut waiting: Vec<_> = (0..4).map(|_| hold(path("query"), held.clone())).collect();
     // Two run, two wait for a thread; all four have places.
-    until(|| world.script.queries.load(Ordering::SeqCst) == 2).await;
+    until_async("the queries", async || world.script.queries.load(Ordering::SeqCst) == 2).await;
     let deadline = Instant::now() + Duration::from_secs(10);
     let fifth = loop {
         let answered = world.post(&path("query"), &echo()).await;
@@ -321,7 +313,7 @@ async fn queries_and_requests_in_flight_are_capped_apart() {
         *nonce = Some(vec![seed]);
         waiting.push(hold(path("call"), sign(&identity, content).encode_bytes()));
     }
-    until(|| world.script.waiters.len() == 2).await;
+    until_async("the waiting calls", async || world.script.waiters.len() == 2).await;
     let refused = world
         .post(
             &path("read_state"),
@@ -362,7 +354,7 @@ async fn synchronous_calls_beyond_the_limit_become_asynchronous() {
             tokio::task::spawn_blocking(move || support::send(address, &request))
         })
         .collect();
-    until(|| world.script.waiters.len() == 4).await;
+    until_async("the waiting calls", async || world.script.waiters.len() == 4).await;
     let fifth = world.post(&path("call"), &body(5)).await;
     assert_eq!((fifth.status, fifth.body.len()), (202, 0), "it was submitted and is polled for");
     assert_eq!(world.script.submitted.load(Ordering::SeqCst), 5);
@@ -390,11 +382,11 @@ async fn a_client_that_leaves_takes_its_place_with_it() {
         stream
     })
     .await;
-    until(|| world.script.waiters.len() == 1).await;
+    until_async("the waiting calls", async || world.script.waiters.len() == 1).await;
     assert_eq!(world.bodies.used_bytes(), 0, "a waiting call holds no body");
     drop(stream);
-    until(|| world.script.waiters.is_empty()).await;
-    until(|| world.bodies.used_bytes() == 0).await;
+    until_async("the waiting calls", async || world.script.waiters.is_empty()).await;
+    until_async("the bodies", async || world.bodies.used_bytes() == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -447,14 +439,14 @@ async fn shutting_down_finishes_what_is_in_flight_and_takes_nothing_new() {
     let send =
         |request: Vec<u8>| tokio::task::spawn_blocking(move || support::send(address, &request));
     let held = send(keep_alive(&path("query"), &anonymous(query(Principal::anonymous(), "hold"))));
-    until(|| world.script.queries.load(Ordering::SeqCst) == 1).await;
+    until_async("the queries", async || world.script.queries.load(Ordering::SeqCst) == 1).await;
     let identity = ed25519(1);
     let waiting = send(post(
         &path("call"),
         "application/cbor",
         &sign(&identity, call(identity.sender().unwrap(), "echo")).encode_bytes(),
     ));
-    until(|| world.script.waiters.len() == 1).await;
+    until_async("the waiting calls", async || world.script.waiters.len() == 1).await;
     let mut idle = blocking(&world, |address| {
         let mut stream = connect(address);
         stream.write_all(&keep_alive("/nowhere", b"")).unwrap();
@@ -488,7 +480,7 @@ async fn shutting_down_does_not_wait_for_ever() {
         stream
     })
     .await;
-    until(|| world.bodies.used_bytes() > 0).await;
+    until_async("the bodies", async || world.bodies.used_bytes() > 0).await;
     let start = Instant::now();
     assert!(!world.gateway.shutdown().await, "a body never came");
     assert!(start.elapsed() < Duration::from_secs(8), "the grace is five seconds");

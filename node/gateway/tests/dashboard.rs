@@ -20,6 +20,7 @@ use ic_agent::{Identity, identity::AnonymousIdentity};
 use ic_principal::Principal;
 use ic_transport_types::EnvelopeContent;
 use support::{Answered, World, call, canister, ed25519, gateway_limits, query, sign};
+use testing::until_async;
 
 /// As large as a report gets.
 fn largest() -> Report {
@@ -98,14 +99,6 @@ fn header<'a>(answered: &'a Answered, name: &str) -> &'a str {
     answered.headers.get(name).map_or("", String::as_str)
 }
 
-async fn until(condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !condition() {
-        assert!(Instant::now() < deadline, "it never happened");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_report_is_carried_whole_and_read_by_its_own_pages_only() {
     let world = World::start().await;
@@ -121,7 +114,7 @@ async fn the_report_is_carried_whole_and_read_by_its_own_pages_only() {
         println!("{} bytes", answered.body.len());
         assert!(answered.body.len() < 256 << 10);
     }
-    until(|| world.responses.used_bytes() == 0).await;
+    until_async("the answers", async || world.responses.used_bytes() == 0).await;
     let refused = world.post("/status.json", b"").await;
     assert_eq!((refused.status, header(&refused, "allow")), (405, "GET, HEAD, OPTIONS"));
 }
@@ -187,7 +180,7 @@ async fn an_overloaded_node_is_still_seen() {
         let (address, request) = (world.address, support::post(&path, "application/cbor", &held));
         tokio::task::spawn_blocking(move || support::send(address, &request))
     };
-    until(|| world.script.queries.load(Ordering::SeqCst) == 1).await;
+    until_async("the queries", async || world.script.queries.load(Ordering::SeqCst) == 1).await;
     let refused = world.post(&path, &held).await;
     assert_eq!(refused.status, 503, "the door is closed: {}", refused.text());
     assert_eq!(world.get("/status.json").await.status, 200);
@@ -219,7 +212,7 @@ async fn a_report_that_hangs_takes_two_threads_and_no_more() {
             })
         })
         .collect();
-    until(|| world.script.reporting.load(Ordering::SeqCst) == 2).await;
+    until_async("the reports", async || world.script.reporting.load(Ordering::SeqCst) == 2).await;
     // All eight are connected, and a request that came after them was answered.
     while world.metric("gateway_connections_used").await < Some(9.0) {}
     assert_eq!(world.get("/health").await.status, 200);
@@ -293,10 +286,10 @@ async fn the_time_of_an_update_call_includes_its_waiting() {
         let (address, request) = (world.address, support::post(&path, "application/cbor", &body));
         tokio::task::spawn_blocking(move || support::send(address, &request))
     };
-    until(|| world.script.submitted.load(Ordering::SeqCst) == 1).await;
+    until_async("the call", async || world.script.submitted.load(Ordering::SeqCst) == 1).await;
     let waited = Instant::now();
     // A lower bound: what comes later can only take longer.
-    until(|| waited.elapsed() >= Duration::from_millis(50)).await;
+    until_async("the pause", async || waited.elapsed() >= Duration::from_millis(50)).await;
     world.script.certify();
     assert_eq!(waiting.await.unwrap().status, 200);
     assert!(world.latencies.take().update_p50_millis.unwrap() >= 50.0 * 0.95);

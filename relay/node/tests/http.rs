@@ -10,11 +10,12 @@ use std::{
     num::NonZeroU16,
     path::Path,
     process::{Child, Command, Stdio},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use serde_json::{Value, json};
+use testing::eventually;
 
 const CONTENT_TOPIC: &str = "/story/1/http/proto";
 
@@ -57,7 +58,7 @@ fn run(folder: &Path, flags: &[&str]) -> (Child, SocketAddr, String) {
         .stdin(Stdio::null())
         .spawn()
         .unwrap();
-    let text = until("the address file", || {
+    let text = eventually("the address file", || {
         if let Some(status) = child.try_wait().unwrap() {
             panic!("the node ended: {status}");
         }
@@ -67,18 +68,6 @@ fn run(folder: &Path, flags: &[&str]) -> (Child, SocketAddr, String) {
     let address = http.parse().unwrap();
     let multiaddr = text.lines().find(|line| line.starts_with("/ip4")).unwrap().to_owned();
     (child, address, multiaddr)
-}
-
-/// Looks again and again until there is something; fails after a time that no machine needs.
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[derive(Debug)]
@@ -582,7 +571,7 @@ fn a_full_pool_is_an_answer_that_names_it() {
     let mut first = node.connect();
     first.write_all(head(body.len()).as_bytes()).unwrap();
     first.write_all(&body.as_bytes()[..body.len() - 1]).unwrap();
-    until("the first body", || {
+    eventually("the first body", || {
         let used = node.metric("thimble_relay_pool_used_bytes{pool=\"request_bodies\"}");
         (used >= body.len() as f64 - 1.0).then_some(())
     });
@@ -613,10 +602,10 @@ fn one_connection_too_many_is_told_so() {
     drop(beyond);
     held.pop();
     let served =
-        until("a place", || Some(node.get("/health")).filter(|answer| answer.status == 200));
+        eventually("a place", || Some(node.get("/health")).filter(|answer| answer.status == 200));
     assert_eq!(served.json()["nodeHealth"], "Ready");
     drop(held);
-    until("places for the metrics", || {
+    eventually("places for the metrics", || {
         Some(node.get("/metrics")).filter(|answer| answer.status == 200)
     });
     assert!(node.metric("thimble_relay_http_connections_refused_total") >= 1.0);
@@ -721,7 +710,7 @@ fn metrics_are_prometheus_text_under_the_names_dashboards_use() {
     assert_eq!(status["store"]["messages"], 3);
     assert_eq!(status["http"]["answers"]["400"], 1);
     assert_eq!((&status["cluster"], &status["peers"]["connections"]), (&json!(16), &json!(0)));
-    until("rates", || {
+    eventually("rates", || {
         let rates = node.get("/status.json").ok()["rates"].clone();
         (rates["window_seconds"].as_f64()? > 0.5).then_some(())
     });
@@ -743,7 +732,7 @@ fn two_nodes_are_introduced_and_one_hears_what_the_other_publishes() {
     assert_eq!(here.get(&format!("/admin/v1/peer/{id}")).ok()["origin"], "Static");
     assert_eq!(there.get("/admin/v1/peers").ok().as_array().unwrap().len(), 1);
 
-    let stats = until("the mesh", || {
+    let stats = eventually("the mesh", || {
         let stats = here.get("/admin/v1/peers/stats").ok();
         (stats["Mesh peers"]["Total mesh peers"] == 1).then_some(stats)
     });
@@ -760,7 +749,7 @@ fn two_nodes_are_introduced_and_one_hears_what_the_other_publishes() {
     assert_eq!(there.post("/relay/v1/subscriptions", &json!([topic])).status, 200);
     let push = json!({ "message": message(b"across") });
     assert_eq!(here.post("/lightpush/v3/message", &push).ok(), json!({ "relayPeerCount": 1 }));
-    let heard = until("the message", || {
+    let heard = eventually("the message", || {
         let heard = there.get(&messages).ok();
         (!heard.as_array().unwrap().is_empty()).then_some(heard)
     });
@@ -779,7 +768,7 @@ fn two_nodes_are_introduced_and_one_hears_what_the_other_publishes() {
 fn peers_are_listed_by_shard_with_their_addresses() {
     let (here, there) = (start("", &[]), start("", &[]));
     assert_eq!(here.post("/admin/v1/peers", &json!([there.multiaddr])).text(), "OK");
-    until("the mesh", || {
+    eventually("the mesh", || {
         let stats = here.get("/admin/v1/peers/stats").ok();
         (stats["Mesh peers"]["3"] == 1).then_some(())
     });
@@ -837,7 +826,7 @@ fn the_node_stops_though_clients_hold_connections() {
     let asked =
         Command::new("kill").args(["-TERM", &node.child.id().to_string()]).status().unwrap();
     assert!(asked.success());
-    let status = until("the end", || node.child.try_wait().unwrap());
+    let status = eventually("the end", || node.child.try_wait().unwrap());
     assert!(status.success(), "{status}");
     assert!(TcpStream::connect(node.address).is_err());
 }

@@ -4,15 +4,12 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
-    time::{Duration, Instant},
 };
 
 use serde_json::Value;
+use testing::until;
 
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_thimble-image");
-/// For what takes milliseconds on a quiet machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
-
 pub(crate) struct Lab {
     pub(crate) folder: tempfile::TempDir,
     pub(crate) cache: PathBuf,
@@ -189,16 +186,6 @@ pub(crate) fn pack(file: &Path, extension: &str) -> PathBuf {
         current = next;
     }
     current
-}
-
-/// Waits until something is so.
-#[track_caller]
-pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "{what} did not come");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// A child that is ended with its test.

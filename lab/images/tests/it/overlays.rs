@@ -10,7 +10,8 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::kit::{Lab, Running, content, tool, until};
+use crate::kit::{Lab, Running, content, tool};
+use testing::until;
 
 /// Writes into a disk as a machine does.
 fn guest_writes(disk: &Path, byte: u8) {

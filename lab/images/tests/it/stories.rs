@@ -10,7 +10,8 @@ use std::{
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::kit::{Lab, Run, Running, content, halfway, names, pack, tool, until};
+use crate::kit::{Lab, Run, Running, content, halfway, names, pack, tool};
+use testing::until;
 
 /// However an image is packed, the same disk comes out, with its holes, and it is there for good.
 #[test]

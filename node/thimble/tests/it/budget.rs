@@ -9,6 +9,7 @@ use serde_bytes::ByteBuf;
 use serde_json::Value;
 
 use crate::{harness::*, http::post};
+use testing::until_async;
 
 async fn report(node: &Node) -> Value {
     let response = reqwest::get(format!("{}/status.json", node.url)).await.unwrap();
@@ -66,7 +67,7 @@ async fn status_tells_what_the_node_holds() {
     let pids: Vec<u64> = processes.iter().map(|process| number(&process["pid"])).collect();
     let relocated: u64 = pids.iter().map(|pid| relocated_bytes(*pid)).sum();
     let mut last = 0;
-    until("no pool holds little", async || {
+    until_async("no pool holds little", async || {
         last = self::report(&node).await["memory"]["unaccounted_bytes"].as_i64().unwrap();
         println!(
             "{last} bytes in no pool, and {relocated} of the program's constants in one of their \
@@ -128,7 +129,7 @@ async fn an_idle_node_hands_memory_back() {
         let large = vec![7_u8; 1_500_000];
         let _ = update(&agent, workbench, "no_such_method", large).await;
     }
-    until("memory is handed back", async || {
+    until_async("memory is handed back", async || {
         let report = report(&node).await;
         report["allocator"]["purges_idle"].as_u64().unwrap() > 0
             && report["allocator"]["returned_bytes"].as_u64().unwrap() > 0
@@ -141,7 +142,7 @@ async fn an_idle_node_hands_memory_back() {
     }
     assert!(node.metric("thimble_purges_idle_total").await > 0);
     // Workers tell too.
-    until("the workers tell what they hold", async || {
+    until_async("the workers tell what they hold", async || {
         figure(&node.metrics().await, "thimble_worker_live_bytes{lane=\"Update(0)\"}") > 0
     })
     .await;
@@ -161,8 +162,10 @@ async fn short_of_memory_queries_are_refused_first_then_calls_and_what_was_accep
 
     node.reconfigure(&level(1, 90, 95)).await;
     let agent = node.agent(1).await;
-    until("queries are refused", async || report(&node).await["throttling"]["level"] == "queries")
-        .await;
+    until_async("queries are refused", async || {
+        report(&node).await["throttling"]["level"] == "queries"
+    })
+    .await;
     let ask = agent.query(&counter, "get").with_arg(vec![]).sign().unwrap().signed_query;
     let (code, text) = post(format!("{}/api/v3/canister/{counter}/query", node.url), ask).await;
     let text = String::from_utf8_lossy(&text).into_owned();
@@ -172,8 +175,10 @@ async fn short_of_memory_queries_are_refused_first_then_calls_and_what_was_accep
 
     node.reconfigure(&level(1, 1, 95)).await;
     let agent = node.agent(1).await;
-    until("calls are refused", async || report(&node).await["throttling"]["level"] == "ingress")
-        .await;
+    until_async("calls are refused", async || {
+        report(&node).await["throttling"]["level"] == "ingress"
+    })
+    .await;
     let call = agent.update(&counter, "inc").with_arg(vec![]).sign().unwrap().signed_update;
     let response = reqwest::Client::new()
         .post(format!("{}/api/v4/canister/{counter}/call", node.url))
@@ -190,10 +195,12 @@ async fn short_of_memory_queries_are_refused_first_then_calls_and_what_was_accep
     // Rounds wait, but not forever: nobody may be left without a certificate because memory is not
     // given back.
     node.reconfigure(&level(1, 1, 1)).await;
-    until("execution waits", async || report(&node).await["throttling"]["level"] == "execution")
-        .await;
+    until_async("execution waits", async || {
+        report(&node).await["throttling"]["level"] == "execution"
+    })
+    .await;
     let before = report(&node).await["rounds"]["height"].as_u64().unwrap();
-    until("rounds go on", async || {
+    until_async("rounds go on", async || {
         report(&node).await["rounds"]["height"].as_u64().unwrap() > before + 1
     })
     .await;
@@ -216,7 +223,7 @@ async fn a_call_the_history_has_no_room_for_is_refused_and_not_left_waiting() {
     let agent = node.agent(1).await;
     let mut answered = 0_u64;
     let mut refused = 0_u64;
-    until("one call is refused", async || {
+    until_async("one call is refused", async || {
         let mut calls = tokio::task::JoinSet::new();
         for _ in 0..8 {
             let call = agent.update(&counter, "inc").with_arg(vec![]).sign().unwrap();
@@ -288,8 +295,10 @@ async fn a_repeated_query_is_answered_from_the_cache_until_the_state_changes() {
     assert!(node.metric("thimble_query_cache_hits_total").await >= 1);
     // Empty rounds pass and change nothing.
     let height = node.metric("thimble_certified_height").await;
-    until("two rounds pass", async || node.metric("thimble_certified_height").await > height + 1)
-        .await;
+    until_async("two rounds pass", async || {
+        node.metric("thimble_certified_height").await > height + 1
+    })
+    .await;
     let hits = node.metric("thimble_query_cache_hits_total").await;
     assert_eq!(count().await, 1);
     assert_eq!(node.metric("thimble_query_cache_hits_total").await, hits + 1);

@@ -14,6 +14,7 @@ use tokio::{
 };
 
 use crate::harness::*;
+use testing::until_async;
 
 const MIB: u64 = 1 << 20;
 /// For one answer, on the slowest machine.
@@ -177,7 +178,7 @@ async fn ten_thousand_silent_connections_are_bounded_and_disturb_nobody() {
     }
     println!("{told} were told");
     assert!(told > 0);
-    until("places are free again", async || {
+    until_async("places are free again", async || {
         figure(&kept.metrics().await, "thimble_gateway_connections_used") < 16
     })
     .await;
@@ -222,7 +223,7 @@ async fn requests_that_trickle_lose_their_connection_and_others_go_on() {
         slow.spawn(async move { ("body", trickle(address, body.len() - 9_999, body).await) });
         slow.spawn(async move { ("head", trickle(address, 10, head.into_bytes()).await) });
     }
-    until("bodies trickle", async || {
+    until_async("bodies trickle", async || {
         node.metric("thimble_gateway_requests_in_flight_used").await == 100
     })
     .await;
@@ -283,7 +284,7 @@ async fn answers_that_nobody_reads_are_bounded_and_given_up() {
     let (path, body) = large_query(&agent, bench, MIB / 4);
     let (streams, driver) = no_window(&node, &path, &body).await;
 
-    until("answers wait to be read", async || {
+    until_async("answers wait to be read", async || {
         node.metric("thimble_gateway_responses_used_bytes").await >= cap / 2
     })
     .await;
@@ -413,7 +414,7 @@ async fn a_node_with_few_descriptors_goes_on_with_more_connections_than_it_can_h
     assert_eq!(kept.get("/health").await.0, 200);
 
     drop(silent_ones);
-    until("the new canister counts", async || {
+    until_async("the new canister counts", async || {
         let module = arguments.wasm_module.clone();
         let _ = install(&agent, empty, CanisterInstallMode::Install, module, vec![]).await;
         update(&agent, empty, "inc", vec![]).await.is_ok()

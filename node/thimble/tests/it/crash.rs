@@ -13,6 +13,8 @@ use ic_agent::Agent;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::harness::*;
+use testing::process::Signal;
+use testing::until_async;
 
 const KILLS: usize = 20;
 const CLIENTS: usize = 4;
@@ -116,7 +118,7 @@ async fn twenty_kills_of_node_or_worker_under_load_lose_nothing() {
         } else {
             let workers = node.workers();
             assert!(!workers.is_empty(), "the node has workers");
-            signal(workers[random.gen_range(0..workers.len())], libc::SIGKILL);
+            testing::process::send(workers[random.gen_range(0..workers.len())], Signal::KILL);
             tokio::time::sleep(Duration::from_millis(random.gen_range(20..200))).await;
             stop.store(true, Ordering::Relaxed);
             for client in clients {
@@ -176,7 +178,7 @@ async fn another_memory_after_a_crash_replays_by_the_limits_of_before() {
             let agent = node.agent(1).await;
             clients.push(tokio::spawn(load(agent, *counter, ledger.clone(), stop.clone())));
         }
-        until("updates go through", async || {
+        until_async("updates go through", async || {
             let now: u64 =
                 ledgers.iter().map(|ledger| ledger.acknowledged.load(Ordering::SeqCst)).sum();
             now > before + 40

@@ -20,6 +20,7 @@ use crate::{
     harness::*,
     subnet::{Subnet, increment},
 };
+use testing::until_async;
 
 /// Why a test that needs a [`SmallDisk`] has none.
 pub(crate) const NO_TMPFS: &str = "a tmpfs cannot be mounted: run as root, or with CAP_SYS_ADMIN";
@@ -231,14 +232,14 @@ async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
         || writers.iter().map(|writer| writer.failures.load(Ordering::SeqCst)).sum::<u64>();
     let all_beyond =
         |now: Vec<u64>, before: &[u64]| now.iter().zip(before).all(|(now, then)| now > then);
-    until("everybody writes", async || all_beyond(acknowledged(), &[2; 4])).await;
+    until_async("everybody writes", async || all_beyond(acknowledged(), &[2; 4])).await;
 
     for _ in 0..2 {
         // Someone else takes what is left, and whatever the node gives back.
         let filler = disk.path().join("filler");
         let mut file = fs::File::create(&filler).unwrap();
         let chunk = vec![0; 64 << 10];
-        until("writers meet the full disk", async || {
+        until_async("writers meet the full disk", async || {
             while file.write_all(&chunk).is_ok() {}
             // Calls that were taken in before fail for nobody: they wait for the disk with their
             // round.
@@ -252,7 +253,7 @@ async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
         let before = acknowledged();
         drop(file);
         fs::remove_file(&filler).unwrap();
-        until("everybody writes again", async || all_beyond(acknowledged(), &before)).await;
+        until_async("everybody writes again", async || all_beyond(acknowledged(), &before)).await;
     }
     stop.store(true, Ordering::SeqCst);
     while let Some(ended) = storm.join_next().await {
@@ -328,7 +329,7 @@ async fn one_of_four_with_a_full_disk_waits_and_says_so_and_goes_on_when_there_i
     let bench = deploy(&agent, "workbench.wasm").await;
     update(&agent, bench, "stable_grow", Encode!(&(UNWRITABLE >> 16)).unwrap()).await.unwrap();
     let mut count = increment(&agent, counter).await;
-    until("all four have it", async || subnet.counts(counter).await == [count; 4]).await;
+    until_async("all four have it", async || subnet.counts(counter).await == [count; 4]).await;
     let pid = subnet.nodes[3].pid();
 
     // Twice: what healed once heals again.
@@ -344,7 +345,7 @@ async fn one_of_four_with_a_full_disk_waits_and_says_so_and_goes_on_when_there_i
             count = increment(&agent, counter).await;
         }
         let mut last = String::new();
-        until("the fourth says on /health that its disk is full", async || {
+        until_async("the fourth says on /health that its disk is full", async || {
             filler.fill();
             let (healthy, said) = health(&subnet.nodes[3]).await;
             if last != said {
@@ -361,7 +362,7 @@ async fn one_of_four_with_a_full_disk_waits_and_says_so_and_goes_on_when_there_i
         count += 1;
 
         drop(filler);
-        until("the fourth has caught up", async || {
+        until_async("the fourth has caught up", async || {
             health(&subnet.nodes[3]).await.0 && subnet.counts(counter).await == [count; 4]
         })
         .await;
@@ -402,7 +403,7 @@ async fn one_of_four_that_can_open_nothing_more_waits_and_goes_on_when_it_can() 
     let agent = subnet.nodes[0].agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
     let mut count = increment(&agent, counter).await;
-    until("all four have it", async || subnet.counts(counter).await == [count; 4]).await;
+    until_async("all four have it", async || subnet.counts(counter).await == [count; 4]).await;
     let pid = subnet.nodes[3].pid();
     let limits = descriptor_limits(pid);
     for _ in 0..2 {
@@ -412,7 +413,7 @@ async fn one_of_four_that_can_open_nothing_more_waits_and_goes_on_when_it_can() 
         // The engine keeps its votes in files of a few rounds each, and removes old ones: it meets
         // the limit soon.
         let seen = subnet.nodes[3].log().matches("takes no votes and blocks").count();
-        until("the fourth meets the limit", async || {
+        until_async("the fourth meets the limit", async || {
             count = increment(&agent, counter).await;
             subnet.nodes[3].log().matches("takes no votes and blocks").count() > seen
         })
@@ -421,7 +422,7 @@ async fn one_of_four_that_can_open_nothing_more_waits_and_goes_on_when_it_can() 
             count = increment(&agent, counter).await;
         }
         limit_descriptors(pid, limits);
-        until("the fourth has caught up", async || {
+        until_async("the fourth has caught up", async || {
             health(&subnet.nodes[3]).await.0 && subnet.counts(counter).await == [count; 4]
         })
         .await;
@@ -450,9 +451,9 @@ async fn files_that_may_not_grow_are_waited_for_and_named() {
     limit(Some(4096));
     let _ =
         tokio::time::timeout(Duration::from_secs(3), update(&agent, counter, "inc", vec![])).await;
-    until("the node says what it waits for", async || !health(&node).await.0).await;
+    until_async("the node says what it waits for", async || !health(&node).await.0).await;
     limit(hard);
-    until("it is well again", async || health(&node).await.0).await;
+    until_async("it is well again", async || health(&node).await.0).await;
     assert!(increment(&agent, counter).await > count);
     assert_eq!(node.pid(), pid, "it heals without a restart");
 }

@@ -17,6 +17,7 @@ use ic_management_canister_types::{
 };
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
+use testing::process::Signal;
 
 /// One node process and its data folder.
 pub(crate) struct Node {
@@ -72,15 +73,6 @@ pub(crate) fn free_addresses(count: usize) -> Vec<String> {
     .filter(|address| TcpListener::bind(address).is_ok())
     .take(count)
     .collect()
-}
-
-/// Waits until `condition` holds.
-pub(crate) async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition().await {
-        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
 }
 
 /// How long a story waits for what must happen, on the slowest machine.
@@ -268,7 +260,7 @@ impl Node {
     /// SIGTERM, and the exit code must be 0.
     pub(crate) fn stop(&mut self) {
         let mut child = self.child.take().unwrap();
-        signal(child.id(), libc::SIGTERM);
+        testing::process::send(child.id(), Signal::TERM);
         let status = child.wait().unwrap();
         assert!(status.success(), "the node did not stop cleanly: {status}\n{}", self.log());
     }
@@ -367,11 +359,6 @@ impl Drop for Node {
         }
         drop(self.folder.take());
     }
-}
-
-pub(crate) fn signal(pid: u32, signal: i32) {
-    // SAFETY: plain system call; the pid is a process this test started.
-    unsafe { libc::kill(pid as i32, signal) };
 }
 
 pub(crate) fn management() -> Principal {

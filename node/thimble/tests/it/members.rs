@@ -10,6 +10,7 @@ use crate::{
     harness::*,
     subnet::{Subnet, increment},
 };
+use testing::until_async;
 
 /// Four members, and a fifth node that knows the subnet.
 fn five() -> Ceremony {
@@ -190,12 +191,12 @@ impl Running {
         }
         self.run(&["members", "submit", "--data-dir", &self.path("node1"), &out]);
         let first = &self.subnet.nodes[0];
-        until("the members changed", async || {
+        until_async("the members changed", async || {
             first.status().await["subnet"]["members"].as_array().unwrap().len() == members
         })
         .await;
         let waits = || self.subnet.nodes[1].data.join("members-change.json").exists();
-        until("the change is taken away", async || !waits()).await;
+        until_async("the change is taken away", async || !waits()).await;
     }
 }
 
@@ -230,7 +231,8 @@ async fn a_fifth_node_comes_to_a_running_subnet_and_is_needed_from_then_on() {
     fifth.spawn();
     running.change(&["--add", &running.path("node4.json")], 5).await;
     fifth.healthy().await;
-    until("the fifth has a place", async || fifth.status().await["subnet"]["place"].is_u64()).await;
+    until_async("the fifth has a place", async || fifth.status().await["subnet"]["place"].is_u64())
+        .await;
     // Four of five sign: without one of the old members the fifth is needed.
     running.subnet.nodes[3].kill();
     assert_eq!(increment(&agent, counter).await, 1);

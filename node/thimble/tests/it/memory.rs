@@ -13,6 +13,7 @@ use ic_management_canister_types::{CanisterInstallMode, CanisterSettings};
 use testing::group::Group;
 
 use crate::harness::*;
+use testing::until_async;
 
 const MIB: u64 = 1 << 20;
 
@@ -79,7 +80,7 @@ async fn waiting(
         let agent = agent.clone();
         async move { fill_heap(&agent, bench, 60, 4).await }
     });
-    until("the node says what it waits for", async || {
+    until_async("the node says what it waits for", async || {
         health(node).await.contains("thimble reject")
     })
     .await;
@@ -113,8 +114,10 @@ async fn a_message_too_large_for_the_process_group_waits_until_there_is_room() {
     // taken by themselves.
     group.cap(1024 * MIB);
     filling.await.unwrap().unwrap();
-    until("updates are taken again", async || update(&agent, counter, "inc", vec![]).await.is_ok())
-        .await;
+    until_async("updates are taken again", async || {
+        update(&agent, counter, "inc", vec![]).await.is_ok()
+    })
+    .await;
     node.kill();
     node.launch().await;
     let agent = node.agent(1).await;

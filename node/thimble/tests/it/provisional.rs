@@ -7,6 +7,7 @@ use ic_management_canister_types::{
 };
 
 use crate::{harness::*, http::post, subnet::Subnet};
+use testing::until_async;
 
 const CREATE: &str = "provisional_create_canister_with_cycles";
 const TOP_UP: &str = "provisional_top_up_canister";
@@ -96,7 +97,7 @@ async fn one_signed_create_makes_one_canister_wherever_it_is_sent() {
     // Wherever it was sent its sender finds the same answer.
     let mut replies = Vec::new();
     for place in places {
-        until("the call is answered", async || {
+        until_async("the call is answered", async || {
             match agent.request_status_raw(&signed.request_id, place).await.unwrap().0 {
                 RequestStatusResponse::Replied(reply) => {
                     replies.push(reply.arg);

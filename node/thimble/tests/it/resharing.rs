@@ -4,6 +4,7 @@ use crate::{
     harness::*,
     subnet::{Subnet, increment},
 };
+use testing::until_async;
 
 /// Epochs of a few seconds.
 const SHORT_EPOCHS: &str = "[limits.consensus]\nblocks_per_epoch = 20\nidle_round_millis = 150\n";
@@ -14,7 +15,7 @@ async fn key_epoch(node: &Node) -> u64 {
 }
 
 async fn wait_for_key(node: &Node, epoch: u64) {
-    until("the key was handed on", async || key_epoch(node).await >= epoch).await;
+    until_async("the key was handed on", async || key_epoch(node).await >= epoch).await;
 }
 
 #[tokio::test]
@@ -48,7 +49,7 @@ async fn the_key_is_handed_on_and_clients_notice_nothing() {
         assert_eq!(increment(&agent, counter).await, count);
         wait_for_key(&subnet.nodes[1], now + 1).await;
     }
-    until("all four have everything", async || subnet.counts(counter).await == [6; 4]).await;
+    until_async("all four have everything", async || subnet.counts(counter).await == [6; 4]).await;
     let shares = subnet.nodes[0].data.join("keys/shares");
     assert!(std::fs::read_dir(shares).unwrap().count() <= 2, "old shares are removed");
 }

@@ -17,6 +17,7 @@ use crate::{
     harness::*,
     http::post,
 };
+use testing::until_async;
 
 /// A subnet with its ceremony held.
 pub(crate) struct Subnet {
@@ -167,7 +168,7 @@ async fn nothing_acknowledged_is_lost_when_one_node_is_killed_and_when_all_are()
         assert_eq!(increment(&agent, counter).await, count);
     }
     subnet.nodes[3].launch().await;
-    until("the node that was killed has caught up", async || {
+    until_async("the node that was killed has caught up", async || {
         subnet.counts(counter).await == [10; 4]
     })
     .await;
@@ -188,8 +189,10 @@ async fn nothing_acknowledged_is_lost_when_one_node_is_killed_and_when_all_are()
     // All at once, without warning.
     subnet.nodes.iter_mut().for_each(Node::kill);
     subnet.start_all().await;
-    until("all four are back with everything", async || subnet.counts(counter).await == [11; 4])
-        .await;
+    until_async("all four are back with everything", async || {
+        subnet.counts(counter).await == [11; 4]
+    })
+    .await;
     let agent = subnet.nodes[2].agent(1).await;
     assert_eq!(increment(&agent, counter).await, 12);
 }
@@ -215,7 +218,7 @@ impl Subnet {
     /// The other three go on until they keep no block that the fourth could go on with.
     async fn forget(&mut self) {
         let goal = reported(&mut self.nodes[0], "/subnet/executed_height").await + FORGOTTEN;
-        until("the others are far ahead", async || {
+        until_async("the others are far ahead", async || {
             reported(&mut self.nodes[0], "/subnet/executed_height").await >= goal
         })
         .await;
@@ -223,7 +226,7 @@ impl Subnet {
 
     /// Whether all four show the same: the counter, and the sum over what was written.
     async fn agree(&mut self, counter: Principal, count: u64, bench: Principal) {
-        until("all four show the same", async || {
+        until_async("all four show the same", async || {
             for node in &mut self.nodes {
                 if node.try_status().await.is_none() {
                     return false;
@@ -262,7 +265,7 @@ async fn a_node_that_was_away_too_long_fetches_a_state_even_when_killed_meanwhil
 
     // In the middle of it the node is killed, and goes on with what it has.
     subnet.nodes[3].spawn();
-    until("some of the state is there", async || {
+    until_async("some of the state is there", async || {
         reported(&mut subnet.nodes[3], "/subnet/state_sync/bytes_done").await > 4 << 20
     })
     .await;
@@ -276,7 +279,7 @@ async fn a_node_that_was_away_too_long_fetches_a_state_even_when_killed_meanwhil
     subnet.nodes[3].kill();
     assert!(!subnet.nodes[3].log().contains("starting again in place"));
     subnet.nodes[3].spawn();
-    until("it is at it again", async || {
+    until_async("it is at it again", async || {
         reported(&mut subnet.nodes[3], "/subnet/state_sync/bytes_done").await > 0
     })
     .await;
@@ -407,12 +410,12 @@ async fn one_request_in_many_envelopes_does_not_hold_a_subnet_up() {
     // Each of them is executed once, everywhere, and the subnet goes on; it stood for minutes when
     // each node counted its own copies.
     let expected = u64::from(CALLS);
-    until("every call is executed on every node", async || {
+    until_async("every call is executed on every node", async || {
         subnet.counts(counter).await == [expected; 4]
     })
     .await;
     for count in 1..=5 {
         assert_eq!(increment(&agent, counter).await, expected + count);
     }
-    until("all have it", async || subnet.counts(counter).await == [expected + 5; 4]).await;
+    until_async("all have it", async || subnet.counts(counter).await == [expected + 5; 4]).await;
 }

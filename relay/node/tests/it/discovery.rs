@@ -24,9 +24,9 @@ use crate::{
     clients,
     harness::{Relay, target},
 };
+use testing::eventually;
 
 /// Peers find each other within this time, on the slowest machine.
-const PATIENCE: Duration = Duration::from_secs(180);
 const DISCV5: [&str; 3] = ["--discv5", "--discv5-port", "0"];
 
 fn get(relay: &Relay, path: &str) -> Value {
@@ -65,24 +65,13 @@ fn id(address: &str) -> &str {
 
 /// Waits until a peer is connected; its entry.
 fn connected(relay: &Relay, peer: &str) -> Value {
-    until(&format!("a connection to {peer}"), || {
+    eventually(&format!("a connection to {peer}"), || {
         let peers = get(relay, "/admin/v1/peers");
         let found = peers.as_array().unwrap().iter().find(|one| {
             one["connected"] == "Connected" && one["multiaddr"].as_str().unwrap().ends_with(peer)
         });
         found.cloned()
     })
-}
-
-fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 /// The published Go node as a service node with discovery.
@@ -134,7 +123,7 @@ fn a_go_node_is_found_and_dialled() {
     );
     let peer = connected(&relay, go.id());
     assert_eq!(peer["origin"], "Discv5");
-    until("gossip with it", || {
+    eventually("gossip with it", || {
         let peers = get(&relay, "/status.json")["peers"].clone();
         let gossiping = peers["relay_inbound"].as_u64()? + peers["relay_outbound"].as_u64()?;
         (gossiping > 0 && peers["dials"].as_u64()? > 0).then_some(())
@@ -171,7 +160,7 @@ fn go_nodes_and_relays_find_each_other_through_one_of_them() {
     let stranger = Relay::start(
         &[&["--cluster", "3", "--shard", "0", "--discv5-bootstrap", &begin], &DISCV5[1..]].concat(),
     );
-    until("the stranger's table", || {
+    eventually("the stranger's table", || {
         (get(&stranger, "/status.json")["peers"]["discovery_table"].as_u64()? > 0).then_some(())
     });
     assert_eq!(get(&stranger, "/admin/v1/peers"), serde_json::json!([]));

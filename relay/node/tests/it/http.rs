@@ -3,7 +3,7 @@
 use std::{
     io::{Read, Write},
     net::TcpStream,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// Everything a relay does for a test takes less.
@@ -47,16 +47,4 @@ fn send(url: &str, request: &str) -> Answer {
     assert!(!head.contains("chunked"), "only short answers are read here");
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
     Answer { status, body: body.to_owned() }
-}
-
-/// Looks again and again until there is something.
-pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }

@@ -7,9 +7,10 @@ use testing::group::Group;
 
 use crate::{
     harness::{Relay, relay},
-    http::{get, until},
+    http::get,
     peer::{Client, message},
 };
+use testing::eventually;
 
 const MIB: u64 = 1 << 20;
 const TOPIC: &str = "/test/1/memory/proto";
@@ -57,7 +58,7 @@ fn a_process_group_below_the_smallest_size_is_refused_and_one_below_the_budget_w
 async fn near_the_budget_queries_are_refused_first_and_pushes_go_on() {
     let node = Relay::start_after("", &levels(2, 90, 95), &[]);
     let mut client = Client::connect(node.address(false)).await;
-    until("queries are refused", || {
+    eventually("queries are refused", || {
         let report = get(&node.http, "/status.json").json();
         (report["throttling"]["level"] == "queries").then_some(())
     });
@@ -96,7 +97,7 @@ async fn near_the_budget_queries_are_refused_first_and_pushes_go_on() {
 #[tokio::test]
 async fn nearer_to_it_pushes_subscriptions_and_connections_are_refused_too() {
     let node = Relay::start_after("", &levels(2, 2, 95), &[]);
-    until("pushes are refused", || {
+    eventually("pushes are refused", || {
         let report = get(&node.http, "/status.json").json();
         (report["throttling"]["level"] == "pushes").then_some(())
     });
@@ -140,7 +141,7 @@ async fn status_is_printed_for_people_and_for_machines() {
     let report: serde_json::Value = serde_json::from_str(&status(&["--json"])).unwrap();
     assert_eq!(report["messages"]["client"]["accepted"], 1);
     // A second later there is a sample, and while nothing happens one every five.
-    until("a sample", || {
+    eventually("a sample", || {
         let history = get(&node.http, "/status.json").json()["history"].clone();
         history[0]["anonymous_bytes"].as_u64().filter(|bytes| *bytes > 0)
     });
@@ -230,7 +231,7 @@ async fn what_tables_hold_is_counted_in_their_pools() {
         receiver.pushed().await;
     }
     let used = |name| node.metric(&format!("thimble_relay_pool_used_bytes{{pool=\"{name}\"}}"));
-    until("the tables were looked at", || {
+    eventually("the tables were looked at", || {
         (used("seen") >= 20 * relay_limits::SEEN_BYTES).then_some(())
     });
     assert!(used("program") > 100_000, "constants that the loader wrote: {}", used("program"));

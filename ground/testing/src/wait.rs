@@ -1,0 +1,48 @@
+//! Waiting for what must happen, however slow the machine: a test that waits has one way to do so,
+//! and fails with what did not come.
+
+use std::time::{Duration, Instant};
+
+/// What has not happened by then will not, even on an emulated processor.
+pub const PATIENCE: Duration = Duration::from_secs(300);
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// Waits until something is so.
+///
+/// # Panics
+///
+/// If it is not within [`PATIENCE`].
+#[track_caller]
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    eventually(what, || is_so().then_some(()));
+}
+
+/// Looks again and again until there is something.
+///
+/// # Panics
+///
+/// If there is nothing within [`PATIENCE`].
+#[track_caller]
+pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what}: not within {} s", PATIENCE.as_secs());
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// [`until`] for a test that is a future; its thread is free meanwhile.
+///
+/// # Panics
+///
+/// If it is not so within [`PATIENCE`].
+pub async fn until_async(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so().await {
+        assert!(Instant::now() < deadline, "{what}: not within {} s", PATIENCE.as_secs());
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
