@@ -26,7 +26,6 @@ use crate::{
 };
 use testing::eventually;
 
-/// Peers find each other within this time, on the slowest machine.
 const DISCV5: [&str; 3] = ["--discv5", "--discv5-port", "0"];
 
 fn get(relay: &Relay, path: &str) -> Value {
