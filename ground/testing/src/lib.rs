@@ -1,12 +1,13 @@
 //! What a test does on a machine that lacks what it needs: fails where everything is required,
 //! and otherwise says on standard error that it was not run. And what many tests do: control groups
-//! of their own ([`group`]), waiting for what must happen ([`until`]), signals to processes
+//! of their own ([`group`]), disks that can be full ([`SmallDisk`]), waiting for what must happen ([`until`]), signals to processes
 //! ([`process`]), pinned bytes ([`formats`]). A dependency of tests only.
 //!
 //! A test that returns early passes, and libtest hides what a passing test prints. So a gate that
 //! runs without the right to mount, say, would be green and have checked nothing. Every early
 //! return of a test goes through [`missing`].
 
+mod disk;
 pub mod formats;
 pub mod group;
 pub mod process;
@@ -14,6 +15,7 @@ mod wait;
 
 use std::io::Write;
 
+pub use disk::SmallDisk;
 pub use wait::{PATIENCE, eventually, until, until_async};
 
 /// Environment variables that demand that every test runs; set to anything but "", "0" or "false".

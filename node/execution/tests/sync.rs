@@ -23,6 +23,7 @@ use statesync::{
     InstallError, LocalState, OfferError, Rejected, ServeError, SnapshotSource, StateInstaller,
     complete_install, complete_install_on,
 };
+use testing::SmallDisk;
 
 const MIB: u64 = 1 << 20;
 
@@ -787,32 +788,13 @@ fn an_installer_that_is_killed_again_and_again_gets_there() {
     check_installed(dir.path(), &mut source, height);
 }
 
-struct Tmpfs(PathBuf);
-
-impl Tmpfs {
-    fn new(at: &Path, size: &str) -> Option<Self> {
-        let options = format!("size={size}");
-        let mounted =
-            Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(at).output();
-        mounted.is_ok_and(|output| output.status.success()).then(|| Self(at.to_path_buf()))
-    }
-}
-
-impl Drop for Tmpfs {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.0).output();
-    }
-}
-
 #[test]
 fn a_full_disk_stops_an_installation_until_there_is_room() {
     let (mut source, _) = populated(sync_limits());
     let (height, root) = until_newer(&mut source, Height(0));
     let snapshots = source.executor.snapshots();
     let dir = tempfile::tempdir().unwrap();
-    let Some(_tmpfs) = Tmpfs::new(dir.path(), "3m") else {
-        return testing::missing("a tmpfs cannot be mounted: run as root, or with CAP_SYS_ADMIN");
-    };
+    let Some(disk) = SmallDisk::mount(dir.path(), "3m") else { return };
     let mut installer = begin(dir.path(), height, root, None);
     let failed = loop {
         let chunk = installer.missing(1).unwrap()[0];
@@ -826,9 +808,7 @@ fn a_full_disk_stops_an_installation_until_there_is_room() {
         OfferError::Install(error) => assert!(error.can_heal(), "{error}"),
         OfferError::Rejected(rejected) => panic!("{rejected}"),
     }
-    let grown =
-        Command::new("mount").args(["-o", "remount,size=200m"]).arg(dir.path()).output().unwrap();
-    assert!(grown.status.success());
+    disk.resize("200m");
     // The same installer goes on, and so would another.
     fetch(&mut installer, &snapshots, usize::MAX);
     installer.finish().unwrap();

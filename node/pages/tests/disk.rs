@@ -7,12 +7,13 @@ mod common;
 use std::{
     fs, io,
     os::unix::fs::{PermissionsExt, chown},
-    path::{Path, PathBuf},
+    path::Path,
     process::Command,
 };
 
 use common::*;
 use pages::{MemoryId, PAGE_BYTES, PagesError};
+use testing::SmallDisk;
 
 const A: MemoryId = MemoryId(1);
 const LIMIT_DIR: &str = "PAGES_LIMIT_DIR";
@@ -22,29 +23,10 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-struct Tmpfs(PathBuf);
-
-impl Tmpfs {
-    fn new(at: &Path, size: &str) -> Option<Self> {
-        let options = format!("size={size}");
-        let mounted =
-            Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(at).output();
-        mounted.is_ok_and(|output| output.status.success()).then(|| Self(at.to_path_buf()))
-    }
-}
-
-impl Drop for Tmpfs {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.0).output();
-    }
-}
-
 #[test]
 fn a_full_disk_stops_writes_and_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
-    let Some(_tmpfs) = Tmpfs::new(dir.path(), "2m") else {
-        return testing::missing("a tmpfs cannot be mounted: run as root, or with CAP_SYS_ADMIN");
-    };
+    let Some(_disk) = SmallDisk::mount(dir.path(), "2m") else { return };
     let path = dir.path().join("pages");
     let mut index = Index::new();
     let store = open(&path, &index).unwrap();
@@ -212,9 +194,7 @@ fn a_directory_that_cannot_be_written_is_an_error_that_says_so() {
 #[test]
 fn a_read_only_file_system_is_found_at_start_up() {
     let dir = tempfile::tempdir().unwrap();
-    let Some(_tmpfs) = Tmpfs::new(dir.path(), "1m,ro") else {
-        return testing::missing("a tmpfs cannot be mounted: run as root, or with CAP_SYS_ADMIN");
-    };
+    let Some(_disk) = SmallDisk::mount(dir.path(), "1m,ro") else { return };
     let error = open(dir.path(), &Index::new()).unwrap_err();
     assert!(matches!(error, PagesError::NotWritable { .. }), "{error}");
     let error = open(&dir.path().join("pages"), &Index::new()).unwrap_err();

@@ -3,7 +3,6 @@
 use std::{
     fs,
     io::Write,
-    path::Path,
     process::Command,
     sync::{
         Arc,
@@ -20,41 +19,12 @@ use crate::{
     harness::*,
     subnet::{Subnet, increment},
 };
-use testing::until_async;
-
-/// Why a test that needs a [`SmallDisk`] has none.
-pub(crate) const NO_TMPFS: &str = "a tmpfs cannot be mounted: run as root, or with CAP_SYS_ADMIN";
-
-/// A small file system of its own; needs the right to mount.
-pub(crate) struct SmallDisk(tempfile::TempDir);
-
-impl SmallDisk {
-    pub(crate) fn new(mib: u64) -> Option<Self> {
-        let folder = tempfile::tempdir().unwrap();
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", &format!("size={mib}m"), "tmpfs"])
-            .arg(folder.path())
-            .output()
-            .is_ok_and(|output| output.status.success());
-        mounted.then_some(Self(folder))
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        self.0.path()
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.0.path()).output();
-    }
-}
+use testing::{SmallDisk, until_async};
 
 #[tokio::test]
 async fn a_disk_that_fills_up_stops_updates_and_loses_nothing() {
-    let Some(disk) = SmallDisk::new(400) else {
-        return testing::missing(NO_TMPFS);
-    };
+    let mount_point = tempfile::tempdir().unwrap();
+    let Some(disk) = SmallDisk::mount(mount_point.path(), "400m") else { return };
     let mut node = Node::start_in(disk.path().join("data"), "512MiB", None).await;
     let agent = node.agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
@@ -104,9 +74,8 @@ async fn a_disk_that_fills_up_stops_updates_and_loses_nothing() {
 
 #[tokio::test]
 async fn updates_are_taken_again_when_the_disk_has_room_without_a_restart() {
-    let Some(disk) = SmallDisk::new(400) else {
-        return testing::missing(NO_TMPFS);
-    };
+    let mount_point = tempfile::tempdir().unwrap();
+    let Some(disk) = SmallDisk::mount(mount_point.path(), "400m") else { return };
     let node = Node::start_in(disk.path().join("data"), "512MiB", None).await;
     let agent = node.agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
@@ -197,9 +166,8 @@ async fn keep_uploading(agent: Agent, canister: Principal, stop: Arc<AtomicBool>
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
-    let Some(disk) = SmallDisk::new(300) else {
-        return testing::missing(NO_TMPFS);
-    };
+    let mount_point = tempfile::tempdir().unwrap();
+    let Some(disk) = SmallDisk::mount(mount_point.path(), "300m") else { return };
     // The log lies elsewhere, so that it can tell what happened.
     let elsewhere = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(elsewhere.path().join("log"), disk.path().join("data.log")).unwrap();
@@ -314,9 +282,8 @@ async fn health(node: &Node) -> (bool, String) {
 
 #[tokio::test]
 async fn one_of_four_with_a_full_disk_waits_and_says_so_and_goes_on_when_there_is_room() {
-    let Some(disk) = SmallDisk::new(400) else {
-        return testing::missing(NO_TMPFS);
-    };
+    let mount_point = tempfile::tempdir().unwrap();
+    let Some(disk) = SmallDisk::mount(mount_point.path(), "400m") else { return };
     // The log lies elsewhere, so that it can tell what happened.
     let elsewhere = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(elsewhere.path().join("log"), disk.path().join("data.log")).unwrap();

@@ -4,7 +4,6 @@ use std::{
     fs,
     num::NonZeroU16,
     path::{Path, PathBuf},
-    process::Command,
     time::{Duration, Instant},
 };
 
@@ -15,37 +14,14 @@ use crate::{
     harness::Relay,
     peer::{Client, PATIENCE, message, serves},
 };
+use testing::SmallDisk;
 
 const TOPIC: &str = "/test/1/disk/proto";
-
-/// A file system in memory, gone with its folder.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    fn mount(at: &Path, mib: u64) -> Option<Self> {
-        fs::create_dir(at).unwrap();
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", &format!("size={mib}m"), "tmpfs"])
-            .arg(at)
-            .output()
-            .is_ok_and(|output| output.status.success());
-        mounted.then(|| Self(at.to_path_buf()))
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        // Files of the relay may be open for a moment.
-        let _ = Command::new("umount").arg("-l").arg(&self.0).output();
-    }
-}
 
 #[tokio::test]
 async fn a_full_disk_refuses_messages_and_heals_without_a_restart() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(disk) = SmallDisk::mount(&folder.path().join("data"), 64) else {
-        return testing::missing("a tmpfs cannot be mounted: run as root, or with CAP_SYS_ADMIN");
-    };
+    let Some(disk) = SmallDisk::mount(&folder.path().join("data"), "64m") else { return };
     let limits = "[limits.store]\ndisk_reserve_bytes = 16777216\nretention_bytes = 134217728\n";
     let mut relay = Relay::start_in(folder, "", limits, &[]);
     let memory = relay.watch();
@@ -64,7 +40,7 @@ async fn a_full_disk_refuses_messages_and_heals_without_a_restart() {
     };
     // The relay has taken what it passes messages on with while the disk is full.
     let made = || {
-        let spares = segments(&disk.0, ".spare");
+        let spares = segments(disk.path(), ".spare");
         spares
             .iter()
             .filter(|path| fs::metadata(path).is_ok_and(|file| file.len() == 4 << 20))
@@ -74,9 +50,8 @@ async fn a_full_disk_refuses_messages_and_heals_without_a_restart() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     // Less is free than the relay reserves: clients are refused, and what peers bring is passed on.
-    let filler = disk.0.join("filler");
-    let free = rustix::fs::statvfs(&disk.0).unwrap();
-    let free = (free.f_bavail * free.f_frsize) as usize;
+    let filler = disk.path().join("filler");
+    let free = disk.free_bytes() as usize;
     fs::write(&filler, vec![1; free - (8 << 20)]).unwrap();
     refused(&mut client).await;
     let mut receiver = Client::connect(relay.address(false)).await;

@@ -2,8 +2,6 @@
 
 use std::{
     io,
-    path::{Path, PathBuf},
-    process::Command,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -12,23 +10,7 @@ use disk::SimulatedDisk;
 use store::{AppendError, Config};
 
 use crate::common::*;
-
-struct Tmpfs(PathBuf);
-
-impl Tmpfs {
-    fn new(at: &Path, size: &str) -> Option<Self> {
-        let options = format!("size={size}");
-        let mounted =
-            Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(at).output();
-        mounted.is_ok_and(|output| output.status.success()).then(|| Self(at.to_path_buf()))
-    }
-}
-
-impl Drop for Tmpfs {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.0).output();
-    }
-}
+use testing::SmallDisk;
 
 #[test]
 fn writes_that_find_no_room_are_refused_and_taken_back() {
@@ -74,9 +56,7 @@ fn writes_that_find_no_room_are_refused_and_taken_back() {
 #[test]
 fn a_file_system_below_the_reserve_takes_nothing_until_there_is_room() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(_tmpfs) = Tmpfs::new(folder.path(), "24m") else {
-        return testing::missing("a tmpfs cannot be mounted: run as root, or with CAP_SYS_ADMIN");
-    };
+    let Some(_disk) = SmallDisk::mount(folder.path(), "24m") else { return };
     let hand = Hand::new();
     let config = Config { disk_reserve_bytes: 6 << 20, ..config(&folder.path().join("store")) };
     let store = open(config.clone(), &hand);
@@ -139,9 +119,7 @@ fn what_may_pass_is_passed_on_while_there_is_no_room_to_keep_it() {
 #[test]
 fn what_may_pass_is_passed_on_while_the_disk_has_no_byte_left() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(_tmpfs) = Tmpfs::new(folder.path(), "40m") else {
-        return testing::missing("a tmpfs cannot be mounted: run as root, or with CAP_SYS_ADMIN");
-    };
+    let Some(_disk) = SmallDisk::mount(folder.path(), "40m") else { return };
     let hand = Hand::new();
     let folder_of_store = folder.path().join("store");
     let config =
