@@ -87,13 +87,23 @@ impl LogReplay {
         if height != self.height {
             return Err(ConsensusError::OutOfOrder { found: height.0, expected: self.height.0 });
         }
-        match self.recorded.take() {
-            Some(recorded) if recorded.root != root => Err(ConsensusError::Diverged {
-                height: height.0,
-                found: hex::encode(root),
-                recorded: hex::encode(recorded.root),
-            }),
-            _ => Ok(Vec::new()),
-        }
+        was_recorded(self.recorded.take(), height, root)?;
+        Ok(Vec::new())
+    }
+}
+
+/// Whether the outcome of a batch was recorded before. Errors: it was, with another root.
+pub(crate) fn was_recorded(
+    recorded: Option<Recorded>,
+    height: Height,
+    root: [u8; 32],
+) -> Result<bool, ConsensusError> {
+    match recorded {
+        Some(recorded) if recorded.root != root => Err(ConsensusError::Diverged {
+            height: height.0,
+            found: hex::encode(root),
+            recorded: hex::encode(recorded.root),
+        }),
+        recorded => Ok(recorded.is_some()),
     }
 }

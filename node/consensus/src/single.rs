@@ -25,7 +25,7 @@ use state::{Fault, Height, Time};
 
 use crate::{
     BlockLog, Certificate, Certifier, Consensus, ConsensusError, Demand, FinalisedBatch,
-    FinalisedBlock, IngressPool, Recorded, Step, Wiring, block_log::Replay,
+    FinalisedBlock, IngressPool, Recorded, Step, Wiring, block_log::Replay, replay::was_recorded,
 };
 
 const RANDOMNESS_DOMAIN: &[u8] = b"\x11thimble-randomness";
@@ -250,19 +250,11 @@ impl SingleNode {
         if height != self.height {
             return Err(ConsensusError::OutOfOrder { found: height.0, expected: self.height.0 });
         }
-        match self.recorded.take() {
-            Some(recorded) if recorded.root != root => {
-                return Err(ConsensusError::Diverged {
-                    height: height.0,
-                    found: hex::encode(root),
-                    recorded: hex::encode(recorded.root),
-                });
-            }
-            Some(_) => {}
-            // While older batches are handed out again nothing may be appended behind newer ones;
-            // what is computed again needs no note.
-            None if self.replay.is_some() && self.log.last() != Some(height) => {}
-            None => self.log.append_outcome(height, root, &faults)?,
+        // While older batches are handed out again nothing may be appended behind newer ones; what
+        // is computed again needs no note.
+        let again = self.replay.is_some() && self.log.last() != Some(height);
+        if !was_recorded(self.recorded.take(), height, root)? && !again {
+            self.log.append_outcome(height, root, &faults)?;
         }
         self.log.certified(height)?;
         let signed = self

@@ -91,6 +91,7 @@ use crate::{
     IngressPool, Recorded, StateServer, Step, SyncProgress, WallClock, Want, Wiring,
     block_log::Replay,
     certifier::{CertifyError, Terms},
+    replay::was_recorded,
 };
 
 /// Blocks and certificates that wait for the driver.
@@ -656,22 +657,11 @@ impl Subnet {
         if height != self.height {
             return Err(ConsensusError::OutOfOrder { found: height.0, expected: self.height.0 });
         }
-        match self.recorded.take() {
-            Some(recorded) if recorded.root != root => {
-                return Err(ConsensusError::Diverged {
-                    height: height.0,
-                    found: hex::encode(root),
-                    recorded: hex::encode(recorded.root),
-                });
-            }
-            Some(_) => {}
-            None => {
-                let mut log = self.clients.log.lock();
-                // While older blocks are handed out again nothing may be appended behind newer
-                // ones.
-                if log.last() == Some(height) {
-                    log.append_outcome(height, root, &faults)?;
-                }
+        if !was_recorded(self.recorded.take(), height, root)? {
+            let mut log = self.clients.log.lock();
+            // While older blocks are handed out again nothing may be appended behind newer ones.
+            if log.last() == Some(height) {
+                log.append_outcome(height, root, &faults)?;
             }
         }
         self.driven.send_modify(|driven| driven.executed(height));
