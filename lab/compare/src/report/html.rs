@@ -17,18 +17,7 @@ const STYLE: &str = include_str!("page.css");
 
 /// Text as it stands, in elements and attributes.
 pub(crate) fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in clean(text).chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            c => out.push(c),
-        }
-    }
-    out
+    ::picture::Escaped(&clean(text)).to_string()
 }
 
 /// The whole page.

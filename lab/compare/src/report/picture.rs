@@ -6,7 +6,9 @@
 
 use std::fmt::Write;
 
-use super::{change, html::escape, unsigned};
+use ::picture::{Anchor, Svg};
+
+use super::{change, clean, html::escape, unsigned};
 use crate::{
     figure::Better,
     verdict::{Judged, Verdict},
@@ -34,6 +36,12 @@ pub(crate) fn class(verdict: Verdict) -> &'static str {
         Verdict::Gone => "gone",
         Verdict::Noise => "noise",
     }
+}
+
+/// A tick's label.
+fn signed(tick: f64) -> String {
+    let sign = if tick > 0.0 { "+" } else { "" };
+    format!("{sign}{} %", (tick * 100.0).round())
 }
 
 /// Logarithm of the change for the worse.
@@ -82,23 +90,12 @@ pub(crate) fn scatter(tests: &[Judged]) -> String {
         let middle = f64::midpoint(TOP, HEIGHT - BOTTOM);
         middle - change.clamp(-most, most) / most * (HEIGHT - BOTTOM - TOP) / 2.0
     };
-    let mut svg = format!(
-        "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"change of each test against its \
-         own spread\">\n"
-    );
+    let mut svg = Svg::default();
     for tick in ticks(most) {
         let at = y(tick.ln_1p());
         let kind = if tick == 0.0 { "axis" } else { "grid" };
-        let _ = writeln!(
-            svg,
-            "<line class=\"{kind}\" x1=\"{LEFT}\" x2=\"{:.1}\" y1=\"{at:.1}\" y2=\"{at:.1}\"/>\
-             <text class=\"label\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}{} %</text>",
-            WIDTH - RIGHT,
-            LEFT - 8.0,
-            at + 4.0,
-            if tick > 0.0 { "+" } else { "" },
-            (tick * 100.0).round()
-        );
+        svg.line(kind, (LEFT, at), (WIDTH - RIGHT, at));
+        svg.text("label", (LEFT - 8.0, at + 4.0), Anchor::End, &signed(tick));
     }
     for decade in -5..=3 {
         for part in [1.0, 2.0, 5.0] {
@@ -107,15 +104,9 @@ pub(crate) fn scatter(tests: &[Judged]) -> String {
                 continue;
             }
             let at = x(tick);
-            let _ = writeln!(
-                svg,
-                "<line class=\"grid\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" \
-                 y2=\"{:.1}\"/><text class=\"label\" x=\"{at:.1}\" y=\"{:.1}\" \
-                 text-anchor=\"middle\">{} %</text>",
-                HEIGHT - BOTTOM,
-                HEIGHT - BOTTOM + 18.0,
-                tick * 100.0
-            );
+            svg.line("grid", (at, TOP), (at, HEIGHT - BOTTOM));
+            let words = format!("{} %", tick * 100.0);
+            svg.text("label", (at, HEIGHT - BOTTOM + 18.0), Anchor::Middle, &words);
         }
     }
     // Where one and three standard deviations of a value lie.
@@ -137,36 +128,31 @@ pub(crate) fn scatter(tests: &[Judged]) -> String {
             let at = noise(step);
             let _ = write!(path, "L{:.1},{:.1}", x(at), y(-at.ln_1p() * times));
         }
-        let _ = writeln!(svg, "<path class=\"{shape}\" d=\"{path}Z\"/>");
+        svg.path(shape, &format!("{path}Z"));
     }
     // What stands out is drawn last, over the rest.
     for (test, noise, change_log) in points.iter().rev() {
         let beyond = if change_log.abs() > most { " beyond" } else { "" };
         let radius = if test.verdict == Verdict::Noise { 3.5 } else { 5.0 };
-        let _ = writeln!(
-            svg,
-            "<circle class=\"dot {}{beyond}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"{radius}\"><title>{}: \
-             {}, own noise {}, {}</title></circle>",
-            class(test.verdict),
-            x(*noise),
-            y(*change_log),
-            escape(&test.name),
-            escape(&change(test)),
+        let title = format!(
+            "{}: {}, own noise {}, {}",
+            test.name,
+            change(test),
             unsigned(*noise),
             test.verdict.words_of(&test.unit)
         );
+        let kind = format!("dot {}{beyond}", class(test.verdict));
+        svg.circle(&kind, (x(*noise), y(*change_log)), radius, Some(&clean(&title)));
     }
-    let _ = writeln!(
-        svg,
-        "<text class=\"title\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">own spread of the test \
-         (standard deviation of one value)</text>\n\
-         <text class=\"title\" transform=\"translate(14 {:.1}) rotate(-90)\" text-anchor=\"middle\">better \
-         &#8592; change &#8594; worse</text>\n</svg>",
-        f64::midpoint(LEFT, WIDTH - RIGHT),
-        HEIGHT - 8.0,
+    let words = "own spread of the test (standard deviation of one value)";
+    let middle = f64::midpoint(LEFT, WIDTH - RIGHT);
+    svg.text("title", (middle, HEIGHT - 8.0), Anchor::Middle, words);
+    svg.raw(format_args!(
+        "<text class=\"title\" transform=\"translate(14 {:.1}) rotate(-90)\" \
+         text-anchor=\"middle\">better &#8592; change &#8594; worse</text>",
         f64::midpoint(TOP, HEIGHT - BOTTOM),
-    );
-    svg
+    ));
+    svg.part((WIDTH, HEIGHT), "change of each test against its own spread")
 }
 
 /// Tests that stand out: every run of both sides, relative to the baseline's mean.
@@ -210,70 +196,41 @@ pub(crate) fn rows(tests: &[Judged]) -> String {
         let middle = f64::midpoint(NAMES, WIDTH - RIGHT);
         middle + relative.clamp(-reach, reach) / reach * (WIDTH - RIGHT - NAMES) / 2.0
     };
-    let mut svg = format!(
-        "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"runs of tests that stand out\">\n"
-    );
+    let mut svg = Svg::default();
     for tick in ticks(reach) {
         let at = x(tick.ln_1p());
         let kind = if tick == 0.0 { "axis" } else { "grid" };
-        let _ = writeln!(
-            svg,
-            "<line class=\"{kind}\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{:.1}\" y2=\"{:.1}\"/><text \
-             class=\"label\" x=\"{at:.1}\" y=\"14\" text-anchor=\"middle\">{}{} %</text>",
-            TOP - 8.0,
-            height - 10.0,
-            if tick > 0.0 { "+" } else { "" },
-            (tick * 100.0).round()
-        );
+        svg.line(kind, (at, TOP - 8.0), (at, height - 10.0));
+        svg.text("label", (at, 14.0), Anchor::Middle, &signed(tick));
     }
     for (index, test) in shown.iter().enumerate() {
         let middle = TOP + ROW * (index as f64 + 0.5);
         let name = tail(&test.name, 54);
-        let _ = writeln!(
-            svg,
-            "<text class=\"name\" x=\"{:.1}\" y=\"{:.1}\" \
-             text-anchor=\"end\">{}<title>{}</title></text>",
+        // Its whole name is shown when it is pointed at.
+        svg.raw(format_args!(
+            "<text class=\"name\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}<title>{}</title></text>",
             NAMES - 14.0,
             middle + 4.0,
             escape(&name),
             escape(&test.name)
-        );
+        ));
         if let Some(noise) = test.noise {
             let (from, to) = (x(-noise.ln_1p()), x(noise.ln_1p()));
-            let _ = writeln!(
-                svg,
-                "<rect class=\"band\" x=\"{from:.1}\" y=\"{:.1}\" width=\"{:.1}\" \
-                 height=\"{:.1}\" rx=\"3\"/>",
-                middle - 8.0,
-                to - from,
-                16.0
-            );
+            svg.rect("band", (from, middle - 8.0), (to - from, 16.0), 3.0);
         }
         for at in test.baseline.iter().flatten().filter_map(|value| relative(test, value)).take(100)
         {
-            let _ = writeln!(
-                svg,
-                "<line class=\"run\" x1=\"{0:.1}\" x2=\"{0:.1}\" y1=\"{1:.1}\" y2=\"{2:.1}\"/>",
-                x(at),
-                middle - 6.0,
-                middle + 6.0
-            );
+            svg.line("run", (x(at), middle - 6.0), (x(at), middle + 6.0));
         }
         for at in
             test.candidate.iter().flatten().filter_map(|value| relative(test, value)).take(100)
         {
-            let _ = writeln!(
-                svg,
-                "<circle class=\"dot {}\" cx=\"{:.1}\" cy=\"{middle:.1}\" r=\"5\"><title>{}: \
-                 {}</title></circle>",
-                class(test.verdict),
-                x(at),
-                escape(&test.name),
-                escape(&change(test))
-            );
+            let title = clean(&format!("{}: {}", test.name, change(test)));
+            let kind = format!("dot {}", class(test.verdict));
+            svg.circle(&kind, (x(at), middle), 5.0, Some(&title));
         }
     }
-    svg + "</svg>\n"
+    svg.part((WIDTH, height), "runs of tests that stand out")
 }
 
 /// The end of a name says more than its beginning.

@@ -4,6 +4,7 @@
 use std::fmt::Write;
 
 use budget::format_size;
+use picture::{Anchor, Svg};
 
 use super::{
     Plot,
@@ -34,29 +35,7 @@ const COMMAND_CHARS_MAX: usize = 150;
 /// Roles told apart by colour.
 const ROLES: usize = 6;
 
-const STYLE: &str = "\
-svg{font-family:'DejaVu Sans',Verdana,'Segoe \
-     UI',sans-serif;font-size:11px;background:#fff}.paper{fill:#fff}.ink{fill:#1c2430}.soft{fill:#\
-     5b6675}.title{font-size:17px;font-weight:600}.big{font-size:12px;font-weight:600}.\
-     grid{stroke:#e3e7ec;stroke-width:1}.axis{stroke:#8d97a5;stroke-width:1}.file{fill:#cfe0f3}.\
-     anon{fill:#7ea6dd}.anonline{stroke:#1f55a5;stroke-width:1.8;fill:none}.fileline{stroke:#\
-     8fb3da;stroke-width:1;fill:none}.cap{stroke:#c62828;stroke-width:1.6;stroke-dasharray:7 \
-     4}.capink{fill:#c62828}.dot{fill:#1f55a5;stroke:#fff;stroke-width:1.5}.p{fill:none;\
-     stroke-width:1.3}.p0{stroke:#b45309}.p1{stroke:#0f766e}.p2{stroke:#7e22ce}.p3{stroke:#\
-     be185d}.p4{stroke:#4d7c0f}.p5{stroke:#374151}.some{fill:#f0b46a}.full{fill:#c2410c}.cpu{fill:\
-     #9fb4c9}.e{stroke-width:1}.oom{stroke:#c62828;stroke-width:1.8}.mark{stroke:#6d28d9;\
-     stroke-dasharray:4 \
-     3}.again{stroke:#c2410c}.plain{stroke:#6b7684}.faint{stroke:#b7bfca}.oomt{fill:#c62828;\
-     font-weight:600}.markt{fill:#6d28d9;font-weight:600}.againt{fill:#c2410c}.plaint{fill:#\
-     3d4754}.faintt{fill:#6b7684}@media \
-     (prefers-color-scheme:dark){svg{background:#14181e}.paper{fill:#14181e}.ink{fill:#e8ecf1}.\
-     soft{fill:#9aa5b3}.grid{stroke:#2a313a}.axis{stroke:#6a7583}.file{fill:#24384f}.anon{fill:#\
-     3a629b}.anonline{stroke:#8db9f5}.fileline{stroke:#4d7199}.cap{stroke:#ff6b63}.capink{fill:#\
-     ff6b63}.dot{fill:#8db9f5;stroke:#14181e}.p0{stroke:#f5a64b}.p1{stroke:#4fd1c5}.p2{stroke:#\
-     c99bff}.p3{stroke:#ff8ac2}.p4{stroke:#b6e06a}.p5{stroke:#cbd5e1}.cpu{fill:#4a5d73}.\
-     oom{stroke:#ff6b63}.oomt{fill:#ff6b63}.mark{stroke:#b794ff}.markt{fill:#b794ff}.again{stroke:\
-     #ff9a5c}.againt{fill:#ff9a5c}.plain{stroke:#98a3b2}.plaint{fill:#c3ccd7}.faint{stroke:#\
-     4c5663}.faintt{fill:#98a3b2}}";
+const STYLE: &str = include_str!("svg.css");
 
 /// The whole file.
 pub(crate) fn draw(plot: &Plot) -> String {
@@ -68,7 +47,7 @@ pub(crate) fn draw(plot: &Plot) -> String {
         WIDTH - 8.0,
     );
     let lanes = places.iter().flatten().map(|place| place.lane + 1).max().unwrap_or(0);
-    let mut page = Page { text: String::new(), plot, top: 0.0, value_max: 0.0 };
+    let mut page = Page { svg: Svg::default(), plot, top: 0.0, value_max: 0.0 };
 
     let mut y = 28.0;
     page.heading(&mut y);
@@ -102,14 +81,10 @@ pub(crate) fn draw(plot: &Plot) -> String {
     let without = places.iter().filter(|place| place.is_none()).count() + plot.events_dropped;
     if without > 0 {
         let note = format!("{without} further marks without a label; the series has all");
-        page.text(RIGHT, end + 34.0, "soft", "end", &note);
+        page.svg.text("soft", (RIGHT, end + 34.0), Anchor::End, &note);
     }
     let height = end + 44.0;
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" width=\"{WIDTH}\" height=\"{height:.0}\" role=\"img\">\n\
-         <style>{STYLE}</style>\n<rect class=\"paper\" width=\"{WIDTH}\" height=\"{height:.0}\"/>\n{}</svg>\n",
-        page.text
-    )
+    page.svg.file((WIDTH, height), STYLE)
 }
 
 /// Events of one kind that happened at about the same time.
@@ -175,7 +150,7 @@ fn classes(what: What) -> (&'static str, &'static str) {
 }
 
 struct Page<'a> {
-    text: String,
+    svg: Svg,
     plot: &'a Plot,
     /// Of the plot of memory.
     top: f64,
@@ -196,13 +171,13 @@ impl Page<'_> {
                 let _ = write!(title, ", OOM kills: {}", summary.oom_kills);
             }
         }
-        self.text(24.0, *y, "ink title", "start", &title);
+        self.svg.text("ink title", (24.0, *y), Anchor::Start, &title);
         let command = header.command.join(" ").replace(char::is_whitespace, " ");
         let mut shown: String = command.chars().take(COMMAND_CHARS_MAX).collect();
         if shown.len() < command.len() {
             shown.push('…');
         }
-        self.text(24.0, *y + 19.0, "ink", "start", &shown);
+        self.svg.text("ink", (24.0, *y + 19.0), Anchor::Start, &shown);
         let swap = match header.swap_bytes {
             0 => "no swap".to_owned(),
             bytes => format!("{} of swap", format_size(bytes)),
@@ -211,7 +186,7 @@ impl Page<'_> {
             "{}; {}; group {}, {swap}, a sample every {} ms",
             header.started, header.machine, header.group, header.interval_millis
         );
-        self.text(24.0, *y + 35.0, "soft", "start", &about);
+        self.svg.text("soft", (24.0, *y + 35.0), Anchor::Start, &about);
         *y += 58.0;
     }
 
@@ -255,8 +230,8 @@ impl Page<'_> {
                 x = 24.0;
                 *y += 17.0;
             }
-            let _ = write!(self.text, "<g transform=\"translate({x:.1} {:.1})\">{picture}</g>", *y);
-            self.text(x + width + 6.0, *y, "ink", "start", &text);
+            self.svg.raw(format_args!("<g transform=\"translate({x:.1} {y:.1})\">{picture}</g>"));
+            self.svg.text("ink", (x + width + 6.0, *y), Anchor::Start, &text);
             x += length;
         }
         *y += 12.0;
@@ -275,12 +250,12 @@ impl Page<'_> {
         let mut value = 0.0;
         while value <= self.value_max {
             let y = self.y_of(value);
-            self.line("grid", LEFT, y, RIGHT, y);
-            self.text(LEFT - 8.0, y + 4.0, "soft", "end", &format_size(value as u64));
+            self.svg.line("grid", (LEFT, y), (RIGHT, y));
+            self.svg.text("soft", (LEFT - 8.0, y + 4.0), Anchor::End, &format_size(value as u64));
             value += step;
         }
-        self.line("axis", LEFT, self.top, LEFT, bottom);
-        self.line("axis", LEFT, bottom, RIGHT, bottom);
+        self.svg.line("axis", (LEFT, self.top), (LEFT, bottom));
+        self.svg.line("axis", (LEFT, bottom), (RIGHT, bottom));
     }
 
     fn memory(&mut self, bottom: f64) {
@@ -315,8 +290,7 @@ impl Page<'_> {
             last = Some(x);
         }
         if let Some(x) = last {
-            let _ =
-                writeln!(self.text, "<path class=\"{class}\" d=\"{path}L{x:.1} {bottom:.1}Z\"/>");
+            self.svg.path(class, &format!("{path}L{x:.1} {bottom:.1}Z"));
         }
     }
 
@@ -342,7 +316,7 @@ impl Page<'_> {
             }
         }
         if !path.is_empty() {
-            let _ = writeln!(self.text, "<path class=\"{class}\" d=\"{path}\"/>");
+            self.svg.path(class, &path);
         }
     }
 
@@ -355,12 +329,12 @@ impl Page<'_> {
                 bottom - STRIP_HEIGHT * (value / most).clamp(0.0, 1.0)
             });
         }
-        self.line("grid", LEFT, top, RIGHT, top);
-        self.line("axis", LEFT, top, LEFT, bottom);
-        self.line("axis", LEFT, bottom, RIGHT, bottom);
-        self.text(LEFT - 8.0, top + 5.0, "soft", "end", &format!("{most}"));
-        self.text(LEFT - 8.0, bottom + 4.0, "soft", "end", "0");
-        self.text(LEFT, top - 6.0, "soft", "start", title);
+        self.svg.line("grid", (LEFT, top), (RIGHT, top));
+        self.svg.line("axis", (LEFT, top), (LEFT, bottom));
+        self.svg.line("axis", (LEFT, bottom), (RIGHT, bottom));
+        self.svg.text("soft", (LEFT - 8.0, top + 5.0), Anchor::End, &format!("{most}"));
+        self.svg.text("soft", (LEFT - 8.0, bottom + 4.0), Anchor::End, "0");
+        self.svg.text("soft", (LEFT, top - 6.0), Anchor::Start, title);
     }
 
     fn time_axis(&mut self, y: f64) {
@@ -375,10 +349,15 @@ impl Page<'_> {
         for index in 0..=count {
             let seconds = index as f64 * step;
             let x = x_of(self.plot, seconds);
-            self.line("axis", x, y, x, y + 4.0);
-            self.text(x, y + 17.0, "soft", "middle", &clock(seconds, step));
+            self.svg.line("axis", (x, y), (x, y + 4.0));
+            self.svg.text("soft", (x, y + 17.0), Anchor::Middle, &clock(seconds, step));
         }
-        self.text(24.0, y + 34.0, "soft", "start", "time since the start, in seconds or h:mm:ss");
+        self.svg.text(
+            "soft",
+            (24.0, y + 34.0),
+            Anchor::Start,
+            "time since the start, in seconds or h:mm:ss",
+        );
     }
 
     fn events(&mut self, marks: &[Mark], places: &[Option<labels::Place>], end: f64) {
@@ -391,13 +370,23 @@ impl Page<'_> {
             match place {
                 Some(place) => {
                     let y = lane_bottom(place.lane);
-                    self.line(&format!("e {line}"), mark.label.x, y - 9.0, mark.label.x, bottom);
-                    let (x, anchor) =
-                        if place.before { (place.right, "end") } else { (place.left, "start") };
-                    self.text(x, y, text, anchor, &mark.text);
+                    self.svg.line(
+                        &format!("e {line}"),
+                        (mark.label.x, y - 9.0),
+                        (mark.label.x, bottom),
+                    );
+                    let (x, anchor) = match place.before {
+                        true => (place.right, Anchor::End),
+                        false => (place.left, Anchor::Start),
+                    };
+                    self.svg.text(text, (x, y), anchor, &mark.text);
                 }
                 None => {
-                    self.line(&format!("e {line}"), mark.label.x, self.top, mark.label.x, bottom)
+                    self.svg.line(
+                        &format!("e {line}"),
+                        (mark.label.x, self.top),
+                        (mark.label.x, bottom),
+                    );
                 }
             }
         }
@@ -407,14 +396,9 @@ impl Page<'_> {
         let cap = self.plot.header.cap_bytes;
         let cap_y = self.y_of(cap as f64);
         if cap > 0 {
-            self.line("cap", LEFT, cap_y, RIGHT, cap_y);
-            self.text(
-                RIGHT + 6.0,
-                cap_y + 4.0,
-                "capink big",
-                "start",
-                &format!("cap {}", format_size(cap)),
-            );
+            self.svg.line("cap", (LEFT, cap_y), (RIGHT, cap_y));
+            let words = format!("cap {}", format_size(cap));
+            self.svg.text("capink big", (RIGHT + 6.0, cap_y + 4.0), Anchor::Start, &words);
         }
         let (seconds, bytes) = self.plot.peak;
         if bytes > 0.0 {
@@ -423,35 +407,17 @@ impl Page<'_> {
             let width = label.chars().count() as f64 * 7.2;
             // Beside the dot, on the side where there is room; above it, unless it would stand on
             // the line of the cap.
-            let (text_x, anchor) =
-                if x + 10.0 + width > RIGHT { (x - 9.0, "end") } else { (x + 9.0, "start") };
+            let (text_x, anchor) = match x + 10.0 + width > RIGHT {
+                true => (x - 9.0, Anchor::End),
+                false => (x + 9.0, Anchor::Start),
+            };
             let text_y = if cap > 0 && y - cap_y < 28.0 { y + 18.0 } else { y - 8.0 };
-            let left = if anchor == "end" { text_x - width } else { text_x };
-            let _ = writeln!(
-                self.text,
-                "<circle class=\"dot\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\"/><rect class=\"paper\" \
-                 opacity=\"0.8\" rx=\"3\" x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"16\"/>",
-                left - 3.0,
-                text_y - 12.0,
-                width + 6.0
-            );
-            self.text(text_x, text_y, "ink big", anchor, &label);
+            let left = if anchor == Anchor::End { text_x - width } else { text_x };
+            self.svg.circle("dot", (x, y), 4.0, None);
+            let corner = (left - 3.0, text_y - 12.0);
+            self.svg.rect("paper under", corner, (width + 6.0, 16.0), 3.0);
+            self.svg.text("ink big", (text_x, text_y), anchor, &label);
         }
-    }
-
-    fn line(&mut self, class: &str, x1: f64, y1: f64, x2: f64, y2: f64) {
-        let _ = writeln!(
-            self.text,
-            "<line class=\"{class}\" x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\"/>"
-        );
-    }
-
-    fn text(&mut self, x: f64, y: f64, class: &str, anchor: &str, text: &str) {
-        let _ = writeln!(
-            self.text,
-            "<text class=\"{class}\" x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\">{}</text>",
-            escape(text)
-        );
     }
 }
 
@@ -481,22 +447,6 @@ fn clock(seconds: f64, step: f64) -> String {
     }
 }
 
-/// For text between tags; control characters have no place in XML at all.
-fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            letter if letter.is_control() => escaped.push(' '),
-            letter => escaped.push(letter),
-        }
-    }
-    escaped
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -511,10 +461,5 @@ mod tests {
         assert_eq!(clock(0.25, 0.05), "0.25");
         assert_eq!(clock(45.0, 5.0), "45 s");
         assert_eq!(clock(3725.0, 5.0), "1:02:05");
-    }
-
-    #[test]
-    fn text_stays_text() {
-        assert_eq!(escape("a<b & \"c\"\u{7}"), "a&lt;b &amp; &quot;c&quot; ");
     }
 }
