@@ -98,8 +98,8 @@ impl Svg {
         )
     }
 
-    /// The picture as a part of a page that has a style sheet; `label` is for readers who do not see
-    /// it.
+    /// The picture as a part of a page that has a style sheet; `label` is for readers who do not
+    /// see it.
     pub fn part(self, (width, height): (f64, f64), label: &str) -> String {
         let (label, shapes) = (Escaped(label), self.0);
         format!(

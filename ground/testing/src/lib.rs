@@ -1,7 +1,8 @@
 //! What a test does on a machine that lacks what it needs: fails where everything is required,
 //! and otherwise says on standard error that it was not run. And what many tests do: control groups
-//! of their own ([`group`]), disks that can be full ([`SmallDisk`]), waiting for what must happen ([`until`]), signals to processes
-//! ([`process`]), pinned bytes ([`formats`]). A dependency of tests only.
+//! of their own ([`group`]), disks that can be full ([`SmallDisk`]), waiting for what must happen
+//! ([`until`]), signals to processes ([`process`]), pinned bytes ([`formats`]). A dependency of
+//! tests only.
 //!
 //! A test that returns early passes, and libtest hides what a passing test prints. So a gate that
 //! runs without the right to mount, say, would be green and have checked nothing. Every early

@@ -30,8 +30,8 @@ pub(crate) struct Ended {
     pub(crate) restarts: u64,
 }
 
-/// A node that this run started. Stopped when it is dropped, a cap by being asked: it has a group to
-/// remove.
+/// A node that this run started. Stopped when it is dropped, a cap by being asked: it has a group
+/// to remove.
 pub(crate) struct Node {
     child: Child,
     /// Folder of logs and of the node's own files.

@@ -156,7 +156,8 @@ enum Command {
     /// under the cap or meets the goal, 2 when the command cannot be run, 3 when the machine is too
     /// busy to judge on, 130 after Ctrl-C.
     ///
-    /// Example: thimble-lab tune --memory 100MiB --budget 5m --http http://127.0.0.1:{port}/ --rate 100
+    /// Example: thimble-lab tune --memory 100MiB --budget 5m --http http://127.0.0.1:{port}/ --rate
+    /// 100
     /// --lateness 'p99<50ms' -- node server.js --port {port}
     ///
     /// Example: thimble-lab tune --beat 'late ([0-9.]+) ms' --lateness 'p99<20ms' -- ./leader

@@ -5,7 +5,8 @@
 //! - it has not sent a whole request head within the read timeout, from its first byte or from
 //!   being accepted;
 //! - it has been idle for [`IDLE`] with no request being served;
-//! - its peer takes a response more slowly than [`dashboard::paced::WRITE_RATE_MIN`] allows (a stalled reader would
+//! - its peer takes a response more slowly than [`dashboard::paced::WRITE_RATE_MIN`] allows (a
+//!   stalled reader would
 //!   pin the response's memory). Two clocks say so: one runs while the socket takes nothing, the
 //!   other for each response from its making to its last byte, because an HTTP/2 peer that grants
 //!   no window keeps the socket as free as it likes;
@@ -43,7 +44,8 @@ use crate::{answer::Body, service::Service};
 const IDLE: Duration = Duration::from_secs(60);
 /// What remains of a connection asked to close is dropped after this.
 const CLOSING: Duration = Duration::from_secs(2);
-/// A reader may stall a response this long, and then must take [`dashboard::paced::WRITE_RATE_MIN`].
+/// A reader may stall a response this long, and then must take
+/// [`dashboard::paced::WRITE_RATE_MIN`].
 const WRITE_STALL: Duration = Duration::from_secs(20);
 /// Request head, and HTTP/1 read buffer. Also the HTTP/1 write buffer for heads.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
@@ -235,7 +237,8 @@ pub(crate) async fn serve(
         let wake = waiting.into_iter().chain(activity.write_deadline()).fold(soon, Instant::min);
         let awaited = if closing.is_some() { Stage::Draining } else { Stage::Serving };
         tokio::select! {
-            // An error here is the peer's: it went away or spoke no HTTP. hyper has answered what could be answered.
+            // An error here is the peer's: it went away or spoke no HTTP. hyper has answered what
+            // could be answered.
             _ = connection.as_mut() => return,
             () = sleep_until(wake) => {
                 let mut hopeless = closing.into_iter().chain(activity.write_deadline());

@@ -352,7 +352,8 @@ fn what_is_shown_is_a_configuration_file_that_changes_nothing() {
 }
 
 proptest! {
-    /// Whatever an operator writes, the answer is a table that checks or an error, never a panic; and what checks makes a ledger.
+    /// Whatever an operator writes, the answer is a table that checks or an error, never a panic;
+    /// and what checks makes a ledger.
     #[test]
     fn any_override_is_answered(mib in 0_u64..40_000, changes in proptest::collection::vec((0_usize..200, any::<u64>(), 0_u32..64), 0..6)) {
         let Ok(mut limits) = Limits::derive(mib * MIB) else { return Ok(()) };

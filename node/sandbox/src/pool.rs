@@ -1,8 +1,8 @@
 //! The node's side of sandboxing: a fixed set of worker processes, kept alive.
 //!
-//! [`Pool`] implements [`Sandbox`]: modules are prepared by the [`Preparer`], messages are run by the worker
-//! of their lane. Lanes are independent, so threads with different lanes never wait for each other;
-//! two messages of one lane run one after the other.
+//! [`Pool`] implements [`Sandbox`]: modules are prepared by the [`Preparer`], messages are run by
+//! the worker of their lane. Lanes are independent, so threads with different lanes never wait for
+//! each other; two messages of one lane run one after the other.
 //!
 //! # When a worker dies
 //!

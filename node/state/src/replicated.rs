@@ -439,8 +439,8 @@ impl ReplicatedState {
         }
     }
 
-    /// What must hold between rounds: no cycles came from nowhere or got lost, and what is kept as a
-    /// sum or an index is what the canisters say. Costs a look at everything, so tests and the
+    /// What must hold between rounds: no cycles came from nowhere or got lost, and what is kept as
+    /// a sum or an index is what the canisters say. Costs a look at everything, so tests and the
     /// simulation ask after every round, and a node that runs does not.
     ///
     /// # Panics

@@ -51,8 +51,8 @@
 //!   writes.
 //!
 //! This crate must never know of peers, canisters or batches: who is asked, in which order, how
-//! often and how fast is decided in `consensus` (`subnet/state_sync`), which state is given a manifest
-//! and when in `execution` (`manifest`).
+//! often and how fast is decided in `consensus` (`subnet/state_sync`), which state is given a
+//! manifest and when in `execution` (`manifest`).
 
 mod compute;
 mod error;

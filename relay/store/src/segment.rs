@@ -4,7 +4,8 @@
 //! little-endian) is
 //!
 //! ```text
-//! hash [32] · timestamp, ns i64 · bytes of pubsub topic u16 · of content topic u16 · both topics · message
+//! hash [32] · timestamp, ns i64 · bytes of pubsub topic u16 · of content topic u16 · both topics ·
+//! message
 //! ```
 //!
 //! Records are encoded here and not by [`disk::records::RecordFile`], whose syncs and appends

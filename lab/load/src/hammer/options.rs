@@ -90,7 +90,8 @@ pub struct Options {
     /// state than the last acknowledged update, so while the load goes on queries are not held to
     /// the newest acknowledged write; at the end every endpoint is.
     ///
-    /// Default: http://127.0.0.1:8080. Example: --endpoint http://10.0.0.1:8080 --endpoint http://10.0.0.2:8080
+    /// Default: http://127.0.0.1:8080. Example: --endpoint http://10.0.0.1:8080 --endpoint
+    /// http://10.0.0.2:8080
     #[arg(
         long,
         visible_alias = "endpoint",

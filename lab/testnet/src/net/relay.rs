@@ -152,7 +152,8 @@ pub(crate) async fn run(place: Place) -> Result<()> {
         tokio::select! {
             _ = hangup.recv() => match read() {
                 Ok(new) => orders = new,
-                // A file that cannot be read changes nothing; whoever wrote it waits for the acknowledgement in vain and says so.
+                // A file that cannot be read changes nothing; whoever wrote it waits for the
+                // acknowledgement in vain and says so.
                 Err(error) => eprintln!("relay: {error:#}"),
             },
             ended = &mut switch, if is_switch => return ended.context("the switch")?,

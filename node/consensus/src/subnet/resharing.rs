@@ -3,13 +3,13 @@
 //! Agreement runs in epochs of a fixed number of blocks, and each epoch has a committee that holds
 //! shares of the key. While it lasts, its members deal their shares anew to the committee of the
 //! next epoch, each in a block it leads. With enough dealings in final blocks everybody can compute
-//! the next committee; it holds the key from the epoch's end, with the same key and other shares. If the
-//! dealings do not come together, the committee stays for one epoch more.
+//! the next committee; it holds the key from the epoch's end, with the same key and other shares.
+//! If the dealings do not come together, the committee stays for one epoch more.
 //!
 //! Everything here follows from the final blocks: the [`Summary`] moves with them, is written
 //! beside the block that moved it, and goes with the state from there on, so that a restart, or a
-//! node that state sync brought there, goes on from it. What is each node's own is its shares, behind
-//! [`KeyStore`].
+//! node that state sync brought there, goes on from it. What is each node's own is its shares,
+//! behind [`KeyStore`].
 //!
 //! Arithmetic runs on threads that may block, in the key generation's own pool with its share of
 //! the cores; nothing that votes waits for it, but for votes on a block that brings a dealing.

@@ -81,7 +81,8 @@ macro_rules! group {
                 $affine(out)
             }
 
-            /// One inversion for all; with infinity among them, which random points never are, one each.
+            /// One inversion for all; with infinity among them, which random points never are, one
+            /// each.
             pub(crate) fn all_to_affine(points: &[Self]) -> Vec<$affine> {
                 if points.iter().any(|point| point.is_identity()) {
                     return points.iter().map(|point| point.to_affine()).collect();
@@ -91,8 +92,9 @@ macro_rules! group {
                     return out;
                 }
                 let places = [points.as_ptr().cast::<$raw>(), std::ptr::null()];
-                // SAFETY: both wrappers are transparent; the list of pointers is one pointer to consecutive points followed by null, which the
-                // function reads as "the rest follows on"; lengths agree.
+                // SAFETY: both wrappers are transparent; the list of pointers is one pointer to
+                // consecutive points followed by null, which the function reads as "the rest
+                // follows on"; lengths agree.
                 unsafe {
                     $all_to_affine(out.as_mut_ptr().cast::<$raw_affine>(), places.as_ptr(), points.len())
                 };
@@ -104,7 +106,8 @@ macro_rules! group {
                 unsafe { $is_inf(&self.0) }
             }
 
-            /// `sum of points[i] * scalars[i]`. Variable time: public points and public scalars only.
+            /// `sum of points[i] * scalars[i]`. Variable time: public points and public scalars
+            /// only.
             pub(crate) fn msm(points: &[$affine], scalars: &[Scalar]) -> Self {
                 assert_eq!(points.len(), scalars.len(), "one scalar per point");
                 let scalars: Vec<[u8; 32]> = scalars.iter().map(|scalar| scalar.to_le_bytes()).collect();
@@ -115,7 +118,8 @@ macro_rules! group {
                 let point_places: Vec<*const $raw_affine> =
                     points.iter().map(|point| &raw const point.0).collect();
                 let scalar_places: Vec<*const u8> = scalars.iter().map(|scalar| scalar.as_ptr()).collect();
-                // SAFETY: the lists have `points.len()` valid pointers each, and the scratch has the size the library asks for.
+                // SAFETY: the lists have `points.len()` valid pointers each, and the scratch has
+                // the size the library asks for.
                 unsafe {
                     let mut scratch = vec![0u64; $msm_scratch(points.len()).div_ceil(8)];
                     $msm(
@@ -130,8 +134,9 @@ macro_rules! group {
                 Self(out)
             }
 
-            /// The same, one item of work per digit of the scalars, for whichever threads of the pool are free; `between` is called before each. As many
-            /// operations as [`Self::msm`] needs on one thread, which dividing the points instead would not be.
+            /// The same, one item of work per digit of the scalars, for whichever threads of the
+            /// pool are free; `between` is called before each. As many operations as [`Self::msm`]
+            /// needs on one thread, which dividing the points instead would not be.
             pub(crate) fn msm_by_digits(
                 points: &[$affine],
                 scalars: &[Scalar],
@@ -143,7 +148,8 @@ macro_rules! group {
                 }
                 let scalars: Vec<[u8; 32]> = scalars.iter().map(|scalar| scalar.to_le_bytes()).collect();
                 let window = window(points.len());
-                // The highest digit may hold nothing but the carry of the one below: digits are signed.
+                // The highest digit may hold nothing but the carry of the one below: digits are
+                // signed.
                 let digits: Vec<$raw> = (0..=SCALAR_BITS / window)
                     .into_par_iter()
                     .map(|digit| {
@@ -151,9 +157,11 @@ macro_rules! group {
                         let point_places = [points.as_ptr().cast::<$raw_affine>(), std::ptr::null()];
                         let scalar_places = [scalars.as_ptr().cast::<u8>(), std::ptr::null()];
                         let mut out = $raw::default();
-                        // SAFETY: the wrapper is transparent; each list is one pointer to consecutive items, as many as the length given, followed by
-                        // null, which the function reads as "the rest follows on"; the scratch is zero and has a bucket for each value of half
-                        // a digit, of the size the library gives for one.
+                        // SAFETY: the wrapper is transparent; each list is one pointer to
+                        // consecutive items, as many as the length given, followed by null, which
+                        // the function reads as "the rest follows on"; the scratch is zero and has
+                        // a bucket for each value of half a digit, of the size the library gives
+                        // for one.
                         unsafe {
                             let bucket = $msm_scratch(0);
                             let mut scratch = vec![0u64; (bucket << (window - 1)).div_ceil(8)];
@@ -246,7 +254,8 @@ macro_rules! group {
                 (code == BLST_ERROR::BLST_SUCCESS && !out.is_identity()).then_some(out)
             }
 
-            /// A point of the curve, not of the group. Refuses infinity and everything but the uncompressed form.
+            /// A point of the curve, not of the group. Refuses infinity and everything but the
+            /// uncompressed form.
             pub(crate) fn from_uncompressed_on_curve(bytes: &[u8; 2 * $compressed]) -> Option<Self> {
                 if bytes[0] & 0xe0 != 0 {
                     return None;

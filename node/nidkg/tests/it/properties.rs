@@ -8,7 +8,8 @@ use crate::support::*;
 proptest! {
     #![proptest_config(ProptestConfig { cases: 8, ..ProptestConfig::default() })]
 
-    /// Whatever the sizes, thresholds and epochs: the shares sign for the key, and resharing to anybody keeps it.
+    /// Whatever the sizes, thresholds and epochs: the shares sign for the key, and resharing to
+    /// anybody keeps it.
     #[test]
     fn a_key_is_made_used_and_moved(
         seed in any::<u64>(),
@@ -41,7 +42,8 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 16, ..ProptestConfig::default() })]
 
-    /// However a key gets to an epoch, it opens that epoch and later ones, refuses earlier ones, belongs to its public key, and survives storage.
+    /// However a key gets to an epoch, it opens that epoch and later ones, refuses earlier ones,
+    /// belongs to its public key, and survives storage.
     #[test]
     fn a_key_moves_forward_only(seed in any::<u64>(), mut steps in prop::collection::vec(any::<u32>(), 1..5)) {
         let mut rng = rng(seed);

@@ -12,7 +12,8 @@
 //! /time
 //! /subnet/<subnet>/public_key, type, canister_ranges, metrics, node/<node>/public_key
 //! /canister_ranges/<subnet>/<first canister of the shard>
-//! /canister/<canister>/certified_data, controllers, module_hash, metadata/<name>, canister_creation_timestamp,
+//! /canister/<canister>/certified_data, controllers, module_hash, metadata/<name>,
+//! canister_creation_timestamp,
 //!     last_install_timestamp
 //! /request_status/<request>/status, reply, reject_code, reject_message, error_code
 //! /state_manifest/height, root

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! height H     enough happened since the manifest before: the state after H is given a manifest. `pending` is H.
-//! H + lag, or the next such height if that comes first: the root of H enters the tree. `certified` is (H, root).
+//! H + lag, or the next such height if that comes first: the root of H enters the tree. `certified`
+//! is (H, root).
 //! ```
 //!
 //! The state after H holds `pending` and not its own root, so that the manifest of H is a function

@@ -154,7 +154,8 @@ proptest! {
         StateStore::open(dir.path(), CACHE).unwrap().write(step.delta(1)).unwrap();
         let path = dir.path().join(FILE_NAME);
         let mut file = fs::read(&path).unwrap();
-        // Most of the file is free pages; damage within the first 600 KiB hits something more often than not.
+        // Most of the file is free pages; damage within the first 600 KiB hits something more often
+        // than not.
         let used = file.len().min(600 << 10);
         for (at, byte) in flips {
             file[at.index(used)] ^= byte;

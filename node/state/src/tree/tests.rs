@@ -240,7 +240,8 @@ proptest! {
         reference in reference(),
         steps in prop::collection::vec((label(), prop::option::of(content()), any::<bool>()), 0..60),
     ) {
-        // Any way there, with roots computed and snapshots held here and there, ends at the same hashes.
+        // Any way there, with roots computed and snapshots held here and there, ends at the same
+        // hashes.
         let mut now = Reference::new();
         let mut map = MerkleMap::new();
         let mut snapshots = Vec::new();
