@@ -6,10 +6,9 @@
 //!   being accepted;
 //! - it has been idle for [`IDLE`] with no request being served;
 //! - its peer takes a response more slowly than [`dashboard::paced::WRITE_RATE_MIN`] allows (a
-//!   stalled reader would
-//!   pin the response's memory). Two clocks say so: one runs while the socket takes nothing, the
-//!   other for each response from its making to its last byte, because an HTTP/2 peer that grants
-//!   no window keeps the socket as free as it likes;
+//!   stalled reader would pin the response's memory). Two clocks say so: one runs while the socket
+//!   takes nothing, the other for each response from its making to its last byte, because an HTTP/2
+//!   peer that grants no window keeps the socket as free as it likes;
 //! - the gateway drains: then requests in flight finish, and new ones are refused by closing.
 //!
 //! Bodies have their own timeout where they are read. Both HTTP/1.1 and HTTP/2 with prior knowledge
