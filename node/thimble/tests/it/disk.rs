@@ -296,7 +296,7 @@ async fn one_of_four_with_a_full_disk_waits_and_says_so_and_goes_on_when_there_i
     let bench = deploy(&agent, "workbench.wasm").await;
     update(&agent, bench, "stable_grow", Encode!(&(UNWRITABLE >> 16)).unwrap()).await.unwrap();
     let mut count = increment(&agent, counter).await;
-    until_async("all four have it", async || subnet.counts(counter).await == [count; 4]).await;
+    until_async("all four have it", async || subnet.all_count(counter, count).await).await;
     let pid = subnet.nodes[3].pid();
 
     // Twice: what healed once heals again.
@@ -330,7 +330,7 @@ async fn one_of_four_with_a_full_disk_waits_and_says_so_and_goes_on_when_there_i
 
         drop(filler);
         until_async("the fourth has caught up", async || {
-            health(&subnet.nodes[3]).await.0 && subnet.counts(counter).await == [count; 4]
+            health(&subnet.nodes[3]).await.0 && subnet.all_count(counter, count).await
         })
         .await;
         assert_eq!(subnet.nodes[3].pid(), pid, "it heals without a restart");
@@ -370,7 +370,7 @@ async fn one_of_four_that_can_open_nothing_more_waits_and_goes_on_when_it_can() 
     let agent = subnet.nodes[0].agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
     let mut count = increment(&agent, counter).await;
-    until_async("all four have it", async || subnet.counts(counter).await == [count; 4]).await;
+    until_async("all four have it", async || subnet.all_count(counter, count).await).await;
     let pid = subnet.nodes[3].pid();
     let limits = descriptor_limits(pid);
     for _ in 0..2 {
@@ -390,7 +390,7 @@ async fn one_of_four_that_can_open_nothing_more_waits_and_goes_on_when_it_can() 
         }
         limit_descriptors(pid, limits);
         until_async("the fourth has caught up", async || {
-            health(&subnet.nodes[3]).await.0 && subnet.counts(counter).await == [count; 4]
+            health(&subnet.nodes[3]).await.0 && subnet.all_count(counter, count).await
         })
         .await;
         assert_eq!(subnet.nodes[3].pid(), pid, "it heals without a restart");

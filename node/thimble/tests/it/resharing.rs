@@ -49,7 +49,7 @@ async fn the_key_is_handed_on_and_clients_notice_nothing() {
         assert_eq!(increment(&agent, counter).await, count);
         wait_for_key(&subnet.nodes[1], now + 1).await;
     }
-    until_async("all four have everything", async || subnet.counts(counter).await == [6; 4]).await;
+    until_async("all four have everything", async || subnet.all_count(counter, 6).await).await;
     let shares = subnet.nodes[0].data.join("keys/shares");
     assert!(std::fs::read_dir(shares).unwrap().count() <= 2, "old shares are removed");
 }
