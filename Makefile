@@ -46,11 +46,13 @@ STUDY ?= ghc java node go geth
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 BIN := $(CARGO_TARGET_DIR)/release
 # Every target names the whole workspace and then what it builds of it: so dependencies have the same features everywhere, and are built once.
-# Tests and the simulation run with the debug assertions of this workspace, and compile it with less
-# optimisation: what is measured is compiled by the other targets. Its dependencies stay as they are, so that they
-# are built once.
+# Tests and the simulation run with the debug assertions of this workspace, and compile its crates with less
+# optimisation, but for arithmetic: what is measured is compiled by the other targets. Its dependencies stay as
+# they are, so that they are built once.
+CRATES := $(shell awk -F'"' 'FNR == 1 { named = 0 } /^name/ && !named { print $$2; named = 1 }' \
+	ground/*/Cargo.toml node/*/Cargo.toml relay/*/Cargo.toml lab/*/Cargo.toml)
 CHECKED := --config 'profile.release.debug-assertions=true' --config 'profile.release.package."*".debug-assertions=false' \
-	--config 'profile.release.opt-level=1' --config 'profile.release.package."*".opt-level=3'
+	$(foreach crate,$(filter-out nidkg compare,$(CRATES)),--config 'profile.release.package.$(crate).opt-level=1')
 
 .PHONY: run test test-long install package simulate bench bench-net bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap bench-images tune-study compare lint fmt build setup setup-clients setup-images setup-tune canisters fuzz help
 
