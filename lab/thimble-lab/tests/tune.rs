@@ -95,7 +95,7 @@ fn the_setting_that_saves_is_found_and_what_does_nothing_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let knobs = knobs(folder.path());
     let own =
-        [&BEATS[..], &["--knobs", &knobs, "--budget", "60s", "--lateness", "p99<20ms"]].concat();
+        [&BEATS[..], &["--knobs", &knobs, "--budget", "30s", "--lateness", "p99<20ms"]].concat();
     let (status, text, progress) = run(folder.path(), &own, &["python3", &holder()]);
     assert_eq!(status, 0, "{text}{progress}");
     let report = report(folder.path());
@@ -196,7 +196,7 @@ fn a_cap_that_kills_everything_names_the_smallest_that_does_not() {
     let _alone = ALONE.lock();
     let folder = tempfile::tempdir().unwrap();
     let knobs = knobs(folder.path());
-    let own = [&BEATS[..], &["--knobs", &knobs, "--budget", "60s", "--memory", "16MiB"]].concat();
+    let own = [&BEATS[..], &["--knobs", &knobs, "--budget", "30s", "--memory", "16MiB"]].concat();
     let (status, text, _) = run(folder.path(), &own, &["python3", &holder()]);
     assert_eq!(status, 1, "{text}");
     assert!(text.contains("Nothing that was tried lives in 16 MiB"), "{text}");
@@ -208,7 +208,7 @@ fn a_cap_that_kills_everything_names_the_smallest_that_does_not() {
 
     // One that leaves room for less finds what lives.
     let folder = tempfile::tempdir().unwrap();
-    let own = [&BEATS[..], &["--knobs", &knobs, "--budget", "60s", "--memory", "40MiB"]].concat();
+    let own = [&BEATS[..], &["--knobs", &knobs, "--budget", "30s", "--memory", "40MiB"]].concat();
     let (status, text, _) = run(folder.path(), &own, &["python3", &holder()]);
     assert_eq!(status, 0, "{text}");
     assert!(text.contains("the default does not") && text.contains("--hold=16"), "{text}");
@@ -245,7 +245,7 @@ fn ctrl_c_leaves_no_process_and_a_search_that_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let knobs = knobs(folder.path());
     let word = format!("--idle={}", std::process::id());
-    let own = [&BEATS[..], &["--knobs", &knobs, "--budget", "60s"]].concat();
+    let own = [&BEATS[..], &["--knobs", &knobs, "--budget", "30s"]].concat();
     let holder = holder();
     let command = ["python3", &holder, &word];
     let mut search = tune(folder.path(), &own, &command).stderr(Stdio::piped()).spawn().unwrap();

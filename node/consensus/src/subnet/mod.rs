@@ -24,6 +24,9 @@ mod greeting;
 mod journal;
 mod key;
 mod lag;
+// Left out of unit tests, which open no socket: compiling it is most of what this crate costs. The
+// simulation runs the engine on another network, the node's own tests run it on this one.
+#[cfg(not(test))]
 mod network;
 mod patience;
 mod peers;
@@ -38,7 +41,7 @@ mod wire;
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    net::{SocketAddr, TcpListener},
+    net::SocketAddr,
     num::NonZeroU64,
     path::PathBuf,
     sync::Arc,
@@ -71,7 +74,6 @@ use self::{
     calls::Log,
     engine::{EngineOwned, Schemes, Setup, Timing},
     journal::Journal,
-    network::Network,
     patience::Patience,
     published::{Driven, Owned, Published},
     resharing::Resharing,
@@ -104,11 +106,6 @@ const EXECUTED_MAX: usize = 8;
 const CHECKPOINTS_KEPT: usize = 2;
 /// Blocks whose calls may wait on disk between a vote for them and their being in the block log.
 const JOURNAL_BLOCKS: u64 = 8;
-/// Largest message besides a call: names, shares, headers.
-const OVERHEAD_BYTES: usize = 4 << 10;
-/// Messages of the engine itself are never larger.
-const MESSAGE_BYTES_MIN: usize = 512 << 10;
-
 /// How far blocks are kept that only peers want.
 #[derive(Clone, Copy)]
 struct Retention {
@@ -129,18 +126,8 @@ enum Input {
     /// Something outside changed: look.
     Wake,
     /// The engine's thread is over.
+    #[cfg_attr(test, expect(dead_code, reason = "only threads say it"))]
     Ended,
-}
-
-/// Tells the driver when it is dropped that the engine is over: others hold on to its channel, so
-/// that this would not show by itself.
-struct TellsEnd(mpsc::Sender<Input>);
-
-impl Drop for TellsEnd {
-    fn drop(&mut self) {
-        // A sender has a place of its own in the channel. A driver that is gone needs no telling.
-        let _ = self.0.try_send(Input::Ended);
-    }
 }
 
 /// A finalised block whose receiver says when it is durable.
@@ -379,45 +366,6 @@ impl Engine {
 }
 
 impl Subnet {
-    /// Connects to the other members and takes part. `resume_from` is the height execution
-    /// restarted from.
-    pub fn start(
-        wiring: Wiring,
-        config: SubnetConfig,
-        resume_from: Height,
-    ) -> Result<Self, StartError> {
-        let addresses = config
-            .addresses
-            .iter()
-            .map(|(member, address)| Ok((member.clone(), network::address(address)?)))
-            .collect::<Result<_, StartError>>()?;
-        let (key, listen, directory) =
-            (key::node_key(&config.node_secret)?, config.listen, config.directory.clone());
-        // The engine opens its own: this one is to have the answer now, and in words.
-        drop(TcpListener::bind(listen).map_err(|error| StartError::Listen { listen, error })?);
-        let call_bytes =
-            usize::try_from(config.call_bytes).unwrap_or(usize::MAX / 2) + OVERHEAD_BYTES;
-        let namespace = namespace(&config.genesis);
-        let (mut subnet, prepared) = Self::assemble(wiring, config, resume_from)?;
-        let block_bytes = engine::block_message_bytes(genesis::NODES_MAX, &prepared.limits);
-        let network = Network {
-            key,
-            namespace,
-            listen,
-            addresses,
-            message_bytes: block_bytes.max(call_bytes).max(MESSAGE_BYTES_MIN),
-            directory,
-        };
-        let ended = TellsEnd(prepared.out.clone());
-        subnet.engine =
-            Some(std::thread::Builder::new().name("consensus".into()).spawn(move || {
-                // However the thread ends, by a panic too.
-                let _ended = ended;
-                network::run(network, prepared);
-            })?);
-        Ok(subnet)
-    }
-
     /// A member over any runtime and network: [`Subnet::start`] is this on the machine's runtime
     /// and on sockets. The engine is to be run beside whatever drives the subnet; either ends
     /// with the other.

@@ -4,13 +4,14 @@
 use std::{
     collections::BTreeMap,
     future::Future,
-    net::SocketAddr,
+    net::{SocketAddr, TcpListener},
     num::{NonZeroU32, NonZeroUsize},
     path::PathBuf,
     time::{Duration, SystemTime},
 };
 
 use commonware_codec::{Copying, DecodeExt as _};
+use commonware_consensus::marshal::{self, standard::Standard};
 use commonware_cryptography::{
     ChaCha20Poly1305,
     ed25519::{PrivateKey, PublicKey},
@@ -27,15 +28,37 @@ use commonware_stream::{
     sake::{self, Sake},
 };
 use commonware_utils::{Hostname, NZU32, NZUsize, ordered::Map};
+use futures::channel::mpsc;
 use genesis::{NodeRecord, Summary};
+use limits::ConsensusLimits;
 use rand_core::CryptoRng;
+use state::Height;
 
 use super::{
-    Engine, StartError,
-    engine::{self, Channels},
+    Engine, Input, StartError, Subnet, SubnetConfig,
+    block::Block,
+    engine::{Channels, setup},
+    key::{self, Scheme},
+    namespace,
     peers::BLOCKED,
     runtime::{Layer, Layered, Steady},
 };
+use crate::Wiring;
+
+/// Numbers of the network's channels, in the order of [`Channels`].
+const VOTES: u64 = 0;
+const CERTIFICATES: u64 = 1;
+const RESOLVER: u64 = 2;
+const BROADCAST: u64 = 3;
+const BACKFILL: u64 = 4;
+const CALLS: u64 = 5;
+const ROOTS: u64 = 6;
+const SYNC: u64 = 7;
+
+/// Largest message besides a call: names, shares, headers.
+const OVERHEAD_BYTES: usize = 4 << 10;
+/// Messages of the engine itself are never larger.
+const MESSAGE_BYTES_MIN: usize = 512 << 10;
 
 /// Clocks of two members may differ by so much when they connect.
 const SYNCHRONY: Duration = Duration::from_secs(30);
@@ -159,8 +182,65 @@ fn distinct(summary: &Summary) -> Vec<&NodeRecord> {
     members.iter().chain(summary.next_members().iter().filter(|node| !is_member(node))).collect()
 }
 
+/// Tells the driver when it is dropped that the engine is over: others hold on to its channel, so
+/// that this would not show by itself.
+struct TellsEnd(mpsc::Sender<Input>);
+
+impl Drop for TellsEnd {
+    fn drop(&mut self) {
+        // A sender has a place of its own in the channel. A driver that is gone needs no telling.
+        let _ = self.0.try_send(Input::Ended);
+    }
+}
+
+/// Largest message of the channels that carry blocks.
+fn block_message_bytes(members: usize, limits: &ConsensusLimits) -> usize {
+    marshal::max_payload_size::<Standard<Block>, Scheme>(members as u32, &setup::bounds(limits))
+}
+
+impl Subnet {
+    /// Connects to the other members and takes part. `resume_from` is the height execution
+    /// restarted from.
+    pub fn start(
+        wiring: Wiring,
+        config: SubnetConfig,
+        resume_from: Height,
+    ) -> Result<Self, StartError> {
+        let addresses = config
+            .addresses
+            .iter()
+            .map(|(member, address)| Ok((member.clone(), self::address(address)?)))
+            .collect::<Result<_, StartError>>()?;
+        let (key, listen, directory) =
+            (key::node_key(&config.node_secret)?, config.listen, config.directory.clone());
+        // The engine opens its own: this one is to have the answer now, and in words.
+        drop(TcpListener::bind(listen).map_err(|error| StartError::Listen { listen, error })?);
+        let call_bytes =
+            usize::try_from(config.call_bytes).unwrap_or(usize::MAX / 2) + OVERHEAD_BYTES;
+        let namespace = namespace(&config.genesis);
+        let (mut subnet, prepared) = Self::assemble(wiring, config, resume_from)?;
+        let block_bytes = block_message_bytes(genesis::NODES_MAX, &prepared.limits);
+        let network = Network {
+            key,
+            namespace,
+            listen,
+            addresses,
+            message_bytes: block_bytes.max(call_bytes).max(MESSAGE_BYTES_MIN),
+            directory,
+        };
+        let ended = TellsEnd(prepared.out.clone());
+        subnet.engine =
+            Some(std::thread::Builder::new().name("consensus".into()).spawn(move || {
+                // However the thread ends, by a panic too.
+                let _ended = ended;
+                run(network, prepared);
+            })?);
+        Ok(subnet)
+    }
+}
+
 /// Runs the engine until it ends. Blocks the calling thread.
-pub(super) fn run(network: Network, prepared: Engine) {
+fn run(network: Network, prepared: Engine) {
     let config = runtime::Config::new()
         .with_worker_threads(2)
         .with_max_blocking_threads(4)
@@ -214,15 +294,15 @@ pub(super) fn run(network: Network, prepared: Engine) {
             Quota::per_second(nonzero(per_second)).allow_burst(nonzero(burst))
         };
         let channels = Channels {
-            votes: connections.register(engine::VOTES, small),
-            certificates: connections.register(engine::CERTIFICATES, small),
-            resolver: connections.register(engine::RESOLVER, small),
-            broadcast: connections.register(engine::BROADCAST, large(64, 16)),
-            backfill: connections.register(engine::BACKFILL, large(512, 32)),
-            calls: connections.register(engine::CALLS, large(512, 16)),
-            roots: connections.register(engine::ROOTS, small),
+            votes: connections.register(VOTES, small),
+            certificates: connections.register(CERTIFICATES, small),
+            resolver: connections.register(RESOLVER, small),
+            broadcast: connections.register(BROADCAST, large(64, 16)),
+            backfill: connections.register(BACKFILL, large(512, 32)),
+            calls: connections.register(CALLS, large(512, 16)),
+            roots: connections.register(ROOTS, small),
             // Chunks of a quarter of a megabyte, a few of each peer at once.
-            sync: connections.register(engine::SYNC, large(256, 8)),
+            sync: connections.register(SYNC, large(256, 8)),
         };
         let network = connections.start();
         let node = context.child("node").spawn(move |context| {

@@ -29,7 +29,7 @@
 mod chain;
 mod delivery;
 mod epochs;
-mod setup;
+pub(super) mod setup;
 
 use std::sync::Arc;
 
@@ -47,11 +47,8 @@ use commonware_utils::{NZU16, NZUsize, channel::mpsc};
 use rand_core::CryptoRng;
 use state::Height;
 
-pub(super) use self::setup::{
-    BACKFILL, BROADCAST, CALLS, CERTIFICATES, EngineOwned, RESOLVER, ROOTS, SYNC, Schemes, Setup,
-    Timing, VOTES, block_bounds, block_message_bytes,
-};
 pub use self::setup::{Channels, Peering};
+pub(super) use self::setup::{EngineOwned, Schemes, Setup, Timing, block_bounds};
 use self::{
     chain::Chain,
     delivery::Delivery,

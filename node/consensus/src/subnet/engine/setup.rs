@@ -2,10 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use commonware_consensus::{
-    marshal::{self, standard::Standard},
-    types::{Epoch, FixedEpocher},
-};
+use commonware_consensus::types::{Epoch, FixedEpocher};
 use commonware_cryptography::{
     certificate::{Provider as SchemeProvider, Scoped},
     ed25519::PublicKey,
@@ -28,16 +25,6 @@ use super::super::{
     state_sync::{Command, Floor},
 };
 use crate::{IngressPool, StateServer, SyncProgress, WallClock, certifier::Terms};
-
-/// Numbers of the network's channels, in the order of [`Channels`].
-pub(in crate::subnet) const VOTES: u64 = 0;
-pub(in crate::subnet) const CERTIFICATES: u64 = 1;
-pub(in crate::subnet) const RESOLVER: u64 = 2;
-pub(in crate::subnet) const BROADCAST: u64 = 3;
-pub(in crate::subnet) const BACKFILL: u64 = 4;
-pub(in crate::subnet) const CALLS: u64 = 5;
-pub(in crate::subnet) const ROOTS: u64 = 6;
-pub(in crate::subnet) const SYNC: u64 = 7;
 
 /// The channels of a node: a sender and a receiver each, over one network, numbered from 0 in this
 /// order.
@@ -176,12 +163,7 @@ pub(in crate::subnet) struct Setup<S, R, P, B> {
 /// Tells the network whom to connect to. Called with every epoch.
 pub type Peering = Box<dyn FnMut(&Summary) + Send>;
 
-/// Largest message of the channels that carry blocks.
-pub(in crate::subnet) fn block_message_bytes(members: usize, limits: &ConsensusLimits) -> usize {
-    marshal::max_payload_size::<Standard<Block>, Scheme>(members as u32, &bounds(limits))
-}
-
-pub(super) fn bounds(limits: &ConsensusLimits) -> BlockBounds {
+pub(in crate::subnet) fn bounds(limits: &ConsensusLimits) -> BlockBounds {
     block_bounds(usize::try_from(limits.block_ingress_messages).unwrap_or(usize::MAX))
 }
 

@@ -1,0 +1,185 @@
+#!/usr/bin/env python3
+"""Builds all tests and runs them, two test programs at a time.
+
+    scripts/test.py [OPTION OF CARGO TEST]...
+
+Most test programs wait more than they compute (for nodes, timeouts, disks), so two share the
+machine; those in ALONE measure, and have it for themselves. The longest begin first, by the times
+of the last run. What a program printed is shown if it fails, and otherwise only which of its tests
+could not be run here; all of it stays in $CARGO_TARGET_DIR/test-logs. The last step is the
+examples in documentation. Exit status 1 if anything failed.
+
+LANES=1 runs one after the other.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+# Programs that hold runs of a command against each other.
+ALONE = ["tune", "watch"]
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", "target")).resolve()
+LOGS = TARGET / "test-logs"
+TIMES = LOGS / "seconds.json"
+# What a program takes that was never run.
+UNKNOWN_SECONDS = 20.0
+# A program that has not ended by then hangs.
+PATIENCE_SECONDS = 1800
+
+running = {}
+stopped = threading.Event()
+printing = threading.Lock()
+
+
+class Program:
+    """A test program: where it is, where it runs, and what it is called."""
+
+    def __init__(self, message):
+        self.path = message["executable"]
+        self.folder = Path(message["manifest_path"]).parent
+        package = re.split(r"[#@]", message["package_id"].rsplit("/", 1)[-1])[0]
+        target = message["target"]
+        self.target = target["name"]
+        kind = target["kind"][0]
+        self.name = f"{package} {self.target}" if kind in ("test", "bench") else package
+        if kind == "bin":
+            self.name = f"{package} bin {self.target}"
+
+    @property
+    def log(self):
+        return LOGS / (self.name.replace(" ", "-") + ".log")
+
+
+def build(options):
+    """All test programs, built."""
+    command = ["cargo", "test", "--no-run", "--message-format=json-render-diagnostics", *options]
+    cargo = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    programs = []
+    for line in cargo.stdout:
+        message = json.loads(line) if line.startswith("{") else {}
+        tested = message.get("profile", {}).get("test")
+        if message.get("reason") == "compiler-artifact" and tested and message["executable"]:
+            programs.append(Program(message))
+    if cargo.wait() != 0:
+        sys.exit(cargo.returncode)
+    return programs
+
+
+def say(text):
+    with printing:
+        print(text, flush=True)
+
+
+def run(program):
+    """Runs a program; whether it succeeded, and its seconds."""
+    begun = time.monotonic()
+    environment = {**os.environ, "CARGO_MANIFEST_DIR": str(program.folder)}
+    environment["CARGO_TARGET_DIR"] = str(TARGET)
+    with open(program.log, "wb") as log:
+        process = subprocess.Popen(
+            [program.path],
+            cwd=program.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        running[process.pid] = process
+        try:
+            status = process.wait(PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            end(process, signal.SIGKILL)
+            status = f"it did not end within {PATIENCE_SECONDS} s"
+        running.pop(process.pid, None)
+    seconds = time.monotonic() - begun
+    text = program.log.read_text(errors="replace")
+    counts = re.findall(r"(\d+) passed; (\d+) failed; (\d+) ignored", text)
+    passed, failed, ignored = (sum(map(int, column)) for column in zip(*counts)) if counts else (0, 0, 0)
+    words = [f"{passed:4} passed"]
+    words += [f"{failed} failed"] if failed else []
+    words += [f"{ignored} left to make test-long"] if ignored else []
+    say(f"{'ok    ' if status == 0 else 'FAILED'} {seconds:6.1f} s  {', '.join(words)}  {program.name}")
+    for line in text.splitlines():
+        if line.startswith("NOT RUN: "):
+            say(f"       {line}")
+    if status != 0 and not stopped.is_set():
+        say(f"--- {program.name} ended with {status}; {program.log}\n{text}\n--- {program.name}")
+    return status == 0, seconds
+
+
+def end(process, how):
+    try:
+        os.killpg(process.pid, how)
+    except ProcessLookupError:
+        pass
+
+
+def run_all(programs, lanes, times):
+    """Runs them in so many lanes; the names of those that failed."""
+    queue = sorted(programs, key=lambda one: times.get(one.name, UNKNOWN_SECONDS))
+    failed = []
+
+    def lane():
+        while not stopped.is_set():
+            try:
+                program = queue.pop()
+            except IndexError:
+                return
+            good, times[program.name] = run(program)
+            if not good:
+                failed.append(program.name)
+
+    threads = [threading.Thread(target=lane) for _ in range(lanes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return failed
+
+
+def stop(*_):
+    stopped.set()
+    for process in list(running.values()):
+        end(process, signal.SIGTERM)
+
+
+def main():
+    options = sys.argv[1:]
+    if options and options[0] in ("-h", "--help"):
+        print(__doc__)
+        return 0
+    programs = build(options)
+    LOGS.mkdir(parents=True, exist_ok=True)
+    try:
+        times = json.loads(TIMES.read_text())
+    except (OSError, ValueError):
+        times = {}
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    begun = time.monotonic()
+    shared = [program for program in programs if program.target not in ALONE]
+    alone = [program for program in programs if program.target in ALONE]
+    failed = run_all(shared, int(os.environ.get("LANES", "2")), times)
+    failed += run_all(alone, 1, times)
+    TIMES.write_text(json.dumps(times, indent=1))
+    if stopped.is_set():
+        print("stopped")
+        return 130
+    minutes, seconds = divmod(round(time.monotonic() - begun), 60)
+    print(f"{len(programs)} test programs in {minutes}:{seconds:02}", flush=True)
+    documented = subprocess.run(["cargo", "test", "--quiet", "--doc", *options]).returncode
+    if documented != 0:
+        failed.append("examples in documentation")
+    if failed:
+        print("FAILED: " + ", ".join(failed))
+    return 1 if failed else 0
+
+
+sys.exit(main())
