@@ -9,10 +9,10 @@
 //!
 //! Deterministic throughout: no clock, no randomness, no iteration over unordered maps. It must
 //! never know of networks, of how blocks are agreed on, or of how a canister's code is run.
-mod annals;
 pub mod blobs;
 mod calls;
 mod canister;
+mod canister_records;
 pub mod certified;
 mod cycles;
 pub mod history;
@@ -25,10 +25,10 @@ pub mod store;
 pub mod tree;
 mod types;
 
-pub use annals::*;
 pub use blobs::{BlobError, BlobHash, BlobStore};
 pub use calls::*;
 pub use canister::*;
+pub use canister_records::*;
 pub use certified::{
     CanisterFacts, ManifestClaim, NodeInfo, SubnetInfo, SubnetMetrics, SubnetTree, SubnetType,
 };
