@@ -102,7 +102,8 @@ def run(program):
     text = program.log.read_text(errors="replace")
     counts = re.findall(r"(\d+) passed; (\d+) failed; (\d+) ignored", text)
     passed, failed, ignored = (sum(map(int, column)) for column in zip(*counts)) if counts else (0, 0, 0)
-    words = [f"{passed:4} passed"]
+    # A program with a `main` of its own counts nothing.
+    words = [f"{passed:4} passed" if counts else "    ended well" if status == 0 else "    ended"]
     words += [f"{failed} failed"] if failed else []
     words += [f"{ignored} left to make test-long"] if ignored else []
     say(f"{'ok    ' if status == 0 else 'FAILED'} {seconds:6.1f} s  {', '.join(words)}  {program.name}")

@@ -24,9 +24,6 @@ mod greeting;
 mod journal;
 mod key;
 mod lag;
-// Left out of unit tests, which open no socket: compiling it is most of what this crate costs. The
-// simulation runs the engine on another network, the node's own tests run it on this one.
-#[cfg(not(test))]
 mod network;
 mod patience;
 mod peers;
@@ -126,7 +123,6 @@ enum Input {
     /// Something outside changed: look.
     Wake,
     /// The engine's thread is over.
-    #[cfg_attr(test, expect(dead_code, reason = "only threads say it"))]
     Ended,
 }
 
