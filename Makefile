@@ -46,13 +46,14 @@ STUDY ?= ghc java node go geth
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 BIN := $(CARGO_TARGET_DIR)/release
 # Every target names the whole workspace and then what it builds of it: so dependencies have the same features everywhere, and are built once.
-# Tests and the simulation run with the debug assertions of this workspace, and compile it with less optimisation,
-# but for arithmetic: what is measured is compiled by the other targets. Its dependencies stay as they are, so that
-# they are built once.
-names = $(shell awk -F'"' 'FNR == 1 { named = 0 } /^name/ && !named { print $$2; named = 1 }' $(wildcard $1))
+# Tests and the simulation run with the debug assertions of this workspace, and compile it with less optimisation:
+# most of their time would go into that. Arithmetic stays as it is, and what executes messages is optimised a little.
+# What is measured is compiled by the other targets. Its dependencies stay as they are, so that they are built once.
+ARITHMETIC := nidkg compare
+EXECUTES := budget disk execution memory pages sandbox state
+names = $(shell awk -F'"' 'FNR == 1 { named = 0 } /^name/ && !named { print $$2; named = 1 }' $(wildcard ground/*/Cargo.toml node/*/Cargo.toml relay/*/Cargo.toml lab/*/Cargo.toml))
 CHECKED := --config 'profile.release.debug-assertions=true' --config 'profile.release.package."*".debug-assertions=false' \
-	$(foreach crate,$(filter-out nidkg,$(call names,ground/*/Cargo.toml node/*/Cargo.toml relay/*/Cargo.toml)),--config 'profile.release.package.$(crate).opt-level=1') \
-	$(foreach crate,$(filter-out compare,$(call names,lab/*/Cargo.toml)),--config 'profile.release.package.$(crate).opt-level=0')
+	$(foreach crate,$(filter-out $(ARITHMETIC),$(names)),--config 'profile.release.package.$(crate).opt-level=$(if $(filter $(crate),$(EXECUTES)),1,0)')
 
 .PHONY: run test test-long install package simulate bench bench-net bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap bench-images tune-study compare lint fmt build setup setup-clients setup-images setup-tune canisters fuzz help
 
@@ -89,8 +90,8 @@ run: setup ## Start a node in MEMORY, deploy a sample canister, call it, verify;
 test: setup-clients ## Run every test, the published clients in Rust, Node and Python included (ARGS: as cargo test does, with these arguments).
 	@$(if $(ARGS),cargo test,scripts/test.py) $(CHECKED) --release --locked --workspace $(ARGS)
 
-test-long: build setup-clients ## What takes longer than a test may: nets of machines, hundreds of histories, a storm of every mode, five minutes of chaos.
-	@cargo test $(CHECKED) --release --locked --workspace --test machines -- --ignored
+test-long: build setup-clients ## What takes longer than a test may: nets of machines, more runtimes to tune, hundreds of histories, a storm of every mode, five minutes of chaos.
+	@cargo test $(CHECKED) --release --locked --workspace --test machines --test tune -- --ignored
 	@$(MAKE) --no-print-directory simulate
 	@$(MAKE) --no-print-directory storm MODE=all MEMORY=256MiB
 	@$(MAKE) --no-print-directory chaos

@@ -30,7 +30,7 @@ TIMES = LOGS / "seconds.json"
 # What a program takes that was never run.
 UNKNOWN_SECONDS = 20.0
 # A program that has not ended by then hangs.
-PATIENCE_SECONDS = 1800
+TIMEOUT_SECONDS = 1800
 
 running = {}
 stopped = threading.Event()
@@ -93,10 +93,10 @@ def run(program):
         )
         running[process.pid] = process
         try:
-            status = process.wait(PATIENCE_SECONDS)
+            status = process.wait(TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             end(process, signal.SIGKILL)
-            status = f"it did not end within {PATIENCE_SECONDS} s"
+            status = f"it did not end within {TIMEOUT_SECONDS} s"
         running.pop(process.pid, None)
     seconds = time.monotonic() - begun
     text = program.log.read_text(errors="replace")

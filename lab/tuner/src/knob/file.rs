@@ -6,8 +6,8 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
 use super::{
-    Argument, KNOBS_MAX, Knob, Place, Suffix, TEXT_BYTES_MAX, VALUES_MAX, Value, Variable, Way,
-    setting::CONFIG,
+    Argument, ArgumentPosition, KNOBS_MAX, Knob, Suffix, TEXT_BYTES_MAX, VALUES_MAX, Value,
+    Variable, Way, setting::CONFIG,
 };
 use crate::gc::Dialect;
 
@@ -88,7 +88,7 @@ enum Collector {
 #[serde(deny_unknown_fields, default)]
 struct Form {
     argument: Option<Words>,
-    place: Place,
+    place: ArgumentPosition,
     environment: Option<String>,
     text: Option<String>,
     join: Option<String>,
@@ -111,7 +111,7 @@ struct Entry {
     suffix: Option<Suffix>,
     argument: Option<Words>,
     #[serde(default)]
-    place: Place,
+    place: ArgumentPosition,
     environment: Option<String>,
     text: Option<String>,
     join: Option<String>,
@@ -324,7 +324,7 @@ mod tests {
         .unwrap();
         let knob = runtime.knobs.first().unwrap();
         assert_eq!(knob.values, [Value::Fixed("16".into()), Value::Fixed("64".into())]);
-        assert_eq!(knob.way.argument.as_ref().unwrap().place, Place::End);
+        assert_eq!(knob.way.argument.as_ref().unwrap().place, ArgumentPosition::End);
         assert_eq!(knob.way.text, "{}");
     }
 

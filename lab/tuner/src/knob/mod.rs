@@ -80,13 +80,13 @@ pub(crate) struct Way {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Argument {
     pub(crate) template: Vec<String>,
-    pub(crate) place: Place,
+    pub(crate) place: ArgumentPosition,
 }
 
 /// Where arguments go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Place {
+pub(crate) enum ArgumentPosition {
     /// Behind the name of the program.
     First,
     /// Behind all other words of the command line.

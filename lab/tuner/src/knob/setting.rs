@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Argument, By, Chosen, Knob, Place};
+use super::{Argument, ArgumentPosition, By, Chosen, Knob};
 
 /// A value of a knob, by their places in the list of knobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -127,14 +127,14 @@ impl Applied {
         if !argument.template.iter().any(|word| word == "{}") {
             let filled = argument.template.iter().map(|word| word.replace("{}", text)).collect();
             match argument.place {
-                Place::First => self.front.extend::<Vec<String>>(filled),
-                Place::End => self.end.push((filled, Vec::new())),
+                ArgumentPosition::First => self.front.extend::<Vec<String>>(filled),
+                ArgumentPosition::End => self.end.push((filled, Vec::new())),
             }
             return;
         }
         match argument.place {
-            Place::First => self.front.extend(fill(&argument.template, &words)),
-            Place::End => {
+            ArgumentPosition::First => self.front.extend(fill(&argument.template, &words)),
+            ArgumentPosition::End => {
                 match self.end.iter_mut().find(|(template, _)| *template == argument.template) {
                     Some((_, all)) => all.extend(words),
                     None => self.end.push((argument.template.clone(), words)),

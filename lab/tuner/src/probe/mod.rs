@@ -1,7 +1,7 @@
 //! Asks a program at a set rate, and notes how late each answer is against the moment at which it
 //! was asked for: an answer that keeps the next question waiting is late for both (open loop).
 //!
-//! What bounds it: [`IN_FLIGHT_MAX`] questions without an answer, [`PATIENCE`] for each; more that
+//! What bounds it: [`IN_FLIGHT_MAX`] questions without an answer, [`TIMEOUT`] for each; more that
 //! fall due meanwhile are misses.
 
 mod target;
@@ -23,7 +23,7 @@ use crate::lateness::Samples;
 /// Questions without an answer at any moment.
 const IN_FLIGHT_MAX: usize = 256;
 /// How long an answer is waited for.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Asks until `stop` turns true; what it noted is in `samples`.
 pub(crate) async fn ask(
@@ -50,14 +50,14 @@ pub(crate) async fn ask(
         };
         let (target, samples) = (target.clone(), samples.clone());
         asked.spawn(async move {
-            let answer = tokio::time::timeout(PATIENCE, target.ask()).await;
+            let answer = tokio::time::timeout(TIMEOUT, target.ask()).await;
             let late = at.elapsed().as_secs_f64() * 1_000.0;
             note(
                 &samples,
                 match answer {
                     Ok(Ok(())) => Ok(late),
                     Ok(Err(why)) => Err(why),
-                    Err(_) => Err(format!("no answer within {} s", PATIENCE.as_secs())),
+                    Err(_) => Err(format!("no answer within {} s", TIMEOUT.as_secs())),
                 },
             );
             drop(permit);
@@ -66,7 +66,7 @@ pub(crate) async fn ask(
     // Answers that are still awaited: the program is alive yet, and gets as long as its goal may
     // take.
     let _ =
-        tokio::time::timeout(PATIENCE, async { while asked.join_next().await.is_some() {} }).await;
+        tokio::time::timeout(TIMEOUT, async { while asked.join_next().await.is_some() {} }).await;
 }
 
 fn note(samples: &Mutex<Samples>, answer: Result<f64, String>) {

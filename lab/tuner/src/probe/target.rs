@@ -8,7 +8,7 @@ use tokio::{net::TcpStream, process::Command};
 /// Bytes of an answer that are read.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// How long a connection may take.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Somebody to ask.
 #[derive(Debug)]
@@ -86,7 +86,7 @@ impl Target {
 }
 
 fn client() -> Result<reqwest::Client> {
-    let client = reqwest::Client::builder().no_proxy().connect_timeout(CONNECT_PATIENCE);
+    let client = reqwest::Client::builder().no_proxy().connect_timeout(CONNECT_TIMEOUT);
     client.redirect(reqwest::redirect::Policy::none()).build().context("making the HTTP client")
 }
 

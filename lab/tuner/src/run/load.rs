@@ -16,7 +16,7 @@ const OURS: [&str; 4] = ["hammer", "stress", "demo", "misuse"];
 /// Of what it prints, this much is kept, from the end.
 const KEPT_BYTES: usize = 2_000;
 /// How long it may take to end when it is told to.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The work under way. Dropped, it is killed with all processes it started.
 pub(crate) struct Load {
@@ -62,10 +62,10 @@ impl Load {
         Ok(Some(format!("the load ended with {status}: {}", printed.trim())))
     }
 
-    /// Ends it by SIGTERM, and by SIGKILL after [`PATIENCE`].
+    /// Ends it by SIGTERM, and by SIGKILL after [`TIMEOUT`].
     pub(crate) async fn stop(mut self) {
         self.signal(Signal::SIGTERM);
-        if tokio::time::timeout(PATIENCE, self.child.wait()).await.is_err() {
+        if tokio::time::timeout(TIMEOUT, self.child.wait()).await.is_err() {
             self.signal(Signal::SIGKILL);
             let _ = self.child.wait().await;
         }

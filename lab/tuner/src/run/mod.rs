@@ -5,7 +5,7 @@
 //! nothing behind; its memory is that of all its processes. The work put on it stands outside the
 //! cap.
 //!
-//! What bounds it: the plan's times; a run ends [`STOP_PATIENCE`] after it is told to at the
+//! What bounds it: the plan's times; a run ends [`STOP_TIMEOUT`] after it is told to at the
 //! latest. What it must never know: which setting is better.
 
 mod load;
@@ -49,7 +49,7 @@ use crate::{
 };
 
 /// How long a command may take to end when it is told to; then it is killed.
-const STOP_PATIENCE: Duration = Duration::from_secs(15);
+const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 /// Time between two looks at its memory.
 const INTERVAL_MILLIS: u32 = 25;
 /// A collector's report is read up to here.
@@ -377,13 +377,13 @@ async fn end(child: &mut Child, has_ended: bool) -> Result<()> {
     };
     if !has_ended {
         signal(child);
-        if tokio::time::timeout(STOP_PATIENCE, child.wait()).await.is_err() {
+        if tokio::time::timeout(STOP_TIMEOUT, child.wait()).await.is_err() {
             // The second one kills the whole group.
             signal(child);
         }
     }
-    if tokio::time::timeout(STOP_PATIENCE, child.wait()).await.is_err() {
-        bail!("the command's processes did not die within {} s", STOP_PATIENCE.as_secs());
+    if tokio::time::timeout(STOP_TIMEOUT, child.wait()).await.is_err() {
+        bail!("the command's processes did not die within {} s", STOP_TIMEOUT.as_secs());
     }
     Ok(())
 }

@@ -19,7 +19,7 @@ use crate::{
 
 /// A list of settings has this many bytes at most, and is printed within this time.
 const LISTING_BYTES_MAX: u64 = 1 << 20;
-const LISTING_PATIENCE: Duration = Duration::from_secs(5);
+const LISTING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What is searched, and how it gets to the program.
 pub(super) struct Chosen {
@@ -164,7 +164,7 @@ fn listing(path: &Path, arguments: &[String]) -> String {
     };
     let output = read(child.stdout.take().map(|pipe| Box::new(pipe) as _));
     let error = read(child.stderr.take().map(|pipe| Box::new(pipe) as _));
-    let deadline = Instant::now() + LISTING_PATIENCE;
+    let deadline = Instant::now() + LISTING_TIMEOUT;
     while Instant::now() < deadline && matches!(child.try_wait(), Ok(None)) {
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -20,7 +20,7 @@ const BUSY_IN_A_ROW: u32 = 6;
 /// again.
 const CALM_WAIT: Duration = Duration::from_secs(2);
 /// A load may take this many times as long as the longest one that ended.
-const LOAD_PATIENCE: u32 = 3;
+const LOAD_TIMEOUT: u32 = 3;
 
 /// The machine does other things.
 #[derive(Debug, thiserror::Error)]
@@ -102,7 +102,7 @@ impl<'a> Executor<'a> {
             .collect();
         let mut plan = Plan { cap_bytes, ..self.plan.clone() };
         if let Some(loaded) = self.loaded {
-            plan.phase = plan.phase.min(loaded * LOAD_PATIENCE);
+            plan.phase = plan.phase.min(loaded * LOAD_TIMEOUT);
         }
         let mut seen = Vec::new();
         loop {

@@ -88,19 +88,19 @@ impl History {
 
 /// Values over time, at most `MOST` of them; when there are more, the lower of every two stays.
 #[derive(Clone, Debug)]
-pub(crate) struct Lows<const MOST: usize> {
+pub(crate) struct LowestValues<const MOST: usize> {
     values: Vec<(f64, u64)>,
     stride: u64,
     waiting: Option<((f64, u64), u64)>,
 }
 
-impl<const MOST: usize> Default for Lows<MOST> {
+impl<const MOST: usize> Default for LowestValues<MOST> {
     fn default() -> Self {
         Self { values: Vec::new(), stride: 1, waiting: None }
     }
 }
 
-impl<const MOST: usize> Lows<MOST> {
+impl<const MOST: usize> LowestValues<MOST> {
     pub(crate) fn push(&mut self, seconds: f64, bytes: u64) {
         let lower = |one: (f64, u64), other: (f64, u64)| if other.1 < one.1 { other } else { one };
         let (value, count) = match self.waiting.take() {
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn lows_stay_low_and_few() {
-        let mut lows = Lows::<64>::default();
+        let mut lows = LowestValues::<64>::default();
         for second in 0..10_000_u32 {
             lows.push(f64::from(second), if second % 10 == 0 { 5 } else { 100 });
         }

@@ -43,7 +43,7 @@ use self::{
     findings::{Facts, Finding},
     history::{History, Sample},
     page::Shown,
-    place::{Place, Told},
+    place::{LogLocation, Told},
     report::{Report, Seen},
     sink::Sink,
     tail::Tail,
@@ -373,7 +373,9 @@ impl Watch {
             return Ok(());
         };
         let place = match &options.log {
-            Some(path) => Some(Place { path: path.clone(), name: path.display().to_string() }),
+            Some(path) => {
+                Some(LogLocation { path: path.clone(), name: path.display().to_string() })
+            }
             None => self.told.log(pid, dialect),
         };
         let Some(place) = place else {

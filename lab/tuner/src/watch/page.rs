@@ -34,9 +34,9 @@ const PAGE: &str = include_str!("page.html");
 const CONNECTIONS_MAX: usize = 16;
 const HEAD_BYTES_MAX: usize = 8 << 10;
 const HEADERS_MAX: usize = 64;
-const HEAD_PATIENCE: Duration = Duration::from_secs(5);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// For all of a connection, so that one that reads slowly does not keep its place.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// After a failed accept: descriptors may be free again by then.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -70,7 +70,7 @@ pub(crate) async fn serve(address: SocketAddr, shown: Shown) -> Result<SocketAdd
             let shown = shown.clone();
             tokio::spawn(async move {
                 // An error is the client's: it went away, was too slow or spoke no HTTP.
-                let _ = timeout(PATIENCE, connection(stream, address.ip(), shown)).await;
+                let _ = timeout(TIMEOUT, connection(stream, address.ip(), shown)).await;
                 drop(place);
             });
         }
@@ -85,7 +85,7 @@ async fn connection(stream: TcpStream, ip: IpAddr, shown: Shown) -> hyper::Resul
     });
     http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_PATIENCE)
+        .header_read_timeout(HEAD_TIMEOUT)
         .max_headers(HEADERS_MAX)
         .max_buf_size(HEAD_BYTES_MAX)
         .keep_alive(false)

@@ -37,7 +37,7 @@ pub(crate) struct Told {
 
 /// Where a log is.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Place {
+pub(crate) struct LogLocation {
     /// What to open.
     pub(crate) path: PathBuf,
     /// What to call it.
@@ -110,7 +110,7 @@ impl Told {
 
     /// Where the collector's log goes, as far as it was told; `None` when it writes none, or to
     /// what cannot be followed.
-    pub(crate) fn log(&self, pid: Pid, dialect: Dialect) -> Option<Place> {
+    pub(crate) fn log(&self, pid: Pid, dialect: Dialect) -> Option<LogLocation> {
         match dialect {
             Dialect::Ghc => {
                 let words = self.settings("ghc");
@@ -139,7 +139,7 @@ impl Told {
 }
 
 /// Of one option of a JVM.
-fn jvm_log(pid: Pid, word: &str) -> Option<Place> {
+fn jvm_log(pid: Pid, word: &str) -> Option<LogLocation> {
     if word == "-verbose:gc" || word == "-Xlog:gc" || word == "-Xlog:gc*" {
         return stream(pid, 1);
     }
@@ -169,21 +169,21 @@ fn jvm_log(pid: Pid, word: &str) -> Option<Place> {
 }
 
 /// A file as the process sees it: below its root, and from its folder.
-fn file_of(pid: Pid, name: &str) -> Place {
+fn file_of(pid: Pid, name: &str) -> LogLocation {
     let folder = if name.starts_with('/') {
         format!("/proc/{pid}/root")
     } else {
         format!("/proc/{pid}/cwd/")
     };
-    Place { path: PathBuf::from(folder + name), name: name.to_owned() }
+    LogLocation { path: PathBuf::from(folder + name), name: name.to_owned() }
 }
 
 /// What the process has open as `number`, when that is a file.
-fn stream(pid: Pid, number: u32) -> Option<Place> {
+fn stream(pid: Pid, number: u32) -> Option<LogLocation> {
     let path = PathBuf::from(format!("/proc/{pid}/fd/{number}"));
     let is_file = fs::metadata(&path).is_ok_and(|metadata| metadata.is_file());
     let name = fs::read_link(&path).ok()?.display().to_string();
-    is_file.then_some(Place { path, name })
+    is_file.then_some(LogLocation { path, name })
 }
 
 /// How to start a program of this kind so that there is a log.

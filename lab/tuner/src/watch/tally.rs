@@ -6,7 +6,7 @@ use budget::process::ProcessMemory;
 
 use super::{
     findings::{Facts, IDLE_CPU_PERCENT},
-    history::Lows,
+    history::LowestValues,
 };
 use crate::gc::Collection;
 
@@ -46,9 +46,9 @@ pub(crate) struct Tally {
     threads_first: u64,
     threads: u64,
     swap_bytes: u64,
-    lives: Lows<VALUES_MAX>,
-    residents: Lows<VALUES_MAX>,
-    outsides: Lows<VALUES_MAX>,
+    lives: LowestValues<VALUES_MAX>,
+    residents: LowestValues<VALUES_MAX>,
+    outsides: LowestValues<VALUES_MAX>,
     steps: VecDeque<Step>,
     step: Step,
     /// Of collections since the sample before.
