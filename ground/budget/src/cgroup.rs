@@ -82,7 +82,7 @@ pub struct CgroupMemory {
 
 /// A group in one hierarchy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct GroupPath {
     /// Directory of the group.
     pub directory: PathBuf,
     /// Where its hierarchy is mounted.
@@ -91,14 +91,14 @@ pub struct Place {
 
 /// The groups of a process in the hierarchies that matter for memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Places {
+pub struct GroupPaths {
     /// In the version 1 hierarchy that carries the memory controller, if one does.
-    pub memory_v1: Option<Place>,
+    pub memory_v1: Option<GroupPath>,
     /// In the version 2 hierarchy, whether or not that has the memory controller.
-    pub unified: Option<Place>,
+    pub unified: Option<GroupPath>,
 }
 
-impl Places {
+impl GroupPaths {
     /// The places of `pid`; both are `None` on a kernel without control groups.
     pub fn of(pid: Pid) -> Result<Self, ReadError> {
         let membership = match read_text(&pid.file("cgroup")) {
@@ -114,7 +114,7 @@ impl Places {
     /// Decides from the texts of `/proc/<pid>/cgroup` and `/proc/self/mountinfo`.
     fn detect(membership: &str, mounts: &str, exists: &dyn Fn(&Path) -> bool) -> Self {
         let mounts: Vec<Mount> = mounts.lines().filter_map(Mount::parse).collect();
-        let place = |mount: &Mount, path| Place {
+        let place = |mount: &Mount, path| GroupPath {
             directory: mount.locate(path, exists),
             mount: mount.point.clone(),
         };
@@ -147,12 +147,12 @@ impl Cgroup {
 
     /// The group of another process; `None` as for [`Cgroup::own`], or when the process has gone.
     pub fn of(pid: Pid) -> Result<Option<Self>, ReadError> {
-        Ok(Self::choose(Places::of(pid)?, &Path::exists))
+        Ok(Self::choose(GroupPaths::of(pid)?, &Path::exists))
     }
 
     /// A group whose place is known. `unified` is the version 2 group of the same processes when
     /// `version` is 1: it tells their pressure and CPU time.
-    pub fn at(version: Version, place: Place, unified: Option<PathBuf>) -> Self {
+    pub fn at(version: Version, place: GroupPath, unified: Option<PathBuf>) -> Self {
         let unified = match version {
             Version::V1 => unified,
             Version::V2 => Some(place.directory.clone()),
@@ -244,7 +244,7 @@ impl Cgroup {
     }
 
     /// Decides which of the places rules memory.
-    fn choose(places: Places, exists: &dyn Fn(&Path) -> bool) -> Option<Self> {
+    fn choose(places: GroupPaths, exists: &dyn Fn(&Path) -> bool) -> Option<Self> {
         if let Some(place) = places.memory_v1 {
             return Some(Self::at(Version::V1, place, places.unified.map(|place| place.directory)));
         }
@@ -257,7 +257,7 @@ impl Cgroup {
 
     #[cfg(test)]
     fn detect(membership: &str, mounts: &str, exists: &dyn Fn(&Path) -> bool) -> Option<Self> {
-        Self::choose(Places::detect(membership, mounts, exists), exists)
+        Self::choose(GroupPaths::detect(membership, mounts, exists), exists)
     }
 
     fn memory_v1(&self) -> Result<CgroupMemory, ReadError> {

@@ -235,10 +235,10 @@ impl Pool {
         }
     }
 
-    /// Takes `bytes`, standing in line for them for at most `patience`. Blocks the thread, so it is
+    /// Takes `bytes`, standing in line for them for at most `timeout`. Blocks the thread, so it is
     /// for the node's own threads, not for tasks. More than the pool may ever hold is refused
     /// at once.
-    pub fn reserve_within(&self, bytes: u64, patience: Duration) -> Result<Reservation, PoolFull> {
+    pub fn reserve_within(&self, bytes: u64, timeout: Duration) -> Result<Reservation, PoolFull> {
         let full = PoolFull {
             pool: self.name(),
             cap_bytes: self.cap_bytes(),
@@ -251,7 +251,7 @@ impl Pool {
         if !self.0.line.is_occupied() && self.0.take(bytes).is_ok() {
             return Ok(self.reservation(bytes));
         }
-        match self.0.line.wait(patience, || self.0.take(bytes).ok()) {
+        match self.0.line.wait(timeout, || self.0.take(bytes).ok()) {
             Some(()) => Ok(self.reservation(bytes)),
             None => Err(self.refuse(PoolFull { used_bytes: self.used_bytes(), ..full })),
         }

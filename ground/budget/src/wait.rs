@@ -3,7 +3,7 @@
 //! Executions and compilations would rather wait than be refused, and a large reservation must not
 //! starve behind a stream of small ones. So waiters stand in a line; only its head tries, everyone
 //! behind waits for it. Threads that do not wait (the refusing kind) pass beside the line, because
-//! refusing them for somebody else's patience would make their answer depend on who else is there.
+//! refusing them for somebody else's wait would make their answer depend on who else is there.
 
 use std::{
     collections::BTreeSet,
@@ -33,13 +33,13 @@ struct Tickets {
 }
 
 impl Line {
-    /// Calls `take` until it gives something, in turn, for at most `patience`.
+    /// Calls `take` until it gives something, in turn, for at most `timeout`.
     pub(crate) fn wait<T>(
         &self,
-        patience: Duration,
+        timeout: Duration,
         mut take: impl FnMut() -> Option<T>,
     ) -> Option<T> {
-        let deadline = Instant::now().checked_add(patience);
+        let deadline = Instant::now().checked_add(timeout);
         let mut tickets = self.lock();
         if tickets.waiting.len() >= WAITERS_MAX {
             return None;

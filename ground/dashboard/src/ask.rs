@@ -11,15 +11,15 @@ use serde::{Serialize, de::DeserializeOwned};
 /// A report larger than this is none.
 pub const REPORT_BYTES_MAX: usize = 4 << 20;
 /// A program that is alive answers sooner.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The status report at `address`, unread. `flag` is the argument that states the address, for
 /// whoever stated the wrong one. Errors: nobody answers, not in time, not 200, or not so little.
 fn report(address: SocketAddr, flag: &str) -> Result<Bytes> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        tokio::time::timeout(PATIENCE, fetch(address, flag)).await.with_context(|| {
-            format!("the node at {address} did not answer within {} s", PATIENCE.as_secs())
+        tokio::time::timeout(TIMEOUT, fetch(address, flag)).await.with_context(|| {
+            format!("the node at {address} did not answer within {} s", TIMEOUT.as_secs())
         })?
     })
 }

@@ -2,7 +2,7 @@
 //! memory of the response that is written to it.
 //!
 //! While every write finds room at the first try, no time is taken. From the first that does not,
-//! the peer has `patience`, and beyond it a second for each [`WRITE_RATE_MIN`] bytes it has taken.
+//! the peer has `timeout`, and beyond it a second for each [`WRITE_RATE_MIN`] bytes it has taken.
 
 use std::{
     io,
@@ -49,7 +49,7 @@ impl<P: Progress> Progress for std::sync::Arc<P> {
 pub struct Paced<S, P = ()> {
     stream: S,
     progress: P,
-    patience: Duration,
+    timeout: Duration,
     stall: Option<Stall>,
     was_pending: bool,
 }
@@ -62,9 +62,9 @@ struct Stall {
 }
 
 impl<S, P: Progress> Paced<S, P> {
-    /// `patience`: how long the peer may take nothing.
-    pub fn new(stream: S, progress: P, patience: Duration) -> Self {
-        Self { stream, progress, patience, stall: None, was_pending: false }
+    /// `timeout`: how long the peer may take nothing.
+    pub fn new(stream: S, progress: P, timeout: Duration) -> Self {
+        Self { stream, progress, timeout, stall: None, was_pending: false }
     }
 
     /// The stream itself.
@@ -85,18 +85,18 @@ impl<S, P: Progress> Paced<S, P> {
                     self.stall = None;
                 } else if let Some(stall) = &mut self.stall {
                     stall.written += bytes as u64;
-                    let allowed = self.patience + at_least_rate(stall.written);
+                    let allowed = self.timeout + at_least_rate(stall.written);
                     stall.timer.as_mut().reset(stall.since + allowed);
                 }
                 Poll::Ready(Ok(bytes))
             }
             Poll::Pending => {
                 self.was_pending = true;
-                let patience = self.patience;
+                let timeout = self.timeout;
                 let stall = self.stall.get_or_insert_with(|| Stall {
                     since: Instant::now(),
                     written: 0,
-                    timer: Box::pin(sleep(patience)),
+                    timer: Box::pin(sleep(timeout)),
                 });
                 ready!(stall.timer.as_mut().poll(cx));
                 let slow = "the peer reads the response too slowly";
@@ -160,11 +160,11 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_millis(200);
+    const TIMEOUT: Duration = Duration::from_millis(200);
 
     fn paced() -> (Paced<DuplexStream>, DuplexStream) {
         let (ours, theirs) = tokio::io::duplex(1024);
-        (Paced::new(ours, (), PATIENCE), theirs)
+        (Paced::new(ours, (), TIMEOUT), theirs)
     }
 
     #[tokio::test]
@@ -173,7 +173,7 @@ mod tests {
         let start = Instant::now();
         let error = paced.write_all(&[0; 4096]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        assert!(start.elapsed() >= PATIENCE);
+        assert!(start.elapsed() >= TIMEOUT);
     }
 
     #[tokio::test]

@@ -27,7 +27,7 @@ use crate::{
 /// A compressed document larger than this is none.
 const PACKED_BYTES_MAX: usize = 32 << 20;
 /// The node answers within [`ANSWER_TIME`], or says that it does not.
-const PATIENCE: Duration = Duration::from_secs(ANSWER_TIME.as_secs() + 5);
+const TIMEOUT: Duration = Duration::from_secs(ANSWER_TIME.as_secs() + 5);
 /// Longest words of a refusal that are shown.
 const REFUSAL_CHARS_MAX: usize = 600;
 
@@ -150,8 +150,8 @@ fn parsed(packed: &[u8], source: &str) -> Result<Document> {
 fn ask(address: SocketAddr) -> Result<Vec<u8>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        tokio::time::timeout(PATIENCE, fetch(address)).await.with_context(|| {
-            format!("the node at {address} did not answer within {} s", PATIENCE.as_secs())
+        tokio::time::timeout(TIMEOUT, fetch(address)).await.with_context(|| {
+            format!("the node at {address} did not answer within {} s", TIMEOUT.as_secs())
         })?
     })
 }

@@ -64,7 +64,7 @@ mod tests {
 
     use budget::{
         MIB,
-        cgroup::{Place, Version},
+        cgroup::{GroupPath, Version},
     };
 
     use super::*;
@@ -75,7 +75,7 @@ mod tests {
         fs::write(folder.join("memory.current"), "1\n").unwrap();
         fs::write(folder.join("memory.stat"), "anon 1\nfile 0\nshmem 0\npgmajfault 0\n").unwrap();
         fs::write(folder.join("memory.events"), "oom_kill 0\n").unwrap();
-        let place = Place { directory: folder.to_owned(), mount: folder.to_owned() };
+        let place = GroupPath { directory: folder.to_owned(), mount: folder.to_owned() };
         Cgroup::at(Version::V2, place, None)
     }
 

@@ -27,7 +27,7 @@ pub use unit::{Unit, escaped};
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Where a service lies, and whom it runs as.
-pub struct Place {
+pub struct Installation {
     /// The program's file.
     pub program: PathBuf,
     /// Its configuration file.
@@ -48,7 +48,7 @@ pub fn init<'a>(
     data: &Path,
     file: &str,
     text: impl FnOnce(&Path) -> String,
-    unit: Option<impl FnOnce(Place) -> Unit<'a>>,
+    unit: Option<impl FnOnce(Installation) -> Unit<'a>>,
 ) -> Result<()> {
     fs::create_dir_all(data)
         .with_context(|| format!("making the data folder {}", data.display()))?;
@@ -60,7 +60,7 @@ pub fn init<'a>(
     let program = std::env::current_exe().context("finding this program's file")?;
     let owner = fs::metadata(&data).with_context(|| format!("looking at {}", data.display()))?;
     let path = data.join(format!("{name}.service"));
-    let unit = unit(Place { program, file, data, user: owner.uid(), group: owner.gid() });
+    let unit = unit(Installation { program, file, data, user: owner.uid(), group: owner.gid() });
     keep_or_write(&path, &unit.text()?)?;
     println!(
         "{}: install it with: sudo cp {} /etc/systemd/system/ && sudo systemctl enable --now \

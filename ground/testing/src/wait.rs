@@ -4,14 +4,14 @@
 use std::time::{Duration, Instant};
 
 /// What has not happened by then will not, even on an emulated processor.
-pub const PATIENCE: Duration = Duration::from_secs(300);
+pub const TIMEOUT: Duration = Duration::from_secs(300);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// Waits until something is so.
 ///
 /// # Panics
 ///
-/// If it is not within [`PATIENCE`].
+/// If it is not within [`TIMEOUT`].
 #[track_caller]
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     eventually(what, || is_so().then_some(()));
@@ -21,15 +21,15 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 ///
 /// # Panics
 ///
-/// If there is nothing within [`PATIENCE`].
+/// If there is nothing within [`TIMEOUT`].
 #[track_caller]
 pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < deadline, "{what}: not within {} s", PATIENCE.as_secs());
+        assert!(Instant::now() < deadline, "{what}: not within {} s", TIMEOUT.as_secs());
         std::thread::sleep(LOOK_EVERY);
     }
 }
@@ -38,11 +38,11 @@ pub fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 ///
 /// # Panics
 ///
-/// If it is not so within [`PATIENCE`].
+/// If it is not so within [`TIMEOUT`].
 pub async fn until_async(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !is_so().await {
-        assert!(Instant::now() < deadline, "{what}: not within {} s", PATIENCE.as_secs());
+        assert!(Instant::now() < deadline, "{what}: not within {} s", TIMEOUT.as_secs());
         tokio::time::sleep(LOOK_EVERY).await;
     }
 }

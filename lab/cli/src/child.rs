@@ -15,13 +15,13 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Between the two requests to end that a cap gets, and after the second.
-const GROUP_PATIENCE: Duration = Duration::from_secs(30);
+const GROUP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes shown of a log when its program fails.
 const LAST_WORDS_BYTES: usize = 4096;
 
 /// What becomes of a child when its owner is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Farewell {
+pub enum OnDrop {
     /// It is killed.
     Kill,
     /// It is asked to end, twice: it has a process group to remove, so it is never killed itself.
@@ -36,14 +36,14 @@ pub struct Child {
     what: String,
     /// Where it and its own children write what they have to say, in the order to be shown.
     logs: Vec<PathBuf>,
-    farewell: Farewell,
+    on_drop: OnDrop,
 }
 
 impl Child {
     /// Starts `command`, which messages call `what`.
     pub fn spawn(command: &mut Command, what: &str) -> Result<Self> {
         let process = command.spawn().with_context(|| format!("starting {what}"))?;
-        Ok(Self { process, what: what.into(), logs: Vec::new(), farewell: Farewell::Kill })
+        Ok(Self { process, what: what.into(), logs: Vec::new(), on_drop: OnDrop::Kill })
     }
 
     /// With the files whose ends errors show.
@@ -55,8 +55,8 @@ impl Child {
 
     /// With another end than being killed.
     #[must_use]
-    pub const fn leaving_by(mut self, farewell: Farewell) -> Self {
-        self.farewell = farewell;
+    pub const fn leaving_by(mut self, on_drop: OnDrop) -> Self {
+        self.on_drop = on_drop;
         self
     }
 
@@ -93,24 +93,24 @@ impl Child {
         terminate(self.process.id());
     }
 
-    /// Looks every 20 ms whether `ready` gives something. Errors: it ends before, or `patience`
+    /// Looks every 20 ms whether `ready` gives something. Errors: it ends before, or `timeout`
     /// does.
     pub async fn ready_within<T>(
         &mut self,
-        patience: Duration,
+        timeout: Duration,
         mut ready: impl AsyncFnMut() -> Option<T>,
     ) -> Result<T> {
-        self.ready_looking_every(LOOK_EVERY, patience, &mut ready).await
+        self.ready_looking_every(LOOK_EVERY, timeout, &mut ready).await
     }
 
     /// The same for who measures how long it took: `every` bounds how far that is off.
     pub async fn ready_looking_every<T>(
         &mut self,
         every: Duration,
-        patience: Duration,
+        timeout: Duration,
         ready: &mut impl AsyncFnMut() -> Option<T>,
     ) -> Result<T> {
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         loop {
             if let Some(found) = ready().await {
                 return Ok(found);
@@ -118,30 +118,30 @@ impl Child {
             self.check()?;
             if Instant::now() > deadline {
                 let words = self.after_colon();
-                bail!("{} was not ready within {} s{words}", self.what, patience.as_secs());
+                bail!("{} was not ready within {} s{words}", self.what, timeout.as_secs());
             }
             tokio::time::sleep(every).await;
         }
     }
 
     /// Waits for its end.
-    pub async fn ended_within(&mut self, patience: Duration) -> Result<ExitStatus> {
-        let deadline = Instant::now() + patience;
+    pub async fn ended_within(&mut self, timeout: Duration) -> Result<ExitStatus> {
+        let deadline = Instant::now() + timeout;
         loop {
             if let Some(status) = self.status()? {
                 return Ok(status);
             }
             if Instant::now() > deadline {
-                bail!("{} did not end within {} s", self.what, patience.as_secs());
+                bail!("{} did not end within {} s", self.what, timeout.as_secs());
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
     }
 
     /// Asks it to end and waits for that.
-    pub async fn stop_within(&mut self, patience: Duration) -> Result<ExitStatus> {
+    pub async fn stop_within(&mut self, timeout: Duration) -> Result<ExitStatus> {
         self.terminate();
-        self.ended_within(patience).await
+        self.ended_within(timeout).await
     }
 
     /// The end of what its logs hold.
@@ -160,13 +160,13 @@ impl Child {
 
 impl Drop for Child {
     fn drop(&mut self) {
-        if self.farewell == Farewell::Ask {
+        if self.on_drop == OnDrop::Ask {
             for _ in 0..2 {
                 if self.has_ended() {
                     return;
                 }
                 self.terminate();
-                let deadline = Instant::now() + GROUP_PATIENCE;
+                let deadline = Instant::now() + GROUP_TIMEOUT;
                 while Instant::now() < deadline && !self.has_ended() {
                     std::thread::sleep(LOOK_EVERY);
                 }
@@ -196,7 +196,7 @@ pub fn written_address(file: &Path) -> Option<String> {
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
     fn sh(script: &str) -> Child {
         Child::spawn(Command::new("sh").args(["-c", script]), "the script").unwrap()
@@ -212,7 +212,7 @@ mod tests {
         let log = folder.path().join("log");
         let script = format!("echo no disk > {}; exit 3", log.display());
         let mut child = sh(&script).logging_to([log]);
-        let error = child.ready_within::<()>(PATIENCE, async || None).await.unwrap_err();
+        let error = child.ready_within::<()>(TIMEOUT, async || None).await.unwrap_err();
         assert_eq!(error.to_string(), "the script ended with exit status: 3:\nno disk\n");
     }
 
@@ -238,7 +238,7 @@ mod tests {
             removed.display(),
             trapped.display()
         );
-        let child = sh(&script).leaving_by(Farewell::Ask);
+        let child = sh(&script).leaving_by(OnDrop::Ask);
         while !trapped.exists() {
             std::thread::sleep(LOOK_EVERY);
         }

@@ -9,7 +9,7 @@ mod interrupts;
 use std::{net::TcpListener, process::ExitCode};
 
 pub use self::{
-    child::{Child, Farewell, terminate, written_address},
+    child::{Child, OnDrop, terminate, written_address},
     interrupts::Interrupts,
 };
 

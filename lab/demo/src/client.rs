@@ -22,9 +22,9 @@ pub fn identity() -> Result<BasicIdentity> {
     Ok(BasicIdentity::from_raw_key(&seed))
 }
 
-/// Connects, waiting up to `patience` for the node to answer, and takes its root key (this is a
+/// Connects, waiting up to `timeout` for the node to answer, and takes its root key (this is a
 /// private network).
-pub async fn connect(url: &str, patience: Duration) -> Result<Agent> {
+pub async fn connect(url: &str, timeout: Duration) -> Result<Agent> {
     let agent = Agent::builder()
         .with_url(url)
         .with_identity(identity()?)
@@ -32,13 +32,13 @@ pub async fn connect(url: &str, patience: Duration) -> Result<Agent> {
         // for a short time.
         .with_ingress_expiry(Duration::from_secs(60))
         .build()?;
-    wait_until_healthy(&agent, url, patience).await?;
+    wait_until_healthy(&agent, url, timeout).await?;
     Ok(agent)
 }
 
 /// Waits until the node says it is healthy, and takes its root key.
-pub async fn wait_until_healthy(agent: &Agent, url: &str, patience: Duration) -> Result<()> {
-    let deadline = Instant::now() + patience;
+pub async fn wait_until_healthy(agent: &Agent, url: &str, timeout: Duration) -> Result<()> {
+    let deadline = Instant::now() + timeout;
     loop {
         let status = agent.status().await;
         match status {

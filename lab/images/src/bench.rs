@@ -19,7 +19,7 @@ use compare::figure::{self, Figure, Figures};
 use nix::sys::resource::{UsageWho, getrusage};
 use serde::Serialize;
 
-use self::methods::{METHODS, Place};
+use self::methods::{METHODS, Workspace};
 use crate::Stop;
 
 /// Eight overlays from a base that is in the cache.
@@ -137,7 +137,7 @@ pub(crate) fn run(options: &Options, stop: &Stop, subcommand: &[&str]) -> Result
         }
         None => image::make(&folder, &options.from, options.size, stop)?,
     };
-    let place = Place::new(&folder, &image, options.machines, subcommand, stop)?;
+    let workspace = Workspace::new(&folder, &image, options.machines, subcommand, stop)?;
     let chosen: Vec<_> = METHODS
         .iter()
         .filter(|method| options.only.as_deref().is_none_or(|text| method.name.contains(text)))
@@ -151,13 +151,13 @@ pub(crate) fn run(options: &Options, stop: &Stop, subcommand: &[&str]) -> Result
         for (method, (_, turns)) in chosen.iter().zip(&mut rows) {
             stop.check()?;
             eprintln!("image: turn {turn}/{}: {}", options.turns, method.name);
-            let measured = place.measure(method).with_context(|| method.name)?;
+            let measured = workspace.measure(method).with_context(|| method.name)?;
             turns.push(measured);
-            unpacked = unpacked.max(place.bases()?);
+            unpacked = unpacked.max(workspace.bases()?);
         }
     }
-    let disk_bytes = place.disk_bytes()?;
-    place.clear()?;
+    let disk_bytes = workspace.disk_bytes()?;
+    workspace.clear()?;
     let rows: Vec<Row> = rows
         .into_iter()
         .map(|(method, turns)| Row { method, median: median(&turns), turns })
@@ -310,7 +310,7 @@ fn file_system(folder: &std::path::Path) -> String {
             let mut words = line.split(' ').skip(1);
             Some((words.next()?, words.next()?))
         })
-        .filter(|(place, _)| folder.starts_with(place))
-        .max_by_key(|(place, _)| place.len())
+        .filter(|(workspace, _)| folder.starts_with(workspace))
+        .max_by_key(|(workspace, _)| workspace.len())
         .map_or_else(|| "an unknown file system".to_owned(), |(_, kind)| kind.to_owned())
 }

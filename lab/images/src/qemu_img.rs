@@ -26,9 +26,9 @@ const WORDS_CHARACTERS_MAX: usize = 1000;
 /// Address space: libraries, and tables of the largest disks.
 const MEMORY_BYTES: u64 = 8 * GIB;
 /// `info` and `check` read tables only.
-pub(crate) const PATIENCE_FOR_TABLES: Duration = Duration::from_secs(120);
+pub(crate) const TIMEOUT_FOR_TABLES: Duration = Duration::from_secs(120);
 /// `convert` of the largest disk on the slowest machine.
-pub(crate) const PATIENCE_FOR_DISKS: Duration = Duration::from_secs(4 * 3600);
+pub(crate) const TIMEOUT_FOR_DISKS: Duration = Duration::from_secs(4 * 3600);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 const WATCH_EVERY: Duration = Duration::from_millis(100);
 /// What a converted file may take besides the disk in it.
@@ -59,7 +59,7 @@ struct Check {
 
 /// What a run may take.
 struct Bounds {
-    patience: Duration,
+    timeout: Duration,
     file_bytes: u64,
 }
 
@@ -74,7 +74,7 @@ pub(crate) fn info(path: &Path, settings: &Settings) -> Result<Info> {
         "--output=json".as_ref(),
         path.as_ref(),
     ];
-    let bounds = Bounds { patience: PATIENCE_FOR_TABLES, file_bytes: 0 };
+    let bounds = Bounds { timeout: TIMEOUT_FOR_TABLES, file_bytes: 0 };
     let output = run(&arguments, &bounds, &mut || Ok(()), settings)?;
     serde_json::from_slice(&output).map_err(|error| Error::Tool {
         command: "qemu-img info".to_owned(),
@@ -92,7 +92,7 @@ pub(crate) fn check(path: &Path, cluster_bytes: u64, settings: &Settings) -> Res
         "--output=json".as_ref(),
         path.as_ref(),
     ];
-    let bounds = Bounds { patience: PATIENCE_FOR_TABLES, file_bytes: 0 };
+    let bounds = Bounds { timeout: TIMEOUT_FOR_TABLES, file_bytes: 0 };
     let (status, output, words) = spawn(&arguments, &bounds, &mut || Ok(()), settings)?;
     // 0: fine; 2: errors; 3: leaked clusters, which only take room.
     let answer = serde_json::from_slice::<Check>(&output);
@@ -135,7 +135,7 @@ pub(crate) fn convert(
     arguments.extend(options.iter().map(OsStr::new));
     arguments.extend([OsStr::new("-O"), to.1.as_ref(), from.0.as_ref(), to.0.as_ref()]);
     let bounds = Bounds {
-        patience: PATIENCE_FOR_DISKS,
+        timeout: TIMEOUT_FOR_DISKS,
         file_bytes: settings.limit_bytes.saturating_add(TABLES_BYTES),
     };
     run(&arguments, &bounds, watch, settings).map(drop)
@@ -152,7 +152,7 @@ pub(crate) fn grow(path: &Path, virtual_bytes: u64, settings: &Settings) -> Resu
         path.as_ref(),
         &size,
     ];
-    let bounds = Bounds { patience: PATIENCE_FOR_TABLES, file_bytes: u64::MAX };
+    let bounds = Bounds { timeout: TIMEOUT_FOR_TABLES, file_bytes: u64::MAX };
     run(&arguments, &bounds, &mut || Ok(()), settings).map(drop)
 }
 
@@ -201,7 +201,7 @@ fn spawn(
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let limits = [
         (Resource::As, MEMORY_BYTES),
-        (Resource::Cpu, bounds.patience.as_secs().saturating_mul(8)),
+        (Resource::Cpu, bounds.timeout.as_secs().saturating_mul(8)),
         (Resource::Fsize, bounds.file_bytes),
         (Resource::Core, 0),
     ];
@@ -238,10 +238,10 @@ fn spawn(
             if let Err(stopped) = settings.stop.check() {
                 break Err(stopped);
             }
-            if began.elapsed() > bounds.patience {
+            if began.elapsed() > bounds.timeout {
                 break Err(Error::Tool {
                     command: self::command(arguments),
-                    words: format!("it did not end within {} s", bounds.patience.as_secs()),
+                    words: format!("it did not end within {} s", bounds.timeout.as_secs()),
                 });
             }
             if looked.elapsed() > WATCH_EVERY {

@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 /// The file of a net of a hundred nodes is far smaller.
 const NET_BYTES_MAX: u64 = 16 << 20;
 const ASK_EVERY: Duration = Duration::from_millis(500);
-const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The part of a net's file that says where its nodes are.
 #[derive(Deserialize)]
@@ -112,10 +112,8 @@ pub(crate) struct Watch {
 
 impl Watch {
     pub(crate) fn start(urls: &[String]) -> Result<Self> {
-        let http = reqwest::Client::builder()
-            .timeout(ANSWER_PATIENCE)
-            .pool_max_idle_per_host(1)
-            .build()?;
+        let http =
+            reqwest::Client::builder().timeout(ANSWER_TIMEOUT).pool_max_idle_per_host(1).build()?;
         let of = |url: &String| NodeSeen { endpoint: url.clone(), ..NodeSeen::default() };
         let seen = Arc::new(Mutex::new(urls.iter().map(of).collect()));
         let (asked, client) = (seen.clone(), http.clone());

@@ -37,7 +37,7 @@ pub const HOST_SIDE_PREFIX: u8 = 24;
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 /// Until a kernel under KVM has printed its first line; it takes a tenth of that.
-const KVM_PATIENCE: Duration = Duration::from_secs(4);
+const KVM_TIMEOUT: Duration = Duration::from_secs(4);
 /// What every kernel prints first.
 const KERNEL_SAYS: &str = "Linux version";
 const PROGRAM: &str = "qemu-system-x86_64";
@@ -167,7 +167,7 @@ fn without_kvm(program: &Path, kernel: &Path) -> Result<Option<String>> {
         .stderr(Stdio::piped());
     die_with_us(&mut command);
     let mut child = command.spawn().context("starting QEMU with KVM")?;
-    let deadline = Instant::now() + KVM_PATIENCE;
+    let deadline = Instant::now() + KVM_TIMEOUT;
     let spoke = || {
         fs::read(&console).is_ok_and(|text| String::from_utf8_lossy(&text).contains(KERNEL_SAYS))
     };
@@ -188,7 +188,7 @@ fn without_kvm(program: &Path, kernel: &Path) -> Result<Option<String>> {
         )),
         (false, None) => Some(format!(
             "/dev/kvm is there, but a kernel under it prints nothing for {} s",
-            KVM_PATIENCE.as_secs()
+            KVM_TIMEOUT.as_secs()
         )),
     })
 }

@@ -4,7 +4,7 @@
 //! machine. [`parse`] and [`command`] are for whoever reads events as they come. Only commands
 //! without arguments are needed here.
 //!
-//! Bounds: lines of [`LINE_BYTES_MAX`], [`LINES_MAX`] lines until an answer, the caller's patience.
+//! Bounds: lines of [`LINE_BYTES_MAX`], [`LINES_MAX`] lines until an answer, the caller's timeout.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -68,7 +68,7 @@ pub fn command(name: &str) -> String {
 #[derive(Debug)]
 pub struct Client {
     stream: BufReader<UnixStream>,
-    patience: Duration,
+    timeout: Duration,
 }
 
 impl Client {
@@ -76,17 +76,17 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Nobody listens there, or what listens is no QEMU, or it does not answer within `patience`.
-    pub fn connect(path: &Path, patience: Duration) -> Result<Self> {
+    /// Nobody listens there, or what listens is no QEMU, or it does not answer within `timeout`.
+    pub fn connect(path: &Path, timeout: Duration) -> Result<Self> {
         let words = || format!("talking with QEMU at {}", path.display());
         let stream = UnixStream::connect(path).with_context(words)?;
-        Self::negotiate(stream, patience).with_context(words)
+        Self::negotiate(stream, timeout).with_context(words)
     }
 
-    fn negotiate(stream: UnixStream, patience: Duration) -> Result<Self> {
-        stream.set_write_timeout(Some(patience))?;
-        let mut client = Self { stream: BufReader::new(stream), patience };
-        let deadline = Instant::now() + patience;
+    fn negotiate(stream: UnixStream, timeout: Duration) -> Result<Self> {
+        stream.set_write_timeout(Some(timeout))?;
+        let mut client = Self { stream: BufReader::new(stream), timeout };
+        let deadline = Instant::now() + timeout;
         ensure!(
             client.line(deadline)? == Some(Message::Greeting),
             "it does not greet as QEMU does"
@@ -102,7 +102,7 @@ impl Client {
     /// QEMU's own words, or that it does not answer in time.
     pub fn execute(&mut self, name: &str) -> Result<Value> {
         let mut run = || -> Result<Value> {
-            let deadline = Instant::now() + self.patience;
+            let deadline = Instant::now() + self.timeout;
             self.stream.get_mut().write_all(command(name).as_bytes())?;
             for _ in 0..LINES_MAX {
                 match self.line(deadline)? {
@@ -120,7 +120,7 @@ impl Client {
         let mut line = Vec::new();
         while line.last() != Some(&b'\n') {
             let left = deadline.saturating_duration_since(Instant::now());
-            ensure!(!left.is_zero(), "no answer within {} s", self.patience.as_secs_f64());
+            ensure!(!left.is_zero(), "no answer within {} s", self.timeout.as_secs_f64());
             self.stream.get_ref().set_read_timeout(Some(left))?;
             let room = (LINE_BYTES_MAX + 1).saturating_sub(line.len()) as u64;
             ensure!(room > 0, "a line of more than {LINE_BYTES_MAX} bytes");
@@ -189,10 +189,10 @@ mod tests {
 
     #[test]
     fn what_is_no_qemu_is_refused_and_nothing_is_waited_for_for_ever() {
-        let patience = Duration::from_millis(100);
+        let timeout = Duration::from_millis(100);
         let error = |greeting, answers| {
             let (_folder, path) = monitor(greeting, answers);
-            format!("{:#}", Client::connect(&path, patience).unwrap_err())
+            format!("{:#}", Client::connect(&path, timeout).unwrap_err())
         };
         assert!(error("SSH-2.0\n", vec![]).contains("does not greet"));
         assert!(error("", vec![]).contains("no answer within 0.1 s"));
@@ -200,7 +200,7 @@ mod tests {
         let long: &'static str = Box::leak("x".repeat(LINE_BYTES_MAX + 10).into_boxed_str());
         assert!(error(long, vec![]).contains("65536"), "{}", error(long, vec![]));
         assert!(
-            format!("{:#}", Client::connect(Path::new("/nowhere"), patience).unwrap_err())
+            format!("{:#}", Client::connect(Path::new("/nowhere"), timeout).unwrap_err())
                 .contains("/nowhere")
         );
     }

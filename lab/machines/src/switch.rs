@@ -289,7 +289,7 @@ async fn send(socket: &mut Option<UnixDatagram>, path: &Path, bytes: &[u8]) {
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(10);
+    const TIMEOUT: Duration = Duration::from_secs(10);
 
     fn frame(to: Hardware, from: Hardware, text: &str) -> Vec<u8> {
         [&to.0[..], &from.0[..], &[8, 0], text.as_bytes()].concat()
@@ -364,7 +364,7 @@ mod tests {
         async fn next(&self, at: usize) -> String {
             let mut buffer = vec![0; FRAME_BYTES_MAX];
             let receive = self.machines[at].as_ref().unwrap().recv(&mut buffer);
-            let length = tokio::time::timeout(PATIENCE, receive).await.unwrap().unwrap();
+            let length = tokio::time::timeout(TIMEOUT, receive).await.unwrap().unwrap();
             String::from_utf8_lossy(&buffer[HEADER_BYTES..length]).into_owned()
         }
     }

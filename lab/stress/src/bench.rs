@@ -33,7 +33,7 @@ const FORMAT: u32 = 1;
 const RELAY: &str = "thimble-relay";
 /// Of the relay, where it is not the cap.
 const BUDGET: &str = "128MiB";
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Percent of what was accepted that may be lost under a cap.
 const LOST_PERCENT_MAX: f64 = 0.1;
 /// Longest phase, and longest long part.
@@ -371,7 +371,7 @@ async fn one(options: &Options, part: Part, turn: u32, node: &Node, stop: &Stop)
         label: &node.label,
         nodes: &[],
         pids: &[],
-        patience: PATIENCE,
+        timeout: TIMEOUT,
         command: Some(&command),
         picture: picture.as_deref(),
         memory,

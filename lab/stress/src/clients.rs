@@ -141,14 +141,14 @@ impl Clients {
     }
 
     /// Waits until all clients work; what each node says of itself. Errors: one does not within
-    /// `patience`, or `ended` says that the node did.
+    /// `timeout`, or `ended` says that the node did.
     pub(crate) async fn all_ready(
         &mut self,
         shared: &Shared,
-        patience: Duration,
+        timeout: Duration,
         mut ended: impl FnMut() -> bool,
     ) -> Result<Vec<About>> {
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         let mut all = vec![About::default(); shared.target.addresses.len()];
         for Readiness { what, node, receiver } in &mut self.readiness {
             let about = loop {
@@ -162,9 +162,9 @@ impl Clients {
                         }
                         if Instant::now() >= deadline {
                             let address = shared.target.addresses.get(*node).context("a node")?;
-                            let seconds = patience.as_secs();
+                            let seconds = timeout.as_secs();
                             bail!(
-                                "{what} was not ready within {seconds} s (--patience) at \
+                                "{what} was not ready within {seconds} s (--timeout) at \
                                  {address}: {why}"
                             );
                         }

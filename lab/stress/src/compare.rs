@@ -55,7 +55,7 @@ pub(crate) async fn run(options: &Options, work: &Work, stop: &Stop) -> Result<b
                 label,
                 nodes: &[],
                 pids: &[],
-                patience: options.patience(),
+                timeout: options.timeout(),
                 command: Some(command),
                 picture: picture.as_deref(),
                 memory: options.memory,

@@ -59,7 +59,7 @@ pub(crate) struct Start<'a> {
     pub(crate) nodes: &'a [Multiaddr],
     pub(crate) pids: &'a [u32],
     /// Until all clients must be connected.
-    pub(crate) patience: Duration,
+    pub(crate) timeout: Duration,
     pub(crate) command: Option<&'a str>,
     pub(crate) picture: Option<&'a Path>,
     pub(crate) memory: Option<u64>,
@@ -93,7 +93,7 @@ pub(crate) async fn run(work: &Work, start: &Start<'_>) -> Result<Report> {
     let mut clients = Clients::start(&shared, phases.len());
     let ready = {
         let ended = || node.as_mut().is_some_and(Node::has_ended);
-        let ready = clients.all_ready(&shared, start.patience, ended);
+        let ready = clients.all_ready(&shared, start.timeout, ended);
         start.stop.or(ready).await
     };
     let about = match ready {

@@ -23,6 +23,7 @@ pub mod bench;
 mod channel;
 mod clients;
 mod compare;
+mod connections;
 mod dial;
 mod drive;
 mod gather;
@@ -32,7 +33,6 @@ mod node;
 mod odd_nodes;
 mod options;
 pub mod payload;
-mod places;
 pub mod plan;
 mod publisher;
 mod pushed;
@@ -109,7 +109,7 @@ pub async fn measure(options: &Options, stop: &Stop) -> Result<report::Report> {
         label: if members.is_some() { "net" } else { "node" },
         nodes: &options.nodes,
         pids: &options.pids,
-        patience: options.patience(),
+        timeout: options.timeout(),
         command: options.command.as_deref(),
         picture: options.picture.as_deref(),
         memory: options.memory,

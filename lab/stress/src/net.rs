@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use cli::{Child, Farewell};
+use cli::{Child, OnDrop};
 use libp2p::Multiaddr;
 use tempfile::TempDir;
 use testnet::net::{relays::Relays, spawn};
@@ -114,7 +114,7 @@ impl RelayNet {
         eprintln!("stress: a net of {count} relays is started");
         let mut child = Child::spawn(&mut command, "thimble-lab net")?
             .logging_to([log])
-            .leaving_by(Farewell::Ask);
+            .leaving_by(OnDrop::Ask);
         let mut told = None;
         let status = loop {
             if let Some(status) = child.status()? {

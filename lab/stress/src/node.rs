@@ -13,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use budget::process::Pid;
-use cli::{Child, Farewell};
+use cli::{Child, OnDrop};
 use testnet::cap::series::{self, Line};
 
 use crate::watch::Source;
@@ -79,7 +79,7 @@ impl Node {
         let logs = ["cap.log", "node.log"].map(|name| folder.join(name));
         let mut child = Child::spawn(&mut starting, &command)?.logging_to(logs);
         if memory_bytes.is_some() {
-            child = child.leaving_by(Farewell::Ask);
+            child = child.leaving_by(OnDrop::Ask);
         }
         Ok(Self { child, folder: folder.to_owned(), capped: memory_bytes.is_some() })
     }

@@ -218,7 +218,7 @@ struct Cli {
 /// One publisher, one receiver, ten messages a second.
 async fn work(address: &Multiaddr, flags: &str, stop: &Stop) -> anyhow::Result<Report> {
     let usual = "--publishers 1 --receivers 1 --relay-peers 0 --after 0 --drain 1 --answer 1 \
-                 --rate 20 --phase 1 --patience 3";
+                 --rate 20 --phase 1 --timeout 3";
     let address = address.to_string();
     // What stands last counts.
     let mut words = vec!["stress", "--node", &address];
@@ -348,7 +348,7 @@ async fn sockets_that_say_nothing_or_nonsense_are_given_up() {
         }
     });
     for (address, words) in [(silence, "has not answered"), (noise, "dialling")] {
-        let error = work(&address, "--patience 2", &Stop::never()).await.unwrap_err().to_string();
+        let error = work(&address, "--timeout 2", &Stop::never()).await.unwrap_err().to_string();
         assert!(error.contains("was not ready within 2 s"), "{error}");
         assert!(error.contains(words), "{error}");
     }

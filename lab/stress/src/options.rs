@@ -77,9 +77,9 @@ pub struct Options {
     #[command(flatten)]
     pub settings: Settings,
     /// Seconds until all clients must be connected.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60,
+    #[arg(long, alias = "patience", value_name = "SECONDS", default_value_t = 60,
         value_parser = clap::value_parser!(u64).range(1..=3600))]
-    pub patience: u64,
+    pub timeout: u64,
     /// Write the figures to this file; - is standard output, instead of the table
     /// (docs/stress.md).
     #[arg(long, value_name = "FILE")]
@@ -105,8 +105,8 @@ pub struct Work {
 }
 
 impl Options {
-    pub(crate) fn patience(&self) -> Duration {
-        Duration::from_secs(self.patience)
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout)
     }
 
     /// The plan: of the file or the flags. Errors: the file, or what it says, is not usable.

@@ -32,8 +32,8 @@ use protocol::{
 use crate::{
     channel,
     channel::Channel,
+    connections::{Connected, NodeConnections},
     dial,
-    places::{Connected, Places},
     target::Target,
 };
 
@@ -122,7 +122,7 @@ impl<R: Role> Session<R> {
     pub(crate) async fn open(
         keys: &Keypair,
         target: &Target,
-        places: &Arc<Places>,
+        places: &Arc<NodeConnections>,
         node: usize,
         role: Arc<R>,
     ) -> Result<(Self, About)> {

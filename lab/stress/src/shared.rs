@@ -11,7 +11,7 @@ use std::{
 use libp2p::identity::Keypair;
 
 use crate::{
-    places::Places,
+    connections::NodeConnections,
     report::Lost,
     session::{About, Role, Session},
     settings::Load,
@@ -29,7 +29,7 @@ const EXAMPLE_CHARS_MAX: usize = 160;
 pub(crate) struct Shared {
     pub(crate) target: Target,
     pub(crate) load: Load,
-    pub(crate) places: Arc<Places>,
+    pub(crate) places: Arc<NodeConnections>,
     pub(crate) issued: Issued,
     /// Phase under way, or the one before while there is none.
     pub(crate) phase: AtomicUsize,
@@ -40,7 +40,7 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(target: Target, load: Load, phases: usize) -> Arc<Self> {
         let issued = Issued::new(target.run, phases, load.publishers);
-        let places = Places::new(target.addresses.len());
+        let places = NodeConnections::new(target.addresses.len());
         let (phase, connections_lost) = (AtomicUsize::new(0), Mutex::default());
         Arc::new(Self { target, load, places, issued, phase, connections_lost })
     }
@@ -118,14 +118,14 @@ impl Ready {
     }
 }
 
-/// Waits until a client is ready, for at most `patience`. Errors: it is not; why.
+/// Waits until a client is ready, for at most `timeout`. Errors: it is not; why.
 pub(crate) async fn is_ready(
     receiver: &mut tokio::sync::watch::Receiver<State>,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<About, String> {
     let waiting = receiver.wait_for(|state| matches!(state, State::Ready(_)));
     // What it came to is read below.
-    let _ = tokio::time::timeout(patience, waiting).await;
+    let _ = tokio::time::timeout(timeout, waiting).await;
     match &*receiver.borrow() {
         State::Ready(about) => Ok(about.clone()),
         State::Waiting(why) => Err(why.clone()),

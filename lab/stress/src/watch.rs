@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use budget::{
-    cgroup::{Cgroup, Place, Version},
+    cgroup::{Cgroup, GroupPath, Version},
     process::{self, Pid},
 };
 use serde::Deserialize;
@@ -78,7 +78,8 @@ impl Source {
             Self::Capped { info_file, group } => {
                 *group = info(info_file).map(|info| {
                     let version = if info.group == "v1" { Version::V1 } else { Version::V2 };
-                    let place = Place { directory: info.directory.clone(), mount: info.directory };
+                    let place =
+                        GroupPath { directory: info.directory.clone(), mount: info.directory };
                     Cgroup::at(version, place, None)
                 });
                 group.is_some()

@@ -120,7 +120,7 @@ async fn a_node_that_dies_under_the_load_is_a_bad_result_and_not_a_hang() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_is_not_there_is_named() {
-    let flags = ["--patience", "2"];
+    let flags = ["--timeout", "2"];
     let error = stress("sleep 60 # {port}", FLOOD, &flags).await.unwrap_err();
     let text = format!("{error:#}");
     assert!(

@@ -24,7 +24,7 @@ use testing::{
 
 const LAB: &str = env!("CARGO_BIN_EXE_thimble-lab");
 /// Nothing here takes as long; what has not happened by then will not.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 fn text(output: &Output) -> String {
     format!(
@@ -480,7 +480,7 @@ impl Relay {
         let (far, _) = self.listener.accept().unwrap();
         for end in [&near, &far] {
             end.set_nodelay(true).unwrap();
-            end.set_read_timeout(Some(PATIENCE)).unwrap();
+            end.set_read_timeout(Some(TIMEOUT)).unwrap();
         }
         (near, far)
     }
@@ -504,7 +504,7 @@ fn crossing(from: &mut TcpStream, to: &mut TcpStream) -> Duration {
 fn is_silent(end: &mut TcpStream) -> bool {
     end.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     let silent = matches!(end.read(&mut [0; 1]), Err(error) if error.kind() == std::io::ErrorKind::WouldBlock);
-    end.set_read_timeout(Some(PATIENCE)).unwrap();
+    end.set_read_timeout(Some(TIMEOUT)).unwrap();
     silent
 }
 

@@ -20,7 +20,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// Nothing here takes as long; what has not happened by then will not.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// One search at a time: they measure.
 static ALONE: Mutex<()> = Mutex::new(());
 
@@ -254,7 +254,7 @@ fn ctrl_c_leaves_no_process_and_a_search_that_goes_on() {
     lines.by_ref().map(Result::unwrap).find(|line| line.contains("run 2")).unwrap();
     let start = Instant::now();
     while running(&word) == 0 {
-        assert!(start.elapsed() < PATIENCE, "the next run never began");
+        assert!(start.elapsed() < TIMEOUT, "the next run never began");
     }
     kill_process(Pid::from_child(&search), Signal::INT).unwrap();
     let rest: Vec<String> = lines.map(Result::unwrap).collect();
@@ -270,7 +270,7 @@ fn ctrl_c_leaves_no_process_and_a_search_that_goes_on() {
     search.wait().unwrap();
     let start = Instant::now();
     while running(&word) > 0 {
-        assert!(start.elapsed() < PATIENCE, "the command outlived the search");
+        assert!(start.elapsed() < TIMEOUT, "the command outlived the search");
         std::thread::sleep(Duration::from_millis(10));
     }
 
@@ -347,6 +347,7 @@ fn a_go_program_that_overrides_its_collectors_target_has_a_dead_knob() {
 }
 
 #[test]
+#[ignore = "half a minute of a machine to itself: make test-long"]
 fn a_node_server_keeps_less_garbage() {
     let _alone = ALONE.lock();
     let folder = tempfile::tempdir().unwrap();
@@ -367,6 +368,7 @@ fn a_node_server_keeps_less_garbage() {
 }
 
 #[test]
+#[ignore = "half a minute of a machine to itself: make test-long"]
 fn a_java_server_keeps_less_garbage() {
     let _alone = ALONE.lock();
     let folder = tempfile::tempdir().unwrap();

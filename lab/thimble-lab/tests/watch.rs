@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// Nothing here takes as long; what has not happened by then will not.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A program that is ended with the test.
 struct Program(Child);
@@ -50,7 +50,7 @@ fn start(command: &mut Command, log: &Path, words: &str) -> Program {
     let program = Program(child.unwrap());
     let start = Instant::now();
     while !fs::read_to_string(log).unwrap_or_default().contains(words) {
-        assert!(start.elapsed() < PATIENCE, "{words:?} never came: {:?}", fs::read_to_string(log));
+        assert!(start.elapsed() < TIMEOUT, "{words:?} never came: {:?}", fs::read_to_string(log));
         std::thread::sleep(Duration::from_millis(10));
     }
     program
@@ -109,7 +109,7 @@ fn what_node_collects_is_counted_and_a_page_shows_it() {
         {
             break report;
         }
-        assert!(start.elapsed() < PATIENCE, "{report}");
+        assert!(start.elapsed() < TIMEOUT, "{report}");
         std::thread::sleep(Duration::from_millis(50));
     };
     assert_eq!(report["runtimes"][0], "node");
@@ -224,7 +224,7 @@ fn sample(file: &Path, is_it: impl Fn(&Value) -> bool) -> Value {
         if let Some(sample) = samples.find(|sample| is_it(sample)) {
             return sample;
         }
-        assert!(start.elapsed() < PATIENCE, "{:?}", text.lines().last());
+        assert!(start.elapsed() < TIMEOUT, "{:?}", text.lines().last());
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -185,7 +185,7 @@ impl SingleNode {
     }
 
     /// How long to wait for calls before a block is due without any.
-    fn patience(&self, demand: Demand) -> Duration {
+    fn timeout(&self, demand: Demand) -> Duration {
         if demand.more {
             return Duration::ZERO;
         }
@@ -212,7 +212,7 @@ impl SingleNode {
         if self.pool.closing() {
             return Ok(Step::Closing);
         }
-        self.pool.wait(self.patience(demand));
+        self.pool.wait(self.timeout(demand));
         if self.pool.closing() {
             return Ok(Step::Closing);
         }

@@ -25,7 +25,7 @@ use state::{CheckpointDelta, Height, ModuleHash, StoreError, encode_record, mani
 
 use crate::config::FatalError;
 use crate::executor::Executor;
-use crate::patience::Place;
+use crate::retry::ExecutionPoint;
 use crate::round::RoundWork;
 
 /// Bytes folded per step.
@@ -260,7 +260,7 @@ impl Executor {
         }
         self.relieved += 1;
         let core = Arc::clone(&self.core);
-        let mut attempts = core.attempts(Place { height, message: None });
+        let mut attempts = core.attempts(ExecutionPoint { height, message: None });
         loop {
             let what = match self.try_to_make_room() {
                 Ok(()) => match core.pages.check_room() {

@@ -7,7 +7,7 @@ use limits::Limits;
 use state::{BlobError, CanisterId, Fault, RequestId, StoreError, SubnetInfo, Time};
 use thiserror::Error;
 
-use crate::patience::Place;
+use crate::retry::ExecutionPoint;
 
 /// Everything about the subnet that execution depends on. The same on every node, or their states
 /// differ.
@@ -167,7 +167,7 @@ pub enum FatalError {
     )]
     Panicked {
         /// Height and message whose execution panicked.
-        place: Place,
+        place: ExecutionPoint,
         /// The panic's text, and of which management call it is.
         what: String,
     },

@@ -12,7 +12,7 @@ use state::{BlobError, BlobStore, CanisterId, CanisterState, Fault, Height, Modu
 
 use crate::config::{ExecutorConfig, FatalError};
 use crate::cycles::CostSchedule;
-use crate::patience::{Attempts, Patience, Place};
+use crate::retry::{Attempts, ExecutionPoint, RetryPolicy};
 
 /// See the module.
 pub(crate) struct Core {
@@ -22,7 +22,7 @@ pub(crate) struct Core {
     pub(crate) sandbox: Arc<dyn Sandbox>,
     pub(crate) pages: Arc<PageStore>,
     pub(crate) blobs: Arc<BlobStore>,
-    pub(crate) patience: Arc<dyn Patience>,
+    pub(crate) retry: Arc<dyn RetryPolicy>,
     /// Modules whose artefact this process has seen to. At most one per canister.
     prepared: Mutex<BTreeSet<ModuleHash>>,
     /// Whether a canister let go of a module or of chunks since the module store was last swept.
@@ -37,7 +37,7 @@ impl Core {
         sandbox: Arc<dyn Sandbox>,
         pages: Arc<PageStore>,
         blobs: Arc<BlobStore>,
-        patience: Arc<dyn Patience>,
+        retry: Arc<dyn RetryPolicy>,
     ) -> Self {
         let costs = CostSchedule::default();
         let cost_table = costs.table(&config.limits);
@@ -49,7 +49,7 @@ impl Core {
             sandbox,
             pages,
             blobs,
-            patience,
+            retry,
             prepared: Mutex::default(),
             blobs_changed: AtomicBool::new(true),
             subnet_nodes: AtomicU32::new(subnet_nodes),
@@ -65,8 +65,8 @@ impl Core {
     }
 
     /// A step that is tried until it succeeds.
-    pub(crate) fn attempts(&self, place: Place) -> Attempts<'_> {
-        Attempts::new(&self.patience, place)
+    pub(crate) fn attempts(&self, place: ExecutionPoint) -> Attempts<'_> {
+        Attempts::new(&self.retry, place)
     }
 
     pub(crate) fn limits(&self) -> &Limits {
@@ -205,8 +205,8 @@ pub(crate) struct RoundFacts {
 
 impl RoundFacts {
     /// The message that the canister takes up as its `ordinal`th of the round.
-    pub(crate) fn place(&self, canister_id: CanisterId, ordinal: u64) -> Place {
-        Place { height: self.height, message: Some(Fault { canister_id, ordinal }) }
+    pub(crate) fn place(&self, canister_id: CanisterId, ordinal: u64) -> ExecutionPoint {
+        ExecutionPoint { height: self.height, message: Some(Fault { canister_id, ordinal }) }
     }
 
     /// The operator's verdict on a message, if there is one.

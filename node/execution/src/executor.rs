@@ -26,9 +26,9 @@ use statesync::{ManifestWorker, SnapshotSource};
 use crate::checkpoint::{Folder, SinceCheckpoint};
 use crate::config::{ExecutorConfig, FatalError, RoundResult, unwound};
 use crate::core::Core;
-use crate::patience::Patience;
 use crate::pool::LanePool;
 use crate::query::QueryService;
+use crate::retry::RetryPolicy;
 use crate::round;
 
 /// States kept for their certificate beyond the lag that agreement allows execution: nodes sign at
@@ -61,7 +61,7 @@ pub struct Executor {
 
 impl Executor {
     /// Loads the newest checkpoint, or begins with an empty state at height 0. `pages` must have
-    /// been opened with the memory indexes of the same checkpoint. `patience` waits when this
+    /// been opened with the memory indexes of the same checkpoint. `retry` waits when this
     /// machine fails a round.
     ///
     /// # Errors
@@ -72,11 +72,11 @@ impl Executor {
         pages: Arc<PageStore>,
         store: StateStore,
         blobs: Arc<BlobStore>,
-        patience: Arc<dyn Patience>,
+        retry: Arc<dyn RetryPolicy>,
     ) -> Result<Self, FatalError> {
         let threads = usize::try_from(config.limits.execution.threads).unwrap_or(1);
         let subnet_tree = Arc::new(SubnetTree::new(config.subnet.clone()));
-        let core = Arc::new(Core::new(config, sandbox, Arc::clone(&pages), blobs, patience));
+        let core = Arc::new(Core::new(config, sandbox, Arc::clone(&pages), blobs, retry));
         let state = load(&core, &store)?;
         let reader = CertifiedReader::new();
         let folder = Folder::start(pages, &core.limits().pages)?;

@@ -16,7 +16,7 @@
 //! | which users' calls are taken in | `induction` |
 //! | what `aaaaa-aa` does | `management` |
 //! | queries and the check before a call is taken in | `query` |
-//! | how a round waits when this machine fails it | `patience` |
+//! | how a round waits when this machine fails it | `retry` |
 //! | prices and the freezing threshold | `cycles` |
 //! | what is made durable, and when | `checkpoint` |
 //! | which states get a manifest, for other nodes to fetch | `manifest`, and the crate `statesync` |
@@ -40,16 +40,18 @@ mod management;
 mod manifest;
 mod message;
 mod messaging;
-mod patience;
 mod pool;
 mod query;
 mod query_cache;
 mod reject;
+mod retry;
 mod round;
 mod scheduler;
 
 pub use config::{ExecutorConfig, FatalError, RoundResult};
 pub use cycles::CostSchedule;
 pub use executor::Executor;
-pub use patience::{ATTEMPTS_BEFORE_VERDICT, Closing, Patience, Persistent, Place, Trouble};
 pub use query::{QueryReply, QueryRequest, QueryService};
+pub use retry::{
+    ATTEMPTS_BEFORE_VERDICT, Closing, ExecutionPoint, Persistent, RetryPolicy, Trouble,
+};

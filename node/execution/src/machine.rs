@@ -22,8 +22,8 @@ use state::{
 
 use crate::config::FatalError;
 use crate::core::{Core, EnsureError, RoundFacts};
-use crate::patience::{Attempts, Place};
 use crate::reject;
+use crate::retry::{Attempts, ExecutionPoint};
 
 /// Longest a best-effort call may wait.
 pub(crate) const CALL_TIMEOUT_SECONDS_MAX: u32 = 300;
@@ -100,11 +100,16 @@ pub(crate) struct Machine<'a> {
     pub(crate) round: &'a RoundFacts,
     pub(crate) lane: usize,
     /// Whose execution it is, in the words of an operator.
-    pub(crate) place: Place,
+    pub(crate) place: ExecutionPoint,
 }
 
 impl<'a> Machine<'a> {
-    pub(crate) fn new(core: &'a Core, round: &'a RoundFacts, lane: usize, place: Place) -> Self {
+    pub(crate) fn new(
+        core: &'a Core,
+        round: &'a RoundFacts,
+        lane: usize,
+        place: ExecutionPoint,
+    ) -> Self {
         Self { core, round, lane, place }
     }
 

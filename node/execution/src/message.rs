@@ -19,8 +19,8 @@ use state::{
 use crate::config::FatalError;
 use crate::core::{Core, RoundFacts};
 use crate::machine::{CALL_TIMEOUT_SECONDS_MAX, Invocation, Machine, Ran, Targets, watch_memory};
-use crate::patience::Place;
 use crate::reject;
+use crate::retry::ExecutionPoint;
 
 /// Part of a callback's instructions that is kept for its cleanup.
 const CLEANUP_PART: u64 = 20;
@@ -124,7 +124,7 @@ impl<'a> Turn<'a> {
         lane: usize,
         growable_bytes: u64,
     ) -> Self {
-        let place = Place { height: round.height, message: None };
+        let place = ExecutionPoint { height: round.height, message: None };
         Self {
             machine: Machine::new(core, round, lane, place),
             effects: Effects::default(),

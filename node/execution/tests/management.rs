@@ -478,10 +478,10 @@ fn a_module_that_cannot_be_compiled_now_is_waited_for() {
         sender_canister_version: None,
     };
     assert_eq!(node.manage(user(1), id, "install_code", &bad).unwrap_err().error_code.0, 505);
-    assert_eq!(node.patience.troubles(), []);
+    assert_eq!(node.retry.troubles(), []);
     node.sandbox.compile_failures.store(5, std::sync::atomic::Ordering::Relaxed);
     node.install(id, Mode::Install, &Spec::default()).unwrap();
-    assert_eq!(node.patience.troubles().len(), 5);
+    assert_eq!(node.retry.troubles().len(), 5);
     let mut node = node.restart();
     assert_eq!(node.call(id, &[Op::Reply(b"up".to_vec())]).unwrap(), b"up");
 }

@@ -918,7 +918,7 @@ fn a_full_delta_log_costs_the_snapshot_and_not_the_node() {
         snapshots.chunk(height, ChunkId::Manifest(0)),
         Err(ServeError::NotKept { .. })
     ));
-    assert_eq!(node.patience.troubles(), [], "no round had to wait");
+    assert_eq!(node.retry.troubles(), [], "no round had to wait");
     drop(lease);
     // The next manifest brings another.
     until_newer(&mut node, height);

@@ -56,7 +56,7 @@ fn queries_that_read_old_states_hold_up_no_round_and_change_no_root() {
         let roots = [&mut slow, &mut fast].map(|node| node.execute(batch.clone(), &[]).root);
         assert_eq!(roots[0], roots[1], "round {round}");
     }
-    assert_eq!(slow.patience.troubles(), [], "folding does not wait for queries");
+    assert_eq!(slow.retry.troubles(), [], "folding does not wait for queries");
     assert!(slow.pages.stats().cut_off > 0 && fast.pages.stats().cut_off == 0);
     assert!(slow.pages.delta_bytes() < 3 * MIB);
     let cut_off = |state: &Arc<state::CertifiedState>| {
@@ -161,19 +161,19 @@ fn a_worker_that_dies_is_waited_for_and_leaves_no_trace() {
     assert_eq!(roots[0], roots[1]);
     assert_eq!(unlucky.result(&request).unwrap(), b"done");
 
-    let troubles = unlucky.patience.troubles();
+    let troubles = unlucky.retry.troubles();
     assert_eq!(troubles.len(), 7);
     let message = format!("{} {} 0", batch.height.0, ids[1]);
     let verdicts: Vec<_> = troubles.iter().map(Trouble::awaits_verdict).collect();
     assert_eq!(verdicts[1], None, "two deaths say nothing of the message");
     assert_eq!(verdicts[2], Some(message));
-    assert_eq!(unlucky.patience.over.load(Relaxed), 1);
-    assert_eq!(lucky.patience.troubles(), []);
+    assert_eq!(unlucky.retry.over.load(Relaxed), 1);
+    assert_eq!(lucky.retry.troubles(), []);
 }
 
 /// Gives up after so many waits, as a node that is told to stop.
 fn impatient(node: &Node, waits: u32) {
-    node.patience.act(move |trouble| if trouble.attempt < waits { Ok(()) } else { Err(Closing) });
+    node.retry.act(move |trouble| if trouble.attempt < waits { Ok(()) } else { Err(Closing) });
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn an_operator_lets_a_node_past_a_message_that_kills_every_worker() {
     node.sandbox.deaths.store(u64::MAX, Relaxed);
     impatient(&node, 5);
     assert!(matches!(node.executor.execute(&batch, &[]), Err(FatalError::Closing)));
-    let verdict = node.patience.troubles().last().unwrap().place.message.clone().unwrap();
+    let verdict = node.retry.troubles().last().unwrap().place.message.clone().unwrap();
     assert_eq!(verdict, Fault { canister_id: ids[1], ordinal: 0 });
 
     // What the round did does not count: the node starts again, with the verdict.
@@ -193,7 +193,7 @@ fn an_operator_lets_a_node_past_a_message_that_kills_every_worker() {
     node.sandbox.deaths.store(u64::MAX, Relaxed);
     let result = node.execute(batch.clone(), std::slice::from_ref(&verdict));
     assert_eq!(result.verdicts, std::slice::from_ref(&verdict));
-    assert_eq!(node.patience.troubles(), []);
+    assert_eq!(node.retry.troubles(), []);
     let reject = node.result(&killer).unwrap_err();
     assert!(reject.message.contains("rejected by the operators"), "{}", reject.message);
     node.result(&other).unwrap();
@@ -224,7 +224,7 @@ fn a_verdict_on_an_answer_ends_its_call_and_nothing_else() {
     node.sandbox.deaths.store(u64::MAX, Relaxed);
     impatient(&node, 3);
     assert!(matches!(node.executor.execute(&batch, &[]), Err(FatalError::Closing)));
-    let verdict = node.patience.troubles().last().unwrap().place.message.clone().unwrap();
+    let verdict = node.retry.troubles().last().unwrap().place.message.clone().unwrap();
     assert_eq!(
         verdict,
         Fault { canister_id: ids[0], ordinal: 1 },
@@ -311,7 +311,7 @@ fn files_that_cannot_be_made_are_waited_for() {
     node.executor.checkpoint().unwrap();
     // The folder of canister memory is gone until the third attempt.
     std::fs::rename(&pages, &away).unwrap();
-    node.patience.act(move |trouble| {
+    node.retry.act(move |trouble| {
         if trouble.attempt == 3 {
             std::fs::rename(&away, &pages).unwrap();
         }
@@ -319,7 +319,7 @@ fn files_that_cannot_be_made_are_waited_for() {
     });
     let roots = [&mut node, &mut other].map(|node| node.execute(batch.clone(), &[]).root);
     assert_eq!(roots[0], roots[1]);
-    let troubles = node.patience.troubles();
+    let troubles = node.retry.troubles();
     assert!(troubles.len() >= 3 && troubles[0].to_string().contains("create"), "{troubles:?}");
     assert!(
         troubles.iter().all(|trouble| trouble.awaits_verdict().is_none()),

@@ -137,8 +137,8 @@ impl Activity {
         if self.active.load(Ordering::Relaxed) > 0 {
             return None;
         }
-        let patience = if self.reading.load(Ordering::Relaxed) { read_timeout } else { IDLE };
-        Some(self.started + Duration::from_millis(self.since.load(Ordering::Relaxed)) + patience)
+        let timeout = if self.reading.load(Ordering::Relaxed) { read_timeout } else { IDLE };
+        Some(self.started + Duration::from_millis(self.since.load(Ordering::Relaxed)) + timeout)
     }
 }
 
@@ -272,29 +272,29 @@ mod tests {
         let read_timeout = Duration::from_secs(5);
         let old = Duration::from_secs(100);
         let activity = Activity { started: Instant::now() - old, ..Activity::new() };
-        // Whole seconds of patience left, counted from now or from the connection's start.
-        let patience = || {
+        // Whole seconds left, counted from now or from the connection's start.
+        let timeout = || {
             let deadline = activity.deadline(read_timeout)?;
             let from =
                 activity.started + Duration::from_millis(activity.since.load(Ordering::Relaxed));
             Some(((deadline - from).as_secs(), from > activity.started))
         };
-        assert_eq!(patience(), Some((5, false)), "a new connection owes a request");
+        assert_eq!(timeout(), Some((5, false)), "a new connection owes a request");
         activity.bytes_read();
         activity.request_begins(Version::HTTP_11);
-        assert_eq!(patience(), None);
+        assert_eq!(timeout(), None);
         activity.request_ends();
-        assert_eq!(patience(), Some((60, true)), "then it may rest");
+        assert_eq!(timeout(), Some((60, true)), "then it may rest");
         activity.since.store(0, Ordering::Relaxed);
         activity.bytes_read();
-        assert_eq!(patience(), Some((5, true)), "but not within a request");
+        assert_eq!(timeout(), Some((5, true)), "but not within a request");
         activity.since.store(0, Ordering::Relaxed);
         activity.bytes_read();
-        assert_eq!(patience(), Some((5, false)), "however it drips");
+        assert_eq!(timeout(), Some((5, false)), "however it drips");
         activity.request_begins(Version::HTTP_2);
         activity.request_ends();
         activity.since.store(0, Ordering::Relaxed);
         activity.bytes_read();
-        assert_eq!(patience(), Some((60, false)), "frames between HTTP/2 requests are no request");
+        assert_eq!(timeout(), Some((60, false)), "frames between HTTP/2 requests are no request");
     }
 }

@@ -109,9 +109,9 @@ impl<'de> Deserialize<'de> for Blob {
 /// A list of at most `N`.
 #[derive(Clone, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
-pub(crate) struct Few<T, const N: usize>(pub(crate) Vec<T>);
+pub(crate) struct BoundedList<T, const N: usize>(pub(crate) Vec<T>);
 
-impl<'de, T: Deserialize<'de>, const N: usize> Deserialize<'de> for Few<T, N> {
+impl<'de, T: Deserialize<'de>, const N: usize> Deserialize<'de> for BoundedList<T, N> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct List<T, const N: usize>(PhantomData<T>);
         impl<'de, T: Deserialize<'de>, const N: usize> Visitor<'de> for List<T, N> {
@@ -151,7 +151,7 @@ mod tests {
     struct File {
         version: u32,
         key: Hex<2>,
-        rest: Few<Blob, 2>,
+        rest: BoundedList<Blob, 2>,
     }
 
     fn refused(text: &str) -> String {
@@ -163,7 +163,7 @@ mod tests {
         let file = File {
             version: 1,
             key: Hex([1, 255]),
-            rest: Few(vec![Blob(vec![1, 2, 3]), Blob(vec![])]),
+            rest: BoundedList(vec![Blob(vec![1, 2, 3]), Blob(vec![])]),
         };
         let text = write(&file);
         assert!(text.ends_with("}\n") && text.contains("\"01ff\""), "{text}");

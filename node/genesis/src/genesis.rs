@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     GenesisError, NODES_MAX, Plan, SignedDealing,
     dealing::DealingFile,
-    encoding::{self, Blob, Few, VERSION},
+    encoding::{self, Blob, BoundedList, VERSION},
     hash::Message,
     plan::PlanFile,
 };
@@ -45,7 +45,7 @@ pub struct Verified {
 struct GenesisFile {
     version: u32,
     plan: PlanFile,
-    dealings: Few<DealingFile, NODES_MAX>,
+    dealings: BoundedList<DealingFile, NODES_MAX>,
     /// Bytes of the NIDKG transcript. They follow from the dealings; here for those who do not
     /// verify dealings.
     transcript: Blob,
@@ -87,7 +87,7 @@ impl Genesis {
         encoding::write(&GenesisFile {
             version: VERSION,
             plan: PlanFile::from(&self.plan),
-            dealings: Few(self.dealings.iter().map(DealingFile::from).collect()),
+            dealings: BoundedList(self.dealings.iter().map(DealingFile::from).collect()),
             transcript: Blob(self.transcript.clone()),
         })
     }

@@ -32,7 +32,7 @@ use thiserror::Error;
 use crate::{
     GenesisError, NODES_MAX, NodeRecord,
     bytes::{BytesError, Reader, Writer},
-    encoding::{self, Few, Hex, VERSION, shortened},
+    encoding::{self, BoundedList, Hex, VERSION, shortened},
     hash::Message,
     node_id,
     record::RecordFile,
@@ -69,11 +69,11 @@ struct ChangeFile {
     /// How many changes came before it.
     number: u64,
     /// By rising node key.
-    add: Few<RecordFile, NODES_MAX>,
+    add: BoundedList<RecordFile, NODES_MAX>,
     /// Node ids, rising.
-    remove: Few<String, NODES_MAX>,
+    remove: BoundedList<String, NODES_MAX>,
     /// By rising node id.
-    signatures: Few<SignatureEntry, NODES_MAX>,
+    signatures: BoundedList<SignatureEntry, NODES_MAX>,
 }
 
 #[derive(Clone, Serialize, Deserialize)]
@@ -240,9 +240,9 @@ impl MembershipChange {
             version: VERSION,
             subnet_key: Hex(self.subnet_key),
             number: self.number,
-            add: Few(self.add.iter().map(RecordFile::from).collect()),
-            remove: Few(self.remove.iter().map(Principal::to_text).collect()),
-            signatures: Few(self.signatures.iter().map(entry).collect()),
+            add: BoundedList(self.add.iter().map(RecordFile::from).collect()),
+            remove: BoundedList(self.remove.iter().map(Principal::to_text).collect()),
+            signatures: BoundedList(self.signatures.iter().map(entry).collect()),
         })
     }
 

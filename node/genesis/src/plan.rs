@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     GENESIS_EPOCH, GenesisError, NODES_MAX,
-    encoding::{self, Few, VERSION},
+    encoding::{self, BoundedList, VERSION},
     hash::Message,
     record::{NodeRecord, RecordFile},
 };
@@ -37,7 +37,7 @@ pub(crate) struct PlanFile {
     /// Signatures needed to sign for the subnet.
     threshold: u32,
     /// By rising node key.
-    nodes: Few<RecordFile, NODES_MAX>,
+    nodes: BoundedList<RecordFile, NODES_MAX>,
 }
 
 /// How many of `nodes` may be faulty: fewer than a third.
@@ -167,7 +167,7 @@ impl From<&Plan> for PlanFile {
             version: VERSION,
             genesis_time_seconds: plan.time_seconds,
             threshold: plan.threshold(),
-            nodes: Few(plan.nodes.iter().map(RecordFile::from).collect()),
+            nodes: BoundedList(plan.nodes.iter().map(RecordFile::from).collect()),
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// A batch waits for memory no longer: going on is bounded by the pools, standing still is not.
-pub(crate) const MEMORY_PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const MEMORY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time between looks whether memory is still short.
 const MEMORY_CHECK_EVERY: Duration = Duration::from_millis(20);
 /// Time between looks at the free disk.
@@ -417,7 +417,7 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
         if !self.observer.is_held() {
             return false;
         }
-        let until = self.clock.now() + MEMORY_PATIENCE;
+        let until = self.clock.now() + MEMORY_TIMEOUT;
         while self.observer.is_held() && !self.stop.is_closing() {
             let left = until.saturating_sub(self.clock.now());
             if left.is_zero() {

@@ -461,9 +461,9 @@ fn a_node_that_is_told_to_stop_while_its_log_is_full_stops() {
 fn a_batch_waits_ten_seconds_for_memory_and_no_longer() {
     let run = Setup { held: true, ..Setup::until(Duration::from_secs(3_600)) }.run();
     assert_eq!(run.ended.unwrap(), Ended::Stopped);
-    let patience = Duration::from_secs(10);
+    let timeout = Duration::from_secs(10);
     assert!(
-        run.longest >= patience && run.longest < patience + Duration::from_millis(10),
+        run.longest >= timeout && run.longest < timeout + Duration::from_millis(10),
         "{:?}",
         run.longest
     );

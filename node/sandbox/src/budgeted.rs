@@ -18,7 +18,7 @@ use state::ModuleInfo;
 use crate::{Entry, Lane, NotPrepared, Outcome, Request, Sandbox, WorkerTrouble};
 
 /// After so long in line it is worth a word in the log; then the wait goes on.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// See the module.
 pub struct Budgeted {
@@ -50,7 +50,7 @@ impl Budgeted {
 /// somebody's own making that does not is held to the pool's cap.
 fn reserve(pool: &Pool, bytes: u64) -> Option<Reservation> {
     loop {
-        match pool.reserve_within(bytes.min(pool.cap_bytes()), PATIENCE) {
+        match pool.reserve_within(bytes.min(pool.cap_bytes()), TIMEOUT) {
             Ok(reservation) => return Some(reservation),
             Err(full) if full.is_hopeless() => return None,
             Err(full) => tracing::warn!(%full, "still waiting for memory"),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use limits::Limits;
-use setup::{Place, Unit};
+use setup::{Installation, Unit};
 
 use crate::{config::Config, node::descriptors_needed};
 
@@ -16,8 +16,15 @@ const DESCRIPTORS_MIN: u64 = 65_536;
 /// that is there and says something else stays.
 pub(crate) fn run(config: &Config, systemd: bool) -> Result<()> {
     let text = |data: &Path| toml(config, data);
-    let unit = |place: Place| {
-        unit(&config.limits, place.program, place.file, place.data, place.user, place.group)
+    let unit = |installation: Installation| {
+        unit(
+            &config.limits,
+            installation.program,
+            installation.file,
+            installation.data,
+            installation.user,
+            installation.group,
+        )
     };
     setup::init("thimble", &config.data_dir, "thimble.toml", text, systemd.then_some(unit))
 }

@@ -17,7 +17,7 @@ mod members;
 mod metrics;
 mod node;
 mod observer;
-mod patience;
+mod retry;
 mod rules;
 mod status;
 mod verdicts;

@@ -39,7 +39,7 @@ use crate::{
     keystore::KeyFiles,
     metrics::{Readings, RoundMetrics},
     observer::{NodeObserver, Observed},
-    patience::NodePatience,
+    retry::NodeRetryPolicy,
     rules,
     verdicts::Verdicts,
     watch::Watch,
@@ -259,14 +259,14 @@ fn open(
         Budgeted::new(sandbox.clone(), named(pool::EXECUTIONS)?, named(pool::QUERIES)?, limits);
     let ingress = Arc::new(IngressPool::new(&limits.consensus));
     ingress.count_in(&named(pool::INGRESS_POOL)?);
-    let patience = Arc::new(NodePatience::new(ingress.clone(), data));
+    let retry = Arc::new(NodeRetryPolicy::new(ingress.clone(), data));
     let mut executor = Executor::open(
         executor_config(config, limits, &keys)?,
         Arc::new(budgeted),
         pages.clone(),
         store,
         blobs,
-        patience,
+        retry,
     )?;
     executor.cache_queries(named(pool::QUERY_CACHE)?);
     let (log, recovered_at) = open_log(data, &executor)?;

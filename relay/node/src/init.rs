@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use setup::{Place, Unit};
+use setup::{Installation, Unit};
 
 use crate::config::Config;
 
@@ -15,8 +15,16 @@ const DESCRIPTORS_MIN: u64 = 65_536;
 /// file that is there and says something else stays.
 pub(crate) fn run(config: &Config, systemd: bool) -> Result<()> {
     let text = |data: &Path| toml(config, data);
-    let unit =
-        |place: Place| unit(config, place.program, place.file, place.data, place.user, place.group);
+    let unit = |installation: Installation| {
+        unit(
+            config,
+            installation.program,
+            installation.file,
+            installation.data,
+            installation.user,
+            installation.group,
+        )
+    };
     setup::init("thimble-relay", &config.data_dir, "relay.toml", text, systemd.then_some(unit))
 }
 

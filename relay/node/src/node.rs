@@ -45,7 +45,7 @@ use crate::{
         behaviour::Behaviour,
         handler::Protocols,
         meter::Meters,
-        places::Places,
+        stream_slots::StreamSlots,
         transport::{Tls, transport},
     },
     observed::Observed,
@@ -84,7 +84,7 @@ pub(crate) struct Node {
 
     pub(crate) ledger: Ledger,
     pub(crate) pools: Pools,
-    pub(crate) places: Places,
+    pub(crate) places: StreamSlots,
     pub(crate) store: Store,
     router: Mutex<Router<Message>>,
     pub(crate) filter: Filter,
@@ -260,7 +260,7 @@ impl Node {
                 receiving: pool(&ledger, pool::RECEIVING)?,
                 sending: pool(&ledger, pool::SENDING)?,
             },
-            places: Places::new(
+            places: StreamSlots::new(
                 pool(&ledger, pool::STREAMS)?,
                 relay_limits::STREAM_BYTES,
                 settings.connections,

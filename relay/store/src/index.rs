@@ -21,7 +21,7 @@ use std::{collections::HashMap, path::Path, sync::Arc, time::Duration};
 use disk::records::HEADER_BYTES;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension as _, params};
 
-use crate::{catalog::Figures, message::Place};
+use crate::{catalog::Figures, message::RecordPosition};
 
 /// Version of the tables; another one is made anew.
 const VERSION: i64 = 1;
@@ -57,7 +57,7 @@ pub(crate) struct Row {
     pub(crate) pubsub_topic: Arc<str>,
     pub(crate) content_topic: Arc<str>,
     pub(crate) segment: u32,
-    pub(crate) place: Place,
+    pub(crate) place: RecordPosition,
 }
 
 /// What the index knows of a segment.

@@ -13,7 +13,7 @@ use disk::Open;
 
 /// Wakes the keeper before its interval is over.
 #[derive(Default)]
-pub(crate) struct Bell {
+pub(crate) struct WakeUp {
     state: Mutex<Rung>,
     rung: Condvar,
     /// One round at a time.
@@ -26,7 +26,7 @@ struct Rung {
     closed: bool,
 }
 
-impl Bell {
+impl WakeUp {
     pub(crate) fn ring(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).rung = true;
         self.rung.notify_all();

@@ -37,7 +37,7 @@ impl Message {
         self.segment.number == segment.number
     }
 
-    pub(crate) fn new(segment: Arc<Segment>, place: Place) -> Self {
+    pub(crate) fn new(segment: Arc<Segment>, place: RecordPosition) -> Self {
         Self { segment, record: place.record, start: place.start, length: place.length }
     }
 
@@ -98,13 +98,13 @@ impl fmt::Debug for Message {
 
 /// Where a message lies in its segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct RecordPosition {
     pub(crate) record: u32,
     pub(crate) start: u32,
     pub(crate) length: u32,
 }
 
-impl Place {
+impl RecordPosition {
     /// Offset behind the record.
     pub(crate) fn end(&self) -> u64 {
         u64::from(self.start) + u64::from(self.length)

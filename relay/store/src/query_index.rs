@@ -14,7 +14,7 @@ use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use crate::{
     index::prefix,
-    message::{Place, Segment, read_exact},
+    message::{RecordPosition, Segment, read_exact},
     query::Query,
     segment::{FIXED_BYTES, HASH_AT, HEAD_BYTES, KIND},
 };
@@ -51,7 +51,7 @@ pub(crate) struct Entry {
     pub(crate) pubsub_topic: Arc<str>,
     pub(crate) content_topic: Arc<str>,
     pub(crate) segment: u32,
-    pub(crate) place: Place,
+    pub(crate) place: RecordPosition,
     topic: i64,
 }
 
@@ -62,7 +62,7 @@ impl Entry {
             hash: row.get(1)?,
             topic: row.get(2)?,
             segment: row.get(3)?,
-            place: Place { record: row.get(4)?, start: row.get(5)?, length: row.get(6)? },
+            place: RecordPosition { record: row.get(4)?, start: row.get(5)?, length: row.get(6)? },
             pubsub_topic: Arc::from(""),
             content_topic: Arc::from(""),
         })

@@ -101,10 +101,10 @@ impl<T> Queue<T> {
     }
 
     /// Lets items gather until so many wait, for `linger` from the first one on at most; not when
-    /// somebody hurries, or waits for room. Returns without items after `patience`. For a queue
+    /// somebody hurries, or waits for room. Returns without items after `timeout`. For a queue
     /// with one taker.
-    pub(crate) fn gather(&self, enough: usize, patience: Duration, linger: Duration) {
-        let mut state = self.wait(self.state(), patience);
+    pub(crate) fn gather(&self, enough: usize, timeout: Duration, linger: Duration) {
+        let mut state = self.wait(self.state(), timeout);
         if state.items.is_empty() {
             return;
         }
@@ -121,25 +121,25 @@ impl<T> Queue<T> {
     fn wait<'a>(
         &self,
         state: MutexGuard<'a, State<T>>,
-        patience: Duration,
+        timeout: Duration,
     ) -> MutexGuard<'a, State<T>> {
         let gathers =
             |state: &mut State<T>| !state.closed && (state.items.is_empty() || !state.is_enough());
         self.filled
-            .wait_timeout_while(state, patience, gathers)
+            .wait_timeout_while(state, timeout, gathers)
             .unwrap_or_else(PoisonError::into_inner)
             .0
     }
 
-    /// Waits for at least one item, at most `patience`, and takes what waits, at most so much.
-    /// Empty after the patience; `None` when the queue is closed and empty.
+    /// Waits for at least one item, at most `timeout`, and takes what waits, at most so much.
+    /// Empty after the timeout; `None` when the queue is closed and empty.
     pub(crate) fn take(
         &self,
         count_max: usize,
         bytes_max: u64,
-        patience: Duration,
+        timeout: Duration,
     ) -> Option<Vec<T>> {
-        let mut state = self.wait(self.state(), patience);
+        let mut state = self.wait(self.state(), timeout);
         if state.items.is_empty() {
             return if state.closed { None } else { Some(Vec::new()) };
         }

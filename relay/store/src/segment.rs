@@ -28,7 +28,7 @@ use disk::{
 };
 
 use crate::{
-    message::{Files, Place, Segment, read_exact},
+    message::{Files, RecordPosition, Segment, read_exact},
     spare::SPARE_BYTES,
     store::Arrival,
 };
@@ -161,7 +161,7 @@ impl SegmentWriter {
 
     /// Encodes a message; it is written by [`Self::write`]. Topics and message are within their
     /// limits.
-    pub(crate) fn encode(&mut self, arrival: &Arrival, message: Bytes) -> Place {
+    pub(crate) fn encode(&mut self, arrival: &Arrival, message: Bytes) -> RecordPosition {
         let record = self.bytes();
         let (pubsub, content) = (arrival.pubsub_topic.as_bytes(), arrival.content_topic.as_bytes());
         debug_assert!(pubsub.len() <= TOPIC_BYTES_MAX && content.len() <= TOPIC_BYTES_MAX);
@@ -192,8 +192,11 @@ impl SegmentWriter {
         head[16..].copy_from_slice(&crc32fast::hash(&covered).to_le_bytes());
         self.pending += HEAD_BYTES as usize + length as usize;
         let start = record + HEAD_BYTES + header_bytes as u64;
-        let place =
-            Place { record: record as u32, start: start as u32, length: message.len() as u32 };
+        let place = RecordPosition {
+            record: record as u32,
+            start: start as u32,
+            length: message.len() as u32,
+        };
         if message.len() >= LARGE_BYTES {
             self.large.push((self.buffer.len(), message));
         } else {
@@ -287,7 +290,7 @@ pub(crate) fn scan<E>(
     path: &Path,
     length: Option<u64>,
     cut: bool,
-    mut sink: impl FnMut(Header<'_>, Place) -> Result<(), E>,
+    mut sink: impl FnMut(Header<'_>, RecordPosition) -> Result<(), E>,
 ) -> Result<u64, ScanError<E>> {
     let mut reader = Reader::open(disk, path, KIND, length).map_err(ScanError::Records)?;
     while let Some((offset, payload)) = reader.next().map_err(ScanError::Records)? {
@@ -296,7 +299,7 @@ pub(crate) fn scan<E>(
             let start = offset + HEAD_BYTES + header.bytes as u64;
             let length = payload.len() - header.bytes;
             let (record, start) = (u32::try_from(offset).ok()?, u32::try_from(start).ok()?);
-            Some(Place { record, start, length: length as u32 })
+            Some(RecordPosition { record, start, length: length as u32 })
         });
         let (Some(header), Some(place)) = (header, place) else {
             let what = "a record is whole and is not that of a message".to_string();

@@ -77,7 +77,7 @@ pub(crate) struct Shared {
     pub(crate) rows: Queue<Event>,
     pub(crate) jobs: Queue<Job>,
     pub(crate) queries: Arc<Semaphore>,
-    pub(crate) keeper: keeper::Bell,
+    pub(crate) keeper: keeper::WakeUp,
     // State.
     pub(crate) catalog: Catalog,
     pub(crate) files: Arc<Files>,
@@ -251,7 +251,7 @@ impl Store {
             rows: Queue::new(config.index_queue_messages, index_bytes),
             jobs: Queue::new(config.query_queue, u64::MAX),
             queries: Arc::new(Semaphore::new(config.query_queue)),
-            keeper: keeper::Bell::default(),
+            keeper: keeper::WakeUp::default(),
             catalog: Catalog::default(),
             files: Files::new(config.open_segments),
             cursors: Cursors::default(),

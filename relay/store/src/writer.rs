@@ -22,7 +22,7 @@ use crate::{
     error::AppendError,
     index::Row,
     indexer::Event,
-    message::{Message, Place, Segment},
+    message::{Message, RecordPosition, Segment},
     segment::{BATCH_BYTES_MAX, SegmentWriter, file_name, record_bytes},
     store::{Appended, Arrival, Shared},
 };
@@ -45,7 +45,7 @@ pub(crate) struct Pending {
 /// A message in the buffer of a segment.
 struct Encoded {
     arrival: Arrival,
-    place: Place,
+    place: RecordPosition,
     answer: oneshot::Sender<Result<Appended, AppendError>>,
     held: Reservation,
 }
@@ -88,10 +88,10 @@ impl Writer {
 
     /// Until the queue is closed and empty.
     pub(crate) fn run(mut self) {
-        let patience = Duration::from_secs(1);
+        let timeout = Duration::from_secs(1);
         let queue = self.shared.clone();
         while let Some(batch) =
-            queue.appends.take(BATCH_MESSAGES_MAX, BATCH_BYTES_MAX as u64, patience)
+            queue.appends.take(BATCH_MESSAGES_MAX, BATCH_BYTES_MAX as u64, timeout)
         {
             let now_ns = (self.shared.clock)();
             self.recent.forget(now_ns);
@@ -425,7 +425,7 @@ mod tests {
     #[test]
     fn what_arrived_lately_takes_no_more_memory_after_hours() {
         let segment = Segment::new(disk::RealDisk::shared(), Files::new(1), "none".into(), 1);
-        let message = Message::new(segment, Place { record: 0, start: 0, length: 0 });
+        let message = Message::new(segment, RecordPosition { record: 0, start: 0, length: 0 });
         let mut arrival = Arrival {
             hash: [0; 32],
             timestamp_ns: 0,

@@ -71,9 +71,9 @@ pub(crate) struct Options {
     #[arg(long, requires = "pair", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     minutes: Option<u32>,
     /// With --pair: most seconds of one run. [default: 600]
-    #[arg(long, value_name = "SECONDS", requires = "pair",
+    #[arg(long, alias = "patience", value_name = "SECONDS", requires = "pair",
         value_parser = clap::value_parser!(u32).range(1..=86_400))]
-    patience: Option<u32>,
+    timeout: Option<u32>,
 }
 
 impl Options {
@@ -189,7 +189,7 @@ fn measure(
     running: &Running,
     stop: &AtomicBool,
 ) -> Result<Measured> {
-    let limit = Duration::from_secs(options.patience.unwrap_or(600).into());
+    let limit = Duration::from_secs(options.timeout.unwrap_or(600).into());
     let deadline =
         Instant::now() + Duration::from_secs(u64::from(options.minutes.unwrap_or(30)) * 60);
     let mut measured = Measured { turns: Vec::new(), interrupted: false, ended: None };

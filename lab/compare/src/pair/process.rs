@@ -77,7 +77,7 @@ pub(crate) fn run(command: &str, limit: Duration, running: &Running) -> Result<U
     waited.context("waiting for the command")?;
     let (status, usage) = reap(pid)?;
     if too_long {
-        bail!("did not end within {} s (--patience)", limit.as_secs());
+        bail!("did not end within {} s (--timeout)", limit.as_secs());
     }
     if status != 0 {
         bail!("ended with {}", how(status));

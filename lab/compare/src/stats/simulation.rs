@@ -152,11 +152,11 @@ fn when_nothing_changed_hardly_ever_is_anything_called() {
         ("2 runs against 1", Study { baseline: 2, ..STUDY }),
     ];
     for (name, study) in kinds {
-        let rates = run(name, study, 300);
-        assert!(rates.any_wrong <= ERROR + slack(ERROR, 300), "{name}: {rates:?}");
+        let rates = run(name, study, 150);
+        assert!(rates.any_wrong <= ERROR + slack(ERROR, 150), "{name}: {rates:?}");
         assert!(rates.far < 0.03, "{name}: {rates:?}");
-        assert!(rates.whole_better < 0.025 + slack(0.025, 300), "{name}: {rates:?}");
-        assert!(rates.whole_worse < 0.025 + slack(0.025, 300), "{name}: {rates:?}");
+        assert!(rates.whole_better < 0.025 + slack(0.025, 150), "{name}: {rates:?}");
+        assert!(rates.whole_worse < 0.025 + slack(0.025, 150), "{name}: {rates:?}");
     }
 }
 
@@ -167,8 +167,8 @@ fn heavy_tails_are_no_changes() {
         ("tails of 3", Study { tail: 3, ..STUDY }),
         ("tails of 3, unequal noise", Study { tail: 3, unequal: 0.7, ..STUDY }),
     ] {
-        let rates = run(name, study, 300);
-        assert!(rates.any_wrong <= ERROR + slack(ERROR, 300), "{name}: {rates:?}");
+        let rates = run(name, study, 150);
+        assert!(rates.any_wrong <= ERROR + slack(ERROR, 150), "{name}: {rates:?}");
         assert!(rates.far < 0.04, "{name}: {rates:?}");
     }
 }
@@ -176,28 +176,28 @@ fn heavy_tails_are_no_changes() {
 #[test]
 fn a_fifth_at_three_percent_noise_is_found() {
     let ten = Study { changed: 10, ..STUDY };
-    let rates = run("10 of 166 slower by 20 %", ten, 100);
+    let rates = run("10 of 166 slower by 20 %", ten, 60);
     assert!(rates.found > 0.8 && rates.noticed > 0.97 && rates.wrong_of_called < 0.05, "{rates:?}");
     let one = Study { changed: 1, ..STUDY };
-    let rates = run("1 of 166 slower by 20 %", one, 100);
+    let rates = run("1 of 166 slower by 20 %", one, 60);
     assert!(rates.found > 0.5 && rates.noticed > 0.95, "{rates:?}");
     let two_runs = Study { changed: 1, candidate: 2, ..STUDY };
-    let rates = run("1 of 166 slower by 20 %, 3 runs against 2", two_runs, 100);
+    let rates = run("1 of 166 slower by 20 %, 3 runs against 2", two_runs, 60);
     assert!(rates.found > 0.8 && rates.noticed > 0.97, "{rates:?}");
     let runs = Study { changed: 10, runs: 0.01, ..STUDY };
-    let rates = run("10 of 166 slower by 20 %, runs differ by 1 %", runs, 100);
+    let rates = run("10 of 166 slower by 20 %, runs differ by 1 %", runs, 60);
     assert!(rates.found > 0.6 && rates.noticed > 0.95, "{rates:?}");
     let unequal = Study { changed: 30, unequal: 0.5, ..STUDY };
-    let rates = run("30 of 166 slower by 20 %, unequal noise", unequal, 100);
+    let rates = run("30 of 166 slower by 20 %, unequal noise", unequal, 60);
     assert!(rates.found > 0.4 && rates.wrong_of_called < 0.05, "{rates:?}");
     let alone = Study { tests: 1, changed: 1, baseline: 5, candidate: 5, ..STUDY };
-    let rates = run("1 test alone, 5 runs against 5", alone, 100);
+    let rates = run("1 test alone, 5 runs against 5", alone, 60);
     assert!(rates.found > 0.95, "{rates:?}");
 }
 
 #[test]
 fn a_whole_that_is_faster_is_said_to_be() {
     let faster = Study { all: 0.9, runs: 0.01, ..STUDY };
-    let rates = run("all faster by 10 %, runs differ by 1 %", faster, 100);
+    let rates = run("all faster by 10 %, runs differ by 1 %", faster, 60);
     assert!(rates.whole_better > 0.7 && rates.whole_worse == 0.0, "{rates:?}");
 }

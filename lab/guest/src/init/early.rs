@@ -15,7 +15,7 @@ use rustix::mount::{MountFlags, mount, mount_move};
 use super::{IN_ROOT, LATE, ROOT_DEVICE, Then, modules, mounts};
 
 /// A disk is there a moment after its driver.
-const DISK_PATIENCE: Duration = Duration::from_secs(60);
+const DISK_TIMEOUT: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Where the root is mounted before it is the root.
 const NEW_ROOT: &str = "/root";
@@ -44,13 +44,13 @@ pub(super) fn run() -> Result<Then> {
 }
 
 fn wait_for(device: &Path) -> Result<()> {
-    let deadline = Instant::now() + DISK_PATIENCE;
+    let deadline = Instant::now() + DISK_TIMEOUT;
     while !device.exists() {
         ensure!(
             Instant::now() < deadline,
             "there is no {} after {} s; is the machine's disk an image of thimble-lab image build?",
             device.display(),
-            DISK_PATIENCE.as_secs()
+            DISK_TIMEOUT.as_secs()
         );
         thread::sleep(LOOK_EVERY);
     }

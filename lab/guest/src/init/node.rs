@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, wait};
 use super::{NODE_USER, say};
 use crate::config::Machine;
 
-/// Between the power button and the end of a node that does not stop: a host has some patience,
+/// Between the power button and the end of a node that does not stop: a host waits for a while,
 /// too.
 const STOPPED_WITHIN: Duration = Duration::from_secs(50);
 /// Where the node keeps everything.

@@ -18,7 +18,7 @@ pub(crate) struct Method {
     pub(crate) name: &'static str,
     /// Which base is in the cache before it begins.
     before: Option<Wanted>,
-    work: fn(&Place, &Path) -> Result<()>,
+    work: fn(&Workspace, &Path) -> Result<()>,
 }
 
 const BY_LIBRARY: &str = "base cached + overlays";
@@ -34,19 +34,19 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "unpack each, in sequence",
         before: None,
-        work: |place, to| place.unpack_each(to, false),
+        work: |workspace, to| workspace.unpack_each(to, false),
     },
     Method {
         name: "unpack each, in parallel",
         before: None,
-        work: |place, to| place.unpack_each(to, true),
+        work: |workspace, to| workspace.unpack_each(to, true),
     },
     Method {
         name: "unpack once + cp --reflink=auto, in parallel",
         before: None,
-        work: |place, to| {
-            place.unpack(&to.join("base"))?;
-            place.every(true, &|index| {
+        work: |workspace, to| {
+            workspace.unpack(&to.join("base"))?;
+            workspace.every(true, &|index| {
                 let mut cp = Command::new("cp");
                 tool(
                     cp.args(["--reflink=auto", "--sparse=auto"])
@@ -60,78 +60,78 @@ pub(crate) const METHODS: &[Method] = &[
     Method {
         name: "unpack once + qemu-img create each",
         before: None,
-        work: |place, to| {
-            place.unpack(&to.join("base"))?;
-            place.every(false, &|index| create(&to.join("base"), "raw", &disk(to, index)))
+        work: |workspace, to| {
+            workspace.unpack(&to.join("base"))?;
+            workspace.every(false, &|index| create(&to.join("base"), "raw", &disk(to, index)))
         },
     },
     Method {
         name: "image add + overlays (synced)",
         before: None,
-        work: |place, to| {
-            let cache = place.cache(&to.join("cache"))?;
-            let id = cache.add(&place.image, Wanted::Best)?.base.id;
-            place.overlays(&cache, &id, to)
+        work: |workspace, to| {
+            let cache = workspace.cache(&to.join("cache"))?;
+            let id = cache.add(&workspace.image, Wanted::Best)?.base.id;
+            workspace.overlays(&cache, &id, to)
         },
     },
     Method {
         name: BY_LIBRARY,
         before: Some(Wanted::Best),
-        work: |place, to| {
-            let cache = place.cache(&place.warm)?;
-            let id = cache.add(&place.image, Wanted::Best)?.base.id;
-            place.overlays(&cache, &id, to)
+        work: |workspace, to| {
+            let cache = workspace.cache(&workspace.warm)?;
+            let id = cache.add(&workspace.image, Wanted::Best)?.base.id;
+            workspace.overlays(&cache, &id, to)
         },
     },
-    Method { name: BY_COMMAND, before: Some(Wanted::Best), work: Place::command },
+    Method { name: BY_COMMAND, before: Some(Wanted::Best), work: Workspace::command },
     Method {
         name: "base cached + qemu-img create, in sequence",
         before: Some(Wanted::Best),
-        work: |place, to| {
-            let base = place.cached(Wanted::Best)?;
-            place.every(false, &|index| create(&base.path, base.format, &disk(to, index)))
+        work: |workspace, to| {
+            let base = workspace.cached(Wanted::Best)?;
+            workspace.every(false, &|index| create(&base.path, base.format, &disk(to, index)))
         },
     },
     Method {
         name: "base cached + qemu-img create, in parallel",
         before: Some(Wanted::Best),
-        work: |place, to| {
-            let base = place.cached(Wanted::Best)?;
-            place.every(true, &|index| create(&base.path, base.format, &disk(to, index)))
+        work: |workspace, to| {
+            let base = workspace.cached(Wanted::Best)?;
+            workspace.every(true, &|index| create(&base.path, base.format, &disk(to, index)))
         },
     },
     Method {
         name: "image add --compressed + overlays (synced)",
         before: None,
-        work: |place, to| {
-            let cache = place.cache(&to.join("cache"))?;
-            let id = cache.add(&place.image, Wanted::Compressed)?.base.id;
-            place.overlays(&cache, &id, to)
+        work: |workspace, to| {
+            let cache = workspace.cache(&to.join("cache"))?;
+            let id = cache.add(&workspace.image, Wanted::Compressed)?.base.id;
+            workspace.overlays(&cache, &id, to)
         },
     },
     Method {
         name: "compressed base cached + overlays",
         before: Some(Wanted::Compressed),
-        work: |place, to| {
-            let cache = place.cache(&place.compressed)?;
-            let id = cache.add(&place.image, Wanted::Compressed)?.base.id;
-            place.overlays(&cache, &id, to)
+        work: |workspace, to| {
+            let cache = workspace.cache(&workspace.compressed)?;
+            let id = cache.add(&workspace.image, Wanted::Compressed)?.base.id;
+            workspace.overlays(&cache, &id, to)
         },
     },
     Method {
         name: "read a disk, raw base",
         before: Some(Wanted::Best),
-        work: |place, to| place.read(Wanted::Best, to),
+        work: |workspace, to| workspace.read(Wanted::Best, to),
     },
     Method {
         name: "read a disk, compressed base",
         before: Some(Wanted::Compressed),
-        work: |place, to| place.read(Wanted::Compressed, to),
+        work: |workspace, to| workspace.read(Wanted::Compressed, to),
     },
 ];
 
 /// Where it happens.
-pub(crate) struct Place {
+pub(crate) struct Workspace {
     image: PathBuf,
     /// Emptied before each method.
     work: PathBuf,
@@ -143,7 +143,7 @@ pub(crate) struct Place {
     settings: Settings,
 }
 
-impl Place {
+impl Workspace {
     pub(crate) fn new(
         folder: &Path,
         image: &Path,
@@ -154,7 +154,7 @@ impl Place {
         let own = std::env::current_exe()?.into_os_string().into_string();
         let own =
             own.map_err(|path| anyhow!("the path of this program is no text: {}", path.display()))?;
-        let place = Self {
+        let workspace = Self {
             image: image.to_owned(),
             work: folder.join("work"),
             warm: folder.join("cache"),
@@ -165,8 +165,8 @@ impl Place {
                 .collect(),
             settings: Settings { talks: true, stop: stop.clone(), ..Settings::default() },
         };
-        place.clear()?;
-        Ok(place)
+        workspace.clear()?;
+        Ok(workspace)
     }
 
     /// Removes everything but the image.

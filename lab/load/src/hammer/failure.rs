@@ -10,7 +10,7 @@ use ic_agent::{
 /// A class of failures. Its text is the key under which it is counted and printed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Class {
-    /// 429 or 503 with `Retry-After`: the node asks for patience. Not an error.
+    /// 429 or 503 with `Retry-After`: the node asks to retry later. Not an error.
     Refused(u16),
     /// No HTTP answer: connection refused, reset, ended too early.
     Transport,

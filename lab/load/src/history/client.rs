@@ -4,7 +4,7 @@
 //! A call is signed once. It is sent to one endpoint; when that does not take it or falls silent,
 //! the same bytes go to the next one, so that however often it is sent it is one call. Once an
 //! endpoint has taken it, its status is asked for, at that endpoint and then at others. Only a
-//! verified certificate is an acknowledgement. A client gives up after [`PATIENCE`]: then nobody
+//! verified certificate is an acknowledgement. A client gives up after [`TIMEOUT`]: then nobody
 //! knows, and the call may still happen until it expires.
 
 use std::{sync::Arc, time::Duration};
@@ -25,9 +25,9 @@ use crate::hammer::transport::{self, BackOff, Http};
 /// Of a call, and of a certificate's age.
 pub(super) const EXPIRY: Duration = Duration::from_secs(20);
 /// For the outcome of a call.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(20);
 /// For one answer of one endpoint.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(4);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 /// How often one endpoint is asked for a status before the next one is.
 const ASKS_PER_ENDPOINT: u32 = 20;
@@ -45,7 +45,7 @@ pub(super) async fn connect(urls: &[String], identity: Arc<dyn Identity>) -> Res
     ensure!(!urls.is_empty(), "there is no endpoint");
     let mut endpoints: Vec<Endpoint> = Vec::new();
     for (index, url) in urls.iter().enumerate() {
-        let client = reqwest::Client::builder().timeout(ANSWER_PATIENCE).build()?;
+        let client = reqwest::Client::builder().timeout(ANSWER_TIMEOUT).build()?;
         let http = Arc::new(Http { client, back_off: BackOff::new(index as u64) });
         let agent = Agent::builder()
             .with_url(url)
@@ -94,7 +94,7 @@ pub(super) async fn time_certificate(
 ) -> Result<(u64, String)> {
     let path: Vec<Label<Vec<u8>>> = vec!["time".into()];
     let asked = endpoint.agent.read_state_raw(vec![path], canister);
-    let certificate = timeout(ANSWER_PATIENCE, asked).await.context("no answer")??;
+    let certificate = timeout(ANSWER_TIMEOUT, asked).await.context("no answer")??;
     root_of(&certificate).map_err(anyhow::Error::msg)
 }
 
@@ -134,7 +134,7 @@ pub(super) async fn call(
     method: &str,
     argument: Vec<u8>,
 ) -> Done {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let done = |outcome, attempts| Done { outcome, reply: vec![], attempts };
     let signed = match endpoints[first].agent.update(&canister, method).with_arg(argument).sign() {
         Ok(signed) => signed,
@@ -251,7 +251,7 @@ async fn send(
 async fn ask(endpoint: &Endpoint, index: usize, canister: Principal, request: &RequestId) -> Said {
     for _ in 0..ASKS_PER_ENDPOINT {
         let asked =
-            timeout(ANSWER_PATIENCE, endpoint.agent.request_status_raw(request, canister)).await;
+            timeout(ANSWER_TIMEOUT, endpoint.agent.request_status_raw(request, canister)).await;
         match asked {
             Err(_) => return Said::Nothing("no answer".into()),
             Ok(Err(error)) => return unverified(&error),

@@ -84,7 +84,7 @@ pub(super) async fn run(path: &Path, identity: Arc<dyn Identity>, limit: Duratio
             });
             // Beyond the pages that calls were sent for, some that must be empty.
             let pages = (used.max().unwrap_or(0) + READ_PAGES).min(header.pages);
-            let place = Place { endpoint, index, canister, id: *id, pages };
+            let place = CanisterOnNode { endpoint, index, canister, id: *id, pages };
             place.read(&mut history).await?;
         }
     }
@@ -215,7 +215,7 @@ async fn until_same(endpoints: &[Endpoint], canisters: &[Principal]) -> Result<(
 }
 
 /// One canister on one node.
-struct Place<'a> {
+struct CanisterOnNode<'a> {
     endpoint: &'a Endpoint,
     index: usize,
     canister: usize,
@@ -224,7 +224,7 @@ struct Place<'a> {
     pages: u64,
 }
 
-impl Place<'_> {
+impl CanisterOnNode<'_> {
     /// All of it by query, signed by the node; and the newest pages once more with a certificate.
     async fn read(&self, history: &mut Writer) -> Result<()> {
         // What this node says, not what another one said.

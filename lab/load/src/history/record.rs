@@ -43,7 +43,7 @@ pub(super) const READ_PAGES: u64 = 64;
 /// Calls from canister to canister of one chain.
 const DEPTH: u64 = 2;
 /// For what is in flight when the recording ends: a client gives up before.
-const END_PATIENCE: Duration = Duration::from_secs(40);
+const END_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// What is recorded.
 pub(super) struct Plan {
@@ -132,7 +132,7 @@ pub(super) async fn run(
     }
     let _ = end.send(true);
     let all = async { while clients.join_next().await.is_some() {} };
-    tokio::time::timeout(END_PATIENCE, all).await.context("a client did not end")?;
+    tokio::time::timeout(END_TIMEOUT, all).await.context("a client did not end")?;
     if let Some(error) = shared.failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
         return Err(error);
     }

@@ -35,7 +35,7 @@ use crate::{
         reading::{Asker, Report},
         session::Session,
         spawn::{self, Size},
-        state::Place,
+        state::NetFolder,
     },
     storm::{Row, table},
 };
@@ -54,9 +54,9 @@ const SYNC_STATE_MIB: u64 = 300;
 /// some more.
 const SYNC_ROUNDS: u64 = 1_100;
 /// A node that does not come back by then will not.
-const SYNC_PATIENCE: Duration = Duration::from_secs(180);
+const SYNC_TIMEOUT: Duration = Duration::from_secs(180);
 /// What the hammer does besides the seconds asked for: create, fill, read back, delete.
-const HAMMER_PATIENCE: Duration = Duration::from_secs(1200);
+const HAMMER_TIMEOUT: Duration = Duration::from_secs(1200);
 /// From the start of the nodes to a state that counts as idle.
 const SETTLE: Duration = Duration::from_secs(15);
 const HEIGHTS_EVERY: Duration = Duration::from_millis(500);
@@ -157,7 +157,7 @@ struct Bench {
     options: Options,
     folder: PathBuf,
     program: PathBuf,
-    place: Place,
+    place: NetFolder,
     asker: Asker,
     /// On the monotonic clock, and in UTC.
     began: f64,
@@ -182,7 +182,7 @@ impl Bench {
         writeln!(heights, "seconds,node,height,behind")?;
         Ok(Self {
             program: std::env::current_exe().context("finding this program")?,
-            place: Place::new(&folder.join("net"))?,
+            place: NetFolder::new(&folder.join("net"))?,
             asker: Asker::new()?,
             began: monotonic_seconds(),
             started: machine::now().0,
@@ -336,7 +336,7 @@ impl Bench {
             .process_group(0);
         let mut hammer = Child::spawn(&mut command, "the hammer")?;
         let deadline =
-            Instant::now() + HAMMER_PATIENCE + Duration::from_secs_f64(self.options.minutes * 60.0);
+            Instant::now() + HAMMER_TIMEOUT + Duration::from_secs_f64(self.options.minutes * 60.0);
         let status = loop {
             if let Some(status) = hammer.status()? {
                 break status;
@@ -584,7 +584,7 @@ impl Bench {
         self.row("state sync: the node fetched a state", words.into(), "it did", Some(synced));
         let text = match took {
             Some(seconds) => format!("{seconds:.1} s"),
-            None => format!("not within {} s", SYNC_PATIENCE.as_secs()),
+            None => format!("not within {} s", SYNC_TIMEOUT.as_secs()),
         };
         self.row(
             &format!("state sync of {SYNC_STATE_MIB} MiB, to within {STORM_BEHIND_MAX} rounds"),
@@ -615,7 +615,7 @@ impl Bench {
         let began = Instant::now();
         let flags = ["--mode", "throughput", "--seconds", "10", "--concurrency", "4"];
         while tip(&self.reports().await?) < goal {
-            ensure!(began.elapsed() < HAMMER_PATIENCE, "the others do not go on");
+            ensure!(began.elapsed() < HAMMER_TIMEOUT, "the others do not go on");
             self.hammer("pass", &endpoints, &flags).await?;
         }
         Ok(())
@@ -625,7 +625,7 @@ impl Bench {
     async fn until_synced(&mut self, last: usize) -> Result<(bool, Option<f64>)> {
         let started = Instant::now();
         let mut synced = false;
-        while started.elapsed() <= SYNC_PATIENCE {
+        while started.elapsed() <= SYNC_TIMEOUT {
             let reports = self.reports().await?;
             if let Some(report) = reports.get(last).and_then(Option::as_ref) {
                 synced |= report.syncing;

@@ -26,7 +26,7 @@ use std::{
 };
 
 use budget::{
-    cgroup::{Cgroup, Place, Places, Version},
+    cgroup::{Cgroup, GroupPath, GroupPaths, Version},
     process::{self, Pid},
 };
 use clap::ValueEnum;
@@ -36,9 +36,9 @@ use super::signals;
 /// Beginning of every group's name.
 const NAME: &str = "thimble-cap";
 /// How long what is left in a group may take to die after SIGKILL.
-const REMOVAL_PATIENCE: Duration = Duration::from_secs(10);
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long systemd may take to put a process into its scope.
-const SCOPE_PATIENCE: Duration = Duration::from_secs(20);
+const SCOPE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Groups within a group that are removed with it.
 const DEPTH_MAX: usize = 16;
 
@@ -133,7 +133,7 @@ impl Group {
     }
 
     fn make_v2(caps: Caps) -> Result<Self, String> {
-        let own = Places::of(Pid::own())
+        let own = GroupPaths::of(Pid::own())
             .map_err(|error| error.to_string())?
             .unified
             .ok_or("no version 2 hierarchy is mounted")?;
@@ -178,12 +178,13 @@ impl Group {
         if directory.join("memory.swap.max").exists() {
             write(&directory, "memory.swap.max", caps.swap_bytes)?;
         }
-        group.readings = Some(Cgroup::at(Version::V2, Place { directory, mount: own.mount }, None));
+        group.readings =
+            Some(Cgroup::at(Version::V2, GroupPath { directory, mount: own.mount }, None));
         Ok(group)
     }
 
     fn make_v1(caps: Caps) -> Result<Self, String> {
-        let places = Places::of(Pid::own()).map_err(|error| error.to_string())?;
+        let places = GroupPaths::of(Pid::own()).map_err(|error| error.to_string())?;
         let own = places
             .memory_v1
             .ok_or("no version 1 hierarchy with the memory controller is mounted")?;
@@ -208,7 +209,7 @@ impl Group {
             group.add(&place.directory).ok()
         });
         group.readings =
-            Some(Cgroup::at(Version::V1, Place { directory, mount: own.mount }, unified));
+            Some(Cgroup::at(Version::V1, GroupPath { directory, mount: own.mount }, unified));
         Ok(group)
     }
 
@@ -312,7 +313,7 @@ impl Group {
 
     /// To be called once the command runs: a scope is found by the process in it.
     pub(crate) fn entered(&mut self, pid: Pid) -> anyhow::Result<()> {
-        let deadline = Instant::now() + SCOPE_PATIENCE;
+        let deadline = Instant::now() + SCOPE_TIMEOUT;
         while self.readings.is_none() {
             let group = Cgroup::of(pid)?;
             if let Some(group) =
@@ -327,7 +328,7 @@ impl Group {
             } else if Instant::now() > deadline {
                 anyhow::bail!(
                     "systemd-run did not put the command into its scope within {} s",
-                    SCOPE_PATIENCE.as_secs()
+                    SCOPE_TIMEOUT.as_secs()
                 );
             } else {
                 std::thread::sleep(Duration::from_millis(10));
@@ -375,7 +376,7 @@ impl Drop for Group {
 
 /// Waits until nothing is left in the group.
 fn empty(group: &Cgroup) -> Result<(), String> {
-    let deadline = Instant::now() + REMOVAL_PATIENCE;
+    let deadline = Instant::now() + REMOVAL_TIMEOUT;
     loop {
         // A group that has gone has no processes.
         let left = group.processes().unwrap_or_default();
@@ -387,7 +388,7 @@ fn empty(group: &Cgroup) -> Result<(), String> {
                 "{} processes in {} did not die within {} s",
                 left.len(),
                 group.directory().display(),
-                REMOVAL_PATIENCE.as_secs()
+                REMOVAL_TIMEOUT.as_secs()
             ));
         }
         kill_all(group);
@@ -397,9 +398,9 @@ fn empty(group: &Cgroup) -> Result<(), String> {
 }
 
 fn remove_all(directories: &[PathBuf]) -> Result<(), String> {
-    let deadline = Instant::now() + REMOVAL_PATIENCE;
+    let deadline = Instant::now() + REMOVAL_TIMEOUT;
     for directory in directories {
-        let place = Place { directory: directory.clone(), mount: directory.clone() };
+        let place = GroupPath { directory: directory.clone(), mount: directory.clone() };
         empty(&Cgroup::at(Version::V2, place, None))?;
         while let Err(error) = remove_tree(directory, DEPTH_MAX) {
             // A process that has just died keeps its group busy for a moment.

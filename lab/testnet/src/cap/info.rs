@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::Result;
 use budget::{
-    cgroup::{Cgroup, Place, Version},
+    cgroup::{Cgroup, GroupPath, Version},
     process::{self, Pid},
 };
 use serde::{Deserialize, Serialize};
@@ -95,7 +95,7 @@ impl Info {
 
     /// The group, for reading.
     pub(crate) fn cgroup(&self) -> Cgroup {
-        let place = Place { directory: self.directory.clone(), mount: self.directory.clone() };
+        let place = GroupPath { directory: self.directory.clone(), mount: self.directory.clone() };
         let version = if self.group == "v1" { Version::V1 } else { Version::V2 };
         Cgroup::at(version, place, None)
     }

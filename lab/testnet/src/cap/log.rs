@@ -13,7 +13,7 @@ use super::rotating::Rotating;
 
 const CHUNK_BYTES: usize = 16 << 10;
 /// How long the rest of what was printed is waited for, once nobody is left who could print.
-const REST_PATIENCE: Duration = Duration::from_secs(2);
+const REST_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// See the module.
 pub(crate) struct Pump {
@@ -38,7 +38,7 @@ impl Pump {
     /// Waits for the rest.
     pub(crate) fn finish(self) {
         // A process that left the group with the pipe open would be waited for in vain.
-        let _ = self.ended.recv_timeout(REST_PATIENCE);
+        let _ = self.ended.recv_timeout(REST_TIMEOUT);
     }
 }
 

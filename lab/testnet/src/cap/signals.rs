@@ -52,14 +52,14 @@ impl Signals {
         Ok(Self { descriptor })
     }
 
-    /// Waits for a signal, for at most `patience`; then gives those that are there.
-    pub(crate) fn wait(&self, patience: Duration) -> Result<Vec<Arrived>> {
+    /// Waits for a signal, for at most `timeout`; then gives those that are there.
+    pub(crate) fn wait(&self, timeout: Duration) -> Result<Vec<Arrived>> {
         let mut descriptors = [PollFd::from_borrowed_fd(self.descriptor.as_fd(), PollFlags::IN)];
-        let patience = Timespec {
-            tv_sec: patience.as_secs().try_into().unwrap_or(i64::MAX),
-            tv_nsec: patience.subsec_nanos().into(),
+        let timeout = Timespec {
+            tv_sec: timeout.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
         };
-        match rustix::event::poll(&mut descriptors, Some(&patience)) {
+        match rustix::event::poll(&mut descriptors, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error).context("waiting for a signal"),
         }

@@ -19,7 +19,7 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::net::{handle::Handle, state::Place};
+use crate::net::{handle::Handle, state::NetFolder};
 
 /// Of the file system of one node. The file is sparse: it takes what the node writes.
 const DISK_BYTES: u64 = 4 << 30;
@@ -31,7 +31,7 @@ pub(super) struct Disks(Vec<PathBuf>);
 impl Disks {
     /// Makes and mounts one for each node of a net that is not there yet. The error says what is
     /// missing.
-    pub(super) fn make(place: &Place, nodes: usize) -> Result<Self> {
+    pub(super) fn make(place: &NetFolder, nodes: usize) -> Result<Self> {
         let mut disks = Self::default();
         for index in 0..nodes {
             let (image, data) = (place.node(index).join("disk.ext4"), place.data(index));
@@ -68,12 +68,12 @@ fn tool(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-fn filler(place: &Place, node: usize) -> PathBuf {
+fn filler(place: &NetFolder, node: usize) -> PathBuf {
     place.data(node).join("filler")
 }
 
 /// Takes all that is left of a node's disk. To be repeated: the node gives back what it folds.
-pub(super) fn fill(place: &Place, node: usize) -> Result<()> {
+pub(super) fn fill(place: &NetFolder, node: usize) -> Result<()> {
     let path = filler(place, node);
     let file = match OpenOptions::new().create(true).append(true).open(&path) {
         Ok(file) => file,
@@ -96,7 +96,7 @@ pub(super) fn fill(place: &Place, node: usize) -> Result<()> {
 }
 
 /// Gives it back.
-pub(super) fn empty(place: &Place, node: usize) -> Result<()> {
+pub(super) fn empty(place: &NetFolder, node: usize) -> Result<()> {
     match fs::remove_file(filler(place, node)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(error).context("emptying a node's disk")
@@ -114,12 +114,12 @@ struct Before {
     hard: Option<u64>,
 }
 
-fn noted(place: &Place, node: usize) -> PathBuf {
+fn noted(place: &NetFolder, node: usize) -> PathBuf {
     place.node(node).join("descriptors.json")
 }
 
 /// From now on the node's process can open as many files and sockets as it closes.
-pub(super) fn exhaust(place: &Place, node: usize, process: Handle) -> Result<()> {
+pub(super) fn exhaust(place: &NetFolder, node: usize, process: Handle) -> Result<()> {
     let open = fs::read_dir(format!("/proc/{}/fd", process.pid))?.count() as u64;
     let now = limit(process.pid)?;
     let before = Before {
@@ -133,7 +133,7 @@ pub(super) fn exhaust(place: &Place, node: usize, process: Handle) -> Result<()>
 }
 
 /// Gives back what it could open before, if that was taken and the process is still the same.
-pub(super) fn replenish(place: &Place, node: usize) -> Result<()> {
+pub(super) fn replenish(place: &NetFolder, node: usize) -> Result<()> {
     let path = noted(place, node);
     let Ok(text) = fs::read(&path) else { return Ok(()) };
     let before: Before = serde_json::from_slice(&text)?;
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn a_process_without_descriptors_gets_them_back() {
         let folder = tempfile::tempdir().unwrap();
-        let place = Place::new(folder.path()).unwrap();
+        let place = NetFolder::new(folder.path()).unwrap();
         fs::create_dir_all(place.node(0)).unwrap();
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
         let process = Handle::of(child.id()).unwrap();

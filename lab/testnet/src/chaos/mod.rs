@@ -36,7 +36,7 @@ use crate::{
         reading::{self, Asker},
         session::{Condition, Session},
         spawn::{self, Size},
-        state::Place,
+        state::NetFolder,
         status,
         wait::{self, Goal},
     },
@@ -45,13 +45,13 @@ use crate::{
 /// Clients work so long before the first fault and after everything is healed.
 const CALM: Duration = Duration::from_secs(3);
 /// For the recorder to make its canisters, and for its clients to end.
-const RECORDER_PATIENCE: Duration = Duration::from_secs(90);
+const RECORDER_TIMEOUT: Duration = Duration::from_secs(90);
 /// For the calls that `misuse` makes in the end, and for those in flight.
-const MISUSE_PATIENCE: Duration = Duration::from_secs(180);
+const MISUSE_TIMEOUT: Duration = Duration::from_secs(180);
 /// For something to be compiled, so that it can be killed.
-const COMPILER_PATIENCE: Duration = Duration::from_millis(1_500);
+const COMPILER_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// For reading all that all nodes hold.
-const FINISH_PATIENCE: Duration = Duration::from_secs(900);
+const FINISH_TIMEOUT: Duration = Duration::from_secs(900);
 /// A node that is further behind the others is still recovering.
 const BEHIND_MAX: u64 = 20;
 /// Nodes that end by themselves are told so often.
@@ -145,7 +145,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         files.0.display()
     );
     let own = options.dir.is_none();
-    let place = Place::new(&options.dir.clone().unwrap_or_else(|| files.0.join("net")))?;
+    let place = NetFolder::new(&options.dir.clone().unwrap_or_else(|| files.0.join("net")))?;
     let mut interrupts = Interrupts::listen()?;
     let wanted = own && !options.without.contains(&Local::Disks);
     let disks = match wanted.then(|| Disks::make(&place, options.nodes)) {
@@ -180,7 +180,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
 
 /// A net of our own is stopped, and removed when nobody needs to look at it; another one is only
 /// healed.
-fn leave(place: &Place, own: bool, disks: Disks, remove: bool) -> Result<()> {
+fn leave(place: &NetFolder, own: bool, disks: Disks, remove: bool) -> Result<()> {
     if !place.exists() {
         return Ok(());
     }
@@ -221,7 +221,7 @@ fn heal(session: &mut Session) -> Result<()> {
 async fn chaos(
     options: &Options,
     seed: u64,
-    place: &Place,
+    place: &NetFolder,
     files: &Files,
     disks: &Disks,
 ) -> Result<bool> {
@@ -281,18 +281,18 @@ async fn chaos(
     };
 
     let history = files.history();
-    let run = async |words: &[&str], patience: Duration| -> Result<bool> {
+    let run = async |words: &[&str], timeout: Duration| -> Result<bool> {
         let mut command = Command::new(&program);
         command.arg("history").args(words).arg(&history).stdin(Stdio::null()).process_group(0);
         let what = format!("history {}", words.join(" "));
         let mut child = Child::spawn(&mut command, &what)?;
-        Ok(child.ended_within(patience).await?.success())
+        Ok(child.ended_within(timeout).await?.success())
     };
     let within = options.progress_within.to_string();
-    let finished = run(&["finish", "--progress-within", &within], FINISH_PATIENCE).await?;
+    let finished = run(&["finish", "--progress-within", &within], FINISH_TIMEOUT).await?;
     let net = place.load()?;
     print!("{}", status::table(&net, &reading::rows(&net, place, &chaos.asker).await));
-    let checked = run(&["check"], FINISH_PATIENCE).await?;
+    let checked = run(&["check"], FINISH_TIMEOUT).await?;
     let faults: u64 = chaos.faults.values().sum();
     println!("chaos: {faults} faults in {} s", chaos.began.elapsed().as_secs());
     for (what, count) in &chaos.faults {
@@ -304,7 +304,7 @@ async fn chaos(
     Ok(finished && checked && unharmed && chaos.surprises.is_empty())
 }
 
-async fn start_net(options: &Options, program: &Path, place: &Place) -> Result<()> {
+async fn start_net(options: &Options, program: &Path, place: &NetFolder) -> Result<()> {
     let network = options.network.map(|network| ["--network", network.name()]);
     let words = network.as_slice().as_flattened();
     let size = Size { nodes: options.nodes, memory: &options.memory };
@@ -320,7 +320,7 @@ impl Recorder {
         options: &Options,
         seed: u64,
         program: &Path,
-        place: &Place,
+        place: &NetFolder,
         files: &Files,
     ) -> Result<Self> {
         let pages = options.duration.saturating_mul(PAGES_PER_SECOND).clamp(1024, 65_536);
@@ -347,12 +347,12 @@ impl Recorder {
             let _ = first.send(lines.next().is_some_and(|line| line.is_ok()));
             lines.for_each(drop);
         });
-        let ready = tokio::time::timeout(RECORDER_PATIENCE, said)
+        let ready = tokio::time::timeout(RECORDER_TIMEOUT, said)
             .await
             .context("the recorder does not begin")?;
         if !ready.unwrap_or(false) {
             // It closed its output and is about to end.
-            let status = child.ended_within(RECORDER_PATIENCE).await?;
+            let status = child.ended_within(RECORDER_TIMEOUT).await?;
             bail!("the recorder ended with {status}:\n{}", child.last_words());
         }
         Ok(Self(child))
@@ -363,7 +363,7 @@ impl Recorder {
     }
 
     async fn stop(mut self) -> Result<()> {
-        let status = self.0.stop_within(RECORDER_PATIENCE).await?;
+        let status = self.0.stop_within(RECORDER_TIMEOUT).await?;
         ensure!(status.success(), "the recorder ended with {status}:\n{}", self.0.last_words());
         Ok(())
     }
@@ -390,7 +390,7 @@ impl Misuse {
 
     /// Says whether nothing came of it that must not, and prints what it says.
     async fn stop(mut self, files: &Files) -> Result<bool> {
-        let status = self.0.stop_within(MISUSE_PATIENCE).await?;
+        let status = self.0.stop_within(MISUSE_TIMEOUT).await?;
         print!("{}", fs::read_to_string(files.misuse()).unwrap_or_default());
         Ok(status.success())
     }
@@ -399,7 +399,7 @@ impl Misuse {
 /// State of a run: the plan of faults, the net, and what was done to it.
 struct Chaos {
     plan: Plan,
-    place: Place,
+    place: NetFolder,
     asker: Asker,
     history: File,
     began: Instant,
@@ -518,7 +518,7 @@ impl Chaos {
             Action::KillWorker(node, which) => drop(session.kill_worker(node, which)),
             Action::KillCompiler(node) => {
                 // Something is compiled now and then: the first that comes up is hit.
-                let deadline = Instant::now() + COMPILER_PATIENCE;
+                let deadline = Instant::now() + COMPILER_TIMEOUT;
                 while session.kill_compiler(node).ok().flatten().is_none()
                     && Instant::now() < deadline
                 {
@@ -543,7 +543,7 @@ impl Chaos {
     }
 
     /// Undoes everything and waits until every node serves.
-    async fn heal_all(&mut self, patience: Duration) -> Result<()> {
+    async fn heal_all(&mut self, timeout: Duration) -> Result<()> {
         self.say("everything is healed")?;
         let mut session = Session::open(self.place.clone())?;
         heal(&mut session)?;
@@ -551,7 +551,7 @@ impl Chaos {
         for index in &all {
             session.start(*index)?;
         }
-        let goal = Goal { moving: session.net.is_subnet(), patience };
+        let goal = Goal { moving: session.net.is_subnet(), timeout };
         let say = |words: &str| println!("chaos: {words}");
         // A net that does not come back is what the history's last part tells; but a node that
         // ended is told here.

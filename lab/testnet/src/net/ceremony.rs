@@ -15,13 +15,13 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use super::state::{Net, Place};
+use super::state::{Net, NetFolder};
 
 /// A record has a few hundred bytes.
 const RECORD_BYTES_MAX: u64 = 1 << 20;
 
 /// Makes the nodes of `net` one subnet and notes their ids. Says what it does through `say`.
-pub(crate) fn hold(net: &mut Net, place: &Place, mut say: impl FnMut(&str)) -> Result<()> {
+pub(crate) fn hold(net: &mut Net, place: &NetFolder, mut say: impl FnMut(&str)) -> Result<()> {
     let folder = place.file("ceremony");
     fs::create_dir_all(&folder)
         .with_context(|| format!("making the folder {}", folder.display()))?;

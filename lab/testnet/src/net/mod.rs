@@ -38,7 +38,7 @@ use self::{
     links::{Quality, parse_groups, parse_latency, parse_loss},
     reading::Asker,
     session::Session,
-    state::{Backend, Place},
+    state::{Backend, NetFolder},
     wait::Goal,
 };
 
@@ -194,7 +194,7 @@ enum Command {
 
 /// Does one thing to a net.
 pub async fn run(options: Options) -> Result<ExitCode> {
-    let place = Place::new(&options.dir)?;
+    let place = NetFolder::new(&options.dir)?;
     if let Command::Relay = options.command {
         // Told by signals of its own.
         return relay::run(place).await.map(|()| ExitCode::SUCCESS);
@@ -214,7 +214,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
 }
 
 #[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
-async fn other(place: Place, command: Command) -> Result<ExitCode> {
+async fn other(place: NetFolder, command: Command) -> Result<ExitCode> {
     match command {
         Command::Up(_) | Command::Relay | Command::Machine { .. } => bail!("is run elsewhere"),
         Command::Down { delete } => down(place, delete)?,
@@ -237,11 +237,11 @@ async fn other(place: Place, command: Command) -> Result<ExitCode> {
             session.restart(node, empty)?;
             println!("net: node {node} is started");
             if !no_wait {
-                let patience = match session.net.backend {
+                let timeout = match session.net.backend {
                     Backend::Process => SERVING_AGAIN,
                     Backend::Vm => MACHINE_SERVING_AGAIN,
                 };
-                let goal = Goal { moving: false, patience };
+                let goal = Goal { moving: false, timeout };
                 let say = |words: &str| println!("net: {words}");
                 let reports =
                     wait::until_serving(&session, &Asker::new()?, &[node], goal, say).await?;
@@ -308,7 +308,7 @@ fn links_words(session: &Session) {
     );
 }
 
-fn down(place: Place, delete: bool) -> Result<()> {
+fn down(place: NetFolder, delete: bool) -> Result<()> {
     if !place.exists() {
         println!("net: there is no net in {}", place.dir().display());
         return Ok(());

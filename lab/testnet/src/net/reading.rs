@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{
     session::{Condition, condition},
-    state::{Backend, Kind, Net, Place},
+    state::{Backend, Kind, Net, NetFolder},
 };
 use crate::cap::{
     self,
@@ -17,7 +17,7 @@ use crate::cap::{
 };
 
 /// A node that takes longer is not serving.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// At the end of a series, the newest sample of sixty processes and what happened since.
 const TAIL_BYTES: u64 = 64 << 10;
 /// A report has at most a quarter of this.
@@ -111,17 +111,14 @@ impl Report {
     }
 }
 
-/// HTTP client for the reports of nodes; an answer may take [`ANSWER_PATIENCE`].
+/// HTTP client for the reports of nodes; an answer may take [`ANSWER_TIMEOUT`].
 #[derive(Clone)]
 pub(crate) struct Asker(reqwest::Client);
 
 impl Asker {
     pub(crate) fn new() -> anyhow::Result<Self> {
         Ok(Self(
-            reqwest::Client::builder()
-                .timeout(ANSWER_PATIENCE)
-                .pool_max_idle_per_host(1)
-                .build()?,
+            reqwest::Client::builder().timeout(ANSWER_TIMEOUT).pool_max_idle_per_host(1).build()?,
         ))
     }
 
@@ -131,7 +128,7 @@ impl Asker {
             if error.is_connect() {
                 "it does not listen yet".to_owned()
             } else if error.is_timeout() {
-                format!("it does not answer within {} s", ANSWER_PATIENCE.as_secs())
+                format!("it does not answer within {} s", ANSWER_TIMEOUT.as_secs())
             } else if error.is_request() {
                 // What forwards to a machine accepts before anybody listens in it.
                 "it does not answer yet".to_owned()
@@ -191,7 +188,7 @@ pub(crate) struct Row {
 }
 
 /// Everything about every node.
-pub(crate) async fn rows(net: &Net, place: &Place, asker: &Asker) -> Vec<Row> {
+pub(crate) async fn rows(net: &Net, place: &NetFolder, asker: &Asker) -> Vec<Row> {
     let mut asked = Vec::new();
     for node in &net.nodes {
         let (asker, url) = (asker.clone(), node.url());
@@ -240,7 +237,7 @@ pub(crate) async fn rows(net: &Net, place: &Place, asker: &Asker) -> Vec<Row> {
     rows
 }
 
-fn group(place: &Place, index: usize) -> Option<GroupReading> {
+fn group(place: &NetFolder, index: usize) -> Option<GroupReading> {
     let memory = place.info(index)?.cgroup().memory().ok()?;
     Some(GroupReading {
         anonymous_bytes: memory.anonymous_bytes,
@@ -252,7 +249,7 @@ fn group(place: &Place, index: usize) -> Option<GroupReading> {
 }
 
 /// What a machine said last of its memory; its keeper wrote it down.
-fn machine_group(place: &Place, index: usize) -> Option<GroupReading> {
+fn machine_group(place: &NetFolder, index: usize) -> Option<GroupReading> {
     let lines = series::read_tail(&place.series(index), TAIL_BYTES).ok()?;
     let sample = lines.into_iter().rev().find_map(|line| match line {
         Line::Sample(sample) => Some(sample),
@@ -267,7 +264,7 @@ fn machine_group(place: &Place, index: usize) -> Option<GroupReading> {
     })
 }
 
-fn host_bytes(place: &Place, index: usize) -> Option<u64> {
+fn host_bytes(place: &NetFolder, index: usize) -> Option<u64> {
     let memory = process::memory(Pid(place.info(index)?.pid)).ok()?;
     Some(memory.resident_bytes())
 }

@@ -41,7 +41,7 @@ use machines::switch;
 use super::{
     links::{Link, Quality},
     machine,
-    state::{Net, Network, Place},
+    state::{Net, NetFolder, Network},
 };
 
 /// Connections per link; two nodes need one or two.
@@ -55,7 +55,7 @@ const PACKET_BYTES: usize = 1400;
 /// The least pause before TCP sends something again.
 const RETRANSMISSION: Duration = Duration::from_millis(200);
 /// A dial of a node that is not there.
-const DIAL_PATIENCE: Duration = Duration::from_secs(5);
+const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the relay is to do: `links.json`.
 #[derive(Debug, Serialize, Deserialize)]
@@ -120,7 +120,7 @@ struct State {
 type States = BTreeMap<Link, watch::Sender<State>>;
 
 /// Runs until SIGTERM; SIGHUP makes it read its orders again.
-pub(crate) async fn run(place: Place) -> Result<()> {
+pub(crate) async fn run(place: NetFolder) -> Result<()> {
     let path = place.file("links.json");
     let read = || -> Result<Orders> {
         let text = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
@@ -168,12 +168,12 @@ struct Followed {
     generation: u64,
 }
 
-fn acknowledge(place: &Place, generation: u64) -> Result<()> {
+fn acknowledge(place: &NetFolder, generation: u64) -> Result<()> {
     place.write("relay.json", &serde_json::to_vec(&Followed { generation })?)
 }
 
 /// Which orders the relay followed last.
-pub(crate) fn followed(place: &Place) -> Option<u64> {
+pub(crate) fn followed(place: &NetFolder) -> Option<u64> {
     let path: PathBuf = place.file("relay.json");
     serde_json::from_slice::<Followed>(&fs::read(path).ok()?)
         .ok()
@@ -209,7 +209,7 @@ async fn connection(near: TcpStream, order: &Order, states: &States, number: u64
     if until_open(&mut there).await.is_none() {
         return;
     }
-    let Ok(Ok(far)) = tokio::time::timeout(DIAL_PATIENCE, TcpStream::connect(order.forward)).await
+    let Ok(Ok(far)) = tokio::time::timeout(DIAL_TIMEOUT, TcpStream::connect(order.forward)).await
     else {
         return;
     };

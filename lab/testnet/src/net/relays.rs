@@ -16,7 +16,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::state::{Kind, Net, Place};
+use super::state::{Kind, Net, NetFolder};
 
 /// Relays that each dials: twice as many peers are what gossip wants in a mesh.
 const NEIGHBOURS: usize = 3;
@@ -43,7 +43,7 @@ fn dialled_by(index: usize, count: usize) -> Vec<usize> {
 }
 
 /// Makes the keys that are missing, with the relay's own command, and notes the peer ids.
-pub(crate) fn make_keys(net: &mut Net, place: &Place) -> Result<()> {
+pub(crate) fn make_keys(net: &mut Net, place: &NetFolder) -> Result<()> {
     for index in 0..net.nodes.len() {
         if net.node(index)?.node_id.is_some() {
             continue;
@@ -74,7 +74,7 @@ pub(crate) fn make_keys(net: &mut Net, place: &Place) -> Result<()> {
 }
 
 /// Behind the name of the program, the arguments that start a node.
-pub(crate) fn arguments(net: &Net, place: &Place, index: usize) -> Result<Vec<String>> {
+pub(crate) fn arguments(net: &Net, place: &NetFolder, index: usize) -> Result<Vec<String>> {
     let node = net.node(index)?;
     let mut arguments = vec!["run".to_owned()];
     for (flag, value) in [
@@ -146,7 +146,7 @@ impl Relays {
     /// Reads the folder of a net. Errors: there is none, its nodes are no relays, or one was never
     /// started.
     pub fn read(dir: &Path) -> Result<Self> {
-        let place = Place::new(dir)?;
+        let place = NetFolder::new(dir)?;
         let net = place.load()?;
         let Kind::Relays { cluster, shard } = net.kind else {
             bail!(

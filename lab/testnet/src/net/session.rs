@@ -21,7 +21,7 @@ use super::{
     handle::Handle,
     links::Links,
     machine, namespaces, relay, relays,
-    state::{Backend, Kind, Lock, Net, Network, Place, Told},
+    state::{Backend, Kind, Lock, Net, NetFolder, Network, Told},
 };
 use crate::cap::info::Info;
 
@@ -41,7 +41,7 @@ const SERIES_SIZE: &str = "32MiB";
 
 /// See the module.
 pub(crate) struct Session {
-    pub(crate) place: Place,
+    pub(crate) place: NetFolder,
     pub(crate) net: Net,
     _lock: Lock,
 }
@@ -73,7 +73,7 @@ impl Condition {
 }
 
 /// What a node of a net is doing.
-pub(crate) fn condition(net: &Net, place: &Place, index: usize) -> Condition {
+pub(crate) fn condition(net: &Net, place: &NetFolder, index: usize) -> Condition {
     let node = &net.nodes[index];
     let alive = node.keeper.is_some_and(Handle::is_alive);
     match (alive, node.told) {
@@ -100,7 +100,7 @@ pub(crate) fn condition(net: &Net, place: &Place, index: usize) -> Condition {
 
 impl Session {
     /// Takes the lock of an existing net.
-    pub(crate) fn open(place: Place) -> Result<Self> {
+    pub(crate) fn open(place: NetFolder) -> Result<Self> {
         // Before the lock, which would make the folder.
         place.load()?;
         let lock = place.lock()?;
@@ -108,7 +108,7 @@ impl Session {
     }
 
     /// A net that is being made.
-    pub(crate) fn new(place: Place, net: Net, lock: Lock) -> Self {
+    pub(crate) fn new(place: NetFolder, net: Net, lock: Lock) -> Self {
         Self { place, net, _lock: lock }
     }
 
@@ -215,8 +215,8 @@ impl Session {
         }
     }
 
-    fn wait_for_end(&self, index: usize, patience: Duration) -> bool {
-        let deadline = Instant::now() + patience;
+    fn wait_for_end(&self, index: usize, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
         let Some(keeper) = self.net.nodes[index].keeper else { return true };
         while keeper.is_alive() {
             if Instant::now() > deadline {
@@ -247,16 +247,16 @@ impl Session {
             }
         }
         for (index, keeper) in asked {
-            let patience = match self.net.backend {
+            let timeout = match self.net.backend {
                 Backend::Process => STOPPED_WITHIN,
                 Backend::Vm => MACHINE_STOPPED_WITHIN,
             };
-            if self.wait_for_end(index, patience) {
+            if self.wait_for_end(index, timeout) {
                 continue;
             }
             eprintln!(
                 "net: node {index} did not stop within {} s; it is killed",
-                patience.as_secs()
+                timeout.as_secs()
             );
             // The second one makes the keeper kill the group.
             keeper.signal(Signal::TERM)?;

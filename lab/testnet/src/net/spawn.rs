@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use cli::Child;
 
 /// For a net to start; key generation is the longest part.
-const UP_PATIENCE: Duration = Duration::from_secs(240);
+const UP_TIMEOUT: Duration = Duration::from_secs(240);
 
 /// How many nodes there are to be, and the memory of each as `--memory` takes it.
 pub(crate) struct Size<'a> {
@@ -45,7 +45,7 @@ pub(crate) async fn up(
     if let Some(node) = node {
         command.arg("--node").arg(node);
     }
-    let status = Child::spawn(&mut command, "net up")?.ended_within(UP_PATIENCE).await?;
+    let status = Child::spawn(&mut command, "net up")?.ended_within(UP_TIMEOUT).await?;
     ensure!(status.success(), "the net did not start");
     Ok(())
 }

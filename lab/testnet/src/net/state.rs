@@ -39,7 +39,7 @@ const FORMAT: u32 = 1;
 /// A hundred nodes and all their links take less.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 /// Longest that a command waits for another one on the same net.
-const LOCK_PATIENCE: Duration = Duration::from_secs(300);
+const LOCK_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// How nodes reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -183,7 +183,7 @@ pub(crate) struct Net {
 }
 
 impl Net {
-    pub(crate) fn new(place: &Place, binary: PathBuf, network: Network) -> Self {
+    pub(crate) fn new(place: &NetFolder, binary: PathBuf, network: Network) -> Self {
         Self {
             format: FORMAT,
             id: place.id(),
@@ -256,9 +256,9 @@ impl Net {
 
 /// The folder of a net, as an absolute path.
 #[derive(Clone, Debug)]
-pub(crate) struct Place(PathBuf);
+pub(crate) struct NetFolder(PathBuf);
 
-impl Place {
+impl NetFolder {
     /// The folder need not be there yet.
     pub(crate) fn new(dir: &Path) -> Result<Self> {
         // What is started keeps running when its starter's working directory is long forgotten.
@@ -367,7 +367,7 @@ impl Place {
             .truncate(false)
             .open(&path)
             .with_context(|| format!("opening {}", path.display()))?;
-        let deadline = Instant::now() + LOCK_PATIENCE;
+        let deadline = Instant::now() + LOCK_TIMEOUT;
         let mut said = false;
         while flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             let mut holder = String::new();
@@ -378,7 +378,7 @@ impl Place {
                     "process {} has held {} for more than {} s",
                     holder.trim(),
                     path.display(),
-                    LOCK_PATIENCE.as_secs()
+                    LOCK_TIMEOUT.as_secs()
                 );
             }
             if !std::mem::replace(&mut said, true) {
@@ -407,7 +407,7 @@ mod tests {
     #[test]
     fn a_net_is_what_was_saved() {
         let folder = tempfile::tempdir().unwrap();
-        let place = Place::new(folder.path()).unwrap();
+        let place = NetFolder::new(folder.path()).unwrap();
         assert!(format!("{:#}", place.load().unwrap_err()).contains("there is no net in"));
         let mut net = Net::new(&place, "thimble".into(), Network::Proxies);
         net.links_port = 7000;

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::{
     reading::{self, Asker, Row},
-    state::{Backend, Kind, Net, Network, Place},
+    state::{Backend, Kind, Net, NetFolder, Network},
 };
 
 #[derive(Serialize)]
@@ -23,7 +23,7 @@ struct Status<'a> {
     links: Vec<String>,
 }
 
-pub(crate) async fn run(net: &Net, place: &Place, json: bool) -> Result<ExitCode> {
+pub(crate) async fn run(net: &Net, place: &NetFolder, json: bool) -> Result<ExitCode> {
     let rows = reading::rows(net, place, &Asker::new()?).await;
     let links = net.links.words();
     if json {

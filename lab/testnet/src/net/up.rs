@@ -20,7 +20,7 @@ use super::{
     reading::{self, Asker},
     relays,
     session::{Condition, Session},
-    state::{Backend, Kind, Net, Network, Node, Place, Told},
+    state::{Backend, Kind, Net, NetFolder, Network, Node, Told},
     status,
     topology::Topology,
     wait::{self, Goal},
@@ -120,7 +120,7 @@ fn say(words: &str) {
 /// Runs until all nodes serve, or `stop`.
 #[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 pub(crate) async fn run(
-    place: Place,
+    place: NetFolder,
     options: Options,
     stop: impl Future<Output = ()>,
 ) -> Result<ExitCode> {
@@ -165,11 +165,11 @@ pub(crate) async fn run(
                 }
             };
             say(&format!("{words}; waiting until every one serves"));
-            let patience = Duration::from_secs(options.wait.unwrap_or(match session.net.backend {
+            let timeout = Duration::from_secs(options.wait.unwrap_or(match session.net.backend {
                 Backend::Process => WAIT_SECONDS,
                 Backend::Vm => MACHINE_WAIT_SECONDS,
             }));
-            let goal = Goal { moving: session.net.is_subnet(), patience };
+            let goal = Goal { moving: session.net.is_subnet(), timeout };
             let asker = Asker::new()?;
             wait::until_serving(&session, &asker, &all, goal, say).await?;
             anyhow::Ok(reading::rows(&session.net, &session.place, &asker).await)
@@ -208,7 +208,7 @@ pub(crate) async fn run(
 
 /// The net as it is, or a new one that nothing was started of yet; and its ports, kept for as long
 /// as they are not taken.
-fn prepare(place: Place, options: &Options) -> Result<(Session, Option<Claim>)> {
+fn prepare(place: NetFolder, options: &Options) -> Result<(Session, Option<Claim>)> {
     let lock = place.lock()?;
     let wanted = match &options.topology {
         Some(file) => Some(Topology::read(file)?),
@@ -266,7 +266,7 @@ fn prepare(place: Place, options: &Options) -> Result<(Session, Option<Claim>)> 
 
 /// A net that is not there yet.
 #[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
-fn plan(place: &Place, options: &Options, topology: &Topology) -> Result<(Net, Claim)> {
+fn plan(place: &NetFolder, options: &Options, topology: &Topology) -> Result<(Net, Claim)> {
     let count = topology.nodes.len();
     let network = match options.backend() {
         Backend::Process => {

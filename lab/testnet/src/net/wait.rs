@@ -24,7 +24,7 @@ pub(crate) struct Goal {
     /// Certified heights have to move, not only be there: the nodes are one subnet, which makes
     /// blocks by itself.
     pub(crate) moving: bool,
-    pub(crate) patience: Duration,
+    pub(crate) timeout: Duration,
 }
 
 /// What a node still lacks; `None` when it lacks nothing. `first` is the height at which it was
@@ -86,7 +86,7 @@ pub(crate) async fn until_serving(
             return Ok(reports);
         }
         let words = lacking.join("; ");
-        if started.elapsed() > goal.patience {
+        if started.elapsed() > goal.timeout {
             let logs = "their logs: thimble-lab net logs N";
             // A machine that prints nothing more says why in its last words; nodes of groups say it
             // themselves.
@@ -98,7 +98,7 @@ pub(crate) async fn until_serving(
             };
             bail!(
                 "not after {} s. {words}. The net is left as it is ({logs}){last}",
-                goal.patience.as_secs()
+                goal.timeout.as_secs()
             );
         }
         if told_at.elapsed() > TELL_EVERY && words != told {
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_named() {
-        let goal = Goal { moving: true, patience: Duration::ZERO };
+        let goal = Goal { moving: true, timeout: Duration::ZERO };
         let report = |healthy, height| Report {
             healthy,
             height,

@@ -34,7 +34,7 @@ use crate::{cap, machine};
 /// suit.
 const FULL_SIZE_BYTES_MIN: u64 = 384 * MIB;
 /// What the hammer's modes do besides storming for the seconds asked for: fill, read back, delete.
-const HAMMER_PATIENCE: Duration = Duration::from_secs(600);
+const HAMMER_TIMEOUT: Duration = Duration::from_secs(600);
 /// Parts of one mode that may each take the seconds asked for.
 const HAMMER_PARTS_MAX: u32 = 8;
 /// Interval between two questions what no pool of the node holds.
@@ -238,8 +238,8 @@ async fn hammer(
     command.args(&options.hammer).stdin(Stdio::null()).stdout(File::create(files.hammer_table())?);
     let mut child = Child::spawn(&mut command, "the hammer")?;
     let modes = if options.mode == "all" { HAMMER_MODES_MAX } else { 1 };
-    let patience = (Duration::from_secs(seconds) * HAMMER_PARTS_MAX + HAMMER_PATIENCE) * modes;
-    let deadline = Instant::now() + patience;
+    let timeout = (Duration::from_secs(seconds) * HAMMER_PARTS_MAX + HAMMER_TIMEOUT) * modes;
+    let deadline = Instant::now() + timeout;
     let mut unaccounted = Vec::new();
     let status = loop {
         if let Some(status) = child.status()? {
@@ -251,7 +251,7 @@ async fn hammer(
             unaccounted.extend(verdict::unaccounted(&metrics));
         }
         if Instant::now() > deadline {
-            bail!("the hammer did not end within {} s", patience.as_secs());
+            bail!("the hammer did not end within {} s", timeout.as_secs());
         }
         tokio::time::sleep(SAMPLE_EVERY).await;
     };

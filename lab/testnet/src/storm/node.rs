@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use cli::{Child, Farewell};
+use cli::{Child, OnDrop};
 
 use super::Files;
 use crate::cap::{
@@ -89,7 +89,7 @@ impl CappedNode {
             .process_group(0);
         let mut child = Child::spawn(&mut command, "the node or its cap")?
             .logging_to([files.log()])
-            .leaving_by(Farewell::Ask);
+            .leaving_by(OnDrop::Ask);
         let client = reqwest::Client::new();
         let healthy = async || {
             let url = format!("http://{}", cli::written_address(&address)?);

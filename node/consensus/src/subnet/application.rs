@@ -50,10 +50,10 @@ use crate::{IngressPool, WallClock};
 
 /// How long a proposal waits for execution before it declines. Declining hands the lead on at once,
 /// so lagging nodes would pass it round in circles.
-const PATIENCE: Duration = Duration::from_millis(250);
+const TIMEOUT: Duration = Duration::from_millis(250);
 /// How long a proposal waits for the seed of its parent's round, which comes with the certificate
 /// that made the parent final enough to build on.
-const SEED_PATIENCE: Duration = Duration::from_millis(500);
+const SEED_TIMEOUT: Duration = Duration::from_millis(500);
 /// How far a block's time may be ahead of a voter's clock: beyond, the vote waits.
 const DRIFT: Duration = Duration::from_millis(500);
 /// Between two looks at the clock while a block's time is ahead of it: the clock may be set.
@@ -148,7 +148,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         parent_view: View,
         parent: &Block,
     ) -> Option<(Option<Seed>, Option<Opening>)> {
-        let until = clock.current() + SEED_PATIENCE;
+        let until = clock.current() + SEED_TIMEOUT;
         loop {
             let came = self.published.agreed.came();
             tokio::pin!(came);
@@ -303,7 +303,7 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
         (): (),
     ) -> Option<Digested<Block>> {
         let parent = ancestry.next().await?;
-        let until = clock.current() + PATIENCE;
+        let until = clock.current() + TIMEOUT;
         select! {
             () = self.kept_up() => {},
             () = clock.sleep_until(until) => return None,

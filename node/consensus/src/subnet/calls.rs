@@ -83,7 +83,7 @@ const ANSWER_BURST_BLOCKS: u64 = 16;
 /// Requests for calls of old blocks that wait, of all peers and of one.
 const OLD_WAITING: usize = 64;
 const OLD_WAITING_PER_PEER: usize = 8;
-/// Places in the log that are remembered for peers that ask height by height.
+/// PeerNumbers in the log that are remembered for peers that ask height by height.
 const OLD_PLACES: usize = 8;
 
 #[derive(Serialize, Deserialize)]
@@ -222,7 +222,7 @@ pub(super) enum NotKept {
 }
 
 /// The number of a peer whose clients' calls count, which is its part of the pool.
-pub(super) type Places = Arc<dyn Fn(&PublicKey) -> Option<usize> + Send + Sync>;
+pub(super) type PeerNumbers = Arc<dyn Fn(&PublicKey) -> Option<usize> + Send + Sync>;
 
 /// The block log, for peers that come late.
 pub(super) type Log = Arc<Mutex<BlockLog>>;
@@ -335,7 +335,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
     pub(super) async fn serve(
         mut self,
         clock: impl Clock,
-        places: Places,
+        places: PeerNumbers,
         mut old: OldCalls,
         mut receiver: impl Receiver<PublicKey = PublicKey>,
     ) {
@@ -732,8 +732,13 @@ impl Late {
 
 /// Starts the two tasks that serve peers, each on a thread of its own where the runtime has
 /// threads.
-pub(super) fn start<E, S, R>(context: &E, calls: &Calls<S>, places: Places, log: &Log, receiver: R)
-where
+pub(super) fn start<E, S, R>(
+    context: &E,
+    calls: &Calls<S>,
+    places: PeerNumbers,
+    log: &Log,
+    receiver: R,
+) where
     E: Clock + Spawner,
     S: Sender<PublicKey = PublicKey>,
     R: Receiver<PublicKey = PublicKey>,
@@ -879,7 +884,7 @@ mod tests {
                 sender,
             );
             let members = keys.clone();
-            let places: Places =
+            let places: PeerNumbers =
                 Arc::new(move |peer| members.iter().position(|member| member == peer));
             start(&context, &calls, places, &log, receiver);
             let me = keys.remove(0);

@@ -25,7 +25,6 @@ mod journal;
 mod key;
 mod lag;
 mod network;
-mod patience;
 mod peers;
 mod presence;
 mod published;
@@ -33,6 +32,7 @@ mod resharing;
 mod runtime;
 mod shares;
 mod state_sync;
+mod storage_retry;
 mod votes;
 mod wire;
 
@@ -71,11 +71,11 @@ use self::{
     calls::Log,
     engine::{EngineOwned, Schemes, Setup, Timing},
     journal::Journal,
-    patience::Patience,
     published::{Driven, Owned, Published},
     resharing::Resharing,
     shares::Executed,
     state_sync::{Behind, Command, FLOOR_DEPTH, Floor},
+    storage_retry::StorageRetry,
 };
 pub use self::{
     engine::{Channels, Peering},
@@ -316,7 +316,7 @@ impl Engine {
         // runs in.
         let context = Layered::new(
             context.child("machine"),
-            Patience::new(context, self.pool.health().clone()),
+            StorageRetry::new(context, self.pool.health().clone()),
         );
         engine::run(context, self.setup(storage, channels, (peers, blocker), peering)).await;
     }

@@ -33,16 +33,16 @@ pub(super) struct Presence<C> {
     clock: C,
     me: PublicKey,
     /// Members silent for so long are skipped.
-    patience: Duration,
+    timeout: Duration,
     /// Nobody can have been heard before.
     started: SystemTime,
     heard: Mutex<BTreeMap<PublicKey, SystemTime>>,
 }
 
 impl<C: Clock> Presence<C> {
-    pub(super) fn new(clock: C, me: PublicKey, patience: Duration) -> Arc<Self> {
+    pub(super) fn new(clock: C, me: PublicKey, timeout: Duration) -> Arc<Self> {
         let started = clock.current();
-        Arc::new(Self { clock, me, patience, started, heard: Mutex::default() })
+        Arc::new(Self { clock, me, timeout, started, heard: Mutex::default() })
     }
 
     fn hear(&self, peer: &PublicKey) {
@@ -57,8 +57,7 @@ impl<C: Clock> Presence<C> {
         heard.retain(|peer, _| members.position(peer).is_some());
         let is_present = |peer: &&PublicKey| {
             let last = heard.get(*peer).unwrap_or(&self.started);
-            **peer != self.me
-                && now.duration_since(*last).is_ok_and(|silent| silent < self.patience)
+            **peer != self.me && now.duration_since(*last).is_ok_and(|silent| silent < self.timeout)
         };
         members.iter().filter(is_present).cloned().collect()
     }

@@ -239,7 +239,11 @@ impl<C: Spawner, L: Layer> Spawner for Layered<C, L> {
         T: Send + 'static,
     {
         let layer = self.layer;
-        self.inner.spawn(move |inner| task(Self { inner, layer }))
+        // Boxed, so that what the runtime makes around a task is compiled once for each `T`, not
+        // for each of the hundred kinds of task.
+        let task: Box<dyn FnOnce(C) -> BoxFuture<'static, T> + Send> =
+            Box::new(move |inner| task(Self { inner, layer }).boxed());
+        self.inner.spawn(task)
     }
 
     async fn stop(self, value: i32, timeout: Option<Duration>) -> Result<(), Error> {

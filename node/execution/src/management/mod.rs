@@ -29,8 +29,8 @@ use state::{
 use crate::config::FatalError;
 use crate::core::{Core, RoundFacts};
 use crate::message::{Effects, MESSAGE_OVERHEAD_INSTRUCTIONS};
-use crate::patience::Place;
 use crate::reject;
+use crate::retry::ExecutionPoint;
 
 pub(crate) use lifecycle::{STOP_TIMEOUT_SECONDS, uninstall};
 
@@ -291,7 +291,7 @@ pub(crate) struct Dispatcher<'a> {
     pub(crate) state: &'a mut ReplicatedState,
     pub(crate) round: &'a RoundFacts,
     /// Which management call is served.
-    pub(crate) place: Place,
+    pub(crate) place: ExecutionPoint,
     pub(crate) effects: Effects,
 }
 

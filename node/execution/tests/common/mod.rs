@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use candid::{CandidType, Principal};
-use execution::{Closing, Executor, ExecutorConfig, Patience, RoundResult, Trouble};
+use execution::{Closing, Executor, ExecutorConfig, RetryPolicy, RoundResult, Trouble};
 use limits::Limits;
 use pages::PageStore;
 use sandbox::Sandbox;
@@ -76,7 +76,7 @@ pub struct Node {
     pub config: ExecutorConfig,
     /// What runs the canisters, unless something else was made.
     pub sandbox: Arc<ScriptSandbox>,
-    pub patience: Arc<Waiting>,
+    pub retry: Arc<Waiting>,
     make: Option<MakeSandbox>,
     pub pages: Arc<PageStore>,
     pub executor: Executor,
@@ -108,7 +108,7 @@ impl Waiting {
     }
 }
 
-impl Patience for Waiting {
+impl RetryPolicy for Waiting {
     fn wait(&self, trouble: &Trouble) -> Result<(), Closing> {
         self.troubles.lock().unwrap().push(trouble.clone());
         match &mut *self.act.lock().unwrap() {
@@ -129,7 +129,7 @@ fn open(
     dir: &Path,
     config: &ExecutorConfig,
     sandbox: Arc<dyn Sandbox>,
-    patience: Arc<Waiting>,
+    retry: Arc<Waiting>,
 ) -> (Arc<PageStore>, Executor) {
     let store = StateStore::open(&dir.join("state"), 1 << 20).unwrap();
     let blobs = Arc::new(BlobStore::open(&dir.join("state").join("blobs"), 16 << 20).unwrap());
@@ -143,8 +143,7 @@ fn open(
     };
     let pages = Arc::new(PageStore::open(dir.join("pages"), &config.limits.pages, index).unwrap());
     let executor =
-        Executor::open(config.clone(), sandbox, Arc::clone(&pages), store, blobs, patience)
-            .unwrap();
+        Executor::open(config.clone(), sandbox, Arc::clone(&pages), store, blobs, retry).unwrap();
     (pages, executor)
 }
 
@@ -180,10 +179,10 @@ impl Node {
         let used = make
             .as_ref()
             .map_or_else(|| Arc::clone(&sandbox) as Arc<dyn Sandbox>, |make| make(&dir));
-        let patience = Arc::new(Waiting::default());
-        let (pages, executor) = open(&dir, &config, used, patience.clone());
+        let retry = Arc::new(Waiting::default());
+        let (pages, executor) = open(&dir, &config, used, retry.clone());
         Self {
-            patience,
+            retry,
             dir,
             temporary: None,
             config,
@@ -416,7 +415,7 @@ impl Node {
             temporary,
             config,
             make,
-            patience: _,
+            retry: _,
             executor,
             pages,
             sandbox,
@@ -433,10 +432,10 @@ impl Node {
         let used = make
             .as_ref()
             .map_or_else(|| Arc::clone(&sandbox) as Arc<dyn Sandbox>, |make| make(&dir));
-        let patience = Arc::new(Waiting::default());
-        let (pages, executor) = open(&dir, &config, used, patience.clone());
+        let retry = Arc::new(Waiting::default());
+        let (pages, executor) = open(&dir, &config, used, retry.clone());
         let mut node = Self {
-            patience,
+            retry,
             dir,
             temporary,
             config,

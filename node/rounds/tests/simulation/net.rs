@@ -237,9 +237,11 @@ pub(crate) struct Net {
     pub(crate) may_leave: usize,
     pub(crate) running: BTreeMap<usize, (Handle<()>, Arc<IngressPool>)>,
     pub(crate) found: Found,
+    /// Blocks that one set of shares signs.
+    pub(crate) blocks_per_epoch: u64,
 }
 
-pub(crate) fn limits() -> ConsensusLimits {
+pub(crate) fn limits(blocks_per_epoch: u64) -> ConsensusLimits {
     ConsensusLimits {
         ingress_pool_bytes: 1 << 20,
         ingress_pool_messages: 1_000,
@@ -250,7 +252,7 @@ pub(crate) fn limits() -> ConsensusLimits {
         idle_round_millis: 1_000,
         execution_lag_blocks: 1,
         certificates_kept: 64,
-        blocks_per_epoch: EPOCH,
+        blocks_per_epoch,
         checkpoint_block_bytes: 1 << 20,
         retention_rounds: RETENTION,
         retention_block_bytes: 2 << 20,
@@ -337,12 +339,24 @@ impl Net {
             may_leave: rng.gen_range(0..NODES),
             running: BTreeMap::new(),
             found: Arc::default(),
+            blocks_per_epoch: EPOCH,
         }
     }
 
     /// Four nodes that run, with links that lose nothing.
     pub(crate) async fn started(context: &Context, rng: &mut StdRng, real: bool) -> Self {
+        Self::started_with_epochs_of(EPOCH, context, rng, real).await
+    }
+
+    /// Of so many blocks.
+    pub(crate) async fn started_with_epochs_of(
+        blocks: u64,
+        context: &Context,
+        rng: &mut StdRng,
+        real: bool,
+    ) -> Self {
         let mut net = Self::new(context, rng, real).await;
+        net.blocks_per_epoch = blocks;
         net.connect(rng, 1.0).await;
         for place in 0..NODES {
             net.start(place).await;
@@ -393,7 +407,7 @@ impl Net {
             key,
             keys: Box::new(Opened(self.members[place].vault.clone())),
             arithmetic: arithmetic(),
-            agreed: vec![("epoch".into(), EPOCH)],
+            agreed: vec![("epoch".into(), self.blocks_per_epoch)],
             genesis_time: Time(0),
             listen: ([127, 0, 0, 1], 0).into(),
             addresses: BTreeMap::new(),
@@ -491,7 +505,7 @@ impl Net {
         };
         let trouble = self.members[place].trouble.clone();
         disk.limit_growth_in(&folder.join("log"), trouble.is_disk_full().then_some(0));
-        let pool = Arc::new(IngressPool::new(&limits()));
+        let pool = Arc::new(IngressPool::new(&limits(self.blocks_per_epoch)));
         let log =
             match BlockLog::open_on(Arc::new(disk.clone()), &folder.join("log/blocks"), 16 << 10) {
                 Ok(log) => log,
@@ -508,7 +522,7 @@ impl Net {
                 self.members[place].disk.clone(),
             )),
             envelopes: Arc::new(Calls),
-            limits: limits(),
+            limits: limits(self.blocks_per_epoch),
             states: Some(states),
         };
         let config =
@@ -534,8 +548,8 @@ impl Net {
             folder: folder.join("replica"),
             recovered_at,
             disk_reserve_bytes: 1,
-            checkpoint_block_bytes: limits().checkpoint_block_bytes,
-            certificates_kept: limits().certificates_kept,
+            checkpoint_block_bytes: limits(self.blocks_per_epoch).checkpoint_block_bytes,
+            certificates_kept: limits(self.blocks_per_epoch).certificates_kept,
         };
         let probe = Probe { durable, found: self.found.clone(), status: subnet.status() };
         let clock = context.child("clock");

@@ -42,6 +42,7 @@ use statesync::complete_install_on;
 pub(crate) use self::script::ScriptSandbox;
 use self::script::{CallOp, Op, Spec, encode};
 use crate::{
+    EPOCH,
     clients::{Target, workload},
     net,
     probe::{Audit, Audited},
@@ -82,7 +83,7 @@ fn limits(is_tight: bool) -> Limits {
     if is_tight {
         tight(&mut limits);
     }
-    limits.consensus = net::limits();
+    limits.consensus = net::limits(EPOCH);
     limits.execution.threads = 2;
     limits.execution.instructions_per_round = INSTRUCTIONS_PER_ROUND;
     limits.pages.manifest_interval_rounds = CHECKPOINT_EVERY;

@@ -18,7 +18,7 @@ const STABLE_BYTES: u64 = 16 * MIB;
 /// tables). It has a line of its own in the budget sheet, `worker_buffers`.
 const BESIDES_BYTES: u64 = MIB;
 /// What must be seen is seen in the first milliseconds, on any machine before this.
-const PATIENCE: Duration = Duration::from_secs(100);
+const TIMEOUT: Duration = Duration::from_secs(100);
 
 /// Writes `HEAP_BYTES` and `STABLE_BYTES`, then computes for a while and holds them.
 const FILLER: &str = r#"(module
@@ -121,7 +121,7 @@ fn dirty_pages_and_compilations_together_stay_within_what_was_reserved() {
         // Both kinds of work were seen in full: what two messages dirty at once, and compilations.
         let begin = Instant::now();
         while (most.load(SeqCst) < 2 * message || compiled.load(SeqCst) < 3)
-            && begin.elapsed() < PATIENCE
+            && begin.elapsed() < TIMEOUT
         {
             most.fetch_max(anonymous_bytes(&world).saturating_sub(idle), SeqCst);
         }

@@ -40,7 +40,7 @@ pub(crate) type Versions = BTreeMap<String, u64>;
 
 /// What stands at a name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Place {
+enum ListNode {
     Root,
     Entry { hash: EntryHash, links: bool, depth: u8 },
 }
@@ -49,7 +49,7 @@ enum Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Question {
     list: usize,
-    place: Place,
+    node: ListNode,
 }
 
 /// See the module.
@@ -67,7 +67,7 @@ impl Walk {
         Self {
             lists: vec![list],
             asked: BTreeSet::new(),
-            waiting: vec![Question { list: 0, place: Place::Root }],
+            waiting: vec![Question { list: 0, node: ListNode::Root }],
             left: names,
             random: ChaCha8Rng::from_seed(seed),
         }
@@ -86,15 +86,15 @@ impl Walk {
     /// The DNS name of a question, with a dot at its end.
     pub(crate) fn name(&self, question: &Question) -> String {
         let domain = self.lists.get(question.list).map_or("", |list| list.domain.as_str());
-        match &question.place {
-            Place::Root => format!("{domain}."),
-            Place::Entry { hash, .. } => format!("{hash}.{domain}."),
+        match &question.node {
+            ListNode::Root => format!("{domain}."),
+            ListNode::Entry { hash, .. } => format!("{hash}.{domain}."),
         }
     }
 
     /// Whether a text can be the answer: beside a root there may be other records.
     pub(crate) fn is_answer(&self, question: &Question, text: &str) -> bool {
-        question.place != Place::Root || ListRoot::is_root(text)
+        question.node != ListNode::Root || ListRoot::is_root(text)
     }
 
     /// Takes an answer; a record, if it is one. Errors: see [`WalkError`]. What is below it is then
@@ -106,8 +106,8 @@ impl Walk {
         versions: &mut Versions,
     ) -> Result<Option<NodeRecord>, WalkError> {
         let Some(list) = self.lists.get(question.list) else { return Ok(None) };
-        match question.place {
-            Place::Root => {
+        match question.node {
+            ListNode::Root => {
                 let root = ListRoot::decode(text, &list.public_key)?;
                 let before = versions.get(&list.domain).copied().unwrap_or(0);
                 if root.sequence < before {
@@ -118,7 +118,7 @@ impl Walk {
                 self.ask(question.list, root.links, true, 0);
                 Ok(None)
             }
-            Place::Entry { hash, links, depth } => match ListEntry::decode(text, &hash)? {
+            ListNode::Entry { hash, links, depth } => match ListEntry::decode(text, &hash)? {
                 ListEntry::Branch(_) if depth == DEPTH_MAX => Err(WalkError::TooDeep),
                 ListEntry::Branch(children) => {
                     children
@@ -130,7 +130,8 @@ impl Walk {
                 ListEntry::Link(link) if links => {
                     let known = self.lists.iter().any(|known| known.domain == link.domain);
                     if !known && self.lists.len() < LISTS_MAX {
-                        self.waiting.push(Question { list: self.lists.len(), place: Place::Root });
+                        self.waiting
+                            .push(Question { list: self.lists.len(), node: ListNode::Root });
                         self.lists.push(link);
                     }
                     Ok(None)
@@ -143,7 +144,7 @@ impl Walk {
     fn ask(&mut self, list: usize, hash: EntryHash, links: bool, depth: u8) {
         // Names that will not be asked for any more are not kept.
         if self.waiting.len() < self.left && self.asked.insert((list, hash.clone())) {
-            self.waiting.push(Question { list, place: Place::Entry { hash, links, depth } });
+            self.waiting.push(Question { list, node: ListNode::Entry { hash, links, depth } });
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! What bounds it: every piece is charged to the pool `responses` before it is made and until it is
 //! written; hyper asks for the next one when the one before is nearly gone. A list waits
-//! [`PATIENCE`] for a full pool and then breaks off, which the client sees as a torn answer. What
+//! [`TIMEOUT`] for a full pool and then breaks off, which the client sees as a torn answer. What
 //! it must never know: what is in a piece.
 
 use std::{
@@ -20,7 +20,7 @@ use tokio::time::{Instant, Sleep, sleep};
 /// Small pieces are put together up to this.
 const CHUNK_BYTES: usize = 32 << 10;
 /// How long a list that has begun waits for memory of a full pool.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two looks at it.
 const RETRY: Duration = Duration::from_millis(2);
 
@@ -60,7 +60,7 @@ impl Body {
             pieces: Box::new(pieces),
             responses: held.pool().clone(),
             held: Some(held),
-            patience: PATIENCE,
+            timeout: TIMEOUT,
             waiting: None,
         })
     }
@@ -79,7 +79,7 @@ pub(crate) struct List {
     pieces: Box<dyn Pieces>,
     responses: Pool,
     held: Option<Reservation>,
-    patience: Duration,
+    timeout: Duration,
     /// Until when memory is waited for, and when to look again.
     waiting: Option<(Instant, Pin<Box<Sleep>>)>,
 }
@@ -136,12 +136,12 @@ impl List {
     }
 
     fn poll_retry(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let (now, patience) = (Instant::now(), self.patience);
+        let (now, timeout) = (Instant::now(), self.timeout);
         let (until, look) =
-            self.waiting.get_or_insert_with(|| (now + patience, Box::pin(sleep(RETRY))));
+            self.waiting.get_or_insert_with(|| (now + timeout, Box::pin(sleep(RETRY))));
         ready!(look.as_mut().poll(cx));
         if now >= *until {
-            let why = format!("the pool {} was full for {patience:?}", self.responses.name());
+            let why = format!("the pool {} was full for {timeout:?}", self.responses.name());
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, why)));
         }
         look.as_mut().reset(now + RETRY);
@@ -245,7 +245,7 @@ mod tests {
 
         let mut other = Body::list(Lengths(vec![60_000, 10]), &pool).unwrap();
         if let Body::List(list) = &mut other {
-            list.patience = RETRY * 3;
+            list.timeout = RETRY * 3;
         }
         assert_eq!(other.frame().await.unwrap().unwrap().into_data().unwrap().len(), 10);
         let error = other.frame().await.unwrap().unwrap_err();

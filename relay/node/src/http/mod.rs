@@ -146,7 +146,7 @@ fn take(
     connections: &mut JoinSet<()>,
     refusals: &mut JoinSet<()>,
 ) {
-    // Places of connections that have ended are free, whether anybody noticed or not.
+    // StreamSlots of connections that have ended are free, whether anybody noticed or not.
     while connections.try_join_next().is_some() {}
     let most = service.limits.connections;
     let refused = if connections.len() as u64 >= most {

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     counters::Reason,
     ingest::{Accepted, Rejected},
-    network::streams::{REQUEST_PATIENCE, reserve},
+    network::streams::{REQUEST_TIMEOUT, reserve},
     services::status_of,
 };
 
@@ -169,7 +169,7 @@ impl Service {
     async fn encode(&self, message: &MessageJson<'_>) -> Result<Encoded, Unpublished> {
         let content_topic = message.content_topic().unwrap_or(DEFAULT_CONTENT_TOPIC);
         let room = message.encoded_bytes_max(content_topic);
-        let held = reserve(&self.node.pools.receiving, room, REQUEST_PATIENCE)
+        let held = reserve(&self.node.pools.receiving, room, REQUEST_TIMEOUT)
             .await
             .map_err(|full| self.node.refused(Rejected::Busy(pool_full(&full))))?;
         let bytes = message.encode(content_topic, (self.node.clock)()).map_err(|why| {

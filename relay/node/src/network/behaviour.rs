@@ -28,7 +28,7 @@ use thiserror::Error;
 
 use super::{
     handler::{Handler, Tell, Told},
-    places::Activity,
+    stream_slots::Activity,
 };
 use crate::{governor::Work, node::Node};
 

@@ -30,7 +30,7 @@ use libp2p::{
 use router::{Peer, Shard};
 use store::Message;
 
-use super::places::{Activity, Placed};
+use super::stream_slots::{Activity, Placed};
 use crate::{
     node::Node,
     services::{self, Served},

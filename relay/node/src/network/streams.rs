@@ -25,9 +25,9 @@ const FRAME_TIME: Duration = Duration::from_secs(20);
 /// A message is taken by its receiver within this time.
 pub(crate) const SEND_TIME: Duration = Duration::from_secs(20);
 /// How long a request waits for memory of a full pool.
-pub(crate) const REQUEST_PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long gossip does: it is taken up again whenever there is memory.
-pub(crate) const GOSSIP_PATIENCE: Duration = Duration::from_secs(3600);
+pub(crate) const GOSSIP_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Why there is no frame.
 #[derive(Debug, Error)]
@@ -59,7 +59,7 @@ pub(crate) async fn read_frame(
     stream: &mut (impl AsyncRead + Unpin),
     bytes_max: usize,
     receiving: &Pool,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Option<Frame>, ReadError> {
     let mut prefix = [0; frame::LENGTH_PREFIX_BYTES_MAX];
     if stream.read(&mut prefix[..1]).await? == 0 {
@@ -78,13 +78,13 @@ pub(crate) async fn read_frame(
         }
         have += 1;
     };
-    let mut held = reserve(receiving, length.min(FIRST_BYTES), patience).await?;
+    let mut held = reserve(receiving, length.min(FIRST_BYTES), timeout).await?;
     let mut body = vec![0; length.min(FIRST_BYTES)];
     let mut filled = 0;
     while filled < length {
         if filled == body.len() {
             let rest = length - filled;
-            let more = reserve(receiving, rest, patience).await?;
+            let more = reserve(receiving, rest, timeout).await?;
             if let Some(other) = held.merge(more).err() {
                 debug_assert!(false, "{other:?} is of the same pool");
             }
@@ -113,9 +113,9 @@ async fn timed<T>(left: &mut Duration, waited: impl Future<Output = T>) -> Resul
 pub(crate) async fn reserve(
     pool: &Pool,
     bytes: usize,
-    patience: Duration,
+    timeout: Duration,
 ) -> Result<Reservation, budget::PoolFull> {
-    let deadline = tokio::time::Instant::now() + patience;
+    let deadline = tokio::time::Instant::now() + timeout;
     loop {
         // The free bytes are looked at first, so that waiting is not counted as refusals.
         if pool.free_bytes() >= bytes as u64
@@ -156,7 +156,7 @@ pub(crate) async fn write_message(
 ) -> io::Result<()> {
     let total = head.len() + message.len() + tail.len();
     let piece = total.min(chunk_bytes + head.len() + tail.len());
-    let _held = reserve(sending, piece, GOSSIP_PATIENCE).await.map_err(io::Error::other)?;
+    let _held = reserve(sending, piece, GOSSIP_TIMEOUT).await.map_err(io::Error::other)?;
     let mut buffer = Vec::with_capacity(piece);
     buffer.extend_from_slice(head);
     let mut sent = 0;

@@ -24,7 +24,7 @@ use crate::{
     governor::Work,
     latencies,
     network::{
-        places::Stream,
+        stream_slots::Stream,
         streams::{Frame, SEND_TIME, discard, write_message},
     },
     node::Node,

@@ -16,7 +16,7 @@ use crate::{
     governor::Work,
     ingest::Rejected,
     latencies,
-    network::{places::Stream, streams::Frame},
+    network::{stream_slots::Stream, streams::Frame},
     node::Node,
 };
 

@@ -7,7 +7,7 @@ use protocol::metadata::{MESSAGE_BYTES_MAX, Metadata};
 
 use super::{Served, reply, request};
 use crate::{
-    network::{places::Stream, streams::write_small},
+    network::{stream_slots::Stream, streams::write_small},
     node::Node,
 };
 

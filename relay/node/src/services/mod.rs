@@ -10,8 +10,8 @@ use router::Peer;
 use crate::{
     ingest::Rejected,
     network::{
-        places::Stream,
-        streams::{Frame, REQUEST_PATIENCE, ReadError, read_frame, write_small},
+        stream_slots::Stream,
+        streams::{Frame, REQUEST_TIMEOUT, ReadError, read_frame, write_small},
     },
     node::Node,
 };
@@ -71,7 +71,7 @@ pub(crate) async fn request(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     bytes_max: usize,
 ) -> Result<Option<Frame>, Served> {
-    match read_frame(stream, bytes_max, &node.pools.receiving, REQUEST_PATIENCE).await {
+    match read_frame(stream, bytes_max, &node.pools.receiving, REQUEST_TIMEOUT).await {
         Ok(Some(frame)) => Ok(Some(frame)),
         Ok(None) => {
             end(stream).await;

@@ -14,8 +14,8 @@ use super::{Served, reply, request, text};
 use crate::{
     discovery::known::Origin,
     network::{
-        places::Stream,
-        streams::{REQUEST_PATIENCE, read_frame, write_small},
+        stream_slots::Stream,
+        streams::{REQUEST_TIMEOUT, read_frame, write_small},
     },
     node::Node,
 };
@@ -62,7 +62,7 @@ pub(crate) async fn ask(node: Arc<Node>, mut stream: libp2p::Stream) -> Served {
         write_small(&mut stream, &asked).await.ok()?;
         let receiving = &node.pools.receiving;
         let frame =
-            read_frame(&mut stream, REPLY_BYTES_MAX, receiving, REQUEST_PATIENCE).await.ok()??;
+            read_frame(&mut stream, REPLY_BYTES_MAX, receiving, REQUEST_TIMEOUT).await.ok()??;
         Reply::decode(frame.body).ok()
     };
     let Ok(Some(reply)) = tokio::time::timeout(ANSWER_TIME, asking).await else {

@@ -10,9 +10,9 @@ use super::Served;
 use crate::{
     ingest::Rejected,
     network::{
-        places::Stream,
+        stream_slots::Stream,
         streams::{
-            Frame, GOSSIP_PATIENCE, ReadError, SEND_TIME, discard, read_frame, write_message,
+            Frame, GOSSIP_TIMEOUT, ReadError, SEND_TIME, discard, read_frame, write_message,
         },
     },
     node::Node,
@@ -35,7 +35,7 @@ pub(crate) async fn receive(node: Arc<Node>, peer: Peer, mut stream: Stream) -> 
     }
     loop {
         let receiving = &node.pools.receiving;
-        match read_frame(&mut stream, node.settings.frame_bytes, receiving, GOSSIP_PATIENCE).await {
+        match read_frame(&mut stream, node.settings.frame_bytes, receiving, GOSSIP_TIMEOUT).await {
             Ok(Some(frame)) => match take(&node, peer, frame).await {
                 Ok(()) => {}
                 Err(why) => {

@@ -23,7 +23,7 @@ use crate::{
     governor::Work,
     latencies,
     network::{
-        places::Stream,
+        stream_slots::Stream,
         streams::{Frame, SEND_TIME, write_message},
     },
     node::Node,

@@ -12,7 +12,7 @@ use protocol::{ContentTopic, PubsubTopic, Text, autoshard, filter::Action, store
 use crate::{
     gossip::GossipPeer,
     harness::Relay,
-    peer::{Client, PATIENCE, message, serves},
+    peer::{Client, TIMEOUT, message, serves},
 };
 use testing::SmallDisk;
 
@@ -137,7 +137,7 @@ async fn a_damaged_partition_is_set_aside_and_the_rest_is_served() {
     };
     // Queries are refused while it is come upon and set aside; then they are served without it.
     let mut found = Vec::new();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let page = client.query(&request).await;
         if page.status.code() != 200 {

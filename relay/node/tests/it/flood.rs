@@ -16,7 +16,7 @@ use protocol::{
 use crate::{
     gossip::{GossipPeer, published},
     harness::Relay,
-    peer::{Client, PATIENCE, message, read, serves},
+    peer::{Client, TIMEOUT, message, read, serves},
     raw::{Multiplexer, Raw},
 };
 
@@ -269,7 +269,7 @@ async fn a_place_in_the_gossip_is_given_to_who_shares_a_shard() {
     let mut sender = Client::connect(relay.address(false)).await;
     // A stranger gives way when it has had ten heartbeats to subscribe, one at each.
     for peer in &mut peers {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let sent = message(TOPIC, b"for who shares the shard");
             assert_eq!(sender.push(&sent).await.unwrap().status.code(), 200);

@@ -10,7 +10,7 @@ use protocol::{
 use tokio::{sync::mpsc, task::JoinHandle};
 
 use crate::{
-    peer::PATIENCE,
+    peer::TIMEOUT,
     raw::{Multiplexer, Raw},
 };
 
@@ -59,7 +59,7 @@ impl GossipPeer {
             self.out.write_all(bytes).await?;
             self.out.flush().await
         };
-        tokio::time::timeout(PATIENCE, writing).await.is_ok_and(|written| written.is_ok())
+        tokio::time::timeout(TIMEOUT, writing).await.is_ok_and(|written| written.is_ok())
     }
 
     /// Takes the relay into its mesh.
@@ -84,7 +84,7 @@ impl GossipPeer {
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, hearing).await.expect("heard in time")
+        tokio::time::timeout(TIMEOUT, hearing).await.expect("heard in time")
     }
 
     /// Waits for a message.

@@ -16,7 +16,7 @@ use crate::{
 
 const TOPIC: &str = "/test/1/heap/proto";
 /// A relay says where its memory went once a second.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn heap(relay: &Relay, arguments: &[&str]) -> Output {
     let address = relay.http.strip_prefix("http://").unwrap();
@@ -37,7 +37,7 @@ fn answered(relay: &Relay, arguments: &[&str]) -> String {
         }
         let words = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(words.contains("try again"), "{words}");
-        assert!(started.elapsed() < PATIENCE, "{words}");
+        assert!(started.elapsed() < TIMEOUT, "{words}");
         std::thread::sleep(Duration::from_millis(100));
     }
 }
@@ -147,7 +147,7 @@ async fn sampling_that_would_take_too_much_stops_and_says_so() {
         if stopped {
             break;
         }
-        assert!(started.elapsed() < PATIENCE, "sampling goes on beyond its limit");
+        assert!(started.elapsed() < TIMEOUT, "sampling goes on beyond its limit");
     }
     let at_the_end = report(&relay, &[])["total_bytes"].as_i64().unwrap();
     work(&relay).await;

@@ -7,7 +7,7 @@ use std::{
 };
 
 /// Everything a relay does for a test takes less.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -39,7 +39,7 @@ pub(crate) fn post(url: &str, path: &str, body: &serde_json::Value) -> Answer {
 
 fn send(url: &str, request: &str) -> Answer {
     let mut stream = TcpStream::connect(url.strip_prefix("http://").unwrap()).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();

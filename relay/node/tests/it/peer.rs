@@ -19,7 +19,7 @@ use protocol::{
 };
 
 /// Everything a relay does for a test takes less.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(NetworkBehaviour)]
 struct Behaviour {
@@ -70,7 +70,7 @@ impl Client {
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, connected).await.map_err(|error| error.to_string())??;
+        tokio::time::timeout(TIMEOUT, connected).await.map_err(|error| error.to_string())??;
         let task = tokio::spawn(async move {
             loop {
                 swarm.select_next_some().await;
@@ -82,7 +82,7 @@ impl Client {
     /// Opens a stream.
     pub(crate) async fn open(&mut self, name: &'static str) -> Option<Stream> {
         let opening = self.control.open_stream(self.relay, StreamProtocol::new(name));
-        tokio::time::timeout(PATIENCE, opening).await.expect("opened in time").ok()
+        tokio::time::timeout(TIMEOUT, opening).await.expect("opened in time").ok()
     }
 
     /// One request and its reply.
@@ -126,7 +126,7 @@ impl Client {
     pub(crate) async fn pushed(&mut self) -> WakuMessage {
         let pushes = self.pushes.as_mut().unwrap();
         let (_, mut stream) =
-            tokio::time::timeout(PATIENCE, pushes.next()).await.expect("pushed in time").unwrap();
+            tokio::time::timeout(TIMEOUT, pushes.next()).await.expect("pushed in time").unwrap();
         let push = filter::Push::decode(read(&mut stream).await.unwrap()).unwrap();
         assert!(push.pubsub_topic.is_some());
         WakuMessage::decode(push.message).unwrap()
@@ -175,7 +175,7 @@ pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> Option<Bytes>
         stream.read_exact(&mut body).await.ok()?;
         Some(Bytes::from(body))
     };
-    tokio::time::timeout(PATIENCE, reading).await.expect("answered in time")
+    tokio::time::timeout(TIMEOUT, reading).await.expect("answered in time")
 }
 
 /// A message of now.

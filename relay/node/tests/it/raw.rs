@@ -29,7 +29,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::peer::PATIENCE;
+use crate::peer::TIMEOUT;
 
 const MULTISTREAM: &str = "/multistream/1.0.0";
 const PING: &str = "/ipfs/ping/1.0.0";
@@ -74,7 +74,7 @@ impl Raw {
         multiplexer: Multiplexer,
         accepts: &'static [&'static str],
     ) -> Option<Self> {
-        let mut muxer = tokio::time::timeout(PATIENCE, dial(address, multiplexer)).await.ok()??;
+        let mut muxer = tokio::time::timeout(TIMEOUT, dial(address, multiplexer)).await.ok()??;
         let (open, mut asked) = mpsc::unbounded_channel::<Opened>();
         let (arrived, inbound) = mpsc::unbounded_channel();
         let frozen = Arc::new(AtomicBool::new(false));
@@ -95,7 +95,7 @@ impl Raw {
     pub(crate) async fn open_bare(&self) -> Option<SubstreamBox> {
         let (done, opened) = oneshot::channel();
         self.open.send(done).ok()?;
-        tokio::time::timeout(PATIENCE, opened).await.expect("opened in time").ok()?
+        tokio::time::timeout(TIMEOUT, opened).await.expect("opened in time").ok()?
     }
 
     /// A stream for a protocol.
@@ -107,13 +107,13 @@ impl Raw {
             let answers = [read_line(&mut stream).await?, read_line(&mut stream).await?];
             (answers == [MULTISTREAM, name]).then_some(())
         };
-        tokio::time::timeout(PATIENCE, agreed).await.expect("agreed in time")?;
+        tokio::time::timeout(TIMEOUT, agreed).await.expect("agreed in time")?;
         Some(stream)
     }
 
     /// The next stream that the relay opened, and its protocol.
     pub(crate) async fn accepted(&mut self) -> Option<(String, SubstreamBox)> {
-        tokio::time::timeout(PATIENCE, self.inbound.recv()).await.expect("a stream in time")
+        tokio::time::timeout(TIMEOUT, self.inbound.recv()).await.expect("a stream in time")
     }
 
     /// From now on nothing is read from the socket, nor written to it.

@@ -9,7 +9,7 @@ use protocol::{filter, frame, light_push, metadata, peer_exchange, store};
 
 use crate::{
     harness::Relay,
-    peer::{Client, PATIENCE, message, read, serves},
+    peer::{Client, TIMEOUT, message, read, serves},
     raw::{Multiplexer, Raw},
 };
 
@@ -113,7 +113,7 @@ async fn what_is_sent_and_not_read_is_bounded_over_all_connections() {
         let sending = hostile.iter().map(async |raw| {
             let mut streams = Vec::new();
             for _ in 0..2 {
-                let opening = tokio::time::timeout(PATIENCE / 10, raw.open(store::PROTOCOL)).await;
+                let opening = tokio::time::timeout(TIMEOUT / 10, raw.open(store::PROTOCOL)).await;
                 let Ok(Some(mut stream)) = opening else { break };
                 let sending = async {
                     stream.write_all(&query).await?;

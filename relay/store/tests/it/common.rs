@@ -21,9 +21,9 @@ const START: i64 = 1_700_000_000 * SECOND;
 
 /// A clock that is moved by hand.
 #[derive(Clone)]
-pub(crate) struct Hand(Arc<AtomicI64>);
+pub(crate) struct ManualClock(Arc<AtomicI64>);
 
-impl Hand {
+impl ManualClock {
     pub(crate) fn new() -> Self {
         Self(Arc::new(AtomicI64::new(START)))
     }
@@ -55,11 +55,11 @@ pub(crate) fn config(folder: &Path) -> Config {
     }
 }
 
-pub(crate) fn open(config: Config, hand: &Hand) -> Store {
+pub(crate) fn open(config: Config, hand: &ManualClock) -> Store {
     Store::open(config, RealDisk::shared(), hand.clock()).unwrap()
 }
 
-pub(crate) fn open_on(disk: SharedDisk, config: Config, hand: &Hand) -> Store {
+pub(crate) fn open_on(disk: SharedDisk, config: Config, hand: &ManualClock) -> Store {
     Store::open(config, disk, hand.clock()).unwrap()
 }
 

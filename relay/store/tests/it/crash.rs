@@ -24,7 +24,7 @@ fn long(folder: &Path) -> Config {
 
 /// Appends until it is killed, eight at a time, and says what was answered.
 fn child(folder: &str, first: u64) -> ! {
-    let hand = Hand::new();
+    let hand = ManualClock::new();
     let config = Config { sync_interval: Duration::from_millis(20), ..long(folder.as_ref()) };
     let store = open(config, &hand);
     let pool = Pool::standalone("test", 1 << 30);
@@ -84,7 +84,7 @@ fn what_was_acknowledged_is_found_after_each_of_twenty_kills() {
         while read(&mut lines).is_some() {}
         if life % 5 == 4 {
             // Each life's clock begins anew, so nothing is old.
-            let store = open(long(folder.path()), &Hand::new());
+            let store = open(long(folder.path()), &ManualClock::new());
             let found = numbers(&store);
             acknowledged.sort_unstable();
             let missing: Vec<_> =
@@ -100,7 +100,7 @@ fn what_was_acknowledged_is_found_after_each_of_twenty_kills() {
 #[test]
 fn an_end_torn_at_any_byte_is_cut_off_and_never_served() {
     let folder = tempfile::tempdir().unwrap();
-    let hand = Hand::new();
+    let hand = ManualClock::new();
     let live = folder.path().join("live");
     let store = open(config(&live), &hand);
     for number in 0..6 {
@@ -148,7 +148,7 @@ fn the_power_goes_and_what_was_synced_is_there() {
     for seed in 0..40u64 {
         let folder = tempfile::tempdir().unwrap();
         let disk = SimulatedDisk::new(folder.path(), seed).unwrap();
-        let hand = Hand::new();
+        let hand = ManualClock::new();
         let config = config(&folder.path().join("store"));
         let store = open_on(Arc::new(disk.clone()), config.clone(), &hand);
         let bytes = |number: u64| if number.is_multiple_of(4) { 100_000 } else { 500 };
@@ -208,7 +208,7 @@ fn the_power_goes_and_what_was_synced_is_there() {
 fn a_sync_that_fails_begins_a_new_segment() {
     let folder = tempfile::tempdir().unwrap();
     let disk = SimulatedDisk::new(folder.path(), 7).unwrap();
-    let hand = Hand::new();
+    let hand = ManualClock::new();
     let store =
         Store::open(config(&folder.path().join("store")), Arc::new(disk.clone()), hand.clock())
             .unwrap();

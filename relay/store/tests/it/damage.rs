@@ -13,8 +13,8 @@ fn flip(path: &Path, at: usize) {
 }
 
 /// Two partitions: numbers below 20, and from 20 on.
-fn filled(folder: &Path) -> Hand {
-    let hand = Hand::new();
+fn filled(folder: &Path) -> ManualClock {
+    let hand = ManualClock::new();
     let store = open(config(folder), &hand);
     for number in 0..40 {
         if number == 20 {
@@ -112,7 +112,7 @@ fn a_damaged_segment_is_set_aside_when_it_is_asked_for() {
 #[test]
 fn a_damaged_segment_is_set_aside_when_it_is_read_through() {
     let folder = tempfile::tempdir().unwrap();
-    let hand = Hand::new();
+    let hand = ManualClock::new();
     let live = folder.path().join("live");
     let store = open(config(&live), &hand);
     (0..10).for_each(|number| drop(append(&store, number, hand.now())));

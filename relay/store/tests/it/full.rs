@@ -16,7 +16,7 @@ use testing::SmallDisk;
 fn writes_that_find_no_room_are_refused_and_taken_back() {
     let folder = tempfile::tempdir().unwrap();
     let disk = SimulatedDisk::new(folder.path(), 1).unwrap();
-    let hand = Hand::new();
+    let hand = ManualClock::new();
     let config = config(&folder.path().join("store"));
     let store = open_on(Arc::new(disk.clone()), config.clone(), &hand);
     for round in 0..3u64 {
@@ -57,7 +57,7 @@ fn writes_that_find_no_room_are_refused_and_taken_back() {
 fn a_file_system_below_the_reserve_takes_nothing_until_there_is_room() {
     let folder = tempfile::tempdir().unwrap();
     let Some(_disk) = SmallDisk::mount(folder.path(), "24m") else { return };
-    let hand = Hand::new();
+    let hand = ManualClock::new();
     let config = Config { disk_reserve_bytes: 6 << 20, ..config(&folder.path().join("store")) };
     let store = open(config.clone(), &hand);
     let mut accepted = Vec::new();
@@ -101,7 +101,7 @@ fn a_file_system_below_the_reserve_takes_nothing_until_there_is_room() {
 #[test]
 fn what_may_pass_is_passed_on_while_there_is_no_room_to_keep_it() {
     let folder = tempfile::tempdir().unwrap();
-    let hand = Hand::new();
+    let hand = ManualClock::new();
     let free = rustix::fs::statvfs(folder.path()).unwrap();
     // Half of the disk's free space is too little for what is kept, and enough for the rest.
     let disk_reserve_bytes = free.f_bavail * free.f_frsize * 2;
@@ -120,7 +120,7 @@ fn what_may_pass_is_passed_on_while_there_is_no_room_to_keep_it() {
 fn what_may_pass_is_passed_on_while_the_disk_has_no_byte_left() {
     let folder = tempfile::tempdir().unwrap();
     let Some(_disk) = SmallDisk::mount(folder.path(), "40m") else { return };
-    let hand = Hand::new();
+    let hand = ManualClock::new();
     let folder_of_store = folder.path().join("store");
     let config =
         Config { disk_reserve_bytes: 8 << 20, spare_segments: 4, ..config(&folder_of_store) };

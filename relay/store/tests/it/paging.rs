@@ -131,7 +131,7 @@ proptest! {
         queries in prop::collection::vec(queries(), 40),
     ) {
         let folder = tempfile::tempdir().unwrap();
-        let hand = Hand::new();
+        let hand = ManualClock::new();
         let store = open(long(folder.path()), &hand);
         let mut sent = BTreeMap::new();
         let mut elapsed = 0;

@@ -17,7 +17,7 @@ use crate::common::*;
 #[test]
 fn a_message_is_found_as_soon_as_it_was_appended_and_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
-    let hand = Hand::new();
+    let hand = ManualClock::new();
     let store = open(config(folder.path()), &hand);
     for number in 0..50 {
         let message = append(&store, number, hand.now() + number as i64 % 7);
@@ -50,7 +50,7 @@ fn a_message_is_found_as_soon_as_it_was_appended_and_after_a_restart() {
 #[test]
 fn a_folder_has_one_store_and_a_closed_store_takes_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let hand = Hand::new();
+    let hand = ManualClock::new();
     let store = open(config(folder.path()), &hand);
     let again = Store::open(config(folder.path()), RealDisk::shared(), hand.clock());
     assert!(matches!(again.err().unwrap(), OpenError::InUse { .. }));
@@ -67,7 +67,7 @@ fn a_folder_has_one_store_and_a_closed_store_takes_nothing() {
 #[test]
 fn a_message_that_arrives_twice_is_written_once() {
     let folder = tempfile::tempdir().unwrap();
-    let hand = Hand::new();
+    let hand = ManualClock::new();
     let config = Config { retention: Duration::from_secs(8000), ..config(folder.path()) };
     let store = open(config, &hand);
     let first = append(&store, 1, hand.now());
@@ -103,7 +103,7 @@ fn a_message_that_arrives_twice_is_written_once() {
 #[test]
 fn retention_by_time_removes_whole_partitions_and_references_outlive_them() {
     let folder = tempfile::tempdir().unwrap();
-    let hand = Hand::new();
+    let hand = ManualClock::new();
     let store = open(config(folder.path()), &hand);
     // A partition takes ten seconds.
     let mut references = Vec::new();
@@ -132,7 +132,7 @@ fn retention_by_time_removes_whole_partitions_and_references_outlive_them() {
 #[test]
 fn retention_by_size_removes_the_oldest() {
     let folder = tempfile::tempdir().unwrap();
-    let hand = Hand::new();
+    let hand = ManualClock::new();
     let config = Config {
         retention_bytes: 16 << 20,
         retention: Duration::from_secs(1 << 30),
@@ -164,7 +164,7 @@ fn retention_by_size_removes_the_oldest() {
 #[test]
 fn a_message_that_is_not_kept_is_no_answer_and_readable_for_a_while() {
     let folder = tempfile::tempdir().unwrap();
-    let hand = Hand::new();
+    let hand = ManualClock::new();
     let store = open(config(folder.path()), &hand);
     let transit = store::Arrival { kept: false, ..arrival(1, hand.now()) };
     let message = try_append(&store, transit, body(1, 5000)).unwrap();
@@ -190,7 +190,7 @@ fn a_message_that_is_not_kept_is_no_answer_and_readable_for_a_while() {
 #[test]
 fn messages_that_are_not_kept_take_so_much_space_and_no_more() {
     let folder = tempfile::tempdir().unwrap();
-    let hand = Hand::new();
+    let hand = ManualClock::new();
     let store = open(Config { transit_bytes: 6 << 20, ..config(folder.path()) }, &hand);
     let messages: Vec<_> = (0..40)
         .map(|number| {
@@ -211,7 +211,7 @@ fn messages_that_are_not_kept_take_so_much_space_and_no_more() {
 #[test]
 fn many_segments_are_read_through_few_open_files() {
     let folder = tempfile::tempdir().unwrap();
-    let hand = Hand::new();
+    let hand = ManualClock::new();
     let store = open(config(folder.path()), &hand);
     let messages: Vec<_> = (0..12)
         .map(|number| {
@@ -232,7 +232,7 @@ fn many_segments_are_read_through_few_open_files() {
 #[test]
 fn what_is_too_much_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
-    let hand = Hand::new();
+    let hand = ManualClock::new();
     let store = open(Config { query_queue: 1, ..config(folder.path()) }, &hand);
     let refused = try_append(&store, arrival(1, 0), body(1, MESSAGE_BYTES_MAX + 1)).unwrap_err();
     assert!(refused.to_string().contains("a message of 1048577 bytes"), "{refused}");

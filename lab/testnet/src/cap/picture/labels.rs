@@ -18,7 +18,7 @@ pub(crate) struct Label {
 
 /// The place of a label.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Place {
+pub(crate) struct LabelPosition {
     /// 0 is next to the plot.
     pub(crate) lane: usize,
     /// Left end of the text.
@@ -39,8 +39,8 @@ pub(crate) fn place(
     lanes_max: usize,
     left: f64,
     right: f64,
-) -> Vec<Option<Place>> {
-    let held = |places: &[Option<Place>]| places.iter().flatten().count();
+) -> Vec<Option<LabelPosition>> {
+    let held = |places: &[Option<LabelPosition>]| places.iter().flatten().count();
     let most = place_in(labels, lanes_max, left, right);
     (0..lanes_max)
         .map(|lanes| place_in(labels, lanes, left, right))
@@ -48,7 +48,7 @@ pub(crate) fn place(
         .unwrap_or(most)
 }
 
-fn place_in(labels: &[Label], lanes: usize, left: f64, right: f64) -> Vec<Option<Place>> {
+fn place_in(labels: &[Label], lanes: usize, left: f64, right: f64) -> Vec<Option<LabelPosition>> {
     let mut order: Vec<usize> = (0..labels.len()).collect();
     order.sort_by(|a, b| {
         let key = |index: &usize| {
@@ -57,7 +57,7 @@ fn place_in(labels: &[Label], lanes: usize, left: f64, right: f64) -> Vec<Option
         let (a, b) = (key(a), key(b));
         a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
     });
-    let mut placed: Vec<(f64, Place)> = Vec::new();
+    let mut placed: Vec<(f64, LabelPosition)> = Vec::new();
     let mut places = vec![None; labels.len()];
     for index in order {
         let Some(label) = labels.get(index) else { continue };
@@ -79,16 +79,17 @@ fn place_in(labels: &[Label], lanes: usize, left: f64, right: f64) -> Vec<Option
     places
 }
 
-fn candidate(label: &Label, lane: usize, before: bool) -> Place {
+fn candidate(label: &Label, lane: usize, before: bool) -> LabelPosition {
     let left = if before { label.x - GAP - label.width } else { label.x + GAP };
-    Place { lane, left, right: left + label.width, before }
+    LabelPosition { lane, left, right: left + label.width, before }
 }
 
-fn collide(x: f64, place: &Place, other_x: f64, other: &Place) -> bool {
-    let spans = |place: &Place, x: f64| place.left - GAP < x && x < place.right + GAP;
+fn collide(x: f64, place: &LabelPosition, other_x: f64, other: &LabelPosition) -> bool {
+    let spans = |place: &LabelPosition, x: f64| place.left - GAP < x && x < place.right + GAP;
     // A line leads from its label through all lanes below.
-    let crosses =
-        |x: f64, upper: &Place, lower: &Place| upper.lane >= lower.lane && spans(lower, x);
+    let crosses = |x: f64, upper: &LabelPosition, lower: &LabelPosition| {
+        upper.lane >= lower.lane && spans(lower, x)
+    };
     let overlap = place.lane == other.lane
         && place.left < other.right + 2.0 * GAP
         && other.left < place.right + 2.0 * GAP;
@@ -101,8 +102,8 @@ mod tests {
 
     /// Said again in other words than the code: no two texts overlap, and no line passes through a
     /// text of its own or a lower lane.
-    fn assert_readable(labels: &[Label], places: &[Option<Place>]) {
-        let placed: Vec<(&Label, Place)> = labels
+    fn assert_readable(labels: &[Label], places: &[Option<LabelPosition>]) {
+        let placed: Vec<(&Label, LabelPosition)> = labels
             .iter()
             .zip(places)
             .filter_map(|(label, place)| Some((label, (*place)?)))

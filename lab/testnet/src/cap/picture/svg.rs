@@ -360,7 +360,7 @@ impl Page<'_> {
         );
     }
 
-    fn events(&mut self, marks: &[Mark], places: &[Option<labels::Place>], end: f64) {
+    fn events(&mut self, marks: &[Mark], places: &[Option<labels::LabelPosition>], end: f64) {
         for (mark, place) in marks.iter().zip(places) {
             let (line, text) = classes(mark.what);
             let lane_bottom = |lane: usize| self.top - 6.0 - lane as f64 * LANE_HEIGHT;

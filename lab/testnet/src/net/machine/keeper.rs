@@ -31,7 +31,7 @@ use tokio::{
 };
 
 use super::{
-    super::state::{Net, Place},
+    super::state::{Net, NetFolder},
     GROUP, disk, forwards, host_hardware, of, report,
     report::Report,
     told,
@@ -44,19 +44,19 @@ const SERIES_BYTES_MAX: u64 = 32 << 20;
 /// Resets in a row without a node.
 const RESETS_MAX: u64 = 5;
 /// A line that was begun is written after so long without more of it.
-const LINE_PATIENCE: Duration = Duration::from_secs(1);
+const LINE_TIMEOUT: Duration = Duration::from_secs(1);
 /// A kernel that has no ear for the button yet is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
 /// A machine that runs no node has nothing to save.
 const WITHOUT_NODE: Duration = Duration::from_secs(15);
 /// After QEMU's end, for what it has left in the pipes.
-const REST_PATIENCE: Duration = Duration::from_secs(2);
+const REST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Of what QEMU says on standard error.
 const SAID_BYTES_MAX: usize = 4096;
 const PIECE_BYTES: usize = 16 << 10;
 
 /// Keeps the machine of node `index` until it has ended.
-pub(crate) async fn run(place: Place, index: usize) -> Result<()> {
+pub(crate) async fn run(place: NetFolder, index: usize) -> Result<()> {
     // Before anything is started: whoever asks us to end now is heard.
     let mut terminate = signal(SignalKind::terminate())?;
     let net = place.load()?;
@@ -89,7 +89,7 @@ struct Keeper {
 }
 
 #[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
-fn start(net: &Net, place: &Place, index: usize) -> Result<(Keeper, Streams)> {
+fn start(net: &Net, place: &NetFolder, index: usize) -> Result<(Keeper, Streams)> {
     let machines = of(net)?;
     let node = net.node(index)?;
     let folder = place.node(index);
@@ -201,15 +201,15 @@ impl Keeper {
         let mut line_begun: Option<Instant> = None;
         loop {
             line_begun = console.is_within_line().then(|| line_begun.unwrap_or_else(Instant::now));
-            if line_begun.is_some_and(|begun| begun.elapsed() >= LINE_PATIENCE) {
+            if line_begun.is_some_and(|begun| begun.elapsed() >= LINE_TIMEOUT) {
                 console.flush(|line| self.log.line(line));
                 line_begun = None;
             }
             self.ask_again(&mut streams.monitor).await;
-            let left = ended.map(|(_, at)| at + REST_PATIENCE);
+            let left = ended.map(|(_, at)| at + REST_TIMEOUT);
             if let Some((status, at)) = ended
                 && (!(has_console || has_reports || has_monitor || has_said)
-                    || at.elapsed() >= REST_PATIENCE)
+                    || at.elapsed() >= REST_TIMEOUT)
             {
                 if console.is_within_line() {
                     console.flush(|line| self.log.line(line));
@@ -218,7 +218,7 @@ impl Keeper {
             }
             let mut wake = left.unwrap_or_else(|| Instant::now() + ASK_AGAIN);
             if let Some(begun) = line_begun {
-                wake = wake.min(begun + LINE_PATIENCE);
+                wake = wake.min(begun + LINE_TIMEOUT);
             }
             tokio::select! {
                 read = streams.console.read(a), if has_console => match read {
@@ -323,7 +323,7 @@ impl Keeper {
         let _ = self.child.start_kill();
     }
 
-    fn finish(mut self, place: &Place, index: usize, status: ExitStatus) {
+    fn finish(mut self, place: &NetFolder, index: usize, status: ExitStatus) {
         let how = how(status, self.ended_by_us.take(), self.report.ended.as_ref(), &self.qemu_said);
         self.log.line(&format!("-- {how}"));
         let code = status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX);

@@ -37,7 +37,7 @@ use sha2::{Digest, Sha256};
 pub(crate) use self::keeper::run;
 use super::{
     namespaces, relays,
-    state::{Kind, Net, Place},
+    state::{Kind, Net, NetFolder},
 };
 
 /// How a group of this kind is called in info files and series.
@@ -49,7 +49,7 @@ pub(crate) const P2P_PORT: u16 = 4100;
 /// Bits of the network between machines.
 const PREFIX: u8 = 24;
 /// QEMU answers within milliseconds, on a busy host within seconds.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest name of a socket: `s99`.
 const SOCKET_NAME_BYTES: usize = 3;
 
@@ -78,7 +78,7 @@ pub(crate) struct Wanted<'a> {
 impl Machines {
     /// Finds the image and QEMU; says what is to be known of them through `say`.
     pub(crate) fn find(
-        place: &Place,
+        place: &NetFolder,
         id: &str,
         kind: Kind,
         binary: &Path,
@@ -169,7 +169,7 @@ impl Machines {
 }
 
 /// Within the net's folder, unless that is too deep for the path of a socket.
-fn sockets(place: &Place, id: &str) -> Result<PathBuf> {
+fn sockets(place: &NetFolder, id: &str) -> Result<PathBuf> {
     let runtime =
         std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_dir());
     let elsewhere = format!("thimble-{}-{id}", rustix::process::geteuid().as_raw());
@@ -335,13 +335,13 @@ pub(crate) fn go_on(net: &Net, index: usize) -> Result<()> {
 fn order(net: &Net, index: usize, command: &str) -> Result<()> {
     let monitor = of(net)?.monitor(index);
     let mut client =
-        qmp::Client::connect(&monitor, PATIENCE).with_context(|| format!("node {index}"))?;
+        qmp::Client::connect(&monitor, TIMEOUT).with_context(|| format!("node {index}"))?;
     client.execute(command).with_context(|| format!("node {index}"))?;
     Ok(())
 }
 
 /// The machine's own disk.
-pub(crate) fn disk(place: &Place, index: usize) -> PathBuf {
+pub(crate) fn disk(place: &NetFolder, index: usize) -> PathBuf {
     place.node(index).join("disk.qcow2")
 }
 
@@ -385,9 +385,9 @@ mod tests {
 
     #[test]
     fn sockets_lie_where_their_paths_are_short_enough() {
-        let near = Place::new(Path::new("/tmp/net")).unwrap();
+        let near = NetFolder::new(Path::new("/tmp/net")).unwrap();
         assert_eq!(sockets(&near, "abc").unwrap(), Path::new("/tmp/net/sockets"));
-        let deep = Place::new(&Path::new("/tmp").join("x".repeat(100))).unwrap();
+        let deep = NetFolder::new(&Path::new("/tmp").join("x".repeat(100))).unwrap();
         let elsewhere = sockets(&deep, "abc").unwrap();
         assert!(
             elsewhere.as_os_str().len() < 60

@@ -121,7 +121,7 @@ where
         let calls = calls.clone();
         move |context| calls.announce(context, news)
     });
-    let places: calls::Places = Arc::new({
+    let places: calls::PeerNumbers = Arc::new({
         let resharing = resharing.clone();
         move |peer| resharing.peer(peer)
     });

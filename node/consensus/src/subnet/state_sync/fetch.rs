@@ -23,7 +23,7 @@ const FLIGHT_MAX: usize = 8;
 /// Of those, with one peer.
 const PEER_MAX: usize = 4;
 /// A chunk that takes longer is asked of another peer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a peer that was silent or has not got the state is left alone; twice as long for each
 /// further silence.
 const ASIDE: Duration = Duration::from_secs(5);
@@ -190,7 +190,7 @@ impl Fetching {
         let late: Vec<_> = self
             .flight
             .iter()
-            .filter(|(_, (_, since))| after(*since, now) >= PATIENCE)
+            .filter(|(_, (_, since))| after(*since, now) >= TIMEOUT)
             .map(|(name, _)| name.clone())
             .collect();
         let mut silent = BTreeSet::new();
@@ -327,7 +327,7 @@ mod tests {
     fn a_chunk_is_asked_elsewhere_when_its_peer_is_silent_or_has_it_not() {
         let (mut fetching, _reply) = fetching(1);
         let (first, _) = asked(&mut fetching, 0)[0];
-        let late = PATIENCE.as_millis() as u64;
+        let late = TIMEOUT.as_millis() as u64;
         assert!(fetching.answer(at(late)));
         let (second, _) = asked(&mut fetching, late)[0];
         fetching.not_kept(second, Height(7), &name(0), at(late));

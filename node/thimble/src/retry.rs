@@ -1,4 +1,4 @@
-//! How the node waits when its own machine fails a round (see `execution::Patience`): updates are
+//! How the node waits when its own machine fails a round (see `execution::RetryPolicy`): updates are
 //! refused with the reason, which `/health` shows too, and the step is tried again after a wait
 //! that grows to five seconds and ends at once when the node closes.
 
@@ -9,7 +9,7 @@ use std::{
 };
 
 use consensus::IngressPool;
-use execution::{Closing, Patience, Trouble};
+use execution::{Closing, RetryPolicy, Trouble};
 use lifecycle::Cause;
 use rounds::{DiskProbe, Volume};
 
@@ -22,7 +22,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(5);
 const FULL_BYTES: u64 = 1 << 20;
 
 /// See the module.
-pub(crate) struct NodePatience {
+pub(crate) struct NodeRetryPolicy {
     pool: Arc<IngressPool>,
     /// Where the node's data lies.
     disk: Box<dyn DiskProbe + Sync>,
@@ -30,7 +30,7 @@ pub(crate) struct NodePatience {
     waiting: Mutex<Vec<Trouble>>,
 }
 
-impl NodePatience {
+impl NodeRetryPolicy {
     pub(crate) fn new(pool: Arc<IngressPool>, data_dir: &Path) -> Self {
         Self::on(pool, Box::new(Volume(data_dir.to_owned())))
     }
@@ -76,7 +76,7 @@ fn wait_after(failed: u32) -> Duration {
     FIRST_WAIT.saturating_mul(doubled).min(LONGEST_WAIT)
 }
 
-impl Patience for NodePatience {
+impl RetryPolicy for NodeRetryPolicy {
     fn wait(&self, trouble: &Trouble) -> Result<(), Closing> {
         {
             let mut waiting = self.waiting();
@@ -114,23 +114,23 @@ impl Patience for NodePatience {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use execution::{ATTEMPTS_BEFORE_VERDICT, ExecutorConfig, Place};
+    use execution::{ATTEMPTS_BEFORE_VERDICT, ExecutionPoint, ExecutorConfig};
     use limits::Limits;
     use state::{Fault, Height};
 
     use super::*;
 
-    fn patience() -> (Arc<IngressPool>, NodePatience) {
+    fn retry() -> (Arc<IngressPool>, NodeRetryPolicy) {
         let limits = Limits::nano().unwrap();
         let pool = Arc::new(IngressPool::new(&limits.consensus));
-        (pool.clone(), NodePatience::new(pool, Path::new("/data")))
+        (pool.clone(), NodeRetryPolicy::new(pool, Path::new("/data")))
     }
 
     fn trouble(canister: u64, attempt: u32) -> Trouble {
         let message =
             Fault { canister_id: ExecutorConfig::canister_id(canister), ordinal: canister };
         Trouble {
-            place: Place { height: Height(7), message: Some(message) },
+            place: ExecutionPoint { height: Height(7), message: Some(message) },
             what: format!("disk of {canister} is full"),
             attempt,
             runs_message: false,
@@ -146,32 +146,32 @@ mod tests {
 
     #[test]
     fn updates_are_refused_with_the_reason_until_every_step_is_over() {
-        let (pool, patience) = patience();
+        let (pool, retry) = retry();
         let (first, second) = (trouble(1, 1), trouble(2, 1));
-        patience.wait(&first).unwrap();
-        patience.wait(&second).unwrap();
+        retry.wait(&first).unwrap();
+        retry.wait(&second).unwrap();
         assert!(pool.refusing().unwrap().contains("disk of 2 is full"), "{:?}", pool.refusing());
-        patience.over(&second);
+        retry.over(&second);
         let reason = pool.refusing().unwrap();
         assert!(reason.contains("height 7") && reason.contains("disk of 1 is full"), "{reason}");
-        patience.over(&first);
+        retry.over(&first);
         assert_eq!(pool.refusing(), None);
     }
 
     #[test]
     fn a_message_that_fails_again_and_again_brings_the_command_through() {
-        let (pool, patience) = patience();
+        let (pool, retry) = retry();
         let killer = |attempt| Trouble { runs_message: true, ..trouble(1, attempt) };
-        patience.wait(&killer(ATTEMPTS_BEFORE_VERDICT - 1)).unwrap();
+        retry.wait(&killer(ATTEMPTS_BEFORE_VERDICT - 1)).unwrap();
         assert!(!pool.refusing().unwrap().contains("thimble reject"));
-        patience.wait(&killer(ATTEMPTS_BEFORE_VERDICT)).unwrap();
+        retry.wait(&killer(ATTEMPTS_BEFORE_VERDICT)).unwrap();
         let reason = pool.refusing().unwrap();
         let canister = ExecutorConfig::canister_id(1);
         assert!(
             reason.contains(&format!("thimble reject --data-dir /data 7 {canister} 1")),
             "{reason}"
         );
-        patience.over(&killer(ATTEMPTS_BEFORE_VERDICT));
+        retry.over(&killer(ATTEMPTS_BEFORE_VERDICT));
         assert_eq!(pool.refusing(), None);
     }
 
@@ -198,8 +198,8 @@ mod tests {
     fn where_the_disk_is_full_no_message_is_blamed() {
         let killer = Trouble { runs_message: true, ..trouble(1, ATTEMPTS_BEFORE_VERDICT) };
         for (free, blamed) in [(0, false), (FULL_BYTES - 1, false), (FULL_BYTES, true)] {
-            let pool = patience().0;
-            NodePatience::on(pool.clone(), Box::new(Free(free))).wait(&killer).unwrap();
+            let pool = retry().0;
+            NodeRetryPolicy::on(pool.clone(), Box::new(Free(free))).wait(&killer).unwrap();
             let reason = pool.refusing().unwrap();
             assert_eq!(reason.contains("thimble reject"), blamed, "{free}: {reason}");
             assert_eq!(reason.contains("the disk of /data is full"), !blamed, "{free}: {reason}");
@@ -208,19 +208,19 @@ mod tests {
 
     #[test]
     fn closing_ends_the_longest_wait() {
-        let (pool, patience) = patience();
+        let (pool, retry) = retry();
         let closer = std::thread::spawn({
             let pool = pool.clone();
             move || pool.close()
         });
         // Attempt after attempt: whichever wait the node closes in is the last.
         let mut attempt = 1;
-        while patience.wait(&trouble(1, attempt)).is_ok() {
+        while retry.wait(&trouble(1, attempt)).is_ok() {
             attempt += 1;
         }
         closer.join().unwrap();
-        assert_eq!(patience.wait(&trouble(1, u32::MAX)), Err(Closing));
-        patience.over(&trouble(1, attempt));
+        assert_eq!(retry.wait(&trouble(1, u32::MAX)), Err(Closing));
+        retry.over(&trouble(1, attempt));
         assert!(pool.refusing().is_some(), "a closing node takes no updates");
     }
 }

@@ -33,7 +33,7 @@ const DISCARDED_BYTES: usize = 64 << 10;
 
 /// All places. Cheap to clone.
 #[derive(Clone, Debug)]
-pub(crate) struct Places(Arc<Inner>);
+pub(crate) struct StreamSlots(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -68,8 +68,8 @@ struct Idle {
     waker: Option<Waker>,
 }
 
-impl Places {
-    /// Places for as many streams as the pool has room for, of which each connection has at most
+impl StreamSlots {
+    /// StreamSlots for as many streams as the pool has room for, of which each connection has at most
     /// `per_connection`. There are at most `connections`.
     pub(crate) fn new(
         pool: Pool,
@@ -89,7 +89,7 @@ impl Places {
     }
 
     /// A place for a stream of a connection, if there is one or an idle stream gives way.
-    pub(crate) fn take(&self, connection: Peer) -> Option<Place> {
+    pub(crate) fn take(&self, connection: Peer) -> Option<StreamSlot> {
         let inner = &*self.0;
         let mut state = self.lock();
         let has = state.connections.get(&connection).map_or(0, |one| one.all);
@@ -115,7 +115,7 @@ impl Places {
             state.beyond += 1;
         }
         drop(state);
-        Some(Place { places: self.clone(), connection, number, held: None, gone: false })
+        Some(StreamSlot { places: self.clone(), connection, number, held: None, gone: false })
     }
 }
 
@@ -146,8 +146,8 @@ impl State {
 
 /// A stream's place. Dropping it frees it.
 #[derive(Debug)]
-pub(crate) struct Place {
-    places: Places,
+pub(crate) struct StreamSlot {
+    places: StreamSlots,
     connection: Peer,
     number: u64,
     /// The memory, once something was asked.
@@ -156,7 +156,7 @@ pub(crate) struct Place {
     gone: bool,
 }
 
-impl Place {
+impl StreamSlot {
     /// Something was asked: from now on the stream does not give way. False if it did already.
     pub(crate) fn asked(&mut self) -> bool {
         if self.held.is_some() || self.gone {
@@ -190,7 +190,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for StreamSlot {
     fn drop(&mut self) {
         let mut state = self.places.lock();
         let idle = state
@@ -244,14 +244,14 @@ impl Activity {
 #[derive(Debug)]
 pub(crate) struct Placed<S> {
     stream: S,
-    place: Place,
+    place: StreamSlot,
     activity: Arc<Activity>,
     /// Bytes that came after the request; nothing more comes once it is `None`.
     discarded: Option<usize>,
 }
 
 impl<S> Placed<S> {
-    pub(crate) fn new(stream: S, place: Place, activity: Arc<Activity>) -> Self {
+    pub(crate) fn new(stream: S, place: StreamSlot, activity: Arc<Activity>) -> Self {
         Self { stream, place, activity, discarded: Some(0) }
     }
 }
@@ -331,27 +331,27 @@ mod tests {
     use super::*;
 
     /// Twenty streams in all, five connections: two for each, and ten for whoever comes first.
-    fn places() -> Places {
-        Places::new(Pool::standalone("streams", 20 * 10), 10, 5, 12)
+    fn places() -> StreamSlots {
+        StreamSlots::new(Pool::standalone("streams", 20 * 10), 10, 5, 12)
     }
 
-    fn busy(places: &Places, connection: u64) -> Option<Place> {
+    fn busy(places: &StreamSlots, connection: u64) -> Option<StreamSlot> {
         let mut place = places.take(Peer(connection))?;
         assert!(place.asked());
         Some(place)
     }
 
-    fn used(places: &Places) -> u64 {
+    fn used(places: &StreamSlots) -> u64 {
         places.0.pool.used_bytes() / 10
     }
 
     #[test]
     fn everybody_has_a_share_whatever_others_do() {
         let places = places();
-        let first: Vec<Place> = std::iter::from_fn(|| busy(&places, 1)).collect();
+        let first: Vec<StreamSlot> = std::iter::from_fn(|| busy(&places, 1)).collect();
         assert_eq!(first.len(), 12, "its share and all that is for whoever comes first");
         for connection in 2..=5 {
-            let few: Vec<Place> = std::iter::from_fn(|| busy(&places, connection)).collect();
+            let few: Vec<StreamSlot> = std::iter::from_fn(|| busy(&places, connection)).collect();
             assert_eq!(few.len(), 2);
             std::mem::forget(few);
         }
@@ -366,14 +366,14 @@ mod tests {
     fn idle_streams_give_way_those_of_whoever_has_the_most_first() {
         let places = places();
         let cx = &mut Context::from_waker(Waker::noop());
-        let mut many: Vec<Place> = (0..12).map(|_| places.take(Peer(1)).unwrap()).collect();
+        let mut many: Vec<StreamSlot> = (0..12).map(|_| places.take(Peer(1)).unwrap()).collect();
         assert!(many.iter_mut().all(|place| !place.gave_way(cx)));
         // One too many of its own.
         let _own = places.take(Peer(1)).unwrap();
         assert!(many[0].gave_way(cx) && !many[1].gave_way(cx));
         assert!(!many[0].asked(), "too late");
         // Others beyond their share.
-        let others: Vec<Place> = (0..6).map(|_| busy(&places, 2).unwrap()).collect();
+        let others: Vec<StreamSlot> = (0..6).map(|_| busy(&places, 2).unwrap()).collect();
         let gone = many.iter_mut().map(|place| place.gave_way(cx)).filter(|gone| *gone).count();
         assert_eq!((gone, used(&places)), (1 + 4, 14));
         drop((many, others));
@@ -383,7 +383,7 @@ mod tests {
     #[test]
     fn streams_on_which_something_was_asked_stay() {
         let places = places();
-        let all: Vec<Place> = (0..12).map(|_| busy(&places, 1).unwrap()).collect();
+        let all: Vec<StreamSlot> = (0..12).map(|_| busy(&places, 1).unwrap()).collect();
         assert!(places.take(Peer(1)).is_none());
         let two = [busy(&places, 2), busy(&places, 2)];
         assert!(two.iter().all(Option::is_some) && busy(&places, 2).is_none());

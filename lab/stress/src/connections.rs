@@ -24,9 +24,9 @@ struct Presence {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Places(Mutex<Vec<Presence>>);
+pub(crate) struct NodeConnections(Mutex<Vec<Presence>>);
 
-impl Places {
+impl NodeConnections {
     pub(crate) fn new(nodes: usize) -> Arc<Self> {
         assert!(nodes > 0, "there is a node to work on");
         Arc::new(Self(Mutex::new(vec![Presence::default(); nodes])))
@@ -82,10 +82,10 @@ impl Places {
     }
 }
 
-/// A client's connection to a node, counted by [`Places::enter`] until this is dropped.
+/// A client's connection to a node, counted by [`NodeConnections::enter`] until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Connected {
-    places: Arc<Places>,
+    places: Arc<NodeConnections>,
     node: usize,
 }
 
@@ -106,21 +106,21 @@ mod tests {
 
     #[test]
     fn publishers_and_receivers_are_at_different_halves_of_a_network() {
-        let places = Places::new(8);
+        let places = NodeConnections::new(8);
         let all = |place: &dyn Fn(usize) -> usize| (0..6).map(place).collect::<Vec<_>>();
         assert_eq!(all(&|index| places.of_publisher(index)), [0, 1, 2, 3, 0, 1]);
         assert_eq!(all(&|index| places.of_receiver(index)), [7, 6, 5, 4, 7, 6]);
         assert_eq!(all(&|index| places.of_relay_peer(index)), [4, 5, 6, 7, 4, 5]);
-        let places = Places::new(3);
+        let places = NodeConnections::new(3);
         assert_eq!(all(&|index| places.of_publisher(index)), [0, 1, 0, 1, 0, 1]);
         assert_eq!(all(&|index| places.of_receiver(index)), [2; 6]);
-        let places = Places::new(1);
+        let places = NodeConnections::new(1);
         assert_eq!(places.of_publisher(3) + places.of_receiver(3) + places.of_relay_peer(3), 0);
     }
 
     #[test]
     fn a_node_is_reached_while_a_client_is_connected() {
-        let places = Places::new(2);
+        let places = NodeConnections::new(2);
         assert!(!places.is_reached(0) && !places.all_gone());
         let first = places.enter(0);
         let second = places.enter(0);

@@ -2,7 +2,7 @@
 //!
 //! Trouble of one machine is never a result, because another machine would not have had it. The
 //! step that met it is tried again, on the thread that met it, until it succeeds; between two
-//! attempts [`Patience::wait`] decides how long to wait and whom to tell. When the node is closing,
+//! attempts [`RetryPolicy::wait`] decides how long to wait and whom to tell. When the node is closing,
 //! the round ends with [`FatalError::Closing`] and is executed again at the next start.
 
 use std::fmt;
@@ -19,14 +19,14 @@ pub const ATTEMPTS_BEFORE_VERDICT: u32 = 3;
 
 /// Where in the execution of batches something happens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ExecutionPoint {
     /// Height of the batch that the round executes.
     pub height: Height,
     /// The message; none for what concerns the whole round.
     pub message: Option<Fault>,
 }
 
-impl Place {
+impl ExecutionPoint {
     /// The arguments of `thimble reject` that name it.
     pub fn arguments(&self) -> String {
         match &self.message {
@@ -38,7 +38,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ExecutionPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "height {}", self.height.0)?;
         match &self.message {
@@ -54,7 +54,7 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
     /// The round, and the message where the step concerns a single one.
-    pub place: Place,
+    pub place: ExecutionPoint,
     /// What failed, with the limit and its value where there is one.
     pub what: String,
     /// Attempts that failed so far, from 1.
@@ -85,7 +85,7 @@ pub struct Closing;
 
 /// How this node waits for itself. Called from the round thread and from execution threads, several
 /// at once.
-pub trait Patience: Send + Sync {
+pub trait RetryPolicy: Send + Sync {
     /// Waits before the same step is tried again.
     ///
     /// # Errors
@@ -101,7 +101,7 @@ pub trait Patience: Send + Sync {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Persistent;
 
-impl Patience for Persistent {
+impl RetryPolicy for Persistent {
     fn wait(&self, _: &Trouble) -> Result<(), Closing> {
         std::thread::yield_now();
         Ok(())
@@ -135,14 +135,14 @@ impl Transient for FatalError {
 
 /// One step that is tried until it succeeds.
 pub(crate) struct Attempts<'a> {
-    patience: &'a Arc<dyn Patience>,
+    retry: &'a Arc<dyn RetryPolicy>,
     trouble: Trouble,
 }
 
 impl<'a> Attempts<'a> {
-    pub(crate) fn new(patience: &'a Arc<dyn Patience>, place: Place) -> Self {
+    pub(crate) fn new(retry: &'a Arc<dyn RetryPolicy>, place: ExecutionPoint) -> Self {
         Self {
-            patience,
+            retry,
             trouble: Trouble { place, what: String::new(), attempt: 0, runs_message: false },
         }
     }
@@ -174,14 +174,14 @@ impl<'a> Attempts<'a> {
     pub(crate) fn wait(&mut self, what: String) -> Result<(), FatalError> {
         self.trouble.what = what;
         self.trouble.attempt = self.trouble.attempt.saturating_add(1);
-        self.patience.wait(&self.trouble).map_err(|Closing| FatalError::Closing)
+        self.retry.wait(&self.trouble).map_err(|Closing| FatalError::Closing)
     }
 }
 
 impl Drop for Attempts<'_> {
     fn drop(&mut self) {
         if self.trouble.attempt > 0 {
-            self.patience.over(&self.trouble);
+            self.retry.over(&self.trouble);
         }
     }
 }

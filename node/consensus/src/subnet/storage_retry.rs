@@ -24,20 +24,20 @@ const WAIT_FIRST: Duration = Duration::from_millis(20);
 const WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// See the module.
-pub(super) struct Patience<C> {
+pub(super) struct StorageRetry<C> {
     clock: Arc<C>,
     health: Health,
     /// Operations that wait now.
     waiting: Arc<Mutex<usize>>,
 }
 
-impl<C> Patience<C> {
+impl<C> StorageRetry<C> {
     pub(super) fn new(clock: C, health: Health) -> Self {
         Self { clock: Arc::new(clock), health, waiting: Arc::default() }
     }
 }
 
-impl<C> Clone for Patience<C> {
+impl<C> Clone for StorageRetry<C> {
     fn clone(&self) -> Self {
         Self {
             clock: self.clock.clone(),
@@ -48,12 +48,12 @@ impl<C> Clone for Patience<C> {
 }
 
 /// An operation that waits, until it is dropped.
-struct Waiting<'a, C>(&'a Patience<C>);
+struct Waiting<'a, C>(&'a StorageRetry<C>);
 
 impl<'a, C> Waiting<'a, C> {
-    fn begin(patience: &'a Patience<C>) -> Self {
-        *patience.waiting.lock() += 1;
-        Self(patience)
+    fn begin(retry: &'a StorageRetry<C>) -> Self {
+        *retry.waiting.lock() += 1;
+        Self(retry)
     }
 
     fn tell(&self, reason: String) {
@@ -102,7 +102,7 @@ fn words(operation: Operation) -> &'static str {
     }
 }
 
-impl<C: Clock> Layer for Patience<C> {
+impl<C: Clock> Layer for StorageRetry<C> {
     fn storage<'a, T: Send + 'a>(
         &'a self,
         operation: Operation,
@@ -182,8 +182,10 @@ mod tests {
             let failing = Failing(Arc::new(Mutex::new((operation, times, Vec::new()))));
             let health = Health::new();
             let storage = Layered::new(context.child("machine"), failing.clone());
-            let storage =
-                Layered::new(storage, Patience::new(context.child("patience"), health.clone()));
+            let storage = Layered::new(
+                storage,
+                StorageRetry::new(context.child("storage_retry"), health.clone()),
+            );
             let told = Arc::new(Mutex::new(Vec::new()));
             let listens = context.child("listens").spawn({
                 let (told, health) = (told.clone(), health.clone());
