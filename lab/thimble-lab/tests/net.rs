@@ -84,7 +84,9 @@ impl Net {
         text(&output)
     }
 
-    /// A program in place of a node.
+    /// A program in place of a node. One that never listens is started on ports below those where
+    /// nets look for free ones (`--base-port`), each test on its own: a node of another test that
+    /// was down when the ports were found free would answer on them.
     fn program(&self, script: &str) -> String {
         let path = self.folder.path().join("node.sh");
         fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
@@ -286,8 +288,9 @@ fn what_keeps_a_net_from_serving_is_named() {
     net.good("down --delete");
 
     let silent = net.program("exec sleep 1000");
-    let said =
-        net.bad(&format!("up --nodes 2 --independent --memory 64MiB --wait 1 --node {silent}"));
+    let said = net.bad(&format!(
+        "up --nodes 2 --independent --memory 64MiB --wait 1 --base-port 17200 --node {silent}"
+    ));
     assert!(
         said.contains(
             "not after 1 s. node 0: it does not listen yet; node 1: it does not listen yet"
@@ -310,7 +313,8 @@ fn ctrl_c_stops_what_was_started() {
     }
     let net = Net::new();
     let silent = net.program("exec sleep 1000");
-    let words = format!("up --nodes 3 --independent --memory 64MiB --node {silent}");
+    let words =
+        format!("up --nodes 3 --independent --memory 64MiB --base-port 17400 --node {silent}");
     let mut up = net.command(&words).stdout(Stdio::null()).spawn().unwrap();
     until("three nodes", || {
         (0..3).all(|node| net.dir().join(format!("node-{node}/info.json")).exists())
@@ -329,7 +333,7 @@ fn a_process_that_only_has_the_number_of_a_node_is_left_alone() {
     }
     let net = Net::new();
     let silent = net.program("exec sleep 1000");
-    net.bad(&format!("up --nodes 1 --memory 64MiB --wait 1 --node {silent}"));
+    net.bad(&format!("up --nodes 1 --memory 64MiB --wait 1 --base-port 17000 --node {silent}"));
     net.good("kill 0");
     let mut bystander = Command::new("sleep").arg("1000").spawn().unwrap();
     // As if the keeper's number, and the node's, had come round again.

@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use std::{
+    fs,
     io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
@@ -178,15 +179,24 @@ fn ctrl_c_in_the_middle_tells_what_was_measured() {
 #[test]
 fn a_process_that_outgrows_the_cap_is_counted_as_killed() {
     let Some(relay) = relay() else { return };
-    // Beside the relay, in its group, something grows without end.
-    let greedy = format!("sh -c '(sleep 3; exec tail /dev/zero) & exec {}'", command(&relay));
+    // Beside the relay, in its group, something grows without end once the phase has begun.
+    let folder = tempfile::tempdir().unwrap();
+    let sign = folder.path().join("begun");
+    let greedy = format!(
+        "sh -c '(until [ -e {} ]; do sleep 0.1; done; exec tail /dev/zero) & exec {}'",
+        sign.display(),
+        command(&relay)
+    );
     let mut stress = lab();
     stress.args(["stress", "--memory", "96MiB", "--command", &greedy, "--receivers", "1"]);
-    let output = stress
-        .args(["--rate", "20", "--phase", "8", "--after", "0", "--json", "-"])
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    stress.args(["--rate", "20", "--phase", "8", "--after", "0", "--json", "-"]);
+    let mut child = stress.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.ends_with(": begins")));
+    fs::write(&sign, "").unwrap();
+    let rest: Vec<String> = lines.collect();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}{}", text(&output), rest.join("\n"));
     let report = json(&output);
     assert!(report["nodes"][0]["oom_kills"].as_u64().unwrap() > 0, "{report}");
     assert_eq!(report["phases"][0]["nodes"][0]["oom_kills"], 1, "{report}");

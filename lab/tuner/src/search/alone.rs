@@ -15,9 +15,6 @@ const DEVIATIONS: f64 = 4.0;
 
 /// Values of a knob that are tried alone although they are late.
 const TRIED_MAX: usize = 3;
-/// A difference this many times what may be chance needs no second run.
-const CLEAR: f64 = 3.0;
-
 /// CPU time that counts little.
 const CPU_SECONDS_SMALL: f64 = 1.0;
 
@@ -92,18 +89,20 @@ impl<B: Bench> Search<'_, B> {
         })
     }
 
-    /// Whether the setting's runs differ from the default's by more than chance; one that does by
-    /// little runs again.
+    /// Whether the setting's runs differ from the default's by more than chance. A setting that
+    /// seems to has to do so twice, as far as there is time: what others on the machine cost a
+    /// single run has no bound.
     async fn has_effect(&mut self, setting: &Setting) -> Result<bool> {
         let effect = self.effect(setting);
-        if !(1.0..=CLEAR).contains(&effect) || !self.has_time_for(1) {
+        if effect < 1.0 || effect.is_infinite() || !self.has_time_for(1) {
             return Ok(effect >= 1.0);
         }
         self.run(setting, "alone, again").await?;
         Ok(self.effect(setting) >= 1.0)
     }
 
-    /// The largest difference from the default in any sign, as a multiple of what may be chance.
+    /// The largest difference from the default in any sign, as a multiple of what may be chance;
+    /// of the setting's runs, the one counts that is nearest to the default.
     fn effect(&self, setting: &Setting) -> f64 {
         let trials = (self.table.trial(&Setting::default()), self.table.trial(setting));
         let (Some(default), Some(trial)) = trials else { return 0.0 };
@@ -117,8 +116,9 @@ impl<B: Bench> Search<'_, B> {
         let runs = 1.0 / default.runs.len() as f64 + 1.0 / trial.runs.len() as f64;
         let of_sign = |(of, least): &Sign| {
             let chance = DEVIATIONS * self.table.spread(*least, of) * runs.sqrt();
-            let difference = mean(trial, of).zip(mean(default, of));
-            difference.map_or(0.0, |(value, usual)| (value - usual).abs() / chance)
+            let Some(usual) = mean(default, of) else { return 0.0 };
+            let differences = trial.runs.iter().filter_map(of).map(|value| (value - usual).abs());
+            differences.reduce(f64::min).map_or(0.0, |least| least / chance)
         };
         SIGNS.iter().map(of_sign).fold(0.0, f64::max)
     }
