@@ -8,13 +8,14 @@
 #   make simulate [SEEDS=200] [FIRST=1]
 #   make bench-dkg [DKG_NODES=4,13,40] | make bench-dkg-starvation [DURATION=10]
 #   make bench-sync [SYNC_MIB=300]
-#   make stress [CASE=baseline] [PHASE=10] [MEMORY=256MiB] | make bench-relay [PHASE=10] [LONG=60] [TURNS=1] | make bench-heap [PHASE=10]
+#   make stress [CASE=baseline] [PHASE=10] [MEMORY=256MiB]
+#   make bench-relay [PHASE=10] [LONG=60] [TURNS=1] | make bench-heap [PHASE=10]
 #   make compare BASE=HEAD~10 [WHAT=bench|bench-net|bench-relay] [TURNS=3] [DURATION=5]
 #   make bench-images [MACHINES=8] [TURNS=1]
 #   make lint | make fmt | make canisters | make fuzz [FUZZ_SECONDS=60]
 #
-# CARGO_TARGET_DIR moves the build directory (default: target). Each checkout needs one of its own: cargo takes
-# the crates of another checkout for its own when its files are older.
+# CARGO_TARGET_DIR moves the build directory (default: target). Each checkout needs one of its own:
+# cargo takes the crates of another checkout for its own when its files are older.
 
 MEMORY ?= 512MiB
 PORT ?= 8080
@@ -45,10 +46,12 @@ PROGRAMS ?= thimble thimble-relay thimble-lab
 STUDY ?= ghc java node go geth
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 BIN := $(CARGO_TARGET_DIR)/release
-# Every target names the whole workspace and then what it builds of it: so dependencies have the same features everywhere, and are built once.
-# Tests and the simulation run with the debug assertions of this workspace, and compile it with less optimisation:
-# most of their time would go into that. Arithmetic stays as it is, and what executes messages is optimised a little.
-# What is measured is compiled by the other targets. Its dependencies stay as they are, so that they are built once.
+# Every target names the whole workspace and then what it builds of it: so dependencies have the
+# same features everywhere, and are built once. Tests and the simulation run with the debug
+# assertions of this workspace, and compile it with less optimisation: most of their time would go
+# into that. Arithmetic stays as it is, and what executes messages is optimised a little. What is
+# measured is compiled by the other targets. Its dependencies stay as they are, so that they are
+# built once.
 ARITHMETIC := nidkg compare
 EXECUTES := budget disk execution memory pages sandbox state
 names = $(shell awk -F'"' 'FNR == 1 { named = 0 } /^name/ && !named { print $$2; named = 1 }' $(wildcard ground/*/Cargo.toml node/*/Cargo.toml relay/*/Cargo.toml lab/*/Cargo.toml))

@@ -4,9 +4,9 @@
 #   canisters/build.sh                 all of them
 #   canisters/build.sh workbench ...   those named
 #
-# Needs Debian 12 or a recent Ubuntu, cargo, and a network for what is not there yet: Debian packages (with sudo unless
-# root) and npm packages. Everything that is not a system package goes to ${CARGO_TARGET_DIR:-target}/canisters and is
-# kept there, so a second run downloads nothing.
+# Needs Debian 12 or a recent Ubuntu, cargo, and a network for what is not there yet: Debian
+# packages (with sudo unless root) and npm packages. Everything that is not a system package goes to
+# ${CARGO_TARGET_DIR:-target}/canisters and is kept there, so a second run downloads nothing.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -33,7 +33,8 @@ need_command() {
 
 need_node() { need_command node nodejs npm && need_command npm npm; }
 
-# The npm compilers, at the versions of tools/package-lock.json. Their install scripts fetch things; they are not run.
+# The npm compilers, at the versions of tools/package-lock.json. Their install scripts fetch things;
+# they are not run.
 need_npm_tools() {
     need_node
     local stamp=$scratch/tools/.installed
@@ -58,7 +59,8 @@ build_motoko() {
     node "$scratch/tools/motoko.cjs" "$2" "$here/$1/main.mo" "$out/$1.wasm" "$out/$1.did"
 }
 
-# build_c <name> <source> [linker options]: the stack is cut to one page so that the module needs a single page of memory.
+# build_c <name> <source> [linker options]: the stack is cut to one page so that the module needs a
+# single page of memory.
 build_c() {
     need_command clang-14 clang-14
     need_command wasm-ld-14 lld-14
@@ -70,8 +72,9 @@ build_c() {
     embed "$1"
 }
 
-# Debian ships a newer rustc with its library source beside the distribution's own, for building browsers. Unpacked
-# (not installed) it compiles the standard library for wasm32 without a rustup target.
+# Debian ships a newer rustc with its library source beside the distribution's own, for building
+# browsers. Unpacked (not installed) it compiles the standard library for wasm32 without a rustup
+# target.
 need_rustc() {
     local rust=$scratch/rustc-web
     if [ ! -e "$rust/.unpacked" ]; then
@@ -127,7 +130,8 @@ build_workbench() {
     embed workbench
 }
 
-# Azle writes the directory it built in into the module; relative names keep this machine's path out of it.
+# Azle writes the directory it built in into the module; relative names keep this machine's path out
+# of it.
 build_azle() {
     need_npm_tools
     local project=$scratch/azle
@@ -152,7 +156,8 @@ build() {
         workbench) build_workbench ;;
         counter-c) build_c "$1" counter.c ;;
         beater-c) build_c "$1" beater.c ;;
-        # Callbacks are entries of the table, and the linker keeps a table that nothing calls through only when it is exported.
+        # Callbacks are entries of the table, and the linker keeps a table that nothing calls
+        # through only when it is exported.
         hammer-c) build_c "$1" hammer.c -Wl,--export-table ;;
         azle-hello) build_azle ;;
         *) echo "no canister is called $1; there are: ${all[*]}" >&2; exit 2 ;;

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Says what a commit changed: builds BASE and HEAD, runs a bench of both in alternating turns, and compares the
-# files that it wrote. `make compare BASE=HEAD~10` runs it.
+# Says what a commit changed: builds BASE and HEAD, runs a bench of both in alternating turns, and
+# compares the files that it wrote. `make compare BASE=HEAD~10` runs it.
 #
 #   compare.sh LAB BASE [WHAT]     WHAT: bench (default), bench-net, bench-relay
 #
-# The bench itself is LAB, this checkout's thimble-lab, for both: what differs is the node or the relay. Settings
-# from the environment: CANDIDATE (HEAD), TURNS (3), DURATION (seconds of each rate, 5), MEMORY (512MiB), PHASE
-# (seconds, bench-relay, 10), MINUTES (bench-net, 1), COMPARE_DIR (target/compare), COMPARE_TARGET (its folder for
-# builds). Programs are kept by commit, so that a second comparison builds nothing. The work tree it makes is
-# removed on every end. Exit status: that of `thimble-lab compare`, 130 after Ctrl-C.
+# The bench itself is LAB, this checkout's thimble-lab, for both: what differs is the node or the
+# relay. Settings from the environment: CANDIDATE (HEAD), TURNS (3), DURATION (seconds of each rate,
+# 5), MEMORY (512MiB), PHASE (seconds, bench-relay, 10), MINUTES (bench-net, 1), COMPARE_DIR
+# (target/compare), COMPARE_TARGET (its folder for builds). Programs are kept by commit, so that a
+# second comparison builds nothing. The work tree it makes is removed on every end. Exit status:
+# that of `thimble-lab compare`, 130 after Ctrl-C.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

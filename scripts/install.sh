@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Puts the programs, their symbols, manual pages and shell completions below a prefix. Called by `make install` and scripts/package.sh.
+# Puts the programs, their symbols, manual pages and shell completions below a prefix. Called by
+# `make install` and scripts/package.sh.
 #
 # Usage: install.sh BIN ROOT PREFIX PROGRAM...
 #   BIN      folder of the programs that were built

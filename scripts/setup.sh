@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Installs what is missing on a Debian or Ubuntu machine. `setup.sh build`: what compiling needs. `setup.sh clients`: what the tests need besides. `setup.sh images`: what
-# `make bench-images` needs. `setup.sh tune`: what `make tune-study` needs.
-# Quick and silent when nothing is missing; may be run any number of times.
+# Installs what is missing on a Debian or Ubuntu machine. `setup.sh build`: what compiling needs.
+# `setup.sh clients`: what the tests need besides. `setup.sh images`: what `make bench-images`
+# needs. `setup.sh tune`: what `make tune-study` needs. Quick and silent when nothing is missing;
+# may be run any number of times.
 set -euo pipefail
 
 missing=()
@@ -35,7 +36,8 @@ clients)
     need ip iproute2
     need tc iproute2
     need mkfs.ext4 e2fsprogs
-    # Images of disks are packed, converted and written as machines do; adding them is killed at every system call.
+    # Images of disks are packed, converted and written as machines do; adding them is killed at
+    # every system call.
     need qemu-img qemu-utils
     # Nets of virtual machines are started, hurt and looked at.
     need qemu-system-x86_64 qemu-system-x86
@@ -56,7 +58,8 @@ clients)
     PATH="$PATH:/usr/local/go/bin"
     need go golang-go
     need javac default-jdk-headless
-    # The dashboard, and a page that uses the relay, are tested in a real browser. Ubuntu's package of this name is a snap, which works as well.
+    # The dashboard, and a page that uses the relay, are tested in a real browser. Ubuntu's package
+    # of this name is a snap, which works as well.
     command -v chromium-browser >/dev/null 2>&1 || command -v google-chrome >/dev/null 2>&1 || need chromium chromium
     ;;
 images)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The tuner's study: programs whose runtimes hold more than they need, each with its default settings,
-# with flags that operators use, and with what the tuner finds within BUDGET.
+# The tuner's study: programs whose runtimes hold more than they need, each with its default
+# settings, with flags that operators use, and with what the tuner finds within BUDGET.
 #
 # Usage: tune-study.sh LAB DIR BUDGET [ghc|slot|java|node|go|geth]...
 set -euo pipefail

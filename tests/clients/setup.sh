@@ -1,12 +1,14 @@
 #!/bin/bash
-# Installs the published clients that the tests in this directory run against a node, at their locked versions.
+# Installs the published clients that the tests in this directory run against a node, at their
+# locked versions.
 #
 #   tests/clients/setup.sh            both
 #   tests/clients/setup.sh node       the JavaScript ones, into tests/clients/node/node_modules
 #   tests/clients/setup.sh python     the Python one, into ${CARGO_TARGET_DIR:-target}/clients-venv
 #
-# Needs a network the first time, and sudo unless root where node, npm or python3-venv are missing (Debian, Ubuntu).
-# Afterwards it only compares the locked versions with what is installed. Prints the interpreters to run at the end.
+# Needs a network the first time, and sudo unless root where node, npm or python3-venv are missing
+# (Debian, Ubuntu). Afterwards it only compares the locked versions with what is installed. Prints
+# the interpreters to run at the end.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
