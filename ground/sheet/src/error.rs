@@ -31,6 +31,22 @@ pub enum LimitsError {
         /// The smallest size that can be derived.
         smallest_bytes: u64,
     },
+    /// The disk budget leaves too little for what the program is there for.
+    #[error(
+        "{} of disk is too little: {} go to what lies beside the state (`limits` lists it), and \
+         the smallest disk that works is {}; give the node more disk, or less memory",
+        format_size(*.disk_bytes),
+        format_size(*.beside_bytes),
+        format_size(*.smallest_bytes)
+    )]
+    DiskTooSmall {
+        /// The disk budget that was asked for.
+        disk_bytes: u64,
+        /// What all other lines of the disk take.
+        beside_bytes: u64,
+        /// The smallest disk budget of this table.
+        smallest_bytes: u64,
+    },
     /// No preset of that name.
     #[error(
         "there is no preset `{name}`; did you mean `{nearest}`? There are {}; \

@@ -13,6 +13,7 @@ const CELLAR: Row<2> = SCALE.mib([4, 16]);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Inn {
     pub(crate) memory_budget_bytes: u64,
+    pub(crate) disk_budget_bytes: u64,
     pub(crate) door: Door,
     pub(crate) cellar: Cellar,
 }
@@ -48,13 +49,18 @@ impl Table for Inn {
     fn scaled(memory_bytes: u64) -> Self {
         let door = Door { guests: GUESTS.at(memory_bytes), keys: 0, locked: false };
         let cellar = Cellar { cellar_bytes: CELLAR.bytes_at(memory_bytes), barrel_bytes: MIB };
-        let mut inn = Self { memory_budget_bytes: memory_bytes, door, cellar };
+        let mut inn =
+            Self { memory_budget_bytes: memory_bytes, disk_budget_bytes: 0, door, cellar };
         inn.follow(|_| false);
         inn
     }
 
     fn memory_budget_bytes(&self) -> u64 {
         self.memory_budget_bytes
+    }
+
+    fn disk_budget_bytes(&self) -> u64 {
+        self.disk_budget_bytes
     }
 
     fn lines(&self) -> Vec<SheetLine> {

@@ -8,8 +8,9 @@
 //!    [`derive()`] makes the table of any size, [`preset`] that of a named one.
 //! 2. [`apply_overrides`] lays the operator's own values over it, by name, and lets the limits that
 //!    are consequences of others follow.
+//!    A program whose state lies on disk may have a second budget, for the disk ([`restate`]).
 //! 3. [`Sheet::of`] lists what memory all limits together come to, line by line: the **budget
-//!    sheet**. [`check`] refuses a table whose lines sum to more than the budget, or whose limits
+//!    sheet**, and what they come to on disk. [`check`] refuses a table whose lines sum to more than the budget, or whose limits
 //!    contradict one another ([`Rules`]), and names every limit concerned.
 //! 4. [`Sheet::ledger`] makes the memory pools ([`budget::Ledger`]) that hold the program to the
 //!    sheet while it runs. [`Sheet::to_text`] and [`Sheet::to_json`] show it.
@@ -37,7 +38,7 @@ mod table;
 pub use error::{LimitsError, Violation, Violations, nearest};
 pub use governor::{HandBackLimits, throttle_config};
 pub use heap::HeapLimits;
-pub use overrides::{apply_overrides, as_object, flatten, is_bytes, numbers};
+pub use overrides::{apply_overrides, as_object, flatten, is_bytes, numbers, restate};
 pub use rules::{Named, Rules, check};
 pub use scale::{GRANULE_BYTES, Row, Scale};
 pub use sheet::{LineKind, Sheet, SheetLine};

@@ -42,7 +42,8 @@ pub fn apply_overrides<T: Table>(limits: &mut T, overrides: &Value) -> Result<()
             Some(_) => {
                 return Err(bad(
                     group,
-                    "is stated as `memory` at the top of the file or as --memory, not as a limit"
+                    "is stated at the top of the file or as a flag (`memory`, --memory), not as a \
+                     limit"
                         .into(),
                 ));
             }
@@ -71,6 +72,14 @@ pub fn apply_overrides<T: Table>(limits: &mut T, overrides: &Value) -> Result<()
     Ok(())
 }
 
+/// Changes what other limits follow from, and lets them follow, but for those that were set
+/// otherwise before.
+pub fn restate<T: Table>(limits: &mut T, change: impl FnOnce(&mut T)) {
+    let own = departures(limits);
+    change(limits);
+    limits.follow(|name| own.iter().any(|path| path == name));
+}
+
 /// Limits that would follow others but were set otherwise earlier.
 fn departures<T: Table>(limits: &T) -> Vec<String> {
     let mut following = limits.clone();
@@ -93,14 +102,14 @@ pub fn as_object<T: Table>(limits: &T) -> Map<String, Value> {
     }
 }
 
-/// Every limit but the budget, as (group, field, value).
+/// Every limit but the budgets, as (group, field, value).
 pub fn flatten(table: &Map<String, Value>) -> impl Iterator<Item = (&str, &str, &Value)> {
     table.iter().filter_map(|(group, fields)| Some((group.as_str(), fields.as_object()?))).flat_map(
         |(group, fields)| fields.iter().map(move |(field, value)| (group, field.as_str(), value)),
     )
 }
 
-/// Every number of a table but the budget, as (`group.field`, value), in the order of names.
+/// Every number of a table but the budgets, as (`group.field`, value), in the order of names.
 pub fn numbers<T: Table>(limits: &T) -> Vec<(String, u64)> {
     flatten(&as_object(limits))
         .filter_map(|(group, field, value)| Some((format!("{group}.{field}"), value.as_u64()?)))
@@ -245,6 +254,7 @@ mod tests {
     fn stating_every_value_changes_nothing() {
         let mut table = as_object(&inn());
         table.remove("memory_budget_bytes");
+        table.remove("disk_budget_bytes");
         let mut again = inn();
         apply_overrides(&mut again, &Value::Object(table)).unwrap();
         assert_eq!(again, inn());

@@ -26,6 +26,7 @@ impl Sheet {
         self.memory_lines().for_each(|line| write_line(&mut text, line, width));
         let _ = writeln!(text, "{:<width$}  {:>12}", "sum", format_size(self.sum_bytes()));
         let _ = writeln!(text, "{:<width$}  {:>12}", "left", format_size(self.left_bytes()));
+        let of_disk = self.disk_budget_bytes > 0;
         let _ = writeln!(
             text,
             "\n{:<width$}  {:>12}  {:<5}  {:<9}  what and why",
@@ -33,8 +34,11 @@ impl Sheet {
         );
         self.lines
             .iter()
-            .filter(|line| !line.kind.counts())
+            .filter(|line| !(line.kind.counts() || of_disk && line.kind == LineKind::Disk))
             .for_each(|line| write_line(&mut text, line, width));
+        if of_disk {
+            self.write_disk(&mut text, width);
+        }
         let _ = writeln!(
             text,
             "\nkinds: a pool is asked before memory is taken; fixed memory is set aside; \
@@ -44,8 +48,22 @@ impl Sheet {
         text
     }
 
-    /// For machines: `{memory_budget_bytes, sum_bytes, left_bytes, lines: [{name, bytes, owner,
-    /// made_of, reason, kind, counts, pool}], limits: {group: {field: value}}}`.
+    /// The sheet of the disk.
+    fn write_disk(&self, text: &mut String, width: usize) {
+        let _ = writeln!(text, "\nDisk budget: {}\n", format_size(self.disk_budget_bytes));
+        let _ = writeln!(
+            text,
+            "{:<width$}  {:>12}  {:<5}  {:<9}  what and why",
+            "disk", "at most", "kind", "owner"
+        );
+        self.disk_lines().for_each(|line| write_line(text, line, width));
+        let _ = writeln!(text, "{:<width$}  {:>12}", "sum", format_size(self.disk_sum_bytes()));
+        let _ = writeln!(text, "{:<width$}  {:>12}", "left", format_size(self.disk_left_bytes()));
+    }
+
+    /// For machines: `{memory_budget_bytes, sum_bytes, left_bytes, disk_budget_bytes (0: none),
+    /// disk_sum_bytes, disk_left_bytes, lines: [{name, bytes, owner, made_of, reason, kind, counts,
+    /// pool}], limits: {group: {field: value}}}`.
     pub fn to_json<T: Table>(&self, limits: &T) -> Value {
         let line = |line: &SheetLine| {
             json!({
@@ -58,6 +76,9 @@ impl Sheet {
             "memory_budget_bytes": self.memory_budget_bytes,
             "sum_bytes": self.sum_bytes(),
             "left_bytes": self.left_bytes(),
+            "disk_budget_bytes": self.disk_budget_bytes,
+            "disk_sum_bytes": self.disk_sum_bytes(),
+            "disk_left_bytes": self.disk_left_bytes(),
             "lines": self.lines.iter().map(line).collect::<Vec<_>>(),
             "limits": as_object(limits),
         })
@@ -160,6 +181,23 @@ mod tests {
         let mut again = inn();
         apply_overrides(&mut again, &serde_json::to_value(&file["limits"]).unwrap()).unwrap();
         assert_eq!(again, inn());
+    }
+
+    #[test]
+    fn a_disk_budget_gives_a_second_sheet_with_a_sum_of_its_own() {
+        let text = Sheet::of(&inn()).to_text(&inn());
+        assert!(!text.contains("Disk budget"), "none was stated");
+        let inn = Inn { disk_budget_bytes: 130 * MIB, ..inn() };
+        let sheet = Sheet::of(&inn);
+        let text = sheet.to_text(&inn);
+        let disk = &text[text.find("Disk budget: 130 MiB").unwrap()..];
+        for part in ["fields", "100 MiB", "sum", "left", "30 MiB"] {
+            assert!(disk.contains(part), "{part}: {text}");
+        }
+        assert_eq!(text.matches("fields").count(), 1, "{text}");
+        let json = sheet.to_json(&inn);
+        assert_eq!(json["disk_sum_bytes"], 100 * MIB);
+        assert_eq!(json["disk_left_bytes"], 30 * MIB);
     }
 
     #[test]

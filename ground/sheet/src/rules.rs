@@ -148,14 +148,35 @@ impl Rules {
         );
         self.0.push(Violation { names: vec![line.name], message });
     }
+
+    /// The lines of the disk must fit its budget, where there is one.
+    fn disk_budget<T: Table>(&mut self, table: &T) {
+        let sheet = Sheet::of(table);
+        let (sum, budget) = (sheet.disk_sum_bytes(), sheet.disk_budget_bytes);
+        let Some(largest) = sheet.disk_lines().max_by_key(|line| line.bytes) else { return };
+        if budget == 0 || sum <= budget {
+            return;
+        }
+        let message = format!(
+            "the lines of the disk sum to {}, {} more than the disk budget of {}; the largest is \
+             `{}` ({}): lower it or another line, or give the node more disk",
+            format_size(sum),
+            format_size(sum - budget),
+            format_size(budget),
+            largest.name,
+            format_size(largest.bytes),
+        );
+        self.0.push(Violation { names: vec![largest.name], message });
+    }
 }
 
-/// Whether the limits of a table fit together and into the budget; every rule broken is named with
+/// Whether the limits of a table fit together and into the budgets; every rule broken is named with
 /// its limits and values.
 pub fn check<T: Table>(table: &T) -> Result<(), LimitsError> {
     let mut rules = Rules(Vec::new());
     table.rules(&mut rules);
     rules.budget(table);
+    rules.disk_budget(table);
     if rules.0.is_empty() { Ok(()) } else { Err(LimitsError::Broken(Violations(rules.0))) }
 }
 
@@ -202,6 +223,17 @@ mod tests {
         for part in ["in 3 places", "at most 1000", "`cellar.barrel_bytes`", "sum to"] {
             assert!(text.contains(part), "{part}: {text}");
         }
+    }
+
+    #[test]
+    fn a_disk_budget_that_is_too_small_names_the_largest_line() {
+        let text = broken(|inn| inn.disk_budget_bytes = 99 * MIB);
+        for part in ["sum to 100 MiB", "1 MiB more", "99 MiB", "`fields` (100 MiB)"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let mut inn: Inn = derive(8 * MIB).unwrap();
+        inn.disk_budget_bytes = 100 * MIB;
+        check(&inn).unwrap();
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The budget sheet: what memory all limits of a table together come to.
+//! The budget sheets: what memory, and what disk, all limits of a table together come to.
 //!
 //! Every line is a name, an amount (a cap times a count), an owner and a reason. Four kinds:
 //!
@@ -7,7 +7,8 @@
 //!   told once and keeps to.
 //! * **file**: pages of files that the kernel may drop at any time. Not part of the sum: they live
 //!   in whatever is free.
-//! * **disk**: bytes on disk. Not part of the sum.
+//! * **disk**: bytes on disk. Not part of the sum of memory; where the operator stated a disk
+//!   budget, these lines are a sheet of their own, with a sum of its own.
 //!
 //! The lines stand in the order in which the program needs them, so that the first line a budget
 //! cannot pay says what the budget lacks.
@@ -68,6 +69,8 @@ pub struct SheetLine {
 pub struct Sheet {
     /// What the operator stated.
     pub memory_budget_bytes: u64,
+    /// The most that may lie on disk; 0 where no disk budget was stated.
+    pub disk_budget_bytes: u64,
     /// In the order the program needs them.
     pub lines: Vec<SheetLine>,
 }
@@ -75,12 +78,31 @@ pub struct Sheet {
 impl Sheet {
     /// The budget sheet of a table.
     pub fn of<T: Table>(table: &T) -> Self {
-        Self { memory_budget_bytes: table.memory_budget_bytes(), lines: table.lines() }
+        Self {
+            memory_budget_bytes: table.memory_budget_bytes(),
+            disk_budget_bytes: table.disk_budget_bytes(),
+            lines: table.lines(),
+        }
     }
 
     /// Lines that count against the budget.
     pub fn memory_lines(&self) -> impl Iterator<Item = &SheetLine> {
         self.lines.iter().filter(|line| line.kind.counts())
+    }
+
+    /// Lines of what lies on disk.
+    pub fn disk_lines(&self) -> impl Iterator<Item = &SheetLine> {
+        self.lines.iter().filter(|line| line.kind == LineKind::Disk)
+    }
+
+    /// What the lines of the disk sum to.
+    pub fn disk_sum_bytes(&self) -> u64 {
+        self.disk_lines().fold(0, |sum, line| sum.saturating_add(line.bytes))
+    }
+
+    /// What of the disk budget no line takes.
+    pub fn disk_left_bytes(&self) -> u64 {
+        self.disk_budget_bytes.saturating_sub(self.disk_sum_bytes())
     }
 
     /// The line of that name.

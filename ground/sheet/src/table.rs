@@ -16,8 +16,8 @@ pub struct Preset {
 
 /// A program's table of limits.
 ///
-/// It serialises to an object with the number `memory_budget_bytes` and groups; each group is an
-/// object of limits, which are whole numbers up to 64 bits, or truth values. Names end in their
+/// It serialises to an object with the numbers `memory_budget_bytes` and, where the program has a
+/// disk budget, `disk_budget_bytes`, and groups; each group is an object of limits, which are whole numbers up to 64 bits, or truth values. Names end in their
 /// unit; those that [`crate::is_bytes`] recognises are sizes.
 pub trait Table: Clone + Serialize + DeserializeOwned {
     /// The program, as its operator calls it: `PROGRAM limits` lists the table.
@@ -33,6 +33,11 @@ pub trait Table: Clone + Serialize + DeserializeOwned {
 
     /// What the operator stated: the most memory the program's processes may take together.
     fn memory_budget_bytes(&self) -> u64;
+
+    /// The most that may lie on disk; 0 where the program has no disk budget, or none was stated.
+    fn disk_budget_bytes(&self) -> u64 {
+        0
+    }
 
     /// The lines of the budget sheet, in the order in which the program needs them.
     fn lines(&self) -> Vec<SheetLine>;

@@ -42,6 +42,8 @@ pub struct Report {
     pub allocator: Allocator,
     /// Every pool of the ledger, in the order of the budget sheet.
     pub pools: Vec<Pool>,
+    /// What lies on disk.
+    pub disk: Disk,
     /// The node's processes.
     pub processes: Vec<Process>,
     /// Rounds since the start.
@@ -52,8 +54,35 @@ pub struct Report {
     pub canisters: Vec<Canister>,
     /// Canisters there are.
     pub canisters_total: u64,
+    /// Canisters that may exist (`subnet.canisters_max`).
+    pub canisters_max: u64,
     /// Oldest first, one per second; while nothing happens samples may be further apart.
     pub history: Vec<Sample>,
+}
+
+/// What lies on disk, against the disk's budget sheet.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Disk {
+    /// The disk budget; 0 where none was stated and what lies on disk follows from the memory.
+    pub budget_bytes: u64,
+    /// Free on the disk of the data folder, whoever may take it.
+    pub free_bytes: u64,
+    /// In the order of the budget sheet, but for what is kept free.
+    pub lines: Vec<DiskLine>,
+}
+
+/// One line of [`Disk`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskLine {
+    /// As in the budget sheet.
+    pub name: String,
+    /// What is taken of it. Of the state: what counts against the capacity, allocated memory in
+    /// full, whether or not it was written.
+    pub used_bytes: u64,
+    /// What it may take at most.
+    pub cap_bytes: u64,
 }
 
 /// The subnet as this node sees it.

@@ -1,4 +1,4 @@
-//! From one number to the whole table.
+//! From one number, or two where the disk is stated, to the whole table.
 //!
 //! Limits come in three kinds. **Scaled** ones are rows of `scale`. **Fixed** ones are constants
 //! here: what the interface specification or the clients demand, and what is a matter of time
@@ -10,7 +10,7 @@ use budget::MIB;
 
 use sheet::{GRANULE_BYTES, HandBackLimits, HeapLimits, Preset};
 
-use crate::{scale, *};
+use crate::{lines::STATE_LINE, scale, *};
 
 /// All presets. They are derived like any other size; tests pin what they come to.
 pub const PRESETS: [Preset; 3] = [
@@ -93,6 +93,20 @@ const METADATA_BYTES_PER_CANISTER: u64 = 8 << 10;
 const PIN_SECONDS: u64 = 5;
 /// Free disk kept at least, however small the delta log.
 const DISK_RESERVE_BYTES_MIN: u64 = 256 * MIB;
+/// The least state that a disk budget must leave room for.
+const CAPACITY_BYTES_MIN: u64 = 64 * MIB;
+/// The most state for each byte of memory: hashes of its leaves, kept while a state is fetched, and
+/// the layouts of its memories stay a small part of the memory so.
+const CAPACITY_BYTES_PER_MEMORY_BYTE: u64 = 256;
+/// The part of a disk budget that compiled code may take, one in so many, and the most that is of
+/// use: with 1 MB each, code of four thousand modules.
+const COMPILED_PART: u64 = 16;
+const COMPILED_BYTES_MAX: u64 = 4 << 30;
+/// The part of a disk budget that blocks may take for members that were away, and the most.
+const BLOCKS_PART: u64 = 64;
+const BLOCKS_BYTES_MAX: u64 = 1 << 30;
+/// Blocks that are kept without a disk budget.
+const RETENTION_BLOCK_BYTES: u64 = 128 * MIB;
 
 const _: () = {
     assert!(INSTRUCTIONS_PER_SLICE <= INSTRUCTIONS_PER_ROUND);
@@ -146,6 +160,55 @@ impl Limits {
         Self::preset("micro")
     }
 
+    /// Gives the node `disk_bytes` (whole MiB of it) for all that it keeps on disk, with room for
+    /// so many states: two where a state that is fetched lies beside the old one. Compiled code,
+    /// blocks and the capacity of the subnet follow from it, but for what was set otherwise before.
+    ///
+    /// # Errors
+    /// [`LimitsError::DiskTooSmall`] when too little would be left for a state; nothing is changed
+    /// then.
+    pub fn set_disk(&mut self, disk_bytes: u64, states: u64) -> Result<(), LimitsError> {
+        let smallest_bytes = self.smallest_disk_bytes(states);
+        if disk_bytes < smallest_bytes {
+            return Err(LimitsError::DiskTooSmall {
+                disk_bytes,
+                beside_bytes: smallest_bytes
+                    .saturating_sub(states.saturating_mul(self.least_capacity_bytes())),
+                smallest_bytes,
+            });
+        }
+        sheet::restate(self, |table| {
+            table.disk_budget_bytes = disk_bytes - disk_bytes % MIB;
+            table.pages.states_on_disk = states;
+        });
+        Ok(())
+    }
+
+    /// The smallest disk for this table, with room for so many states.
+    pub fn smallest_disk_bytes(&self, states: u64) -> u64 {
+        self.disk_bytes(states, self.least_capacity_bytes())
+    }
+
+    /// The smallest disk for a capacity of so many bytes, with room for so many states.
+    pub fn disk_bytes(&self, states: u64, capacity_bytes: u64) -> u64 {
+        let state = states.saturating_mul(capacity_bytes);
+        // Compiled code and blocks take a small part of the disk, so that each step adds less than
+        // the one before.
+        let mut table = self.clone();
+        let mut disk = MIB;
+        loop {
+            sheet::restate(&mut table, |table| {
+                table.disk_budget_bytes = disk;
+                table.pages.states_on_disk = states;
+            });
+            let needed = table.beside_state_bytes().saturating_add(state);
+            if needed <= disk {
+                return disk;
+            }
+            disk = needed.checked_next_multiple_of(MIB).unwrap_or(u64::MAX);
+        }
+    }
+
     /// Heap and stable bytes one update message may dirty: what is reserved of [`pool::EXECUTIONS`]
     /// before it starts.
     pub fn message_dirty_bytes(&self) -> u64 {
@@ -196,6 +259,7 @@ impl Limits {
     pub(crate) fn derived(memory: u64) -> Self {
         let mut table = Self {
             memory_budget_bytes: memory,
+            disk_budget_bytes: 0,
             subnet: subnet(memory),
             execution: execution(memory),
             sandbox: sandbox(memory),
@@ -225,9 +289,6 @@ impl Limits {
                 *field = value;
             }
         };
-        // Storage never reserves cycles.
-        let capacity = self.subnet.memory_capacity_bytes;
-        set("subnet.memory_threshold_bytes", &mut self.subnet.memory_threshold_bytes, capacity);
         let canisters = self.subnet.canister_metadata_bytes / METADATA_BYTES_PER_CANISTER;
         set("subnet.canisters_max", &mut self.subnet.canisters_max, canisters);
 
@@ -277,6 +338,54 @@ impl Limits {
         set("pages.pinned_delta_bytes", &mut self.pages.pinned_delta_bytes, open / 2);
         let disk = self.pages.delta_capacity_bytes.max(DISK_RESERVE_BYTES_MIN);
         set("pages.disk_reserve_bytes", &mut self.pages.disk_reserve_bytes, disk);
+        self.follow_disk(&stays);
+
+        // Storage never reserves cycles.
+        let capacity = self.subnet.memory_capacity_bytes;
+        if !stays("subnet.memory_threshold_bytes") {
+            self.subnet.memory_threshold_bytes = capacity;
+        }
+    }
+
+    /// Divides a disk budget: a part for compiled code, a part for blocks, and all that no other
+    /// line takes for the state. Without a budget these limits follow from the memory.
+    fn follow_disk(&mut self, stays: impl Fn(&str) -> bool) {
+        let disk = self.disk_budget_bytes;
+        if disk == 0 {
+            return;
+        }
+        let whole = |bytes: u64| bytes - bytes % MIB;
+        if !stays("sandbox.compilation_cache_bytes") {
+            let least = scale::COMPILATION_CACHE.bytes_at(self.memory_budget_bytes);
+            let part = whole(disk / COMPILED_PART).min(COMPILED_BYTES_MAX);
+            self.sandbox.compilation_cache_bytes = least.max(part);
+        }
+        if !stays("consensus.retention_block_bytes") {
+            let part = whole(disk / BLOCKS_PART).min(BLOCKS_BYTES_MAX);
+            self.consensus.retention_block_bytes = RETENTION_BLOCK_BYTES.max(part);
+        }
+        if !stays("subnet.memory_capacity_bytes") {
+            let left = disk.saturating_sub(self.beside_state_bytes());
+            let most = self.memory_budget_bytes.saturating_mul(CAPACITY_BYTES_PER_MEMORY_BYTE);
+            let capacity = left / self.pages.states_on_disk.max(1);
+            self.subnet.memory_capacity_bytes = whole(capacity.min(most));
+        }
+    }
+
+    /// The least capacity that a disk budget must leave: callbacks have their part of it.
+    fn least_capacity_bytes(&self) -> u64 {
+        let callbacks = self
+            .execution
+            .response_callback_reservation_bytes
+            .saturating_mul(self.execution.threads);
+        CAPACITY_BYTES_MIN.max(callbacks.saturating_mul(2))
+    }
+
+    /// What lies on disk besides the state.
+    fn beside_state_bytes(&self) -> u64 {
+        let sheet = self.sheet();
+        let state = sheet.line(STATE_LINE).map_or(0, |line| line.bytes);
+        sheet.disk_sum_bytes().saturating_sub(state)
     }
 }
 
@@ -396,6 +505,7 @@ fn pages(memory: u64) -> PagesLimits {
         copy_threads: scale::COPY_THREADS.step_at(memory),
         metadata_cache_bytes: scale::METADATA_CACHE.bytes_at(memory),
         disk_reserve_bytes: 0,
+        states_on_disk: 1,
     }
 }
 
@@ -436,7 +546,7 @@ fn consensus(memory: u64) -> ConsensusLimits {
         blocks_per_epoch: 500,
         checkpoint_block_bytes: 64 * MIB,
         retention_rounds: 1_000,
-        retention_block_bytes: 128 * MIB,
+        retention_block_bytes: RETENTION_BLOCK_BYTES,
         sync_bytes_per_second: 32 * MIB,
         nidkg_tables_bytes: scale::NIDKG_TABLES.bytes_at(memory),
     }

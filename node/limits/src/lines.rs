@@ -1,4 +1,4 @@
-//! The lines of the replica's budget sheet ([`sheet::Sheet`]).
+//! The lines of the replica's budget sheets, of memory and of disk ([`sheet::Sheet`]).
 //!
 //! One line is shared. Update messages, an install and a compilation all take memory that lives for
 //! one execution, and never all at once: each reserves its worst case from the pool `executions`
@@ -17,6 +17,11 @@ pub const CERTIFICATE_BYTES: u64 = 8 << 10;
 /// its share of the layouts in use.
 const RUN_BYTES: u64 = 40;
 const PAGE_BYTES: u64 = 4096;
+/// Checkpoints whose records are on disk at once: the store writes new pages before it lets the old
+/// ones go.
+const RECORD_VERSIONS: u64 = 2;
+/// The line of canister state, on disk.
+pub(crate) const STATE_LINE: &str = "canister_state";
 /// One element of a table of an instance.
 const TABLE_ELEMENT_BYTES: u64 = 8;
 
@@ -313,12 +318,12 @@ impl Limits {
         let delta_most = self.delta_bytes();
         vec![
             line(
-                "canister_state",
-                subnet.memory_capacity_bytes,
-                "pages",
+                "disk_reserve",
+                pages.disk_reserve_bytes,
+                "thimble",
                 Disk,
                 String::new(),
-                "heaps, stable memories, modules and chunks of all canisters",
+                "kept free; with less, updates are refused",
             ),
             line(
                 "delta_log",
@@ -333,14 +338,6 @@ impl Limits {
                 "pages changed since they were last folded",
             ),
             line(
-                "compiled_modules",
-                sandbox.compilation_cache_bytes,
-                "sandbox",
-                Disk,
-                String::new(),
-                "compiled artefacts, mapped when they run",
-            ),
-            line(
                 "block_log",
                 consensus.retention_block_bytes.saturating_add(consensus.block_ingress_bytes),
                 "consensus",
@@ -350,14 +347,45 @@ impl Limits {
                  want; and the block that brings the next",
             ),
             line(
-                "disk_reserve",
-                pages.disk_reserve_bytes,
-                "thimble",
+                "checkpoint_records",
+                self.records_bytes().saturating_mul(RECORD_VERSIONS),
+                "state",
+                Disk,
+                times(RECORD_VERSIONS, self.records_bytes()),
+                "metadata, queued messages and the ingress history, in the newest checkpoint and \
+                 in the one being written",
+            ),
+            line(
+                "compiled_modules",
+                sandbox.compilation_cache_bytes,
+                "sandbox",
                 Disk,
                 String::new(),
-                "kept free; with less, updates are refused",
+                "compiled artefacts, mapped when they run",
+            ),
+            line(
+                STATE_LINE,
+                subnet.memory_capacity_bytes.saturating_mul(pages.states_on_disk),
+                "pages",
+                Disk,
+                times(pages.states_on_disk, subnet.memory_capacity_bytes),
+                "heaps, stable memories, modules and chunks of all canisters; where there are \
+                 several nodes, a state that is fetched lies beside the old one",
             ),
         ]
+    }
+
+    /// What the records of one checkpoint come to, however full all pools are.
+    fn records_bytes(&self) -> u64 {
+        [
+            self.subnet.guaranteed_response_message_bytes,
+            self.subnet.best_effort_message_bytes,
+            self.subnet.ingress_history_bytes,
+            self.subnet.wasm_custom_sections_bytes,
+            self.subnet.canister_metadata_bytes,
+        ]
+        .into_iter()
+        .fold(0, u64::saturating_add)
     }
 }
 

@@ -4,8 +4,8 @@
 pub(crate) const REASONS: &[(&str, &str)] = &[
     (
         "subnet.memory_capacity_bytes",
-        "all canister state together, on disk; scaled with memory so that working sets stay in \
-         proportion",
+        "all canister state together, on disk: what the disk budget leaves, at most 256 bytes for \
+         each byte of memory; without a disk budget it follows the memory",
     ),
     (
         "subnet.memory_threshold_bytes",
@@ -121,7 +121,8 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ),
     (
         "sandbox.compilation_cache_bytes",
-        "on disk; what is evicted is compiled again when it is needed",
+        "on disk: a sixteenth of the disk budget, at most 4 GiB; what is evicted is compiled again \
+         when it is needed",
     ),
     ("pages.delta_capacity_bytes", "on disk; follows the reserve and one round more"),
     (
@@ -170,6 +171,10 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ),
     ("pages.copy_threads", "folding is bound by the disk, not by cores"),
     ("pages.metadata_cache_bytes", "the metadata store's own cache"),
+    (
+        "pages.states_on_disk",
+        "2 in a subnet of several: a state that is fetched is laid down beside the old one",
+    ),
     ("pages.disk_reserve_bytes", "follows the delta log, so that what was accepted can be written"),
     ("module.wasm_bytes", "follows: a module as uploaded is held while it is compiled"),
     (
@@ -232,7 +237,10 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "a peer that was away for a quarter of an hour executes what it missed; one that was away \
          for longer fetches a state",
     ),
-    ("consensus.retention_block_bytes", "on disk: two checkpoints' worth"),
+    (
+        "consensus.retention_block_bytes",
+        "on disk: two checkpoints' worth, or a 64th of the disk budget, at most 1 GiB",
+    ),
     (
         "consensus.sync_bytes_per_second",
         "a third of a gigabit line: peers that catch up must not slow down agreement",

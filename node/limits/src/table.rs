@@ -19,6 +19,10 @@ use crate::{PRESETS, reasons::REASONS};
 pub struct Limits {
     /// What the operator stated: the most memory the node's processes may take together.
     pub memory_budget_bytes: u64,
+    /// The most that the node may keep on disk ([`Self::set_disk`]). 0 where nothing was stated:
+    /// what lies on disk then follows from the memory.
+    #[serde(default)]
+    pub disk_budget_bytes: u64,
     /// What one subnet may hold.
     pub subnet: SubnetLimits,
     /// What one message and one round may do.
@@ -76,6 +80,10 @@ impl Table for Limits {
 
     fn memory_budget_bytes(&self) -> u64 {
         self.memory_budget_bytes
+    }
+
+    fn disk_budget_bytes(&self) -> u64 {
+        self.disk_budget_bytes
     }
 
     fn lines(&self) -> Vec<SheetLine> {
@@ -254,6 +262,15 @@ pub struct PagesLimits {
     pub metadata_cache_bytes: u64,
     /// Free disk below which new updates are refused.
     pub disk_reserve_bytes: u64,
+    /// States that have room on the disk budget: 2 where a state that is fetched from peers lies
+    /// beside the old one.
+    #[serde(default = "one")]
+    pub states_on_disk: u64,
+}
+
+/// What tables that were written down before there was a disk budget come to.
+fn one() -> u64 {
+    1
 }
 
 /// Limits on canister modules.

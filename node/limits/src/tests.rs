@@ -343,6 +343,7 @@ fn what_is_shown_is_a_configuration_file_that_changes_nothing() {
         assert_eq!(again, limits);
         let mut table = as_object(&limits);
         table.remove("memory_budget_bytes");
+        table.remove("disk_budget_bytes");
         again.apply_overrides(&Value::Object(table)).unwrap();
         assert_eq!(again, limits);
     }
@@ -373,4 +374,67 @@ proptest! {
     fn odd_sizes_round_down(bytes in 124 * MIB..20 * GIB) {
         prop_assert_eq!(Limits::derive(bytes).unwrap(), Limits::derive(bytes - bytes % MIB).unwrap());
     }
+}
+
+#[test]
+fn a_disk_budget_adds_up_for_every_memory_and_leaves_the_rest_to_the_state() {
+    for memory in [124 * MIB, 256 * MIB, 512 * MIB, GIB, 4 * GIB, 16 * GIB] {
+        for states in [1, 2] {
+            let plain = Limits::derive(memory).unwrap();
+            let smallest = plain.smallest_disk_bytes(states);
+            let mut before = plain.clone();
+            before.set_disk(smallest, states).unwrap();
+            for disk in [smallest, 2 * smallest, 100 * GIB, 1 << 50, u64::MAX] {
+                let mut limits = plain.clone();
+                limits.set_disk(disk, states).unwrap();
+                limits.check().unwrap_or_else(|error| panic!("{memory} {disk}: {error}"));
+                let sheet = limits.sheet();
+                assert!(sheet.disk_sum_bytes() <= disk);
+                assert_eq!(sheet.sum_bytes(), plain.sheet().sum_bytes(), "memory stays");
+                for ((name, less), (_, more)) in numbers(&before).into_iter().zip(numbers(&limits))
+                {
+                    assert!(less <= more, "{name} falls from {less} to {more} at {disk}");
+                }
+                let capacity = limits.subnet.memory_capacity_bytes;
+                assert_eq!(capacity, limits.subnet.memory_threshold_bytes);
+                let all = capacity == 256 * memory;
+                assert!(all || sheet.disk_left_bytes() < 2 * states * MIB, "{disk}: nothing idles");
+                before = limits;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_hundred_gib_of_state_fit_half_a_gib_of_memory() {
+    let mut limits = Limits::nano().unwrap();
+    limits.set_disk(107 * GIB, 1).unwrap();
+    assert!(limits.subnet.memory_capacity_bytes >= 100 * GIB);
+    assert_eq!(limits.sandbox.compilation_cache_bytes, 4 * GIB);
+    assert_eq!(limits.consensus.retention_block_bytes, GIB);
+}
+
+#[test]
+fn too_little_disk_names_what_lies_beside_the_state_and_the_smallest_that_works() {
+    let mut limits = Limits::nano().unwrap();
+    let (before, smallest) = (limits.clone(), limits.smallest_disk_bytes(1));
+    let text = limits.set_disk(smallest - 1, 1).unwrap_err().to_string();
+    assert!(text.contains(&budget::format_size(smallest)), "{text}");
+    assert_eq!(limits, before);
+    limits.set_disk(smallest, 1).unwrap();
+    assert_eq!(limits.subnet.memory_capacity_bytes, 64 * MIB);
+}
+
+#[test]
+fn what_was_set_by_hand_stays_when_the_disk_is_stated() {
+    let mut limits = Limits::nano().unwrap();
+    limits.apply_overrides(&json!({"subnet": {"memory_capacity_bytes": "1GiB"}})).unwrap();
+    limits.set_disk(100 * GIB, 1).unwrap();
+    assert_ne!(limits.subnet.memory_capacity_bytes, 512 * MIB);
+    limits.apply_overrides(&json!({"subnet": {"memory_capacity_bytes": "1GiB"}})).unwrap();
+    assert_eq!(limits.subnet.memory_capacity_bytes, GIB);
+    limits.check().unwrap();
+    limits.apply_overrides(&json!({"subnet": {"memory_capacity_bytes": "200GiB"}})).unwrap();
+    let text = limits.check().unwrap_err().to_string();
+    assert!(text.contains("`canister_state` (200 GiB)") && text.contains("100 GiB"), "{text}");
 }

@@ -54,6 +54,7 @@ fn measure(dir: &std::path::Path, stride: u64, span: u64, with_layout: bool) -> 
         copy_threads: 1,
         metadata_cache_bytes: 1 << 20,
         disk_reserve_bytes: 0,
+        states_on_disk: 1,
     };
     let store = PageStore::open(dir, &limits, []).unwrap();
     let id = MemoryId(0);

@@ -15,13 +15,12 @@ use gateway::{
 };
 use genesis::NodeRecord;
 use ic_principal::Principal;
-use pages::PageStore;
 use state::{
     CanisterId, CanisterState, CanisterStatus, CertifiedReader, Height, Ingress, IngressId, Reject,
     SignedIngress, Time, Validity,
 };
 
-use crate::{allocator, metrics::RoundMetrics, watch::Watch};
+use crate::{allocator, disk_usage::DiskUsage, metrics::RoundMetrics, watch::Watch};
 
 /// Seconds a client is asked to wait when the ingress pool is full: a few rounds empty it.
 const RETRY_AFTER_SECONDS: u64 = 1;
@@ -38,8 +37,8 @@ pub(crate) struct Adapter {
     pub(crate) watch: Arc<Watch>,
     pub(crate) rounds: RoundMetrics,
     pub(crate) identity: Identity,
-    pub(crate) pages: Arc<PageStore>,
     pub(crate) delta_capacity_bytes: u64,
+    pub(crate) disk: DiskUsage,
     /// None for a subnet of one.
     pub(crate) subnet: Option<Agreement>,
 }
@@ -252,10 +251,11 @@ impl Node for Adapter {
             },
             allocator: watch.record.allocator(),
             pools: dashboard::pools(watch.ledger.snapshot()),
+            disk: self.disk.report(),
             processes: memory.processes,
             rounds: report::Rounds {
                 queries: watch.queries.load(Relaxed),
-                delta_bytes: self.pages.delta_bytes(),
+                delta_bytes: self.disk.delta_bytes(),
                 delta_capacity_bytes: self.delta_capacity_bytes,
                 worker_restarts: watch.sandbox.statistics().restarts,
                 ..self.rounds.report()
@@ -263,6 +263,7 @@ impl Node for Adapter {
             throttling: watch.record.throttling(),
             canisters,
             canisters_total,
+            canisters_max: self.disk.canisters_max(),
             history: watch.record.history(),
         }
     }

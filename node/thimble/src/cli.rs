@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
-    config::Config,
+    config::{Config, listen_address},
     genesis::{self, GenesisCommand},
     init,
     members::MembersCommand,
@@ -60,7 +60,7 @@ enum Command {
     /// them. After a crash the node executes again what its block log holds above the newest
     /// checkpoint and compares every state root with the one it certified before.
     ///
-    /// Example: thimble run --memory 512MiB --listen 127.0.0.1:8080 --data-dir /var/lib/thimble
+    /// Example: thimble run --memory 512MiB --disk 100GiB --listen 127.0.0.1:8080 --data-dir /var/lib/thimble
     Run {
         #[command(flatten)]
         settings: Settings,
@@ -143,12 +143,13 @@ enum Command {
         /// Which message that the canister takes up in the round, from 0.
         ordinal: u64,
     },
-    /// Print the budget sheet: every pool with its cap, owner and reason, and every other limit.
+    /// Print the budget sheets, of memory and of disk: every pool with its cap, owner and reason,
+    /// and every other limit.
     ///
-    /// The sum of the memory lines never exceeds the budget; a table that does not add up is
-    /// refused with the line that does not fit.
+    /// The sum of the memory lines never exceeds the memory, and that of the disk lines never the
+    /// disk; a table that does not add up is refused with the line that does not fit.
     ///
-    /// Example: thimble limits --memory 256MiB --json
+    /// Example: thimble limits --memory 256MiB --disk 20GiB --json
     Limits {
         #[command(flatten)]
         settings: Settings,
@@ -227,6 +228,12 @@ pub(crate) struct Settings {
     /// 512MiB]
     #[arg(long, value_name = "SIZE", conflicts_with = "preset")]
     pub(crate) memory: Option<String>,
+    /// What the node may keep on disk: state, delta log, compiled code, blocks. The capacity for
+    /// canisters follows from it. In a subnet of several the same on all nodes. [default: for a
+    /// node alone what is free at its first start; in a subnet of several it follows from the
+    /// memory]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) disk: Option<String>,
     /// A named size: micro (256 MiB), nano (512 MiB), small (1 GiB).
     #[arg(long, value_name = "NAME")]
     pub(crate) preset: Option<String>,
@@ -298,14 +305,14 @@ impl Cli {
             Command::Status { address, config, json } => {
                 let address = match address {
                     Some(address) => address,
-                    None => Config::load(&Settings { config, ..Settings::default() })?.listen,
+                    None => listen_address(config.as_deref())?,
                 };
                 status::run(address, json)
             }
             Command::Heap { address, config, options } => {
                 let address = || match address {
                     Some(address) => Ok(address),
-                    None => Ok(Config::load(&Settings { config, ..Settings::default() })?.listen),
+                    None => listen_address(config.as_deref()),
                 };
                 heap::run(&PROGRAM, address, &options)
             }

@@ -1,13 +1,20 @@
 //! One configuration file, flags over it, defaults under it.
 
-use std::{collections::BTreeMap, fs, net::SocketAddr, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result};
 use limits::Limits;
 use serde::{Deserialize, Serialize};
 
-use crate::{cli::Settings, genesis::check_peers};
+use crate::{cli::Settings, disk_budget, genesis::check_peers};
 
+/// Where clients are served, if nothing else is stated.
+const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 /// A configuration file larger than this is not one.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
@@ -15,6 +22,12 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Config {
     pub(crate) memory: String,
+    /// What the node may keep on disk; none where that follows from the memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) disk: Option<String>,
+    /// Whether the disk was stated by the operator, rather than found.
+    #[serde(skip)]
+    pub(crate) disk_is_stated: bool,
     pub(crate) listen: SocketAddr,
     pub(crate) data_dir: PathBuf,
     pub(crate) log: String,
@@ -67,6 +80,7 @@ pub(crate) struct P2p {
 struct File {
     memory: Option<String>,
     preset: Option<String>,
+    disk: Option<String>,
     listen: Option<SocketAddr>,
     data_dir: Option<PathBuf>,
     log: Option<String>,
@@ -80,28 +94,33 @@ struct File {
     limits: toml::Table,
 }
 
+impl File {
+    /// The file at this path; an empty one where none is named.
+    fn read(path: Option<&Path>) -> Result<Self> {
+        let Some(path) = path else { return Ok(Self::default()) };
+        let named = || format!("reading the configuration file {}", path.display());
+        let size = fs::metadata(path).with_context(named)?.len();
+        anyhow::ensure!(
+            size <= FILE_BYTES_MAX,
+            "{} has {size} bytes; a configuration file has at most {FILE_BYTES_MAX}",
+            path.display()
+        );
+        let text = fs::read_to_string(path).with_context(named)?;
+        toml::from_str(&text)
+            .with_context(|| format!("in the configuration file {}", path.display()))
+    }
+}
+
+/// Where a node with this configuration file, or with none, serves clients.
+pub(crate) fn listen_address(path: Option<&Path>) -> Result<SocketAddr> {
+    Ok(File::read(path)?.listen.unwrap_or(LISTEN))
+}
+
 impl Config {
     /// Reads the file if one is named, lays the flags over it, derives all limits and checks that
     /// they add up.
     pub(crate) fn load(settings: &Settings) -> Result<Self> {
-        let file = match &settings.config {
-            Some(path) => {
-                let size = fs::metadata(path)
-                    .with_context(|| format!("reading the configuration file {}", path.display()))?
-                    .len();
-                anyhow::ensure!(
-                    size <= FILE_BYTES_MAX,
-                    "{} has {size} bytes; a configuration file has at most {FILE_BYTES_MAX}",
-                    path.display()
-                );
-                let text = fs::read_to_string(path).with_context(|| {
-                    format!("reading the configuration file {}", path.display())
-                })?;
-                toml::from_str(&text)
-                    .with_context(|| format!("in the configuration file {}", path.display()))?
-            }
-            None => File::default(),
-        };
+        let file = File::read(settings.config.as_deref())?;
         // A size named on the command line stands above a preset in the file, and the other way
         // round.
         let (memory, preset) = match (&settings.memory, &settings.preset) {
@@ -114,6 +133,16 @@ impl Config {
             (None, Some(name)) => Limits::preset(&name)?,
             (None, None) => Limits::preset("nano")?,
         };
+        let data_dir =
+            settings.data_dir.clone().or(file.data_dir).unwrap_or_else(|| "thimble-data".into());
+        let stated = settings.disk.clone().or(file.disk);
+        let disk = match &stated {
+            Some(size) => Some(budget::parse_size(size)?),
+            None => disk_budget::found(&data_dir, &limits)?,
+        };
+        if let Some(bytes) = disk {
+            limits.set_disk(bytes, disk_budget::states(&data_dir)?)?;
+        }
         limits.apply_overrides(&serde_json::to_value(&file.limits)?)?;
         limits.check()?;
         let mut p2p = file.p2p;
@@ -122,15 +151,10 @@ impl Config {
         check_peers(p2p.peers.iter())?;
         Ok(Self {
             memory: budget::format_size(limits.memory_budget_bytes),
-            listen: settings
-                .listen
-                .or(file.listen)
-                .unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080))),
-            data_dir: settings
-                .data_dir
-                .clone()
-                .or(file.data_dir)
-                .unwrap_or_else(|| "thimble-data".into()),
+            disk: disk.map(|_| budget::format_size(limits.disk_budget_bytes)),
+            disk_is_stated: stated.is_some(),
+            listen: settings.listen.or(file.listen).unwrap_or(LISTEN),
+            data_dir,
             log: settings.log.clone().or(file.log).unwrap_or_else(|| "info".into()),
             heap_profile: settings.heap_profile.or(file.heap_profile).unwrap_or(false),
             p2p,
@@ -153,9 +177,10 @@ impl Config {
     /// As a configuration file.
     pub(crate) fn to_toml(&self) -> Result<String> {
         let mut value = serde_json::to_value(self)?;
-        // The budget stands at the top already, in the form a person writes.
+        // The budgets stand at the top already, in the form a person writes.
         if let Some(limits) = value.get_mut("limits").and_then(|limits| limits.as_object_mut()) {
             limits.remove("memory_budget_bytes");
+            limits.remove("disk_budget_bytes");
         }
         let mut text = toml::to_string_pretty(&value)?;
         if self.features.provisional.is_none() {
@@ -208,6 +233,29 @@ mod tests {
         let again = load(&first.to_toml().unwrap(), Settings::default()).unwrap();
         assert_eq!(first.limits, again.limits);
         assert_eq!(first.to_toml().unwrap(), again.to_toml().unwrap());
+    }
+
+    #[test]
+    fn the_disk_is_stated_recorded_or_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let data_dir = Some(folder.path().join("data"));
+        let found = load("", Settings { data_dir: data_dir.clone(), ..Settings::default() });
+        let found = found.unwrap();
+        assert!(found.limits.disk_budget_bytes > 0 && !found.disk_is_stated);
+        assert!(found.to_toml().unwrap().contains("\ndisk = "));
+        let text = "disk = \"20GiB\"\n";
+        let file = load(text, Settings { data_dir, ..Settings::default() }).unwrap();
+        assert_eq!(file.limits.disk_budget_bytes, 20 << 30);
+        assert!(file.limits.subnet.memory_capacity_bytes > 15 << 30);
+        let flag = Settings { disk: Some("100GiB".into()), ..Settings::default() };
+        let flag = load(text, flag).unwrap();
+        assert_eq!((flag.limits.disk_budget_bytes, flag.disk_is_stated), (100 << 30, true));
+        let own = "disk = \"20GiB\"\n[limits.subnet]\nmemory_capacity_bytes = \"1GiB\"\n";
+        let own = load(own, Settings::default()).unwrap();
+        assert_eq!(own.limits.subnet.memory_capacity_bytes, 1 << 30);
+        let small = Settings { disk: Some("512MiB".into()), ..Settings::default() };
+        let small = load("", small).unwrap_err().to_string();
+        assert!(small.contains("512 MiB of disk is too little"), "{small}");
     }
 
     #[test]

@@ -52,6 +52,11 @@ fn toml(config: &Config, data: &Path) -> String {
         Some(provisional) => format!("provisional = {provisional}\n"),
         None => "# provisional = true\n".to_owned(),
     };
+    // What was found on this machine is recorded in the data folder, not here.
+    let disk = match config.disk.as_deref().filter(|_| config.disk_is_stated) {
+        Some(disk) => format!("disk = {}\n", quoted(disk)),
+        None => "# disk = \"100GiB\"\n".to_owned(),
+    };
     format!(
         "# Configuration of a Thimble node. Flags stand above it; `thimble config --config FILE` \
          prints all that follows from it.
@@ -60,6 +65,10 @@ fn toml(config: &Config, data: &Path) -> String {
          limits --memory SIZE` shows how.
 memory = {}
 
+# What the node may keep on disk; the capacity for canisters follows from it. Not set: for a node \
+         alone what is free at its first start; in a subnet of several, where it has to be the same \
+         on all nodes, it follows from the memory.
+{disk}
 # The public HTTP interface. It has no TLS: keep it on loopback, or behind a proxy that has.
 listen = \"{}\"
 

@@ -8,6 +8,8 @@ mod adapter;
 mod allocator;
 mod cli;
 mod config;
+mod disk_budget;
+mod disk_usage;
 mod genesis;
 mod governor;
 mod init;

@@ -15,6 +15,7 @@ use std::{
 
 use consensus::IngressPool;
 use execution::{QueryService, RoundResult};
+use gateway::report::DiskLine;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
@@ -29,7 +30,7 @@ use prometheus_client::{
 use sandbox::HeapFigures;
 use state::Batch;
 
-use crate::watch::Watch;
+use crate::{disk_usage::DiskUsage, watch::Watch};
 
 const ROUND_SECONDS: [f64; 10] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0, 10.0];
 
@@ -159,7 +160,7 @@ pub(crate) struct Readings {
     pub(crate) ingress: Arc<IngressPool>,
     pub(crate) rounds: RoundMetrics,
     pub(crate) queries: QueryService,
-    pub(crate) delta_bytes: Box<dyn Fn() -> u64 + Send + Sync>,
+    pub(crate) disk: DiskUsage,
 }
 
 impl fmt::Debug for Readings {
@@ -318,6 +319,29 @@ impl Readings {
     }
 }
 
+impl Readings {
+    /// Lines of the disk's budget sheet.
+    fn disk(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let disk = self.disk.report();
+        gauge(encoder, "disk_budget_bytes", "The disk budget, 0 without one", disk.budget_bytes)?;
+        gauge(encoder, "disk_free_bytes", "Free on the data folder's disk", disk.free_bytes)?;
+        type Figure = fn(&DiskLine) -> u64;
+        let figures: [(&str, &str, Figure); 2] = [
+            ("disk_used_bytes", "Taken of the line on disk", |line| line.used_bytes),
+            ("disk_cap_bytes", "What the line may take on disk", |line| line.cap_bytes),
+        ];
+        for (name, help, figure) in figures {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for line in &disk.lines {
+                let labels = [("line", line.name.as_str())];
+                ConstGauge::new(i64::try_from(figure(line)).unwrap_or(i64::MAX))
+                    .encode(family.encode_family(&labels)?)?;
+            }
+        }
+        gauge(encoder, "canisters_max", "Canisters that may exist", self.disk.canisters_max())
+    }
+}
+
 impl Collector for Readings {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let encoder = &mut encoder;
@@ -374,7 +398,8 @@ impl Collector for Readings {
                 MetricType::Counter,
             )?)?;
         }
-        gauge(encoder, "delta_bytes", "Delta segments on disk", (self.delta_bytes)())?;
+        gauge(encoder, "delta_bytes", "Delta segments on disk", self.disk.delta_bytes())?;
+        self.disk(encoder)?;
         let workers = self.watch.sandbox.statistics();
         ConstCounter::new(workers.restarts).encode(encoder.encode_descriptor(
             "worker_restarts",

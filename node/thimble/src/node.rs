@@ -34,6 +34,7 @@ use crate::{
     adapter::{Adapter, Agreement, Identity},
     allocator,
     config::Config,
+    disk_usage::DiskUsage,
     governor,
     keys::{Keys, files::lock},
     keystore::KeyFiles,
@@ -122,6 +123,7 @@ fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
     tracing::info!(
         address = %gateway.local_addr(),
         budget = %config.memory,
+        disk = config.disk.as_deref(),
         subnet = %keys.subnet_id(),
         node = %keys.node_id(),
         millis = started.elapsed().as_millis() as u64,
@@ -290,8 +292,10 @@ fn open(
             (height, executor.time()),
         )?,
     };
+    let disk =
+        DiskUsage::new(data.clone(), limits, pages.clone(), sandbox.clone(), executor.reader());
     let watch = Arc::new(Watch::new(ledger.clone(), cgroup, sandbox, limits));
-    let rounds = register_metrics(registry, &watch, &ingress, &executor, &pages);
+    let rounds = register_metrics(registry, &watch, &ingress, &executor, disk.clone());
     let waiters = Waiters::new(limits.gateway.sync_calls_waiting);
     let adapter = Adapter {
         pool: ingress.clone(),
@@ -302,7 +306,7 @@ fn open(
         watch: watch.clone(),
         rounds: rounds.clone(),
         identity: Identity { subnet_id: keys.subnet_id(), node_id: keys.node_id() },
-        pages: pages.clone(),
+        disk,
         delta_capacity_bytes: limits.pages.delta_capacity_bytes,
         subnet,
     };
@@ -408,17 +412,16 @@ fn register_metrics(
     watch: &Arc<Watch>,
     ingress: &Arc<IngressPool>,
     executor: &Executor,
-    pages: &Arc<PageStore>,
+    disk: DiskUsage,
 ) -> RoundMetrics {
     let mut registry = registry.lock().unwrap_or_else(PoisonError::into_inner);
     let rounds = RoundMetrics::new(&mut registry);
-    let pages = pages.clone();
     registry.register_collector(Box::new(Readings {
         watch: watch.clone(),
         ingress: ingress.clone(),
         rounds: rounds.clone(),
         queries: executor.queries(),
-        delta_bytes: Box::new(move || pages.delta_bytes()),
+        disk,
     }));
     rounds
 }

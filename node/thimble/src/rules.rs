@@ -101,6 +101,21 @@ impl Rules {
     }
 }
 
+fn slot(data_dir: &Path) -> RecordSlot {
+    RecordSlot { disk: RealDisk::shared(), path: data_dir.join("rules"), kind: KIND }
+}
+
+/// The disk budget that rounds were last executed with; none before the first start, and for a node
+/// that had none.
+pub(crate) fn recorded_disk(data_dir: &Path) -> Result<Option<u64>> {
+    let slot = slot(data_dir);
+    let Some(bytes) = slot.read()? else { return Ok(None) };
+    let rules: Rules = serde_json::from_slice(&bytes)
+        .with_context(|| format!("{} does not decode", slot.path.display()))?;
+    let disk = rules.limits.get("disk_budget_bytes").and_then(serde_json::Value::as_u64);
+    Ok(disk.filter(|bytes| *bytes > 0))
+}
+
 /// Sees to it that what the log holds is executed by the rules it was executed by, and that the
 /// configured rules are recorded before anything is executed by them. `replay` executes the log to
 /// its end, under the configuration it is given, and makes a checkpoint there. Nothing of the node
@@ -110,8 +125,7 @@ pub(crate) fn settle(
     segment_bytes: u64,
     mut replay: impl FnMut(&Config) -> Result<()>,
 ) -> Result<()> {
-    let slot =
-        RecordSlot { disk: RealDisk::shared(), path: config.data_dir.join("rules"), kind: KIND };
+    let slot = slot(&config.data_dir);
     let configured = Rules::of(config)?;
     let write = |rules: &Rules| -> Result<()> { Ok(slot.write(&serde_json::to_vec(rules)?)?) };
     let Some(bytes) = slot.read()? else { return write(&configured) };

@@ -103,6 +103,7 @@ fn text(report: &Report) -> String {
     let held = &report.throttling;
     throttling(&mut out, held_back(held.level), held.reason.as_deref(), held.events.len());
     pools(&mut out, &report.pools);
+    disk(&mut out, report);
     let _ = writeln!(out, "\n{:<22} {:>8} {:>12} {:>12}", "process", "id", "anonymous", "files");
     for process in &report.processes {
         let _ = writeln!(
@@ -116,8 +117,9 @@ fn text(report: &Report) -> String {
     }
     let _ = writeln!(
         out,
-        "\n{} canisters{}",
+        "\n{} canisters of at most {}{}",
         report.canisters_total,
+        report.canisters_max,
         if report.canisters.is_empty() { "" } else { "; the largest:" }
     );
     for canister in report.canisters.iter().take(CANISTERS_SHOWN.min(CANISTERS_MAX)) {
@@ -130,6 +132,27 @@ fn text(report: &Report) -> String {
         );
     }
     out
+}
+
+/// What lies on disk, line by line.
+fn disk(out: &mut String, report: &Report) {
+    let disk = &report.disk;
+    let budget = match disk.budget_bytes {
+        0 => "no disk budget".to_owned(),
+        bytes => format!("of a budget of {}", format_size(bytes)),
+    };
+    let _ = writeln!(out, "\n{:<22} {:>12} {:>12} {:>12}", "disk", "used", "cap", "part");
+    for line in &disk.lines {
+        let part = line.used_bytes as f64 / line.cap_bytes.max(1) as f64 * 100.0;
+        let _ = writeln!(
+            out,
+            "{:<22} {:>12} {:>12} {part:>10.1} %",
+            line.name,
+            short(line.used_bytes),
+            format_size(line.cap_bytes)
+        );
+    }
+    let _ = writeln!(out, "{} free on the disk, {budget}", short(disk.free_bytes));
 }
 
 fn held_back(level: Level) -> Option<&'static str> {
@@ -155,7 +178,8 @@ mod tests {
             "rounds",
             "delta log",
             "nothing is held back",
-            "0 canisters",
+            "0 canisters of at most 0",
+            "no disk budget",
         ] {
             assert!(text.contains(word), "{word} is missing in\n{text}");
         }

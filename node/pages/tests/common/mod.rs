@@ -35,6 +35,7 @@ pub fn limits() -> PagesLimits {
         copy_threads: 1,
         metadata_cache_bytes: MIB,
         disk_reserve_bytes: MIB,
+        states_on_disk: 1,
     }
 }
 

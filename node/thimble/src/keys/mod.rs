@@ -40,6 +40,8 @@ pub(crate) use shares::Shares;
 use subnet::Subnet;
 pub(crate) use summary::{read_summary, write_summary};
 
+/// Where the keys are, in the data folder.
+const FOLDER: &str = "keys";
 const NODE_KEY: &str = "node.key";
 const SHARE_KEY: &str = "subnet-share.key";
 const ENCRYPTION_KEY: &str = "encryption.key";
@@ -220,6 +222,12 @@ impl Keys {
     pub(crate) fn node_id(&self) -> Principal {
         genesis::node_id(&self.node.verifying_key())
     }
+}
+
+/// Whether the node of a data folder is one of several in its subnet: not while it has no keys.
+pub(crate) fn several(data_dir: &Path) -> Result<bool> {
+    let subnet = Subnet::read(&data_dir.join(FOLDER).join(SUBNET))?;
+    Ok(subnet.is_some_and(|subnet| subnet.origin.is_some() && subnet.members.len() > 1))
 }
 
 /// The share as it was dealt at first; none once it was removed because the key was handed on.

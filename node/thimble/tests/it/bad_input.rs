@@ -172,7 +172,7 @@ fn gzip_bomb() -> Vec<u8> {
 
 #[tokio::test]
 async fn a_canister_that_grows_without_end_is_stopped_by_its_cap() {
-    let node = Node::start_with("256MiB").await;
+    let node = Node::start_as("256MiB", "disk = \"4GiB\"\n", "").await;
     let agent = node.agent(1).await;
     let bench = deploy(&agent, "workbench.wasm").await;
     // 16 GiB of stable memory fit no subnet of this size: refused, not granted.

@@ -10,6 +10,7 @@ mod connections;
 mod crash;
 mod dashboard;
 mod disk;
+mod disk_budget;
 mod genesis;
 mod harness;
 mod heap;

@@ -301,7 +301,8 @@ const EATER: &str = r#"(module
 
 #[tokio::test]
 async fn a_canister_that_takes_all_memory_it_can_gets_its_limit_and_no_more() {
-    let node = Node::start_with("256MiB").await;
+    let capacity = "[limits.subnet]\nmemory_capacity_bytes = \"256MiB\"\n";
+    let node = Node::start_as("256MiB", capacity, "").await;
     let agent = node.agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
     let module = wat::parse_str(EATER).unwrap();

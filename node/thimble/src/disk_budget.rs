@@ -1,0 +1,112 @@
+//! What the node may keep on disk, where nothing is stated.
+//!
+//! A node alone in its subnet takes what is free when it starts for the first time. That number is
+//! recorded with the rules ([`crate::rules`]) and holds for all later starts until another is
+//! stated, so that filling the disk does not shrink what the node may fill. Members of a subnet of
+//! several must have the same capacity, and their disks differ: without a stated size theirs
+//! follows from the memory.
+
+use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
+
+use anyhow::{Context, Result};
+use limits::Limits;
+
+use crate::{keys, rules};
+
+/// A size is rounded down to these, so that a person can read it.
+const GRANULES: [u64; 2] = [1 << 30, 1 << 20];
+/// Sizes below so many granules are rounded to the next finer one.
+const GRANULES_MIN: u64 = 8;
+/// What one file counts as on disk.
+const BLOCK_BYTES: u64 = 512;
+
+/// States that need room: two in a subnet of several, where a fetched one lies beside the old one.
+pub(crate) fn states(data_dir: &Path) -> Result<u64> {
+    Ok(if keys::several(data_dir)? { 2 } else { 1 })
+}
+
+/// The disk budget of a node for which none is stated; none in a subnet of several.
+pub(crate) fn found(data_dir: &Path, limits: &Limits) -> Result<Option<u64>> {
+    if states(data_dir)? > 1 {
+        return Ok(None);
+    }
+    if let Some(recorded) = rules::recorded_disk(data_dir)? {
+        return Ok(Some(recorded));
+    }
+    let there = data_dir.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("."));
+    let there = if there.as_os_str().is_empty() { Path::new(".") } else { there };
+    let disk = rustix::fs::statvfs(there)
+        .with_context(|| format!("asking how much disk is free at {}", there.display()))?;
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    let taken = taken_bytes(data_dir)
+        .with_context(|| format!("adding up the files in {}", data_dir.display()))?;
+    // Never less than without a budget: a disk with less room is refused for when it is full, and
+    // may get more.
+    let least = limits.disk_bytes(1, limits.subnet.memory_capacity_bytes);
+    let found = rounded(free.saturating_add(taken));
+    Ok(Some(found.max(least)))
+}
+
+/// Bytes that all files below a folder take on disk; nothing where there is none.
+fn taken_bytes(folder: &Path) -> io::Result<u64> {
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        Err(error) => return Err(error),
+    };
+    let mut bytes = 0_u64;
+    for entry in entries {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        let taken = match metadata.is_dir() {
+            true => taken_bytes(&entry.path())?,
+            false => metadata.blocks().saturating_mul(BLOCK_BYTES),
+        };
+        bytes = bytes.saturating_add(taken);
+    }
+    Ok(bytes)
+}
+
+fn rounded(bytes: u64) -> u64 {
+    let granule = GRANULES.into_iter().find(|granule| bytes / granule >= GRANULES_MIN);
+    bytes - bytes % granule.unwrap_or(1 << 20)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_rounded_to_what_a_person_reads() {
+        assert_eq!(rounded((75 << 30) + 12_345), 75 << 30);
+        assert_eq!(rounded((7 << 30) + (5 << 20) + 3), (7 << 30) + (5 << 20));
+        assert_eq!(rounded((3 << 20) + 3), 3 << 20);
+    }
+
+    #[test]
+    fn what_the_node_has_on_disk_already_counts_as_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().join("data");
+        assert_eq!(taken_bytes(&data).unwrap(), 0);
+        fs::create_dir_all(data.join("pages")).unwrap();
+        fs::write(data.join("pages/base"), vec![7; 1 << 20]).unwrap();
+        let taken = taken_bytes(&data).unwrap();
+        assert!((1 << 20..2 << 20).contains(&taken), "{taken}");
+    }
+
+    #[test]
+    fn a_small_disk_gives_no_less_than_follows_from_the_memory() {
+        let limits = Limits::nano().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let found = found(&folder.path().join("not/yet/there"), &limits).unwrap().unwrap();
+        let mut with_disk = limits.clone();
+        with_disk.set_disk(found, 1).unwrap();
+        let (with, without) = (&with_disk.subnet, &limits.subnet);
+        assert!(with.memory_capacity_bytes >= without.memory_capacity_bytes, "{found}");
+        let least = limits.disk_bytes(1, limits.subnet.memory_capacity_bytes);
+        with_disk.set_disk(least, 1).unwrap();
+        let (with, without) = (&with_disk.subnet, &limits.subnet);
+        assert!(with.memory_capacity_bytes >= without.memory_capacity_bytes, "{least}");
+    }
+}

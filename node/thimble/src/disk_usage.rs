@@ -1,0 +1,88 @@
+//! What lies on disk, line by line of the disk's budget sheet, for the status report and the
+//! metrics.
+//!
+//! Each line is asked of the part that keeps it; files are looked at only in folders that hold a
+//! few. What cannot be read counts as nothing: the report is for people.
+
+use std::{fs, path::PathBuf, sync::Arc};
+
+use gateway::report;
+use limits::{Limits, SheetLine};
+use pages::PageStore;
+use state::CertifiedReader;
+
+/// See the module.
+#[derive(Clone)]
+pub(crate) struct DiskUsage {
+    data_dir: PathBuf,
+    budget_bytes: u64,
+    lines: Vec<SheetLine>,
+    canisters_max: u64,
+    // Interfaces.
+    pages: Arc<PageStore>,
+    sandbox: Arc<sandbox::Pool>,
+    reader: CertifiedReader,
+}
+
+impl DiskUsage {
+    pub(crate) fn new(
+        data_dir: PathBuf,
+        limits: &Limits,
+        pages: Arc<PageStore>,
+        sandbox: Arc<sandbox::Pool>,
+        reader: CertifiedReader,
+    ) -> Self {
+        let sheet = limits.sheet();
+        Self {
+            data_dir,
+            budget_bytes: sheet.disk_budget_bytes,
+            lines: sheet.disk_lines().cloned().collect(),
+            canisters_max: limits.subnet.canisters_max,
+            pages,
+            sandbox,
+            reader,
+        }
+    }
+
+    pub(crate) fn report(&self) -> report::Disk {
+        report::Disk {
+            budget_bytes: self.budget_bytes,
+            free_bytes: self.pages.disk_free_bytes().unwrap_or_default(),
+            lines: self.lines.iter().filter_map(|line| self.line(line)).collect(),
+        }
+    }
+
+    /// Delta segments on disk.
+    pub(crate) fn delta_bytes(&self) -> u64 {
+        self.pages.delta_bytes()
+    }
+
+    /// Canisters that may exist.
+    pub(crate) fn canisters_max(&self) -> u64 {
+        self.canisters_max
+    }
+
+    /// How much of a line is taken; none for what is only kept free.
+    fn line(&self, line: &SheetLine) -> Option<report::DiskLine> {
+        let used_bytes = match line.name {
+            "delta_log" => self.delta_bytes(),
+            "compiled_modules" => self.sandbox.preparer().cache_usage().0,
+            "block_log" => self.files_bytes("blocks"),
+            "checkpoint_records" => self.files_bytes("state"),
+            "canister_state" => {
+                self.reader.latest().map_or(0, |state| state.metrics().canister_state_bytes)
+            }
+            _ => return None,
+        };
+        Some(report::DiskLine { name: line.name.into(), used_bytes, cap_bytes: line.bytes })
+    }
+
+    /// Bytes of the files in a folder of the data folder, without those of folders in it.
+    fn files_bytes(&self, folder: &str) -> u64 {
+        let Ok(entries) = fs::read_dir(self.data_dir.join(folder)) else { return 0 };
+        entries
+            .filter_map(|entry| entry.ok()?.metadata().ok())
+            .filter(fs::Metadata::is_file)
+            .fold(0, |sum, metadata| sum.saturating_add(metadata.len()))
+    }
+}
