@@ -22,15 +22,22 @@ pub fn identity() -> Result<BasicIdentity> {
     Ok(BasicIdentity::from_raw_key(&seed))
 }
 
+/// For how long calls are signed. A node remembers a call until then; whoever sends thousands a
+/// second does well to sign for a short time.
+const EXPIRY: Duration = Duration::from_secs(60);
+
 /// Connects, waiting up to `timeout` for the node to answer, and takes its root key (this is a
 /// private network).
 pub async fn connect(url: &str, timeout: Duration) -> Result<Agent> {
+    connect_signing_for(EXPIRY, url, timeout).await
+}
+
+/// The same, with calls that are signed for `expiry`.
+pub async fn connect_signing_for(expiry: Duration, url: &str, timeout: Duration) -> Result<Agent> {
     let agent = Agent::builder()
         .with_url(url)
         .with_identity(identity()?)
-        // A node remembers a call until then; whoever sends thousands a second does well to sign
-        // for a short time.
-        .with_ingress_expiry(Duration::from_secs(60))
+        .with_ingress_expiry(expiry)
         .build()?;
     wait_until_healthy(&agent, url, timeout).await?;
     Ok(agent)
