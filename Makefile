@@ -94,7 +94,7 @@ test: setup-clients ## Run every test, the published clients in Rust, Node and P
 	@$(if $(ARGS),cargo test,scripts/test.py) $(CHECKED) --release --locked --workspace $(ARGS)
 
 test-long: build setup-clients ## What takes longer than a test may: nets of machines, more runtimes to tune, hundreds of histories, a storm of every mode, five minutes of chaos.
-	@cargo test $(CHECKED) --release --locked --workspace --test machines --test tune -- --ignored
+	@cargo test $(CHECKED) --release --locked --workspace --test machines --test tune --test hostile -- --ignored
 	@$(MAKE) --no-print-directory simulate
 	@$(MAKE) --no-print-directory storm MODE=all MEMORY=256MiB
 	@$(MAKE) --no-print-directory chaos

@@ -227,6 +227,11 @@ impl Limits {
         rules.at_least(limit!(self.sandbox.compile_threads), 1, "nothing could be installed");
         rules.at_most(limit!(self.sandbox.compile_threads), 64, "each is a process");
         rules.at_least(limit!(self.sandbox.compile_seconds), 1, "nothing could be installed");
+        rules.at_least(
+            limit!(self.sandbox.compile_anonymous_bytes),
+            4 * MIB,
+            "the compiler's program and what its allocator keeps of its heap",
+        );
         let dirtiest = self.message_dirty_bytes().max(self.install_dirty_bytes());
         let least = self
             .process
@@ -325,7 +330,7 @@ impl Limits {
         rules.at_least(
             uncompressed,
             GRANULE_BYTES,
-            "no module could be installed; give compilation more memory \
+            "no module could be installed; give compilation a larger heap \
              (sandbox.compile_memory_bytes)",
         );
         let needed = compile_need_bytes(uncompressed.value());

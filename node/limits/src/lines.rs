@@ -127,7 +127,7 @@ impl Limits {
         use LineKind::Pool;
         let Limits { execution, .. } = self;
         let (in_flight, install) = (self.in_flight_bytes(), self.install_dirty_bytes());
-        let compile = self.compile_reservation_bytes(self.module.wasm_uncompressed_bytes);
+        let compile = self.compile_reservation_bytes(self.module.wasm_bytes);
         vec![
             line(
                 pool::EXECUTIONS,
@@ -354,6 +354,15 @@ impl Limits {
                 times(RECORD_VERSIONS, self.records_bytes()),
                 "metadata, queued messages and the ingress history, in the newest checkpoint and \
                  in the one being written",
+            ),
+            line(
+                "compile_heaps",
+                sandbox.compile_threads.saturating_mul(sandbox.compile_memory_bytes),
+                "sandbox",
+                Disk,
+                times(sandbox.compile_threads, sandbox.compile_memory_bytes),
+                "what compile children work in, gone with them; their files are sparse, and a \
+                 module that is accepted fills half of one at most",
             ),
             line(
                 "compiled_modules",

@@ -112,7 +112,12 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ),
     (
         "sandbox.compile_memory_bytes",
-        "of one compile child; measured need is 20 MiB and 28 times the module",
+        "heap of one compile child, in a file; measured need is 20 MiB and 28 times the module",
+    ),
+    (
+        "sandbox.compile_anonymous_bytes",
+        "of one compile child, beside its heap: the program, and what the allocator keeps of the \
+         heap",
     ),
     (
         "sandbox.compile_seconds",

@@ -11,9 +11,9 @@
 use sheet::{Row, Scale};
 
 /// Memory sizes in MiB at which every row names its value.
-const SCALE: Scale<8> = Scale::new([124, 192, 256, 512, 1024, 2048, 4096, 16384]);
+const SCALE: Scale<8> = Scale::new([121, 192, 256, 512, 1024, 2048, 4096, 16384]);
 
-// Process.                                                     124  192  256  512 1024 2048 4096
+// Process.                                                     121  192  256  512 1024 2048 4096
 // 16384
 pub(crate) const NODE_BASE: Row<8> = SCALE.mib([20, 20, 22, 22, 32, 40, 64, 128]);
 pub(crate) const KERNEL: Row<8> = SCALE.mib([6, 8, 10, 11, 20, 32, 64, 192]);
@@ -39,9 +39,9 @@ pub(crate) const RESPONSE_CALLBACK_RESERVATION: Row<8> = SCALE.mib([1, 2, 4, 8, 
 pub(crate) const QUERY_CACHE: Row<8> = SCALE.mib([1, 3, 6, 16, 32, 64, 128, 512]);
 
 // Sandboxes.
-pub(crate) const COMPILE_MEMORY: Row<8> = SCALE.mib([27, 56, 84, 184, 360, 736, 1400, 2824]);
+pub(crate) const COMPILE_MEMORY: Row<8> = SCALE.mib([384, 384, 384, 384, 384, 736, 1400, 2824]);
 pub(crate) const COMPILE_SECONDS: Row<8> = SCALE.values([300, 300, 300, 300, 300, 600, 600, 600]);
-pub(crate) const COMPILATION_CACHE: Row<8> = SCALE.mib([16, 24, 32, 64, 128, 256, 512, 2048]);
+pub(crate) const COMPILATION_CACHE: Row<8> = SCALE.mib([128, 128, 128, 128, 128, 256, 512, 2048]);
 pub(crate) const SANDBOX_CANISTERS: Row<8> = SCALE.values([4, 8, 16, 32, 64, 128, 256, 1024]);
 pub(crate) const RESIDENT_FLOOR: Row<8> = SCALE.mib([24, 48, 64, 128, 256, 512, 1024, 4096]);
 pub(crate) const EVICTION_BATCH: Row<8> = SCALE.mib([12, 24, 32, 64, 128, 256, 512, 1024]);

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sheet::{HandBackLimits, HeapLimits, LimitsError, Preset, Rules, Sheet, SheetLine, Table};
 
-use crate::{PRESETS, reasons::REASONS};
+use crate::{PRESETS, derive::COMPILE_ANONYMOUS_BYTES, reasons::REASONS};
 
 /// All limits of one node. Built by [`crate::Limits::derive`] or a preset, checked by
 /// [`crate::Limits::check`].
@@ -196,6 +196,14 @@ pub struct ExecutionLimits {
     pub reject_guaranteed_response_calls: bool,
 }
 
+impl SandboxLimits {
+    /// Room in the file of a compile child's heap. Twice the heap: what a growing buffer leaves
+    /// behind is too small for its next size, and nothing is given back before the child ends.
+    pub fn compile_room_bytes(&self) -> u64 {
+        self.compile_memory_bytes.saturating_mul(2)
+    }
+}
+
 /// Limits on workers and compilation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -213,8 +221,11 @@ pub struct SandboxLimits {
     pub worker_anonymous_bytes: u64,
     /// Compilations at once.
     pub compile_threads: u64,
-    /// Anonymous memory of one compile child (RLIMIT_DATA).
+    /// Heap of one compile child, in a file that the kernel can write back.
     pub compile_memory_bytes: u64,
+    /// Anonymous memory of one compile child (RLIMIT_DATA).
+    #[serde(default = "compile_anonymous_bytes")]
+    pub compile_anonymous_bytes: u64,
     /// CPU seconds of one compile child (RLIMIT_CPU).
     pub compile_seconds: u64,
     /// Compiled artefacts kept on disk.
@@ -268,7 +279,12 @@ pub struct PagesLimits {
     pub states_on_disk: u64,
 }
 
-/// What tables that were written down before there was a disk budget come to.
+/// For tables that were written down before a compile child had its heap in a file.
+fn compile_anonymous_bytes() -> u64 {
+    COMPILE_ANONYMOUS_BYTES
+}
+
+/// For tables that were written down before there was a disk budget.
 fn one() -> u64 {
     1
 }

@@ -48,7 +48,7 @@ fn nano_is_the_reference_profile_or_better() {
     assert_eq!((sandbox.compile_threads, nano.pages.copy_threads), (2, 2));
     assert_eq!(
         (execution.query_cache_bytes, sandbox.compilation_cache_bytes),
-        (16 * MIB, 64 * MIB)
+        (16 * MIB, 128 * MIB)
     );
     assert_eq!(execution.paused_executions, 1);
     // Better than the reference: the log is on disk, and its reserve covers what a started round
@@ -60,24 +60,17 @@ fn nano_is_the_reference_profile_or_better() {
 }
 
 #[test]
-fn nano_installs_a_javascript_runtime() {
-    let nano = Limits::nano().unwrap();
-    let largest_known = 6_000_000;
-    assert!(nano.module.wasm_uncompressed_bytes >= largest_known);
-    assert!(
-        nano.compile_child_bytes(3_500_000) >= 100 * MIB,
-        "measured need of a module of 3.5 MB is 95 to 100 MiB"
-    );
-    assert!(
-        nano.compile_reservation_bytes(largest_known)
-            <= nano.sheet().line(pool::EXECUTIONS).unwrap().bytes
-    );
-    assert!(
-        2 * nano.compile_reservation_bytes(1 << 20)
-            <= nano.sheet().line(pool::EXECUTIONS).unwrap().bytes,
-        "two small modules at once"
-    );
-    assert_eq!(nano.compile_child_bytes(u64::MAX), nano.sandbox.compile_memory_bytes);
+fn every_budget_installs_a_module_of_ten_megabytes() {
+    for memory in [Limits::smallest_bytes(), 128 * MIB, 256 * MIB, 512 * MIB, 4 * GIB] {
+        let limits = Limits::derive(memory).unwrap();
+        assert!(limits.module.wasm_uncompressed_bytes >= 10_000_000, "{memory}");
+        assert!(limits.module.wasm_bytes >= 10_000_000, "{memory}");
+        let executions = limits.sheet().line(pool::EXECUTIONS).unwrap().bytes;
+        assert!(limits.compile_reservation_bytes(u64::MAX) <= executions);
+    }
+    // What is accepted does not depend on the memory, up to where larger ones take more.
+    let (smallest, nano) = (Limits::derive(Limits::smallest_bytes()).unwrap(), Limits::nano());
+    assert_eq!(smallest.module.weight, nano.unwrap().module.weight);
 }
 
 #[test]
@@ -110,7 +103,7 @@ fn too_little_memory_names_the_line_and_the_smallest_size_which_works() {
             && text.contains(&budget::format_size(smallest_bytes)),
         "{text}"
     );
-    assert!(smallest_bytes <= 124 * MIB);
+    assert!(smallest_bytes <= 121 * MIB);
     Limits::derive(smallest_bytes).unwrap();
     assert!(Limits::derive(smallest_bytes - MIB).is_err());
     for tiny in [0, 1, MIB, smallest_bytes - 1] {
@@ -121,7 +114,7 @@ fn too_little_memory_names_the_line_and_the_smallest_size_which_works() {
 #[test]
 fn every_mib_adds_up_and_more_memory_never_means_less() {
     let mut before: Option<Limits> = None;
-    for mib in 124..=16384 {
+    for mib in 121..=16384 {
         let limits = Limits::derive(mib * MIB).unwrap_or_else(|error| panic!("{mib} MiB: {error}"));
         assert!(limits.sheet().sum_bytes() <= mib * MIB);
         if let Some(before) = before {
@@ -185,7 +178,7 @@ fn a_ledger_is_made_of_the_sheet() {
 
 #[test]
 fn everything_that_runs_at_once_fits_the_shared_line() {
-    for mib in (124..16384).step_by(64) {
+    for mib in (121..16384).step_by(64) {
         let limits = Limits::derive(mib * MIB).unwrap();
         let pool = limits.ledger().unwrap().pool(pool::EXECUTIONS).unwrap();
         let messages: Vec<_> = (0..limits.execution.threads)
@@ -193,9 +186,8 @@ fn everything_that_runs_at_once_fits_the_shared_line() {
             .collect();
         drop(messages);
         let _ = pool.try_reserve(limits.install_dirty_bytes()).unwrap();
-        let _ = pool
-            .try_reserve(limits.compile_reservation_bytes(limits.module.wasm_uncompressed_bytes))
-            .unwrap();
+        let _ =
+            pool.try_reserve(limits.compile_reservation_bytes(limits.module.wasm_bytes)).unwrap();
     }
 }
 
@@ -249,7 +241,7 @@ fn contradictions_are_named_with_both_limits() {
             vec!["execution.heap_dirty_bytes_per_query", "multiple of 4096"],
         ),
         (
-            json!({"module": {"wasm_uncompressed_bytes": "10MiB"}}),
+            json!({"module": {"wasm_uncompressed_bytes": "20MiB"}}),
             vec!["module.wasm_uncompressed_bytes", "sandbox.compile_memory_bytes"],
         ),
         (
@@ -371,14 +363,14 @@ proptest! {
 
     /// Sizes that are not whole MiB are rounded down.
     #[test]
-    fn odd_sizes_round_down(bytes in 124 * MIB..20 * GIB) {
+    fn odd_sizes_round_down(bytes in 121 * MIB..20 * GIB) {
         prop_assert_eq!(Limits::derive(bytes).unwrap(), Limits::derive(bytes - bytes % MIB).unwrap());
     }
 }
 
 #[test]
 fn a_disk_budget_adds_up_for_every_memory_and_leaves_the_rest_to_the_state() {
-    for memory in [124 * MIB, 256 * MIB, 512 * MIB, GIB, 4 * GIB, 16 * GIB] {
+    for memory in [121 * MIB, 256 * MIB, 512 * MIB, GIB, 4 * GIB, 16 * GIB] {
         for states in [1, 2] {
             let plain = Limits::derive(memory).unwrap();
             let smallest = plain.smallest_disk_bytes(states);

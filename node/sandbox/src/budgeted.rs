@@ -28,7 +28,7 @@ pub struct Budgeted {
     message_bytes: u64,
     install_bytes: u64,
     query_bytes: u64,
-    compile_bytes: u64,
+    limits: Limits,
 }
 
 impl Budgeted {
@@ -39,9 +39,9 @@ impl Budgeted {
             message_bytes: limits.message_dirty_bytes(),
             install_bytes: limits.install_dirty_bytes(),
             query_bytes: limits.query_dirty_bytes(),
-            compile_bytes: limits.compile_reservation_bytes(limits.module.wasm_uncompressed_bytes),
             executions,
             queries,
+            limits: limits.clone(),
         }
     }
 }
@@ -60,7 +60,8 @@ fn reserve(pool: &Pool, bytes: u64) -> Option<Reservation> {
 
 impl Sandbox for Budgeted {
     fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared> {
-        let _reservation = reserve(&self.executions, self.compile_bytes);
+        let bytes = self.limits.compile_reservation_bytes(wasm.len() as u64);
+        let _reservation = reserve(&self.executions, bytes);
         self.inner.prepare(wasm)
     }
 
@@ -121,7 +122,7 @@ mod tests {
     fn compilations_that_do_not_fit_together_take_turns() {
         let limits = Limits::nano().unwrap();
         let counting = Arc::new(Counting::default());
-        let cap = limits.compile_reservation_bytes(limits.module.wasm_uncompressed_bytes);
+        let cap = limits.compile_reservation_bytes(0);
         let executions = Pool::standalone("executions", cap + cap / 2);
         let budgeted = Budgeted::new(
             counting.clone(),

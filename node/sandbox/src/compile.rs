@@ -6,7 +6,7 @@
 //!
 //! | descriptor of the child | what |
 //! |---|---|
-//! | 0 | the module as uploaded, a regular file |
+//! | 0 | the module as uploaded, a regular file without a name, with room for the heap behind it |
 //! | 1 | the artefact, a regular file to be written |
 //! | 2 | one report at the end, or what a crash prints |
 //!
@@ -15,8 +15,9 @@
 //!
 //! # What bounds it
 //!
-//! Memory by `sandbox.compile_memory_bytes` (`RLIMIT_DATA`), time by `sandbox.compile_seconds` of
-//! CPU (`RLIMIT_CPU`), the artefact by `sandbox.compilation_cache_bytes` (`RLIMIT_FSIZE`). Hitting
+//! The heap, which lies in a file ([`heap`]), by `sandbox.compile_memory_bytes`; anonymous memory by
+//! `sandbox.compile_anonymous_bytes` (`RLIMIT_DATA`); time by `sandbox.compile_seconds` of CPU
+//! (`RLIMIT_CPU`); the artefact by `sandbox.compilation_cache_bytes` (`RLIMIT_FSIZE`). Hitting
 //! one of them ends the child and is a trouble of this machine, never a verdict on the module: what
 //! may be compiled is decided by `module.*`, which is chosen so that what it accepts stays far
 //! below the caps. See [`child`] for its confinement.
@@ -24,6 +25,7 @@
 //! This module must not know where artefacts live: the cache hands it open files.
 
 mod child;
+mod heap;
 mod sandboxing;
 
 use std::ffi::OsString;
@@ -60,13 +62,20 @@ const INVALID_WASM: ErrorCode = ErrorCode(505);
 struct Job {
     module: ModuleLimits,
     caps: Caps,
+    /// Where the module ends in its file.
+    uploaded_bytes: u64,
 }
 
 /// What one compilation may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caps {
-    /// Writable private memory.
+    /// The heap, named in errors.
     pub memory_bytes: u64,
+    /// Room for it in its file.
+    pub room_bytes: u64,
+    /// Writable private memory, set as `RLIMIT_DATA` of the child: the program's own, and what the
+    /// allocator keeps of the heap.
+    pub anonymous_bytes: u64,
     /// CPU time in seconds, set as `RLIMIT_CPU` of the child.
     pub seconds: u64,
     /// Size of the artefact.
@@ -78,6 +87,8 @@ impl Caps {
     pub fn new(limits: &SandboxLimits) -> Self {
         Self {
             memory_bytes: limits.compile_memory_bytes,
+            room_bytes: limits.compile_room_bytes(),
+            anonymous_bytes: limits.compile_anonymous_bytes,
             seconds: limits.compile_seconds,
             artefact_bytes: limits.compilation_cache_bytes,
         }
@@ -111,6 +122,8 @@ pub struct Compiled {
     pub cpu_millis: u64,
     /// Most memory the child had resident, file pages included.
     pub resident_bytes_max: u64,
+    /// Anonymous memory at its end, when it has as much as ever.
+    pub anonymous_bytes: u64,
 }
 
 /// Why there is no artefact.
@@ -126,6 +139,12 @@ pub enum CompileError {
          the limit or lower those"
     )]
     OutOfMemory(u64),
+    /// The disk had no room for the heap, of at most so many bytes.
+    #[error(
+        "the disk has no room for what compiling a module works in, at most {0} bytes (twice \
+         `sandbox.compile_memory_bytes`); free some disk"
+    )]
+    NoDisk(u64),
     /// The child used more CPU time than `sandbox.compile_seconds`, here in seconds.
     #[error(
         "compiling a module took longer than the limit `sandbox.compile_seconds` of {0} s of CPU \
@@ -219,11 +238,14 @@ impl Compiler {
     /// Compiles the module in `uploaded` into the empty file `artefact`. Blocks until the child is
     /// gone.
     pub fn compile(&self, uploaded: File, artefact: File) -> Result<Compiled, CompileError> {
-        let job = Job { module: self.module.clone(), caps: self.caps };
+        let uploaded_bytes = uploaded.metadata()?.len();
+        uploaded.set_len(heap::begin(uploaded_bytes).saturating_add(self.caps.room_bytes))?;
+        let job = Job { module: self.module.clone(), caps: self.caps, uploaded_bytes };
         let mut child = Command::new(&self.exe)
             .args(&self.arguments)
             .arg(job.to_argument()?)
             .env_clear()
+            .env(heap::SETTINGS.0, heap::SETTINGS.1)
             .stdin(Stdio::from(uploaded))
             .stdout(Stdio::from(artefact))
             .stderr(Stdio::piped())
@@ -262,6 +284,8 @@ impl Compiler {
             || text.contains("out-of-memory");
         match status.signal() {
             Some(libc::SIGXCPU) => Err(CompileError::OutOfTime(caps.seconds)),
+            // A page of the heap could not be had when it was written to.
+            Some(libc::SIGBUS) => Err(CompileError::NoDisk(caps.room_bytes)),
             Some(libc::SIGXFSZ) => Err(CompileError::TooLarge(caps.artefact_bytes)),
             Some(signal @ (libc::SIGKILL | libc::SIGTERM | libc::SIGINT | libc::SIGHUP)) => {
                 Err(CompileError::Killed(signal))
@@ -281,7 +305,8 @@ pub(crate) fn judge_output(
     wait_status: i32,
     output: &[u8],
 ) -> Result<Compiled, CompileError> {
-    let caps = Caps { memory_bytes: 0, seconds: 0, artefact_bytes: 0 };
+    let caps =
+        Caps { memory_bytes: 0, room_bytes: 0, anonymous_bytes: 0, seconds: 0, artefact_bytes: 0 };
     let (exe, arguments, children) = Default::default();
     let compiler = Compiler { exe, arguments, module: module.clone(), caps, children };
     compiler.judge(ExitStatus::from_raw(wait_status), output)

@@ -196,6 +196,7 @@ impl Preparer {
                     artefact_bytes = compiled.artefact_bytes,
                     cpu_millis = compiled.cpu_millis,
                     resident_bytes_max = compiled.resident_bytes_max,
+                    anonymous_bytes = compiled.anonymous_bytes,
                     "compiled a module"
                 );
                 Ok(compiled.info)

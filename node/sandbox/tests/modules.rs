@@ -17,6 +17,7 @@ use sandbox::{
 };
 use sha2::{Digest, Sha256};
 use state::{ModuleHash, RejectCode};
+use testing::SmallDisk;
 use wasmtime::{Caller, Engine, Instance, Linker, Module, Store, Val};
 
 fn module_limits() -> ModuleLimits {
@@ -51,6 +52,7 @@ fn sandbox_limits() -> SandboxLimits {
         worker_anonymous_bytes: 256 << 20,
         compile_threads: 2,
         compile_memory_bytes: 256 << 20,
+        compile_anonymous_bytes: 16 << 20,
         compile_seconds: 60,
         compilation_cache_bytes: 64 << 20,
     }
@@ -575,14 +577,17 @@ fn compile_under(module: ModuleLimits, wasm: &[u8], caps: Caps) -> Result<Compil
     let mut uploaded = tempfile::tempfile().unwrap();
     uploaded.write_all(wasm).unwrap();
     uploaded.rewind().unwrap();
-    let compiler = Compiler {
+    compiler(module, caps).compile(uploaded, tempfile::tempfile().unwrap())
+}
+
+fn compiler(module: ModuleLimits, caps: Caps) -> Compiler {
+    Compiler {
         exe: host(),
         arguments: vec!["sandbox-compile".into()],
         module,
         caps,
         children: sandbox::Children::default(),
-    };
-    compiler.compile(uploaded, tempfile::tempfile().unwrap())
+    }
 }
 
 fn caps() -> Caps {
@@ -605,12 +610,50 @@ fn each_cap_of_the_compiler_is_held_and_named() {
     let wasm = heavy(400, 400);
     let compiled = compile(&wasm, caps()).unwrap();
     assert!(compiled.artefact_bytes > 100_000 && compiled.wasm_bytes == wasm.len() as u64);
-    let memory = compile(&wasm, Caps { memory_bytes: 12 << 20, ..caps() }).unwrap_err();
+    let memory = compile(&wasm, Caps { room_bytes: 12 << 20, ..caps() }).unwrap_err();
     assert!(matches!(memory, CompileError::OutOfMemory(_)), "{memory}");
     let size = compile(&wasm, Caps { artefact_bytes: 100_000, ..caps() }).unwrap_err();
     assert!(matches!(size, CompileError::TooLarge(100_000)), "{size}");
     let time = compile(&heavy(1_900, 400), Caps { seconds: 1, ..caps() }).unwrap_err();
     assert!(matches!(time, CompileError::OutOfTime(1)), "{time}");
+}
+
+#[test]
+fn the_heap_of_a_compilation_lies_in_a_file_and_changes_no_byte() {
+    let wasm = heavy(400, 400);
+    let anonymous_bytes = 6 << 20;
+    let artefact = |room_bytes| {
+        let artefact = tempfile::tempfile().unwrap();
+        let caps = Caps { room_bytes, anonymous_bytes, ..caps() };
+        let mut uploaded = tempfile::tempfile().unwrap();
+        uploaded.write_all(&wasm).unwrap();
+        uploaded.rewind().unwrap();
+        let compiled =
+            compiler(module_limits(), caps).compile(uploaded, artefact.try_clone().unwrap());
+        let compiled = compiled.unwrap();
+        assert!(compiled.resident_bytes_max > 5 * anonymous_bytes, "{compiled:?}");
+        assert!(compiled.anonymous_bytes < anonymous_bytes, "{compiled:?}");
+        let mut code = Vec::new();
+        let mut artefact = artefact;
+        artefact.rewind().unwrap();
+        artefact.read_to_end(&mut code).unwrap();
+        code
+    };
+    assert_eq!(artefact(256 << 20), artefact(1 << 30));
+}
+
+#[test]
+fn a_full_disk_under_the_heap_of_a_compilation_is_trouble_and_no_verdict() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(disk) = SmallDisk::mount(folder.path(), "16m") else { return };
+    let mut uploaded = tempfile::tempfile_in(disk.path()).unwrap();
+    uploaded.write_all(&heavy(400, 400)).unwrap();
+    uploaded.rewind().unwrap();
+    let error = compiler(module_limits(), caps())
+        .compile(uploaded, tempfile::tempfile().unwrap())
+        .unwrap_err();
+    assert!(matches!(error, CompileError::NoDisk(_)), "{error}");
+    assert!(matches!(NotPrepared::from(error), NotPrepared::Trouble(_)));
 }
 
 #[test]
@@ -626,16 +669,9 @@ fn the_projects_canisters_compile_within_half_of_a_node_s_caps() {
     for path in files {
         let wasm = std::fs::read(&path).unwrap();
         let start = Instant::now();
-        // In C; in Motoko and Rust; a JavaScript engine with its canister. docs/operating.md names
-        // these sizes.
-        let budget_bytes = match wasm.len() {
-            ..100_000 => limits::Limits::smallest_bytes(),
-            100_000..1_000_000 => 192 << 20,
-            1_000_000.. => 512 << 20,
-        };
-        let limits = limits::Limits::derive(budget_bytes).unwrap();
+        let limits = limits::Limits::derive(limits::Limits::smallest_bytes()).unwrap();
         let caps = Caps::new(&limits.sandbox);
-        let half = Caps { memory_bytes: caps.memory_bytes / 2, seconds: caps.seconds / 4, ..caps };
+        let half = Caps { room_bytes: caps.room_bytes / 2, seconds: caps.seconds / 4, ..caps };
         let compiled = compile_under(limits.module.clone(), &wasm, half)
             .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         println!(

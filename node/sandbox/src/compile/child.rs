@@ -11,8 +11,8 @@ use std::os::fd::FromRawFd;
 use std::process::ExitCode;
 use std::ptr;
 
-use super::sandboxing;
 use super::{Compiled, Failure, Job, REPORT_MAGIC, Report};
+use super::{heap, sandboxing};
 use crate::{engine, module};
 
 /// Entry of the hidden subcommand; `arguments` follow its name. Never to be called in a process
@@ -38,7 +38,13 @@ pub fn compile_main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 /// not be able to do, and prints each attempt with the error number that it ended with, 0 for
 /// success.
 pub fn compile_probe_main() -> ExitCode {
-    let caps = super::Caps { memory_bytes: 64 << 20, seconds: 10, artefact_bytes: 1 << 20 };
+    let caps = super::Caps {
+        memory_bytes: 64 << 20,
+        room_bytes: 64 << 20,
+        anonymous_bytes: 64 << 20,
+        seconds: 10,
+        artefact_bytes: 1 << 20,
+    };
     match sandboxing::probe(&caps) {
         Ok(results) => {
             results.iter().for_each(|(what, error)| println!("{what}: {error}"));
@@ -55,17 +61,16 @@ fn run(job: &Job) -> Report {
     let failed =
         |what: &str, error: &dyn std::fmt::Display| Failure::Machine(format!("{what}: {error}"));
     sandboxing::limit(&job.caps).map_err(|error| failed("setting its limits", &error))?;
-    let meter = sandboxing::Meter::open().map_err(|error| failed("opening its account", &error))?;
-    let engine = engine::engine().map_err(|error| failed("configuring the engine", &error))?;
     // SAFETY: descriptors 0 and 1 are the files the parent put there, and nothing else in this
     // process uses them.
     let (uploaded, mut artefact) = unsafe { (File::from_raw_fd(0), File::from_raw_fd(1)) };
-    // Asked for before the filter, which lets nothing be looked up any more, not even a descriptor.
-    let uploaded_bytes =
-        uploaded.metadata().map_err(|error| failed("reading the module", &error))?.len();
+    heap::take_from(&uploaded, job.uploaded_bytes, job.caps.room_bytes)
+        .map_err(|error| failed("mapping its heap", &error))?;
+    let meter = sandboxing::Meter::open().map_err(|error| failed("opening its account", &error))?;
+    let engine = engine::engine().map_err(|error| failed("configuring the engine", &error))?;
     sandboxing::filter().map_err(|error| failed("installing its filter", &error))?;
 
-    let uploaded = Mapping::new(&uploaded, uploaded_bytes)
+    let uploaded = Mapping::new(&uploaded, job.uploaded_bytes)
         .map_err(|error| failed("reading the module", &error))?;
     let processed = module::process(uploaded.bytes(), &job.module);
     let (wasm, info, wasm_bytes) =
@@ -73,7 +78,7 @@ fn run(job: &Job) -> Report {
     let code = engine.precompile_module(&wasm).map_err(compile_failure)?;
     drop(wasm);
     artefact.write_all(&code).map_err(|error| failed("writing the artefact", &error))?;
-    let (cpu_millis, resident_bytes_max) =
+    let (cpu_millis, resident_bytes_max, anonymous_bytes) =
         meter.read().map_err(|error| failed("reading its account", &error))?;
     Ok(Compiled {
         info,
@@ -81,6 +86,7 @@ fn run(job: &Job) -> Report {
         artefact_bytes: code.len() as u64,
         cpu_millis,
         resident_bytes_max,
+        anonymous_bytes,
     })
 }
 

@@ -11,6 +11,8 @@ use seccompiler::{
 
 use super::Caps;
 
+/// Private address space for each byte of anonymous memory.
+const ADDRESS_SPACE: u64 = 4;
 /// How far the child steps back behind the node for the processor.
 const NICE: libc::c_int = 5;
 
@@ -21,7 +23,9 @@ const OOM_SCORE_ADJ: &[u8] = b"1000";
 pub(super) fn limit(caps: &Caps) -> io::Result<()> {
     // Best effort: without it the kernel may choose another process.
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
-    set_limit(libc::RLIMIT_DATA, caps.memory_bytes, caps.memory_bytes)?;
+    // Address space: the allocator's tables are large and mostly empty.
+    let address_space = caps.anonymous_bytes.saturating_mul(ADDRESS_SPACE);
+    set_limit(libc::RLIMIT_DATA, address_space, address_space)?;
     // The soft limit ends the process with a signal of its own; the hard one would be
     // indistinguishable from a kill.
     set_limit(libc::RLIMIT_CPU, caps.seconds, caps.seconds.saturating_add(1))?;
@@ -57,9 +61,9 @@ impl Meter {
         Ok(Self(File::open("/proc/self/status")?))
     }
 
-    /// CPU milliseconds and most resident bytes so far. (`getrusage` would count what the parent
-    /// had resident before it executed this program.)
-    pub(super) fn read(mut self) -> io::Result<(u64, u64)> {
+    /// CPU milliseconds, most resident bytes so far, and anonymous bytes now. (`getrusage` would
+    /// count what the parent had resident before it executed this program.)
+    pub(super) fn read(mut self) -> io::Result<(u64, u64, u64)> {
         // SAFETY: an all-zero `rusage` is a valid value, and it lives through the call.
         let usage = unsafe {
             let mut usage: libc::rusage = std::mem::zeroed();
@@ -74,13 +78,15 @@ impl Meter {
         };
         let mut status = String::new();
         self.0.read_to_string(&mut status)?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kibibytes = line
-            .and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok())
-            .unwrap_or_default();
+        let bytes = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            let kibibytes = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok());
+            kibibytes.unwrap_or(0_u64).saturating_mul(1_024)
+        };
         Ok((
             millis(usage.ru_utime).saturating_add(millis(usage.ru_stime)),
-            kibibytes.saturating_mul(1_024),
+            bytes("VmHWM:"),
+            bytes("RssAnon:"),
         ))
     }
 }

@@ -7,7 +7,13 @@ fn compiler() -> Compiler {
         exe: PathBuf::from("/nonexistent/thimble"),
         arguments: Vec::new(),
         module: limits(),
-        caps: Caps { memory_bytes: 1 << 28, seconds: 30, artefact_bytes: 1 << 26 },
+        caps: Caps {
+            memory_bytes: 1 << 28,
+            room_bytes: 1 << 29,
+            anonymous_bytes: 1 << 24,
+            seconds: 30,
+            artefact_bytes: 1 << 26,
+        },
         children: Children::default(),
     }
 }
@@ -18,7 +24,7 @@ fn signal(signal: i32) -> ExitStatus {
 
 #[test]
 fn a_job_survives_the_command_line() {
-    let job = Job { module: limits(), caps: compiler().caps };
+    let job = Job { module: limits(), caps: compiler().caps, uploaded_bytes: 12_345 };
     let argument = job.to_argument().unwrap().into_string().unwrap();
     assert_eq!(Job::from_argument(&argument), Some(job));
     for broken in ["", "0", "zz", &argument[..argument.len() - 2], "é"] {
@@ -36,6 +42,11 @@ fn every_end_of_the_child_has_its_name_and_value() {
         judge(signal(libc::SIGXFSZ), b"")
             .to_string()
             .contains("`sandbox.compilation_cache_bytes` of 67108864 bytes")
+    );
+    assert!(
+        judge(signal(libc::SIGBUS), b"")
+            .to_string()
+            .contains("at most 536870912 bytes (twice `sandbox.compile_memory_bytes`)")
     );
     let memory = judge(signal(libc::SIGABRT), b"memory allocation of 1048576 bytes failed\n");
     assert!(
@@ -65,6 +76,7 @@ fn only_a_refusal_is_about_the_module() {
         CompileError::Killed(9),
         CompileError::OutOfTime(1),
         CompileError::OutOfMemory(1),
+        CompileError::NoDisk(1),
         CompileError::TooLarge(1),
         CompileError::Crashed("it crashed".to_owned()),
         CompileError::Io(io::Error::other("no descriptors")),

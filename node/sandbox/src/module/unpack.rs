@@ -1,7 +1,8 @@
 //! From uploaded bytes to a WebAssembly binary: plain or gzip, never larger than the limit.
 
+use std::alloc::{Layout, handle_alloc_error};
 use std::borrow::Cow;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 
 use flate2::read::GzDecoder;
 use limits::ModuleLimits;
@@ -52,7 +53,12 @@ fn gunzip(uploaded: &[u8], limit: u64) -> Result<Vec<u8>, ModuleError> {
     let mut wasm = Vec::new();
     // One byte more than allowed tells a module at the limit from one beyond it.
     let mut stream = GzDecoder::new(uploaded).take(limit.saturating_add(1));
-    stream.read_to_end(&mut wasm).map_err(|error| ModuleError::Gzip(error.to_string()))?;
+    stream.read_to_end(&mut wasm).map_err(|error| match error.kind() {
+        // The machine's trouble and no property of the module: the process ends as for any
+        // allocation that fails, and whoever started it waits or tries again.
+        ErrorKind::OutOfMemory => handle_alloc_error(Layout::for_value(wasm.as_slice())),
+        _ => ModuleError::Gzip(error.to_string()),
+    })?;
     within(
         "size of the module after unpacking in bytes (at least)",
         "wasm_uncompressed_bytes",

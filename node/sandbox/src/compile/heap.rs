@@ -1,0 +1,174 @@
+//! The compile child's heap, in a file instead of anonymous memory.
+//!
+//! Compiling takes many times the module, and what it takes is worked on once. In a shared mapping
+//! of a file the kernel may write pages back and take them whenever memory is short, so a large
+//! module compiles in a small budget: more slowly, but it is never refused, and no member of a
+//! subnet can run out of memory over a module that others compile. What is compiled is the same.
+//!
+//! The file is the one that the module came in: its room begins behind the module, the parent made
+//! it, and it has no name. It is sparse; pages are on disk only once they were written to.
+//!
+//! The allocator (jemalloc, in every program with this crate) is told to take extents from there.
+//! Extents are handed out in the order of their addresses and never taken back: what is freed is
+//! used again by the allocator itself, which is faster than to punch holes. When the room is used
+//! up, allocations fail, and the child ends as one that is out of memory.
+//!
+//! This module must never know what is compiled.
+
+use std::fs::File;
+use std::io;
+use std::ptr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use libc::{c_uint, c_void};
+use tikv_jemalloc_sys::{extent_hooks_t, mallctl};
+
+/// How the allocator of a child is set up, in its environment: all of its memory in one arena, the
+/// one that is told; no address space in advance, which would be anonymous; nothing goes back
+/// before the child ends.
+pub(super) const SETTINGS: (&str, &str) = (
+    "MALLOC_CONF",
+    "narenas:1,oversize_threshold:0,retain:false,dirty_decay_ms:-1,muzzy_decay_ms:-1",
+);
+
+/// Where the module ends and room may begin: mappings begin at whole pages.
+const PAGE_BYTES: u64 = 4096;
+
+/// Addresses: where the room begins, of the next extent, and of the end of the room. Zero before
+/// [`take_from`].
+static BEGIN: AtomicUsize = AtomicUsize::new(0);
+static NEXT: AtomicUsize = AtomicUsize::new(0);
+static END: AtomicUsize = AtomicUsize::new(0);
+
+/// What jemalloc calls. It reads the table for as long as the process lives. Whatever is not here
+/// it does without.
+static mut HOOKS: extent_hooks_t = extent_hooks_t {
+    alloc: Some(alloc),
+    dalloc: None,
+    destroy: None,
+    commit: None,
+    decommit: None,
+    purge_lazy: None,
+    purge_forced: None,
+    split: Some(split),
+    merge: Some(merge),
+};
+
+/// Where the room of a module of so many bytes begins in its file.
+pub(super) fn begin(module_bytes: u64) -> u64 {
+    module_bytes.next_multiple_of(PAGE_BYTES)
+}
+
+/// Has the allocator take everything from `bytes` bytes of `file` after the module from now on.
+/// What was allocated before stays where it is.
+///
+/// # Errors
+/// When the file cannot be mapped, or the allocator refuses.
+pub(super) fn take_from(file: &File, module_bytes: u64, bytes: u64) -> io::Result<()> {
+    let len = usize::try_from(bytes).map_err(io::Error::other)?;
+    // SAFETY: a new mapping of our choosing, which conflicts with nothing. It is never unmapped.
+    let address = unsafe {
+        rustix::mm::mmap(
+            ptr::null_mut(),
+            len,
+            rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE,
+            rustix::mm::MapFlags::SHARED,
+            file,
+            begin(module_bytes),
+        )
+    }?;
+    BEGIN.store(address.addr(), Ordering::SeqCst);
+    NEXT.store(address.addr(), Ordering::SeqCst);
+    END.store(address.addr().saturating_add(len), Ordering::SeqCst);
+    address.expose_provenance();
+    let mut hooks = &raw mut HOOKS;
+    // SAFETY: the name is a C string, and the value a pointer to a table that lives as long as the
+    // process, read and never written after this.
+    let failed = unsafe {
+        mallctl(
+            c"arena.0.extent_hooks".as_ptr(),
+            ptr::null_mut(),
+            ptr::null_mut(),
+            (&raw mut hooks).cast(),
+            size_of::<*mut extent_hooks_t>(),
+        )
+    };
+    match failed {
+        0 if is_in_use() => Ok(()),
+        0 => Err(io::Error::other("the program's allocator does not take memory from a file")),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
+}
+
+/// Whether an allocation comes from the file: the program may have another allocator, or one that
+/// is set up in another way.
+fn is_in_use() -> bool {
+    const LARGE_BYTES: usize = 1 << 20;
+    let probe = Vec::<u8>::with_capacity(LARGE_BYTES);
+    std::hint::black_box(&probe);
+    let room = BEGIN.load(Ordering::Relaxed)..END.load(Ordering::Relaxed);
+    room.contains(&probe.as_ptr().addr())
+}
+
+/// The next `size` bytes at that alignment, or null when there is not so much room any more.
+///
+/// # Safety
+/// Called by jemalloc, with pointers to two truth values.
+unsafe extern "C" fn alloc(
+    _: *mut extent_hooks_t,
+    wanted: *mut c_void,
+    size: usize,
+    alignment: usize,
+    zero: *mut bool,
+    commit: *mut bool,
+    _: c_uint,
+) -> *mut c_void {
+    let end = END.load(Ordering::Relaxed);
+    let place = |next: usize| {
+        let at = next.checked_next_multiple_of(alignment.max(1))?;
+        // It may ask for what follows an extent it has.
+        let fits = wanted.is_null() || wanted.addr() == at;
+        let after = at.checked_add(size).filter(|after| *after <= end && fits)?;
+        Some((at, after))
+    };
+    let taken = NEXT.try_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
+        place(next).map(|(_, after)| after)
+    });
+    let Some((at, _)) = taken.ok().and_then(place) else { return ptr::null_mut() };
+    // SAFETY: jemalloc's own. What was never handed out before is a hole of the file, which reads
+    // as zeros.
+    unsafe {
+        zero.write(true);
+        commit.write(true);
+    }
+    ptr::with_exposed_provenance_mut(at)
+}
+
+/// Extents may be cut anywhere.
+unsafe extern "C" fn split(
+    _: *mut extent_hooks_t,
+    _: *mut c_void,
+    _: usize,
+    _: usize,
+    _: usize,
+    _: bool,
+    _: c_uint,
+) -> bool {
+    // This truth value says whether it failed.
+    false
+}
+
+/// Neighbours may be joined: all of the room is one mapping, and what was allocated before it was
+/// told of lies elsewhere and is no neighbour.
+unsafe extern "C" fn merge(
+    _: *mut extent_hooks_t,
+    _: *mut c_void,
+    _: usize,
+    _: *mut c_void,
+    _: usize,
+    _: bool,
+    _: c_uint,
+) -> bool {
+    // This truth value says whether it failed.
+    false
+}
