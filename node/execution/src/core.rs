@@ -25,6 +25,8 @@ pub(crate) struct Core {
     pub(crate) retry: Arc<dyn RetryPolicy>,
     /// Modules whose artefact this process has seen to. At most one per canister.
     prepared: Mutex<BTreeSet<ModuleHash>>,
+    /// Held by the thread that prepares a module whose artefact is gone.
+    preparing: Mutex<()>,
     /// Whether a canister let go of a module or of chunks since the module store was last swept.
     blobs_changed: AtomicBool,
     /// Nodes of the subnet, which prices depend on. Changes between rounds only.
@@ -51,6 +53,7 @@ impl Core {
             blobs,
             retry,
             prepared: Mutex::default(),
+            preparing: Mutex::default(),
             blobs_changed: AtomicBool::new(true),
             subnet_nodes: AtomicU32::new(subnet_nodes),
         }
@@ -109,6 +112,12 @@ impl Core {
         if self.prepared.lock().unwrap_or_else(PoisonError::into_inner).contains(&module) {
             return Ok(());
         }
+        if self.sandbox.is_prepared(&module) {
+            self.note_prepared(module);
+            return Ok(());
+        }
+        // One module at a time is read and held here, however many threads lack one.
+        let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
         let trouble = |error: BlobError| EnsureError::Trouble(error.to_string());
         let fatal = |reason: String| {
             EnsureError::Fatal(FatalError::Module {

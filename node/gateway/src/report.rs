@@ -68,7 +68,7 @@ pub struct Disk {
     pub budget_bytes: u64,
     /// Free on the disk of the data folder, whoever may take it.
     pub free_bytes: u64,
-    /// In the order of the budget sheet, but for what is kept free.
+    /// In the order of the budget sheet, but for what is kept free and what compilations work in.
     pub lines: Vec<DiskLine>,
 }
 

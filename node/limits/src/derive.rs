@@ -240,7 +240,7 @@ impl Limits {
     }
 
     /// What is reserved of [`pool::EXECUTIONS`] to compile a module of so many bytes as uploaded:
-    /// the child's anonymous memory (also its `RLIMIT_DATA`) and the module in the node's hands.
+    /// the child's anonymous memory and the module in the node's hands.
     /// The child's heap lies in a file.
     pub fn compile_reservation_bytes(&self, wasm_bytes: u64) -> u64 {
         let module_bytes = wasm_bytes.min(self.module.wasm_bytes);
@@ -335,7 +335,13 @@ impl Limits {
         set("pages.delta_capacity_bytes", &mut self.pages.delta_capacity_bytes, capacity);
         let open = self.pages.delta_capacity_bytes.saturating_sub(self.pages.delta_reserve_bytes);
         set("pages.pinned_delta_bytes", &mut self.pages.pinned_delta_bytes, open / 2);
-        let disk = self.pages.delta_capacity_bytes.max(DISK_RESERVE_BYTES_MIN);
+        // A compilation that finds no disk waits with its round: half of its heap is more than any
+        // module was seen to fill.
+        let disk = self
+            .pages
+            .delta_capacity_bytes
+            .saturating_add(self.sandbox.compile_memory_bytes / 2)
+            .max(DISK_RESERVE_BYTES_MIN);
         set("pages.disk_reserve_bytes", &mut self.pages.disk_reserve_bytes, disk);
         self.follow_disk(&stays);
 

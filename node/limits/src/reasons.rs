@@ -180,7 +180,11 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "pages.states_on_disk",
         "2 in a subnet of several: a state that is fetched is laid down beside the old one",
     ),
-    ("pages.disk_reserve_bytes", "follows the delta log, so that what was accepted can be written"),
+    (
+        "pages.disk_reserve_bytes",
+        "follows the delta log and half a compile child's heap, so that what was accepted can be \
+         written and compiled",
+    ),
     ("module.wasm_bytes", "follows: a module as uploaded is held while it is compiled"),
     (
         "module.wasm_uncompressed_bytes",

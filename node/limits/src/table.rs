@@ -223,7 +223,8 @@ pub struct SandboxLimits {
     pub compile_threads: u64,
     /// Heap of one compile child, in a file that the kernel can write back.
     pub compile_memory_bytes: u64,
-    /// Anonymous memory of one compile child (RLIMIT_DATA).
+    /// Anonymous memory of one compile child, reserved for it; four times that in address space
+    /// (RLIMIT_DATA).
     #[serde(default = "compile_anonymous_bytes")]
     pub compile_anonymous_bytes: u64,
     /// CPU seconds of one compile child (RLIMIT_CPU).

@@ -355,6 +355,8 @@ pub trait Sandbox: Send + Sync {
     /// Validates and compiles `wasm` (as uploaded, gzip or plain) unless its artefact is on disk;
     /// in a short-lived capped child.
     fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared>;
+    /// Whether the artefact of a module is at hand, so that it need not be prepared.
+    fn is_prepared(&self, module: &ModuleHash) -> bool;
     /// Runs one message on update worker `lane` (0-based; queries have lanes of their own, see
     /// [`Lane`]). Execution keeps the request: it commits or drops the append targets
     /// afterwards, and hands the same request in again after trouble. An outcome that is

@@ -13,7 +13,7 @@ use std::{sync::Arc, time::Duration};
 use budget::{Pool, Reservation};
 use limits::Limits;
 use pages::MemoryId;
-use state::ModuleInfo;
+use state::{ModuleHash, ModuleInfo};
 
 use crate::{Entry, Lane, NotPrepared, Outcome, Request, Sandbox, WorkerTrouble};
 
@@ -59,6 +59,10 @@ fn reserve(pool: &Pool, bytes: u64) -> Option<Reservation> {
 }
 
 impl Sandbox for Budgeted {
+    fn is_prepared(&self, module: &ModuleHash) -> bool {
+        self.inner.is_prepared(module)
+    }
+
     fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared> {
         let bytes = self.limits.compile_reservation_bytes(wasm.len() as u64);
         let _reservation = reserve(&self.executions, bytes);
@@ -101,6 +105,10 @@ mod tests {
     }
 
     impl Sandbox for Counting {
+        fn is_prepared(&self, _: &ModuleHash) -> bool {
+            false
+        }
+
         fn prepare(&self, _: &[u8]) -> Result<ModuleInfo, NotPrepared> {
             let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
             self.most.fetch_max(now, Ordering::SeqCst);

@@ -16,8 +16,8 @@
 //! # What bounds it
 //!
 //! The heap, which lies in a file ([`heap`]), by `sandbox.compile_memory_bytes`; anonymous memory by
-//! `sandbox.compile_anonymous_bytes` (`RLIMIT_DATA`); time by `sandbox.compile_seconds` of CPU
-//! (`RLIMIT_CPU`); the artefact by `sandbox.compilation_cache_bytes` (`RLIMIT_FSIZE`). Hitting
+//! `sandbox.compile_anonymous_bytes`, four times that in address space (`RLIMIT_DATA`); time by
+//! `sandbox.compile_seconds` of CPU (`RLIMIT_CPU`); the artefact by `sandbox.compilation_cache_bytes` (`RLIMIT_FSIZE`). Hitting
 //! one of them ends the child and is a trouble of this machine, never a verdict on the module: what
 //! may be compiled is decided by `module.*`, which is chosen so that what it accepts stays far
 //! below the caps. See [`child`] for its confinement.
@@ -73,8 +73,8 @@ pub struct Caps {
     pub memory_bytes: u64,
     /// Room for it in its file.
     pub room_bytes: u64,
-    /// Writable private memory, set as `RLIMIT_DATA` of the child: the program's own, and what the
-    /// allocator keeps of the heap.
+    /// Writable private memory: the program's own, and what the allocator keeps of the heap. Four
+    /// times that in address space is the child's `RLIMIT_DATA`.
     pub anonymous_bytes: u64,
     /// CPU time in seconds, set as `RLIMIT_CPU` of the child.
     pub seconds: u64,
@@ -135,8 +135,8 @@ pub enum CompileError {
     /// The child needed more memory than `sandbox.compile_memory_bytes`, here in bytes.
     #[error(
         "compiling a module took more memory than the limit `sandbox.compile_memory_bytes` of {0} \
-         bytes, though the module is within `module.weight` and `module.function_weight`; raise \
-         the limit or lower those"
+         bytes, or more beside its heap than `sandbox.compile_anonymous_bytes`, though the module \
+         is within `module.weight` and `module.function_weight`; raise the limits or lower those"
     )]
     OutOfMemory(u64),
     /// The disk had no room for the heap, of at most so many bytes.

@@ -43,7 +43,7 @@ use std::{
 
 use limits::{ModuleLimits, SandboxLimits};
 use pages::MemoryId;
-use state::ModuleInfo;
+use state::{ModuleHash, ModuleInfo};
 
 use crate::{
     HeapFigures, Lane, ModuleSource, Mount, NotPrepared, Outcome, PrepareError, Preparer,
@@ -477,6 +477,10 @@ impl Pool {
 }
 
 impl Sandbox for Pool {
+    fn is_prepared(&self, module: &ModuleHash) -> bool {
+        self.preparer.info(module).is_some()
+    }
+
     fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared> {
         self.preparer.prepare(wasm)
     }

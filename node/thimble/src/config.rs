@@ -136,14 +136,19 @@ impl Config {
         let data_dir =
             settings.data_dir.clone().or(file.data_dir).unwrap_or_else(|| "thimble-data".into());
         let stated = settings.disk.clone().or(file.disk);
+        let overrides = serde_json::to_value(&file.limits)?;
         let disk = match &stated {
             Some(size) => Some(budget::parse_size(size)?),
-            None => disk_budget::found(&data_dir, &limits)?,
+            None => {
+                let mut own = limits.clone();
+                own.apply_overrides(&overrides)?;
+                disk_budget::found(&data_dir, &own)?
+            }
         };
         if let Some(bytes) = disk {
             limits.set_disk(bytes, disk_budget::states(&data_dir)?)?;
         }
-        limits.apply_overrides(&serde_json::to_value(&file.limits)?)?;
+        limits.apply_overrides(&overrides)?;
         limits.check()?;
         let mut p2p = file.p2p;
         p2p.listen = settings.p2p_listen.or(p2p.listen);
@@ -181,6 +186,10 @@ impl Config {
         if let Some(limits) = value.get_mut("limits").and_then(|limits| limits.as_object_mut()) {
             limits.remove("memory_budget_bytes");
             limits.remove("disk_budget_bytes");
+            // Follows from the data folder: whether the node is one of several.
+            if let Some(pages) = limits.get_mut("pages").and_then(|pages| pages.as_object_mut()) {
+                pages.remove("states_on_disk");
+            }
         }
         let mut text = toml::to_string_pretty(&value)?;
         if self.features.provisional.is_none() {

@@ -25,13 +25,17 @@ pub(crate) fn states(data_dir: &Path) -> Result<u64> {
     Ok(if keys::several(data_dir)? { 2 } else { 1 })
 }
 
-/// The disk budget of a node for which none is stated; none in a subnet of several.
+/// The disk budget of a node for which none is stated; none in a subnet of several. `limits` are
+/// those without one, with the operator's own values.
 pub(crate) fn found(data_dir: &Path, limits: &Limits) -> Result<Option<u64>> {
     if states(data_dir)? > 1 {
         return Ok(None);
     }
+    // Never less than without a budget: a disk with less room is refused for when it is full, and
+    // may get more.
+    let least = limits.disk_bytes(1, limits.subnet.memory_capacity_bytes);
     if let Some(recorded) = rules::recorded_disk(data_dir)? {
-        return Ok(Some(recorded));
+        return Ok(Some(recorded.max(least)));
     }
     let there = data_dir.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("."));
     let there = if there.as_os_str().is_empty() { Path::new(".") } else { there };
@@ -40,24 +44,26 @@ pub(crate) fn found(data_dir: &Path, limits: &Limits) -> Result<Option<u64>> {
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     let taken = taken_bytes(data_dir)
         .with_context(|| format!("adding up the files in {}", data_dir.display()))?;
-    // Never less than without a budget: a disk with less room is refused for when it is full, and
-    // may get more.
-    let least = limits.disk_bytes(1, limits.subnet.memory_capacity_bytes);
-    let found = rounded(free.saturating_add(taken));
-    Ok(Some(found.max(least)))
+    Ok(Some(rounded(free.saturating_add(taken)).max(least)))
 }
 
-/// Bytes that all files below a folder take on disk; nothing where there is none.
+/// Bytes that all files below a folder take on disk. What is not there, or not for this user to
+/// see, counts as nothing.
 fn taken_bytes(folder: &Path) -> io::Result<u64> {
+    let unseen = |error: &io::Error| {
+        matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied)
+    };
     let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
-        Err(error) => return Err(error),
+        Err(error) if unseen(&error) => return Ok(0),
+        entries => entries?,
     };
     let mut bytes = 0_u64;
     for entry in entries {
         let entry = entry?;
-        let metadata = entry.metadata()?;
+        let metadata = match entry.metadata() {
+            Err(error) if unseen(&error) => continue,
+            metadata => metadata?,
+        };
         let taken = match metadata.is_dir() {
             true => taken_bytes(&entry.path())?,
             false => metadata.blocks().saturating_mul(BLOCK_BYTES),

@@ -62,7 +62,7 @@ impl DiskUsage {
         self.canisters_max
     }
 
-    /// How much of a line is taken; none for what is only kept free.
+    /// How much of a line is taken; none for what is kept free, or gone in a moment.
     fn line(&self, line: &SheetLine) -> Option<report::DiskLine> {
         let used_bytes = match line.name {
             "delta_log" => self.delta_bytes(),

@@ -132,7 +132,8 @@ pub(crate) fn settle(
     let recorded: Rules = serde_json::from_slice(&bytes)
         .with_context(|| format!("{} does not decode", slot.path.display()))?;
     if recorded.same(&configured) {
-        return Ok(());
+        // What decides no batch is remembered too: the disk budget, where none is stated.
+        return if recorded.limits == configured.limits { Ok(()) } else { write(&configured) };
     }
     let differences = recorded.differences(&configured);
     if let Some((first, last)) = to_be_executed(&config.data_dir, segment_bytes)? {

@@ -7,7 +7,7 @@
 //! overlay that no other execution ever sees, and then the pages of both are committed as one
 //! version.
 
-use std::collections::BTreeSet;
+use std::{borrow::Cow, collections::BTreeSet};
 
 use ic_management_canister_types::{
     CanisterInstallMode, InstallChunkedCodeArgs, WasmMemoryPersistence,
@@ -35,7 +35,10 @@ struct Order<'a> {
     id: CanisterId,
     caller: candid::Principal,
     mode: CanisterInstallMode,
-    wasm: &'a [u8],
+    /// Let go as soon as it is in the module store: what runs then has a reservation of its own.
+    wasm: Cow<'a, [u8]>,
+    /// Of the module; zeros until it was paid for and compiled.
+    module_hash: ModuleHash,
     arg: &'a [u8],
     told_version: Option<u64>,
 }
@@ -74,7 +77,8 @@ impl Dispatcher<'_> {
                 id: argument.canister_id,
                 caller: call.origin.caller(),
                 mode: argument.mode,
-                wasm: &argument.wasm_module,
+                wasm: Cow::Borrowed(&argument.wasm_module),
+                module_hash: ModuleHash([0; 32]),
                 arg: &argument.arg,
                 told_version: argument.sender_canister_version,
             },
@@ -139,7 +143,8 @@ impl Dispatcher<'_> {
                 id: argument.target_canister,
                 caller,
                 mode: argument.mode,
-                wasm: &wasm,
+                wasm: Cow::Owned(wasm),
+                module_hash: ModuleHash([0; 32]),
                 arg: &argument.arg,
                 told_version: argument.sender_canister_version,
             },
@@ -150,7 +155,7 @@ impl Dispatcher<'_> {
         clippy::too_many_lines,
         reason = "steps of one matter, each on what those before it left"
     )]
-    fn install(&mut self, call: &SubnetCall, order: Order<'_>) -> Handling {
+    fn install(&mut self, call: &SubnetCall, mut order: Order<'_>) -> Handling {
         let core = self.core;
         let limits = core.limits();
         self.state.refresh();
@@ -164,7 +169,7 @@ impl Dispatcher<'_> {
         // Nothing is unpacked, hashed or compiled for a canister that cannot pay for the most it
         // may come to.
         let install_limits = core.install_limits();
-        let unpacked_max = sandbox::module::unpacked_bytes_max(order.wasm, &limits.module);
+        let unpacked_max = sandbox::module::unpacked_bytes_max(&order.wasm, &limits.module);
         let compile_most = limits.module.compile_instructions_max(unpacked_max);
         let prepaid =
             core.costs.execution(install_limits.instructions) + core.costs.execution(compile_most);
@@ -178,7 +183,7 @@ impl Dispatcher<'_> {
             )
             .into());
         }
-        let prepared = self.prepare(&canister, order.wasm)?;
+        let prepared = self.prepare(&canister, &order.wasm)?;
         // By the module and not by what this machine did for it: it may have had the artefact.
         let compile_instructions = match &prepared {
             Ok(info) => info.compile_instructions.min(compile_most),
@@ -191,7 +196,8 @@ impl Dispatcher<'_> {
             Ok(planned) => planned,
             Err(reject) => return self.refuse_compiled(&order.id, compile_cost, reject),
         };
-        let hash = ModuleHash(Sha256::digest(order.wasm).into());
+        let hash = ModuleHash(Sha256::digest(&order.wasm).into());
+        order.module_hash = hash;
         core.note_prepared(hash);
         let module = InstalledModule::new(hash, wasm_bytes, info);
         let sections_before = canister.module().map_or(0, InstalledModule::custom_section_bytes);
@@ -209,7 +215,7 @@ impl Dispatcher<'_> {
         // From here on memories exist that are removed again unless the installation succeeds.
         let mut next = canister.clone();
         let created = self.lay_out(&mut next, module, plan)?;
-        match self.install_on(&canister, &mut next, plan, &order, prepaid, install_limits) {
+        match self.install_on(&canister, &mut next, plan, &mut order, prepaid, install_limits) {
             Ok(tally) => {
                 self.finish_install(
                     call,
@@ -340,7 +346,7 @@ impl Dispatcher<'_> {
         canister: &CanisterState,
         next: &mut CanisterState,
         plan: Plan,
-        order: &Order<'_>,
+        order: &mut Order<'_>,
         prepaid: Cycles,
         limits: MessageLimits,
     ) -> Result<Tally, (Refusal, Option<Tally>)> {
@@ -358,7 +364,8 @@ impl Dispatcher<'_> {
             ));
         };
         let fatal = |error: FatalError| early(error.into());
-        self.keep(order.wasm).map_err(fatal)?;
+        self.keep(&order.wasm).map_err(fatal)?;
+        order.wasm = Cow::Borrowed(&[]);
         let machine = Machine::new(self.core, self.round, 0, self.place.clone());
         let Some(room) = room(&machine, canister, next, plan, &limits).map_err(fatal)? else {
             return Err(early(reject::no_module(&canister.id).into()));
@@ -492,7 +499,7 @@ impl Dispatcher<'_> {
             origin: Self::change_origin(call, order.told_version),
             details: ChangeDetails::CodeDeployment {
                 mode: plan.deployment,
-                module_hash: ModuleHash(Sha256::digest(order.wasm).into()),
+                module_hash: order.module_hash,
             },
         });
         watch_memory(core, &mut next);

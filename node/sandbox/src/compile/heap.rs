@@ -158,8 +158,8 @@ unsafe extern "C" fn split(
     false
 }
 
-/// Neighbours may be joined: all of the room is one mapping, and what was allocated before it was
-/// told of lies elsewhere and is no neighbour.
+/// Neighbours may be joined, also the end of the room and an older extent that lies behind it: no
+/// hook unmaps or purges, so it does not matter of which mapping a page is. It would with one.
 unsafe extern "C" fn merge(
     _: *mut extent_hooks_t,
     _: *mut c_void,

@@ -226,7 +226,10 @@ impl Keys {
 
 /// Whether the node of a data folder is one of several in its subnet: not while it has no keys.
 pub(crate) fn several(data_dir: &Path) -> Result<bool> {
-    let subnet = Subnet::read(&data_dir.join(FOLDER).join(SUBNET))?;
+    let path = data_dir.join(FOLDER).join(SUBNET);
+    // Whoever may not look must not take it for a node alone.
+    path.try_exists().with_context(|| format!("reading {}", path.display()))?;
+    let subnet = Subnet::read(&path)?;
     Ok(subnet.is_some_and(|subnet| subnet.origin.is_some() && subnet.members.len() > 1))
 }
 
