@@ -167,25 +167,28 @@ impl Limits {
     /// Gives the node `disk_bytes` (whole MiB of it) for all that it keeps on disk, with room for
     /// so many states: two where a state that is fetched lies beside the old one. Compiled code,
     /// blocks and the capacity of the subnet follow from it, but for what was set otherwise before.
-    ///
-    /// # Errors
-    /// [`LimitsError::DiskTooSmall`] when too little would be left for a state; nothing is changed
-    /// then.
-    pub fn set_disk(&mut self, disk_bytes: u64, states: u64) -> Result<(), LimitsError> {
-        let smallest_bytes = self.smallest_disk_bytes(states);
-        if disk_bytes < smallest_bytes {
-            return Err(LimitsError::DiskTooSmall {
-                disk_bytes,
-                beside_bytes: smallest_bytes
-                    .saturating_sub(states.saturating_mul(self.least_capacity_bytes())),
-                smallest_bytes,
-            });
-        }
+    /// Whether it is enough, [`Self::check_disk`] says.
+    pub fn set_disk(&mut self, disk_bytes: u64, states: u64) {
         sheet::restate(self, |table| {
-            table.disk_budget_bytes = disk_bytes - disk_bytes % MIB;
+            // Whole MiB, and never 0, which would mean that none is stated.
+            table.disk_budget_bytes = (disk_bytes - disk_bytes % MIB).max(1);
             table.pages.states_on_disk = states;
         });
-        Ok(())
+    }
+
+    /// Whether the disk budget, if one is stated, leaves enough for a state.
+    ///
+    /// # Errors
+    /// [`LimitsError::DiskTooSmall`], with the size that works.
+    pub fn check_disk(&self) -> Result<(), LimitsError> {
+        let (disk_bytes, states) = (self.disk_budget_bytes, self.pages.states_on_disk);
+        let smallest_bytes = self.smallest_disk_bytes(states);
+        if disk_bytes == 0 || disk_bytes >= smallest_bytes {
+            return Ok(());
+        }
+        let least = states.saturating_mul(self.least_capacity_bytes());
+        let beside_bytes = smallest_bytes.saturating_sub(least);
+        Err(LimitsError::DiskTooSmall { disk_bytes, beside_bytes, smallest_bytes })
     }
 
     /// The smallest disk for this table, with room for so many states.

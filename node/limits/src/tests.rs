@@ -375,10 +375,10 @@ fn a_disk_budget_adds_up_for_every_memory_and_leaves_the_rest_to_the_state() {
             let plain = Limits::derive(memory).unwrap();
             let smallest = plain.smallest_disk_bytes(states);
             let mut before = plain.clone();
-            before.set_disk(smallest, states).unwrap();
+            before.set_disk(smallest, states);
             for disk in [smallest, 2 * smallest, 100 * GIB, 1 << 50, u64::MAX] {
                 let mut limits = plain.clone();
-                limits.set_disk(disk, states).unwrap();
+                limits.set_disk(disk, states);
                 limits.check().unwrap_or_else(|error| panic!("{memory} {disk}: {error}"));
                 let sheet = limits.sheet();
                 assert!(sheet.disk_sum_bytes() <= disk);
@@ -400,7 +400,7 @@ fn a_disk_budget_adds_up_for_every_memory_and_leaves_the_rest_to_the_state() {
 #[test]
 fn a_hundred_gib_of_state_fit_half_a_gib_of_memory() {
     let mut limits = Limits::nano().unwrap();
-    limits.set_disk(108 * GIB, 1).unwrap();
+    limits.set_disk(108 * GIB, 1);
     assert!(limits.subnet.memory_capacity_bytes >= 100 * GIB);
     assert_eq!(limits.sandbox.compilation_cache_bytes, 4 * GIB);
     assert_eq!(limits.consensus.retention_block_bytes, GIB);
@@ -409,11 +409,15 @@ fn a_hundred_gib_of_state_fit_half_a_gib_of_memory() {
 #[test]
 fn too_little_disk_names_what_lies_beside_the_state_and_the_smallest_that_works() {
     let mut limits = Limits::nano().unwrap();
-    let (before, smallest) = (limits.clone(), limits.smallest_disk_bytes(1));
-    let text = limits.set_disk(smallest - 1, 1).unwrap_err().to_string();
-    assert!(text.contains(&budget::format_size(smallest)), "{text}");
-    assert_eq!(limits, before);
-    limits.set_disk(smallest, 1).unwrap();
+    let smallest = limits.smallest_disk_bytes(1);
+    limits.check_disk().unwrap();
+    for too_little in [0, MIB, smallest - 1] {
+        limits.set_disk(too_little, 1);
+        let text = limits.check_disk().unwrap_err().to_string();
+        assert!(text.contains(&budget::format_size(smallest)), "{text}");
+    }
+    limits.set_disk(smallest, 1);
+    limits.check_disk().unwrap();
     assert_eq!(limits.subnet.memory_capacity_bytes, 64 * MIB);
 }
 
@@ -421,7 +425,7 @@ fn too_little_disk_names_what_lies_beside_the_state_and_the_smallest_that_works(
 fn what_was_set_by_hand_stays_when_the_disk_is_stated() {
     let mut limits = Limits::nano().unwrap();
     limits.apply_overrides(&json!({"subnet": {"memory_capacity_bytes": "1GiB"}})).unwrap();
-    limits.set_disk(100 * GIB, 1).unwrap();
+    limits.set_disk(100 * GIB, 1);
     assert_ne!(limits.subnet.memory_capacity_bytes, 512 * MIB);
     limits.apply_overrides(&json!({"subnet": {"memory_capacity_bytes": "1GiB"}})).unwrap();
     assert_eq!(limits.subnet.memory_capacity_bytes, GIB);

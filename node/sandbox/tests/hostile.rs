@@ -112,7 +112,8 @@ fn caps_of_the_machine_never_decide_about_a_module() {
     let caps = Caps::new(&limits.sandbox);
     let shape = shapes::all().into_iter().find(|shape| shape.name == "empty functions").unwrap();
     let (n, accepted) = shapes::largest(&shape, &limits.module).unwrap();
-    let refused = (shape.make)(2 * n);
+    // Still within `module.functions`.
+    let refused = (shape.make)(n + n / 4);
     for caps in [
         with_headroom(caps),
         caps,

@@ -146,9 +146,10 @@ impl Config {
             }
         };
         if let Some(bytes) = disk {
-            limits.set_disk(bytes, disk_budget::states(&data_dir)?)?;
+            limits.set_disk(bytes, disk_budget::states(&data_dir)?);
         }
         limits.apply_overrides(&overrides)?;
+        limits.check_disk()?;
         limits.check()?;
         let mut p2p = file.p2p;
         p2p.listen = settings.p2p_listen.or(p2p.listen);

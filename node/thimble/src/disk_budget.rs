@@ -107,11 +107,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let found = found(&folder.path().join("not/yet/there"), &limits).unwrap().unwrap();
         let mut with_disk = limits.clone();
-        with_disk.set_disk(found, 1).unwrap();
+        with_disk.set_disk(found, 1);
         let (with, without) = (&with_disk.subnet, &limits.subnet);
         assert!(with.memory_capacity_bytes >= without.memory_capacity_bytes, "{found}");
         let least = limits.disk_bytes(1, limits.subnet.memory_capacity_bytes);
-        with_disk.set_disk(least, 1).unwrap();
+        with_disk.set_disk(least, 1);
         let (with, without) = (&with_disk.subnet, &limits.subnet);
         assert!(with.memory_capacity_bytes >= without.memory_capacity_bytes, "{least}");
     }

@@ -24,7 +24,7 @@ use testing::{SmallDisk, until_async};
 #[tokio::test]
 async fn a_disk_that_fills_up_stops_updates_and_loses_nothing() {
     let mount_point = tempfile::tempdir().unwrap();
-    let Some(disk) = SmallDisk::mount(mount_point.path(), "400m") else { return };
+    let Some(disk) = SmallDisk::mount(mount_point.path(), "700m") else { return };
     let mut node = Node::start_in(disk.path().join("data"), "512MiB", None).await;
     let agent = node.agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
@@ -75,7 +75,7 @@ async fn a_disk_that_fills_up_stops_updates_and_loses_nothing() {
 #[tokio::test]
 async fn updates_are_taken_again_when_the_disk_has_room_without_a_restart() {
     let mount_point = tempfile::tempdir().unwrap();
-    let Some(disk) = SmallDisk::mount(mount_point.path(), "400m") else { return };
+    let Some(disk) = SmallDisk::mount(mount_point.path(), "700m") else { return };
     let node = Node::start_in(disk.path().join("data"), "512MiB", None).await;
     let agent = node.agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
