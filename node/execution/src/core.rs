@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use limits::Limits;
 use pages::PageStore;
-use sandbox::{CostTable, MessageLimits, NotPrepared, Sandbox};
+use sandbox::{CostTable, MessageLimits, NotPrepared, Sandbox, Stored};
 use state::{BlobError, BlobStore, CanisterId, CanisterState, Fault, Height, ModuleHash, Time};
 
 use crate::config::{ExecutorConfig, FatalError};
@@ -126,8 +126,11 @@ impl Core {
                 reason,
             })
         };
-        let wasm = match self.blobs.get(&module.0) {
-            Ok(Some(wasm)) => wasm,
+        let bytes = match self.blobs.digest(&[module.0]).and_then(|found| match found {
+            Some(_) => self.blobs.bytes(&module.0),
+            None => Ok(None),
+        }) {
+            Ok(Some(bytes)) => bytes,
             Ok(None) => return Err(fatal("its bytes are not in the module store".into())),
             // The bytes were read and do not have the hash: nothing is compiled from them.
             Err(BlobError::Corrupt { path }) => {
@@ -140,7 +143,8 @@ impl Core {
             Err(error) if error.can_heal() => return Err(trouble(error)),
             Err(error) => return Err(fatal(error.to_string())),
         };
-        self.sandbox.prepare(&wasm).map_err(|error| match error {
+        let stored = Stored { blobs: &self.blobs, parts: vec![module.0], bytes };
+        self.sandbox.prepare(&module, &stored).map_err(|error| match error {
             // It was accepted when it was installed: the limits or the engine of this node changed.
             NotPrepared::Refused(reject) => fatal(reject.message),
             NotPrepared::Trouble(reason) => EnsureError::Trouble(reason),

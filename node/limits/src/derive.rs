@@ -242,14 +242,6 @@ impl Limits {
             .saturating_add(self.execution.stable_dirty_bytes_per_query)
     }
 
-    /// What is reserved of [`pool::EXECUTIONS`] to compile a module of so many bytes as uploaded:
-    /// the child's anonymous memory and the module in the node's hands.
-    /// The child's heap lies in a file.
-    pub fn compile_reservation_bytes(&self, wasm_bytes: u64) -> u64 {
-        let module_bytes = wasm_bytes.min(self.module.wasm_bytes);
-        self.sandbox.compile_anonymous_bytes.saturating_add(module_bytes)
-    }
-
     /// The most that update messages and installs in flight may have dirtied at one moment.
     pub fn dirty_in_flight_bytes(&self) -> u64 {
         self.message_dirty_bytes()
@@ -490,7 +482,7 @@ fn sandbox(memory: u64) -> SandboxLimits {
         resident_floor_bytes: scale::RESIDENT_FLOOR.bytes_at(memory),
         eviction_batch_bytes: scale::EVICTION_BATCH.bytes_at(memory),
         worker_anonymous_bytes: 0,
-        compile_threads: 2,
+        compile_threads: scale::COMPILE_THREADS.step_at(memory),
         compile_anonymous_bytes: COMPILE_ANONYMOUS_BYTES,
         compile_memory_bytes: scale::COMPILE_MEMORY.bytes_at(memory),
         compile_seconds: scale::COMPILE_SECONDS.step_at(memory),

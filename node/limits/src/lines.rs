@@ -126,22 +126,28 @@ impl Limits {
     fn execution_lines(&self) -> Vec<SheetLine> {
         use LineKind::Pool;
         let Limits { execution, .. } = self;
-        let (in_flight, install) = (self.in_flight_bytes(), self.install_dirty_bytes());
-        let compile = self.compile_reservation_bytes(self.module.wasm_bytes);
+        let Limits { sandbox, .. } = self;
         vec![
             line(
                 pool::EXECUTIONS,
-                in_flight.max(compile),
+                self.in_flight_bytes(),
                 "sandbox",
                 Pool,
                 format!(
-                    "largest of: messages {}, one install {}, one compilation {}",
+                    "larger of: messages {}, one install {}",
                     times(execution.threads, self.message_dirty_bytes()),
-                    format_size(install),
-                    format_size(compile)
+                    format_size(self.install_dirty_bytes()),
                 ),
-                "dirty pages of messages and installs in flight, and compile children; each \
-                 reserves its worst case before it starts",
+                "dirty pages of messages and installs in flight; each reserves its worst case \
+                 before it starts",
+            ),
+            line(
+                pool::COMPILATIONS,
+                sandbox.compile_threads.saturating_mul(sandbox.compile_anonymous_bytes),
+                "sandbox",
+                Pool,
+                times(sandbox.compile_threads, sandbox.compile_anonymous_bytes),
+                "compile children beside their heaps, which lie on disk; messages run meanwhile",
             ),
             line(
                 pool::QUERIES,

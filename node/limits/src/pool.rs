@@ -8,12 +8,14 @@
 /// Constants of the program that the loader writes in the node and in each worker:
 /// [`crate::ProcessLimits::program_bytes`] each, counted as measured (observed).
 pub const PROGRAM: &str = "program";
-/// Working memory shared by update messages, installs and compilations, which exclude one another
-/// where they do not fit together. Before a message starts, [`crate::Limits::message_dirty_bytes`]
-/// are reserved; before an install or upgrade, [`crate::Limits::install_dirty_bytes`]; before a
-/// compilation, [`crate::Limits::compile_reservation_bytes`]. Wait with
+/// Working memory shared by update messages and installs, which exclude one another where they do
+/// not fit together. Before a message starts, [`crate::Limits::message_dirty_bytes`] are reserved;
+/// before an install or upgrade, [`crate::Limits::install_dirty_bytes`]. Wait with
 /// [`budget::Pool::reserve_within`].
 pub const EXECUTIONS: &str = "executions";
+/// Compile children: [`crate::SandboxLimits::compile_anonymous_bytes`] each. Apart from
+/// [`EXECUTIONS`], so that messages run beside them.
+pub const COMPILATIONS: &str = "compilations";
 /// Pages that queries dirty and drop: [`crate::Limits::query_dirty_bytes`] each.
 pub const QUERIES: &str = "queries";
 /// Queued messages of calls with guaranteed responses, and room kept for their responses

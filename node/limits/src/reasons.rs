@@ -108,7 +108,7 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ),
     (
         "sandbox.compile_threads",
-        "compilations at once, where their memory fits the pool `executions`",
+        "compilations at once; messages run beside them",
     ),
     (
         "sandbox.compile_memory_bytes",

@@ -22,6 +22,7 @@ pub(crate) const PAGE_CACHE_FLOOR: Row<8> = SCALE.mib([6, 8, 10, 12, 32, 80, 192
 // Execution. Thread counts are steps: they change only at an anchor, where memory for the new
 // threads is at hand.
 pub(crate) const THREADS: Row<8> = SCALE.values([2, 2, 2, 2, 2, 2, 4, 4]);
+pub(crate) const COMPILE_THREADS: Row<8> = SCALE.values([1, 1, 1, 2, 2, 2, 2, 2]);
 pub(crate) const QUERY_THREADS: Row<8> = SCALE.values([1, 1, 1, 1, 2, 2, 4, 4]);
 pub(crate) const QUERY_THREADS_PER_CANISTER: Row<8> = SCALE.values([1, 1, 1, 1, 1, 2, 2, 2]);
 pub(crate) const PAUSED_EXECUTIONS: Row<8> = SCALE.values([1, 1, 1, 1, 1, 2, 4, 4]);

@@ -65,8 +65,8 @@ fn every_budget_installs_a_module_of_ten_megabytes() {
         let limits = Limits::derive(memory).unwrap();
         assert!(limits.module.wasm_uncompressed_bytes >= 10_000_000, "{memory}");
         assert!(limits.module.wasm_bytes >= 10_000_000, "{memory}");
-        let executions = limits.sheet().line(pool::EXECUTIONS).unwrap().bytes;
-        assert!(limits.compile_reservation_bytes(u64::MAX) <= executions);
+        let compilations = limits.sheet().line(pool::COMPILATIONS).unwrap().bytes;
+        assert!(limits.sandbox.compile_anonymous_bytes <= compilations);
     }
     // What is accepted does not depend on the memory, up to where larger ones take more.
     let (smallest, nano) = (Limits::derive(Limits::smallest_bytes()).unwrap(), Limits::nano());
@@ -155,6 +155,7 @@ fn a_ledger_is_made_of_the_sheet() {
     let all = [
         pool::PROGRAM,
         pool::EXECUTIONS,
+        pool::COMPILATIONS,
         pool::QUERIES,
         pool::GUARANTEED_MESSAGES,
         pool::BEST_EFFORT_MESSAGES,
@@ -186,8 +187,6 @@ fn everything_that_runs_at_once_fits_the_shared_line() {
             .collect();
         drop(messages);
         let _ = pool.try_reserve(limits.install_dirty_bytes()).unwrap();
-        let _ =
-            pool.try_reserve(limits.compile_reservation_bytes(limits.module.wasm_bytes)).unwrap();
     }
 }
 

@@ -4,11 +4,12 @@
 //! travels back in [`Outcome`]. Nothing here depends on which worker ran it.
 
 use std::collections::BTreeMap;
+use std::io::{self, Write};
 
 use ic_principal::Principal;
 use pages::{AppendTarget, MemoryLayout, Run};
 use serde::{Deserialize, Serialize};
-use state::{CanisterId, Cycles, ModuleHash, Reject, SenderInfo, Time};
+use state::{BlobHash, BlobStore, CanisterId, Cycles, ModuleHash, Reject, SenderInfo, Time};
 pub use state::{CustomSection, Global, Hooks, ModuleInfo};
 use thiserror::Error;
 
@@ -349,12 +350,69 @@ pub enum NotPrepared {
     Trouble(String),
 }
 
+/// A module as it was uploaded, gzip or plain, wherever it lies: it is written out in pieces, so that
+/// nobody has to hold the whole of it.
+pub trait Uploaded {
+    /// Its length.
+    fn bytes(&self) -> u64;
+    /// Writes all of it.
+    ///
+    /// # Errors
+    /// Of `out`, or when the module cannot be read now.
+    fn write_to(&self, out: &mut dyn Write) -> io::Result<()>;
+
+    /// All of it, for callers with memory for it.
+    ///
+    /// # Errors
+    /// When the module cannot be read now.
+    fn to_vec(&self) -> io::Result<Vec<u8>> {
+        let mut all = Vec::new();
+        self.write_to(&mut all)?;
+        Ok(all)
+    }
+}
+
+impl Uploaded for &[u8] {
+    fn bytes(&self) -> u64 {
+        self.len() as u64
+    }
+
+    fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        out.write_all(self)
+    }
+}
+
+/// A module that lies in a blob store, in one blob or in several.
+pub struct Stored<'a> {
+    /// Where.
+    pub blobs: &'a BlobStore,
+    /// The blobs that make it up, one after the other.
+    pub parts: Vec<BlobHash>,
+    /// Length of the module.
+    pub bytes: u64,
+}
+
+impl Uploaded for Stored<'_> {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        let copied = self.blobs.copy(&self.parts, out).map_err(io::Error::other)?;
+        copied.ok_or_else(|| io::Error::other("a part of the module is not in the module store"))
+    }
+}
+
 /// What execution needs of sandboxes; implemented by the pool of worker processes. Calls block the
 /// calling thread.
 pub trait Sandbox: Send + Sync {
-    /// Validates and compiles `wasm` (as uploaded, gzip or plain) unless its artefact is on disk;
-    /// in a short-lived capped child.
-    fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared>;
+    /// Validates and compiles the module `uploaded`, whose SHA-256 is `hash`, unless its artefact is
+    /// on disk; in a short-lived capped child.
+    fn prepare(
+        &self,
+        hash: &ModuleHash,
+        uploaded: &dyn Uploaded,
+    ) -> Result<ModuleInfo, NotPrepared>;
     /// Whether the artefact of a module is at hand, so that it need not be prepared.
     fn is_prepared(&self, module: &ModuleHash) -> bool;
     /// Runs one message on update worker `lane` (0-based; queries have lanes of their own, see

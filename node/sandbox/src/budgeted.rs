@@ -15,7 +15,9 @@ use limits::Limits;
 use pages::MemoryId;
 use state::{ModuleHash, ModuleInfo};
 
-use crate::{Entry, Lane, NotPrepared, Outcome, Request, Sandbox, WorkerTrouble};
+use crate::{
+    Entry, Lane, NotPrepared, Outcome, Request, Sandbox, Uploaded, WorkerTrouble,
+};
 
 /// After so long in line it is worth a word in the log; then the wait goes on.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -24,24 +26,31 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 pub struct Budgeted {
     inner: Arc<dyn Sandbox>,
     executions: Pool,
+    compilations: Pool,
     queries: Pool,
     message_bytes: u64,
     install_bytes: u64,
     query_bytes: u64,
-    limits: Limits,
+    compile_bytes: u64,
 }
 
 impl Budgeted {
-    /// Takes updates, installs and compilations from `executions`, queries from `queries`.
-    pub fn new(inner: Arc<dyn Sandbox>, executions: Pool, queries: Pool, limits: &Limits) -> Self {
+    /// Takes updates and installs from `executions`, compilations from `compilations`, queries from
+    /// `queries`.
+    pub fn new(
+        inner: Arc<dyn Sandbox>,
+        (executions, compilations, queries): (Pool, Pool, Pool),
+        limits: &Limits,
+    ) -> Self {
         Self {
             inner,
             message_bytes: limits.message_dirty_bytes(),
             install_bytes: limits.install_dirty_bytes(),
             query_bytes: limits.query_dirty_bytes(),
+            compile_bytes: limits.sandbox.compile_anonymous_bytes,
             executions,
+            compilations,
             queries,
-            limits: limits.clone(),
         }
     }
 }
@@ -63,10 +72,16 @@ impl Sandbox for Budgeted {
         self.inner.is_prepared(module)
     }
 
-    fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared> {
-        let bytes = self.limits.compile_reservation_bytes(wasm.len() as u64);
-        let _reservation = reserve(&self.executions, bytes);
-        self.inner.prepare(wasm)
+    fn prepare(
+        &self,
+        hash: &ModuleHash,
+        uploaded: &dyn Uploaded,
+    ) -> Result<ModuleInfo, NotPrepared> {
+        // What is compiled already takes nothing, and must not wait for what is being compiled.
+        let _reservation = (!self.inner.is_prepared(hash))
+            .then(|| reserve(&self.compilations, self.compile_bytes))
+            .flatten();
+        self.inner.prepare(hash, uploaded)
     }
 
     fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble> {
@@ -109,7 +124,7 @@ mod tests {
             false
         }
 
-        fn prepare(&self, _: &[u8]) -> Result<ModuleInfo, NotPrepared> {
+        fn prepare(&self, _: &ModuleHash, _: &dyn Uploaded) -> Result<ModuleInfo, NotPrepared> {
             let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
             self.most.fetch_max(now, Ordering::SeqCst);
             std::thread::yield_now();
@@ -130,24 +145,21 @@ mod tests {
     fn compilations_that_do_not_fit_together_take_turns() {
         let limits = Limits::nano().unwrap();
         let counting = Arc::new(Counting::default());
-        let cap = limits.compile_reservation_bytes(0);
-        let executions = Pool::standalone("executions", cap + cap / 2);
-        let budgeted = Budgeted::new(
-            counting.clone(),
-            executions.clone(),
-            Pool::standalone("queries", 1),
-            &limits,
-        );
+        let cap = limits.sandbox.compile_anonymous_bytes;
+        let compilations = Pool::standalone("compilations", cap + cap / 2);
+        let other = || Pool::standalone("other", 1);
+        let pools = (other(), compilations.clone(), other());
+        let budgeted = Budgeted::new(counting.clone(), pools, &limits);
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for _ in 0..50 {
-                        let _ = budgeted.prepare(b"");
+                        let _ = budgeted.prepare(&ModuleHash([0; 32]), &&b""[..]);
                     }
                 });
             }
         });
         assert_eq!(counting.most.load(Ordering::SeqCst), 1);
-        assert_eq!(executions.used_bytes(), 0);
+        assert_eq!(compilations.used_bytes(), 0);
     }
 }

@@ -47,7 +47,7 @@ use state::{ModuleHash, ModuleInfo};
 
 use crate::{
     HeapFigures, Lane, ModuleSource, Mount, NotPrepared, Outcome, PrepareError, Preparer,
-    PreparerConfig, Probe, Request, Sandbox, WorkerTrouble,
+    PreparerConfig, Probe, Request, Sandbox, Uploaded, WorkerTrouble,
     ipc::IpcError,
     pool::lane::{Worker, WorkerError},
 };
@@ -481,8 +481,12 @@ impl Sandbox for Pool {
         self.preparer.info(module).is_some()
     }
 
-    fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared> {
-        self.preparer.prepare(wasm)
+    fn prepare(
+        &self,
+        hash: &ModuleHash,
+        uploaded: &dyn Uploaded,
+    ) -> Result<ModuleInfo, NotPrepared> {
+        self.preparer.prepare(hash, uploaded)
     }
 
     fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble> {

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -23,12 +23,12 @@ use thiserror::Error;
 
 use crate::cache::{ArtefactCache, CacheError};
 use crate::compile::{Caps, Children, CompileError, Compiled, Compiler};
-use crate::{NotPrepared, engine};
+use crate::{NotPrepared, Uploaded, engine};
 
 /// Where uploaded modules are kept.
 pub trait ModuleSource: Send + Sync {
     /// The module as uploaded; `None` if it is not there.
-    fn module(&self, hash: &ModuleHash) -> Option<Vec<u8>>;
+    fn module(&self, hash: &ModuleHash) -> Option<Box<dyn Uploaded + '_>>;
 }
 
 /// What a preparer needs to know.
@@ -116,19 +116,20 @@ impl Preparer {
         })
     }
 
-    /// Validates and compiles `wasm`, as uploaded, unless that was done before. Blocks.
-    pub fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared> {
-        if wasm.len() as u64 > self.module.wasm_bytes {
-            // Too large to be worth hashing or writing; the same text as from the child.
-            let error =
-                crate::module::unpack(wasm, &self.module).err().map(|error| error.to_string());
-            return Err(CompileError::Refused(error.unwrap_or_default()).into());
-        }
-        let hash = ModuleHash(Sha256::digest(wasm).into());
-        if let Some(info) = self.cache.info(&hash) {
+    /// Validates and compiles the module `uploaded`, whose SHA-256 is `hash`, unless that was done
+    /// before. Blocks.
+    pub fn prepare(
+        &self,
+        hash: &ModuleHash,
+        uploaded: &dyn Uploaded,
+    ) -> Result<ModuleInfo, NotPrepared> {
+        // Too large to be worth writing; the same text as from the child.
+        crate::module::check_uploaded_bytes(uploaded.bytes(), &self.module)
+            .map_err(|error| CompileError::Refused(error.to_string()))?;
+        if let Some(info) = self.cache.info(hash) {
             return Ok(info);
         }
-        self.compile_once(&hash, wasm)
+        self.compile_once(hash, uploaded)
     }
 
     /// What validation found in a module that is compiled.
@@ -143,11 +144,8 @@ impl Preparer {
             return Ok(file);
         }
         let source = self.source.as_ref().ok_or(PrepareError::Missing(*hash))?;
-        let wasm = source
-            .module(hash)
-            .filter(|wasm| ModuleHash(Sha256::digest(wasm).into()) == *hash)
-            .ok_or(PrepareError::Missing(*hash))?;
-        self.compile_once(hash, &wasm)
+        let uploaded = source.module(hash).ok_or(PrepareError::Missing(*hash))?;
+        self.compile_once(hash, uploaded.as_ref())
             .map_err(|error| PrepareError::Recompile(*hash, error.to_string()))?;
         self.cache.artefact(hash).ok_or(PrepareError::Missing(*hash))
     }
@@ -163,7 +161,11 @@ impl Preparer {
     }
 
     /// Compiles a module, or waits for another caller who does.
-    fn compile_once(&self, hash: &ModuleHash, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared> {
+    fn compile_once(
+        &self,
+        hash: &ModuleHash,
+        uploaded: &dyn Uploaded,
+    ) -> Result<ModuleInfo, NotPrepared> {
         let mut running = self.lock();
         if let Some(shared) = running.modules.get(hash).cloned() {
             drop(running);
@@ -181,14 +183,18 @@ impl Preparer {
         // Someone may have finished between the look into the cache and here.
         let result = match self.cache.info(hash) {
             Some(info) => Ok(info),
-            None => self.compile(hash, wasm),
+            None => self.compile(hash, uploaded),
         };
         turn.shared.set(result.clone());
         result
     }
 
-    fn compile(&self, hash: &ModuleHash, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared> {
-        match self.try_compile(hash, wasm) {
+    fn compile(
+        &self,
+        hash: &ModuleHash,
+        uploaded: &dyn Uploaded,
+    ) -> Result<ModuleInfo, NotPrepared> {
+        match self.try_compile(hash, uploaded) {
             Ok(Ok(compiled)) => {
                 tracing::info!(
                     module = ?hash,
@@ -210,15 +216,20 @@ impl Preparer {
     fn try_compile(
         &self,
         hash: &ModuleHash,
-        wasm: &[u8],
+        uploaded: &dyn Uploaded,
     ) -> Result<Result<Compiled, CompileError>, CacheError> {
         let failed = |error| self.cache.failed(error);
-        let uploaded = self.cache.temporary()?;
-        uploaded.file().write_all(wasm).map_err(failed)?;
+        let input = self.cache.temporary()?;
+        let mut copy = Hashing { file: input.file(), hasher: Sha256::new() };
+        uploaded.write_to(&mut copy).map_err(failed)?;
+        let found = ModuleHash(copy.hasher.finalize().into());
+        if found != *hash {
+            let what = format!("the module {hash:?} has the hash {found:?} where it is stored");
+            return Err(failed(io::Error::other(what)));
+        }
         let artefact = self.cache.temporary()?;
         let output = artefact.file().try_clone().map_err(failed)?;
-        let compiled = match self.compiler.compile(uploaded.into_unnamed().map_err(failed)?, output)
-        {
+        let compiled = match self.compiler.compile(input.into_unnamed().map_err(failed)?, output) {
             Ok(compiled) => compiled,
             Err(error) => return Ok(Err(error)),
         };
@@ -228,6 +239,24 @@ impl Preparer {
 
     fn lock(&self) -> MutexGuard<'_, Running> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Writes to a file and hashes what it writes.
+struct Hashing<'a> {
+    file: &'a File,
+    hasher: Sha256,
+}
+
+impl Write for Hashing<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.hasher.update(bytes.get(..written).unwrap_or_default());
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

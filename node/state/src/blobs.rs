@@ -7,7 +7,8 @@
 //! content is wrong; nothing durable refers to it, reads verify the hash, and writing the same blob
 //! again replaces it.
 //!
-//! Memory: one blob at a time, as large as the caller's; 32 bytes for each blob not yet synced.
+//! Memory: what a caller has in its hands, and [`PIECE_BYTES`] where blobs are read and written in
+//! pieces, so that nobody has to hold a module; 32 bytes for each blob not yet synced.
 //!
 //! It must never know what a blob is for.
 
@@ -17,7 +18,7 @@ mod tests;
 use std::{
     collections::BTreeSet,
     fs::{self, File},
-    io::{self, Read},
+    io::{self, Read, Write},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::{
@@ -26,7 +27,7 @@ use std::{
     },
 };
 
-use disk::{Open, RealDisk, SharedDisk};
+use disk::{DiskFile, Open, RealDisk, SharedDisk};
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
@@ -34,6 +35,8 @@ use thiserror::Error;
 pub type BlobHash = [u8; 32];
 
 const TEMPORARY: &str = "tmp-";
+/// What is in memory of a blob that is copied.
+const PIECE_BYTES: usize = 64 << 10;
 
 /// Why a blob cannot be kept or had.
 #[derive(Debug, Error)]
@@ -135,15 +138,50 @@ impl BlobStore {
         let hash: BlobHash = Sha256::digest(blob).into();
         let path = self.path(&hash);
         if !same_content(&path, blob) {
-            self.write(&path, blob).map_err(|error| io_error(&path, error))?;
+            self.write(&path, |out| out.write_all(blob)).map_err(|error| io_error(&path, error))?;
         }
-        // Also one that was there: a process before this one may have died before it synced.
-        self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).insert(hash);
+        self.note_unsynced(hash);
         Ok(hash)
     }
 
+    /// Keeps what several blobs make up one after the other, whose hash is `hash`. `None` if one of
+    /// them is not kept.
+    pub fn join(&self, parts: &[BlobHash], hash: &BlobHash) -> Result<Option<()>, BlobError> {
+        let path = self.path(hash);
+        let kept = match self.digest(std::slice::from_ref(hash)) {
+            Ok(found) => found == Some(*hash),
+            Err(BlobError::Corrupt { .. }) => false,
+            Err(error) => return Err(error),
+        };
+        if !kept {
+            let mut copied = Ok(Some(()));
+            let written = self.write(&path, |out| {
+                copied = self.copy(parts, out);
+                match &copied {
+                    Ok(Some(())) => Ok(()),
+                    _ => Err(io::Error::other("a part could not be had")),
+                }
+            });
+            if copied?.is_none() {
+                return Ok(None);
+            }
+            written.map_err(|error| io_error(&path, error))?;
+        }
+        self.note_unsynced(*hash);
+        Ok(Some(()))
+    }
+
+    /// Also one that was there: a process before this one may have died before it synced.
+    fn note_unsynced(&self, hash: BlobHash) {
+        self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).insert(hash);
+    }
+
     /// Writes a blob to a file of its own that comes to its name whole.
-    fn write(&self, path: &Path, blob: &[u8]) -> io::Result<()> {
+    fn write(
+        &self,
+        path: &Path,
+        content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> io::Result<()> {
         let temporary = self.dir.join(format!(
             "{TEMPORARY}{}-{}",
             std::process::id(),
@@ -152,7 +190,7 @@ impl BlobStore {
         let written = self
             .disk
             .open(&temporary, Open::Truncate)
-            .and_then(|file| file.write_at(blob, 0))
+            .and_then(|file| content(&mut Appended { file, end: 0 }))
             .and_then(|()| self.disk.rename(&temporary, path));
         if written.is_err() {
             // If this fails too, the next start removes the file.
@@ -161,8 +199,41 @@ impl BlobStore {
         written
     }
 
-    /// A blob, verified; `None` if it is not kept.
-    pub fn get(&self, hash: &BlobHash) -> Result<Option<Vec<u8>>, BlobError> {
+    /// Writes what several blobs make up one after the other to `out`, each of them verified when
+    /// all of it was written. `None` if one of them is not kept.
+    pub fn copy(
+        &self,
+        parts: &[BlobHash],
+        out: &mut dyn Write,
+    ) -> Result<Option<()>, BlobError> {
+        let mut buffer = vec![0; PIECE_BYTES];
+        for hash in parts {
+            let path = self.path(hash);
+            let Some((file, bytes)) = self.open_blob(hash)? else { return Ok(None) };
+            let mut file = file.take(bytes);
+            let mut hasher = Sha256::new();
+            loop {
+                let read = file.read(&mut buffer).map_err(|error| io_error(&path, error))?;
+                let Some(piece) = buffer.get(..read).filter(|piece| !piece.is_empty()) else { break };
+                hasher.update(piece);
+                out.write_all(piece).map_err(|error| io_error(&self.dir, error))?;
+            }
+            if BlobHash::from(hasher.finalize()) != *hash {
+                return Err(BlobError::Corrupt { path });
+            }
+        }
+        Ok(Some(()))
+    }
+
+    /// SHA-256 of what several blobs make up one after the other, each of them verified. `None` if
+    /// one of them is not kept.
+    pub fn digest(&self, parts: &[BlobHash]) -> Result<Option<BlobHash>, BlobError> {
+        let mut hasher = Sha256::new();
+        Ok(self.copy(parts, &mut hasher)?.map(|()| hasher.finalize().into()))
+    }
+
+    /// The file of a blob and its length; `None` if it is not kept.
+    fn open_blob(&self, hash: &BlobHash) -> Result<Option<(File, u64)>, BlobError> {
         let path = self.path(hash);
         let file = match File::open(&path) {
             Ok(file) => file,
@@ -173,12 +244,13 @@ impl BlobStore {
         if bytes > self.blob_bytes_max {
             return Err(BlobError::Corrupt { path });
         }
-        let mut blob = Vec::with_capacity(usize::try_from(bytes).unwrap_or(0));
-        file.take(bytes).read_to_end(&mut blob).map_err(|error| io_error(&path, error))?;
-        if BlobHash::from(Sha256::digest(&blob)) != *hash {
-            return Err(BlobError::Corrupt { path });
-        }
-        Ok(Some(blob))
+        Ok(Some((file, bytes)))
+    }
+
+    /// A blob, verified; `None` if it is not kept.
+    pub fn get(&self, hash: &BlobHash) -> Result<Option<Vec<u8>>, BlobError> {
+        let mut blob = Vec::new();
+        Ok(self.copy(std::slice::from_ref(hash), &mut blob)?.map(|()| blob))
     }
 
     /// Length of a blob; `None` if it is not kept.
@@ -230,9 +302,13 @@ impl BlobStore {
                 Err(error) => {
                     // The system may have dropped what was not written, and report a later sync of
                     // the same file as done: the next one is of another file.
-                    if let Ok(Some(blob)) = self.get(hash) {
-                        let _ = self.write(&path, &blob);
-                    }
+                    let _ = self.write(&path, |out| {
+                        let copied = self.copy(std::slice::from_ref(hash), out);
+                        match copied.map_err(io::Error::other)? {
+                            Some(()) => Ok(()),
+                            None => Err(io::ErrorKind::NotFound.into()),
+                        }
+                    });
                     return Err(io_error(&path, error));
                 }
             }
@@ -268,13 +344,31 @@ impl BlobStore {
     }
 }
 
+/// A file that is written from its beginning on.
+struct Appended {
+    file: Box<dyn DiskFile>,
+    end: u64,
+}
+
+impl Write for Appended {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write_at(bytes, self.end)?;
+        self.end += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Whether the file is there with exactly this content.
 fn same_content(path: &Path, blob: &[u8]) -> bool {
     let Ok(mut file) = File::open(path) else { return false };
     if !file.metadata().is_ok_and(|metadata| metadata.len() == blob.len() as u64) {
         return false;
     }
-    let mut buffer = vec![0; 64 << 10];
+    let mut buffer = vec![0; PIECE_BYTES];
     blob.chunks(buffer.len()).all(|expected| {
         let found = &mut buffer[..expected.len()];
         file.read_exact(found).is_ok() && found == expected

@@ -22,7 +22,7 @@ use nidkg::EngineConfig;
 use pages::PageStore;
 use prometheus_client::registry::Registry;
 use rounds::{Driver, Ended, MachineClock, Settings, States, Volume};
-use sandbox::{Budgeted, ModuleSource, SandboxConfig};
+use sandbox::{Budgeted, ModuleSource, SandboxConfig, Stored, Uploaded};
 use state::{
     BlobStore, CanisterId, Height, ModuleHash, StateStore, SubnetInfo, SubnetKey, SubnetType, Time,
 };
@@ -204,8 +204,9 @@ fn open_pages(data: &Path, limits: &Limits, store: &StateStore) -> Result<PageSt
 struct Modules(Arc<BlobStore>);
 
 impl ModuleSource for Modules {
-    fn module(&self, hash: &ModuleHash) -> Option<Vec<u8>> {
-        self.0.get(&hash.0).ok().flatten()
+    fn module(&self, hash: &ModuleHash) -> Option<Box<dyn Uploaded + '_>> {
+        let bytes = self.0.bytes(&hash.0).ok().flatten()?;
+        Some(Box::new(Stored { blobs: &self.0, parts: vec![hash.0], bytes }))
     }
 }
 
@@ -257,14 +258,14 @@ fn open(
     let pages = Arc::new(open_pages(data, limits, &store)?);
     let named =
         |name| ledger.pool(name).with_context(|| format!("the ledger has no pool `{name}`"));
-    let budgeted =
-        Budgeted::new(sandbox.clone(), named(pool::EXECUTIONS)?, named(pool::QUERIES)?, limits);
+    let pools = (named(pool::EXECUTIONS)?, named(pool::COMPILATIONS)?, named(pool::QUERIES)?);
+    let budgeted = Arc::new(Budgeted::new(sandbox.clone(), pools, limits));
     let ingress = Arc::new(IngressPool::new(&limits.consensus));
     ingress.count_in(&named(pool::INGRESS_POOL)?);
     let retry = Arc::new(NodeRetryPolicy::new(ingress.clone(), data));
     let mut executor = Executor::open(
         executor_config(config, limits, &keys)?,
-        Arc::new(budgeted),
+        budgeted,
         pages.clone(),
         store,
         blobs,

@@ -7,16 +7,17 @@
 //! overlay that no other execution ever sees, and then the pages of both are committed as one
 //! version.
 
-use std::{borrow::Cow, collections::BTreeSet};
+use std::collections::BTreeSet;
 
 use ic_management_canister_types::{
-    CanisterInstallMode, InstallChunkedCodeArgs, WasmMemoryPersistence,
+    CanisterInstallMode, ChunkHash, InstallChunkedCodeArgs, WasmMemoryPersistence,
 };
 use pages::{AppendTarget, MemoryId, MemoryLayout, PAGE_BYTES};
-use sandbox::{Changes, Entry, MessageLimits, NotPrepared};
+use sandbox::module::HEAD_BYTES;
+use sandbox::{Changes, Entry, MessageLimits, NotPrepared, Stored, Uploaded};
 use sha2::{Digest, Sha256};
 use state::{
-    CanisterId, CanisterState, Change, ChangeDetails, Cycles, DeploymentMode, ExecutionState,
+    BlobError, BlobHash, CanisterId, CanisterState, Change, ChangeDetails, Cycles, DeploymentMode, ExecutionState,
     InstalledModule, Memory, ModuleHash, ModuleInfo, Reject, Shared, SubnetCall, Time,
 };
 
@@ -35,12 +36,86 @@ struct Order<'a> {
     id: CanisterId,
     caller: candid::Principal,
     mode: CanisterInstallMode,
-    /// Let go as soon as it is in the module store: what runs then has a reservation of its own.
-    wasm: Cow<'a, [u8]>,
-    /// Of the module; zeros until it was paid for and compiled.
-    module_hash: ModuleHash,
+    code: Code<'a>,
     arg: &'a [u8],
     told_version: Option<u64>,
+}
+
+/// A module that is to be installed. Neither form holds a copy of it.
+pub(super) enum Code<'a> {
+    /// In the call's argument.
+    Whole(&'a [u8]),
+    /// In the module store.
+    Chunks(Stored<'a>, ModuleHash),
+}
+
+impl Code<'_> {
+    /// Its SHA-256, which was checked if it came in chunks.
+    pub(super) fn hash(&self) -> ModuleHash {
+        match self {
+            Self::Whole(wasm) => ModuleHash(Sha256::digest(wasm).into()),
+            Self::Chunks(_, hash) => *hash,
+        }
+    }
+
+    pub(super) fn uploaded(&self) -> &dyn Uploaded {
+        match self {
+            Self::Whole(wasm) => wasm,
+            Self::Chunks(stored, _) => stored,
+        }
+    }
+
+    /// As much of its beginning as tells whether it is packed.
+    pub(super) fn head(&self) -> Result<Vec<u8>, BlobError> {
+        match self {
+            Self::Whole(wasm) => Ok(wasm.iter().take(HEAD_BYTES).copied().collect()),
+            Self::Chunks(stored, _) => {
+                let mut head = Vec::with_capacity(HEAD_BYTES);
+                for part in &stored.parts {
+                    let left = (HEAD_BYTES - head.len()) as u64;
+                    let bytes = stored.blobs.bytes(part)?.unwrap_or(0).min(left);
+                    let mut piece = vec![0; usize::try_from(bytes).unwrap_or(0)];
+                    stored.blobs.read(part, 0, &mut piece)?;
+                    head.append(&mut piece);
+                    if head.len() == HEAD_BYTES {
+                        break;
+                    }
+                }
+                Ok(head)
+            }
+        }
+    }
+}
+
+/// The blobs of the chunks that a call names, if the canister that stores them has them all, and
+/// their length together.
+pub(super) fn chunks(
+    store: &CanisterState,
+    hashes: &[ChunkHash],
+) -> Result<(Vec<BlobHash>, u64), Reject> {
+    if hashes.len() > CHUNKS_MAX {
+        return Err(reject::invalid_payload(format!(
+            "{} chunks, the most is {CHUNKS_MAX}.",
+            hashes.len()
+        )));
+    }
+    let mut parts = Vec::with_capacity(hashes.len());
+    let mut bytes = 0u64;
+    for hash in hashes {
+        let known = <BlobHash>::try_from(hash.hash.as_slice())
+            .ok()
+            .and_then(|name| store.chunks.get(&name).map(|bytes| (name, *bytes)));
+        let Some((name, chunk_bytes)) = known else {
+            let name = hex::encode(hash.hash.get(..32).unwrap_or(&hash.hash));
+            return Err(reject::invalid_payload(format!(
+                "Chunk {name} is not in the chunk store of canister {}.",
+                store.id
+            )));
+        };
+        parts.push(name);
+        bytes += chunk_bytes;
+    }
+    Ok((parts, bytes))
 }
 
 /// How the mode treats what is there.
@@ -69,20 +144,17 @@ struct Tally {
 
 impl Dispatcher<'_> {
     pub(super) fn install_code(&mut self, call: &SubnetCall) -> Handling {
-        let argument: InstallCode = decode(&call.arg)?;
+        let argument: InstallCode<'_> = decode(&call.arg)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
-        self.install(
-            call,
-            Order {
-                id: argument.canister_id,
-                caller: call.origin.caller(),
-                mode: argument.mode,
-                wasm: Cow::Borrowed(&argument.wasm_module),
-                module_hash: ModuleHash([0; 32]),
-                arg: &argument.arg,
-                told_version: argument.sender_canister_version,
-            },
-        )
+        let order = Order {
+            id: argument.canister_id,
+            caller: call.origin.caller(),
+            mode: argument.mode,
+            code: Code::Whole(argument.wasm_module),
+            arg: argument.arg,
+            told_version: argument.sender_canister_version,
+        };
+        self.install(call, &order)
     }
 
     pub(super) fn install_chunked_code(&mut self, call: &SubnetCall) -> Handling {
@@ -94,73 +166,44 @@ impl Dispatcher<'_> {
         if !store.is_controller(&caller) && caller != store_id {
             return Err(reject::invalid_controller(&store_id, &caller).into());
         }
-        let hashes = &argument.chunk_hashes_list;
-        if hashes.len() > CHUNKS_MAX {
-            return Err(reject::invalid_payload(format!(
-                "{} chunks, the most is {CHUNKS_MAX}.",
-                hashes.len()
-            ))
-            .into());
-        }
-        let mut names = Vec::with_capacity(hashes.len());
-        let mut bytes = 0u64;
-        for hash in hashes {
-            let known = <[u8; 32]>::try_from(hash.hash.as_slice())
-                .ok()
-                .and_then(|name| store.chunks.get(&name).map(|bytes| (name, *bytes)));
-            let Some((name, chunk_bytes)) = known else {
-                let name = hex::encode(hash.hash.get(..32).unwrap_or(&hash.hash));
-                return Err(reject::invalid_payload(format!(
-                    "Chunk {name} is not in the chunk store of canister {store_id}."
-                ))
-                .into());
-            };
-            names.push(name);
-            bytes += chunk_bytes;
-        }
+        let (parts, bytes) = chunks(store, &argument.chunk_hashes_list)?;
         let limit = self.core.limits().module.wasm_bytes;
         if bytes > limit {
             return Err(module_too_large(bytes, limit).into());
         }
-        let mut wasm = Vec::with_capacity(usize::try_from(bytes).unwrap_or(0));
-        for name in names {
-            let chunk =
-                self.core.attempts(self.place.clone()).until(|| self.core.blobs.get(&name))?;
-            wasm.extend_from_slice(&chunk.ok_or_else(|| FatalError::Record {
-                what: format!("a chunk of canister {store_id}"),
-                reason: "its bytes are not in the module store".into(),
-            })?);
-        }
-        if Sha256::digest(&wasm)[..] != argument.wasm_module_hash[..] {
+        let core = self.core;
+        let found = core.attempts(self.place.clone()).until(|| core.blobs.digest(&parts))?;
+        let found = found.ok_or_else(|| FatalError::Record {
+            what: format!("a chunk of canister {store_id}"),
+            reason: "its bytes are not in the module store".into(),
+        })?;
+        if found[..] != argument.wasm_module_hash[..] {
             return Err(reject::invalid_payload(
                 "The chunks do not make up a module with the hash in wasm_module_hash.",
             )
             .into());
         }
-        self.install(
-            call,
-            Order {
-                id: argument.target_canister,
-                caller,
-                mode: argument.mode,
-                wasm: Cow::Owned(wasm),
-                module_hash: ModuleHash([0; 32]),
-                arg: &argument.arg,
-                told_version: argument.sender_canister_version,
-            },
-        )
+        let order = Order {
+            id: argument.target_canister,
+            caller,
+            mode: argument.mode,
+            code: Code::Chunks(Stored { blobs: &core.blobs, parts, bytes }, ModuleHash(found)),
+            arg: &argument.arg,
+            told_version: argument.sender_canister_version,
+        };
+        self.install(call, &order)
     }
 
     #[expect(
         clippy::too_many_lines,
         reason = "steps of one matter, each on what those before it left"
     )]
-    fn install(&mut self, call: &SubnetCall, mut order: Order<'_>) -> Handling {
+    fn install(&mut self, call: &SubnetCall, order: &Order<'_>) -> Handling {
         let core = self.core;
         let limits = core.limits();
         self.state.refresh();
         let canister = self.target(&order.id)?.clone();
-        let wasm_bytes = order.wasm.len() as u64;
+        let wasm_bytes = order.code.uploaded().bytes();
         if wasm_bytes > limits.module.wasm_bytes {
             return Err(module_too_large(wasm_bytes, limits.module.wasm_bytes).into());
         }
@@ -169,7 +212,9 @@ impl Dispatcher<'_> {
         // Nothing is unpacked, hashed or compiled for a canister that cannot pay for the most it
         // may come to.
         let install_limits = core.install_limits();
-        let unpacked_max = sandbox::module::unpacked_bytes_max(&order.wasm, &limits.module);
+        let head = core.attempts(self.place.clone()).until(|| order.code.head())?;
+        let unpacked_max =
+            sandbox::module::unpacked_bytes_max(wasm_bytes, &head, &limits.module);
         let compile_most = limits.module.compile_instructions_max(unpacked_max);
         let prepaid =
             core.costs.execution(install_limits.instructions) + core.costs.execution(compile_most);
@@ -183,7 +228,8 @@ impl Dispatcher<'_> {
             )
             .into());
         }
-        let prepared = self.prepare(&canister, &order.wasm)?;
+        let hash = order.code.hash();
+        let prepared = self.prepare(&canister, &hash, order.code.uploaded())?;
         // By the module and not by what this machine did for it: it may have had the artefact.
         let compile_instructions = match &prepared {
             Ok(info) => info.compile_instructions.min(compile_most),
@@ -196,8 +242,6 @@ impl Dispatcher<'_> {
             Ok(planned) => planned,
             Err(reject) => return self.refuse_compiled(&order.id, compile_cost, reject),
         };
-        let hash = ModuleHash(Sha256::digest(&order.wasm).into());
-        order.module_hash = hash;
         core.note_prepared(hash);
         let module = InstalledModule::new(hash, wasm_bytes, info);
         let sections_before = canister.module().map_or(0, InstalledModule::custom_section_bytes);
@@ -215,14 +259,14 @@ impl Dispatcher<'_> {
         // From here on memories exist that are removed again unless the installation succeeds.
         let mut next = canister.clone();
         let created = self.lay_out(&mut next, module, plan)?;
-        match self.install_on(&canister, &mut next, plan, &mut order, prepaid, install_limits) {
+        match self.install_on(&canister, &mut next, plan, order, prepaid, install_limits) {
             Ok(tally) => {
                 self.finish_install(
                     call,
                     &canister,
                     next,
                     plan,
-                    &order,
+                    order,
                     tally,
                     prepaid,
                     compile_cost,
@@ -283,16 +327,34 @@ impl Dispatcher<'_> {
     fn prepare(
         &mut self,
         canister: &CanisterState,
-        wasm: &[u8],
+        hash: &ModuleHash,
+        uploaded: &dyn Uploaded,
     ) -> Result<Result<ModuleInfo, Reject>, Refusal> {
         let mut attempts = self.core.attempts(self.place.clone()).of_a_message();
         loop {
-            match self.core.sandbox.prepare(wasm) {
+            match self.core.sandbox.prepare(hash, uploaded) {
                 Ok(info) => return Ok(Ok(info)),
                 Err(NotPrepared::Trouble(what)) => attempts.wait(what)?,
                 Err(NotPrepared::Refused(reject)) => {
                     return Ok(Err(reject::from_canister(&canister.id, reject)));
                 }
+            }
+        }
+    }
+
+    /// Keeps the module in the module store.
+    fn keep_code(&self, code: &Code<'_>) -> Result<(), FatalError> {
+        match code {
+            Code::Whole(wasm) => self.keep(wasm),
+            Code::Chunks(stored, hash) => {
+                let blobs = &self.core.blobs;
+                let attempts = &mut self.core.attempts(self.place.clone());
+                let joined = attempts.until(|| blobs.join(&stored.parts, &hash.0))?;
+                self.core.note_blobs_changed();
+                joined.ok_or_else(|| FatalError::Record {
+                    what: "a chunk of a module".into(),
+                    reason: "its bytes are not in the module store".into(),
+                })
             }
         }
     }
@@ -346,7 +408,7 @@ impl Dispatcher<'_> {
         canister: &CanisterState,
         next: &mut CanisterState,
         plan: Plan,
-        order: &mut Order<'_>,
+        order: &Order<'_>,
         prepaid: Cycles,
         limits: MessageLimits,
     ) -> Result<Tally, (Refusal, Option<Tally>)> {
@@ -364,8 +426,7 @@ impl Dispatcher<'_> {
             ));
         };
         let fatal = |error: FatalError| early(error.into());
-        self.keep(&order.wasm).map_err(fatal)?;
-        order.wasm = Cow::Borrowed(&[]);
+        self.keep_code(&order.code).map_err(fatal)?;
         let machine = Machine::new(self.core, self.round, 0, self.place.clone());
         let Some(room) = room(&machine, canister, next, plan, &limits).map_err(fatal)? else {
             return Err(early(reject::no_module(&canister.id).into()));
@@ -484,6 +545,7 @@ impl Dispatcher<'_> {
     ) -> Result<(), Refusal> {
         let core = self.core;
         let time = self.round.time;
+        let module_hash = next.module().map_or(ModuleHash([0; 32]), |module| module.hash);
         let cost = (core.costs.execution(tally.instructions) + compile_cost).min(prepaid);
         next.cycles += prepaid - cost;
         next.consumption.instructions += cost;
@@ -497,10 +559,7 @@ impl Dispatcher<'_> {
             time,
             version: next.version,
             origin: Self::change_origin(call, order.told_version),
-            details: ChangeDetails::CodeDeployment {
-                mode: plan.deployment,
-                module_hash: order.module_hash,
-            },
+            details: ChangeDetails::CodeDeployment { mode: plan.deployment, module_hash },
         });
         watch_memory(core, &mut next);
         let kept: Vec<MemoryId> = memories(&next).collect();

@@ -49,11 +49,13 @@ pub(crate) struct UpdateSettings {
 }
 
 #[derive(CandidType, Deserialize, Debug)]
-pub(crate) struct InstallCode {
+pub(crate) struct InstallCode<'a> {
     pub(crate) mode: CanisterInstallMode,
     pub(crate) canister_id: Principal,
-    pub(crate) wasm_module: ByteBuf,
-    pub(crate) arg: ByteBuf,
+    #[serde(with = "serde_bytes")]
+    pub(crate) wasm_module: &'a [u8],
+    #[serde(with = "serde_bytes")]
+    pub(crate) arg: &'a [u8],
     pub(crate) sender_canister_version: Option<u64>,
 }
 

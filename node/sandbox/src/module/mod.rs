@@ -44,7 +44,8 @@ use limits::ModuleLimits;
 pub use error::ModuleError;
 pub use imports::{IC0_FUNCTIONS, Ic0Function, Word, ic0_function};
 pub use instrument::instrument;
-pub use unpack::{unpack, unpacked_bytes_max};
+pub(crate) use unpack::check_uploaded_bytes;
+pub use unpack::{HEAD_BYTES, unpack, unpacked_bytes_max};
 pub use validate::{Validated, validate};
 
 /// Counts changes to what modules weigh (`weight.rs`) and to any other rule by which one is

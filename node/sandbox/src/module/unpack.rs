@@ -18,12 +18,7 @@ const WASM_MAGIC: [u8; 8] = *b"\0asm\x01\0\0\0";
 /// Unpacks `uploaded` if it is a gzip stream, and checks sizes and magic. Memory stays within
 /// `wasm_uncompressed_bytes`, whatever the stream expands to.
 pub fn unpack<'a>(uploaded: &'a [u8], limits: &ModuleLimits) -> Result<Cow<'a, [u8]>, ModuleError> {
-    within(
-        "size of the module as uploaded in bytes",
-        "wasm_bytes",
-        limits.wasm_bytes,
-        uploaded.len() as u64,
-    )?;
+    check_uploaded_bytes(uploaded.len() as u64, limits)?;
     let wasm = if uploaded.starts_with(&GZIP_MAGIC) {
         Cow::Owned(gunzip(uploaded, limits.wasm_uncompressed_bytes)?)
     } else {
@@ -41,11 +36,19 @@ pub fn unpack<'a>(uploaded: &'a [u8], limits: &ModuleLimits) -> Result<Cow<'a, [
     Ok(wasm)
 }
 
-/// The most that `uploaded` may come to when it is unpacked, by its size alone: Deflate packs at
-/// most 1,032 bytes into one.
-pub fn unpacked_bytes_max(uploaded: &[u8], limits: &ModuleLimits) -> u64 {
-    let bytes = uploaded.len() as u64;
-    let most = if uploaded.starts_with(&GZIP_MAGIC) { bytes.saturating_mul(1_032) } else { bytes };
+/// Checks the length of a module as it was uploaded.
+pub(crate) fn check_uploaded_bytes(bytes: u64, limits: &ModuleLimits) -> Result<(), ModuleError> {
+    within("size of the module as uploaded in bytes", "wasm_bytes", limits.wasm_bytes, bytes)
+}
+
+/// How many bytes at its beginning tell whether a module is packed.
+pub const HEAD_BYTES: usize = GZIP_MAGIC.len();
+
+/// The most that a module of `bytes` bytes, of which `head` is the beginning ([`HEAD_BYTES`], or all
+/// of it), may come to when it is unpacked, by its size alone: Deflate packs at most 1,032 bytes
+/// into one.
+pub fn unpacked_bytes_max(bytes: u64, head: &[u8], limits: &ModuleLimits) -> u64 {
+    let most = if head.starts_with(&GZIP_MAGIC) { bytes.saturating_mul(1_032) } else { bytes };
     most.min(limits.wasm_uncompressed_bytes)
 }
 
