@@ -272,6 +272,11 @@ impl Executor {
         self.queries.clone()
     }
 
+    /// Compiles modules before rounds ask for them, within `compilations`.
+    pub fn compile_ahead(&self, compilations: budget::Pool) -> CompileAhead {
+        CompileAhead::new(Arc::clone(&self.core), self.reader.clone(), compilations)
+    }
+
     /// The limits, prices and principals this executor goes by.
     pub fn config(&self) -> &ExecutorConfig {
         &self.core.config

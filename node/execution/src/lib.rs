@@ -29,6 +29,7 @@
 //! This crate must never know of networks, HTTP, blocks or keys; it has no clock (time comes with
 //! batches), no randomness of its own, and reads files only through the stores it is given.
 
+mod ahead;
 mod checkpoint;
 mod config;
 mod core;
@@ -48,6 +49,7 @@ mod retry;
 mod round;
 mod scheduler;
 
+pub use ahead::{Ahead, CompileAhead, ReadCall};
 pub use config::{ExecutorConfig, FatalError, RoundResult};
 pub use cycles::CostSchedule;
 pub use executor::Executor;

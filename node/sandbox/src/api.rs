@@ -413,6 +413,15 @@ pub trait Sandbox: Send + Sync {
         hash: &ModuleHash,
         uploaded: &dyn Uploaded,
     ) -> Result<ModuleInfo, NotPrepared>;
+    /// The same, before a round asks for it: what it runs gives way to everything else that wants
+    /// the processor.
+    fn prepare_ahead(
+        &self,
+        hash: &ModuleHash,
+        uploaded: &dyn Uploaded,
+    ) -> Result<ModuleInfo, NotPrepared> {
+        self.prepare(hash, uploaded)
+    }
     /// Whether the artefact of a module is at hand, so that it need not be prepared.
     fn is_prepared(&self, module: &ModuleHash) -> bool;
     /// Runs one message on update worker `lane` (0-based; queries have lanes of their own, see

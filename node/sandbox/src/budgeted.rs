@@ -55,6 +55,14 @@ impl Budgeted {
     }
 }
 
+impl Budgeted {
+    /// What is compiled already takes nothing, and must not wait for what is being compiled.
+    fn reserve_compilation(&self, hash: &ModuleHash) -> Option<Reservation> {
+        let needed = !self.inner.is_prepared(hash);
+        needed.then(|| reserve(&self.compilations, self.compile_bytes)).flatten()
+    }
+}
+
 /// Stands in line until there is room. The caps of the sheet hold at least one of each; a table of
 /// somebody's own making that does not is held to the pool's cap.
 fn reserve(pool: &Pool, bytes: u64) -> Option<Reservation> {
@@ -77,11 +85,17 @@ impl Sandbox for Budgeted {
         hash: &ModuleHash,
         uploaded: &dyn Uploaded,
     ) -> Result<ModuleInfo, NotPrepared> {
-        // What is compiled already takes nothing, and must not wait for what is being compiled.
-        let _reservation = (!self.inner.is_prepared(hash))
-            .then(|| reserve(&self.compilations, self.compile_bytes))
-            .flatten();
+        let _reservation = self.reserve_compilation(hash);
         self.inner.prepare(hash, uploaded)
+    }
+
+    fn prepare_ahead(
+        &self,
+        hash: &ModuleHash,
+        uploaded: &dyn Uploaded,
+    ) -> Result<ModuleInfo, NotPrepared> {
+        let _reservation = self.reserve_compilation(hash);
+        self.inner.prepare_ahead(hash, uploaded)
     }
 
     fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble> {

@@ -64,6 +64,16 @@ struct Job {
     caps: Caps,
     /// Where the module ends in its file.
     uploaded_bytes: u64,
+    priority: Priority,
+}
+
+/// Who waits for a compilation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Priority {
+    /// A round, and with it everybody.
+    Round,
+    /// One client: the child gives way to everything else that wants the processor.
+    Ahead,
 }
 
 /// What one compilation may use.
@@ -237,10 +247,16 @@ impl Drop for Entered<'_> {
 impl Compiler {
     /// Compiles the module in `uploaded` into the empty file `artefact`. Blocks until the child is
     /// gone.
-    pub fn compile(&self, uploaded: File, artefact: File) -> Result<Compiled, CompileError> {
+    pub fn compile(
+        &self,
+        uploaded: File,
+        artefact: File,
+        priority: Priority,
+    ) -> Result<Compiled, CompileError> {
         let uploaded_bytes = uploaded.metadata()?.len();
         uploaded.set_len(heap::begin(uploaded_bytes).saturating_add(self.caps.room_bytes))?;
-        let job = Job { module: self.module.clone(), caps: self.caps, uploaded_bytes };
+        let module = self.module.clone();
+        let job = Job { module, caps: self.caps, uploaded_bytes, priority };
         let mut child = Command::new(&self.exe)
             .args(&self.arguments)
             .arg(job.to_argument()?)

@@ -27,7 +27,7 @@ pub use api::*;
 pub use budgeted::Budgeted;
 pub use cache::{ArtefactCache, CacheError, TemporaryFile};
 pub use compile::{
-    Caps, Children, CompileError, Compiled, Compiler, compile_main, compile_probe_main,
+    Caps, Children, CompileError, Compiled, Compiler, Priority, compile_main, compile_probe_main,
 };
 pub use pool::{Pool, PoolError, SandboxConfig, Statistics, WorkerFigures};
 pub use prepare::{ModuleSource, PrepareError, Preparer, PreparerConfig};

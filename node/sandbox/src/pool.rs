@@ -47,7 +47,7 @@ use state::{ModuleHash, ModuleInfo};
 
 use crate::{
     HeapFigures, Lane, ModuleSource, Mount, NotPrepared, Outcome, PrepareError, Preparer,
-    PreparerConfig, Probe, Request, Sandbox, Uploaded, WorkerTrouble,
+    PreparerConfig, Priority, Probe, Request, Sandbox, Uploaded, WorkerTrouble,
     ipc::IpcError,
     pool::lane::{Worker, WorkerError},
 };
@@ -486,7 +486,15 @@ impl Sandbox for Pool {
         hash: &ModuleHash,
         uploaded: &dyn Uploaded,
     ) -> Result<ModuleInfo, NotPrepared> {
-        self.preparer.prepare(hash, uploaded)
+        self.preparer.prepare(hash, uploaded, Priority::Round)
+    }
+
+    fn prepare_ahead(
+        &self,
+        hash: &ModuleHash,
+        uploaded: &dyn Uploaded,
+    ) -> Result<ModuleInfo, NotPrepared> {
+        self.preparer.prepare(hash, uploaded, Priority::Ahead)
     }
 
     fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble> {

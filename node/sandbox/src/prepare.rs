@@ -22,7 +22,7 @@ use state::{ModuleHash, ModuleInfo};
 use thiserror::Error;
 
 use crate::cache::{ArtefactCache, CacheError};
-use crate::compile::{Caps, Children, CompileError, Compiled, Compiler};
+use crate::compile::{Caps, Children, CompileError, Compiled, Compiler, Priority};
 use crate::{NotPrepared, Uploaded, engine};
 
 /// Where uploaded modules are kept.
@@ -122,6 +122,7 @@ impl Preparer {
         &self,
         hash: &ModuleHash,
         uploaded: &dyn Uploaded,
+        priority: Priority,
     ) -> Result<ModuleInfo, NotPrepared> {
         // Too large to be worth writing; the same text as from the child.
         crate::module::check_uploaded_bytes(uploaded.bytes(), &self.module)
@@ -129,7 +130,7 @@ impl Preparer {
         if let Some(info) = self.cache.info(hash) {
             return Ok(info);
         }
-        self.compile_once(hash, uploaded)
+        self.compile_once(hash, uploaded, priority)
     }
 
     /// What validation found in a module that is compiled.
@@ -145,7 +146,7 @@ impl Preparer {
         }
         let source = self.source.as_ref().ok_or(PrepareError::Missing(*hash))?;
         let uploaded = source.module(hash).ok_or(PrepareError::Missing(*hash))?;
-        self.compile_once(hash, uploaded.as_ref())
+        self.compile_once(hash, uploaded.as_ref(), Priority::Round)
             .map_err(|error| PrepareError::Recompile(*hash, error.to_string()))?;
         self.cache.artefact(hash).ok_or(PrepareError::Missing(*hash))
     }
@@ -165,6 +166,7 @@ impl Preparer {
         &self,
         hash: &ModuleHash,
         uploaded: &dyn Uploaded,
+        priority: Priority,
     ) -> Result<ModuleInfo, NotPrepared> {
         let mut running = self.lock();
         if let Some(shared) = running.modules.get(hash).cloned() {
@@ -183,7 +185,7 @@ impl Preparer {
         // Someone may have finished between the look into the cache and here.
         let result = match self.cache.info(hash) {
             Some(info) => Ok(info),
-            None => self.compile(hash, uploaded),
+            None => self.compile(hash, uploaded, priority),
         };
         turn.shared.set(result.clone());
         result
@@ -193,8 +195,9 @@ impl Preparer {
         &self,
         hash: &ModuleHash,
         uploaded: &dyn Uploaded,
+        priority: Priority,
     ) -> Result<ModuleInfo, NotPrepared> {
-        match self.try_compile(hash, uploaded) {
+        match self.try_compile(hash, uploaded, priority) {
             Ok(Ok(compiled)) => {
                 tracing::info!(
                     module = ?hash,
@@ -217,6 +220,7 @@ impl Preparer {
         &self,
         hash: &ModuleHash,
         uploaded: &dyn Uploaded,
+        priority: Priority,
     ) -> Result<Result<Compiled, CompileError>, CacheError> {
         let failed = |error| self.cache.failed(error);
         let input = self.cache.temporary()?;
@@ -229,7 +233,8 @@ impl Preparer {
         }
         let artefact = self.cache.temporary()?;
         let output = artefact.file().try_clone().map_err(failed)?;
-        let compiled = match self.compiler.compile(input.into_unnamed().map_err(failed)?, output) {
+        let input = input.into_unnamed().map_err(failed)?;
+        let compiled = match self.compiler.compile(input, output, priority) {
             Ok(compiled) => compiled,
             Err(error) => return Ok(Err(error)),
         };

@@ -25,6 +25,7 @@ use super::overlay::{mount_over, overlay, part};
 use super::types::InstallCode;
 use super::{Dispatcher, Handled, Handling, Refusal, decode, no_value};
 use crate::config::FatalError;
+use crate::core::Core;
 use crate::machine::{Invocation, Machine, Ran, Targets, watch_memory};
 use crate::reject;
 
@@ -42,7 +43,7 @@ struct Order<'a> {
 }
 
 /// A module that is to be installed. Neither form holds a copy of it.
-pub(super) enum Code<'a> {
+pub(crate) enum Code<'a> {
     /// In the call's argument.
     Whole(&'a [u8]),
     /// In the module store.
@@ -51,14 +52,14 @@ pub(super) enum Code<'a> {
 
 impl Code<'_> {
     /// Its SHA-256, which was checked if it came in chunks.
-    pub(super) fn hash(&self) -> ModuleHash {
+    pub(crate) fn hash(&self) -> ModuleHash {
         match self {
             Self::Whole(wasm) => ModuleHash(Sha256::digest(wasm).into()),
             Self::Chunks(_, hash) => *hash,
         }
     }
 
-    pub(super) fn uploaded(&self) -> &dyn Uploaded {
+    pub(crate) fn uploaded(&self) -> &dyn Uploaded {
         match self {
             Self::Whole(wasm) => wasm,
             Self::Chunks(stored, _) => stored,
@@ -66,7 +67,7 @@ impl Code<'_> {
     }
 
     /// As much of its beginning as tells whether it is packed.
-    pub(super) fn head(&self) -> Result<Vec<u8>, BlobError> {
+    pub(crate) fn head(&self) -> Result<Vec<u8>, BlobError> {
         match self {
             Self::Whole(wasm) => Ok(wasm.iter().take(HEAD_BYTES).copied().collect()),
             Self::Chunks(stored, _) => {
@@ -89,7 +90,7 @@ impl Code<'_> {
 
 /// The blobs of the chunks that a call names, if the canister that stores them has them all, and
 /// their length together.
-pub(super) fn chunks(
+pub(crate) fn chunks(
     store: &CanisterState,
     hashes: &[ChunkHash],
 ) -> Result<(Vec<BlobHash>, u64), Reject> {
@@ -213,11 +214,7 @@ impl Dispatcher<'_> {
         // may come to.
         let install_limits = core.install_limits();
         let head = core.attempts(self.place.clone()).until(|| order.code.head())?;
-        let unpacked_max =
-            sandbox::module::unpacked_bytes_max(wasm_bytes, &head, &limits.module);
-        let compile_most = limits.module.compile_instructions_max(unpacked_max);
-        let prepaid =
-            core.costs.execution(install_limits.instructions) + core.costs.execution(compile_most);
+        let (prepaid, compile_most) = prepayment(core, wasm_bytes, &head);
         let liquid = core.costs.liquid(&canister);
         if liquid < prepaid {
             return Err(reject::out_of_cycles(
@@ -233,7 +230,11 @@ impl Dispatcher<'_> {
         // By the module and not by what this machine did for it: it may have had the artefact.
         let compile_instructions = match &prepared {
             Ok(info) => info.compile_instructions.min(compile_most),
-            Err(_) => limits::validate_instructions(unpacked_max),
+            Err(_) => limits::validate_instructions(sandbox::module::unpacked_bytes_max(
+                wasm_bytes,
+                &head,
+                &limits.module,
+            )),
         };
         let compile_cost = core.costs.execution(compile_instructions);
         self.effects.work += compile_instructions;
@@ -676,7 +677,17 @@ fn module_too_large(bytes: u64, limit: u64) -> Reject {
     )
 }
 
-fn check_mode(canister: &CanisterState, mode: &CanisterInstallMode) -> Result<(), Reject> {
+/// What a canister has to have for the installation of a module of `bytes` bytes that begins with
+/// `head`, in cycles, and the instructions of it that compiling may come to.
+pub(crate) fn prepayment(core: &Core, bytes: u64, head: &[u8]) -> (Cycles, u64) {
+    let module = &core.limits().module;
+    let unpacked_max = sandbox::module::unpacked_bytes_max(bytes, head, module);
+    let compile_most = module.compile_instructions_max(unpacked_max);
+    let execution = core.costs.execution(core.install_limits().instructions);
+    (execution + core.costs.execution(compile_most), compile_most)
+}
+
+pub(crate) fn check_mode(canister: &CanisterState, mode: &CanisterInstallMode) -> Result<(), Reject> {
     match mode {
         CanisterInstallMode::Install if canister.execution.is_some() => Err(reject::reject(
             514,

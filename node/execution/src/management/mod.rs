@@ -11,13 +11,13 @@
 
 mod chunks;
 mod create;
-mod install;
+pub(crate) mod install;
 mod lifecycle;
 mod overlay;
 pub(crate) mod queries;
 mod settings;
 mod status;
-mod types;
+pub(crate) mod types;
 
 use candid::{CandidType, Principal};
 use serde::Deserialize;

@@ -1,0 +1,177 @@
+//! Compiling before a round asks for it: a call that installs code waits outside of blocks until
+//! its module is compiled, so that the round finds the artefact and holds nobody up.
+//!
+//! What is compiled here is what the round would compile and be paid for: the call is checked
+//! against the newest certified state as the round will check it against its own. A caller can have
+//! a module compiled for nothing only by spending the canister's cycles in the moment between the
+//! two, once for each compilation that was paid for, and compilations here run one at a time and
+//! behind everything else that wants the processor.
+//!
+//! Nothing that is decided here is seen by other nodes or changes what a call does. Whatever goes
+//! wrong is left to the round.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use budget::Pool;
+use candid::Principal;
+use ic_management_canister_types::{CanisterInstallMode, InstallChunkedCodeArgs};
+use sandbox::{NotPrepared, Stored, Uploaded};
+use state::{CanisterState, CertifiedReader, CertifiedState, Ingress, ModuleHash};
+
+use crate::core::Core;
+use crate::management::{
+    self,
+    install::{Code, check_mode, chunks, prepayment},
+    types::InstallCode,
+};
+
+/// A call that waits, to be read as often as it is needed, so that nobody holds its argument
+/// meanwhile.
+pub type ReadCall<'a> = &'a dyn Fn() -> Result<Ingress, String>;
+
+/// What came of it, for the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ahead {
+    /// The module is compiled.
+    Compiled,
+    /// It was before.
+    AtHand,
+    /// The round will refuse the call, or has to look for itself.
+    Left(String),
+}
+
+/// See the module.
+#[derive(Clone)]
+pub struct CompileAhead {
+    core: Arc<Core>,
+    reader: CertifiedReader,
+    compilations: Pool,
+}
+
+/// Where the module of a call lies.
+enum Place {
+    Argument,
+    Chunks(Vec<state::BlobHash>),
+}
+
+impl CompileAhead {
+    pub(crate) fn new(core: Arc<Core>, reader: CertifiedReader, compilations: Pool) -> Self {
+        Self { core, reader, compilations }
+    }
+
+    /// Compiles the module that a call of `bytes` bytes installs, unless the round would not. Blocks
+    /// until that is done.
+    pub fn compile(&self, bytes: u64, read: ReadCall<'_>) -> Ahead {
+        match self.try_compile(bytes, read) {
+            Ok(done) => done,
+            Err(reason) => Ahead::Left(reason),
+        }
+    }
+
+    fn try_compile(&self, bytes: u64, read: ReadCall<'_>) -> Result<Ahead, String> {
+        let state = self.reader.latest().ok_or("there is no certified state yet")?;
+        let (hash, place, module_bytes) = {
+            // The call is in memory for a moment: no compilation runs then that needs the room.
+            let room = bytes.min(self.compilations.cap_bytes());
+            let _room = self.compilations.reserve(room).map_err(|full| full.to_string())?;
+            self.check(&state, &read()?)?
+        };
+        let core = &*self.core;
+        if core.sandbox.is_prepared(&hash) {
+            return Ok(Ahead::AtHand);
+        }
+        let argument = Argument { read, bytes: module_bytes };
+        let uploaded: Box<dyn Uploaded> = match place {
+            Place::Argument => Box::new(argument),
+            Place::Chunks(parts) => {
+                Box::new(Stored { blobs: &core.blobs, parts, bytes: module_bytes })
+            }
+        };
+        match core.sandbox.prepare_ahead(&hash, uploaded.as_ref()) {
+            Ok(_) => Ok(Ahead::Compiled),
+            Err(NotPrepared::Refused(reject)) => Err(reject.message),
+            Err(NotPrepared::Trouble(reason)) => Err(reason),
+        }
+    }
+
+    /// What the round checks before it compiles.
+    fn check(
+        &self,
+        state: &CertifiedState,
+        ingress: &Ingress,
+    ) -> Result<(ModuleHash, Place, u64), String> {
+        let core = &*self.core;
+        let words = |reject: state::Reject| reject.message;
+        if ingress.canister_id != Principal::management_canister() {
+            return Err("the call is to a canister".to_owned());
+        }
+        let canister = |id: &Principal| {
+            state.canister(id).ok_or_else(|| format!("there is no canister {id}"))
+        };
+        let target = canister(&ingress.effective_canister_id)?;
+        management::check_ingress(core, ingress, Some(&target)).map_err(words)?;
+        let (code, mode, place) = match ingress.method_name.as_str() {
+            "install_code" => {
+                let argument: InstallCode<'_> = management::decode(&ingress.arg).map_err(words)?;
+                let named = argument.canister_id;
+                (named == target.id).then_some(()).ok_or("another canister is named")?;
+                (Code::Whole(argument.wasm_module), argument.mode, Place::Argument)
+            }
+            "install_chunked_code" => {
+                let argument: InstallChunkedCodeArgs =
+                    management::decode(&ingress.arg).map_err(words)?;
+                let named = argument.target_canister;
+                (named == target.id).then_some(()).ok_or("another canister is named")?;
+                let store = canister(&argument.store_canister.unwrap_or(named))?;
+                (store.is_controller(&ingress.sender)).then_some(()).ok_or("no controller")?;
+                let (parts, bytes) = chunks(&store, &argument.chunk_hashes_list).map_err(words)?;
+                let found = core.blobs.digest(&parts).map_err(|error| error.to_string())?;
+                let hash = found.filter(|hash| hash[..] == argument.wasm_module_hash[..]);
+                let hash = ModuleHash(hash.ok_or("the chunks do not make up the module")?);
+                let stored = Stored { blobs: &core.blobs, parts: parts.clone(), bytes };
+                (Code::Chunks(stored, hash), argument.mode, Place::Chunks(parts))
+            }
+            other => return Err(format!("{other} compiles nothing")),
+        };
+        let bytes = code.uploaded().bytes();
+        self.pays(&target, &mode, &code, bytes)?;
+        Ok((code.hash(), place, bytes))
+    }
+
+    fn pays(
+        &self,
+        target: &CanisterState,
+        mode: &CanisterInstallMode,
+        code: &Code<'_>,
+        bytes: u64,
+    ) -> Result<(), String> {
+        let core = &*self.core;
+        check_mode(target, mode).map_err(|reject| reject.message)?;
+        let head = code.head().map_err(|error| error.to_string())?;
+        let (prepaid, _) = prepayment(core, bytes, &head);
+        let liquid = core.costs.liquid(target);
+        (liquid >= prepaid)
+            .then_some(())
+            .ok_or_else(|| format!("the canister has {liquid} of {prepaid} cycles"))
+    }
+}
+
+/// A module in the argument of a call, which is read again when it is written out.
+struct Argument<'a> {
+    read: ReadCall<'a>,
+    bytes: u64,
+}
+
+impl Uploaded for Argument<'_> {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
+        let ingress = (self.read)().map_err(io::Error::other)?;
+        let argument: InstallCode<'_> = management::decode(&ingress.arg)
+            .map_err(|reject| io::Error::other(reject.message))?;
+        out.write_all(argument.wasm_module)
+    }
+}
