@@ -14,7 +14,7 @@ use budget::format_size;
 use rustix::system::sethostname;
 
 use super::{
-    CONFIG_DEVICE, Then, button, mounts, network,
+    CONFIG_DEVICE, Then, button, clock, mounts, network,
     node::{self, Node},
     report::{self, Port},
     say,
@@ -36,6 +36,7 @@ pub(super) fn run() -> Result<Then> {
     let port = PORT.get_or_init(|| Port::open().unwrap_or_else(|error| fail(&error)));
     mounts::state()?;
     button::watch(|| node.stop());
+    clock::follow()?;
     let machine =
         config::read(File::open(CONFIG_DEVICE).context("there is no configuration disk")?)?;
     let _ = sethostname(machine.name.as_bytes());

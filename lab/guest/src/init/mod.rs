@@ -13,6 +13,7 @@
 //! its node is of no use, and one that hangs is worse.
 
 mod button;
+mod clock;
 mod early;
 mod late;
 mod modules;

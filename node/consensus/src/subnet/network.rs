@@ -7,7 +7,8 @@ use std::{
     net::{SocketAddr, TcpListener},
     num::{NonZeroU32, NonZeroUsize},
     path::PathBuf,
-    time::{Duration, SystemTime},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant, SystemTime},
 };
 
 use commonware_codec::{Copying, DecodeExt as _};
@@ -15,6 +16,7 @@ use commonware_consensus::marshal::{self, standard::Standard};
 use commonware_cryptography::{
     ChaCha20Poly1305,
     ed25519::{PrivateKey, PublicKey},
+    handshake::sake::Error as HandshakeError,
     transcript::Transcript,
 };
 use commonware_macros::select;
@@ -60,9 +62,12 @@ const OVERHEAD_BYTES: usize = 4 << 10;
 /// Messages of the engine itself are never larger.
 const MESSAGE_BYTES_MIN: usize = 512 << 10;
 
-/// Clocks of two members may differ by so much when they connect.
+/// Clocks of two members may differ by so much when they connect: the peer's may be ahead, or it may
+/// be behind.
 const SYNCHRONY: Duration = Duration::from_secs(30);
-const HANDSHAKE_AGE: Duration = Duration::from_secs(10);
+const HANDSHAKE_AGE: Duration = SYNCHRONY;
+/// A clock that differs is told of this often. Others try to connect every few seconds.
+const TELL_OF_CLOCKS_EVERY: Duration = Duration::from_secs(60);
 
 /// Messages that wait for a peer which takes none: they are held for each such peer, whatever their
 /// size.
@@ -73,8 +78,51 @@ const PEERS_MIN: usize = 8;
 const SILENCE: Duration = Duration::from_secs(15);
 
 /// Tells the time to the other side of a handshake: that has to be the wall clock's, as it is now.
+/// Where the other side's differs by too much, no connection is made, and that is said: a node whose
+/// clock stands still, as after its machine was paused, would only seem to have no peers.
 #[derive(Clone)]
-struct ByWallClock<H>(H);
+struct ByWallClock {
+    handshake: Sake<PrivateKey>,
+    told: Arc<Mutex<Option<Instant>>>,
+}
+
+impl ByWallClock {
+    fn new(key: PrivateKey) -> Self {
+        let handshake = Sake {
+            signer: key,
+            synchrony_bound: SYNCHRONY,
+            max_handshake_age: HANDSHAKE_AGE,
+            version: sake::Version::V1,
+        };
+        Self { handshake, told: Arc::default() }
+    }
+
+    fn tell_of_clocks(told: &Mutex<Option<Instant>>, error: &sake::Error) {
+        let Some(words) = clock_words(error) else { return };
+        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.is_none_or(|at| at.elapsed() >= TELL_OF_CLOCKS_EVERY) {
+            *told = Some(Instant::now());
+            tracing::warn!("{words}");
+        }
+    }
+}
+
+/// What is said of a handshake that failed because of clocks. The time is what the other side says:
+/// it was not verified.
+fn clock_words(error: &sake::Error) -> Option<String> {
+    let sake::Error::HandshakeError(HandshakeError::InvalidTimestamp(theirs, within)) = error
+    else {
+        return None;
+    };
+    let here = within.start.saturating_add(HANDSHAKE_AGE.as_millis() as u64);
+    let seconds = Duration::from_millis(here.abs_diff(*theirs)).as_secs_f64();
+    let which = if *theirs > here { "behind" } else { "ahead of" };
+    Some(format!(
+        "no connection with another member: this machine's clock is {seconds:.1} s {which} the \
+         other's, and {} s is the most; see that both clocks are set, by NTP for example",
+        SYNCHRONY.as_secs()
+    ))
+}
 
 #[derive(Clone)]
 struct Wall;
@@ -85,23 +133,25 @@ impl Layer for Wall {
     }
 }
 
-impl<H: Handshake> Handshake for ByWallClock<H> {
-    type PublicKey = H::PublicKey;
-    type Error = H::Error;
+impl Handshake for ByWallClock {
+    type PublicKey = PublicKey;
+    type Error = sake::Error;
 
-    fn public_key(&self) -> H::PublicKey {
-        self.0.public_key()
+    fn public_key(&self) -> PublicKey {
+        self.handshake.public_key()
     }
 
     async fn dial<E: Clock + CryptoRng, I: Stream, O: Sink>(
         self,
         context: E,
         namespace: &[u8],
-        peer: H::PublicKey,
+        peer: PublicKey,
         stream: &mut I,
         sink: &mut O,
-    ) -> Result<Transcript, H::Error> {
-        self.0.dial(Layered::new(context, Wall), namespace, peer, stream, sink).await
+    ) -> Result<Transcript, sake::Error> {
+        let context = Layered::new(context, Wall);
+        let done = self.handshake.dial(context, namespace, peer, stream, sink).await;
+        done.inspect_err(|error| Self::tell_of_clocks(&self.told, error))
     }
 
     async fn listen<E: Clock + CryptoRng, I: Stream, O: Sink, B, F>(
@@ -111,12 +161,14 @@ impl<H: Handshake> Handshake for ByWallClock<H> {
         bouncer: B,
         stream: &mut I,
         sink: &mut O,
-    ) -> Result<(H::PublicKey, Transcript), H::Error>
+    ) -> Result<(PublicKey, Transcript), sake::Error>
     where
-        B: FnOnce(H::PublicKey) -> F + Send,
+        B: FnOnce(PublicKey) -> F + Send,
         F: Future<Output = bool> + Send,
     {
-        self.0.listen(Layered::new(context, Wall), namespace, bouncer, stream, sink).await
+        let context = Layered::new(context, Wall);
+        let done = self.handshake.listen(context, namespace, bouncer, stream, sink).await;
+        done.inspect_err(|error| Self::tell_of_clocks(&self.told, error))
     }
 }
 
@@ -255,12 +307,7 @@ fn run(network: Network, prepared: Engine) {
         let peers_max = (2 * distinct(&prepared.resharing.summary()).len()).max(PEERS_MIN);
         let members = NonZeroUsize::new(peers_max).unwrap_or(NonZeroUsize::MIN);
         let handshake = Cups::<_, ChaCha20Poly1305>::new(
-            ByWallClock(Sake {
-                signer: network.key.clone(),
-                synchrony_bound: SYNCHRONY,
-                max_handshake_age: HANDSHAKE_AGE,
-                version: sake::Version::V1,
-            }),
+            ByWallClock::new(network.key.clone()),
             cups::Version::V1,
         );
         let message_bytes = commonware_p2p::max_message_size(&[network.message_bytes]);
@@ -315,4 +362,22 @@ fn run(network: Network, prepared: Engine) {
             _ = network => tracing::error!("this node's connections to the other members ended"),
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_differs_by_too_much_is_told_of_in_seconds() {
+        let now = 1_000_000;
+        let window = now - HANDSHAKE_AGE.as_millis() as u64..now + SYNCHRONY.as_millis() as u64;
+        let words = |theirs| {
+            let error = HandshakeError::InvalidTimestamp(theirs, window.clone());
+            clock_words(&sake::Error::HandshakeError(error)).unwrap_or_default()
+        };
+        assert!(words(now + 42_500).contains("42.5 s behind the other's"));
+        assert!(words(now - 31_000).contains("31.0 s ahead of the other's, and 30 s is the most"));
+        assert_eq!(clock_words(&HandshakeError::InvalidSignature.into()), None);
+    }
 }
