@@ -110,7 +110,8 @@ impl ByWallClock {
 /// What is said of a handshake that failed because of clocks. The time is what the other side says:
 /// it was not verified.
 fn clock_words(error: &sake::Error) -> Option<String> {
-    let sake::Error::HandshakeError(HandshakeError::InvalidTimestamp(theirs, within)) = error else {
+    let sake::Error::HandshakeError(HandshakeError::InvalidTimestamp(theirs, within)) = error
+    else {
         return None;
     };
     let here = within.start.saturating_add(HANDSHAKE_AGE.as_millis() as u64);
