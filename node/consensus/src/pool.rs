@@ -3,6 +3,10 @@
 //! First come, first served; bounded in messages and bytes; a call is in it once. When it is full
 //! the client is told so and how long to wait, and nothing already accepted is dropped except calls
 //! whose expiry passed.
+//!
+//! A few calls can be held back ([`IngressPool::hold_back`]): they are in the pool like all others
+//! and told to other nodes, but not offered for blocks until this node got ready for them. Blocks of
+//! other nodes may hold them all the same.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -17,6 +21,9 @@ use state::{IngressId, SignedIngress, Time, Validity};
 use thiserror::Error;
 
 use crate::subnet::CallName;
+
+/// Calls held back at once. Further ones are offered for blocks like all others.
+const HELD_MAX: usize = 8;
 
 /// The call is in the pool now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +93,9 @@ pub struct IngressPool {
     messages_max: u64,
     inner: Mutex<Inner>,
     arrived: Condvar,
+    /// Which calls are held back.
+    holds: OnceLock<fn(&SignedIngress) -> bool>,
+    held_arrived: Condvar,
     stop: Stop,
     health: Health,
     /// Told of every call a client brings, and of closing.
@@ -129,6 +139,8 @@ struct Held {
 struct Inner {
     waiting: BTreeMap<IngressId, Waiting>,
     order: VecDeque<IngressId>,
+    /// Calls that are held back, and no part of `order`.
+    held: VecDeque<IngressId>,
     bytes: u64,
     /// Parts the pool is divided into, one per node; 0 for a node that is alone.
     parts: u64,
@@ -173,6 +185,8 @@ impl IngressPool {
             messages_max: limits.ingress_pool_messages,
             inner: Mutex::default(),
             arrived: Condvar::new(),
+            holds: OnceLock::new(),
+            held_arrived: Condvar::new(),
             stop: Stop::new(),
             health: Health::new(),
             listener: OnceLock::new(),
@@ -230,11 +244,54 @@ impl IngressPool {
             }
         }
         inner.bytes += asked;
-        inner.order.push_back(id);
+        if inner.held.len() < HELD_MAX && self.holds.get().is_some_and(|holds| holds(&signed)) {
+            inner.held.push_back(id);
+            self.held_arrived.notify_one();
+        } else {
+            inner.order.push_back(id);
+            self.arrived.notify_one();
+        }
         inner.waiting.insert(id, Waiting { signed, digest, validity, source });
         inner.count();
-        self.arrived.notify_one();
         Ok(Submitted::New)
+    }
+
+    /// From now on calls that `holds` names are held back, a few at once, until [`Self::release`].
+    /// Whoever asks for this takes them by [`Self::next_held`]. Once.
+    pub fn hold_back(&self, holds: fn(&SignedIngress) -> bool) {
+        let _ = self.holds.set(holds);
+    }
+
+    /// The call that was held back first, which stays; waits for one. None when the pool closes.
+    pub fn next_held(&self) -> Option<(IngressId, SignedIngress)> {
+        let mut inner = self.lock();
+        loop {
+            if self.stop.is_closing() {
+                return None;
+            }
+            while let Some(id) = inner.held.front().copied() {
+                match inner.waiting.get(&id) {
+                    Some(call) => return Some((id, call.signed.clone())),
+                    // It expired, or a block holds it.
+                    None => inner.held.pop_front(),
+                };
+            }
+            inner = self.held_arrived.wait(inner).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Offers a call for blocks that was held back.
+    pub fn release(&self, id: &IngressId) {
+        let mut inner = self.lock();
+        let held = inner.held.len();
+        inner.held.retain(|other| other != id);
+        if inner.held.len() == held || !inner.waiting.contains_key(id) {
+            return;
+        }
+        inner.order.push_back(*id);
+        self.arrived.notify_one();
+        drop(inner);
+        self.tell();
     }
 
     /// Whether a call of so many accounted bytes would be taken now, before anything is spent on
@@ -316,6 +373,7 @@ impl IngressPool {
         // Whoever looked before and waits now holds no lock: it is woken.
         drop(self.lock());
         self.arrived.notify_all();
+        self.held_arrived.notify_all();
         self.tell();
     }
 
@@ -434,7 +492,8 @@ impl IngressPool {
 
     /// Whether there is anything to offer beyond `skip`.
     pub(crate) fn has_more_than(&self, skip: &BTreeSet<IngressId>) -> bool {
-        self.lock().waiting.keys().any(|id| !skip.contains(id))
+        let inner = self.lock();
+        inner.waiting.keys().any(|id| !skip.contains(id) && !inner.held.contains(id))
     }
 
     /// A call that waits, if what waits under its id is this very envelope, and when it is valid.
@@ -524,6 +583,8 @@ mod tests {
             messages_max: messages,
             inner: Mutex::default(),
             arrived: Condvar::new(),
+            holds: OnceLock::new(),
+            held_arrived: Condvar::new(),
             stop: Stop::new(),
             health: Health::new(),
             listener: OnceLock::new(),
@@ -640,6 +701,42 @@ mod tests {
         pool.submit(IngressId([1; 32]), early, call(1, 0, 9).signed).unwrap();
         let offered = |time| pool.offer((Time(0), Time(time)), 1_000, 10, &BTreeSet::new()).len();
         assert_eq!([4, 5, 9, 10].map(offered), [0, 1, 1, 0]);
+    }
+
+    #[test]
+    fn what_is_held_back_is_in_the_pool_and_in_no_block_until_it_is_released() {
+        let pool = pool(100, 1_000_000);
+        pool.hold_back(|signed| signed.envelope.len() == 7);
+        submit(&pool, call(1, 7, 9)).unwrap();
+        submit(&pool, call(2, 8, 9)).unwrap();
+        assert_eq!(submit(&pool, call(1, 7, 9)), Ok(Submitted::Already));
+        let (first, second) = (IngressId([1; 32]), IngressId([2; 32]));
+        assert_eq!(pool.next_held().unwrap().0, first);
+        assert!(!pool.has_more_than(&BTreeSet::from([second])), "it is no reason for a block");
+        let offered = || pool.offer((Time(0), Time(0)), 10_000, 10, &BTreeSet::new());
+        assert_eq!(offered().iter().map(|name| name.id).collect::<Vec<_>>(), [second]);
+        assert_eq!(pool.take(Time(0), 10_000, 10).len(), 1);
+
+        pool.release(&first);
+        pool.release(&first);
+        assert_eq!(pool.take(Time(0), 10_000, 10).len(), 1);
+        pool.release(&first);
+        assert_eq!(pool.status(), PoolStatus::default());
+
+        // Only a few at once; and what a block of another node held is nothing to get ready for.
+        for number in 10..10 + HELD_MAX as u8 {
+            submit(&pool, call(number, 7, 9)).unwrap();
+        }
+        submit(&pool, call(99, 7, 9)).unwrap();
+        assert_eq!(pool.take(Time(0), 10_000, 10).len(), 1, "the one too many");
+        let (oldest, signed) = pool.next_held().unwrap();
+        assert_eq!(oldest, IngressId([10; 32]));
+        pool.remove(&[CallName::of(oldest, &signed)]);
+        assert_eq!(pool.next_held().unwrap().0, IngressId([11; 32]));
+        pool.release(&oldest);
+        assert_eq!(pool.take(Time(0), 10_000, 10), []);
+        pool.close();
+        assert_eq!(pool.next_held(), None);
     }
 
     #[test]

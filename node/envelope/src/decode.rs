@@ -340,6 +340,16 @@ pub fn canonical(body: &[u8], bounds: &EnvelopeBounds) -> Result<Vec<u8>, Envelo
     Ok(writer.finish())
 }
 
+/// Whether an envelope in canonical form may be a call that installs code, without decoding it: it
+/// has the bytes that such a call must have. So may others, in an argument.
+pub fn may_install_code(envelope: &[u8]) -> bool {
+    // A text of 11 bytes, then one of no bytes, or texts of 12 and 20.
+    let has = |bytes: &[u8]| memchr::memmem::find(envelope, bytes).is_some();
+    has(b"\x6bcanister_id\x40")
+        && (has(b"\x6bmethod_name\x6cinstall_code")
+            || has(b"\x6bmethod_name\x74install_chunked_code"))
+}
+
 fn canonical_link(link: &Value<'_>, writer: &mut Writer) {
     let known = ["signature", "delegation"];
     let present: Vec<_> =

@@ -27,7 +27,7 @@ mod verify;
 pub use cbor::CborError;
 pub use decode::{
     Content, Envelope, EnvelopeBounds, EnvelopeError, MethodCall, Permissions, Request,
-    SignedDelegation, SignedSenderInfo, canonical,
+    SignedDelegation, SignedSenderInfo, canonical, may_install_code,
 };
 pub use hash::NotHashable;
 pub use verify::{CallError, CallVerifier, Envelopes, ingress};

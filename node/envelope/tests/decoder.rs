@@ -9,6 +9,7 @@ use std::time::Duration;
 use envelope::{
     Envelope, EnvelopeBounds, Request,
     auth::{AuthConfig, authenticate},
+    canonical, may_install_code,
 };
 use ic_agent::Identity;
 use ic_transport_types::{Delegation, EnvelopeContent, SignedDelegation};
@@ -170,4 +171,28 @@ fn limits_on_delegations_are_named() {
     assert!(refused(vec![link(1001)]).unwrap_err().contains("1001 exceeds the limit of 1000"));
     assert_eq!(refused(vec![link(1); 20]), Ok(()));
     assert!(refused(vec![link(1); 21]).unwrap_err().contains("21 exceeds the limit of 20"));
+}
+
+#[test]
+fn calls_that_install_code_are_known_by_their_bytes() {
+    let identity = ed25519(1);
+    let me = identity.sender().unwrap();
+    let known = |management: bool, method: &str, tell: &[u8]| {
+        let mut content = call(me, method);
+        if let EnvelopeContent::Call { canister_id, arg, .. } = &mut content
+            && management
+        {
+            *canister_id = ic_agent::export::Principal::management_canister();
+            *arg = tell.to_vec();
+        }
+        let body = sign(&identity, content).encode_bytes();
+        may_install_code(&canonical(&body, &bounds()).unwrap())
+    };
+    assert!(known(true, "install_code", b"\0asm"));
+    assert!(known(true, "install_chunked_code", b""));
+    assert!(known(true, "install_code", &vec![7; 1 << 20]));
+    assert!(!known(false, "install_code", b""));
+    for other in ["install_cod", "install_code_", "uninstall_code", "upload_chunk"] {
+        assert!(!known(true, other, b"install_code"), "{other}");
+    }
 }

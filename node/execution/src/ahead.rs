@@ -12,6 +12,7 @@
 
 use std::io::{self, Write};
 use std::sync::Arc;
+use std::time::Duration;
 
 use budget::Pool;
 use candid::Principal;
@@ -26,11 +27,14 @@ use crate::management::{
     types::InstallCode,
 };
 
+/// How long a call waits for the memory to be looked at in; then it is the round's.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// A call that waits, to be read as often as it is needed, so that nobody holds its argument
 /// meanwhile.
 pub type ReadCall<'a> = &'a dyn Fn() -> Result<Ingress, String>;
 
-/// What came of it, for the log.
+/// What came of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ahead {
     /// The module is compiled.
@@ -74,7 +78,10 @@ impl CompileAhead {
         let (hash, place, module_bytes) = {
             // The call is in memory for a moment: no compilation runs then that needs the room.
             let room = bytes.min(self.compilations.cap_bytes());
-            let _room = self.compilations.reserve(room).map_err(|full| full.to_string())?;
+            let _room = self
+                .compilations
+                .reserve_within(room, PATIENCE)
+                .map_err(|full| full.to_string())?;
             self.check(&state, &read()?)?
         };
         let core = &*self.core;
@@ -106,9 +113,8 @@ impl CompileAhead {
         if ingress.canister_id != Principal::management_canister() {
             return Err("the call is to a canister".to_owned());
         }
-        let canister = |id: &Principal| {
-            state.canister(id).ok_or_else(|| format!("there is no canister {id}"))
-        };
+        let canister =
+            |id: &Principal| state.canister(id).ok_or_else(|| format!("there is no canister {id}"));
         let target = canister(&ingress.effective_canister_id)?;
         management::check_ingress(core, ingress, Some(&target)).map_err(words)?;
         let (code, mode, place) = match ingress.method_name.as_str() {
@@ -170,8 +176,8 @@ impl Uploaded for Argument<'_> {
 
     fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         let ingress = (self.read)().map_err(io::Error::other)?;
-        let argument: InstallCode<'_> = management::decode(&ingress.arg)
-            .map_err(|reject| io::Error::other(reject.message))?;
+        let argument: InstallCode<'_> =
+            management::decode(&ingress.arg).map_err(|reject| io::Error::other(reject.message))?;
         out.write_all(argument.wasm_module)
     }
 }

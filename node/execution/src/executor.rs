@@ -273,8 +273,8 @@ impl Executor {
     }
 
     /// Compiles modules before rounds ask for them, within `compilations`.
-    pub fn compile_ahead(&self, compilations: budget::Pool) -> CompileAhead {
-        CompileAhead::new(Arc::clone(&self.core), self.reader.clone(), compilations)
+    pub fn compile_ahead(&self, compilations: budget::Pool) -> crate::CompileAhead {
+        crate::CompileAhead::new(Arc::clone(&self.core), self.reader.clone(), compilations)
     }
 
     /// The limits, prices and principals this executor goes by.

@@ -62,7 +62,7 @@ const COMPILE_BASE_BYTES: u64 = 20 * MIB;
 /// Beside the heap, which lies in a file: constants of the program that hold addresses, and what
 /// the allocator keeps of its heap.
 /// Measured: 1 to 2.8 MiB, and the program's constants.
-pub(crate) const COMPILE_ANONYMOUS_BYTES: u64 = 6 * MIB;
+pub(crate) const COMPILE_ANONYMOUS_BYTES: u64 = 4 * MIB;
 const COMPILE_BYTES_PER_BYTE: u64 = 28;
 /// Of the compile child's memory: what it takes at rest, and how often it has the module's bytes in
 /// hand.

@@ -106,10 +106,7 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "sandbox.worker_anonymous_bytes",
         "follows the dirty limits; a worker above it has a fault and is restarted",
     ),
-    (
-        "sandbox.compile_threads",
-        "compilations at once; messages run beside them",
-    ),
+    ("sandbox.compile_threads", "compilations at once; messages run beside them"),
     (
         "sandbox.compile_memory_bytes",
         "heap of one compile child, in a file; measured need is 20 MiB and 28 times the module",

@@ -15,7 +15,7 @@ const SCALE: Scale<8> = Scale::new([121, 192, 256, 512, 1024, 2048, 4096, 16384]
 
 // Process.                                                     121  192  256  512 1024 2048 4096
 // 16384
-pub(crate) const NODE_BASE: Row<8> = SCALE.mib([20, 20, 22, 22, 32, 40, 64, 128]);
+pub(crate) const NODE_BASE: Row<8> = SCALE.mib([14, 14, 15, 15, 24, 32, 56, 120]);
 pub(crate) const KERNEL: Row<8> = SCALE.mib([6, 8, 10, 11, 20, 32, 64, 192]);
 pub(crate) const PAGE_CACHE_FLOOR: Row<8> = SCALE.mib([6, 8, 10, 12, 32, 80, 192, 1024]);
 

@@ -15,9 +15,7 @@ use limits::Limits;
 use pages::MemoryId;
 use state::{ModuleHash, ModuleInfo};
 
-use crate::{
-    Entry, Lane, NotPrepared, Outcome, Request, Sandbox, Uploaded, WorkerTrouble,
-};
+use crate::{Entry, Lane, NotPrepared, Outcome, Request, Sandbox, Uploaded, WorkerTrouble};
 
 /// After so long in line it is worth a word in the log; then the wait goes on.
 const TIMEOUT: Duration = Duration::from_secs(30);

@@ -83,7 +83,7 @@ pub struct Caps {
     pub memory_bytes: u64,
     /// Room for it in its file.
     pub room_bytes: u64,
-    /// Writable private memory: the program's own, and what the allocator keeps of the heap. Four
+    /// Writable private memory: the program's own, and what the allocator keeps of the heap. Six
     /// times that in address space is the child's `RLIMIT_DATA`.
     pub anonymous_bytes: u64,
     /// CPU time in seconds, set as `RLIMIT_CPU` of the child.

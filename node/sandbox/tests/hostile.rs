@@ -12,7 +12,7 @@ use std::io::{Seek, Write};
 use std::path::PathBuf;
 
 use limits::{Limits, ModuleLimits};
-use sandbox::{Caps, Children, CompileError, Compiled, Compiler, NotPrepared};
+use sandbox::{Caps, Children, CompileError, Compiled, Compiler, NotPrepared, Priority};
 use wasm_encoder::{ConstExpr, DataSection, MemorySection, MemoryType, Module};
 
 /// The smallest budget.
@@ -31,7 +31,7 @@ fn compile(wasm: &[u8], module: &ModuleLimits, caps: Caps) -> Result<Compiled, C
         caps,
         children: Children::default(),
     };
-    compiler.compile(uploaded, tempfile::tempfile().unwrap())
+    compiler.compile(uploaded, tempfile::tempfile().unwrap(), Priority::Round)
 }
 
 #[test]

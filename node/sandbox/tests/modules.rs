@@ -13,10 +13,10 @@ use sandbox::module::{
 };
 use sandbox::{
     Caps, CompileError, Compiled, Compiler, ModuleSource, NotPrepared, Preparer, PreparerConfig,
-    engine,
+    Priority, Uploaded, engine,
 };
 use sha2::{Digest, Sha256};
-use state::{ModuleHash, RejectCode};
+use state::{ModuleHash, ModuleInfo, RejectCode};
 use testing::SmallDisk;
 use wasmtime::{Caller, Engine, Instance, Linker, Module, Store, Val};
 
@@ -100,7 +100,7 @@ impl Running {
         let dir = tempfile::tempdir().unwrap();
         let wasm = wat::parse_str(wat).unwrap();
         let preparer = preparer(dir.path());
-        preparer.prepare(&wasm).unwrap_or_else(|error| panic!("{error}: {wat}"));
+        prepare(&preparer, &wasm).unwrap_or_else(|error| panic!("{error}: {wat}"));
         let engine = engine::engine().unwrap();
         // SAFETY: the preparer's own artefact, which nobody touches.
         let module =
@@ -454,11 +454,11 @@ fn too_deep_recursion_traps() {
 fn a_module_is_compiled_once_and_found_again() {
     let dir = tempfile::tempdir().unwrap();
     let wasm = wat::parse_str(r#"(module (func (export "canister_update u")))"#).unwrap();
-    let info = preparer(dir.path()).prepare(&wasm).unwrap();
+    let info = prepare(&preparer(dir.path()), &wasm).unwrap();
     assert_eq!(info.updates, ["u"]);
     // With a binary that does nothing, only the cache can answer.
     let cached = preparer_with(dir.path(), |config| config.exe = PathBuf::from("/bin/false"));
-    assert_eq!(cached.prepare(&wasm), Ok(info.clone()));
+    assert_eq!(prepare(&cached, &wasm), Ok(info.clone()));
     assert_eq!(cached.info(&hash(&wasm)), Some(info));
     assert!(cached.open_artefact(&hash(&wasm)).is_ok());
     // Other limits may judge the module differently, so they find nothing.
@@ -466,7 +466,7 @@ fn a_module_is_compiled_once_and_found_again() {
         config.exe = PathBuf::from("/bin/false");
         config.module.globals = 1;
     });
-    assert!(stricter.prepare(&wasm).is_err());
+    assert!(prepare(&stricter, &wasm).is_err());
 }
 
 #[test]
@@ -478,7 +478,7 @@ fn gzip_and_plain_are_two_modules_of_one_content() {
     encoder.write_all(&wasm).unwrap();
     let packed = encoder.finish().unwrap();
     let preparer = preparer(dir.path());
-    assert_eq!(preparer.prepare(&packed), preparer.prepare(&wasm));
+    assert_eq!(prepare(&preparer, &packed), prepare(&preparer, &wasm));
     assert_eq!(preparer.cache_usage().1, 2);
 }
 
@@ -495,18 +495,22 @@ fn callers_of_one_module_share_its_compilation() {
         for n in 0..12 {
             let (preparer, wasm) = (&preparer, &wasms[n % 3]);
             scope.spawn(move || {
-                assert_eq!(preparer.prepare(wasm).unwrap().updates, [format!("u{}", n % 3)])
+                assert_eq!(prepare(&preparer, wasm).unwrap().updates, [format!("u{}", n % 3)])
             });
         }
     });
     assert_eq!(preparer.cache_usage().1, 3);
 }
 
+fn prepare(preparer: &Preparer, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared> {
+    preparer.prepare(&hash(wasm), &wasm, Priority::Round)
+}
+
 struct Kept(Vec<u8>);
 
 impl ModuleSource for Kept {
-    fn module(&self, wanted: &ModuleHash) -> Option<Vec<u8>> {
-        (*wanted == hash(&self.0)).then(|| self.0.clone())
+    fn module(&self, wanted: &ModuleHash) -> Option<Box<dyn Uploaded + '_>> {
+        (*wanted == hash(&self.0)).then(|| Box::new(self.0.as_slice()) as _)
     }
 }
 
@@ -514,7 +518,7 @@ impl ModuleSource for Kept {
 fn a_lost_or_damaged_artefact_is_made_again() {
     let dir = tempfile::tempdir().unwrap();
     let wasm = wat::parse_str(r#"(module (func (export "canister_update u")))"#).unwrap();
-    preparer(dir.path()).prepare(&wasm).unwrap();
+    prepare(&preparer(dir.path()), &wasm).unwrap();
     let artefact = std::fs::read_dir(dir.path().join("artefacts"))
         .unwrap()
         .map(|file| file.unwrap().path())
@@ -542,7 +546,9 @@ fn an_invalid_module_is_refused_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let preparer = preparer(dir.path());
     let wasm = wat::parse_str(r#"(module (import "env" "abort" (func)))"#).unwrap();
-    let Err(NotPrepared::Refused(reject)) = preparer.prepare(&wasm) else { panic!("not refused") };
+    let Err(NotPrepared::Refused(reject)) = prepare(&preparer, &wasm) else {
+        panic!("not refused")
+    };
     assert_eq!(
         reject.message,
         "Canister's Wasm module is not valid: import `env.abort`: only functions of module `ic0` \
@@ -552,10 +558,9 @@ fn an_invalid_module_is_refused_with_the_reason() {
         (reject.code, reject.error_code.to_string().as_str()),
         (RejectCode::CanisterError, "IC0505")
     );
-    assert!(preparer.prepare(b"").unwrap_err().to_string().contains("not a WebAssembly binary"));
+    assert!(prepare(&preparer, b"").unwrap_err().to_string().contains("not a WebAssembly binary"));
     assert!(
-        preparer
-            .prepare(&vec![0; 31 << 20])
+        prepare(&preparer, &vec![0; 31 << 20])
             .unwrap_err()
             .to_string()
             .contains("`module.wasm_bytes` is 31457280")
@@ -577,7 +582,7 @@ fn compile_under(module: ModuleLimits, wasm: &[u8], caps: Caps) -> Result<Compil
     let mut uploaded = tempfile::tempfile().unwrap();
     uploaded.write_all(wasm).unwrap();
     uploaded.rewind().unwrap();
-    compiler(module, caps).compile(uploaded, tempfile::tempfile().unwrap())
+    compiler(module, caps).compile(uploaded, tempfile::tempfile().unwrap(), Priority::Round)
 }
 
 fn compiler(module: ModuleLimits, caps: Caps) -> Compiler {
@@ -628,8 +633,11 @@ fn the_heap_of_a_compilation_lies_in_a_file_and_changes_no_byte() {
         let mut uploaded = tempfile::tempfile().unwrap();
         uploaded.write_all(&wasm).unwrap();
         uploaded.rewind().unwrap();
-        let compiled =
-            compiler(module_limits(), caps).compile(uploaded, artefact.try_clone().unwrap());
+        let compiled = compiler(module_limits(), caps).compile(
+            uploaded,
+            artefact.try_clone().unwrap(),
+            Priority::Ahead,
+        );
         let compiled = compiled.unwrap();
         assert!(compiled.resident_bytes_max > 5 * anonymous_bytes, "{compiled:?}");
         assert!(compiled.anonymous_bytes < anonymous_bytes, "{compiled:?}");
@@ -650,7 +658,7 @@ fn a_full_disk_under_the_heap_of_a_compilation_is_trouble_and_no_verdict() {
     uploaded.write_all(&heavy(400, 400)).unwrap();
     uploaded.rewind().unwrap();
     let error = compiler(module_limits(), caps())
-        .compile(uploaded, tempfile::tempfile().unwrap())
+        .compile(uploaded, tempfile::tempfile().unwrap(), Priority::Round)
         .unwrap_err();
     assert!(matches!(error, CompileError::NoDisk(_)), "{error}");
     assert!(matches!(NotPrepared::from(error), NotPrepared::Trouble(_)));

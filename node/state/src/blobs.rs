@@ -201,11 +201,7 @@ impl BlobStore {
 
     /// Writes what several blobs make up one after the other to `out`, each of them verified when
     /// all of it was written. `None` if one of them is not kept.
-    pub fn copy(
-        &self,
-        parts: &[BlobHash],
-        out: &mut dyn Write,
-    ) -> Result<Option<()>, BlobError> {
+    pub fn copy(&self, parts: &[BlobHash], out: &mut dyn Write) -> Result<Option<()>, BlobError> {
         let mut buffer = vec![0; PIECE_BYTES];
         for hash in parts {
             let path = self.path(hash);
@@ -214,7 +210,9 @@ impl BlobStore {
             let mut hasher = Sha256::new();
             loop {
                 let read = file.read(&mut buffer).map_err(|error| io_error(&path, error))?;
-                let Some(piece) = buffer.get(..read).filter(|piece| !piece.is_empty()) else { break };
+                let Some(piece) = buffer.get(..read).filter(|piece| !piece.is_empty()) else {
+                    break;
+                };
                 hasher.update(piece);
                 out.write_all(piece).map_err(|error| io_error(&self.dir, error))?;
             }

@@ -5,6 +5,7 @@
 //! install, and its code pages are shared.
 
 mod adapter;
+mod ahead;
 mod allocator;
 mod cli;
 mod config;

@@ -32,7 +32,7 @@ use zeroize::Zeroizing;
 
 use crate::{
     adapter::{Adapter, Agreement, Identity},
-    allocator,
+    ahead, allocator,
     config::Config,
     disk_usage::DiskUsage,
     governor,
@@ -282,7 +282,7 @@ fn open(
         states: Some(Arc::new(States::of(&executor))),
     };
     let height = executor.height();
-    let (consensus, subnet): (Box<dyn Consensus>, _) = match role {
+    let (consensus, subnet): (Box<dyn Consensus>, _) = match &role {
         // Alone: peers must not hear of the limits of before.
         Role::Replay => (Box::new(LogReplay::new(wiring, height)?), None),
         Role::Member => agreement(
@@ -321,6 +321,10 @@ fn open(
         pages,
         relieved: executor.relieved(),
     };
+    if matches!(role, Role::Member) {
+        let compile = executor.compile_ahead(named(pool::COMPILATIONS)?);
+        ahead::start(ingress.clone(), call_verifier(limits, &keys), compile)?;
+    }
     let settings = Settings::new(data.clone(), recovered_at, limits);
     let queries = executor.queries();
     let driver = Driver::new(

@@ -17,8 +17,9 @@ use sandbox::module::HEAD_BYTES;
 use sandbox::{Changes, Entry, MessageLimits, NotPrepared, Stored, Uploaded};
 use sha2::{Digest, Sha256};
 use state::{
-    BlobError, BlobHash, CanisterId, CanisterState, Change, ChangeDetails, Cycles, DeploymentMode, ExecutionState,
-    InstalledModule, Memory, ModuleHash, ModuleInfo, Reject, Shared, SubnetCall, Time,
+    BlobError, BlobHash, CanisterId, CanisterState, Change, ChangeDetails, Cycles, DeploymentMode,
+    ExecutionState, InstalledModule, Memory, ModuleHash, ModuleInfo, Reject, Shared, SubnetCall,
+    Time,
 };
 
 use super::overlay::{mount_over, overlay, part};
@@ -687,7 +688,10 @@ pub(crate) fn prepayment(core: &Core, bytes: u64, head: &[u8]) -> (Cycles, u64) 
     (execution + core.costs.execution(compile_most), compile_most)
 }
 
-pub(crate) fn check_mode(canister: &CanisterState, mode: &CanisterInstallMode) -> Result<(), Reject> {
+pub(crate) fn check_mode(
+    canister: &CanisterState,
+    mode: &CanisterInstallMode,
+) -> Result<(), Reject> {
     match mode {
         CanisterInstallMode::Install if canister.execution.is_some() => Err(reject::reject(
             514,

@@ -13,10 +13,10 @@ use ic_principal::Principal;
 use pages::{MemoryId, MemoryLayout, PAGE_BYTES, Run, read_pages};
 use sandbox::{
     Call, CallbackKind, Changes, CustomSection, Entry, Hooks, Lane, ModuleInfo, Mount, NotPrepared,
-    Outcome, Request, Response, Sandbox, Trap, WorkerTrouble,
+    Outcome, Request, Response, Sandbox, Trap, Uploaded, WorkerTrouble,
 };
 use serde::{Deserialize, Serialize};
-use state::{Cycles, ErrorCode, Global, Reject, RejectCode, Time};
+use state::{Cycles, ErrorCode, Global, ModuleHash, Reject, RejectCode, Time};
 
 /// Something a program does.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -187,19 +187,24 @@ impl Sandbox for ScriptSandbox {
         false
     }
 
-    fn prepare(&self, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared> {
+    fn prepare(
+        &self,
+        hash: &ModuleHash,
+        uploaded: &dyn Uploaded,
+    ) -> Result<ModuleInfo, NotPrepared> {
         self.preparations.fetch_add(1, Ordering::Relaxed);
         if take_one(&self.compile_failures) {
             return Err(NotPrepared::Trouble("killed".into()));
         }
-        let spec = Spec::read(wasm).ok_or_else(|| {
+        let wasm = uploaded.to_vec().map_err(|error| NotPrepared::Trouble(error.to_string()))?;
+        assert_eq!(<[u8; 32]>::from(<sha2::Sha256 as sha2::Digest>::digest(&wasm)), hash.0);
+        let spec = Spec::read(&wasm).ok_or_else(|| {
             NotPrepared::Refused(Reject {
                 code: RejectCode::CanisterError,
                 message: "not a module".into(),
                 error_code: ErrorCode(505),
             })
         })?;
-        let hash = <sha2::Sha256 as sha2::Digest>::digest(wasm).into();
         let info = ModuleInfo {
             updates: vec!["run".into()],
             queries: vec!["look".into()],
@@ -228,7 +233,7 @@ impl Sandbox for ScriptSandbox {
             enhanced_orthogonal_persistence: spec.persistent,
             compile_instructions: spec.compile_instructions.max(1_000),
         };
-        self.specs.lock().unwrap().insert(hash, spec);
+        self.specs.lock().unwrap().insert(hash.0, spec);
         Ok(info)
     }
 

@@ -15,8 +15,8 @@ use super::{Compiled, Failure, Job, Priority, REPORT_MAGIC, Report};
 use super::{heap, sandboxing};
 use crate::{engine, module};
 
-/// A tenth of the processor where others want all of it, so that it ends all the same.
-const NICE_AHEAD: i32 = 10;
+/// Further steps back: a tenth of a processor that others want, so that it ends all the same.
+const NICE_AHEAD: i32 = 5;
 
 /// Entry of the hidden subcommand; `arguments` follow its name. Never to be called in a process
 /// that does anything else: it gives up rights for good.

@@ -12,7 +12,7 @@ use seccompiler::{
 use super::Caps;
 
 /// Private address space for each byte of anonymous memory.
-const ADDRESS_SPACE: u64 = 4;
+const ADDRESS_SPACE: u64 = 6;
 /// How far the child steps back behind the node for the processor.
 const NICE: libc::c_int = 5;
 

@@ -24,7 +24,12 @@ fn signal(signal: i32) -> ExitStatus {
 
 #[test]
 fn a_job_survives_the_command_line() {
-    let job = Job { module: limits(), caps: compiler().caps, uploaded_bytes: 12_345 };
+    let job = Job {
+        module: limits(),
+        caps: compiler().caps,
+        uploaded_bytes: 12_345,
+        priority: Priority::Ahead,
+    };
     let argument = job.to_argument().unwrap().into_string().unwrap();
     assert_eq!(Job::from_argument(&argument), Some(job));
     for broken in ["", "0", "zz", &argument[..argument.len() - 2], "é"] {
@@ -97,5 +102,8 @@ fn only_a_refusal_is_about_the_module() {
 fn a_binary_that_is_not_there_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let file = || File::create(dir.path().join("file")).unwrap();
-    assert!(matches!(compiler().compile(file(), file()), Err(CompileError::Io(_))));
+    assert!(matches!(
+        compiler().compile(file(), file(), Priority::Round),
+        Err(CompileError::Io(_))
+    ));
 }

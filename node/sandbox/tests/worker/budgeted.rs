@@ -7,6 +7,7 @@ use std::{
 
 use budget::process::{self, Pid};
 use sandbox::{Budgeted, Entry, Lane, Sandbox};
+use sha2::{Digest, Sha256};
 
 use super::{HOST, MIB, World};
 
@@ -74,20 +75,15 @@ fn dirty_pages_and_compilations_together_stay_within_what_was_reserved() {
     let mut limits = limits::Limits::nano().unwrap();
     limits.execution.heap_dirty_bytes_per_message = HEAP_BYTES;
     limits.execution.stable_dirty_bytes_per_message = STABLE_BYTES;
-    // Modules here are small; what a compilation may take goes by the largest there may be.
-    limits.module.wasm_uncompressed_bytes = MIB;
-    let compile = limits.compile_reservation_bytes(limits.module.wasm_uncompressed_bytes);
+    let compile = limits.sandbox.compile_anonymous_bytes;
     let message = limits.message_dirty_bytes();
     assert_eq!(message, HEAP_BYTES + STABLE_BYTES);
-    // Room for two messages, of which four want to run; or for one and a compilation.
-    let cap = (2 * message).max(message + compile);
-    assert!(
-        cap < 3 * message,
-        "a compilation takes {compile}: the messages have to be larger than that"
-    );
-    let executions = budget::Pool::standalone("executions", cap);
-    let queries = budget::Pool::standalone("queries", 1);
-    let budgeted = Budgeted::new(world.pool.clone(), executions.clone(), queries, &limits);
+    // Room for two messages, of which four want to run, and a compilation beside them.
+    let cap = 2 * message + compile;
+    let executions = budget::Pool::standalone("executions", 2 * message);
+    let compilations = budget::Pool::standalone("compilations", compile);
+    let pools = (executions.clone(), compilations.clone(), budget::Pool::standalone("queries", 1));
+    let budgeted = Budgeted::new(world.pool.clone(), pools, &limits);
 
     let canisters: Vec<_> = (0..WORKERS).map(|_| world.install(FILLER)).collect();
     let run = |lane: usize, method: &str| {
@@ -114,7 +110,9 @@ fn dirty_pages_and_compilations_together_stay_within_what_was_reserved() {
         scope.spawn(|| {
             while !stop.load(SeqCst) {
                 let number = compiled.load(SeqCst) + 1;
-                budgeted.prepare(&module(number)).unwrap();
+                let wasm = module(number);
+                let hash = state::ModuleHash(Sha256::digest(&wasm).into());
+                budgeted.prepare(&hash, &wasm.as_slice()).unwrap();
                 compiled.store(number, SeqCst);
             }
         });
@@ -133,5 +131,5 @@ fn dirty_pages_and_compilations_together_stay_within_what_was_reserved() {
     assert!(compiled >= 3, "{compiled} modules were compiled beside them");
     let besides = WORKERS as u64 * BESIDES_BYTES;
     assert!(most <= cap + besides, "{most} bytes were held, {cap} reserved");
-    assert_eq!(executions.used_bytes(), 0);
+    assert_eq!((executions.used_bytes(), compilations.used_bytes()), (0, 0));
 }

@@ -228,7 +228,7 @@ fn the_canisters_of_this_repository_install_count_and_upgrade() {
         }
         let wasm = std::fs::read(&path).unwrap();
         let mut canister = world.prepared(&wasm);
-        let info = world.pool.prepare(&wasm).unwrap();
+        let info = world.pool.prepare(&canister.hash, &wasm.as_slice()).unwrap();
         let mut run = |entry: Entry| {
             let outcome = world.run(&mut canister, entry.clone(), |request| {
                 request.context.arg = b"DIDL\0\0".to_vec();

@@ -81,9 +81,10 @@ impl World {
 
     /// The same of a module in binary.
     pub(crate) fn prepared(&self, wasm: &[u8]) -> Canister {
-        self.pool.prepare(wasm).unwrap_or_else(|error| panic!("{error}"));
+        let hash = ModuleHash(Sha256::digest(wasm).into());
+        self.pool.prepare(&hash, &wasm).unwrap_or_else(|error| panic!("{error}"));
         Canister {
-            hash: ModuleHash(Sha256::digest(wasm).into()),
+            hash,
             heap: self.memory(4 << 30),
             stable: self.memory(1 << 30),
             heap_wasm_pages: 0,

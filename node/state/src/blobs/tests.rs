@@ -50,6 +50,35 @@ fn damage_is_seen_on_reading_and_mended_by_writing() {
 }
 
 #[test]
+fn blobs_are_joined_and_hashed_without_being_held() {
+    let dir = tempfile::tempdir().unwrap();
+    let blobs = store(dir.path());
+    let pieces = [vec![1; 300_000], vec![], vec![2; 65_536], vec![3]];
+    let parts: Vec<_> = pieces.iter().map(|piece| blobs.put(piece).unwrap()).collect();
+    let whole = pieces.concat();
+    assert_eq!(blobs.digest(&parts).unwrap(), Some(hash(&whole)));
+    assert_eq!(blobs.digest(&[parts[0], [9; 32]]).unwrap(), None);
+    assert_eq!(blobs.digest(&[]).unwrap(), Some(hash(&[])));
+
+    assert_eq!(blobs.join(&[parts[0], [9; 32]], &hash(&whole)).unwrap(), None);
+    assert!(!blobs.contains(&hash(&whole)), "a name never stands for half a content");
+    // Also where a damaged file has the name.
+    for damaged in [None, Some(b"damaged".to_vec()), Some(vec![0; 2 << 20])] {
+        if let Some(damaged) = damaged {
+            fs::write(blobs.path(&hash(&whole)), damaged).unwrap();
+        }
+        assert_eq!(blobs.join(&parts, &hash(&whole)).unwrap(), Some(()));
+        assert_eq!(blobs.get(&hash(&whole)).unwrap().unwrap(), whole);
+    }
+    let files = fs::read_dir(dir.path()).unwrap().count();
+    assert_eq!(files, parts.len() + 1, "nothing temporary stays");
+
+    fs::write(blobs.path(&parts[2]), b"damaged").unwrap();
+    let error = blobs.digest(&parts).unwrap_err();
+    assert!(matches!(&error, BlobError::Corrupt { path } if *path == blobs.path(&parts[2])));
+}
+
+#[test]
 fn only_what_is_live_stays() {
     let dir = tempfile::tempdir().unwrap();
     let blobs = store(dir.path());

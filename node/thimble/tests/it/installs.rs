@@ -1,9 +1,19 @@
-//! Installs that are dear to compile: who cannot pay causes no compilation.
+//! Installs that are dear to compile: who cannot pay causes no compilation, and nobody else waits for
+//! one.
 
-use candid::{Decode, Encode, Nat};
+use std::{
+    future::Future,
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+use candid::{Decode, Encode, Nat, Principal};
+use ic_agent::Agent;
 use ic_management_canister_types::{
     CanisterIdRecord, CanisterInstallMode, ProvisionalCreateCanisterWithCyclesArgs,
 };
+
+use testing::until_async;
 
 use crate::harness::*;
 
@@ -45,4 +55,89 @@ async fn an_install_that_cannot_be_paid_compiles_nothing() {
     let rich = create(&agent).await;
     install(&agent, rich, CanisterInstallMode::Install, heavy(0), empty).await.unwrap();
     assert_eq!(artefacts(), before + 2, "an artefact and what validation found");
+}
+
+/// Counts on `counter` until `install` is done. How often, and how long `install` took.
+async fn count_during<T>(
+    agent: &Agent,
+    counter: Principal,
+    install: impl Future<Output = T>,
+) -> (T, usize, Duration) {
+    let begin = Instant::now();
+    let done = AtomicBool::new(false);
+    let (result, counted) = tokio::join!(
+        async {
+            let result = install.await;
+            done.store(true, Ordering::SeqCst);
+            result
+        },
+        async {
+            let mut counted = 0;
+            while !done.load(Ordering::SeqCst) {
+                update(agent, counter, "inc", vec![]).await.unwrap();
+                counted += 1;
+            }
+            counted
+        }
+    );
+    (result, counted, begin.elapsed())
+}
+
+#[tokio::test]
+async fn updates_of_others_run_while_a_module_is_compiled() {
+    let node = Node::start_with("256MiB").await;
+    let agent = node.agent(1).await;
+    let counter = deploy(&agent, "counter-c.wasm").await;
+    let empty = Encode!().unwrap();
+    // A round that compiled would let one or two of the others through before it and one after.
+    let enough = 20;
+    for (how, chunked) in [("in the call", false), ("in chunks", true)] {
+        let module = heavy(10 + usize::from(chunked));
+        let canister = create(&agent).await;
+        let installing = async {
+            if chunked {
+                install_in_chunks(&agent, canister, &module).await.map(drop)
+            } else {
+                let (mode, arg) = (CanisterInstallMode::Install, empty.clone());
+                install(&agent, canister, mode, module.clone(), arg).await.map(drop)
+            }
+        };
+        let (installed, counted, took) = count_during(&agent, counter, installing).await;
+        installed.unwrap();
+        println!("{how}: {counted} updates of another canister in {took:.1?}");
+        assert!(counted >= enough, "{how}: {counted} updates in {took:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_install_that_is_cut_off_while_it_compiles_leaves_nothing_and_is_made_again() {
+    let mut node = Node::start_with("256MiB").await;
+    let agent = node.agent(1).await;
+    let canister = create(&agent).await;
+    // Ended while the module is compiled: the call was in no block, and its sender has no reply.
+    let (mode, empty) = (CanisterInstallMode::Install, Encode!().unwrap());
+    let folder = node.data.join("artifacts");
+    let artefacts = || std::fs::read_dir(&folder).unwrap().count();
+    for (number, killed) in [(20, true), (21, false)] {
+        let before = artefacts();
+        {
+            let installing = install(&agent, canister, mode, heavy(number), empty.clone());
+            let compiling = until_async("a compilation runs", async || artefacts() > before);
+            tokio::select! {
+                _ = installing => panic!("it was installed before it was seen to be compiled"),
+                () = compiling => {}
+            }
+        }
+        if killed {
+            node.kill();
+            node.launch().await;
+        } else {
+            node.restart().await;
+        }
+        let left = std::fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path());
+        let half: Vec<_> = left.filter(|path| path.extension().unwrap() == "tmp").collect();
+        assert!(half.is_empty(), "of the compilation that was cut off stays {half:?}");
+    }
+    let agent = node.agent(1).await;
+    install(&agent, canister, mode, heavy(20), empty).await.unwrap();
 }

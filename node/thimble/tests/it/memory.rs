@@ -208,7 +208,7 @@ fn refused(prelude: &str, memory: &str) -> String {
 fn a_budget_below_the_smallest_is_refused_with_the_size_that_works() {
     let text = refused("", "64MiB");
     assert!(
-        text.contains("64 MiB") && text.contains("the smallest size that works is 121 MiB"),
+        text.contains("64 MiB") && text.contains("the smallest size that works is 119 MiB"),
         "{text}"
     );
 }
@@ -219,7 +219,7 @@ async fn a_process_group_below_the_smallest_size_is_refused_and_one_below_the_bu
     group.cap(100 * MIB);
     let text = refused(&group.prelude(), "512MiB");
     for words in
-        ["100 MiB", "512 MiB", "the smallest size that works is 121 MiB", "--memory 121MiB"]
+        ["100 MiB", "512 MiB", "the smallest size that works is 119 MiB", "--memory 119MiB"]
     {
         assert!(text.contains(words), "{words} in {text}");
     }
