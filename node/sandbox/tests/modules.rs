@@ -495,7 +495,7 @@ fn callers_of_one_module_share_its_compilation() {
         for n in 0..12 {
             let (preparer, wasm) = (&preparer, &wasms[n % 3]);
             scope.spawn(move || {
-                assert_eq!(prepare(&preparer, wasm).unwrap().updates, [format!("u{}", n % 3)])
+                assert_eq!(prepare(preparer, wasm).unwrap().updates, [format!("u{}", n % 3)])
             });
         }
     });
