@@ -5,13 +5,14 @@
 //! whose expiry passed.
 //!
 //! A few calls can be held back ([`IngressPool::hold_back`]): they are in the pool like all others
-//! and told to other nodes, but not offered for blocks until this node got ready for them. Blocks of
-//! other nodes may hold them all the same.
+//! and told to other nodes, but not offered for blocks until this node got ready for them, for at
+//! most [`HELD_FOR`], and only while the pool is less than half full. Blocks of other nodes may hold
+//! them all the same.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use budget::Observation;
@@ -22,8 +23,11 @@ use thiserror::Error;
 
 use crate::subnet::CallName;
 
-/// Calls held back at once. Further ones are offered for blocks like all others.
+/// Calls held back at once, for each canister one. Further ones are offered for blocks like all
+/// others.
 const HELD_MAX: usize = 8;
+/// How long a call is held back at most.
+pub const HELD_FOR: Duration = Duration::from_secs(20);
 
 /// The call is in the pool now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,9 +132,15 @@ impl Waiting {
     }
 }
 
+/// A call that is held back.
+struct Held {
+    id: IngressId,
+    since: Instant,
+}
+
 /// What a peer's calls take of the pool.
 #[derive(Clone, Copy, Default)]
-struct Held {
+struct Part {
     bytes: u64,
     messages: u64,
 }
@@ -140,11 +150,11 @@ struct Inner {
     waiting: BTreeMap<IngressId, Waiting>,
     order: VecDeque<IngressId>,
     /// Calls that are held back, and no part of `order`.
-    held: VecDeque<IngressId>,
+    held: VecDeque<Held>,
     bytes: u64,
     /// Parts the pool is divided into, one per node; 0 for a node that is alone.
     parts: u64,
-    peers: BTreeMap<usize, Held>,
+    peers: BTreeMap<usize, Part>,
     /// Calls of clients that other nodes were not told of.
     unannounced: VecDeque<IngressId>,
     woken: bool,
@@ -160,6 +170,7 @@ impl Inner {
     /// Its place in the order goes when that is looked at next.
     fn forget(&mut self, id: &IngressId) {
         let Some(call) = self.waiting.remove(id) else { return };
+        self.held.retain(|held| held.id != *id);
         let bytes = call.signed.accounted_bytes();
         self.bytes -= bytes;
         if let Source::Peer(place) = call.source
@@ -167,6 +178,17 @@ impl Inner {
         {
             held.bytes -= bytes;
             held.messages -= 1;
+        }
+    }
+
+    fn holds(&self, id: &IngressId) -> bool {
+        self.held.iter().any(|held| held.id == *id)
+    }
+
+    /// Calls that were held for long enough take their place behind all others.
+    fn release_overdue(&mut self) {
+        while self.held.front().is_some_and(|held| held.since.elapsed() >= HELD_FOR) {
+            self.order.extend(self.held.pop_front().map(|held| held.id));
         }
     }
 
@@ -244,8 +266,14 @@ impl IngressPool {
             }
         }
         inner.bytes += asked;
-        if inner.held.len() < HELD_MAX && self.holds.get().is_some_and(|holds| holds(&signed)) {
-            inner.held.push_back(id);
+        let crowded =
+            2 * inner.bytes > self.bytes_max || 2 * inner.waiting.len() as u64 >= self.messages_max;
+        if crowded {
+            let released = std::mem::take(&mut inner.held);
+            inner.order.extend(released.into_iter().map(|held| held.id));
+        }
+        if !crowded && self.is_to_be_held(&inner, &signed) {
+            inner.held.push_back(Held { id, since: Instant::now() });
             self.held_arrived.notify_one();
         } else {
             inner.order.push_back(id);
@@ -263,35 +291,44 @@ impl IngressPool {
     }
 
     /// The call that was held back first, which stays; waits for one. None when the pool closes.
-    pub fn next_held(&self) -> Option<(IngressId, SignedIngress)> {
+    pub fn next_held(&self) -> Option<IngressId> {
         let mut inner = self.lock();
         loop {
             if self.stop.is_closing() {
                 return None;
             }
-            while let Some(id) = inner.held.front().copied() {
-                match inner.waiting.get(&id) {
-                    Some(call) => return Some((id, call.signed.clone())),
-                    // It expired, or a block holds it.
-                    None => inner.held.pop_front(),
-                };
+            if let Some(held) = inner.held.front() {
+                return Some(held.id);
             }
             inner = self.held_arrived.wait(inner).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Offers a call for blocks that was held back.
+    /// A call that waits, and when it is valid.
+    pub fn waiting(&self, id: &IngressId) -> Option<(SignedIngress, Validity)> {
+        let inner = self.lock();
+        inner.waiting.get(id).map(|call| (call.signed.clone(), call.validity))
+    }
+
+    /// Offers a call for blocks that is held back.
     pub fn release(&self, id: &IngressId) {
         let mut inner = self.lock();
-        let held = inner.held.len();
-        inner.held.retain(|other| other != id);
-        if inner.held.len() == held || !inner.waiting.contains_key(id) {
+        if !inner.holds(id) {
             return;
         }
+        inner.held.retain(|held| held.id != *id);
         inner.order.push_back(*id);
         self.arrived.notify_one();
         drop(inner);
         self.tell();
+    }
+
+    fn is_to_be_held(&self, inner: &Inner, signed: &SignedIngress) -> bool {
+        let canister =
+            |held: &Held| inner.waiting.get(&held.id).map(|call| call.signed.effective_canister_id);
+        inner.held.len() < HELD_MAX
+            && self.holds.get().is_some_and(|holds| holds(signed))
+            && !inner.held.iter().any(|held| canister(held) == Some(signed.effective_canister_id))
     }
 
     /// Whether a call of so many accounted bytes would be taken now, before anything is spent on
@@ -457,6 +494,7 @@ impl IngressPool {
     ) -> Vec<CallName> {
         let mut inner = self.lock();
         let inner = &mut *inner;
+        inner.release_overdue();
         let expired: Vec<_> = (inner.waiting.iter())
             .filter(|(_, call)| call.validity.until < now)
             .map(|(id, _)| *id)
@@ -493,7 +531,7 @@ impl IngressPool {
     /// Whether there is anything to offer beyond `skip`.
     pub(crate) fn has_more_than(&self, skip: &BTreeSet<IngressId>) -> bool {
         let inner = self.lock();
-        inner.waiting.keys().any(|id| !skip.contains(id) && !inner.held.contains(id))
+        inner.waiting.keys().any(|id| !skip.contains(id) && !inner.holds(id))
     }
 
     /// A call that waits, if what waits under its id is this very envelope, and when it is valid.
@@ -520,6 +558,7 @@ impl IngressPool {
     /// `now` are dropped.
     pub fn take(&self, now: Time, bytes_max: u64, messages_max: u64) -> Vec<TakenCall> {
         let mut inner = self.lock();
+        inner.release_overdue();
         let mut taken = Vec::new();
         let mut bytes = 0;
         while (taken.len() as u64) < messages_max {
@@ -703,40 +742,85 @@ mod tests {
         assert_eq!([4, 5, 9, 10].map(offered), [0, 1, 1, 0]);
     }
 
+    /// A call that is held back, for a canister of its own.
+    fn install(number: u8) -> TakenCall {
+        let mut call = call(number, 7, 9);
+        call.signed.effective_canister_id = Principal::from_slice(&[number]);
+        call
+    }
+
+    fn pool_that_holds(messages: u64, bytes: u64) -> IngressPool {
+        let pool = pool(messages, bytes);
+        pool.hold_back(|signed| signed.envelope.len() == 7);
+        pool
+    }
+
+    fn taken(pool: &IngressPool) -> Vec<u8> {
+        pool.take(Time(0), 10_000, 10).iter().map(|call| call.id.0[0]).collect()
+    }
+
     #[test]
     fn what_is_held_back_is_in_the_pool_and_in_no_block_until_it_is_released() {
-        let pool = pool(100, 1_000_000);
-        pool.hold_back(|signed| signed.envelope.len() == 7);
-        submit(&pool, call(1, 7, 9)).unwrap();
+        let pool = pool_that_holds(100, 1_000_000);
+        submit(&pool, install(1)).unwrap();
         submit(&pool, call(2, 8, 9)).unwrap();
-        assert_eq!(submit(&pool, call(1, 7, 9)), Ok(Submitted::Already));
+        assert_eq!(submit(&pool, install(1)), Ok(Submitted::Already));
         let (first, second) = (IngressId([1; 32]), IngressId([2; 32]));
-        assert_eq!(pool.next_held().unwrap().0, first);
+        assert_eq!(pool.next_held(), Some(first));
+        assert!(pool.waiting(&first).is_some());
         assert!(!pool.has_more_than(&BTreeSet::from([second])), "it is no reason for a block");
-        let offered = || pool.offer((Time(0), Time(0)), 10_000, 10, &BTreeSet::new());
-        assert_eq!(offered().iter().map(|name| name.id).collect::<Vec<_>>(), [second]);
-        assert_eq!(pool.take(Time(0), 10_000, 10).len(), 1);
+        let offered = pool.offer((Time(0), Time(0)), 10_000, 10, &BTreeSet::new());
+        assert_eq!(offered.iter().map(|name| name.id).collect::<Vec<_>>(), [second]);
+        assert_eq!(taken(&pool), [2]);
 
         pool.release(&first);
         pool.release(&first);
-        assert_eq!(pool.take(Time(0), 10_000, 10).len(), 1);
+        assert_eq!(taken(&pool), [1]);
         pool.release(&first);
         assert_eq!(pool.status(), PoolStatus::default());
 
-        // Only a few at once; and what a block of another node held is nothing to get ready for.
-        for number in 10..10 + HELD_MAX as u8 {
-            submit(&pool, call(number, 7, 9)).unwrap();
-        }
-        submit(&pool, call(99, 7, 9)).unwrap();
-        assert_eq!(pool.take(Time(0), 10_000, 10).len(), 1, "the one too many");
-        let (oldest, signed) = pool.next_held().unwrap();
-        assert_eq!(oldest, IngressId([10; 32]));
-        pool.remove(&[CallName::of(oldest, &signed)]);
-        assert_eq!(pool.next_held().unwrap().0, IngressId([11; 32]));
-        pool.release(&oldest);
-        assert_eq!(pool.take(Time(0), 10_000, 10), []);
+        // What a block of another node held is nothing to get ready for.
+        submit(&pool, install(3)).unwrap();
+        submit(&pool, install(4)).unwrap();
+        let (third, fourth) = (IngressId([3; 32]), IngressId([4; 32]));
+        pool.remove(&[CallName::of(third, &install(3).signed)]);
+        assert_eq!(pool.next_held(), Some(fourth));
+        pool.release(&third);
+        assert_eq!(taken(&pool), [0; 0]);
         pool.close();
         assert_eq!(pool.next_held(), None);
+    }
+
+    #[test]
+    fn calls_are_held_back_in_bounds_of_number_of_canister_and_of_time() {
+        let pool = pool_that_holds(100, 1_000_000);
+        for number in 1..=HELD_MAX as u8 {
+            submit(&pool, install(number)).unwrap();
+        }
+        submit(&pool, install(99)).unwrap();
+        assert_eq!(taken(&pool), [99], "the one too many");
+        pool.release(&IngressId([1; 32]));
+        let same = TakenCall { id: IngressId([50; 32]), ..install(2) };
+        submit(&pool, same).unwrap();
+        assert_eq!(taken(&pool), [1, 50], "a canister has one call held back");
+        for held in pool.lock().held.iter_mut().take(2) {
+            held.since = Instant::now().checked_sub(HELD_FOR).unwrap();
+        }
+        assert_eq!(taken(&pool), [2, 3], "they were held for long enough");
+        assert_eq!(pool.next_held(), Some(IngressId([4; 32])));
+    }
+
+    #[test]
+    fn nothing_is_held_back_in_a_pool_that_is_half_full() {
+        for (pool, size) in [(pool_that_holds(4, 1_000_000), 8), (pool_that_holds(99, 2_000), 600)]
+        {
+            submit(&pool, install(1)).unwrap();
+            assert_eq!(taken(&pool), [0; 0]);
+            submit(&pool, call(2, size, 9)).unwrap();
+            submit(&pool, call(3, size, 9)).unwrap();
+            assert!(taken(&pool).contains(&1), "others need its room");
+            assert!(pool.lock().held.is_empty());
+        }
     }
 
     #[test]

@@ -2,10 +2,10 @@
 //! its module is compiled, so that the round finds the artefact and holds nobody up.
 //!
 //! What is compiled here is what the round would compile and be paid for: the call is checked
-//! against the newest certified state as the round will check it against its own. A caller can have
-//! a module compiled for nothing only by spending the canister's cycles in the moment between the
-//! two, once for each compilation that was paid for, and compilations here run one at a time and
-//! behind everything else that wants the processor.
+//! against the newest certified state as the round will check it against its own, and will be in a
+//! block: it is valid for longer than it is held. A caller can have a module compiled for nothing
+//! only by making its call fail in the moment between the two, about once for each installation that
+//! is paid for; compilations here run one at a time, and are ended when a round needs their place.
 //!
 //! Nothing that is decided here is seen by other nodes or changes what a call does. Whatever goes
 //! wrong is left to the round.
@@ -74,14 +74,14 @@ impl CompileAhead {
     }
 
     fn try_compile(&self, bytes: u64, read: ReadCall<'_>) -> Result<Ahead, String> {
-        let state = self.reader.latest().ok_or("there is no certified state yet")?;
         let (hash, place, module_bytes) = {
-            // The call is in memory for a moment: no compilation runs then that needs the room.
-            let room = bytes.min(self.compilations.cap_bytes());
+            // The call and its module are in memory for a moment, where no compilation runs then.
+            let room = bytes.saturating_mul(2).min(self.compilations.cap_bytes());
             let _room = self
                 .compilations
                 .reserve_within(room, PATIENCE)
                 .map_err(|full| full.to_string())?;
+            let state = self.reader.latest().ok_or("there is no certified state yet")?;
             self.check(&state, &read()?)?
         };
         let core = &*self.core;
@@ -117,12 +117,14 @@ impl CompileAhead {
             |id: &Principal| state.canister(id).ok_or_else(|| format!("there is no canister {id}"));
         let target = canister(&ingress.effective_canister_id)?;
         management::check_ingress(core, ingress, Some(&target)).map_err(words)?;
+        let whole;
         let (code, mode, place) = match ingress.method_name.as_str() {
             "install_code" => {
-                let argument: InstallCode<'_> = management::decode(&ingress.arg).map_err(words)?;
+                let argument: InstallCode = management::decode(&ingress.arg).map_err(words)?;
                 let named = argument.canister_id;
                 (named == target.id).then_some(()).ok_or("another canister is named")?;
-                (Code::Whole(argument.wasm_module), argument.mode, Place::Argument)
+                whole = argument.wasm_module;
+                (Code::Whole(&whole), argument.mode, Place::Argument)
             }
             "install_chunked_code" => {
                 let argument: InstallChunkedCodeArgs =
@@ -132,6 +134,10 @@ impl CompileAhead {
                 let store = canister(&argument.store_canister.unwrap_or(named))?;
                 (store.is_controller(&ingress.sender)).then_some(()).ok_or("no controller")?;
                 let (parts, bytes) = chunks(&store, &argument.chunk_hashes_list).map_err(words)?;
+                // Before anything is read and hashed.
+                let stored = Stored { blobs: &core.blobs, parts: parts.clone(), bytes };
+                let unknown = Code::Chunks(stored, ModuleHash([0; 32]));
+                self.pays(&target, &argument.mode, &unknown)?;
                 let found = core.blobs.digest(&parts).map_err(|error| error.to_string())?;
                 let hash = found.filter(|hash| hash[..] == argument.wasm_module_hash[..]);
                 let hash = ModuleHash(hash.ok_or("the chunks do not make up the module")?);
@@ -140,9 +146,8 @@ impl CompileAhead {
             }
             other => return Err(format!("{other} compiles nothing")),
         };
-        let bytes = code.uploaded().bytes();
-        self.pays(&target, &mode, &code, bytes)?;
-        Ok((code.hash(), place, bytes))
+        self.pays(&target, &mode, &code)?;
+        Ok((code.hash(), place, code.uploaded().bytes()))
     }
 
     fn pays(
@@ -150,9 +155,12 @@ impl CompileAhead {
         target: &CanisterState,
         mode: &CanisterInstallMode,
         code: &Code<'_>,
-        bytes: u64,
     ) -> Result<(), String> {
         let core = &*self.core;
+        let bytes = code.uploaded().bytes();
+        if bytes > core.limits().module.wasm_bytes {
+            return Err("the module is too large".to_owned());
+        }
         check_mode(target, mode).map_err(|reject| reject.message)?;
         let head = code.head().map_err(|error| error.to_string())?;
         let (prepaid, _) = prepayment(core, bytes, &head);
@@ -176,8 +184,8 @@ impl Uploaded for Argument<'_> {
 
     fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         let ingress = (self.read)().map_err(io::Error::other)?;
-        let argument: InstallCode<'_> =
+        let argument: InstallCode =
             management::decode(&ingress.arg).map_err(|reject| io::Error::other(reject.message))?;
-        out.write_all(argument.wasm_module)
+        out.write_all(&argument.wasm_module)
     }
 }

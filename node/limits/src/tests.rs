@@ -340,7 +340,7 @@ fn what_is_shown_is_a_configuration_file_that_changes_nothing() {
     }
     let nano = Limits::nano().unwrap();
     let text = nano.sheet().to_text(&nano);
-    assert!(text.contains("largest of: messages 2 x 96 MiB, one install 192 MiB"), "{text}");
+    assert!(text.contains("larger of: messages 2 x 96 MiB, one install 192 MiB"), "{text}");
 }
 
 proptest! {

@@ -398,7 +398,7 @@ impl Uploaded for Stored<'_> {
     }
 
     fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
-        let copied = self.blobs.copy(&self.parts, out).map_err(io::Error::other)?;
+        let copied = self.blobs.copy(&self.parts, out)?;
         copied.ok_or_else(|| io::Error::other("a part of the module is not in the module store"))
     }
 }
@@ -422,6 +422,8 @@ pub trait Sandbox: Send + Sync {
     ) -> Result<ModuleInfo, NotPrepared> {
         self.prepare(hash, uploaded)
     }
+    /// Ends what [`Self::prepare_ahead`] runs: a round needs its place.
+    fn end_ahead(&self) {}
     /// Whether the artefact of a module is at hand, so that it need not be prepared.
     fn is_prepared(&self, module: &ModuleHash) -> bool;
     /// Runs one message on update worker `lane` (0-based; queries have lanes of their own, see

@@ -55,9 +55,15 @@ impl Budgeted {
 
 impl Budgeted {
     /// What is compiled already takes nothing, and must not wait for what is being compiled.
-    fn reserve_compilation(&self, hash: &ModuleHash) -> Option<Reservation> {
-        let needed = !self.inner.is_prepared(hash);
-        needed.then(|| reserve(&self.compilations, self.compile_bytes)).flatten()
+    fn reserve_compilation(&self, hash: &ModuleHash, when_full: impl Fn()) -> Option<Reservation> {
+        if self.inner.is_prepared(hash) {
+            return None;
+        }
+        let bytes = self.compile_bytes.min(self.compilations.cap_bytes());
+        self.compilations.try_reserve(bytes).ok().or_else(|| {
+            when_full();
+            reserve(&self.compilations, bytes)
+        })
     }
 }
 
@@ -83,7 +89,8 @@ impl Sandbox for Budgeted {
         hash: &ModuleHash,
         uploaded: &dyn Uploaded,
     ) -> Result<ModuleInfo, NotPrepared> {
-        let _reservation = self.reserve_compilation(hash);
+        // A round waits for no compilation ahead of another.
+        let _reservation = self.reserve_compilation(hash, || self.inner.end_ahead());
         self.inner.prepare(hash, uploaded)
     }
 
@@ -92,8 +99,12 @@ impl Sandbox for Budgeted {
         hash: &ModuleHash,
         uploaded: &dyn Uploaded,
     ) -> Result<ModuleInfo, NotPrepared> {
-        let _reservation = self.reserve_compilation(hash);
+        let _reservation = self.reserve_compilation(hash, || ());
         self.inner.prepare_ahead(hash, uploaded)
+    }
+
+    fn end_ahead(&self) {
+        self.inner.end_ahead();
     }
 
     fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble> {

@@ -31,12 +31,14 @@ mod sandboxing;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use limits::{ModuleLimits, SandboxLimits};
+use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
 use state::{ErrorCode, ModuleInfo, Reject, RejectCode};
 use thiserror::Error;
@@ -64,15 +66,14 @@ struct Job {
     caps: Caps,
     /// Where the module ends in its file.
     uploaded_bytes: u64,
-    priority: Priority,
 }
 
 /// Who waits for a compilation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
     /// A round, and with it everybody.
     Round,
-    /// One client: the child gives way to everything else that wants the processor.
+    /// One client: the child is ended when a round needs its place.
     Ahead,
 }
 
@@ -212,19 +213,46 @@ pub struct Compiler {
     pub children: Children,
 }
 
-/// Process ids of compile children, for accounting their memory. As many as compilations at once.
+/// Compile children that run, for accounting their memory and for ending those that compile ahead of
+/// rounds. As many as compilations at once.
 #[derive(Clone, Debug, Default)]
-pub struct Children(Arc<Mutex<Vec<u32>>>);
+pub struct Children(Arc<Mutex<Vec<Running>>>);
+
+#[derive(Debug)]
+struct Running {
+    pid: u32,
+    priority: Priority,
+    /// Names the process as long as it is listed, also when its id is another's again.
+    handle: Option<OwnedFd>,
+}
 
 impl Children {
     /// Process ids of the children that run now, in the order of their start.
     pub fn pids(&self) -> Vec<u32> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lock().iter().map(|child| child.pid).collect()
     }
 
-    fn enter(&self, pid: u32) -> Entered<'_> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(pid);
+    /// Ends the children that compile ahead of rounds.
+    pub fn end_ahead(&self) {
+        for child in self.lock().iter().filter(|child| child.priority == Priority::Ahead) {
+            if let Some(handle) = &child.handle {
+                // It may have ended by itself.
+                let _ = rustix::process::pidfd_send_signal(handle, Signal::KILL);
+            }
+        }
+    }
+
+    fn enter(&self, pid: u32, priority: Priority) -> Entered<'_> {
+        let handle = i32::try_from(pid)
+            .ok()
+            .and_then(Pid::from_raw)
+            .and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
+        self.lock().push(Running { pid, priority, handle });
         Entered { children: self, pid }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Running>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -236,11 +264,7 @@ struct Entered<'a> {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        self.children
-            .0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|pid| *pid != self.pid);
+        self.children.lock().retain(|child| child.pid != self.pid);
     }
 }
 
@@ -256,7 +280,7 @@ impl Compiler {
         let uploaded_bytes = uploaded.metadata()?.len();
         uploaded.set_len(heap::begin(uploaded_bytes).saturating_add(self.caps.room_bytes))?;
         let module = self.module.clone();
-        let job = Job { module, caps: self.caps, uploaded_bytes, priority };
+        let job = Job { module, caps: self.caps, uploaded_bytes };
         let mut child = Command::new(&self.exe)
             .args(&self.arguments)
             .arg(job.to_argument()?)
@@ -266,7 +290,7 @@ impl Compiler {
             .stdout(Stdio::from(artefact))
             .stderr(Stdio::piped())
             .spawn()?;
-        let _entered = self.children.enter(child.id());
+        let _entered = self.children.enter(child.id(), priority);
         let output = read_report(&mut child);
         if output.is_err() {
             // The report's reader gave up; the child must not outlive the call. It may be gone

@@ -497,6 +497,10 @@ impl Sandbox for Pool {
         self.preparer.prepare(hash, uploaded, Priority::Ahead)
     }
 
+    fn end_ahead(&self) {
+        self.preparer.end_ahead();
+    }
+
     fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble> {
         let Some(cell) = self.cell(lane) else {
             return Err(WorkerTrouble(format!("there is no sandbox worker {lane:?}")));

@@ -84,8 +84,8 @@ struct Running {
 }
 
 /// A compilation that several callers wait for.
-#[derive(Default)]
 struct Shared {
+    priority: Priority,
     result: Mutex<Option<Result<ModuleInfo, NotPrepared>>>,
     done: Condvar,
 }
@@ -151,6 +151,11 @@ impl Preparer {
         self.cache.artefact(hash).ok_or(PrepareError::Missing(*hash))
     }
 
+    /// Ends compilations ahead of rounds: a round needs their place.
+    pub fn end_ahead(&self) {
+        self.compiler.children.end_ahead();
+    }
+
     /// Process ids of compilations that run, for accounting their memory.
     pub fn children(&self) -> Vec<u32> {
         self.compiler.children.pids()
@@ -169,13 +174,22 @@ impl Preparer {
         priority: Priority,
     ) -> Result<ModuleInfo, NotPrepared> {
         let mut running = self.lock();
-        if let Some(shared) = running.modules.get(hash).cloned() {
+        while let Some(shared) = running.modules.get(hash).cloned() {
             drop(running);
-            return shared.wait();
+            let result = shared.wait();
+            // What failed ahead of the round, failed by its own means or for having been ended.
+            let own = shared.priority == Priority::Ahead && priority == Priority::Round;
+            if !own || !matches!(result, Err(NotPrepared::Trouble(_))) {
+                return result;
+            }
+            running = self.lock();
         }
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared::new(priority));
         running.modules.insert(*hash, Arc::clone(&shared));
         while running.children >= self.threads {
+            if priority == Priority::Round {
+                self.end_ahead();
+            }
             running = self.place_free.wait(running).unwrap_or_else(PoisonError::into_inner);
         }
         running.children += 1;
@@ -286,6 +300,10 @@ impl Drop for Turn<'_> {
 }
 
 impl Shared {
+    fn new(priority: Priority) -> Self {
+        Self { priority, result: Mutex::default(), done: Condvar::new() }
+    }
+
     fn wait(&self) -> Result<ModuleInfo, NotPrepared> {
         let mut result = self.result.lock().unwrap_or_else(PoisonError::into_inner);
         loop {

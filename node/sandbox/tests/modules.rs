@@ -17,7 +17,7 @@ use sandbox::{
 };
 use sha2::{Digest, Sha256};
 use state::{ModuleHash, ModuleInfo, RejectCode};
-use testing::SmallDisk;
+use testing::{SmallDisk, until};
 use wasmtime::{Caller, Engine, Instance, Linker, Module, Store, Val};
 
 fn module_limits() -> ModuleLimits {
@@ -504,6 +504,33 @@ fn callers_of_one_module_share_its_compilation() {
 
 fn prepare(preparer: &Preparer, wasm: &[u8]) -> Result<ModuleInfo, NotPrepared> {
     preparer.prepare(&hash(wasm), &wasm, Priority::Round)
+}
+
+#[test]
+fn a_round_waits_for_no_compilation_that_is_ahead_of_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let preparer = preparer_with(dir.path(), |config| config.sandbox.compile_threads = 1);
+    let (large, small) = (heavy(1_900, 400), heavy(1, 1));
+    let ahead = |wasm: &[u8]| preparer.prepare(&hash(wasm), &wasm, Priority::Ahead);
+    let runs = || until("a compilation runs", || !preparer.children().is_empty());
+    std::thread::scope(|scope| {
+        // Another module: the round takes the place.
+        let waiting = scope.spawn(|| ahead(&large));
+        runs();
+        prepare(&preparer, &small).unwrap();
+        let ended = waiting.join().unwrap();
+        assert!(matches!(ended, Err(NotPrepared::Trouble(_))), "{ended:?}");
+
+        // The same module: the round shares the compilation, and if that is ended does its own.
+        let waiting = scope.spawn(|| ahead(&large));
+        runs();
+        let round = scope.spawn(|| prepare(&preparer, &large));
+        preparer.end_ahead();
+        assert!(matches!(waiting.join().unwrap(), Err(NotPrepared::Trouble(_))));
+        round.join().unwrap().unwrap();
+    });
+    assert_eq!(ahead(&large), prepare(&preparer, &large), "it is at hand now");
+    assert_eq!(preparer.cache_usage().1, 2);
 }
 
 struct Kept(Vec<u8>);

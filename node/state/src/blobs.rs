@@ -154,18 +154,15 @@ impl BlobStore {
             Err(error) => return Err(error),
         };
         if !kept {
-            let mut copied = Ok(Some(()));
+            let mut complete = true;
             let written = self.write(&path, |out| {
-                copied = self.copy(parts, out);
-                match &copied {
-                    Ok(Some(())) => Ok(()),
-                    _ => Err(io::Error::other("a part could not be had")),
-                }
+                complete = self.copy(parts, out)?.is_some();
+                if complete { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
             });
-            if copied?.is_none() {
+            if !complete {
                 return Ok(None);
             }
-            written.map_err(|error| io_error(&path, error))?;
+            written.map_err(|error| self.blob_error(error))?;
         }
         self.note_unsynced(*hash);
         Ok(Some(()))
@@ -201,23 +198,29 @@ impl BlobStore {
 
     /// Writes what several blobs make up one after the other to `out`, each of them verified when
     /// all of it was written. `None` if one of them is not kept.
-    pub fn copy(&self, parts: &[BlobHash], out: &mut dyn Write) -> Result<Option<()>, BlobError> {
+    ///
+    /// # Errors
+    /// Of `out` as they are; of the store as a [`BlobError`] in an [`io::Error`].
+    pub fn copy(&self, parts: &[BlobHash], out: &mut dyn Write) -> io::Result<Option<()>> {
         let mut buffer = vec![0; PIECE_BYTES];
         for hash in parts {
             let path = self.path(hash);
-            let Some((file, bytes)) = self.open_blob(hash)? else { return Ok(None) };
+            let Some((file, bytes)) = self.open_blob(hash).map_err(io::Error::other)? else {
+                return Ok(None);
+            };
             let mut file = file.take(bytes);
             let mut hasher = Sha256::new();
             loop {
-                let read = file.read(&mut buffer).map_err(|error| io_error(&path, error))?;
+                let read = file.read(&mut buffer);
+                let read = read.map_err(|error| io::Error::other(io_error(&path, error)))?;
                 let Some(piece) = buffer.get(..read).filter(|piece| !piece.is_empty()) else {
                     break;
                 };
                 hasher.update(piece);
-                out.write_all(piece).map_err(|error| io_error(&self.dir, error))?;
+                out.write_all(piece)?;
             }
             if BlobHash::from(hasher.finalize()) != *hash {
-                return Err(BlobError::Corrupt { path });
+                return Err(io::Error::other(BlobError::Corrupt { path }));
             }
         }
         Ok(Some(()))
@@ -227,7 +230,16 @@ impl BlobStore {
     /// one of them is not kept.
     pub fn digest(&self, parts: &[BlobHash]) -> Result<Option<BlobHash>, BlobError> {
         let mut hasher = Sha256::new();
-        Ok(self.copy(parts, &mut hasher)?.map(|()| hasher.finalize().into()))
+        let copied = self.copy(parts, &mut hasher).map_err(|error| self.blob_error(error))?;
+        Ok(copied.map(|()| hasher.finalize().into()))
+    }
+
+    /// An error of [`Self::copy`], or of a file in the store.
+    fn blob_error(&self, error: io::Error) -> BlobError {
+        match error.downcast::<BlobError>() {
+            Ok(error) => error,
+            Err(error) => io_error(&self.dir, error),
+        }
     }
 
     /// The file of a blob and its length; `None` if it is not kept.
@@ -247,8 +259,10 @@ impl BlobStore {
 
     /// A blob, verified; `None` if it is not kept.
     pub fn get(&self, hash: &BlobHash) -> Result<Option<Vec<u8>>, BlobError> {
-        let mut blob = Vec::new();
-        Ok(self.copy(std::slice::from_ref(hash), &mut blob)?.map(|()| blob))
+        let bytes = self.bytes(hash)?.unwrap_or(0);
+        let mut blob = Vec::with_capacity(usize::try_from(bytes).unwrap_or(0));
+        let copied = self.copy(std::slice::from_ref(hash), &mut blob);
+        Ok(copied.map_err(|error| self.blob_error(error))?.map(|()| blob))
     }
 
     /// Length of a blob; `None` if it is not kept.
@@ -301,11 +315,8 @@ impl BlobStore {
                     // The system may have dropped what was not written, and report a later sync of
                     // the same file as done: the next one is of another file.
                     let _ = self.write(&path, |out| {
-                        let copied = self.copy(std::slice::from_ref(hash), out);
-                        match copied.map_err(io::Error::other)? {
-                            Some(()) => Ok(()),
-                            None => Err(io::ErrorKind::NotFound.into()),
-                        }
+                        let copied = self.copy(std::slice::from_ref(hash), out)?;
+                        copied.ok_or_else(|| io::ErrorKind::NotFound.into())
                     });
                     return Err(io_error(&path, error));
                 }

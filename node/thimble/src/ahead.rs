@@ -8,9 +8,13 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use consensus::IngressPool;
+use consensus::{HELD_FOR, IngressPool, SystemClock, WallClock as _};
 use envelope::{CallVerifier, may_install_code};
 use execution::{Ahead, CompileAhead};
+
+/// A call that is valid for less, in nanoseconds, might be in no block after it was held: its
+/// compilation would be paid by nobody.
+const MARGIN: u64 = 3 * HELD_FOR.as_nanos() as u64;
 
 /// Starts the thread, which ends when the pool closes.
 pub(crate) fn start(
@@ -23,10 +27,18 @@ pub(crate) fn start(
         .name("compile-ahead".into())
         .stack_size(1 << 20)
         .spawn(move || {
-            while let Some((id, signed)) = pool.next_held() {
+            while let Some(id) = pool.next_held() {
                 let begin = Instant::now();
-                let read = || calls.read(&signed).map_err(|error| error.to_string());
-                let bytes = signed.envelope.len() as u64;
+                // Asked for as often as it is needed: nobody holds it meanwhile but the pool.
+                let waiting = || pool.waiting(&id).ok_or("a block holds the call already");
+                let read = || {
+                    let (signed, validity) = waiting()?;
+                    if validity.until.0 < SystemClock.now().0.saturating_add(MARGIN) {
+                        return Err("the call is valid for too short a time".to_owned());
+                    }
+                    calls.read(&signed).map_err(|error| error.to_string())
+                };
+                let bytes = waiting().map_or(0, |(signed, _)| signed.envelope.len() as u64);
                 // A call that is never released would never be executed.
                 let done = catch_unwind(AssertUnwindSafe(|| compile.compile(bytes, &read)))
                     .unwrap_or_else(|_| Ahead::Left("a defect of this node".to_owned()));

@@ -43,7 +43,7 @@ struct Order<'a> {
     told_version: Option<u64>,
 }
 
-/// A module that is to be installed. Neither form holds a copy of it.
+/// A module that is to be installed, where it lies.
 pub(crate) enum Code<'a> {
     /// In the call's argument.
     Whole(&'a [u8]),
@@ -146,14 +146,14 @@ struct Tally {
 
 impl Dispatcher<'_> {
     pub(super) fn install_code(&mut self, call: &SubnetCall) -> Handling {
-        let argument: InstallCode<'_> = decode(&call.arg)?;
+        let argument: InstallCode = decode(&call.arg)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
         let order = Order {
             id: argument.canister_id,
             caller: call.origin.caller(),
             mode: argument.mode,
-            code: Code::Whole(argument.wasm_module),
-            arg: argument.arg,
+            code: Code::Whole(&argument.wasm_module),
+            arg: &argument.arg,
             told_version: argument.sender_canister_version,
         };
         self.install(call, &order)

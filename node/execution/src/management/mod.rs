@@ -20,7 +20,7 @@ mod status;
 pub(crate) mod types;
 
 use candid::{CandidType, Principal};
-use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use state::{
     CanisterId, CanisterState, ChangeOrigin, Cycles, Ingress, Origin, Payload, RandomnessWaiter,
     Reject, ReplicatedState, SubnetCall, Visibility,
@@ -57,7 +57,7 @@ pub(crate) fn encode<T: CandidType>(value: &T) -> Result<Vec<u8>, Reject> {
 
 /// Decodes a Candid argument within the decoding and skipping quotas; what fails is rejected as an
 /// invalid payload.
-pub(crate) fn decode<'a, T: CandidType + Deserialize<'a>>(arg: &'a [u8]) -> Result<T, Reject> {
+pub(crate) fn decode<T: CandidType + DeserializeOwned>(arg: &[u8]) -> Result<T, Reject> {
     let mut config = candid::DecoderConfig::new();
     let per_byte = arg.len().saturating_mul(QUOTA_PER_BYTE);
     config.set_skipping_quota(SKIPPING_QUOTA.saturating_add(per_byte));

@@ -49,13 +49,12 @@ pub(crate) struct UpdateSettings {
 }
 
 #[derive(CandidType, Deserialize, Debug)]
-pub(crate) struct InstallCode<'a> {
+pub(crate) struct InstallCode {
     pub(crate) mode: CanisterInstallMode,
     pub(crate) canister_id: Principal,
-    #[serde(with = "serde_bytes")]
-    pub(crate) wasm_module: &'a [u8],
-    #[serde(with = "serde_bytes")]
-    pub(crate) arg: &'a [u8],
+    // Copies: candid checks that what comes is a blob only for these, and not for borrowed bytes.
+    pub(crate) wasm_module: ByteBuf,
+    pub(crate) arg: ByteBuf,
     pub(crate) sender_canister_version: Option<u64>,
 }
 
@@ -125,4 +124,33 @@ pub(crate) struct StatusResult {
 #[derive(CandidType, Deserialize, Debug)]
 pub(crate) struct SubnetArgument {
     pub(crate) subnet_id: Principal,
+}
+
+#[cfg(test)]
+mod tests {
+    use candid::{CandidType, Encode};
+
+    use super::*;
+    use crate::management::decode;
+
+    #[test]
+    fn what_is_no_blob_is_no_module_and_no_argument() {
+        #[derive(CandidType)]
+        struct Call<W, A> {
+            mode: CanisterInstallMode,
+            canister_id: Principal,
+            wasm_module: W,
+            arg: A,
+        }
+        fn reads<W: CandidType, A: CandidType>(wasm_module: W, arg: A) -> bool {
+            let mode = CanisterInstallMode::Install;
+            let call = Call { mode, canister_id: Principal::anonymous(), wasm_module, arg };
+            decode::<InstallCode>(&Encode!(&call).unwrap()).is_ok()
+        }
+        assert!(reads(ByteBuf::from([1]), ByteBuf::new()));
+        assert!(!reads("text", ByteBuf::new()));
+        assert!(!reads(ByteBuf::from([1]), "text"));
+        assert!(!reads(ByteBuf::from([1]), Vec::<u16>::from([7])));
+        assert!(!reads(ByteBuf::from([1]), ()));
+    }
 }

@@ -11,12 +11,9 @@ use std::os::fd::FromRawFd;
 use std::process::ExitCode;
 use std::ptr;
 
-use super::{Compiled, Failure, Job, Priority, REPORT_MAGIC, Report};
+use super::{Compiled, Failure, Job, REPORT_MAGIC, Report};
 use super::{heap, sandboxing};
 use crate::{engine, module};
-
-/// Further steps back: a tenth of a processor that others want, so that it ends all the same.
-const NICE_AHEAD: i32 = 5;
 
 /// Entry of the hidden subcommand; `arguments` follow its name. Never to be called in a process
 /// that does anything else: it gives up rights for good.
@@ -64,10 +61,6 @@ fn run(job: &Job) -> Report {
     let failed =
         |what: &str, error: &dyn std::fmt::Display| Failure::Machine(format!("{what}: {error}"));
     sandboxing::limit(&job.caps).map_err(|error| failed("setting its limits", &error))?;
-    if job.priority == Priority::Ahead {
-        // Only how long it takes depends on it.
-        let _ = rustix::process::nice(NICE_AHEAD);
-    }
     // SAFETY: descriptors 0 and 1 are the files the parent put there, and nothing else in this
     // process uses them.
     let (uploaded, mut artefact) = unsafe { (File::from_raw_fd(0), File::from_raw_fd(1)) };

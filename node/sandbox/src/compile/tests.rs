@@ -24,12 +24,7 @@ fn signal(signal: i32) -> ExitStatus {
 
 #[test]
 fn a_job_survives_the_command_line() {
-    let job = Job {
-        module: limits(),
-        caps: compiler().caps,
-        uploaded_bytes: 12_345,
-        priority: Priority::Ahead,
-    };
+    let job = Job { module: limits(), caps: compiler().caps, uploaded_bytes: 12_345 };
     let argument = job.to_argument().unwrap().into_string().unwrap();
     assert_eq!(Job::from_argument(&argument), Some(job));
     for broken in ["", "0", "zz", &argument[..argument.len() - 2], "é"] {

@@ -6,9 +6,10 @@ use std::{
     io::Read,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 pub(crate) use disk::Readers;
 use disk::{Disk, DiskFile, Lock, Open, RealDisk};
 use zeroize::Zeroizing;
@@ -112,17 +113,30 @@ fn read_into(path: &Path, bytes_max: usize, mut bytes: Vec<u8>) -> Result<Vec<u8
     Ok(bytes)
 }
 
+/// How long a lock that is held is waited for: a node that was killed may have had a child that was
+/// just being started, which shares the lock until it is a program of its own.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Held for the life of the process; the kernel lets go of it however the process ends.
 pub(crate) fn lock(data: &Path) -> Result<Lock> {
     let path = data.join("lock");
-    let file = fs::OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&path)
-        .with_context(|| format!("opening {}", path.display()))?;
-    let lock = Lock::take(file).with_context(|| format!("locking {}", path.display()))?;
-    lock.with_context(|| format!("the data folder {} is in use by another node", data.display()))
+    let until = Instant::now() + LOCK_PATIENCE;
+    loop {
+        let file = fs::OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .with_context(|| format!("opening {}", path.display()))?;
+        let lock = Lock::take(file).with_context(|| format!("locking {}", path.display()))?;
+        if let Some(lock) = lock {
+            return Ok(lock);
+        }
+        if Instant::now() >= until {
+            bail!("the data folder {} is in use by another node", data.display());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// Makes durable which names are in the folder of this path.
