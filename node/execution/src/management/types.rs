@@ -127,6 +127,7 @@ pub(crate) struct SubnetArgument {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use candid::{CandidType, Encode};
 

@@ -118,13 +118,16 @@ async fn an_install_that_is_cut_off_while_it_compiles_leaves_nothing_and_is_made
     let (mode, empty) = (CanisterInstallMode::Install, Encode!().unwrap());
     let folder = node.data.join("artifacts");
     let artefacts = || std::fs::read_dir(&folder).unwrap().count();
-    for (number, killed) in [(20, true), (21, false)] {
+    // Some seconds of compiling.
+    let engine = std::fs::read(fixture("azle-hello.wasm.gz")).unwrap();
+    for killed in [true, false] {
+        let agent = node.agent(1).await;
         let before = artefacts();
         {
-            let installing = install(&agent, canister, mode, heavy(number), empty.clone());
+            let installing = install_in_chunks(&agent, canister, &engine);
             let compiling = until_async("a compilation runs", async || artefacts() > before);
             tokio::select! {
-                _ = installing => panic!("it was installed before it was seen to be compiled"),
+                ended = installing => panic!("it was not seen to be compiled: {ended:?}"),
                 () = compiling => {}
             }
         }
