@@ -4,6 +4,7 @@
 #   make test [ARGS='name_of_a_test'] | make test-long
 #   make bench [SECONDS=10] [CONCURRENCY=32]
 #   make storm [MEMORY=512MiB] [MODE=hybrid] [DURATION=120]
+#   make bench-state [STATE=4GiB] [CANISTERS=1000] [MODULES=50] [DURATION=120]
 #   make chaos [DURATION=300] [SEED=7] | make bench-net [MINUTES=5]
 #   make simulate [SEEDS=200] [FIRST=1]
 #   make bench-dkg [DKG_NODES=4,13,40] | make bench-dkg-starvation [DURATION=10]
@@ -58,7 +59,7 @@ names = $(shell awk -F'"' 'FNR == 1 { named = 0 } /^name/ && !named { print $$2;
 CHECKED := --config 'profile.release.debug-assertions=true' --config 'profile.release.package."*".debug-assertions=false' \
 	$(foreach crate,$(filter-out $(ARITHMETIC),$(names)),--config 'profile.release.package.$(crate).opt-level=$(if $(filter $(crate),$(EXECUTES)),1,0)')
 
-.PHONY: run test test-long install package simulate bench bench-net bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap bench-images tune-study compare lint fmt build setup setup-clients setup-images setup-tune canisters fuzz help
+.PHONY: run test test-long install package simulate bench bench-net bench-state bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap bench-images tune-study compare lint fmt build setup setup-clients setup-images setup-tune canisters fuzz help
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -105,6 +106,10 @@ simulate: setup ## Run SEEDS histories of a subnet of four to six under a simula
 bench: build ## Measure start, idle, latency, rates and memory, and print the table with the machine.
 	@"$(BIN)/thimble-lab" bench --node "$(BIN)/thimble" --memory "$(MEMORY)" --seconds "$(or $(DURATION),10)" --concurrency "$(CONCURRENCY)" \
 		--json target/bench/bench.json
+
+bench-state: build ## Measure a node with more than fits its memory: STATE of state, CANISTERS, calls signed far ahead for DURATION seconds, MODULES; a table with goals.
+	@"$(BIN)/thimble-lab" bench-state --node "$(BIN)/thimble" --memory "$(MEMORY)" $(if $(STATE),--state "$(STATE)") $(if $(CANISTERS),--canisters "$(CANISTERS)") \
+		$(if $(MODULES),--modules "$(MODULES)") $(if $(DURATION),--seconds "$(DURATION)") --json target/bench/bench-state.json
 
 storm: build ## Storm a node that is capped at MEMORY with the hammer's MODE for DURATION seconds, and judge what its memory did.
 	@"$(BIN)/thimble-lab" storm --node "$(BIN)/thimble" --memory "$(MEMORY)" --mode "$(MODE)" $(if $(DURATION),--seconds "$(DURATION)") --out target/storm

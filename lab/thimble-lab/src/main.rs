@@ -23,6 +23,15 @@ enum Command {
     /// Start a node in a scratch folder and measure it: start, idle, latency, rates, large writes,
     /// memory.
     Bench(load::bench::Options),
+    /// Measure what a node does with more than fits its memory: state, canisters, calls that it has
+    /// to remember, modules; a table with goals.
+    ///
+    /// Each part has a node of its own in a scratch folder. The defaults take some ten minutes and
+    /// 5 GiB of disk.
+    ///
+    /// Example: thimble-lab cap --memory 512MiB -- thimble-lab bench-state --memory 480MiB --state
+    /// 20GiB
+    BenchState(load::bench::state::Options),
     /// Put every sort of load on a running node, check every byte that comes back, report latencies
     /// and errors.
     Hammer(Box<load::hammer::Options>),
@@ -235,6 +244,9 @@ fn main() -> ExitCode {
         Command::Bench(options) => {
             with_runtime(async { load::bench::run(options).await.map(|()| ExitCode::SUCCESS) })
         }
+        Command::BenchState(options) => with_runtime(async {
+            load::bench::state::run(options).await.map(|()| ExitCode::SUCCESS)
+        }),
         Command::Hammer(options) => with_runtime(load::hammer::run(*options)),
         Command::Storm(options) => with_runtime(testnet::storm::run(options)),
         Command::History(options) => with_runtime(load::history::run(options)),

@@ -13,8 +13,8 @@ use envelope::{CallVerifier, may_install_code};
 use execution::{Ahead, CompileAhead};
 
 /// A call that is valid for less, in nanoseconds, might be in no block after it was held: its
-/// compilation would be paid by nobody.
-const MARGIN: u64 = 3 * HELD_FOR.as_nanos() as u64;
+/// compilation would be paid by nobody. Clients sign for a minute or more.
+const MARGIN: u64 = HELD_FOR.as_nanos() as u64 + 10_000_000_000;
 
 /// Starts the thread, which ends when the pool closes.
 pub(crate) fn start(

@@ -9,6 +9,7 @@
 
 mod node;
 mod rates;
+pub mod state;
 
 use std::{
     path::{Path, PathBuf},
@@ -26,8 +27,8 @@ use serde::Serialize;
 use demo::{client, measure};
 
 use crate::{hammer, machine};
-use node::Node;
-use rates::{Kind, rate};
+use node::{Binary, Node};
+use rates::{Kind, Load, rate};
 
 /// Command line of `thimble-lab bench`.
 #[derive(Args)]
@@ -142,10 +143,14 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
+    fn binary(&self) -> Binary<'_> {
+        Binary { program: &self.options.node, memory: &self.options.memory, disk: None }
+    }
+
     async fn measure_all(&mut self) -> Result<()> {
         self.start().await?;
         let data = self.scratch.join("node");
-        let (node, _) = Node::start(self.options, &data).await?;
+        let (node, _) = Node::start(&self.binary(), &data).await?;
         self.idle(&node).await?;
         let agent = client::connect(&node.url, PATIENCE).await?;
         let modules = &self.options.canisters;
@@ -165,7 +170,7 @@ impl Bench<'_> {
         let mut fresh = Vec::new();
         for round in 0..5 {
             let data = self.scratch.join(format!("start-{round}"));
-            let (node, took) = Node::start(self.options, &data).await?;
+            let (node, took) = Node::start(&self.binary(), &data).await?;
             fresh.push(took.as_secs_f64() * 1e3);
             node.stop().await?;
         }
@@ -224,9 +229,10 @@ impl Bench<'_> {
 
     /// How many updates and queries are answered in a second.
     async fn rates(&mut self, node: &Node, agent: &Agent, counter: Principal) -> Result<()> {
-        let options = self.options;
+        let Options { concurrency, seconds, .. } = *self.options;
+        let load = Load { concurrency, seconds };
         let hasty = client::connect_signing_for(UPDATE_EXPIRY, &node.url, PATIENCE).await?;
-        let updates = rate(options, &hasty, node, counter, Kind::Update).await?;
+        let updates = rate(load, &hasty, node, counter, Kind::Update).await?;
         let said = updates.tell("updates", &mut self.table);
         let met = updates.per_second >= 1000.0;
         self.table.held("counter updates, signed, p50 / p99", said, ">= 1,000/s", met);
@@ -235,14 +241,14 @@ impl Bench<'_> {
         self.table.row("anonymous memory right after the updates", measure::mib(busy));
 
         let stranger = Agent::builder().with_url(&node.url).build()?;
-        let queries = rate(options, &stranger, node, counter, Kind::Query).await?;
+        let queries = rate(load, &stranger, node, counter, Kind::Query).await?;
         let said = queries.tell("queries", &mut self.table);
         let met = queries.per_second >= 5000.0;
         self.table.held("queries, each different, anonymous, p50 / p99", said, ">= 5,000/s", met);
-        let signed = rate(options, agent, node, counter, Kind::Query).await?;
+        let signed = rate(load, agent, node, counter, Kind::Query).await?;
         let said = signed.tell("signed queries", &mut self.table);
         self.table.row("queries, each different, signed by its sender, p50 / p99", said);
-        let repeated = rate(options, &stranger, node, counter, Kind::SameQuery).await?;
+        let repeated = rate(load, &stranger, node, counter, Kind::SameQuery).await?;
         let said = repeated.tell("repeated queries", &mut self.table);
         self.table.row("queries, the same again and again, anonymous, p50 / p99", said);
         let said = format!("{} / {}", updates.verified, updates.replies);
@@ -296,7 +302,7 @@ impl Bench<'_> {
 
     /// How long a node takes until it serves the state it left, and what each process holds then.
     async fn start_again(&mut self, data: &Path, counter: Principal, counted: &[u8]) -> Result<()> {
-        let (node, took) = Node::start(self.options, data).await?;
+        let (node, took) = Node::start(&self.binary(), data).await?;
         let took = took.as_secs_f64() * 1e3;
         self.table.figure("start with state", took, "ms");
         self.table.held(

@@ -9,12 +9,19 @@ use std::{
 use anyhow::Result;
 use cli::Child;
 
-use super::Options;
-
 /// How far the time of a start may be off.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 const HEALTHY_WITHIN: Duration = Duration::from_secs(60);
 const STOPPED_WITHIN: Duration = Duration::from_secs(60);
+
+/// What is started.
+pub(super) struct Binary<'a> {
+    pub program: &'a Path,
+    /// `--memory`.
+    pub memory: &'a str,
+    /// `--disk`, if it is stated.
+    pub disk: Option<&'a str>,
+}
 
 /// A node that serves on a free port of this machine.
 pub(super) struct Node {
@@ -25,14 +32,15 @@ pub(super) struct Node {
 
 impl Node {
     /// Starts the node and waits until `/health` says 200; with the time that took.
-    pub(super) async fn start(options: &Options, data: &Path) -> Result<(Self, Duration)> {
+    pub(super) async fn start(binary: &Binary<'_>, data: &Path) -> Result<(Self, Duration)> {
         let [port] = cli::free_ports()?;
         let address = format!("127.0.0.1:{port}");
-        let mut command = Command::new(&options.node);
-        command.args(["run", "--memory", &options.memory, "--listen", &address, "--log", "warn"]);
+        let mut command = Command::new(binary.program);
+        command.args(["run", "--memory", binary.memory, "--listen", &address, "--log", "warn"]);
+        command.args(binary.disk.iter().flat_map(|disk| ["--disk", disk]));
         command.arg("--data-dir").arg(data).stdout(Stdio::null());
         let started = Instant::now();
-        let mut child = Child::spawn(&mut command, &format!("{}", options.node.display()))?;
+        let mut child = Child::spawn(&mut command, &format!("{}", binary.program.display()))?;
         let url = format!("http://{address}");
         let http = reqwest::Client::new();
         let mut healthy = async || {

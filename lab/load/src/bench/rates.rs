@@ -14,7 +14,7 @@ use hdrhistogram::Histogram;
 use ic_agent::Agent;
 use serde::Deserialize;
 
-use super::{Options, Table, node::Node};
+use super::{Table, node::Node};
 
 /// What each call of a rate asks for.
 #[derive(Clone, Copy)]
@@ -26,6 +26,15 @@ pub(super) enum Kind {
     Query,
     /// One that the node may answer with the reply it kept.
     SameQuery,
+}
+
+/// How a rate is measured.
+#[derive(Clone, Copy)]
+pub(super) struct Load {
+    /// Connections, each with one call in flight.
+    pub concurrency: usize,
+    /// For how long.
+    pub seconds: u64,
 }
 
 /// What a rate came to.
@@ -122,9 +131,9 @@ impl Caller {
     }
 }
 
-/// Closed loop: `concurrency` connections, each with one call in flight.
+/// Closed loop: `load.concurrency` connections, each with one call in flight.
 pub(super) async fn rate(
-    options: &Options,
+    load: Load,
     agent: &Agent,
     node: &Node,
     canister: Principal,
@@ -135,7 +144,7 @@ pub(super) async fn rate(
         Kind::Query | Kind::SameQuery => ("v3", "query"),
     };
     let caller = Caller {
-        http: reqwest::Client::builder().pool_max_idle_per_host(options.concurrency).build()?,
+        http: reqwest::Client::builder().pool_max_idle_per_host(load.concurrency).build()?,
         path: format!("http://127.0.0.1:{}/api/{version}/canister/{canister}/{call}", node.port),
         agent: agent.clone(),
         canister,
@@ -144,9 +153,9 @@ pub(super) async fn rate(
         verified: Arc::default(),
     };
     let started = Instant::now();
-    let end = started + Duration::from_secs(options.seconds);
+    let end = started + Duration::from_secs(load.seconds);
     let tasks: Vec<_> =
-        (0..options.concurrency).map(|_| tokio::spawn(caller.clone().until(end))).collect();
+        (0..load.concurrency).map(|_| tokio::spawn(caller.clone().until(end))).collect();
     let mut all = Histogram::<u64>::new(3)?;
     for task in tasks {
         all.add(task.await??)?;

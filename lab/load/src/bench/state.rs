@@ -1,0 +1,386 @@
+//! `thimble-lab bench-state`: what a node does with more than fits its memory: state, canisters,
+//! calls that it has to remember, modules. A node of its own for each part, so that none begins with
+//! what another left.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use budget::parse_size;
+use candid::{Decode, Encode, Principal};
+use clap::Args;
+use compare::figure::Figures;
+use demo::{client, measure};
+use ic_agent::Agent;
+use ic_management_canister_types::CanisterInstallMode;
+use tokio::task::JoinSet;
+
+use super::{
+    PATIENCE, Table, median,
+    node::{Binary, Node},
+    rates::{Kind, Load, rate},
+};
+use crate::machine;
+
+/// Command line of `thimble-lab bench-state`.
+#[derive(Args)]
+pub struct Options {
+    /// The node's binary.
+    #[arg(long, default_value = "target/release/thimble")]
+    node: PathBuf,
+    /// The node's memory budget.
+    #[arg(long, default_value = "512MiB")]
+    memory: String,
+    /// The node's disk budget; by default what is free.
+    #[arg(long)]
+    disk: Option<String>,
+    /// State that is written and read back.
+    #[arg(long, default_value = "4GiB")]
+    state: String,
+    /// Canisters that are created, installed and each called twice.
+    #[arg(long, default_value_t = 1_000)]
+    canisters: usize,
+    /// Seconds of calls that are signed five minutes ahead.
+    #[arg(long, default_value_t = 120)]
+    seconds: u64,
+    /// Calls in flight.
+    #[arg(long, default_value_t = 32)]
+    concurrency: usize,
+    /// Modules, each another, whose canisters have timers when the node is started again.
+    #[arg(long, default_value_t = 50)]
+    modules: usize,
+    /// Folder with the canister modules.
+    #[arg(long, default_value = "canisters/wasm")]
+    wasm: PathBuf,
+    /// Write the figures to this file, which thimble-lab compare reads.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Bytes that one message writes and one query reads.
+const PIECE_BYTES: u64 = 24 << 20;
+/// Pieces of one canister.
+const PIECES: u64 = 40;
+/// A page of stable memory.
+const STABLE_PAGE_BYTES: u64 = 64 << 10;
+/// How far ahead senders sign who are in no hurry.
+const SIGNED_AHEAD: Duration = Duration::from_secs(300);
+/// How often memory is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Canisters that the memory of many is compared with.
+const FEW_CANISTERS: usize = 100;
+/// Time for a node to come to rest.
+const REST: Duration = Duration::from_secs(15);
+
+/// Runs everything and prints the table.
+pub async fn run(options: Options) -> Result<()> {
+    let scratch = std::env::temp_dir().join(format!("thimble-bench-state-{}", std::process::id()));
+    let mut bench = Bench { options: &options, scratch: &scratch, table: Table::default() };
+    let outcome = bench.measure_all().await;
+    let table = bench.table;
+    let _ = std::fs::remove_dir_all(&scratch);
+    outcome?;
+    if let Some(path) = &options.json {
+        let report = serde_json::json!({
+            "format": compare::figure::FORMAT, "bench": "bench-state", "machine": machine(),
+            "memory": options.memory, "state": options.state, "canisters": options.canisters,
+            "seconds": options.seconds, "modules": options.modules,
+            "rows": table.rows, "figures": table.figures,
+        });
+        Figures::write_document(&report, path)?;
+    }
+    println!("machine: {}", machine());
+    println!("node: --memory {}; {} calls in flight", options.memory, options.concurrency);
+    table.print();
+    Ok(())
+}
+
+struct Bench<'a> {
+    options: &'a Options,
+    /// Where the nodes' data lie; removed at the end.
+    scratch: &'a Path,
+    table: Table,
+}
+
+impl Bench<'_> {
+    async fn measure_all(&mut self) -> Result<()> {
+        self.state().await?;
+        self.canisters().await?;
+        self.calls().await?;
+        self.modules().await?;
+        self.install_beside_others().await
+    }
+
+    fn binary(&self) -> Binary<'_> {
+        let (program, memory) = (&self.options.node, &self.options.memory);
+        Binary { program, memory, disk: self.options.disk.as_deref() }
+    }
+
+    async fn fresh(&self, name: &str) -> Result<(Node, Agent, PathBuf)> {
+        eprintln!("bench-state: {name}");
+        let data = self.scratch.join(name);
+        let (node, _) = Node::start(&self.binary(), &data).await?;
+        let agent = client::connect(&node.url, PATIENCE).await?;
+        Ok((node, agent, data))
+    }
+
+    async fn leave(&self, node: Node, data: &Path) -> Result<()> {
+        node.stop().await?;
+        Ok(std::fs::remove_dir_all(data)?)
+    }
+
+    /// More state than memory, written and read back.
+    async fn state(&mut self) -> Result<()> {
+        let bytes = parse_size(&self.options.state).context("--state")?;
+        let (node, agent, data) = self.fresh("state").await?;
+        let peak = Peak::of(&node);
+        let module = self.options.wasm.join("workbench.wasm");
+        let pieces = bytes.div_ceil(PIECE_BYTES);
+        let started = Instant::now();
+        let mut canisters = Vec::new();
+        for first in (0..pieces).step_by(PIECES as usize) {
+            let canister = client::deploy(&agent, &module).await?;
+            let count = PIECES.min(pieces - first);
+            let grow = Encode!(&(count * PIECE_BYTES / STABLE_PAGE_BYTES))?;
+            agent.update(&canister, "stable_grow").with_arg(grow).call_and_wait().await?;
+            for piece in 0..count {
+                let fill = Encode!(&(piece * PIECE_BYTES), &PIECE_BYTES, &byte_of(piece))?;
+                agent.update(&canister, "stable_fill").with_arg(fill).call_and_wait().await?;
+            }
+            canisters.push((canister, count));
+            eprintln!("bench-state: {} of {pieces} pieces of 24 MiB are written", first + count);
+        }
+        let wrote = started.elapsed().as_secs_f64();
+        let started = Instant::now();
+        for (canister, count) in &canisters {
+            for piece in 0..*count {
+                let range = Encode!(&(piece * PIECE_BYTES), &PIECE_BYTES)?;
+                let sum = agent.query(canister, "stable_read_sum").with_arg(range).call().await?;
+                let expected = PIECE_BYTES * u64::from(byte_of(piece));
+                ensure!(Decode!(&sum, u64)? == expected, "piece {piece} of {canister} differs");
+            }
+        }
+        let read = started.elapsed().as_secs_f64();
+        let mib = (pieces * PIECE_BYTES) as f64 / f64::from(1 << 20);
+        let anonymous = peak.end().await;
+        self.table.figure("state, anonymous peak", anonymous as f64, "bytes");
+        self.table.figure("state, written", mib / wrote, "MiB/s");
+        self.table.figure("state, read", mib / read, "MiB/s");
+        self.table.held(
+            format!("{mib:.0} MiB of state written and read back, anonymous peak"),
+            measure::mib(anonymous),
+            "< 170 MiB",
+            anonymous < 170 << 20,
+        );
+        let rates = format!("{:.0} / {:.0} MiB/s", mib / wrote, mib / read);
+        self.table.row("the same, written / read", rates);
+        self.leave(node, &data).await
+    }
+
+    /// Many canisters that do nothing, each called twice before.
+    async fn canisters(&mut self) -> Result<()> {
+        let (node, agent, data) = self.fresh("canisters").await?;
+        let count = self.options.canisters.max(FEW_CANISTERS);
+        let module = Arc::new(std::fs::read(self.options.wasm.join("counter-c.wasm"))?);
+        let started = Instant::now();
+        let mut ids = Vec::new();
+        let mut few = 0;
+        for batch in (0..count).step_by(FEW_CANISTERS) {
+            let mut tasks = JoinSet::new();
+            for _ in batch..count.min(batch + FEW_CANISTERS) {
+                let (agent, module) = (agent.clone(), module.clone());
+                tasks.spawn(async move {
+                    let id = client::create(&agent, None).await?;
+                    let mode = CanisterInstallMode::Install;
+                    client::install(&agent, id, mode, module.to_vec(), Encode!()?).await?;
+                    anyhow::Ok(id)
+                });
+                if tasks.len() >= 8
+                    && let Some(id) = tasks.join_next().await
+                {
+                    ids.push(id??);
+                }
+            }
+            while let Some(id) = tasks.join_next().await {
+                ids.push(id??);
+            }
+            if batch == 0 {
+                few = at_rest(&node).await?;
+            }
+        }
+        for id in ids.iter().chain(&ids) {
+            agent.update(id, "inc").with_arg(vec![]).call_and_wait().await?;
+        }
+        let took = started.elapsed();
+        let many = at_rest(&node).await?;
+        let more = many.saturating_sub(few);
+        self.table.figure("canisters, memory beyond that of 100", more as f64, "bytes");
+        self.table.held(
+            format!("{count} canisters at rest: memory beyond that of {FEW_CANISTERS}"),
+            measure::mib(more),
+            "< 8 MiB",
+            more < 8 << 20,
+        );
+        let seconds = took.as_secs_f64();
+        self.table.row("the same, installed and each called twice", format!("{seconds:.0} s"));
+        self.leave(node, &data).await
+    }
+
+    /// Calls of senders who sign far ahead, so that the node has to remember each for long.
+    async fn calls(&mut self) -> Result<()> {
+        let (node, agent, data) = self.fresh("calls").await?;
+        let counter = client::deploy(&agent, &self.options.wasm.join("counter-c.wasm")).await?;
+        let agent = client::connect_signing_for(SIGNED_AHEAD, &node.url, PATIENCE).await?;
+        let peak = Peak::of(&node);
+        let load = Load { concurrency: self.options.concurrency, seconds: self.options.seconds };
+        let calls = rate(load, &agent, &node, counter, Kind::Update).await?;
+        let anonymous = peak.end().await;
+        self.table.figure("calls signed five minutes ahead", calls.per_second, "/s");
+        self.table.figure("the same, anonymous peak", anonymous as f64, "bytes");
+        self.table.held(
+            format!("calls signed 5 min ahead, for {} s", self.options.seconds),
+            format!("{:.0}/s", calls.per_second),
+            ">= 2,000/s",
+            calls.per_second >= 2000.0,
+        );
+        self.table.row("the same, anonymous peak", measure::mib(anonymous));
+        self.leave(node, &data).await
+    }
+
+    /// A restart with many modules, and the first query of each.
+    async fn modules(&mut self) -> Result<()> {
+        let (node, agent, data) = self.fresh("modules").await?;
+        let count = self.options.modules;
+        let module = std::fs::read(self.options.wasm.join("workbench.wasm"))?;
+        let mut ids: Vec<Principal> = Vec::new();
+        for number in 0..count {
+            let id = client::create(&agent, None).await?;
+            let (mode, module) = (CanisterInstallMode::Install, another(&module, number));
+            client::install(&agent, id, mode, module, Encode!()?).await?;
+            let every = Encode!(&1_000_000_000_u64)?;
+            agent.update(&id, "start_interval").with_arg(every).call_and_wait().await?;
+            ids.push(id);
+            if ids.len() % 10 == 0 {
+                eprintln!("bench-state: {} of {count} modules are installed", ids.len());
+            }
+        }
+        node.stop().await?;
+        let (node, took) = Node::start(&self.binary(), &data).await?;
+        let agent = client::connect(&node.url, PATIENCE).await?;
+        let certified = took.as_secs_f64();
+        let mut queries = Vec::new();
+        for id in &ids {
+            let started = Instant::now();
+            agent.query(id, "get").with_arg(Encode!()?).call().await?;
+            queries.push(started.elapsed().as_secs_f64() * 1e3);
+        }
+        let longest = queries.iter().copied().fold(0.0, f64::max);
+        self.table.figure("modules, restart to the first certificate", certified * 1e3, "ms");
+        self.table.figure("modules, longest cold query", longest, "ms");
+        self.table.held(
+            format!("{count} modules with timers: restart to the first certificate"),
+            format!("{certified:.2} s"),
+            "< 1 s",
+            certified < 1.0,
+        );
+        self.table.held(
+            "the same, first query of each, median / longest",
+            format!("{:.0} / {longest:.0} ms", median(queries)),
+            "< 100 ms",
+            longest < 100.0,
+        );
+        self.leave(node, &data).await
+    }
+
+    /// How long updates of others wait while a large module is installed.
+    async fn install_beside_others(&mut self) -> Result<()> {
+        let (node, agent, data) = self.fresh("install").await?;
+        let counter = client::deploy(&agent, &self.options.wasm.join("counter-c.wasm")).await?;
+        let module = std::fs::read(self.options.wasm.join("azle-hello.wasm.gz"))?;
+        let canister = client::create(&agent, None).await?;
+        let done = AtomicBool::new(false);
+        let (installed, longest) = tokio::join!(
+            async {
+                let started = Instant::now();
+                let mode = CanisterInstallMode::Install;
+                let installed = client::install(&agent, canister, mode, module, Encode!()?).await;
+                done.store(true, Ordering::Relaxed);
+                installed.map(|()| started.elapsed())
+            },
+            async {
+                let mut longest = Duration::ZERO;
+                while !done.load(Ordering::Relaxed) {
+                    let started = Instant::now();
+                    agent.update(&counter, "inc").with_arg(vec![]).call_and_wait().await?;
+                    longest = longest.max(started.elapsed());
+                }
+                anyhow::Ok(longest)
+            }
+        );
+        let (installed, longest) = (installed?.as_secs_f64(), longest?.as_secs_f64() * 1e3);
+        self.table.figure("install, longest wait of others", longest, "ms");
+        self.table.held(
+            "longest wait of other updates while 3 MB are installed",
+            format!("{longest:.0} ms"),
+            "< 300 ms",
+            longest < 300.0,
+        );
+        self.table.row("the same, the installation", format!("{installed:.1} s"));
+        self.leave(node, &data).await
+    }
+}
+
+/// What a piece is filled with: never zero, which would be free.
+fn byte_of(piece: u64) -> u8 {
+    u8::try_from(piece % 250).unwrap_or(0) + 1
+}
+
+/// The same module with another hash: a custom section more, named `n`, that holds its number.
+fn another(module: &[u8], number: usize) -> Vec<u8> {
+    let content = (number as u64).to_le_bytes();
+    let mut another = module.to_vec();
+    // Section 0; its length; the length of its name; its name; its content.
+    another.extend([0, 2 + content.len() as u8, 1, b'n']);
+    another.extend(content);
+    another
+}
+
+/// Anonymous memory of a node that has nothing to do any more.
+async fn at_rest(node: &Node) -> Result<u64> {
+    tokio::time::sleep(REST).await;
+    Ok(measure::totals(&measure::processes(node.child.id())?).0)
+}
+
+/// The most anonymous memory of a node, until asked.
+struct Peak {
+    most: Arc<AtomicU64>,
+    watching: tokio::task::JoinHandle<()>,
+}
+
+impl Peak {
+    fn of(node: &Node) -> Self {
+        let (pid, most) = (node.child.id(), Arc::new(AtomicU64::new(0)));
+        let seen = most.clone();
+        let watching = tokio::spawn(async move {
+            loop {
+                if let Ok(processes) = measure::processes(pid) {
+                    seen.fetch_max(measure::totals(&processes).0, Ordering::Relaxed);
+                }
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        });
+        Self { most, watching }
+    }
+
+    async fn end(self) -> u64 {
+        self.watching.abort();
+        let _ = self.watching.await;
+        self.most.load(Ordering::Relaxed)
+    }
+}
