@@ -266,7 +266,7 @@ impl Bench<'_> {
             let every = Encode!(&1_000_000_000_u64)?;
             agent.update(&id, "start_interval").with_arg(every).call_and_wait().await?;
             ids.push(id);
-            if ids.len() % 10 == 0 {
+            if ids.len().is_multiple_of(10) {
                 eprintln!("bench-state: {} of {count} modules are installed", ids.len());
             }
         }
