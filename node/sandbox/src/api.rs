@@ -413,8 +413,8 @@ pub trait Sandbox: Send + Sync {
         hash: &ModuleHash,
         uploaded: &dyn Uploaded,
     ) -> Result<ModuleInfo, NotPrepared>;
-    /// The same, before a round asks for it: what it runs gives way to everything else that wants
-    /// the processor.
+    /// The same, before a round asks for it: what it runs is ended when a round needs its place
+    /// ([`Self::end_ahead`]).
     fn prepare_ahead(
         &self,
         hash: &ModuleHash,

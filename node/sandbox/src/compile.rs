@@ -16,7 +16,7 @@
 //! # What bounds it
 //!
 //! The heap, which lies in a file ([`heap`]), by `sandbox.compile_memory_bytes`; anonymous memory by
-//! `sandbox.compile_anonymous_bytes`, four times that in address space (`RLIMIT_DATA`); time by
+//! `sandbox.compile_anonymous_bytes`, six times that in address space (`RLIMIT_DATA`); time by
 //! `sandbox.compile_seconds` of CPU (`RLIMIT_CPU`); the artefact by `sandbox.compilation_cache_bytes` (`RLIMIT_FSIZE`). Hitting
 //! one of them ends the child and is a trouble of this machine, never a verdict on the module: what
 //! may be compiled is decided by `module.*`, which is chosen so that what it accepts stays far

@@ -8,7 +8,8 @@
 //! again replaces it.
 //!
 //! Memory: what a caller has in its hands, and [`PIECE_BYTES`] where blobs are read and written in
-//! pieces, so that nobody has to hold a module; 32 bytes for each blob not yet synced.
+//! pieces, so that a module in chunks is not put together in memory; 32 bytes for each blob that
+//! `sync` has not reached.
 //!
 //! It must never know what a blob is for.
 

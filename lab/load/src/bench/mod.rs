@@ -85,6 +85,22 @@ impl Table {
         self.rows.push(Row { what: what.into(), value, goal, met: Some(met) });
     }
 
+    /// Writes `report` to a file, if one is named, and prints the table below what the node was
+    /// started with; for `-` the report alone.
+    fn publish(&self, report: &serde_json::Value, json: Option<&Path>, node: &str) -> Result<()> {
+        match json {
+            Some(path) if path.as_os_str() == "-" => {
+                println!("{report:#}");
+                return Ok(());
+            }
+            Some(path) => Figures::write_document(report, path)?,
+            None => {}
+        }
+        println!("machine: {}\nnode: {node}", machine());
+        self.print();
+        Ok(())
+    }
+
     fn print(&self) {
         println!("\n{:<58} {:>24}  {:<16} met", "what", "measured", "goal");
         for row in &self.rows {
@@ -114,25 +130,16 @@ pub async fn run(options: Options) -> Result<()> {
     let table = bench.table;
     let _ = std::fs::remove_dir_all(&scratch);
     outcome?;
-    if let Some(path) = &options.json {
-        let report = serde_json::json!({
-            "format": compare::figure::FORMAT, "bench": "bench", "machine": machine(),
-            "memory": options.memory, "seconds": options.seconds,
-            "concurrency": options.concurrency, "rows": table.rows, "figures": table.figures,
-        });
-        if path.as_os_str() == "-" {
-            println!("{report:#}");
-            return Ok(());
-        }
-        Figures::write_document(&report, path)?;
-    }
-    println!("machine: {}", machine());
-    println!(
-        "node: --memory {}; {} s per rate, {} calls in flight",
+    let report = serde_json::json!({
+        "format": compare::figure::FORMAT, "bench": "bench", "machine": machine(),
+        "memory": options.memory, "seconds": options.seconds,
+        "concurrency": options.concurrency, "rows": table.rows, "figures": table.figures,
+    });
+    let node = format!(
+        "--memory {}; {} s per rate, {} calls in flight",
         options.memory, options.seconds, options.concurrency
     );
-    table.print();
-    Ok(())
+    table.publish(&report, options.json.as_deref(), &node)
 }
 
 struct Bench<'a> {

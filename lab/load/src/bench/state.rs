@@ -15,7 +15,6 @@ use anyhow::{Context, Result, ensure};
 use budget::parse_size;
 use candid::{Decode, Encode, Principal};
 use clap::Args;
-use compare::figure::Figures;
 use demo::{client, measure};
 use ic_agent::Agent;
 use ic_management_canister_types::CanisterInstallMode;
@@ -58,8 +57,9 @@ pub struct Options {
     /// Folder with the canister modules.
     #[arg(long, default_value = "canisters/wasm")]
     wasm: PathBuf,
-    /// Write the figures to this file, which thimble-lab compare reads.
-    #[arg(long, value_name = "FILE")]
+    /// Write the figures to this file, which thimble-lab compare reads; without a value, or for -,
+    /// to standard output instead of the table.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
 }
 
@@ -86,19 +86,14 @@ pub async fn run(options: Options) -> Result<()> {
     let table = bench.table;
     let _ = std::fs::remove_dir_all(&scratch);
     outcome?;
-    if let Some(path) = &options.json {
-        let report = serde_json::json!({
-            "format": compare::figure::FORMAT, "bench": "bench-state", "machine": machine(),
-            "memory": options.memory, "state": options.state, "canisters": options.canisters,
-            "seconds": options.seconds, "modules": options.modules,
-            "rows": table.rows, "figures": table.figures,
-        });
-        Figures::write_document(&report, path)?;
-    }
-    println!("machine: {}", machine());
-    println!("node: --memory {}; {} calls in flight", options.memory, options.concurrency);
-    table.print();
-    Ok(())
+    let report = serde_json::json!({
+        "format": compare::figure::FORMAT, "bench": "bench-state", "machine": machine(),
+        "memory": options.memory, "state": options.state, "canisters": options.canisters,
+        "seconds": options.seconds, "modules": options.modules,
+        "rows": table.rows, "figures": table.figures,
+    });
+    let node = format!("--memory {}; {} calls in flight", options.memory, options.concurrency);
+    table.publish(&report, options.json.as_deref(), &node)
 }
 
 struct Bench<'a> {
