@@ -396,7 +396,6 @@ pub(crate) async fn manage(
     method: &str,
     arguments: Vec<u8>,
 ) -> Result<Vec<u8>, AgentError> {
-    println!("{method}");
     agent
         .update(&management(), method)
         .with_effective_canister_id(canister)
