@@ -208,11 +208,9 @@ async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
     for time in 1.. {
         assert!(time < 50, "no write of pages met the full disk:\n{}", node.log());
         // Someone else takes what is left, and whatever the node gives back.
-        let filler = disk.path().join("filler");
-        let mut file = fs::File::create(&filler).unwrap();
-        let chunk = vec![0; 64 << 10];
+        let mut filler = Filler::new(&disk);
         until_async("writers meet the full disk", async || {
-            while file.write_all(&chunk).is_ok() {}
+            filler.fill();
             // Calls that were taken in before fail for nobody: they wait for the disk with their
             // round.
             node.metric("thimble_updates_refused").await == 1
@@ -223,8 +221,7 @@ async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
             writer.check(&agent).await;
         }
         let before = acknowledged();
-        drop(file);
-        fs::remove_file(&filler).unwrap();
+        drop(filler);
         until_async("everybody writes again", async || all_beyond(acknowledged(), &before)).await;
         if time >= 2 && pages_met_it() {
             break;
