@@ -1,7 +1,9 @@
-//! What the allocator of this process holds, and handing freed memory back. The only file that
-//! knows that it is jemalloc, beside each program's `main.rs`, which installs it.
+//! What the allocator of this process holds, and handing freed memory back. What lies in a file
+//! ([`crate::FileHeap`]) is left out: nothing of it can be handed back, nor need it be.
 
 use tikv_jemalloc_ctl::{epoch, stats};
+
+use crate::filed::file_heap;
 
 /// What the allocator of a process holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,7 +19,8 @@ pub struct Heap {
 /// Bytes in pages that hold at least one allocation; what is resident above it was freed and not
 /// handed back yet.
 pub fn active_bytes() -> u64 {
-    stats::active::read().map_or(0, |bytes| bytes as u64)
+    let active = stats::active::read().map_or(0, |bytes| bytes as u64);
+    active.saturating_sub(file_heap().active_bytes)
 }
 
 /// Reads the figures, after handing back what is freed if `trim`.
@@ -35,9 +38,10 @@ fn figures() -> Heap {
     // Figures are of the moment of the last advance. A failure leaves the ones before.
     let _ = epoch::advance();
     let read = |figure: tikv_jemalloc_ctl::Result<usize>| figure.map_or(0, |bytes| bytes as u64);
+    let filed = file_heap();
     Heap {
-        live_bytes: read(stats::allocated::read()),
-        resident_bytes: read(stats::resident::read()),
+        live_bytes: read(stats::allocated::read()).saturating_sub(filed.live_bytes),
+        resident_bytes: read(stats::resident::read()).saturating_sub(filed.resident_bytes),
         returned_bytes: 0,
     }
 }

@@ -5,6 +5,7 @@
 //! it is the same in every program:
 //!
 //! * [`allocator`] reads jemalloc's figures and hands freed memory back.
+//! * [`FileHeap`] is memory in a file, which the kernel can take while nobody touches it.
 //! * [`check_group`] refuses a start in a process group that is too small.
 //! * [`Record`] is what is known at a moment: the level and why, the changes of the level, counters
 //!   of what was handed back, and the samples of the last ten minutes. The governor writes it,
@@ -19,10 +20,15 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod allocator;
+mod filed;
 mod governor;
 mod group;
 mod record;
 
+pub use filed::{
+    Allocator, Entered, FileHeap, FileHeapFigures, STEP_BYTES, file_heap, file_heap_holds,
+    file_heap_ready, switch_heap,
+};
 pub use governor::{GovernorThread, Steps};
 pub use group::{GroupTooSmall, check_group};
 pub use record::{Purges, Record, unix_millis};
@@ -30,4 +36,4 @@ pub use record::{Purges, Record, unix_millis};
 // The figures that tests compare are jemalloc's.
 #[cfg(test)]
 #[global_allocator]
-static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+static ALLOCATOR: Allocator = Allocator;

@@ -108,6 +108,9 @@ pub enum FatalError {
     /// Modules and chunks.
     #[error("module store: {0}")]
     Blobs(#[from] BlobError),
+    /// The heap on disk in which the state lies.
+    #[error("the state's heap finds no room on disk: {0}")]
+    StateHeap(std::io::Error),
     /// A stored status of a user's call.
     #[error("ingress history: {0}")]
     History(#[from] state::HistoryError),
@@ -196,6 +199,7 @@ impl FatalError {
             Self::Store(error) => error.can_heal(),
             Self::Blobs(error) => error.can_heal(),
             Self::Manifest(error) => error.can_heal(),
+            Self::StateHeap(_) => true,
             _ => false,
         }
     }

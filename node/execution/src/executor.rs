@@ -17,7 +17,7 @@ use std::sync::Arc;
 use pages::PageStore;
 use sandbox::Sandbox;
 use state::{
-    Batch, BlobStore, CanisterState, CertifiedReader, CertifiedState, Fault, Height, HistoryLimits,
+    Batch, BlobStore, CanisterId, CanisterState, CertifiedReader, CertifiedState, Fault, Height, HistoryLimits,
     IngressHistory, ReplicatedState, StateStore, SubnetKey, SubnetMetrics, SubnetState, SubnetTree,
     Time, certified::Uncertified,
 };
@@ -28,7 +28,7 @@ use crate::config::{ExecutorConfig, FatalError, RoundResult, unwound};
 use crate::core::Core;
 use crate::pool::LanePool;
 use crate::query::QueryService;
-use crate::retry::RetryPolicy;
+use crate::retry::{ExecutionPoint, RetryPolicy};
 use crate::round;
 
 /// States kept for their certificate beyond the lag that agreement allows execution: nodes sign at
@@ -159,6 +159,7 @@ impl Executor {
             return Err(FatalError::ManifestOwed { height: self.height().0 });
         }
         self.make_room(batch.height)?;
+        self.await_state_heap(batch.height)?;
         // A state that others sign too late, or that is executed again, is covered by the
         // certificate of a later one.
         let kept = usize::try_from(self.core.limits().consensus.execution_lag_blocks)
@@ -191,6 +192,17 @@ impl Executor {
             every_round: !self.state.heartbeats().is_empty(),
             manifest: self.manifest_owed,
         })
+    }
+
+    /// Waits until the state's heap has room for what the round of `height` leaves behind.
+    fn await_state_heap(&self, height: Height) -> Result<(), FatalError> {
+        if state::heap::ready().is_ok() {
+            return Ok(());
+        }
+        let place = ExecutionPoint { height, message: None };
+        self.core
+            .attempts(place)
+            .until(|| state::heap::ready().map_err(FatalError::StateHeap))
     }
 
     fn snapshot(&mut self) -> [u8; 32] {
@@ -250,12 +262,6 @@ impl Executor {
         }
     }
 
-    /// Moves what the history holds together in memory. Changes no state; takes about a microsecond
-    /// per entry.
-    pub fn repack_history(&mut self) {
-        self.state.history.repack();
-    }
-
     /// Where the newest certified state can be read.
     pub fn reader(&self) -> CertifiedReader {
         self.reader.clone()
@@ -313,33 +319,47 @@ fn load(core: &Core, store: &StateStore) -> Result<ReplicatedState, FatalError> 
             response_bytes,
         ));
     };
-    let unreadable = |what: String, reason: &dyn std::fmt::Display| FatalError::Record {
-        what,
-        reason: reason.to_string(),
-    };
     let subnet: SubnetState = postcard::from_bytes(&checkpoint.metadata)
-        .map_err(|error| unreadable("the subnet".into(), &error))?;
+        .map_err(|error| FatalError::Record { what: "the subnet".into(), reason: error.to_string() })?;
     let history = IngressHistory::load::<FatalError>(
         history_limits,
         checkpoint.history()?.map(|record| record.map_err(FatalError::from)),
     )?;
-    let mut canisters = Vec::new();
-    for record in checkpoint.canisters()? {
-        let (id, bytes) = record?;
-        let mut canister: CanisterState = postcard::from_bytes(&bytes)
-            .map_err(|error| unreadable(format!("canister {id}"), &error))?;
-        if canister.id != id {
-            return Err(unreadable(
-                format!("canister {id}"),
-                &format!("it is the record of {}", canister.id),
-            ));
-        }
-        if let Some(execution) = canister.execution.as_mut() {
-            for memory in [&mut execution.heap, &mut execution.stable] {
-                memory.layout = Some(core.pages.layout(memory.id)?);
+    let mut failed = None;
+    let mut records = checkpoint.canisters()?;
+    // One at a time: all of them together may be more than the memory.
+    let canisters = std::iter::from_fn(|| {
+        let canister = records.next()?.map_err(FatalError::from);
+        match canister.and_then(|(id, bytes)| canister_of_record(core, id, &bytes)) {
+            Ok(canister) => Some(canister),
+            Err(error) => {
+                failed = Some(error);
+                None
             }
         }
-        canisters.push(canister);
+    });
+    let state = ReplicatedState::new(subnet, history, canisters, response_bytes);
+    match failed {
+        Some(error) => Err(error),
+        None => Ok(state),
     }
-    Ok(ReplicatedState::new(subnet, history, canisters, response_bytes))
+}
+
+fn canister_of_record(
+    core: &Core,
+    id: CanisterId,
+    bytes: &[u8],
+) -> Result<CanisterState, FatalError> {
+    let unreadable = |reason: String| FatalError::Record { what: format!("canister {id}"), reason };
+    let mut canister: CanisterState =
+        postcard::from_bytes(bytes).map_err(|error| unreadable(error.to_string()))?;
+    if canister.id != id {
+        return Err(unreadable(format!("it is the record of {}", canister.id)));
+    }
+    if let Some(execution) = canister.execution.as_mut() {
+        for memory in [&mut execution.heap, &mut execution.stable] {
+            memory.layout = Some(core.pages.layout(memory.id)?);
+        }
+    }
+    Ok(canister)
 }

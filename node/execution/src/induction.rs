@@ -7,6 +7,7 @@
 use ic_principal::Principal;
 use state::{
     CanisterId, CanisterStatus, Ingress, Origin, Reject, ReplicatedState, Shared, SubnetCall, Time,
+    heap,
 };
 
 use crate::core::Core;
@@ -77,7 +78,7 @@ fn accept(
             },
             sender_version: None,
             method_name: ingress.method_name,
-            arg: ingress.arg,
+            arg: heap::kept(ingress.arg),
             cycles: 0,
         });
         return Ok(());
@@ -92,6 +93,7 @@ fn accept(
     memory.take_ingress(core, accounted_bytes)?;
     charge(core, state, &id, accounted_bytes, false)?;
     if let Some(canister) = state.get_mut(&id) {
+        let ingress = Ingress { arg: heap::kept(ingress.arg), ..ingress };
         canister.queues.push_ingress(Shared::new(ingress));
     }
     Ok(())

@@ -54,6 +54,8 @@ pub(crate) struct Effects {
 impl Effects {
     /// Answers whoever waits. Cycles that nobody can take back are returned.
     pub(crate) fn answer(&mut self, origin: &Origin, payload: Payload, refund: Cycles) -> Cycles {
+        // Effects wait until an iteration's are merged, and answers until somebody takes them.
+        let payload = payload.kept();
         match origin {
             Origin::Ingress { request_id, .. } => {
                 let response = match payload {
@@ -587,7 +589,7 @@ impl<'a> Turn<'a> {
             receiver: call.callee,
             callback,
             method_name: call.method_name,
-            arg: call.arg,
+            arg: state::heap::kept(call.arg),
             cycles: call.cycles,
             deadline,
         });

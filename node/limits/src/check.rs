@@ -95,8 +95,8 @@ impl Limits {
     fn check_execution(&self, rules: &mut Rules) {
         rules.at_least(
             limit!(self.execution.threads),
-            2,
-            "what can be allocated of (threads - 1) x 100 % would be nothing",
+            1,
+            "messages could never run",
         );
         rules.at_most(limit!(self.execution.threads), 64, "each is a worker process");
         rules.at_least(limit!(self.execution.query_threads), 1, "queries could never run");

@@ -109,6 +109,10 @@ const COMPILED_BYTES_MAX: u64 = 4 << 30;
 /// The part of a disk budget that blocks may take for members that were away, and the most.
 const BLOCKS_PART: u64 = 64;
 const BLOCKS_BYTES_MAX: u64 = 1 << 30;
+/// The part of a disk budget that statuses of calls may take, and the most for a byte of memory:
+/// they are found by ids without order, so that much of them should fit into memory.
+const HISTORY_PART: u64 = 64;
+const HISTORY_MEMORY_PART: u64 = 2;
 /// Blocks that are kept without a disk budget.
 const RETENTION_BLOCK_BYTES: u64 = 128 * MIB;
 
@@ -364,6 +368,12 @@ impl Limits {
             let part = whole(disk / BLOCKS_PART).min(BLOCKS_BYTES_MAX);
             self.consensus.retention_block_bytes = RETENTION_BLOCK_BYTES.max(part);
         }
+        let memory = self.memory_budget_bytes;
+        if !stays("subnet.ingress_history_bytes") {
+            let least = scale::INGRESS_HISTORY.bytes_at(memory);
+            let part = whole(disk / HISTORY_PART).min(whole(memory / HISTORY_MEMORY_PART));
+            self.subnet.ingress_history_bytes = least.max(part);
+        }
         if !stays("subnet.memory_capacity_bytes") {
             let left = disk.saturating_sub(self.beside_state_bytes());
             let most = self.memory_budget_bytes.saturating_mul(CAPACITY_BYTES_PER_MEMORY_BYTE);
@@ -414,6 +424,14 @@ pub fn compile_instructions(wasm_bytes: u64, weight: u64) -> u64 {
 /// refused.
 pub fn validate_instructions(wasm_bytes: u64) -> u64 {
     wasm_bytes.saturating_mul(VALIDATE_INSTRUCTIONS_PER_BYTE)
+}
+
+impl ExecutionLimits {
+    /// What of the execution threads canisters may have allocated, in percent of one: all but one
+    /// of them, or half of a single one.
+    pub fn allocatable_percent(&self) -> u64 {
+        self.threads.saturating_sub(1).saturating_mul(100).max(50)
+    }
 }
 
 impl ModuleLimits {

@@ -33,7 +33,9 @@ mod scale;
 mod table;
 
 pub use derive::{PRESETS, compile_instructions, validate_instructions};
-pub use lines::{CERTIFICATE_BYTES, CONNECTION_BYTES, delta_index_bytes};
+pub use lines::{
+    CERTIFICATE_BYTES, CONNECTION_BYTES, HEAP_LINES, STATE_HEAP_LINE, delta_index_bytes,
+};
 pub use sheet::{
     HeapLimits, LimitsError, LineKind, Preset, Sheet, SheetLine, Violation, Violations,
 };

@@ -7,7 +7,7 @@
 use budget::format_size;
 use sheet::{LineKind, SheetLine};
 
-use crate::{Limits, pool};
+use crate::{Limits, SubnetLimits, pool};
 
 /// Buffers of one open connection: read and write buffer, HTTP state.
 pub const CONNECTION_BYTES: u64 = 16 << 10;
@@ -22,6 +22,16 @@ const PAGE_BYTES: u64 = 4096;
 const RECORD_VERSIONS: u64 = 2;
 /// The line of canister state, on disk.
 pub(crate) const STATE_LINE: &str = "canister_state";
+/// The lines of what lies in the state's heap, in this order: messages with guaranteed responses,
+/// other messages, the status of clients' calls, canisters beside their memories.
+pub const HEAP_LINES: [&str; 4] =
+    ["guaranteed_messages", "best_effort_messages", "ingress_history", "canister_metadata"];
+/// The line of what the state's heap takes besides.
+pub const STATE_HEAP_LINE: &str = "state_heap";
+/// Of what lies in the heap, the part that gaps and forks may take besides.
+const HEAP_GAPS_PART: u64 = 4;
+/// What the heap takes with nothing in it: the allocator's own, and blocks that are there ahead.
+const HEAP_REST_BYTES: u64 = 16 << 20;
 /// One element of a table of an instance.
 const TABLE_ELEMENT_BYTES: u64 = 8;
 
@@ -47,6 +57,7 @@ impl Limits {
             self.state_lines(),
             self.traffic_lines(),
             self.cache_lines(),
+            self.heap_lines(),
             self.disk_lines(),
         ]
         .concat()
@@ -166,44 +177,12 @@ impl Limits {
         let Limits { subnet, .. } = self;
         vec![
             line(
-                pool::GUARANTEED_MESSAGES,
-                subnet.guaranteed_response_message_bytes,
-                "state",
-                Pool,
-                String::new(),
-                "queued messages of calls with guaranteed responses, and room for the responses",
-            ),
-            line(
-                pool::BEST_EFFORT_MESSAGES,
-                subnet.best_effort_message_bytes,
-                "state",
-                Pool,
-                String::new(),
-                "queued messages of best-effort calls and of clients",
-            ),
-            line(
-                pool::INGRESS_HISTORY,
-                subnet.ingress_history_bytes,
-                "state",
-                Pool,
-                String::new(),
-                "statuses and replies that clients still ask for",
-            ),
-            line(
                 pool::CUSTOM_SECTIONS,
                 subnet.wasm_custom_sections_bytes,
                 "state",
                 Pool,
                 String::new(),
                 "metadata sections of all modules",
-            ),
-            line(
-                pool::CANISTER_METADATA,
-                subnet.canister_metadata_bytes,
-                "state",
-                Pool,
-                String::new(),
-                "settings, contexts, callbacks, globals and logs of all canisters",
             ),
         ]
     }
@@ -312,6 +291,59 @@ impl Limits {
                 String::new(),
                 "clean pages of idle canisters left mapped; the kernel takes them when it needs \
                  them",
+            ),
+        ]
+    }
+
+    /// The most that the state's heap takes on disk.
+    pub fn state_heap_bytes(&self) -> u64 {
+        self.heap_lines().iter().fold(0, |sum, line| sum.saturating_add(line.bytes))
+    }
+
+    /// What of the replicated state is kept in a heap on disk, of which the kernel has in memory
+    /// what was touched last.
+    fn heap_lines(&self) -> Vec<SheetLine> {
+        use LineKind::Disk;
+        let SubnetLimits {
+            guaranteed_response_message_bytes: guaranteed,
+            best_effort_message_bytes: best_effort,
+            ingress_history_bytes: history,
+            canister_metadata_bytes: metadata,
+            ..
+        } = self.subnet;
+        let of_state = |name, bytes, made_of, reason| line(name, bytes, "state", Disk, made_of, reason);
+        let held = [guaranteed, best_effort, history, metadata];
+        let held = held.into_iter().fold(0, u64::saturating_add);
+        vec![
+            of_state(
+                HEAP_LINES[0],
+                guaranteed,
+                String::new(),
+                "queued messages of calls with guaranteed responses, and room for the responses",
+            ),
+            of_state(
+                HEAP_LINES[1],
+                best_effort,
+                String::new(),
+                "queued messages of best-effort calls and of clients",
+            ),
+            of_state(
+                HEAP_LINES[2],
+                history,
+                String::new(),
+                "statuses and replies that clients still ask for",
+            ),
+            of_state(
+                HEAP_LINES[3],
+                metadata,
+                String::new(),
+                "settings, contexts, callbacks, globals and logs of all canisters",
+            ),
+            of_state(
+                STATE_HEAP_LINE,
+                (held / HEAP_GAPS_PART).saturating_add(HEAP_REST_BYTES),
+                format!("a part in {HEAP_GAPS_PART}, {}", format_size(HEAP_REST_BYTES)),
+                "gaps between those four in the heap on disk, and indexes over the canisters",
             ),
         ]
     }

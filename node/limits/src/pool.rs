@@ -18,18 +18,8 @@ pub const EXECUTIONS: &str = "executions";
 pub const COMPILATIONS: &str = "compilations";
 /// Pages that queries dirty and drop: [`crate::Limits::query_dirty_bytes`] each.
 pub const QUERIES: &str = "queries";
-/// Queued messages of calls with guaranteed responses, and room kept for their responses
-/// (observed).
-pub const GUARANTEED_MESSAGES: &str = "guaranteed_messages";
-/// Queued messages that may be dropped: best-effort calls and ingress (observed).
-pub const BEST_EFFORT_MESSAGES: &str = "best_effort_messages";
-/// Statuses and replies of ingress messages (observed).
-pub const INGRESS_HISTORY: &str = "ingress_history";
 /// Custom sections of all modules (observed).
 pub const CUSTOM_SECTIONS: &str = "custom_sections";
-/// Everything else a canister keeps in memory: settings, queues without payloads, contexts,
-/// globals, logs (observed).
-pub const CANISTER_METADATA: &str = "canister_metadata";
 /// Replies of queries kept for the next asker.
 pub const QUERY_CACHE: &str = "query_cache";
 /// Ingress messages that no block holds yet.

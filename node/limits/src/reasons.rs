@@ -22,13 +22,13 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ),
     (
         "subnet.ingress_history_bytes",
-        "held in memory until calls expire; the oldest replies are dropped first when it is full",
+        "kept until calls expire, on disk; the oldest replies are dropped first when it is full",
     ),
     ("subnet.ingress_unfinished_max", "calls accepted and not yet answered"),
     ("subnet.wasm_custom_sections_bytes", "held in memory so that read_state can certify them"),
     (
         "subnet.canister_metadata_bytes",
-        "held in memory: settings, contexts, callbacks, globals, logs",
+        "kept on disk, of what was touched last in memory: settings, contexts, callbacks, logs",
     ),
     ("subnet.callback_soft_limit", "calls one canister may have open"),
     ("subnet.queue_slots", "messages between two canisters in one direction"),
@@ -39,7 +39,7 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ("subnet.canister_log_bytes", "the newest log records of one canister, part of its metadata"),
     (
         "execution.threads",
-        "each is an update worker; at least 2, because (threads - 1) x 100 % can be allocated",
+        "each is an update worker; (threads - 1) x 100 % can be allocated, or half of a single one",
     ),
     ("execution.query_threads", "each is a query worker with dirty memory of its own"),
     (

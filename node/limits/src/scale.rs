@@ -11,81 +11,81 @@
 use sheet::{Row, Scale};
 
 /// Memory sizes in MiB at which every row names its value.
-const SCALE: Scale<8> = Scale::new([121, 192, 256, 512, 1024, 2048, 4096, 16384]);
+const SCALE: Scale<9> = Scale::new([96, 121, 192, 256, 512, 1024, 2048, 4096, 16384]);
 
-// Process.                                                     121  192  256  512 1024 2048 4096
+// Process.                                               96  121  192  256  512 1024 2048 4096
 // 16384
-pub(crate) const NODE_BASE: Row<8> = SCALE.mib([14, 14, 15, 15, 24, 32, 56, 120]);
-pub(crate) const KERNEL: Row<8> = SCALE.mib([6, 8, 10, 11, 20, 32, 64, 192]);
-pub(crate) const PAGE_CACHE_FLOOR: Row<8> = SCALE.mib([6, 8, 10, 12, 32, 80, 192, 1024]);
+pub(crate) const NODE_BASE: Row<9> = SCALE.mib([14, 14, 14, 15, 15, 24, 32, 56, 120]);
+pub(crate) const KERNEL: Row<9> = SCALE.mib([6, 6, 8, 10, 11, 20, 32, 64, 192]);
+pub(crate) const PAGE_CACHE_FLOOR: Row<9> = SCALE.mib([6, 6, 8, 10, 12, 32, 80, 192, 1024]);
 
 // Execution. Thread counts are steps: they change only at an anchor, where memory for the new
 // threads is at hand.
-pub(crate) const THREADS: Row<8> = SCALE.values([2, 2, 2, 2, 2, 2, 4, 4]);
-pub(crate) const COMPILE_THREADS: Row<8> = SCALE.values([1, 1, 1, 2, 2, 2, 2, 2]);
-pub(crate) const QUERY_THREADS: Row<8> = SCALE.values([1, 1, 1, 1, 2, 2, 4, 4]);
-pub(crate) const QUERY_THREADS_PER_CANISTER: Row<8> = SCALE.values([1, 1, 1, 1, 1, 2, 2, 2]);
-pub(crate) const PAUSED_EXECUTIONS: Row<8> = SCALE.values([1, 1, 1, 1, 1, 2, 4, 4]);
-pub(crate) const HEAP_DIRTY_PER_MESSAGE: Row<8> = SCALE.mib([8, 20, 30, 64, 128, 256, 256, 256]);
-pub(crate) const STABLE_DIRTY_PER_MESSAGE: Row<8> = SCALE.mib([4, 10, 14, 32, 64, 128, 128, 128]);
-pub(crate) const HEAP_DIRTY_PER_INSTALL: Row<8> = SCALE.mib([16, 40, 60, 128, 256, 512, 768, 1024]);
-pub(crate) const STABLE_DIRTY_PER_INSTALL: Row<8> =
-    SCALE.mib([16, 40, 60, 128, 256, 512, 768, 1024]);
-pub(crate) const DIRTY_PER_INSTALL: Row<8> = SCALE.mib([24, 60, 88, 192, 384, 768, 1024, 2048]);
-pub(crate) const HEAP_DIRTY_PER_QUERY: Row<8> = SCALE.mib([3, 8, 12, 20, 32, 64, 64, 64]);
-pub(crate) const STABLE_DIRTY_PER_QUERY: Row<8> = SCALE.mib([2, 4, 4, 8, 16, 32, 32, 32]);
-pub(crate) const DELTA_PER_ROUND: Row<8> = SCALE.mib([14, 24, 32, 64, 128, 256, 256, 512]);
-pub(crate) const DELTA_PER_CANISTER_ROUND: Row<8> = SCALE.mib([8, 12, 16, 32, 64, 128, 128, 256]);
-pub(crate) const RESPONSE_CALLBACK_RESERVATION: Row<8> = SCALE.mib([1, 2, 4, 8, 16, 32, 64, 256]);
-pub(crate) const QUERY_CACHE: Row<8> = SCALE.mib([1, 3, 6, 16, 32, 64, 128, 512]);
+pub(crate) const THREADS: Row<9> = SCALE.values([1, 2, 2, 2, 2, 2, 2, 4, 4]);
+pub(crate) const COMPILE_THREADS: Row<9> = SCALE.values([1, 1, 1, 1, 2, 2, 2, 2, 2]);
+pub(crate) const QUERY_THREADS: Row<9> = SCALE.values([1, 1, 1, 1, 1, 2, 2, 4, 4]);
+pub(crate) const QUERY_THREADS_PER_CANISTER: Row<9> = SCALE.values([1, 1, 1, 1, 1, 1, 2, 2, 2]);
+pub(crate) const PAUSED_EXECUTIONS: Row<9> = SCALE.values([1, 1, 1, 1, 1, 1, 2, 4, 4]);
+pub(crate) const HEAP_DIRTY_PER_MESSAGE: Row<9> = SCALE.mib([8, 8, 20, 30, 64, 128, 256, 256, 256]);
+pub(crate) const STABLE_DIRTY_PER_MESSAGE: Row<9> = SCALE.mib([4, 4, 10, 14, 32, 64, 128, 128, 128]);
+pub(crate) const HEAP_DIRTY_PER_INSTALL: Row<9> = SCALE.mib([16, 16, 40, 60, 128, 256, 512, 768, 1024]);
+pub(crate) const STABLE_DIRTY_PER_INSTALL: Row<9> =
+    SCALE.mib([16, 16, 40, 60, 128, 256, 512, 768, 1024]);
+pub(crate) const DIRTY_PER_INSTALL: Row<9> = SCALE.mib([24, 24, 60, 88, 192, 384, 768, 1024, 2048]);
+pub(crate) const HEAP_DIRTY_PER_QUERY: Row<9> = SCALE.mib([3, 3, 8, 12, 20, 32, 64, 64, 64]);
+pub(crate) const STABLE_DIRTY_PER_QUERY: Row<9> = SCALE.mib([2, 2, 4, 4, 8, 16, 32, 32, 32]);
+pub(crate) const DELTA_PER_ROUND: Row<9> = SCALE.mib([14, 14, 24, 32, 64, 128, 256, 256, 512]);
+pub(crate) const DELTA_PER_CANISTER_ROUND: Row<9> = SCALE.mib([8, 8, 12, 16, 32, 64, 128, 128, 256]);
+pub(crate) const RESPONSE_CALLBACK_RESERVATION: Row<9> = SCALE.mib([1, 1, 2, 4, 8, 16, 32, 64, 256]);
+pub(crate) const QUERY_CACHE: Row<9> = SCALE.mib([1, 1, 3, 6, 16, 32, 64, 128, 512]);
 
 // Sandboxes.
-pub(crate) const COMPILE_MEMORY: Row<8> = SCALE.mib([384, 384, 384, 384, 384, 736, 1400, 2824]);
-pub(crate) const COMPILE_SECONDS: Row<8> = SCALE.values([300, 300, 300, 300, 300, 600, 600, 600]);
-pub(crate) const COMPILATION_CACHE: Row<8> = SCALE.mib([128, 128, 128, 128, 128, 256, 512, 2048]);
-pub(crate) const SANDBOX_CANISTERS: Row<8> = SCALE.values([4, 8, 16, 32, 64, 128, 256, 1024]);
-pub(crate) const RESIDENT_FLOOR: Row<8> = SCALE.mib([24, 48, 64, 128, 256, 512, 1024, 4096]);
-pub(crate) const EVICTION_BATCH: Row<8> = SCALE.mib([12, 24, 32, 64, 128, 256, 512, 1024]);
+pub(crate) const COMPILE_MEMORY: Row<9> = SCALE.mib([384, 384, 384, 384, 384, 384, 736, 1400, 2824]);
+pub(crate) const COMPILE_SECONDS: Row<9> = SCALE.values([300, 300, 300, 300, 300, 300, 600, 600, 600]);
+pub(crate) const COMPILATION_CACHE: Row<9> = SCALE.mib([128, 128, 128, 128, 128, 128, 256, 512, 2048]);
+pub(crate) const SANDBOX_CANISTERS: Row<9> = SCALE.values([4, 4, 8, 16, 32, 64, 128, 256, 1024]);
+pub(crate) const RESIDENT_FLOOR: Row<9> = SCALE.mib([24, 24, 48, 64, 128, 256, 512, 1024, 4096]);
+pub(crate) const EVICTION_BATCH: Row<9> = SCALE.mib([12, 12, 24, 32, 64, 128, 256, 512, 1024]);
 
 // Subnet.
-pub(crate) const MEMORY_CAPACITY: Row<8> =
-    SCALE.mib([128, 192, 256, 512, 1024, 4096, 16384, 65536]);
-pub(crate) const GUARANTEED_MESSAGES: Row<8> = SCALE.mib([6, 12, 16, 64, 128, 256, 512, 2048]);
-pub(crate) const BEST_EFFORT_MESSAGES: Row<8> = SCALE.mib([2, 8, 12, 32, 64, 128, 256, 1024]);
-pub(crate) const INGRESS_HISTORY: Row<8> = SCALE.mib([3, 8, 12, 32, 64, 128, 256, 1024]);
-pub(crate) const CUSTOM_SECTIONS: Row<8> = SCALE.mib([1, 2, 4, 16, 24, 48, 96, 384]);
-pub(crate) const CANISTER_METADATA: Row<8> = SCALE.mib([2, 3, 4, 8, 16, 32, 64, 256]);
-pub(crate) const CALLBACK_SOFT_LIMIT: Row<8> =
-    SCALE.values([512, 1024, 2048, 4096, 8192, 16384, 32768, 131_072]);
-pub(crate) const INGRESS_UNFINISHED: Row<8> =
-    SCALE.values([250, 500, 1000, 2000, 4000, 8000, 16000, 32000]);
+pub(crate) const MEMORY_CAPACITY: Row<9> =
+    SCALE.mib([128, 128, 192, 256, 512, 1024, 4096, 16384, 65536]);
+pub(crate) const GUARANTEED_MESSAGES: Row<9> = SCALE.mib([6, 6, 12, 16, 64, 128, 256, 512, 2048]);
+pub(crate) const BEST_EFFORT_MESSAGES: Row<9> = SCALE.mib([2, 2, 8, 12, 32, 64, 128, 256, 1024]);
+pub(crate) const INGRESS_HISTORY: Row<9> = SCALE.mib([3, 3, 8, 12, 32, 64, 128, 256, 1024]);
+pub(crate) const CUSTOM_SECTIONS: Row<9> = SCALE.mib([1, 1, 2, 4, 16, 24, 48, 96, 384]);
+pub(crate) const CANISTER_METADATA: Row<9> = SCALE.mib([2, 2, 3, 4, 8, 16, 32, 64, 256]);
+pub(crate) const CALLBACK_SOFT_LIMIT: Row<9> =
+    SCALE.values([512, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131_072]);
+pub(crate) const INGRESS_UNFINISHED: Row<9> =
+    SCALE.values([250, 250, 500, 1000, 2000, 4000, 8000, 16000, 32000]);
 
 // Pages.
-pub(crate) const CHECKPOINT_DELTA: Row<8> = SCALE.mib([12, 16, 24, 32, 64, 128, 128, 256]);
-pub(crate) const METADATA_CACHE: Row<8> = SCALE.mib([1, 1, 2, 3, 8, 16, 32, 128]);
-pub(crate) const COPY_THREADS: Row<8> = SCALE.values([2, 2, 2, 2, 2, 2, 4, 4]);
+pub(crate) const CHECKPOINT_DELTA: Row<9> = SCALE.mib([12, 12, 16, 24, 32, 64, 128, 128, 256]);
+pub(crate) const METADATA_CACHE: Row<9> = SCALE.mib([1, 1, 1, 2, 3, 8, 16, 32, 128]);
+pub(crate) const COPY_THREADS: Row<9> = SCALE.values([2, 2, 2, 2, 2, 2, 2, 4, 4]);
 
 // Modules.
-pub(crate) const TABLE_ELEMENTS: Row<8> =
-    SCALE.values([65_536, 65_536, 65_536, 65_536, 262_144, 262_144, 1_000_000, 1_000_000]);
+pub(crate) const TABLE_ELEMENTS: Row<9> =
+    SCALE.values([65_536, 65_536, 65_536, 65_536, 65_536, 262_144, 262_144, 1_000_000, 1_000_000]);
 
 // Consensus.
-pub(crate) const INGRESS_POOL: Row<8> = SCALE.mib([3, 3, 4, 8, 12, 24, 48, 96]);
-pub(crate) const INGRESS_POOL_MESSAGES: Row<8> =
-    SCALE.values([250, 500, 1000, 2000, 4000, 8000, 16000, 32000]);
-pub(crate) const BLOCK_INGRESS: Row<8> = SCALE.mib([3, 3, 3, 4, 4, 4, 4, 4]);
+pub(crate) const INGRESS_POOL: Row<9> = SCALE.mib([3, 3, 3, 4, 8, 12, 24, 48, 96]);
+pub(crate) const INGRESS_POOL_MESSAGES: Row<9> =
+    SCALE.values([250, 250, 500, 1000, 2000, 4000, 8000, 16000, 32000]);
+pub(crate) const BLOCK_INGRESS: Row<9> = SCALE.mib([3, 3, 3, 3, 4, 4, 4, 4, 4]);
 /// In granules: a subnet of three, of thirteen, of forty, and from 2 GiB on of the most there are,
 /// with a table to search for a cheating dealer's chunk.
-pub(crate) const NIDKG_TABLES: Row<8> = SCALE.granules([4, 4, 16, 64, 64, 256, 512, 512]);
+pub(crate) const NIDKG_TABLES: Row<9> = SCALE.granules([4, 4, 4, 16, 64, 64, 256, 512, 512]);
 
 // Gateway.
-pub(crate) const CONNECTIONS: Row<8> = SCALE.values([48, 128, 256, 512, 1024, 2048, 4096, 8192]);
-pub(crate) const REQUESTS_IN_FLIGHT: Row<8> =
-    SCALE.values([32, 64, 128, 256, 512, 1024, 2048, 4096]);
-pub(crate) const QUERIES_IN_FLIGHT: Row<8> = SCALE.values([8, 16, 32, 64, 128, 256, 512, 1024]);
-pub(crate) const SYNC_CALLS_WAITING: Row<8> = SCALE.values([24, 48, 96, 192, 384, 768, 1536, 3072]);
-pub(crate) const BODIES: Row<8> = SCALE.mib([4, 4, 5, 8, 16, 40, 64, 128]);
-pub(crate) const RESPONSES: Row<8> = SCALE.mib([3, 4, 5, 8, 16, 40, 64, 128]);
+pub(crate) const CONNECTIONS: Row<9> = SCALE.values([48, 48, 128, 256, 512, 1024, 2048, 4096, 8192]);
+pub(crate) const REQUESTS_IN_FLIGHT: Row<9> =
+    SCALE.values([32, 32, 64, 128, 256, 512, 1024, 2048, 4096]);
+pub(crate) const QUERIES_IN_FLIGHT: Row<9> = SCALE.values([8, 8, 16, 32, 64, 128, 256, 512, 1024]);
+pub(crate) const SYNC_CALLS_WAITING: Row<9> = SCALE.values([24, 24, 48, 96, 192, 384, 768, 1536, 3072]);
+pub(crate) const BODIES: Row<9> = SCALE.mib([4, 4, 4, 5, 8, 16, 40, 64, 128]);
+pub(crate) const RESPONSES: Row<9> = SCALE.mib([3, 3, 4, 5, 8, 16, 40, 64, 128]);
 
 // What one row promises another.
 const _: () = {
@@ -107,11 +107,11 @@ const _: () = {
     assert!(STABLE_DIRTY_PER_MESSAGE.covers(&STABLE_DIRTY_PER_QUERY));
     assert!(RESIDENT_FLOOR.covers(&EVICTION_BATCH));
     assert!(
-        INGRESS_POOL.covers(&SCALE.mib([3, 3, 3, 4, 4, 4, 4, 4])) && BODIES.covers(&BLOCK_INGRESS)
+        INGRESS_POOL.covers(&SCALE.mib([3, 3, 3, 3, 4, 4, 4, 4, 4])) && BODIES.covers(&BLOCK_INGRESS)
     );
     assert!(
         REQUESTS_IN_FLIGHT.covers(&QUERIES_IN_FLIGHT)
             && REQUESTS_IN_FLIGHT.covers(&SYNC_CALLS_WAITING)
     );
-    assert!(QUERY_THREADS.covers(&QUERY_THREADS_PER_CANISTER) && THREADS.covers(&SCALE.flat(2)));
+    assert!(QUERY_THREADS.covers(&QUERY_THREADS_PER_CANISTER) && THREADS.covers(&SCALE.flat(1)));
 };

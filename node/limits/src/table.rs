@@ -143,7 +143,7 @@ pub struct SubnetLimits {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExecutionLimits {
-    /// Threads (and update workers) that execute messages in parallel; at least 2.
+    /// Threads (and update workers) that execute messages in parallel; at least 1.
     pub threads: u64,
     /// Query workers, each a process of its own; 1 to 64.
     pub query_threads: u64,

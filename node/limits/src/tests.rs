@@ -157,11 +157,7 @@ fn a_ledger_is_made_of_the_sheet() {
         pool::EXECUTIONS,
         pool::COMPILATIONS,
         pool::QUERIES,
-        pool::GUARANTEED_MESSAGES,
-        pool::BEST_EFFORT_MESSAGES,
-        pool::INGRESS_HISTORY,
         pool::CUSTOM_SECTIONS,
-        pool::CANISTER_METADATA,
         pool::QUERY_CACHE,
         pool::INGRESS_POOL,
         pool::BLOCKS,
@@ -210,7 +206,7 @@ fn broken(overrides: Value) -> String {
 #[test]
 fn contradictions_are_named_with_both_limits() {
     for (overrides, names) in [
-        (json!({"execution": {"threads": 1}}), vec!["execution.threads", "at least 2"]),
+        (json!({"execution": {"threads": 0}}), vec!["execution.threads", "at least 1"]),
         (
             json!({"execution": {"heap_delta_bytes_per_round": "32MiB", "heap_delta_bytes_per_canister_round": "32MiB"}, "pages": {"checkpoint_delta_bytes": "16MiB"}}),
             vec!["execution.heap_dirty_bytes_per_message", "execution.heap_delta_bytes_per_round"],

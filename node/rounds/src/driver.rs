@@ -188,7 +188,6 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
             if self.wait_for_memory().await {
                 self.observer.waited_for_memory();
             }
-            self.observer.between_batches(&mut self.replica);
             // Work that waits makes the time since the last certified round a stall; without any it
             // counts from the batch.
             let waiting = demand.more || self.pool.status().messages > 0;

@@ -17,11 +17,6 @@ pub trait Observer<R>: Send {
     /// The next batch waited for memory.
     fn waited_for_memory(&mut self) {}
 
-    /// Between two batches: the state may be moved in memory, and must not change.
-    fn between_batches(&mut self, replica: &mut R) {
-        let _ = replica;
-    }
-
     /// A batch is about to be executed; its calls take `ingress_bytes`.
     fn begins(&mut self, finalised: &FinalisedBatch, ingress_bytes: u64) {
         let _ = (finalised, ingress_bytes);

@@ -23,6 +23,9 @@
 //! and the latest change below them, which is all that expiring, letting go and checkpointing need
 //! to find their entries in O(log n).
 //!
+//! Entries, forks and responses lie in the state's heap ([`crate::heap`]), so in a node on disk, but
+//! for what was touched last.
+//!
 //! A checkpoint saves what changed since the last one that was saved:
 //! [`IngressHistory::begin_checkpoint`] takes a snapshot of it, and
 //! [`IngressHistory::finish_checkpoint`] is told once it is durable. Until then the ids of the
@@ -39,7 +42,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::{
-    CanisterId, Ingress, NotEncoded, Reject, RequestId, Time, encode_record,
+    CanisterId, Ingress, NotEncoded, Reject, RequestId, Time, encode_record, heap,
     store::Change,
     tree::{Certified, Digest, Keyed, MerkleMap, Subtree, Summary},
 };
@@ -293,6 +296,7 @@ impl IngressHistory {
         let mut history = IngressHistory::new(limits);
         for record in records {
             let (id, bytes) = record?;
+            let _here = heap::enter();
             let entry = HistoryEntry::from_record(id, &bytes)?;
             history.response_bytes += entry.status.response_bytes();
             history.unfinished += u64::from(!entry.status.is_terminal());
@@ -324,12 +328,6 @@ impl IngressHistory {
     /// Calls not yet answered.
     pub fn unfinished(&self) -> u64 {
         self.unfinished
-    }
-
-    /// Builds the map anew in memory that lies together; see [`MerkleMap::repack`]. Changes
-    /// nothing.
-    pub fn repack(&mut self) {
-        self.map.repack(|entry| Arc::new(HistoryEntry::clone(entry)));
     }
 
     /// Bytes charged for all entries and the responses kept.
@@ -374,6 +372,7 @@ impl IngressHistory {
             return Err(HistoryError::Known(ingress.request_id));
         }
         self.room()?;
+        let _here = heap::enter();
         self.map.insert(Arc::new(HistoryEntry {
             id: ingress.request_id,
             sender: ingress.sender,
@@ -391,6 +390,7 @@ impl IngressHistory {
     /// A call starts to be executed. Does nothing to one that is unknown, or already further.
     pub fn processing(&mut self, id: &RequestId) {
         let interval = self.interval;
+        let _here = heap::enter();
         if self.get(id).is_some_and(|entry| entry.status == Status::Received) {
             self.map.update(&id.0, |entry| {
                 let entry = Arc::make_mut(entry);
@@ -405,14 +405,15 @@ impl IngressHistory {
         if self.get(id).is_none_or(|entry| entry.status.is_terminal()) {
             return false;
         }
+        let _here = heap::enter();
         let status = match response {
             Ok(mut reply) => {
                 reply.shrink_to_fit();
-                Status::Replied(reply)
+                Status::Replied(heap::kept(reply))
             }
             Err(mut reject) => {
                 reject.message.shrink_to_fit();
-                Status::Rejected(reject)
+                Status::Rejected(Reject { message: heap::kept_text(reject.message), ..reject })
             }
         };
         self.response_bytes += status.response_bytes();
@@ -437,6 +438,7 @@ impl IngressHistory {
 
     /// Lets answered calls leave whose time has come. Returns how many.
     pub fn expire(&mut self, now: Time) -> u64 {
+        let _here = heap::enter();
         let now = seconds_down(now);
         let mut left = 0;
         // Oldest answers first. One whose call may still be sent again ends it: those behind it
@@ -467,6 +469,7 @@ impl IngressHistory {
 
     /// Computes the missing hashes and returns the root of the map.
     pub fn seal(&mut self) -> Digest {
+        let _here = heap::enter();
         self.map.seal()
     }
 

@@ -6,6 +6,7 @@
 //! - [`certified`]: the state a client can have proved, at one height.
 //! - [`manifest`]: what a state consists of, as hashes of pieces that other nodes can fetch.
 //! - [`store`] and [`blobs`]: checkpoints and canister modules on disk.
+//! - [`heap`]: in which memory of the process all of it lies.
 //!
 //! Deterministic throughout: no clock, no randomness, no iteration over unordered maps. It must
 //! never know of networks, of how blocks are agreed on, or of how a canister's code is run.
@@ -15,6 +16,7 @@ mod canister;
 mod canister_records;
 pub mod certified;
 mod cycles;
+pub mod heap;
 pub mod history;
 pub mod manifest;
 mod module;

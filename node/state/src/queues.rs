@@ -18,7 +18,7 @@ use std::sync::Arc;
 use ic_principal::Principal;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{CanisterId, Cycles, Ingress, Reject, RequestId, Time};
+use crate::{CanisterId, Cycles, Ingress, Reject, RequestId, Time, heap};
 
 /// Bytes a message between canisters is accounted with besides its payload.
 pub const MESSAGE_OVERHEAD_BYTES: u64 = 256;
@@ -34,8 +34,9 @@ impl<T> Clone for Shared<T> {
 }
 
 impl<T> Shared<T> {
-    /// Shares `value`.
+    /// Shares `value`, which lies in the state's heap; what it points to stays where it is.
     pub fn new(value: T) -> Self {
+        let _here = heap::enter();
         Self(Arc::new(value))
     }
 }
@@ -121,6 +122,16 @@ impl Payload {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The same, in the state's heap.
+    pub fn kept(self) -> Self {
+        match self {
+            Self::Reply(bytes) => Self::Reply(heap::kept(bytes)),
+            Self::Reject(reject) => {
+                Self::Reject(Reject { message: heap::kept_text(reject.message), ..reject })
+            }
+        }
     }
 }
 

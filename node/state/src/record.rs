@@ -5,6 +5,8 @@ use std::fmt::Display;
 use serde::Serialize;
 use thiserror::Error;
 
+use crate::heap;
+
 /// A record that cannot be written down. Types that are kept have nothing that cannot be encoded,
 /// so this is a defect; an empty record in its place would be found at the next start, when the
 /// checkpoint before is gone.
@@ -21,6 +23,8 @@ pub struct NotEncoded {
 
 /// The bytes that a checkpoint keeps of `value`.
 pub fn encode_record<T: Serialize>(what: impl Display, value: &T) -> Result<Vec<u8>, NotEncoded> {
+    // With all its messages, a record may be large.
+    let _here = heap::enter();
     postcard::to_stdvec(value)
         .map_err(|error| NotEncoded { what: what.to_string(), reason: error.to_string() })
 }

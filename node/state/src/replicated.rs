@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     CanisterId, CanisterState, CanisterStatus, Consumption, Cycles, CyclesTotal, Height,
     IngressHistory, LowMemoryHook, MESSAGE_OVERHEAD_BYTES, ManifestClock, MerkleMap, Origin,
-    SubnetKey, Time,
+    SubnetKey, Time, heap,
 };
 
 /// A call to the management canister, waiting its turn.
@@ -207,10 +207,12 @@ impl ReplicatedState {
             charges: BTreeSet::new(),
             owners: BTreeMap::new(),
         };
+        let here = heap::enter();
         for canister in canisters {
             state.touched.insert(canister.id);
             state.canisters.insert(Arc::new(canister));
         }
+        drop(here);
         state.refresh();
         state
     }
@@ -229,6 +231,7 @@ impl ReplicatedState {
     pub fn get_mut(&mut self, id: &CanisterId) -> Option<&mut CanisterState> {
         if !self.hot.contains_key(id) {
             let canister = self.canisters.get(id.as_slice())?;
+            let _here = heap::enter();
             self.hot.insert(*id, canister.as_ref().clone());
         }
         self.touched.insert(*id);
@@ -243,7 +246,10 @@ impl ReplicatedState {
                 self.taken_hot.insert(*id);
                 Some(canister)
             }
-            None => self.canisters.get(id.as_slice()).map(|canister| canister.as_ref().clone()),
+            None => {
+                let _here = heap::enter();
+                self.canisters.get(id.as_slice()).map(|canister| canister.as_ref().clone())
+            }
         }
     }
 
@@ -264,6 +270,7 @@ impl ReplicatedState {
 
     /// Removes a canister.
     pub fn remove(&mut self, id: &CanisterId) -> Option<CanisterState> {
+        let _here = heap::enter();
         let hot = self.hot.remove(id);
         let resting = self.canisters.remove(id.as_slice());
         let canister = hot.or_else(|| resting.map(Arc::unwrap_or_clone))?;
@@ -345,6 +352,7 @@ impl ReplicatedState {
     /// Brings indexes and totals up to date for what was touched.
     pub fn refresh(&mut self) {
         let touched = std::mem::take(&mut self.touched);
+        let _here = heap::enter();
         for id in &touched {
             let old = self.facts.get(id).copied();
             let new = self.get(id).map(|canister| Facts::of(canister, self.response_bytes));
@@ -395,9 +403,12 @@ impl ReplicatedState {
     /// Puts the hot canisters back. To be called at the end of a round, before the state is hashed.
     pub fn settle(&mut self) {
         self.refresh();
+        let _here = heap::enter();
         for (id, canister) in std::mem::take(&mut self.hot) {
             self.unsaved.insert(id);
-            self.canisters.insert(Arc::new(canister));
+            // What a round added to it lies elsewhere: a copy lies here as a whole.
+            let resting = if heap::is_installed() { canister.clone() } else { canister };
+            self.canisters.insert(Arc::new(resting));
         }
     }
 
@@ -425,6 +436,7 @@ impl ReplicatedState {
         memories: impl IntoIterator<Item = MemoryId>,
         mut newest: impl FnMut(MemoryId) -> Option<MemoryLayout>,
     ) {
+        let _here = heap::enter();
         for memory in memories {
             let Some(owner) = self.owners.get(&memory) else { continue };
             let Some(layout) = newest(memory) else { continue };

@@ -4,10 +4,17 @@
 //! Each line is asked of the part that keeps it; files are looked at only in folders that hold a
 //! few. What cannot be read counts as nothing: the report is for people.
 
-use std::{fs, path::PathBuf, sync::Arc};
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
 
 use gateway::report;
-use limits::{Limits, SheetLine};
+use limits::{HEAP_LINES, Limits, STATE_HEAP_LINE, SheetLine};
 use pages::PageStore;
 use state::CertifiedReader;
 
@@ -22,6 +29,31 @@ pub(crate) struct DiskUsage {
     pages: Arc<PageStore>,
     sandbox: Arc<sandbox::Pool>,
     reader: CertifiedReader,
+    in_heap: Arc<HeldInHeap>,
+}
+
+/// What of the state's heap the rules of replicated state count, after the last round: bytes of
+/// each of [`HEAP_LINES`].
+#[derive(Debug, Default)]
+pub(crate) struct HeldInHeap([AtomicU64; HEAP_LINES.len()]);
+
+impl HeldInHeap {
+    pub(crate) fn set(&self, bytes: [u64; HEAP_LINES.len()]) {
+        for (line, bytes) in self.0.iter().zip(bytes) {
+            line.store(bytes, Relaxed);
+        }
+    }
+
+    /// Of the line of this name.
+    fn of(&self, name: &str) -> Option<u64> {
+        let line = HEAP_LINES.iter().position(|line| *line == name)?;
+        Some(self.0.get(line)?.load(Relaxed))
+    }
+
+    /// Of all but messages with guaranteed responses, most of which is room for what may come.
+    fn others(&self) -> u64 {
+        self.0.iter().skip(1).map(|line| line.load(Relaxed)).sum()
+    }
 }
 
 impl DiskUsage {
@@ -31,6 +63,7 @@ impl DiskUsage {
         pages: Arc<PageStore>,
         sandbox: Arc<sandbox::Pool>,
         reader: CertifiedReader,
+        in_heap: Arc<HeldInHeap>,
     ) -> Self {
         let sheet = limits.sheet();
         Self {
@@ -41,6 +74,7 @@ impl DiskUsage {
             pages,
             sandbox,
             reader,
+            in_heap,
         }
     }
 
@@ -69,10 +103,13 @@ impl DiskUsage {
             "compiled_modules" => self.sandbox.preparer().cache_usage().0,
             "block_log" => self.files_bytes("blocks"),
             "checkpoint_records" => self.files_bytes("state"),
+            STATE_HEAP_LINE => {
+                memory::file_heap().disk_bytes.saturating_sub(self.in_heap.others())
+            }
             "canister_state" => {
                 self.reader.latest().map_or(0, |state| state.metrics().canister_state_bytes)
             }
-            _ => return None,
+            name => self.in_heap.of(name)?,
         };
         Some(report::DiskLine { name: line.name.into(), used_bytes, cap_bytes: line.bytes })
     }

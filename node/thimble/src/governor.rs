@@ -2,7 +2,7 @@
 //! idle mappings, and says how far work is held back.
 //!
 //! Its steps are those of every program ([`memory::Steps`]); this adds what the node alone has:
-//! workers, mappings, kept replies, gaps.
+//! workers, mappings, kept replies.
 
 use std::{
     sync::{
@@ -33,10 +33,7 @@ const PRESS_EVERY: Duration = Duration::from_secs(1);
 const EVICT_EVERY: Duration = Duration::from_secs(5);
 /// Without work for so long, replies of queries are no longer kept.
 const FORGET_REPLIES_AFTER: Duration = Duration::from_secs(30);
-/// Time between looks for gaps between allocations of an idle node.
-const CLOSE_GAPS_EVERY: Duration = Duration::from_secs(10);
-/// Gaps below this are left: every program has some.
-const GAPS_WORTH_BYTES: u64 = 3 << 20;
+
 /// Everything the thread works with.
 pub(crate) struct Watched {
     pub(crate) watch: Arc<Watch>,
@@ -59,7 +56,6 @@ struct Worker {
     // What the last look saw.
     /// Kept replies were let go since.
     forgotten: bool,
-    gaps_looked_at: Duration,
     evicted: Instant,
     pressed: Instant,
     before: Counted,
@@ -86,7 +82,6 @@ impl Worker {
                 record.cgroup.as_ref(),
             ),
             forgotten: false,
-            gaps_looked_at: Duration::ZERO,
             evicted: now,
             pressed: now,
             before: Counted::default(),
@@ -177,16 +172,8 @@ impl Worker {
         let idle = self.steps.idle_for(now) >= FORGET_REPLIES_AFTER;
         if idle && !self.forgotten {
             self.watched.queries.clear_cache();
-            self.gaps_looked_at = now;
         }
         self.forgotten = idle;
-        if idle && now.saturating_sub(self.gaps_looked_at) >= CLOSE_GAPS_EVERY {
-            self.gaps_looked_at = now;
-            let gaps = allocator::active_bytes().saturating_sub(allocator::heap(false).live_bytes);
-            if gaps >= GAPS_WORTH_BYTES {
-                self.watched.watch.close_gaps(gaps);
-            }
-        }
     }
 
     fn sample(&mut self, memory: &Reading, counted: Counted, seconds: f64) {

@@ -31,7 +31,7 @@ use std::{io::Write, process::ExitCode};
 use clap::Parser;
 
 #[global_allocator]
-static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+static ALLOCATOR: memory::Allocator = memory::Allocator;
 
 /// How jemalloc is set up in every process of the node, read by it before `main`. Few arenas,
 /// because each keeps memory of its own; unused address space goes back (`retain:false`), because

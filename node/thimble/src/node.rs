@@ -18,6 +18,7 @@ use envelope::CallVerifier;
 use execution::{Executor, ExecutorConfig, QueryService};
 use gateway::{Gateway, GatewayConfig, GatewayHandle, Waiters};
 use limits::{Limits, pool};
+use memory::FileHeap;
 use nidkg::EngineConfig;
 use pages::PageStore;
 use prometheus_client::registry::Registry;
@@ -25,6 +26,7 @@ use rounds::{Driver, Ended, MachineClock, Settings, States, Volume};
 use sandbox::{Budgeted, ModuleSource, SandboxConfig, Stored, Uploaded};
 use state::{
     BlobStore, CanisterId, Height, ModuleHash, StateStore, SubnetInfo, SubnetKey, SubnetType, Time,
+    heap::StateHeap,
 };
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
@@ -34,7 +36,7 @@ use crate::{
     adapter::{Adapter, Agreement, Identity},
     ahead, allocator,
     config::Config,
-    disk_usage::DiskUsage,
+    disk_usage::{DiskUsage, HeldInHeap},
     governor,
     keys::{Keys, files::lock},
     keystore::KeyFiles,
@@ -232,6 +234,19 @@ struct Opened {
     watch: Arc<Watch>,
 }
 
+/// From here on the replicated state lies in a heap on disk.
+fn make_state_heap(data: &Path, limits: &Limits) -> Result<()> {
+    let heap = FileHeap::create(data, limits.state_heap_bytes())
+        .with_context(|| format!("making the state's heap in {}", data.display()))?;
+    state::heap::install(StateHeap {
+        switch: memory::switch_heap,
+        number: heap.number(),
+        holds: memory::file_heap_holds,
+        ready: memory::file_heap_ready,
+    });
+    Ok(())
+}
+
 /// Opens the stores, restores the newest checkpoint, and wires everything but the gateway.
 #[expect(
     clippy::too_many_lines,
@@ -263,6 +278,7 @@ fn open(
     let ingress = Arc::new(IngressPool::new(&limits.consensus));
     ingress.count_in(&named(pool::INGRESS_POOL)?);
     let retry = Arc::new(NodeRetryPolicy::new(ingress.clone(), data));
+    make_state_heap(data, limits)?;
     let mut executor = Executor::open(
         executor_config(config, limits, &keys)?,
         budgeted,
@@ -293,8 +309,15 @@ fn open(
             (height, executor.time()),
         )?,
     };
-    let disk =
-        DiskUsage::new(data.clone(), limits, pages.clone(), sandbox.clone(), executor.reader());
+    let in_heap = Arc::new(HeldInHeap::default());
+    let disk = DiskUsage::new(
+        data.clone(),
+        limits,
+        pages.clone(),
+        sandbox.clone(),
+        executor.reader(),
+        in_heap.clone(),
+    );
     let watch = Arc::new(Watch::new(ledger.clone(), cgroup, sandbox, limits));
     let rounds = register_metrics(registry, &watch, &ingress, &executor, disk.clone());
     let waiters = Waiters::new(limits.gateway.sync_calls_waiting);
@@ -317,7 +340,7 @@ fn open(
         busy: busy.clone(),
         waiters: waiters.clone(),
         metrics: rounds.clone(),
-        observed: Observed::new(ledger),
+        observed: Observed::new(ledger, in_heap),
         pages,
         relieved: executor.relieved(),
     };

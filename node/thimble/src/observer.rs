@@ -18,7 +18,7 @@ use pages::PageStore;
 use rounds::{Observer, Round};
 use state::{Height, ReplicatedState, RequestId};
 
-use crate::{metrics::RoundMetrics, watch::Watch};
+use crate::{disk_usage::HeldInHeap, metrics::RoundMetrics, watch::Watch};
 
 /// See the module.
 pub(crate) struct NodeObserver {
@@ -40,14 +40,6 @@ impl Observer<Executor> for NodeObserver {
 
     fn waited_for_memory(&mut self) {
         self.metrics.skipped();
-    }
-
-    fn between_batches(&mut self, executor: &mut Executor) {
-        // Only what fits into the gaps that are there is moved, so that moving takes no memory of
-        // its own.
-        if self.watch.repack_below(executor.state().history.bytes()) {
-            executor.repack_history();
-        }
     }
 
     fn begins(&mut self, _: &FinalisedBatch, ingress_bytes: u64) {
@@ -87,25 +79,19 @@ impl Observer<Executor> for NodeObserver {
 /// Pools of the ledger that the rules of replicated state hold to their caps: counted after every
 /// round, so that the ledger says what they hold.
 pub(crate) struct Observed {
-    history: Option<Observation>,
-    guaranteed: Option<Observation>,
-    best_effort: Option<Observation>,
     sections: Option<Observation>,
-    metadata: Option<Observation>,
+    in_heap: Arc<HeldInHeap>,
     delta_index: Option<Observation>,
     certificates: Option<Observation>,
     blocks: Option<Observation>,
 }
 
 impl Observed {
-    pub(crate) fn new(ledger: &Ledger) -> Self {
+    pub(crate) fn new(ledger: &Ledger, in_heap: Arc<HeldInHeap>) -> Self {
         let observe = |name| ledger.pool(name).map(|pool| pool.observe());
         Self {
-            history: observe(pool::INGRESS_HISTORY),
-            guaranteed: observe(pool::GUARANTEED_MESSAGES),
-            best_effort: observe(pool::BEST_EFFORT_MESSAGES),
             sections: observe(pool::CUSTOM_SECTIONS),
-            metadata: observe(pool::CANISTER_METADATA),
+            in_heap,
             delta_index: observe(pool::DELTA_INDEX),
             certificates: observe(pool::CERTIFICATES),
             blocks: observe(pool::BLOCKS),
@@ -121,12 +107,14 @@ impl Observed {
 
     fn count(&mut self, state: &ReplicatedState, delta: u64, certificates: u64) {
         let totals = state.totals();
+        self.in_heap.set([
+            totals.guaranteed_message_bytes,
+            totals.best_effort_message_bytes,
+            state.history.bytes(),
+            totals.metadata_bytes,
+        ]);
         let figures = [
-            (&mut self.history, state.history.bytes()),
-            (&mut self.guaranteed, totals.guaranteed_message_bytes),
-            (&mut self.best_effort, totals.best_effort_message_bytes),
             (&mut self.sections, totals.custom_section_bytes),
-            (&mut self.metadata, totals.metadata_bytes),
             (&mut self.delta_index, limits::delta_index_bytes(delta)),
             (&mut self.certificates, certificates * limits::CERTIFICATE_BYTES),
         ];

@@ -7,7 +7,7 @@
 
 use std::sync::{
     Arc, Mutex, PoisonError,
-    atomic::{AtomicU64, Ordering::Relaxed},
+    atomic::AtomicU64,
 };
 
 use budget::{
@@ -35,9 +35,6 @@ pub(crate) struct Watch {
     pub(crate) queries: AtomicU64,
     // State.
     pub(crate) record: Record<report::Sample, report::Level>,
-    /// Bytes that lie in gaps between allocations of an idle node, once they are worth closing; 0
-    /// otherwise.
-    gaps: AtomicU64,
     /// `program_bytes` of every process that was there at the last look.
     program: Mutex<Option<Observation>>,
 }
@@ -80,7 +77,6 @@ impl Watch {
             sandbox,
             queries: AtomicU64::new(0),
             record: Record::new(cgroup, limits.memory_budget_bytes),
-            gaps: AtomicU64::new(0),
         }
     }
 
@@ -126,17 +122,6 @@ impl Watch {
             program.set(count.saturating_mul(self.program_bytes));
         }
         processes
-    }
-
-    /// Asks the round loop to close gaps of so many bytes.
-    pub(crate) fn close_gaps(&self, bytes: u64) {
-        self.gaps.store(bytes, Relaxed);
-    }
-
-    /// Whether something of this size is to be moved together now; asked once per wish.
-    pub(crate) fn repack_below(&self, bytes: u64) -> bool {
-        // An empty node is not asked, and one without a wish answers without a write.
-        self.gaps.load(Relaxed) > 0 && (1..=self.gaps.swap(0, Relaxed)).contains(&bytes)
     }
 
     /// Whether the next batch is to wait.

@@ -202,11 +202,11 @@ pub(super) fn check_promises(
     let compute_before = current.map_or(0, |canister| canister.settings.compute_allocation);
     let compute = next.settings.compute_allocation;
     let promised = totals.compute_allocation.saturating_sub(compute_before);
-    let capacity = limits.execution.threads.saturating_sub(1) * 100;
+    let capacity = limits.execution.allocatable_percent();
     if compute > compute_before && promised + compute > capacity {
         return Err(reject::subnet_oversubscribed(format!(
             "A compute allocation of {compute} % cannot be promised: {promised} % of {capacity} % \
-             are taken ((execution.threads - 1) x 100)."
+             are taken (execution.threads)."
         )));
     }
     let taken_before = current.map_or(0, CanisterState::memory_taken);

@@ -54,7 +54,7 @@ use ic_principal::Principal;
 use serde::Serialize;
 
 use crate::{
-    CanisterId, CustomSection, Height, HistoryEntry, IngressHistory, RequestId, Time,
+    CanisterId, CustomSection, Height, HistoryEntry, IngressHistory, RequestId, Time, heap,
     history::HistoryMap,
     tree::{Certified, Digest, MerkleMap, Selection, Subtree, Witness, witness},
 };
@@ -93,8 +93,10 @@ impl<C: CanisterFacts> Uncertified<C> {
     ) -> Self {
         // Sealed before they are shared: the snapshot and the next round then have the same hashes
         // in common.
+        let here = heap::enter();
         canisters.seal();
         history.seal();
+        drop(here);
         let mut state = Uncertified {
             height,
             time,

@@ -285,28 +285,6 @@ proptest! {
 }
 
 #[test]
-fn packing_together_changes_nothing_anyone_can_see() {
-    let mut history = IngressHistory::new(limits(1 << 20));
-    for number in 0..40 {
-        history.receive(&call(number, 100), at(1)).unwrap();
-        if number % 2 == 0 {
-            history.finish(&id(number), Ok(vec![number as u8; 100]), at(2));
-        }
-    }
-    let root = history.map.clone().seal();
-    let before: Vec<HistoryEntry> = history.iter().map(|entry| (**entry).clone()).collect();
-    let shared = history.map.clone();
-    history.repack();
-    assert_eq!(history.map.seal(), root);
-    assert!(history.iter().map(|entry| &**entry).eq(&before));
-    // Nothing is shared with the old nodes any more, and both go on by themselves.
-    assert!(history.iter().zip(shared.iter()).all(|(new, old)| !Arc::ptr_eq(new, old)));
-    history.finish(&id(1), Err(reject()), at(3));
-    assert_eq!(history.expire(at(1_000)), 21);
-    assert_eq!(shared.len(), 40);
-}
-
-#[test]
 fn the_room_that_is_told_is_the_room_there_is() {
     let mut history =
         IngressHistory::new(HistoryLimits { bytes_max: 20 * ENTRY_BYTES, unfinished_max: 5 });

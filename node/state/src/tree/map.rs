@@ -217,13 +217,6 @@ impl<V: Keyed> MerkleMap<V> {
         }
     }
 
-    /// Builds every node anew, in memory of its own, with values that `again` makes of the old ones
-    /// (equal to them). What lay scattered among nodes that are gone lies together afterwards,
-    /// so that the allocator has whole pages to give back. Nothing is hashed again.
-    pub fn repack(&mut self, again: impl Fn(&V) -> V) {
-        self.root = self.root.take().map(|root| repack(&root, &again));
-    }
-
     /// Computes the hashes that are missing and returns the root's.
     pub fn seal(&mut self) -> Digest {
         let digest = match (&self.digest, &mut self.root) {
@@ -233,22 +226,6 @@ impl<V: Keyed> MerkleMap<V> {
         };
         self.digest = Some(digest);
         digest
-    }
-}
-
-fn repack<V: Keyed>(link: &Link<V>, again: &impl Fn(&V) -> V) -> Link<V> {
-    match link {
-        Link::Leaf(value) => Link::Leaf(again(value)),
-        Link::Fork(fork) => {
-            let [left, right] = &fork.children;
-            Link::Fork(Arc::new(Fork {
-                children: [repack(left, again), repack(right, again)],
-                digests: fork.digests,
-                summary: fork.summary,
-                bit: fork.bit,
-                known: fork.known,
-            }))
-        }
     }
 }
 
