@@ -31,7 +31,7 @@ use std::{
     ptr,
     sync::{
         Mutex, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
 
@@ -125,6 +125,8 @@ struct Room {
     taken: Mutex<Taken>,
     /// For figures.
     backed: AtomicU64,
+    /// The arena is there. Before, jemalloc must have what it needs for the arena itself.
+    made: AtomicBool,
 }
 
 /// Bytes from the beginning of the room.
@@ -188,8 +190,7 @@ impl FileHeap {
     /// `folder`. When there is one already, that one stays.
     ///
     /// # Errors
-    /// When the file cannot be made or mapped, there is not even room for a step, or the program's
-    /// allocator is another.
+    /// When the file cannot be made or mapped, or the program's allocator is another.
     pub fn create(folder: &Path, bytes: u64) -> io::Result<Self> {
         if let Some(heap) = HEAP.get() {
             return Ok(*heap);
@@ -200,10 +201,9 @@ impl FileHeap {
             .checked_next_multiple_of(STEP_BYTES)
             .ok_or(io::ErrorKind::InvalidInput)?;
         let file = unnamed_file(folder)?;
-        file.set_len(bytes as u64)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping of our choosing, which conflicts with nothing. It is never
-        // unmapped.
+        // unmapped. It is longer than the file, which grows with the blocks that are taken.
         let base = unsafe {
             rustix::mm::mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, &file, 0)
         }?;
@@ -230,10 +230,15 @@ impl FileHeap {
             bytes,
             taken: Mutex::default(),
             backed: AtomicU64::new(0),
+            made: AtomicBool::new(false),
         }));
-        room.ready()?;
+        // On a disk that is full, a program starts and says so where it asks.
+        let is_backed = room.ready().is_ok();
         let heap = Self { room, arena: new_arena(room)? };
-        heap.check()?;
+        room.made.store(true, Relaxed);
+        if is_backed {
+            heap.check()?;
+        }
         Ok(*HEAP.get_or_init(|| heap))
     }
 
@@ -425,7 +430,12 @@ unsafe extern "C" fn alloc(
     // SAFETY: the table is the first field of a room, which lives as long as the process and was
     // given as a whole.
     let room = unsafe { &*hooks.cast_const().cast::<Room>() };
-    let Some(at) = room.take(wanted.cast(), size, alignment) else { return ptr::null_mut() };
+    let Some(at) = room.take(wanted.cast(), size, alignment) else {
+        return match room.made.load(Relaxed) {
+            true => ptr::null_mut(),
+            false => anonymous(size, alignment, zero, commit),
+        };
+    };
     // SAFETY: jemalloc's own. What was never handed out before reads as zeros.
     unsafe {
         zero.write(true);
@@ -433,6 +443,24 @@ unsafe extern "C" fn alloc(
     }
     // SAFETY: within the mapping.
     unsafe { room.base.add(at) }.cast()
+}
+
+/// Memory for the arena itself where the disk has none.
+fn anonymous(size: usize, alignment: usize, zero: *mut bool, commit: *mut bool) -> *mut libc::c_void {
+    let Some(bytes) = size.checked_add(alignment) else { return ptr::null_mut() };
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping, which is never unmapped.
+    let mapped = unsafe {
+        rustix::mm::mmap_anonymous(ptr::null_mut(), bytes, protection, MapFlags::PRIVATE)
+    };
+    let Ok(mapped) = mapped else { return ptr::null_mut() };
+    let gap = mapped.addr().next_multiple_of(alignment.max(1)) - mapped.addr();
+    // SAFETY: pointers to two truth values of jemalloc's; the address is within the mapping.
+    unsafe {
+        zero.write(true);
+        commit.write(true);
+        mapped.cast::<u8>().add(gap).cast()
+    }
 }
 
 /// Extents may be cut anywhere.

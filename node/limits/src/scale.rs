@@ -31,7 +31,7 @@ pub(crate) const STABLE_DIRTY_PER_MESSAGE: Row<9> = SCALE.mib([4, 4, 10, 14, 32,
 pub(crate) const HEAP_DIRTY_PER_INSTALL: Row<9> = SCALE.mib([16, 16, 40, 60, 128, 256, 512, 768, 1024]);
 pub(crate) const STABLE_DIRTY_PER_INSTALL: Row<9> =
     SCALE.mib([16, 16, 40, 60, 128, 256, 512, 768, 1024]);
-pub(crate) const DIRTY_PER_INSTALL: Row<9> = SCALE.mib([24, 24, 60, 88, 192, 384, 768, 1024, 2048]);
+pub(crate) const DIRTY_PER_INSTALL: Row<9> = SCALE.mib([22, 24, 60, 88, 192, 384, 768, 1024, 2048]);
 pub(crate) const HEAP_DIRTY_PER_QUERY: Row<9> = SCALE.mib([3, 3, 8, 12, 20, 32, 64, 64, 64]);
 pub(crate) const STABLE_DIRTY_PER_QUERY: Row<9> = SCALE.mib([2, 2, 4, 4, 8, 16, 32, 32, 32]);
 pub(crate) const DELTA_PER_ROUND: Row<9> = SCALE.mib([14, 14, 24, 32, 64, 128, 256, 256, 512]);

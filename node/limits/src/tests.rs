@@ -10,6 +10,9 @@ use sheet::{as_object, flatten, numbers};
 
 use crate::{reasons::REASONS, *};
 
+/// The smallest budget that is promised.
+const SMALLEST_MIB: u64 = 96;
+
 #[test]
 fn nano_is_the_reference_profile_or_better() {
     let nano = Limits::preset("nano").unwrap();
@@ -103,7 +106,7 @@ fn too_little_memory_names_the_line_and_the_smallest_size_which_works() {
             && text.contains(&budget::format_size(smallest_bytes)),
         "{text}"
     );
-    assert!(smallest_bytes <= 119 * MIB);
+    assert!(smallest_bytes <= SMALLEST_MIB * MIB);
     Limits::derive(smallest_bytes).unwrap();
     assert!(Limits::derive(smallest_bytes - MIB).is_err());
     for tiny in [0, 1, MIB, smallest_bytes - 1] {
@@ -114,7 +117,7 @@ fn too_little_memory_names_the_line_and_the_smallest_size_which_works() {
 #[test]
 fn every_mib_adds_up_and_more_memory_never_means_less() {
     let mut before: Option<Limits> = None;
-    for mib in 119..=16384 {
+    for mib in SMALLEST_MIB..=16384 {
         let limits = Limits::derive(mib * MIB).unwrap_or_else(|error| panic!("{mib} MiB: {error}"));
         assert!(limits.sheet().sum_bytes() <= mib * MIB);
         if let Some(before) = before {
@@ -175,7 +178,7 @@ fn a_ledger_is_made_of_the_sheet() {
 
 #[test]
 fn everything_that_runs_at_once_fits_the_shared_line() {
-    for mib in (119..16384).step_by(64) {
+    for mib in (SMALLEST_MIB..16384).step_by(64) {
         let limits = Limits::derive(mib * MIB).unwrap();
         let pool = limits.ledger().unwrap().pool(pool::EXECUTIONS).unwrap();
         let messages: Vec<_> = (0..limits.execution.threads)
@@ -259,9 +262,9 @@ fn contradictions_are_named_with_both_limits() {
 
 #[test]
 fn a_sum_above_the_budget_names_the_line_that_was_raised() {
-    let text = broken(json!({"gateway": {"bodies_bytes": "64MiB"}}));
+    let text = broken(json!({"gateway": {"bodies_bytes": "256MiB"}}));
     assert!(
-        text.contains("`request_bodies` (64 MiB, 8 MiB by derivation)") && text.contains("512 MiB"),
+        text.contains("`request_bodies` (256 MiB, 8 MiB by derivation)") && text.contains("512 MiB"),
         "{text}"
     );
     let mut limits = Limits::nano().unwrap();
@@ -358,14 +361,14 @@ proptest! {
 
     /// Sizes that are not whole MiB are rounded down.
     #[test]
-    fn odd_sizes_round_down(bytes in 119 * MIB..20 * GIB) {
+    fn odd_sizes_round_down(bytes in SMALLEST_MIB * MIB..20 * GIB) {
         prop_assert_eq!(Limits::derive(bytes).unwrap(), Limits::derive(bytes - bytes % MIB).unwrap());
     }
 }
 
 #[test]
 fn a_disk_budget_adds_up_for_every_memory_and_leaves_the_rest_to_the_state() {
-    for memory in [119 * MIB, 256 * MIB, 512 * MIB, GIB, 4 * GIB, 16 * GIB] {
+    for memory in [SMALLEST_MIB * MIB, 256 * MIB, 512 * MIB, GIB, 4 * GIB, 16 * GIB] {
         for states in [1, 2] {
             let plain = Limits::derive(memory).unwrap();
             let smallest = plain.smallest_disk_bytes(states);

@@ -59,6 +59,14 @@ const BLOCK_SEGMENT_BYTES: u64 = 8 << 20;
 /// Time for requests in flight when the node stops.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 
+/// Address space for the state's heap: so many times what its lines allow, and at least so much.
+const STATE_HEAP_ROOM: u64 = 4;
+const STATE_HEAP_ROOM_MIN: u64 = 8 << 30;
+
+/// How long workers may take to end before the process becomes another one, and how often it looks.
+const CHILDREN_GRACE: Duration = Duration::from_secs(5);
+const CHILDREN_LOOK: Duration = Duration::from_millis(2);
+
 /// Runs the node until SIGINT or SIGTERM. When a state was fetched from peers, the process
 /// becomes a new one on top of it, by the same arguments.
 pub(crate) fn run(config: Config, address_file: Option<&Path>) -> Result<()> {
@@ -75,12 +83,31 @@ pub(crate) fn run(config: Config, address_file: Option<&Path>) -> Result<()> {
 /// group stay.
 fn start_again() -> Result<()> {
     use std::os::unix::process::CommandExt as _;
+    await_children();
     let mut arguments = std::env::args_os();
     let name = arguments.next().unwrap_or_else(|| "thimble".into());
     let program = std::env::current_exe().context("finding this program's file")?;
     tracing::info!("starting again in place, with the state that was fetched");
     let error = std::process::Command::new(program).arg0(name).args(arguments).exec();
     Err(error).context("starting again with the state that was fetched; start the node by hand")
+}
+
+/// Waits for workers that are ending. The process that comes in the place of this one does not know
+/// them, and nobody else could: one that ends later would stay a zombie.
+fn await_children() {
+    let deadline = Instant::now() + CHILDREN_GRACE;
+    loop {
+        match rustix::process::wait(rustix::process::WaitOptions::NOHANG) {
+            Ok(Some(_)) | Err(rustix::io::Errno::INTR) => {}
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(CHILDREN_LOOK),
+            Ok(None) => {
+                tracing::warn!("workers of before have not ended within {CHILDREN_GRACE:?}");
+                return;
+            }
+            // No child is left.
+            Err(_) => return,
+        }
+    }
 }
 
 fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
@@ -236,7 +263,10 @@ struct Opened {
 
 /// From here on the replicated state lies in a heap on disk.
 fn make_state_heap(data: &Path, limits: &Limits) -> Result<()> {
-    let heap = FileHeap::create(data, limits.state_heap_bytes())
+    // Room for all that the rules allow. A process that executes what came before a change of its
+    // limits goes on in the same heap: addresses cost nothing.
+    let bytes = limits.state_heap_bytes().saturating_mul(STATE_HEAP_ROOM).max(STATE_HEAP_ROOM_MIN);
+    let heap = FileHeap::create(data, bytes)
         .with_context(|| format!("making the state's heap in {}", data.display()))?;
     state::heap::install(StateHeap {
         switch: memory::switch_heap,

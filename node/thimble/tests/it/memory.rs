@@ -208,7 +208,7 @@ fn refused(prelude: &str, memory: &str) -> String {
 fn a_budget_below_the_smallest_is_refused_with_the_size_that_works() {
     let text = refused("", "64MiB");
     assert!(
-        text.contains("64 MiB") && text.contains("the smallest size that works is 119 MiB"),
+        text.contains("64 MiB") && text.contains("the smallest size that works is 96 MiB"),
         "{text}"
     );
 }
@@ -216,10 +216,10 @@ fn a_budget_below_the_smallest_is_refused_with_the_size_that_works() {
 #[tokio::test]
 async fn a_process_group_below_the_smallest_size_is_refused_and_one_below_the_budget_warned_of() {
     let Some(group) = Group::new() else { return };
-    group.cap(100 * MIB);
+    group.cap(80 * MIB);
     let text = refused(&group.prelude(), "512MiB");
     for words in
-        ["100 MiB", "512 MiB", "the smallest size that works is 119 MiB", "--memory 119MiB"]
+        ["80 MiB", "512 MiB", "the smallest size that works is 96 MiB", "--memory 96MiB"]
     {
         assert!(text.contains(words), "{words} in {text}");
     }

@@ -1,0 +1,147 @@
+//! What is kept from round to round lies in the state's heap, however it came about; nothing of it
+//! stays in the usual one.
+#![allow(clippy::unwrap_used)]
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
+    collections::HashSet,
+    sync::Mutex,
+};
+
+use ic_principal::Principal;
+use state::{
+    CallRequest, CallbackId, CanisterId, CanisterState, HistoryLimits, Ingress, IngressHistory,
+    ReplicatedState, RequestId, Settings, Shared, SubnetState, Time,
+    heap::{self, StateHeap},
+};
+
+/// Counts what this thread allocates, and remembers which blocks came from the state's heap.
+struct TwoHeaps;
+
+thread_local! {
+    static HEAP: Cell<i32> = const { Cell::new(0) };
+    /// Live bytes of the usual heap and of the state's.
+    static LIVE: [Cell<i64>; 2] = const { [Cell::new(0), Cell::new(0)] };
+    /// Set while the set of blocks is worked on, which allocates too.
+    static NOTING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Addresses of the blocks of the state's heap.
+static BLOCKS: Mutex<Option<HashSet<usize>>> = Mutex::new(None);
+
+fn noted<R>(work: impl FnOnce(&mut HashSet<usize>) -> R) -> R {
+    NOTING.with(|noting| noting.set(true));
+    let result = work(BLOCKS.lock().unwrap().get_or_insert_with(HashSet::new));
+    NOTING.with(|noting| noting.set(false));
+    result
+}
+
+fn is_noting() -> bool {
+    NOTING.try_with(Cell::get).unwrap_or(true)
+}
+
+fn count(heap: usize, bytes: i64) {
+    let _ = LIVE.try_with(|live| live[heap].set(live[heap].get() + bytes));
+}
+
+// SAFETY: hands every request to the system allocator unchanged.
+unsafe impl GlobalAlloc for TwoHeaps {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise is passed on.
+        let block = unsafe { System.alloc(layout) };
+        if !is_noting() {
+            let heap = HEAP.try_with(Cell::get).unwrap_or(0) as usize;
+            count(heap, layout.size() as i64);
+            if heap == 1 {
+                noted(|blocks| blocks.insert(block.addr()));
+            }
+        }
+        block
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        if !is_noting() {
+            let heap = usize::from(noted(|blocks| blocks.remove(&block.addr())));
+            count(heap, -(layout.size() as i64));
+        }
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: TwoHeaps = TwoHeaps;
+
+fn live() -> [i64; 2] {
+    LIVE.with(|live| [live[0].get(), live[1].get()])
+}
+
+fn canister(number: u64) -> CanisterId {
+    let mut bytes = [1; 10];
+    bytes[..8].copy_from_slice(&number.to_be_bytes());
+    Principal::from_slice(&bytes)
+}
+
+fn call(number: u32) -> Ingress {
+    Ingress {
+        request_id: RequestId(state::tree::leaf_digest(&number.to_le_bytes())),
+        sender: Principal::self_authenticating(number.to_le_bytes()),
+        canister_id: canister(0),
+        effective_canister_id: canister(0),
+        method_name: "m".into(),
+        arg: vec![7; 100],
+        ingress_expiry: Time(1_000_000_000_000),
+        sender_info: None,
+    }
+}
+
+#[test]
+fn what_the_state_keeps_lies_in_its_heap() {
+    heap::install(StateHeap {
+        switch: |number| HEAP.with(|heap| heap.replace(number)),
+        number: 1,
+        holds: |byte| noted(|blocks| blocks.contains(&byte.addr())),
+        ready: || Ok(()),
+    });
+    let limits = HistoryLimits { bytes_max: 1 << 30, unfinished_max: 1 << 20 };
+    let before = live();
+    let mut state =
+        ReplicatedState::new(SubnetState::default(), IngressHistory::new(limits), [], 2 << 20);
+    const CANISTERS: u64 = 200;
+    const CALLS: u32 = 2_000;
+    for number in 0..CANISTERS {
+        let controllers = vec![canister(number); 10];
+        let settings = Settings::default();
+        state.put(CanisterState::new(canister(number), controllers, settings, 0, Time(1)));
+    }
+    state.settle();
+    for number in 0..CALLS {
+        let now = Time(2);
+        state.history.receive(&call(number), now).unwrap();
+        state.history.processing(&call(number).request_id);
+        state.history.finish(&call(number).request_id, Ok(vec![1; 500]), now);
+        let receiver = canister(u64::from(number) % CANISTERS);
+        let request = CallRequest {
+            sender: canister(1),
+            sender_version: 1,
+            receiver,
+            callback: CallbackId(u64::from(number)),
+            method_name: String::new(),
+            arg: heap::kept(vec![3; 1000]),
+            cycles: 0,
+            deadline: None,
+        };
+        state.get_mut(&receiver).unwrap().queues.push_request(Shared::new(request));
+    }
+    drop(state.history.take_finished());
+    state.settle();
+    state.history.seal();
+    let [usual, kept] = live();
+    let (usual, kept) = (usual - before[0], kept - before[1]);
+    // What was changed since the last checkpoint is a set of ids.
+    assert!(usual < 32 << 10, "{usual} bytes in the usual heap, {kept} in the state's");
+    assert!(kept > i64::from(CALLS) * (500 + 1000), "{kept} bytes in the state's heap");
+    drop(state);
+    assert!(live()[1] - before[1] < 1 << 10, "all of it goes back: {:?}", live());
+}
