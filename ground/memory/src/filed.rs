@@ -7,18 +7,21 @@
 //!
 //! The program's allocator is [`Allocator`]: jemalloc, as everywhere, but for what a thread
 //! allocates while it holds an [`Entered`], which comes from an arena whose extents are blocks of
-//! the file. Such an allocation is freed and shared like any other, by any thread; nothing about its
-//! type says where it lies.
+//! the file. Such an allocation is freed and shared like any other, by any thread; nothing about
+//! its type says where it lies. What is freed goes back to that arena at once, and past the caches of
+//! threads, so that nothing else is ever allocated in the file.
 //!
 //! The file has no name and is gone with the process: it is memory, and nothing in it is durable.
 //!
 //! # What bounds it
 //!
-//! The size given to [`FileHeap::create`], which is address space. Blocks of the disk are taken
-//! [`STEP_BYTES`] at a time before they are used, so that no page that is written can lack its
-//! block; they are never given back before the end, freed ones are used again. What finds no block,
-//! or no room, is allocated as usual, in anonymous memory, and [`FileHeap::ready`] fails until there
-//! is disk again: a program asks it before it begins work that would allocate more.
+//! [`FileHeap::bound`], and the size given to [`FileHeap::create`], which is address space. Blocks
+//! of the disk are taken [`STEP_BYTES`] at a time before they are used, so that a page that is
+//! written has its block (on a file system that writes pages to new places each time, btrfs or ZFS,
+//! only the first time: there a full disk can end the program); they are never given back before
+//! the end, freed ones are used again. What finds no block, or lies beyond the bound, is allocated
+//! as usual, in anonymous memory, and stays there until it is freed. While the disk has no block,
+//! [`FileHeap::ready`] fails: a program asks it before it begins work that would allocate more.
 
 use std::{
     alloc::{GlobalAlloc, Layout},
@@ -31,7 +34,7 @@ use std::{
     ptr,
     sync::{
         Mutex, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
 };
 
@@ -42,6 +45,7 @@ use rustix::{
 };
 use tikv_jemalloc_sys::{
     MALLOCX_ALIGN, MALLOCX_ARENA, MALLOCX_TCACHE_NONE, extent_hooks_t, mallctl, mallocx, rallocx,
+    sdallocx,
 };
 use tikv_jemallocator::Jemalloc;
 
@@ -49,6 +53,14 @@ use tikv_jemallocator::Jemalloc;
 pub const STEP_BYTES: usize = 4 << 20;
 /// What a file system that cannot reserve blocks is written instead.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+/// Where the mapping begins, and its bytes; zero before there is one.
+static BEGIN: AtomicUsize = AtomicUsize::new(0);
+static BYTES: AtomicUsize = AtomicUsize::new(0);
+
+fn is_in_file(byte: *const u8) -> bool {
+    byte.addr().wrapping_sub(BEGIN.load(Relaxed)) < BYTES.load(Relaxed)
+}
 
 thread_local! {
     /// With which flags this thread allocates; 0 is as usual.
@@ -66,7 +78,8 @@ unsafe impl GlobalAlloc for Allocator {
             0 => {}
             flags => {
                 // SAFETY: the size is not zero, as the caller promises.
-                let block = unsafe { mallocx(layout.size(), flags | MALLOCX_ALIGN(layout.align())) };
+                let block =
+                    unsafe { mallocx(layout.size(), flags | MALLOCX_ALIGN(layout.align())) };
                 if !block.is_null() {
                     return block.cast();
                 }
@@ -92,15 +105,21 @@ unsafe impl GlobalAlloc for Allocator {
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: as promised by the caller; jemalloc finds the arena by the address.
+        if is_in_file(block) {
+            let flags = MALLOCX_ALIGN(layout.align()) | MALLOCX_TCACHE_NONE;
+            // SAFETY: the block is of that size and alignment, as promised by the caller; jemalloc
+            // finds the arena by the address.
+            return unsafe { sdallocx(block.cast(), layout.size(), flags) };
+        }
+        // SAFETY: as promised by the caller.
         unsafe { Jemalloc.dealloc(block, layout) }
     }
 
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
         match FLAGS.get() {
-            0 => {}
+            0 if !is_in_file(block) => {}
             flags => {
-                let flags = flags | MALLOCX_ALIGN(layout.align());
+                let flags = flags | MALLOCX_ALIGN(layout.align()) | MALLOCX_TCACHE_NONE;
                 // SAFETY: the block is jemalloc's and the new size not zero, as the caller
                 // promises.
                 let moved = unsafe { rallocx(block.cast(), new_size, flags) };
@@ -123,6 +142,8 @@ struct Room {
     base: *mut u8,
     bytes: usize,
     taken: Mutex<Taken>,
+    /// Nothing is taken beyond.
+    bound: AtomicUsize,
     /// For figures.
     backed: AtomicU64,
     /// The arena is there. Before, jemalloc must have what it needs for the arena itself.
@@ -208,11 +229,8 @@ impl FileHeap {
             rustix::mm::mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, &file, 0)
         }?;
         // SAFETY: the whole of that mapping. What is touched is touched here and there, so reading
-        // ahead would read what nobody wants; children have no use for it.
-        unsafe {
-            rustix::mm::madvise(base, bytes, Advice::Random)?;
-            rustix::mm::madvise(base, bytes, Advice::LinuxDontFork)?;
-        }
+        // ahead would read what nobody wants.
+        unsafe { rustix::mm::madvise(base, bytes, Advice::Random) }?;
         let room = Box::leak(Box::new(Room {
             hooks: extent_hooks_t {
                 alloc: Some(alloc),
@@ -229,9 +247,12 @@ impl FileHeap {
             base: base.cast(),
             bytes,
             taken: Mutex::default(),
+            bound: AtomicUsize::new(bytes),
             backed: AtomicU64::new(0),
             made: AtomicBool::new(false),
         }));
+        BEGIN.store(base.addr(), Relaxed);
+        BYTES.store(bytes, Relaxed);
         // On a disk that is full, a program starts and says so where it asks.
         let is_backed = room.ready().is_ok();
         let heap = Self { room, arena: new_arena(room)? };
@@ -252,17 +273,25 @@ impl FileHeap {
         MALLOCX_ARENA(self.arena) | MALLOCX_TCACHE_NONE
     }
 
-    /// Sees to it that the next [`STEP_BYTES`] have their blocks on the disk.
+    /// From now on at most so many bytes of the disk are taken, in whole steps; what is taken
+    /// already stays.
+    pub fn bound(&self, bytes: u64) {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).min(self.room.bytes);
+        self.room.bound.store(bytes, Relaxed);
+    }
+
+    /// Sees to it that the next [`STEP_BYTES`] have their blocks on the disk, if they are within
+    /// the bound.
     ///
     /// # Errors
-    /// When the disk has none, or the heap is as large as it may be.
+    /// When the disk has none.
     pub fn ready(&self) -> io::Result<()> {
         self.room.ready()
     }
 
     /// Whether this allocation lies in the file.
     pub fn holds<T>(&self, what: *const T) -> bool {
-        what.addr().wrapping_sub(self.room.base.addr()) < self.room.bytes
+        is_in_file(what.cast())
     }
 
     /// An allocation must come from the file, or the program has another allocator.
@@ -302,7 +331,7 @@ pub fn switch_heap(number: i32) -> i32 {
 
 /// [`FileHeap::holds`] of this process's, if it has one.
 pub fn file_heap_holds(what: *const u8) -> bool {
-    HEAP.get().is_some_and(|heap| heap.holds(what))
+    is_in_file(what)
 }
 
 /// [`FileHeap::ready`] of this process's, if it has one.
@@ -326,6 +355,8 @@ fn unnamed_file(folder: &Path) -> io::Result<File> {
         // A file system that knows no files without a name.
         Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
             let path = folder.join(format!("heap-{}", std::process::id()));
+            // Of a process of this number that ended before it came so far.
+            let _ = rustix::fs::unlink(&path);
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
             let file = rustix::fs::open(&path, flags, mode)?;
             rustix::fs::unlink(&path)?;
@@ -354,11 +385,12 @@ fn new_arena(room: &'static Room) -> io::Result<usize> {
     if failed != 0 {
         return Err(io::Error::from_raw_os_error(failed));
     }
-    // There are no hooks by which freed extents could go back, so none is to be tried.
+    // What is freed is retained at once, where neighbours are joined and any part may be used
+    // again: there are no hooks by which it could go back.
     for decay in ["dirty", "muzzy"] {
         let name = format!("arena.{arena}.{decay}_decay_ms\0");
         // SAFETY: the option is of the type `ssize_t`.
-        unsafe { tikv_jemalloc_ctl::raw::write(name.as_bytes(), -1_isize) }
+        unsafe { tikv_jemalloc_ctl::raw::write(name.as_bytes(), 0_isize) }
             .map_err(|error| io::Error::other(error.to_string()))?;
     }
     Ok(arena as usize)
@@ -368,13 +400,7 @@ impl Room {
     fn ready(&self) -> io::Result<()> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let ahead = taken.next.saturating_add(STEP_BYTES);
-        if ahead > self.bytes {
-            return Err(io::Error::new(
-                io::ErrorKind::StorageFull,
-                format!("the state's heap on disk is full: {} bytes", self.bytes),
-            ));
-        }
-        self.back(&mut taken, ahead)
+        if ahead > self.bound.load(Relaxed) { Ok(()) } else { self.back(&mut taken, ahead) }
     }
 
     /// Takes blocks for everything up to `end`. Allocates nothing: jemalloc calls it.
@@ -403,7 +429,7 @@ impl Room {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let base = self.base.addr();
         let at = base.checked_add(taken.next)?.checked_next_multiple_of(alignment.max(1))? - base;
-        let end = at.checked_add(size).filter(|end| *end <= self.bytes)?;
+        let end = at.checked_add(size).filter(|end| *end <= self.bound.load(Relaxed))?;
         // It may ask for what follows an extent it has.
         if !wanted.is_null() && wanted.addr() != base + at {
             return None;
@@ -446,7 +472,12 @@ unsafe extern "C" fn alloc(
 }
 
 /// Memory for the arena itself where the disk has none.
-fn anonymous(size: usize, alignment: usize, zero: *mut bool, commit: *mut bool) -> *mut libc::c_void {
+fn anonymous(
+    size: usize,
+    alignment: usize,
+    zero: *mut bool,
+    commit: *mut bool,
+) -> *mut libc::c_void {
     let Some(bytes) = size.checked_add(alignment) else { return ptr::null_mut() };
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping, which is never unmapped.
@@ -556,10 +587,28 @@ mod tests {
         assert!(blocks.iter().all(|block| heap.holds(block.as_ptr())));
         assert!(blocks.iter().zip(0..).all(|(block, byte)| block.iter().all(|at| *at == byte)));
         drop(blocks);
+        // What was large is cut for what is small, and joined again for what is large.
         let disk = file_heap().disk_bytes;
-        for _ in 0..8 {
-            drop(fill());
+        for size in [MIB, 3000, 100 << 10, 64, MIB, 8 << 10, 2 * MIB] {
+            let here = heap.enter();
+            let blocks: Vec<Vec<u8>> = (0..20 * MIB / size).map(|_| vec![1; size]).collect();
+            drop(here);
+            drop(blocks);
         }
-        assert!(file_heap().disk_bytes <= disk + 4 * STEP_BYTES as u64, "{:?}", file_heap());
+        let now = file_heap().disk_bytes;
+        assert!(now <= disk + 4 * STEP_BYTES as u64, "{disk} bytes of the disk, then {now}");
+    }
+
+    #[test]
+    fn what_is_freed_goes_to_nobody_else() {
+        let heap = heap();
+        let blocks: Vec<Box<[u64; 12]>> = {
+            let _here = heap.enter();
+            (0..1000).map(|number| Box::new([number; 12])).collect()
+        };
+        assert!(blocks.iter().all(|block| heap.holds(&raw const **block)));
+        drop(blocks);
+        let others: Vec<Box<[u64; 12]>> = (0..1000).map(|number| Box::new([number; 12])).collect();
+        assert!(others.iter().all(|block| !heap.holds(&raw const **block)));
     }
 }

@@ -48,4 +48,15 @@ fn a_heap_that_finds_no_disk_says_so_allocates_elsewhere_and_goes_on_when_there_
     drop(here);
     assert!(heap.holds(again.as_ptr()));
     assert!(file_heap().disk_bytes >= before);
+
+    // Beyond its bound it takes nothing more, and that is no trouble of the disk's.
+    let taken = file_heap().disk_bytes;
+    heap.bound(taken);
+    heap.ready().unwrap();
+    let here = heap.enter();
+    let beyond: Vec<Vec<u8>> = (0..4).map(|byte| vec![byte; STEP_BYTES]).collect();
+    drop(here);
+    assert!(beyond.iter().any(|block| !heap.holds(block.as_ptr())));
+    assert!(beyond.iter().zip(0..).all(|(block, byte)| block.iter().all(|at| *at == byte)));
+    assert_eq!(file_heap().disk_bytes, taken);
 }

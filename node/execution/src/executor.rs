@@ -17,9 +17,9 @@ use std::sync::Arc;
 use pages::PageStore;
 use sandbox::Sandbox;
 use state::{
-    Batch, BlobStore, CanisterId, CanisterState, CertifiedReader, CertifiedState, Fault, Height, HistoryLimits,
-    IngressHistory, ReplicatedState, StateStore, SubnetKey, SubnetMetrics, SubnetState, SubnetTree,
-    Time, certified::Uncertified,
+    Batch, BlobStore, CanisterId, CanisterState, CertifiedReader, CertifiedState, Fault, Height,
+    HistoryLimits, IngressHistory, ReplicatedState, StateStore, SubnetKey, SubnetMetrics,
+    SubnetState, SubnetTree, Time, certified::Uncertified,
 };
 use statesync::{ManifestWorker, SnapshotSource};
 
@@ -34,6 +34,9 @@ use crate::round;
 /// States kept for their certificate beyond the lag that agreement allows execution: nodes sign at
 /// different times, and their shares are under way for some.
 const UNCERTIFIED_BEYOND_LAG: usize = 4;
+
+/// Records loaded until it is looked whether the state's heap has room for more.
+const RECORDS_BETWEEN_LOOKS: u64 = 1024;
 
 /// See the module.
 pub struct Executor {
@@ -200,9 +203,7 @@ impl Executor {
             return Ok(());
         }
         let place = ExecutionPoint { height, message: None };
-        self.core
-            .attempts(place)
-            .until(|| state::heap::ready().map_err(FatalError::StateHeap))
+        self.core.attempts(place).until(|| state::heap::ready().map_err(FatalError::StateHeap))
     }
 
     fn snapshot(&mut self) -> [u8; 32] {
@@ -319,17 +320,22 @@ fn load(core: &Core, store: &StateStore) -> Result<ReplicatedState, FatalError> 
             response_bytes,
         ));
     };
-    let subnet: SubnetState = postcard::from_bytes(&checkpoint.metadata)
-        .map_err(|error| FatalError::Record { what: "the subnet".into(), reason: error.to_string() })?;
-    let history = IngressHistory::load::<FatalError>(
-        history_limits,
-        checkpoint.history()?.map(|record| record.map_err(FatalError::from)),
-    )?;
+    let subnet: SubnetState = postcard::from_bytes(&checkpoint.metadata).map_err(|error| {
+        FatalError::Record { what: "the subnet".into(), reason: error.to_string() }
+    })?;
+    let calls = checkpoint.history()?.zip(1..).map(|(record, loaded)| {
+        let record = record.map_err(FatalError::from)?;
+        room_for(loaded).map(|()| record)
+    });
+    let history = IngressHistory::load::<FatalError>(history_limits, calls)?;
     let mut failed = None;
     let mut records = checkpoint.canisters()?;
     // One at a time: all of them together may be more than the memory.
+    let mut loaded = 0_u64;
     let canisters = std::iter::from_fn(|| {
-        let canister = records.next()?.map_err(FatalError::from);
+        let record = records.next()?.map_err(FatalError::from);
+        loaded += 1;
+        let canister = record.and_then(|record| room_for(loaded).map(|()| record));
         match canister.and_then(|(id, bytes)| canister_of_record(core, id, &bytes)) {
             Ok(canister) => Some(canister),
             Err(error) => {
@@ -345,14 +351,23 @@ fn load(core: &Core, store: &StateStore) -> Result<ReplicatedState, FatalError> 
     }
 }
 
+/// Whether the state's heap has room for more than the first few of so many records. A small state
+/// is loaded without, so that a node with a full disk starts and says so.
+fn room_for(loaded: u64) -> Result<(), FatalError> {
+    if loaded.is_multiple_of(RECORDS_BETWEEN_LOOKS) {
+        state::heap::ready().map_err(FatalError::StateHeap)?;
+    }
+    Ok(())
+}
+
 fn canister_of_record(
     core: &Core,
     id: CanisterId,
     bytes: &[u8],
 ) -> Result<CanisterState, FatalError> {
     let unreadable = |reason: String| FatalError::Record { what: format!("canister {id}"), reason };
-    let mut canister: CanisterState =
-        postcard::from_bytes(bytes).map_err(|error| unreadable(error.to_string()))?;
+    let mut canister: CanisterState = state::heap::within(|| postcard::from_bytes(bytes))
+        .map_err(|error| unreadable(error.to_string()))?;
     if canister.id != id {
         return Err(unreadable(format!("it is the record of {}", canister.id)));
     }

@@ -70,7 +70,8 @@ fn accept(
             charge(core, state, &id, ingress.accounted_bytes(), spares_frozen)?;
         }
         memory.take_ingress(core, accounted_bytes)?;
-        state.subnet.calls.push_back(SubnetCall {
+        let ingress = kept(ingress);
+        let call = SubnetCall {
             origin: Origin::Ingress {
                 request_id: ingress.request_id,
                 sender: ingress.sender,
@@ -78,9 +79,10 @@ fn accept(
             },
             sender_version: None,
             method_name: ingress.method_name,
-            arg: heap::kept(ingress.arg),
+            arg: ingress.arg,
             cycles: 0,
-        });
+        };
+        heap::within(|| state.subnet.calls.push_back(call));
         return Ok(());
     }
     let id = ingress.canister_id;
@@ -93,10 +95,14 @@ fn accept(
     memory.take_ingress(core, accounted_bytes)?;
     charge(core, state, &id, accounted_bytes, false)?;
     if let Some(canister) = state.get_mut(&id) {
-        let ingress = Ingress { arg: heap::kept(ingress.arg), ..ingress };
-        canister.queues.push_ingress(Shared::new(ingress));
+        canister.queues.push_ingress(Shared::new(kept(ingress)));
     }
     Ok(())
+}
+
+/// The same message with all that it points to in the state's heap.
+fn kept(ingress: Ingress) -> Ingress {
+    heap::within(|| ingress.clone())
 }
 
 /// Takes the induction fee.

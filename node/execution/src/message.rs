@@ -13,7 +13,7 @@ use sandbox::{Call, CallbackKind, Entry, MessageLimits, Response};
 use state::{
     CallContextId, CallRequest, CallResponse, Callback, CanisterState, CanisterStatus, Cycles,
     Fault, Ingress, Input, LowMemoryHook, Origin, Payload, Reject, RequestId, SenderInfo, Shared,
-    Time,
+    Time, heap,
 };
 
 use crate::config::FatalError;
@@ -588,8 +588,8 @@ impl<'a> Turn<'a> {
             sender_version: version,
             receiver: call.callee,
             callback,
-            method_name: call.method_name,
-            arg: state::heap::kept(call.arg),
+            method_name: heap::kept_text(call.method_name),
+            arg: heap::kept(call.arg),
             cycles: call.cycles,
             deadline,
         });

@@ -12,7 +12,7 @@
 
 use state::{
     CallRequest, CallResponse, CanisterId, CanisterStatus, MESSAGE_OVERHEAD_BYTES, Origin, Payload,
-    Reject, ReplicatedState, Shared, SubnetCall, Time,
+    Reject, ReplicatedState, Shared, SubnetCall, Time, heap,
 };
 
 use crate::core::Core;
@@ -157,17 +157,20 @@ fn route(
     }
     match state.get_mut(&request.receiver) {
         Some(callee) => callee.queues.push_request(Shared::new(request)),
-        None => state.subnet.calls.push_back(SubnetCall {
-            origin: Origin::Canister {
-                caller: request.sender,
-                callback: request.callback,
-                deadline: request.deadline,
-            },
-            sender_version: Some(request.sender_version),
-            method_name: request.method_name,
-            arg: request.arg,
-            cycles: request.cycles,
-        }),
+        None => {
+            let call = SubnetCall {
+                origin: Origin::Canister {
+                    caller: request.sender,
+                    callback: request.callback,
+                    deadline: request.deadline,
+                },
+                sender_version: Some(request.sender_version),
+                method_name: request.method_name,
+                arg: request.arg,
+                cycles: request.cycles,
+            };
+            heap::within(|| state.subnet.calls.push_back(call));
+        }
     }
 }
 

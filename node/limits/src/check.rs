@@ -93,11 +93,7 @@ impl Limits {
 
     #[expect(clippy::too_many_lines, reason = "a table, entry after entry")]
     fn check_execution(&self, rules: &mut Rules) {
-        rules.at_least(
-            limit!(self.execution.threads),
-            1,
-            "messages could never run",
-        );
+        rules.at_least(limit!(self.execution.threads), 1, "messages could never run");
         rules.at_most(limit!(self.execution.threads), 64, "each is a worker process");
         rules.at_least(limit!(self.execution.query_threads), 1, "queries could never run");
         rules.at_most(limit!(self.execution.query_threads), 64, "each is a worker process");

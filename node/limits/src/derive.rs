@@ -109,10 +109,12 @@ const COMPILED_BYTES_MAX: u64 = 4 << 30;
 /// The part of a disk budget that blocks may take for members that were away, and the most.
 const BLOCKS_PART: u64 = 64;
 const BLOCKS_BYTES_MAX: u64 = 1 << 30;
-/// The part of a disk budget that statuses of calls may take, and the most for a byte of memory:
-/// they are found by ids without order, so that much of them should fit into memory.
+/// The part of a disk budget that statuses of calls may take, and the most: half of the memory
+/// beyond what small nodes need for everything else. They are found by ids without order, so all of
+/// them should fit into the page cache.
 const HISTORY_PART: u64 = 64;
 const HISTORY_MEMORY_PART: u64 = 2;
+const BESIDE_HISTORY_BYTES: u64 = 32 * MIB;
 /// Blocks that are kept without a disk budget.
 const RETENTION_BLOCK_BYTES: u64 = 128 * MIB;
 
@@ -371,7 +373,8 @@ impl Limits {
         let memory = self.memory_budget_bytes;
         if !stays("subnet.ingress_history_bytes") {
             let least = scale::INGRESS_HISTORY.bytes_at(memory);
-            let part = whole(disk / HISTORY_PART).min(whole(memory / HISTORY_MEMORY_PART));
+            let most = memory.saturating_sub(BESIDE_HISTORY_BYTES) / HISTORY_MEMORY_PART;
+            let part = whole(disk / HISTORY_PART).min(whole(most));
             self.subnet.ingress_history_bytes = least.max(part);
         }
         if !stays("subnet.memory_capacity_bytes") {

@@ -175,16 +175,14 @@ impl Limits {
     fn state_lines(&self) -> Vec<SheetLine> {
         use LineKind::Pool;
         let Limits { subnet, .. } = self;
-        vec![
-            line(
-                pool::CUSTOM_SECTIONS,
-                subnet.wasm_custom_sections_bytes,
-                "state",
-                Pool,
-                String::new(),
-                "metadata sections of all modules",
-            ),
-        ]
+        vec![line(
+            pool::CUSTOM_SECTIONS,
+            subnet.wasm_custom_sections_bytes,
+            "state",
+            Pool,
+            String::new(),
+            "metadata sections of all modules",
+        )]
     }
 
     /// Messages of clients and blocks on their way.
@@ -311,7 +309,8 @@ impl Limits {
             canister_metadata_bytes: metadata,
             ..
         } = self.subnet;
-        let of_state = |name, bytes, made_of, reason| line(name, bytes, "state", Disk, made_of, reason);
+        let of_state =
+            |name, bytes, made_of, reason| line(name, bytes, "state", Disk, made_of, reason);
         let held = [guaranteed, best_effort, history, metadata];
         let held = held.into_iter().fold(0, u64::saturating_add);
         vec![

@@ -14,11 +14,11 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ("subnet.canisters_max", "follows canister_metadata_bytes, 8 KiB each"),
     (
         "subnet.guaranteed_response_message_bytes",
-        "held in memory; each call in progress reserves the largest response",
+        "held on disk; each call in progress reserves the largest response",
     ),
     (
         "subnet.best_effort_message_bytes",
-        "held in memory; best-effort calls, and client calls inducted and not yet started",
+        "held on disk; best-effort calls, and client calls inducted and not yet started",
     ),
     (
         "subnet.ingress_history_bytes",

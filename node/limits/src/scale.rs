@@ -4,7 +4,7 @@
 //! says.
 //!
 //! How the sizes are used: up to 192 MiB half and more goes to processes and buffers that cannot
-//! shrink, and a canister gets what is left. At 512 MiB half is working memory and message queues.
+//! shrink, and a canister gets what is left. At 512 MiB half is working memory.
 //! From 4 GiB on, limits grow slower than memory: what is left over is page cache, which is where
 //! the state of canisters lives.
 
@@ -27,22 +27,29 @@ pub(crate) const QUERY_THREADS: Row<9> = SCALE.values([1, 1, 1, 1, 1, 2, 2, 4, 4
 pub(crate) const QUERY_THREADS_PER_CANISTER: Row<9> = SCALE.values([1, 1, 1, 1, 1, 1, 2, 2, 2]);
 pub(crate) const PAUSED_EXECUTIONS: Row<9> = SCALE.values([1, 1, 1, 1, 1, 1, 2, 4, 4]);
 pub(crate) const HEAP_DIRTY_PER_MESSAGE: Row<9> = SCALE.mib([8, 8, 20, 30, 64, 128, 256, 256, 256]);
-pub(crate) const STABLE_DIRTY_PER_MESSAGE: Row<9> = SCALE.mib([4, 4, 10, 14, 32, 64, 128, 128, 128]);
-pub(crate) const HEAP_DIRTY_PER_INSTALL: Row<9> = SCALE.mib([16, 16, 40, 60, 128, 256, 512, 768, 1024]);
+pub(crate) const STABLE_DIRTY_PER_MESSAGE: Row<9> =
+    SCALE.mib([4, 4, 10, 14, 32, 64, 128, 128, 128]);
+pub(crate) const HEAP_DIRTY_PER_INSTALL: Row<9> =
+    SCALE.mib([16, 16, 40, 60, 128, 256, 512, 768, 1024]);
 pub(crate) const STABLE_DIRTY_PER_INSTALL: Row<9> =
     SCALE.mib([16, 16, 40, 60, 128, 256, 512, 768, 1024]);
 pub(crate) const DIRTY_PER_INSTALL: Row<9> = SCALE.mib([22, 24, 60, 88, 192, 384, 768, 1024, 2048]);
 pub(crate) const HEAP_DIRTY_PER_QUERY: Row<9> = SCALE.mib([3, 3, 8, 12, 20, 32, 64, 64, 64]);
 pub(crate) const STABLE_DIRTY_PER_QUERY: Row<9> = SCALE.mib([2, 2, 4, 4, 8, 16, 32, 32, 32]);
 pub(crate) const DELTA_PER_ROUND: Row<9> = SCALE.mib([14, 14, 24, 32, 64, 128, 256, 256, 512]);
-pub(crate) const DELTA_PER_CANISTER_ROUND: Row<9> = SCALE.mib([8, 8, 12, 16, 32, 64, 128, 128, 256]);
-pub(crate) const RESPONSE_CALLBACK_RESERVATION: Row<9> = SCALE.mib([1, 1, 2, 4, 8, 16, 32, 64, 256]);
+pub(crate) const DELTA_PER_CANISTER_ROUND: Row<9> =
+    SCALE.mib([8, 8, 12, 16, 32, 64, 128, 128, 256]);
+pub(crate) const RESPONSE_CALLBACK_RESERVATION: Row<9> =
+    SCALE.mib([1, 1, 2, 4, 8, 16, 32, 64, 256]);
 pub(crate) const QUERY_CACHE: Row<9> = SCALE.mib([1, 1, 3, 6, 16, 32, 64, 128, 512]);
 
 // Sandboxes.
-pub(crate) const COMPILE_MEMORY: Row<9> = SCALE.mib([384, 384, 384, 384, 384, 384, 736, 1400, 2824]);
-pub(crate) const COMPILE_SECONDS: Row<9> = SCALE.values([300, 300, 300, 300, 300, 300, 600, 600, 600]);
-pub(crate) const COMPILATION_CACHE: Row<9> = SCALE.mib([128, 128, 128, 128, 128, 128, 256, 512, 2048]);
+pub(crate) const COMPILE_MEMORY: Row<9> =
+    SCALE.mib([384, 384, 384, 384, 384, 384, 736, 1400, 2824]);
+pub(crate) const COMPILE_SECONDS: Row<9> =
+    SCALE.values([300, 300, 300, 300, 300, 300, 600, 600, 600]);
+pub(crate) const COMPILATION_CACHE: Row<9> =
+    SCALE.mib([128, 128, 128, 128, 128, 128, 256, 512, 2048]);
 pub(crate) const SANDBOX_CANISTERS: Row<9> = SCALE.values([4, 4, 8, 16, 32, 64, 128, 256, 1024]);
 pub(crate) const RESIDENT_FLOOR: Row<9> = SCALE.mib([24, 24, 48, 64, 128, 256, 512, 1024, 4096]);
 pub(crate) const EVICTION_BATCH: Row<9> = SCALE.mib([12, 12, 24, 32, 64, 128, 256, 512, 1024]);
@@ -79,11 +86,13 @@ pub(crate) const BLOCK_INGRESS: Row<9> = SCALE.mib([3, 3, 3, 3, 4, 4, 4, 4, 4]);
 pub(crate) const NIDKG_TABLES: Row<9> = SCALE.granules([4, 4, 4, 16, 64, 64, 256, 512, 512]);
 
 // Gateway.
-pub(crate) const CONNECTIONS: Row<9> = SCALE.values([48, 48, 128, 256, 512, 1024, 2048, 4096, 8192]);
+pub(crate) const CONNECTIONS: Row<9> =
+    SCALE.values([48, 48, 128, 256, 512, 1024, 2048, 4096, 8192]);
 pub(crate) const REQUESTS_IN_FLIGHT: Row<9> =
     SCALE.values([32, 32, 64, 128, 256, 512, 1024, 2048, 4096]);
 pub(crate) const QUERIES_IN_FLIGHT: Row<9> = SCALE.values([8, 8, 16, 32, 64, 128, 256, 512, 1024]);
-pub(crate) const SYNC_CALLS_WAITING: Row<9> = SCALE.values([24, 24, 48, 96, 192, 384, 768, 1536, 3072]);
+pub(crate) const SYNC_CALLS_WAITING: Row<9> =
+    SCALE.values([24, 24, 48, 96, 192, 384, 768, 1536, 3072]);
 pub(crate) const BODIES: Row<9> = SCALE.mib([4, 4, 4, 5, 8, 16, 40, 64, 128]);
 pub(crate) const RESPONSES: Row<9> = SCALE.mib([3, 3, 4, 5, 8, 16, 40, 64, 128]);
 
@@ -107,7 +116,8 @@ const _: () = {
     assert!(STABLE_DIRTY_PER_MESSAGE.covers(&STABLE_DIRTY_PER_QUERY));
     assert!(RESIDENT_FLOOR.covers(&EVICTION_BATCH));
     assert!(
-        INGRESS_POOL.covers(&SCALE.mib([3, 3, 3, 3, 4, 4, 4, 4, 4])) && BODIES.covers(&BLOCK_INGRESS)
+        INGRESS_POOL.covers(&SCALE.mib([3, 3, 3, 3, 4, 4, 4, 4, 4]))
+            && BODIES.covers(&BLOCK_INGRESS)
     );
     assert!(
         REQUESTS_IN_FLIGHT.covers(&QUERIES_IN_FLIGHT)

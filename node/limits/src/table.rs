@@ -114,14 +114,13 @@ pub struct SubnetLimits {
     /// Messages the system may drop: queued bytes of best-effort calls and of ingress messages
     /// inducted and not yet started.
     pub best_effort_message_bytes: u64,
-    /// Ingress history held in memory (statuses and replies).
+    /// Ingress history (statuses and replies).
     pub ingress_history_bytes: u64,
     /// Ingress messages inducted and not yet answered.
     pub ingress_unfinished_max: u64,
     /// Custom sections of all modules together.
     pub wasm_custom_sections_bytes: u64,
-    /// Metadata of all canisters held in memory (queues, controllers, globals ...), besides
-    /// messages.
+    /// Metadata of all canisters (queues, controllers, globals ...), besides messages.
     pub canister_metadata_bytes: u64,
     /// Outstanding callbacks per canister above which new calls are refused.
     pub callback_soft_limit: u64,

@@ -264,7 +264,8 @@ fn contradictions_are_named_with_both_limits() {
 fn a_sum_above_the_budget_names_the_line_that_was_raised() {
     let text = broken(json!({"gateway": {"bodies_bytes": "256MiB"}}));
     assert!(
-        text.contains("`request_bodies` (256 MiB, 8 MiB by derivation)") && text.contains("512 MiB"),
+        text.contains("`request_bodies` (256 MiB, 8 MiB by derivation)")
+            && text.contains("512 MiB"),
         "{text}"
     );
     let mut limits = Limits::nano().unwrap();

@@ -46,6 +46,12 @@ pub fn ready() -> io::Result<()> {
     INSTALLED.get().map_or(Ok(()), |heap| (heap.ready)())
 }
 
+/// Does `work` with all that it allocates in the state's heap.
+pub fn within<R>(work: impl FnOnce() -> R) -> R {
+    let _here = enter();
+    work()
+}
+
 /// Bytes that are kept from round to round: the same, in the state's heap.
 pub fn kept(bytes: Vec<u8>) -> Vec<u8> {
     match INSTALLED.get() {

@@ -23,8 +23,8 @@
 //! and the latest change below them, which is all that expiring, letting go and checkpointing need
 //! to find their entries in O(log n).
 //!
-//! Entries, forks and responses lie in the state's heap ([`crate::heap`]), so in a node on disk, but
-//! for what was touched last.
+//! Entries, forks and responses lie in the state's heap ([`crate::heap`]), so in a node on disk,
+//! but for what was touched last.
 //!
 //! A checkpoint saves what changed since the last one that was saved:
 //! [`IngressHistory::begin_checkpoint`] takes a snapshot of it, and
@@ -480,6 +480,7 @@ impl IngressHistory {
 
     /// What changed since the last checkpoint that was saved. Later changes belong to the next.
     pub fn begin_checkpoint(&mut self) -> HistoryChanges {
+        let _here = heap::enter();
         let changes = HistoryChanges {
             map: self.map.clone(),
             after_interval: self.saved_interval,

@@ -114,7 +114,7 @@ pub struct Totals {
     pub memory_used: u64,
     /// Bytes of the metadata sections of all modules.
     pub custom_section_bytes: u64,
-    /// Other metadata held in memory.
+    /// Other metadata.
     pub metadata_bytes: u64,
     /// Guaranteed-response messages and the room kept for their responses.
     pub guaranteed_message_bytes: u64,
@@ -207,12 +207,11 @@ impl ReplicatedState {
             charges: BTreeSet::new(),
             owners: BTreeMap::new(),
         };
-        let here = heap::enter();
         for canister in canisters {
+            let _here = heap::enter();
             state.touched.insert(canister.id);
             state.canisters.insert(Arc::new(canister));
         }
-        drop(here);
         state.refresh();
         state
     }

@@ -60,6 +60,7 @@ const BLOCK_SEGMENT_BYTES: u64 = 8 << 20;
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 
 /// Address space for the state's heap: so many times what its lines allow, and at least so much.
+/// What is taken of the disk is bounded by the lines.
 const STATE_HEAP_ROOM: u64 = 4;
 const STATE_HEAP_ROOM_MIN: u64 = 8 << 30;
 
@@ -268,6 +269,7 @@ fn make_state_heap(data: &Path, limits: &Limits) -> Result<()> {
     let bytes = limits.state_heap_bytes().saturating_mul(STATE_HEAP_ROOM).max(STATE_HEAP_ROOM_MIN);
     let heap = FileHeap::create(data, bytes)
         .with_context(|| format!("making the state's heap in {}", data.display()))?;
+    heap.bound(limits.state_heap_bytes());
     state::heap::install(StateHeap {
         switch: memory::switch_heap,
         number: heap.number(),

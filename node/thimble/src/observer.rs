@@ -76,8 +76,8 @@ impl Observer<Executor> for NodeObserver {
     }
 }
 
-/// Pools of the ledger that the rules of replicated state hold to their caps: counted after every
-/// round, so that the ledger says what they hold.
+/// What the rules of replicated state hold to its cap: counted after every round, so that the ledger,
+/// for pools, and the disk's sheet, for what lies in the state's heap, say what is held.
 pub(crate) struct Observed {
     sections: Option<Observation>,
     in_heap: Arc<HeldInHeap>,

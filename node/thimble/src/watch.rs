@@ -5,10 +5,7 @@
 //! read), the gateway's adapter and the round loop (which ask how far work is held back).
 //! Everything kept here has a fixed size.
 
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    atomic::AtomicU64,
-};
+use std::sync::{Arc, Mutex, PoisonError, atomic::AtomicU64};
 
 use budget::{
     Ledger, Level, Observation,

@@ -218,9 +218,7 @@ async fn a_process_group_below_the_smallest_size_is_refused_and_one_below_the_bu
     let Some(group) = Group::new() else { return };
     group.cap(80 * MIB);
     let text = refused(&group.prelude(), "512MiB");
-    for words in
-        ["80 MiB", "512 MiB", "the smallest size that works is 96 MiB", "--memory 96MiB"]
-    {
+    for words in ["80 MiB", "512 MiB", "the smallest size that works is 96 MiB", "--memory 96MiB"] {
         assert!(text.contains(words), "{words} in {text}");
     }
     assert!(text.contains(group.directory().to_str().unwrap()), "{text}");
