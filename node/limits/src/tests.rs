@@ -25,7 +25,7 @@ fn nano_is_the_reference_profile_or_better() {
         (execution.threads, execution.query_threads, execution.query_threads_per_canister),
         (2, 1, 1)
     );
-    assert_eq!(nano.subnet.guaranteed_response_message_bytes, 64 * MIB);
+    assert_eq!(nano.subnet.guaranteed_response_message_bytes, 160 * MIB);
     assert_eq!(nano.subnet.best_effort_message_bytes, 32 * MIB);
     assert!(!execution.reject_guaranteed_response_calls);
     assert_eq!(nano.subnet.ingress_history_bytes, 32 * MIB);

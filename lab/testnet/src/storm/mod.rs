@@ -30,9 +30,9 @@ use self::{
 };
 use crate::{cap, machine};
 
-/// Below this budget the limits per message are about half of those the hammer's default sizes
-/// suit.
-const FULL_SIZE_BYTES_MIN: u64 = 384 * MIB;
+/// Budgets from which on so much of the hammer's default sizes suits the limits per message.
+const SCALES: [(u64, &str); 4] =
+    [(384 * MIB, "1"), (240 * MIB, "0.5"), (176 * MIB, "0.3"), (0, "0.125")];
 /// What the hammer's modes do besides storming for the seconds asked for: fill, read back, delete.
 const HAMMER_TIMEOUT: Duration = Duration::from_secs(600);
 /// Parts of one mode that may each take the seconds asked for.
@@ -232,8 +232,8 @@ async fn hammer(
         ])
         .arg("--json")
         .arg(files.hammer_json());
-    if memory_bytes < FULL_SIZE_BYTES_MIN {
-        command.args(["--scale", "0.5"]);
+    if let Some((_, scale)) = SCALES.iter().find(|(least, _)| memory_bytes >= *least) {
+        command.args(["--scale", scale]);
     }
     command.args(&options.hammer).stdin(Stdio::null()).stdout(File::create(files.hammer_table())?);
     let mut child = Child::spawn(&mut command, "the hammer")?;

@@ -14,6 +14,9 @@ const HYBRID_PEAK_BYTES_MAX: u64 = 170 * MIB;
 const KEPT_BYTES_MAX: u64 = 16 * MIB;
 /// Anonymous memory that no pool of the node's ledger holds in a storm, in percent of the budget.
 const UNACCOUNTED_STORM_PERCENT_MAX: u64 = 5;
+/// The same of small budgets: what their sheet sets aside for the node's process, which does not
+/// shrink with them.
+const UNACCOUNTED_STORM_BYTES_MIN: u64 = 12 * MIB;
 /// Samples of it that a storm must have given for the largest to mean something.
 const UNACCOUNTED_SAMPLES_MIN: usize = 10;
 /// A process of this role lives for one module and is meant to come again.
@@ -166,7 +169,8 @@ impl Rows {
             idle.map_or_else(|| "not told".to_owned(), signed),
         );
         let samples = &findings.unaccounted_bytes;
-        let most = findings.memory_bytes / 100 * UNACCOUNTED_STORM_PERCENT_MAX;
+        let part = findings.memory_bytes / 100 * UNACCOUNTED_STORM_PERCENT_MAX;
+        let most = part.max(UNACCOUNTED_STORM_BYTES_MIN);
         let peak = samples.iter().copied().max();
         let said = peak.map_or_else(
             || "not told".to_owned(),
@@ -176,7 +180,7 @@ impl Rows {
         self.held(
             "memory that no pool holds, peak",
             said,
-            &format!("at most {} ({UNACCOUNTED_STORM_PERCENT_MAX} %)", mib(most)),
+            &format!("at most {} ({UNACCOUNTED_STORM_PERCENT_MAX} % or 12 MiB)", mib(most)),
             enough && peak.is_some_and(|peak| peak <= most as i64),
         );
     }
