@@ -542,7 +542,7 @@ mod tests {
     #[test]
     fn what_is_allocated_inside_lies_in_the_file_and_is_freed_anywhere() {
         let heap = heap();
-        let outside = vec![1_u8; 100];
+        let outside = Box::new([1_u8; 100]);
         let (small, large, mut grown) = {
             let _here = heap.enter();
             {
