@@ -148,16 +148,19 @@ fn a_call_without_an_answer_expires_if_it_is_best_effort() {
 
 #[test]
 fn guaranteed_calls_beyond_the_pool_are_refused_and_all_are_answered() {
+    // More than fit.
+    const CALLS: usize = 120;
     let mut node = Node::new();
     let (a, b) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
     let mut call = CallOp::new(b, &[Op::Reply(b"yes".to_vec())]);
     call.on_reply = vec![Op::NoteArgument];
     call.on_reject = vec![Op::NoteReject];
-    let program: Vec<Op> = (0..60).map(|_| call.clone().op()).chain([Op::Reply(vec![])]).collect();
+    let program: Vec<Op> =
+        (0..CALLS).map(|_| call.clone().op()).chain([Op::Reply(vec![])]).collect();
     node.call(a, &program).unwrap();
     node.settle();
     let notes = node.notes(a);
-    assert_eq!(notes.len(), 60);
+    assert_eq!(notes.len(), CALLS);
     let fit = node.config.limits.subnet.guaranteed_response_message_bytes
         / node.config.limits.subnet.message_payload_bytes;
     let answered = notes.iter().filter(|note| *note == "yes").count() as u64;

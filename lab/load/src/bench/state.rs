@@ -27,6 +27,9 @@ use super::{
 };
 use crate::machine;
 
+/// The node that a large module is installed in.
+const SMALL_NODE: &str = "128MiB";
+
 /// Command line of `thimble-lab bench-state`.
 #[derive(Args)]
 pub struct Options {
@@ -108,6 +111,7 @@ impl Bench<'_> {
         self.state().await?;
         self.canisters().await?;
         self.calls().await?;
+        self.large_module().await?;
         self.modules().await?;
         self.install_beside_others().await
     }
@@ -245,6 +249,39 @@ impl Bench<'_> {
             calls.per_second >= 2000.0,
         );
         self.table.row("the same, anonymous peak", measure::mib(anonymous));
+        // What is remembered is read again.
+        node.stop().await?;
+        let (node, took) = Node::start(&self.binary(), &data).await?;
+        let seconds = took.as_secs_f64();
+        self.table.figure("calls, restart to the first certificate", seconds * 1e3, "ms");
+        self.table.row("the same, restart with what is remembered", format!("{seconds:.2} s"));
+        self.leave(node, &data).await
+    }
+
+    /// A large module in a small node.
+    async fn large_module(&mut self) -> Result<()> {
+        eprintln!("bench-state: a large module");
+        let data = self.scratch.join("large");
+        let binary = Binary { memory: SMALL_NODE, ..self.binary() };
+        let (node, _) = Node::start(&binary, &data).await?;
+        let agent = client::connect(&node.url, PATIENCE).await?;
+        let canister = client::create(&agent, None).await?;
+        let peak = Peak::of(&node);
+        let started = Instant::now();
+        let mode = CanisterInstallMode::Install;
+        let installed = client::install(&agent, canister, mode, large_module(), Encode!()?).await;
+        let seconds = started.elapsed().as_secs_f64();
+        let anonymous = peak.end().await;
+        self.table.held(
+            format!("module of 10 MB, most of it data, in {SMALL_NODE}"),
+            match &installed {
+                Ok(()) => format!("installs in {seconds:.1} s"),
+                Err(error) => format!("{error:#}"),
+            },
+            "installs",
+            installed.is_ok(),
+        );
+        self.table.row("the same, anonymous peak", measure::mib(anonymous));
         self.leave(node, &data).await
     }
 
@@ -334,6 +371,27 @@ impl Bench<'_> {
 /// What a piece is filled with: never zero, which would be free.
 fn byte_of(piece: u64) -> u8 {
     u8::try_from(piece % 250).unwrap_or(0) + 1
+}
+
+/// A module without code, with a memory and 10 MB of data in it.
+fn large_module() -> Vec<u8> {
+    const DATA_BYTES: usize = 10_000_000;
+    let number = |mut value: usize| {
+        // Unsigned LEB128.
+        let mut bytes = Vec::new();
+        while value > 0x7f {
+            bytes.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        bytes.push(value as u8);
+        bytes
+    };
+    let section = |id: u8, content: Vec<u8>| [vec![id], number(content.len()), content].concat();
+    let pages = DATA_BYTES.div_ceil(64 << 10);
+    // One memory without a maximum; one segment, at the address 0 (`i32.const 0`, `end`).
+    let memory = section(5, [vec![1, 0], number(pages)].concat());
+    let segment = [vec![1, 0, 0x41, 0, 0x0b], number(DATA_BYTES), vec![b'd'; DATA_BYTES]].concat();
+    [b"\0asm\x01\0\0\0".to_vec(), memory, section(11, segment)].concat()
 }
 
 /// The same module with another hash: a custom section more, named `n`, that holds its number.
