@@ -37,3 +37,12 @@ pub use record::{Purges, Record, unix_millis};
 #[cfg(test)]
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
+
+#[cfg(test)]
+/// As the node's programs set it up.
+#[unsafe(export_name = "malloc_conf")]
+static MALLOC_CONF: Option<&'static std::ffi::c_char> = {
+    const TEXT: &std::ffi::CStr = c"narenas:2,tcache_max:4096,retain:false,muzzy_decay_ms:0";
+    // SAFETY: the pointer is to a constant string that ends in zero.
+    Some(unsafe { &*TEXT.as_ptr() })
+};

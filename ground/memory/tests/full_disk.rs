@@ -9,6 +9,14 @@ use testing::SmallDisk;
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
 
+/// As the node's programs set it up.
+#[unsafe(export_name = "malloc_conf")]
+static MALLOC_CONF: Option<&'static std::ffi::c_char> = {
+    const TEXT: &std::ffi::CStr = c"narenas:2,tcache_max:4096,retain:false,muzzy_decay_ms:0";
+    // SAFETY: the pointer is to a constant string that ends in zero.
+    Some(unsafe { &*TEXT.as_ptr() })
+};
+
 #[test]
 fn a_heap_that_finds_no_disk_says_so_allocates_elsewhere_and_goes_on_when_there_is_some() {
     let mount_point = tempfile::tempdir().unwrap();
@@ -59,4 +67,15 @@ fn a_heap_that_finds_no_disk_says_so_allocates_elsewhere_and_goes_on_when_there_
     assert!(beyond.iter().any(|block| !heap.holds(block.as_ptr())));
     assert!(beyond.iter().zip(0..).all(|(block, byte)| block.iter().all(|at| *at == byte)));
     assert_eq!(file_heap().disk_bytes, taken);
+
+    // What grows there moves out, and leaves its place to nobody but the heap.
+    let here = heap.enter();
+    let mut growing: Vec<Vec<u8>> = (0..200).map(|_| vec![3; 64]).collect();
+    let inside = growing.iter().filter(|block| heap.holds(block.as_ptr())).count();
+    growing.iter_mut().for_each(|block| block.resize(256 << 10, 4));
+    drop(here);
+    assert!(inside > 0 && growing.iter().any(|block| !heap.holds(block.as_ptr())));
+    assert!(growing.iter().all(|block| block[63] == 3 && block[64] == 4));
+    let others: Vec<Box<[u8; 64]>> = (0..200).map(|byte| Box::new([byte; 64])).collect();
+    assert!(others.iter().all(|block| !heap.holds(&raw const **block)));
 }

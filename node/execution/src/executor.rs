@@ -35,8 +35,10 @@ use crate::round;
 /// different times, and their shares are under way for some.
 const UNCERTIFIED_BEYOND_LAG: usize = 4;
 
-/// Records loaded until it is looked whether the state's heap has room for more.
-const RECORDS_BETWEEN_LOOKS: u64 = 1024;
+/// Bytes of records loaded until it is looked whether the state's heap has room for more, and what
+/// one takes beside its bytes.
+const LOADED_BETWEEN_LOOKS: u64 = 2 << 20;
+const LOADED_BESIDE_BYTES: u64 = 512;
 
 /// See the module.
 pub struct Executor {
@@ -323,20 +325,16 @@ fn load(core: &Core, store: &StateStore) -> Result<ReplicatedState, FatalError> 
     let subnet: SubnetState = postcard::from_bytes(&checkpoint.metadata).map_err(|error| {
         FatalError::Record { what: "the subnet".into(), reason: error.to_string() }
     })?;
-    let calls = checkpoint.history()?.zip(1..).map(|(record, loaded)| {
-        let record = record.map_err(FatalError::from)?;
-        room_for(loaded).map(|()| record)
-    });
+    let mut room = RoomWhileLoading::default();
+    let calls = checkpoint.history()?.map(|record| room.check(record?));
     let history = IngressHistory::load::<FatalError>(history_limits, calls)?;
     let mut failed = None;
     let mut records = checkpoint.canisters()?;
     // One at a time: all of them together may be more than the memory.
-    let mut loaded = 0_u64;
     let canisters = std::iter::from_fn(|| {
         let record = records.next()?.map_err(FatalError::from);
-        loaded += 1;
-        let canister = record.and_then(|record| room_for(loaded).map(|()| record));
-        match canister.and_then(|(id, bytes)| canister_of_record(core, id, &bytes)) {
+        let record = record.and_then(|record| room.check(record));
+        match record.and_then(|(id, bytes)| canister_of_record(core, id, &bytes)) {
             Ok(canister) => Some(canister),
             Err(error) => {
                 failed = Some(error);
@@ -351,13 +349,23 @@ fn load(core: &Core, store: &StateStore) -> Result<ReplicatedState, FatalError> 
     }
 }
 
-/// Whether the state's heap has room for more than the first few of so many records. A small state
-/// is loaded without, so that a node with a full disk starts and says so.
-fn room_for(loaded: u64) -> Result<(), FatalError> {
-    if loaded.is_multiple_of(RECORDS_BETWEEN_LOOKS) {
-        state::heap::ready().map_err(FatalError::StateHeap)?;
+/// Looks whether the state's heap has room for what is loaded. A small state is loaded without, so
+/// that a node with a full disk starts and says so.
+#[derive(Default)]
+struct RoomWhileLoading {
+    /// Since the last look.
+    loaded_bytes: u64,
+}
+
+impl RoomWhileLoading {
+    fn check<K>(&mut self, record: (K, Vec<u8>)) -> Result<(K, Vec<u8>), FatalError> {
+        self.loaded_bytes += record.1.len() as u64 + LOADED_BESIDE_BYTES;
+        if self.loaded_bytes >= LOADED_BETWEEN_LOOKS {
+            self.loaded_bytes = 0;
+            state::heap::ready().map_err(FatalError::StateHeap)?;
+        }
+        Ok(record)
     }
-    Ok(())
 }
 
 fn canister_of_record(

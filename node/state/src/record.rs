@@ -25,7 +25,8 @@ pub struct NotEncoded {
 pub fn encode_record<T: Serialize>(what: impl Display, value: &T) -> Result<Vec<u8>, NotEncoded> {
     // With all its messages, a record may be large.
     let _here = heap::enter();
-    postcard::to_stdvec(value)
+    postcard::experimental::serialized_size(value)
+        .and_then(|bytes| postcard::to_extend(value, Vec::with_capacity(bytes)))
         .map_err(|error| NotEncoded { what: what.to_string(), reason: error.to_string() })
 }
 

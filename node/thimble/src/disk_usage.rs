@@ -103,7 +103,9 @@ impl DiskUsage {
             "compiled_modules" => self.sandbox.preparer().cache_usage().0,
             "block_log" => self.files_bytes("blocks"),
             "checkpoint_records" => self.files_bytes("state"),
-            STATE_HEAP_LINE => memory::file_heap().disk_bytes.saturating_sub(self.in_heap.others()),
+            STATE_HEAP_LINE => {
+                memory::file_heap().active_bytes.saturating_sub(self.in_heap.others())
+            }
             "canister_state" => {
                 self.reader.latest().map_or(0, |state| state.metrics().canister_state_bytes)
             }

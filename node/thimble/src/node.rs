@@ -62,7 +62,7 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 /// Address space for the state's heap: so many times what its lines allow, and at least so much.
 /// What is taken of the disk is bounded by the lines.
 const STATE_HEAP_ROOM: u64 = 4;
-const STATE_HEAP_ROOM_MIN: u64 = 8 << 30;
+const STATE_HEAP_ROOM_MIN: u64 = 256 << 30;
 
 /// How long workers may take to end before the process becomes another one, and how often it looks.
 const CHILDREN_GRACE: Duration = Duration::from_secs(5);
