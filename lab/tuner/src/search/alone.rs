@@ -12,7 +12,8 @@ use crate::{
 const PART_OF_TIME: f64 = 0.5;
 /// A change is one from so many standard deviations on.
 const DEVIATIONS: f64 = 4.0;
-
+/// Runs of the default with which knobs alone are compared, at most.
+const DEFAULT_RUNS_ALONE: usize = 12;
 /// Values of a knob that are tried alone although they are late.
 const TRIED_MAX: usize = 3;
 /// CPU time that counts little.
@@ -90,15 +91,35 @@ impl<B: Bench> Search<'_, B> {
     }
 
     /// Whether the setting's runs differ from the default's by more than chance. A setting that
-    /// seems to has to do so twice, as far as there is time: what others on the machine cost a
-    /// single run has no bound.
+    /// seems to has to do so twice, as far as there is time, and against a default that ran again:
+    /// what others on the machine cost a single run has no bound, and all knobs are held against
+    /// the same few runs of the default.
     async fn has_effect(&mut self, setting: &Setting) -> Result<bool> {
-        let effect = self.effect(setting);
-        if effect < 1.0 || effect.is_infinite() || !self.has_time_for(1) {
-            return Ok(effect >= 1.0);
+        for again in [setting, &Setting::default()] {
+            let effect = self.effect(setting);
+            let is_known = self.table.runs_of(again) >= DEFAULT_RUNS_ALONE;
+            if effect < 1.0 || effect.is_infinite() || is_known || !self.has_time_for(1) {
+                return Ok(effect >= 1.0);
+            }
+            self.run(again, "alone, again").await?;
         }
-        self.run(setting, "alone, again").await?;
         Ok(self.effect(setting) >= 1.0)
+    }
+
+    /// What was called alive with few runs and is not with all that were made since is dead, unless
+    /// it is part of what was found.
+    pub(super) fn judge_fates_again(&mut self, found: Option<&Setting>) {
+        let is_found =
+            |knob| found.is_some_and(|found| found.spots().any(|spot| spot.knob == knob));
+        for knob in 0..self.fates.len() {
+            let values = self.asked.knobs.get(knob).map_or(0, |knob| knob.values.len());
+            let is_alive = is_found(knob)
+                || (0..values).any(|value| self.effect(&Setting::one(Spot { knob, value })) >= 1.0);
+            match self.fates.get_mut(knob) {
+                Some(fate @ Fate::Alive) if !is_alive => *fate = Fate::Dead,
+                _ => {}
+            }
+        }
     }
 
     /// The largest difference from the default in any sign, as a multiple of what may be chance;

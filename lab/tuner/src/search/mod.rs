@@ -185,6 +185,10 @@ pub(crate) async fn search<B: Bench>(bench: &mut B, asked: &Asked) -> Result<Fou
     search.alone().await?;
     search.together().await?;
     let end = search.end().await?;
+    search.judge_fates_again(match &end {
+        End::Better(confirmed) => Some(&confirmed.setting),
+        _ => None,
+    });
     let Search { judge, table, fates, .. } = search;
     Ok(Found { table, judge, fates, end, goal_of_default, peak_bytes })
 }
