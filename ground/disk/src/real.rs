@@ -99,6 +99,10 @@ impl Disk for RealDisk {
     fn sync_folder(&self, path: &Path) -> io::Result<()> {
         File::open(path)?.sync_all()
     }
+
+    fn check_writeback(&self, handle: &File, _: &Path) -> io::Result<()> {
+        Ok(rustix::fs::syncfs(handle)?)
+    }
 }
 
 impl DiskFile for File {

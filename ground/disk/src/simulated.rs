@@ -86,6 +86,8 @@ struct State {
     /// Below this folder nothing is written.
     refused: Option<PathBuf>,
     failing_syncs: u64,
+    /// The kernel failed to write something of a file that nobody has open.
+    writeback_failed: bool,
 }
 
 /// Choices of one cut about one name.
@@ -226,6 +228,7 @@ impl SimulatedDisk {
             free: None,
             refused: None,
             failing_syncs: 0,
+            writeback_failed: false,
         };
         let mut folders = vec![root.to_path_buf()];
         while let Some(folder) = folders.pop() {
@@ -277,6 +280,12 @@ impl SimulatedDisk {
     /// system that copies what it overwrites; none: anything can.
     pub fn refuse_writes(&self, folder: Option<&Path>) {
         self.state().refused = folder.map(Path::to_path_buf);
+    }
+
+    /// The kernel fails to write something of a file that nobody has open: no sync of the file
+    /// tells, only [`Disk::check_writeback`] does, once.
+    pub fn fail_writeback(&self) {
+        self.state().writeback_failed = true;
     }
 
     /// So many of the next syncs of files fail.
@@ -640,6 +649,16 @@ impl Disk for SimulatedDisk {
         // With a folder that was removed from this one goes what was in it.
         state.settle(|folder| folder == path || folder.starts_with(path) && !folder.exists());
         state.collect();
+        State::ended(last, ())
+    }
+
+    fn check_writeback(&self, _: &File, _: &Path) -> io::Result<()> {
+        let mut state = self.state();
+        let life = state.life;
+        let last = state.operation(life)?;
+        if std::mem::take(&mut state.writeback_failed) {
+            return Err(io::Error::other("a simulated writeback failed"));
+        }
         State::ended(last, ())
     }
 }

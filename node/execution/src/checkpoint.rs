@@ -220,9 +220,10 @@ impl Executor {
         })?;
         self.state.history.finish_checkpoint(history);
         self.state.mark_saved();
+        // Before files are deleted, so that none has to be kept open for a canister at rest.
+        self.state.renew_layouts(changed, |memory| pages.layout(memory).ok());
         pages.finish_checkpoint(ticket);
         self.since_checkpoint = SinceCheckpoint::default();
-        self.state.renew_layouts(changed, |memory| pages.layout(memory).ok());
         if self.manifest_owed {
             self.begin_manifest()?;
         }
@@ -237,15 +238,15 @@ impl Executor {
         if !self.core.take_blobs_changed() && !snapshot_gone {
             return Ok(());
         }
-        let mut modules = BTreeSet::new();
-        let mut live = BTreeSet::new();
-        for canister in self.state.canisters() {
-            modules.extend(canister.module().map(|module| module.hash));
-            live.extend(canister.chunks.keys().copied());
-        }
-        live.extend(modules.iter().map(|ModuleHash(hash)| *hash));
-        self.core.retain_prepared(|module| modules.contains(module));
-        self.core.blobs.retain(|hash| live.contains(hash) || self.snapshots.has_blob(hash))?;
+        let state = &self.state;
+        let chunks: BTreeSet<_> =
+            state.with_chunks().flat_map(|canister| canister.chunks.keys().copied()).collect();
+        self.core.retain_prepared(|module| state.has_module(module));
+        self.core.blobs.retain(|hash| {
+            state.has_module(&ModuleHash(*hash))
+                || chunks.contains(hash)
+                || self.snapshots.has_blob(hash)
+        })?;
         Ok(())
     }
 
@@ -271,6 +272,8 @@ impl Executor {
                 Err(error) => return Err(error),
             };
             attempts.wait(what)?;
+            // Files that queries might still read may be all that is left to delete.
+            core.pages.give_up_readers();
         }
     }
 

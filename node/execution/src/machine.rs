@@ -14,6 +14,7 @@ use ic_principal::Principal;
 use pages::{AppendTarget, MemoryId, PAGE_BYTES, PagesError, Run};
 use sandbox::{
     Changes, Entry, Lane, MessageLimits, Mount, Outcome, Request, RunState, SystemContext, Trap,
+    WorkerTrouble,
 };
 use state::{
     CanisterState, CanisterStatus, Cycles, ExecutionState, LowMemoryHook, Memory, Reject,
@@ -227,7 +228,15 @@ impl<'a> Machine<'a> {
                     Err(error) if error.is_worker_fault() || error.can_heal() => error.to_string(),
                     Err(error) => return Err(error.into()),
                 },
-                Err(trouble) => trouble.to_string(),
+                Err(WorkerTrouble::Machine(what)) => {
+                    attempts.wait_for_machine(what)?;
+                    continue;
+                }
+                Err(WorkerTrouble::Damage(reason)) => {
+                    let what = format!("canister {}", request.context.canister_id);
+                    return Err(FatalError::Record { what, reason });
+                }
+                Err(WorkerTrouble::Worker(what)) => what,
             };
             attempts.wait(what)?;
         }

@@ -125,6 +125,8 @@ impl Executor {
 
     /// The files behind the state as it is now. Only between rounds.
     fn pinned(&self) -> Result<Pinned, FatalError> {
+        // As many as there are memories: they lie where the canisters do.
+        let _here = state::heap::enter();
         let mut layouts: BTreeMap<MemoryId, HeldLayout> = BTreeMap::new();
         let mut blobs: BTreeSet<BlobHash> = BTreeSet::new();
         for canister in self.state.canisters() {

@@ -24,8 +24,10 @@ use crate::retry::ExecutionPoint;
 
 /// Part of a callback's instructions that is kept for its cleanup.
 const CLEANUP_PART: u64 = 20;
-/// What a message counts in a round besides its instructions: fetching, mounting, answering.
-pub(crate) const MESSAGE_OVERHEAD_INSTRUCTIONS: u64 = 200_000;
+/// What a message counts in a round besides its instructions: fetching, mounting, answering. About
+/// as many as run in that time (0.1 ms), so that a round of very many short messages, of timers that
+/// are due at once for one, lasts no longer than one of a few long ones.
+pub(crate) const MESSAGE_OVERHEAD_INSTRUCTIONS: u64 = 1_000_000;
 
 /// What came of messages besides changes of the canister itself.
 #[derive(Debug, Default)]

@@ -511,6 +511,7 @@ impl<'a> Session<'a> {
         // What it reads may be overwritten while it runs, when folding could not wait for it
         // (`PageStore::fold_over_readers`).
         let cut_off = || request.heap.layout.is_cut_off() || request.stable.layout.is_cut_off();
+        let gone = || request.heap.layout.is_gone() || request.stable.layout.is_gone();
         let given_up = || reject::query_cut_off(&canister.id, self.core.limits().pages.pin_seconds);
         if cut_off() {
             return Err(given_up());
@@ -520,6 +521,7 @@ impl<'a> Session<'a> {
         if let Err(trouble) = &executed
             && request.keep_token.is_none()
             && !cut_off()
+            && !gone()
         {
             // As a rule the worker was killed from outside. A message that kills every worker gets
             // no third.
@@ -527,7 +529,7 @@ impl<'a> Session<'a> {
             attempts += 1;
             executed = self.core.sandbox.execute(Lane::Query(self.lane), &request);
         }
-        if cut_off() {
+        if cut_off() || (executed.is_err() && gone()) {
             // Whatever it came to, a trap included.
             if let Some(token) = executed.ok().and_then(|outcome| outcome.keep_token) {
                 self.core.sandbox.release(Lane::Query(self.lane), token);

@@ -137,6 +137,8 @@ impl Transient for FatalError {
 pub(crate) struct Attempts<'a> {
     retry: &'a Arc<dyn RetryPolicy>,
     trouble: Trouble,
+    /// Attempts that the machine failed before the message could begin.
+    of_machine: u32,
 }
 
 impl<'a> Attempts<'a> {
@@ -144,6 +146,7 @@ impl<'a> Attempts<'a> {
         Self {
             retry,
             trouble: Trouble { place, what: String::new(), attempt: 0, runs_message: false },
+            of_machine: 0,
         }
     }
 
@@ -167,6 +170,16 @@ impl<'a> Attempts<'a> {
         }
     }
 
+    /// [`Self::wait`] for something that the message, if the step is to run one, has no part in.
+    pub(crate) fn wait_for_machine(&mut self, what: String) -> Result<(), FatalError> {
+        let runs_message = std::mem::take(&mut self.trouble.runs_message);
+        let attempt = std::mem::replace(&mut self.trouble.attempt, self.of_machine);
+        let waited = self.wait(what);
+        self.of_machine = self.trouble.attempt;
+        (self.trouble.runs_message, self.trouble.attempt) = (runs_message, attempt);
+        waited
+    }
+
     /// Waits until the step may be tried again.
     ///
     /// # Errors
@@ -180,7 +193,7 @@ impl<'a> Attempts<'a> {
 
 impl Drop for Attempts<'_> {
     fn drop(&mut self) {
-        if self.trouble.attempt > 0 {
+        if self.trouble.attempt > 0 || self.of_machine > 0 {
             self.retry.over(&self.trouble);
         }
     }

@@ -31,6 +31,8 @@ use crate::scheduler::{self, LaneBudget, Served};
 
 /// Storage and allocations are paid this often.
 const CHARGE_SECONDS: u64 = 600;
+/// Canisters that pay in one round; the others pay in the next ones, for the time until then.
+const CHARGES_PER_ROUND: usize = 1_000;
 
 /// What a round did, besides changing the state.
 #[derive(Debug, Default)]
@@ -134,7 +136,7 @@ impl Round<'_> {
     fn charge(&mut self, now: Time) {
         let mut effects = Effects::default();
         let due = Time(now.0.saturating_sub(CHARGE_SECONDS * 1_000_000_000));
-        for id in self.state.due_charges(due) {
+        for id in self.state.due_charges(due, CHARGES_PER_ROUND) {
             let Some(canister) = self.state.get_mut(&id) else { continue };
             let seconds = (now.0 - canister.charged_until.0) / 1_000_000_000;
             canister.charged_until = Time(canister.charged_until.0 + seconds * 1_000_000_000);

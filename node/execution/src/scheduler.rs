@@ -10,7 +10,7 @@
 //! A canister prefers one lane for good (so that its memories stay mapped in one worker), and gives
 //! way to an emptier one.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use state::{CanisterId, CanisterState, ReplicatedState, Time};
@@ -90,15 +90,18 @@ pub(crate) fn active(
     seats: &BTreeMap<CanisterId, Seat>,
     round: &RoundFacts,
 ) -> Vec<CanisterId> {
-    let mut candidates: BTreeSet<CanisterId> = state.with_work().clone();
+    // There may be as many as there are canisters; only so many are looked at as are served.
+    let mut candidates: Vec<CanisterId> = state.with_work().iter().copied().collect();
     candidates.extend(state.due_timers(round.time));
     candidates.extend(state.heartbeats().iter().copied());
-    candidates
-        .retain(|id| is_active(core, state, id, seats.get(id).copied().unwrap_or_default(), round));
+    candidates.sort_unstable();
+    candidates.dedup();
     let last = state.subnet.served_last;
-    let (before, after): (Vec<_>, Vec<_>) =
-        candidates.into_iter().partition(|id| last.is_some_and(|last| *id <= last));
-    after.into_iter().chain(before).take(CANISTERS_PER_ITERATION).collect()
+    let behind = candidates.partition_point(|id| last.is_some_and(|last| *id <= last));
+    candidates.rotate_left(behind);
+    let seat = |id: &CanisterId| seats.get(id).copied().unwrap_or_default();
+    let active = candidates.into_iter().filter(|id| is_active(core, state, id, seat(id), round));
+    active.take(CANISTERS_PER_ITERATION).collect()
 }
 
 /// Spreads canisters over lanes.

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{CallOp, Node, Op, SECOND, Spec, encode, user};
+use common::{CallOp, Node, Op, SECOND, Spec, encode, limits, user};
 use ic_principal::Principal;
 use state::{RejectCode, Status};
 
@@ -264,6 +264,23 @@ fn storage_is_paid_until_nothing_is_left_and_the_code_falls() {
 }
 
 #[test]
+fn storage_of_very_many_canisters_is_paid_over_several_rounds() {
+    let mut limits = limits();
+    limits.subnet.canisters_max = 1_100;
+    let mut node = Node::with(limits);
+    let ids: Vec<_> = (0..1_100).map(|_| node.create()).collect();
+    let before = node.now();
+    let paid =
+        |node: &Node| ids.iter().filter(|id| node.canister(**id).charged_until.0 > before).count();
+    node.seconds_per_round = 3_600;
+    node.round();
+    assert_eq!(paid(&node), 1_000);
+    node.seconds_per_round = 1;
+    node.round();
+    assert_eq!(paid(&node), 1_100);
+}
+
+#[test]
 fn timers_and_heartbeats_run_without_being_asked() {
     let mut node = Node::new();
     let due = node.now() + 3_600 * SECOND;
@@ -285,6 +302,30 @@ fn timers_and_heartbeats_run_without_being_asked() {
     let notes = node.notes(id);
     assert_eq!(notes.iter().filter(|note| *note == "tick").count(), 1);
     assert!(notes.iter().filter(|note| *note == "beat").count() >= 3);
+}
+
+#[test]
+fn timers_that_are_due_at_once_run_over_several_rounds() {
+    let mut limits = limits();
+    limits.execution.instructions_per_round = 100_000_000;
+    let mut node = Node::with(limits);
+    let due = node.now() + 86_400 * SECOND;
+    let spec = Spec {
+        init: vec![Op::Timer(due)],
+        timer: Some(vec![Op::Note(b"tick".to_vec())]),
+        ..Spec::default()
+    };
+    let ids: Vec<_> = (0..250).map(|_| node.deploy(&spec)).collect();
+    let ran = |node: &Node| ids.iter().filter(|id| node.canister(**id).global_timer.0 == 0).count();
+    node.seconds_per_round = 86_400;
+    node.round();
+    node.seconds_per_round = 1;
+    let first = ran(&node);
+    assert!((50..=100).contains(&first), "{first} timers in one round");
+    for _ in 0..4 {
+        node.round();
+    }
+    assert_eq!(ran(&node), 250);
 }
 
 #[test]

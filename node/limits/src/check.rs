@@ -311,6 +311,11 @@ impl Limits {
             "each run is up to two of the 65,530 kernel mappings of a worker, and a canister has \
              two memories",
         );
+        rules.at_least(
+            limit!(self.pages.open_files),
+            16,
+            "every lane of execution writes two memories",
+        );
         rules.at_least(limit!(self.pages.copy_threads), 1, "nothing could be folded");
         rules.at_most(limit!(self.pages.copy_threads), 64, "copying is bound by the disk");
         rules.at_least(

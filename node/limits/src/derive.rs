@@ -115,6 +115,15 @@ const BLOCKS_BYTES_MAX: u64 = 1 << 30;
 const HISTORY_PART: u64 = 64;
 const HISTORY_MEMORY_PART: u64 = 2;
 const BESIDE_HISTORY_BYTES: u64 = 32 * MIB;
+/// The part of a disk budget beyond the least that the metadata of canisters may take, and the most: a canister for
+/// each 4 KiB of memory, because lists of those that changed lie in memory, and a million in all.
+const METADATA_PART: u64 = 64;
+/// On a disk of no more than this the canisters follow from the memory.
+const BESIDE_METADATA_BYTES: u64 = 4 << 30;
+const METADATA_BYTES_PER_MEMORY_BYTE: u64 = 2;
+const METADATA_BYTES_MAX: u64 = 8 << 30;
+/// A canister's interface is a fourth of what else is known of it.
+const METADATA_BYTES_OF_SECTION_BYTE: u64 = 4;
 /// Blocks that are kept without a disk budget.
 const RETENTION_BLOCK_BYTES: u64 = 128 * MIB;
 
@@ -289,9 +298,6 @@ impl Limits {
                 *field = value;
             }
         };
-        let canisters = self.subnet.canister_metadata_bytes / METADATA_BYTES_PER_CANISTER;
-        set("subnet.canisters_max", &mut self.subnet.canisters_max, canisters);
-
         // A module may be as large as what can be compiled.
         let compiled = self.sandbox.compile_memory_bytes.saturating_sub(COMPILE_BASE_BYTES)
             / COMPILE_BYTES_PER_BYTE;
@@ -345,6 +351,10 @@ impl Limits {
             .max(DISK_RESERVE_BYTES_MIN);
         set("pages.disk_reserve_bytes", &mut self.pages.disk_reserve_bytes, disk);
         self.follow_disk(&stays);
+        if !stays("subnet.canisters_max") {
+            self.subnet.canisters_max =
+                self.subnet.canister_metadata_bytes / METADATA_BYTES_PER_CANISTER;
+        }
 
         // Storage never reserves cycles.
         let capacity = self.subnet.memory_capacity_bytes;
@@ -376,6 +386,18 @@ impl Limits {
             let most = memory.saturating_sub(BESIDE_HISTORY_BYTES) / HISTORY_MEMORY_PART;
             let part = whole(disk / HISTORY_PART).min(whole(most));
             self.subnet.ingress_history_bytes = least.max(part);
+        }
+        if !stays("subnet.canister_metadata_bytes") {
+            let least = scale::CANISTER_METADATA.bytes_at(memory);
+            let most = memory.saturating_mul(METADATA_BYTES_PER_MEMORY_BYTE);
+            let beyond = disk.saturating_sub(BESIDE_METADATA_BYTES);
+            let part = whole(beyond / METADATA_PART).min(most).min(METADATA_BYTES_MAX);
+            self.subnet.canister_metadata_bytes = least.max(part);
+        }
+        if !stays("subnet.wasm_custom_sections_bytes") {
+            let least = scale::CUSTOM_SECTIONS.bytes_at(memory);
+            let part = self.subnet.canister_metadata_bytes / METADATA_BYTES_OF_SECTION_BYTE;
+            self.subnet.wasm_custom_sections_bytes = least.max(whole(part));
         }
         if !stays("subnet.memory_capacity_bytes") {
             let left = disk.saturating_sub(self.beside_state_bytes());
@@ -524,6 +546,7 @@ fn pages(memory: u64) -> PagesLimits {
         manifest_lag_rounds: MANIFEST_LAG_ROUNDS,
         manifest_lease_rounds: MANIFEST_LEASE_ROUNDS,
         runs_per_memory: RUNS_PER_MEMORY,
+        open_files: scale::OPEN_FILES.at(memory),
         copy_threads: scale::COPY_THREADS.step_at(memory),
         metadata_cache_bytes: scale::METADATA_CACHE.bytes_at(memory),
         disk_reserve_bytes: 0,

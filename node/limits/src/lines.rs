@@ -24,8 +24,13 @@ const RECORD_VERSIONS: u64 = 2;
 pub(crate) const STATE_LINE: &str = "canister_state";
 /// The lines of what lies in the state's heap, in this order: messages with guaranteed responses,
 /// other messages, the status of clients' calls, canisters beside their memories.
-pub const HEAP_LINES: [&str; 4] =
-    ["guaranteed_messages", "best_effort_messages", "ingress_history", "canister_metadata"];
+pub const HEAP_LINES: [&str; 5] = [
+    "guaranteed_messages",
+    "best_effort_messages",
+    "ingress_history",
+    "canister_metadata",
+    "custom_sections",
+];
 /// The line of what the state's heap takes besides.
 pub const STATE_HEAP_LINE: &str = "state_heap";
 /// Of what lies in the heap, the part that gaps and forks may take besides.
@@ -54,7 +59,6 @@ impl Limits {
         [
             self.process_lines(),
             self.execution_lines(),
-            self.state_lines(),
             self.traffic_lines(),
             self.cache_lines(),
             self.heap_lines(),
@@ -169,20 +173,6 @@ impl Limits {
                 "pages that queries dirty and drop",
             ),
         ]
-    }
-
-    /// What the replicated state holds in memory.
-    fn state_lines(&self) -> Vec<SheetLine> {
-        use LineKind::Pool;
-        let Limits { subnet, .. } = self;
-        vec![line(
-            pool::CUSTOM_SECTIONS,
-            subnet.wasm_custom_sections_bytes,
-            "state",
-            Pool,
-            String::new(),
-            "metadata sections of all modules",
-        )]
     }
 
     /// Messages of clients and blocks on their way.
@@ -307,11 +297,12 @@ impl Limits {
             best_effort_message_bytes: best_effort,
             ingress_history_bytes: history,
             canister_metadata_bytes: metadata,
+            wasm_custom_sections_bytes: sections,
             ..
         } = self.subnet;
         let of_state =
             |name, bytes, made_of, reason| line(name, bytes, "state", Disk, made_of, reason);
-        let held = [guaranteed, best_effort, history, metadata];
+        let held = [guaranteed, best_effort, history, metadata, sections];
         let held = held.into_iter().fold(0, u64::saturating_add);
         vec![
             of_state(
@@ -339,10 +330,16 @@ impl Limits {
                 "settings, contexts, callbacks, globals and logs of all canisters",
             ),
             of_state(
+                HEAP_LINES[4],
+                sections,
+                String::new(),
+                "metadata sections of the modules of all canisters",
+            ),
+            of_state(
                 STATE_HEAP_LINE,
                 (held / HEAP_GAPS_PART).saturating_add(HEAP_REST_BYTES),
                 format!("a part in {HEAP_GAPS_PART}, {}", format_size(HEAP_REST_BYTES)),
-                "gaps between those four in the heap on disk, and indexes over the canisters",
+                "gaps between those five in the heap on disk, and indexes over the canisters",
             ),
         ]
     }

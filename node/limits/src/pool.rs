@@ -18,8 +18,6 @@ pub const EXECUTIONS: &str = "executions";
 pub const COMPILATIONS: &str = "compilations";
 /// Pages that queries dirty and drop: [`crate::Limits::query_dirty_bytes`] each.
 pub const QUERIES: &str = "queries";
-/// Custom sections of all modules (observed).
-pub const CUSTOM_SECTIONS: &str = "custom_sections";
 /// Replies of queries kept for the next asker.
 pub const QUERY_CACHE: &str = "query_cache";
 /// Ingress messages that no block holds yet.

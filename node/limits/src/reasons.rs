@@ -25,7 +25,7 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "kept until calls expire, on disk; the oldest replies are dropped first when it is full",
     ),
     ("subnet.ingress_unfinished_max", "calls accepted and not yet answered"),
-    ("subnet.wasm_custom_sections_bytes", "held in memory so that read_state can certify them"),
+    ("subnet.wasm_custom_sections_bytes", "kept on disk, so that read_state can certify them"),
     (
         "subnet.canister_metadata_bytes",
         "kept on disk, of what was touched last in memory: settings, contexts, callbacks, logs",
@@ -170,6 +170,11 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     (
         "pages.runs_per_memory",
         "each run is up to two kernel mappings in a worker, which has 65,530",
+    ),
+    (
+        "pages.open_files",
+        "each holds some 1.5 KiB of the kernel's memory; a round that writes more memories closes \
+         and opens them in turn",
     ),
     ("pages.copy_threads", "folding is bound by the disk, not by cores"),
     ("pages.metadata_cache_bytes", "the metadata store's own cache"),

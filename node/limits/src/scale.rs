@@ -16,7 +16,7 @@ const SCALE: Scale<9> = Scale::new([96, 121, 192, 256, 512, 1024, 2048, 4096, 16
 // Process.                                               96  121  192  256  512 1024 2048 4096
 // 16384
 pub(crate) const NODE_BASE: Row<9> = SCALE.mib([14, 14, 14, 15, 15, 24, 32, 56, 120]);
-pub(crate) const KERNEL: Row<9> = SCALE.mib([6, 6, 8, 10, 11, 20, 32, 64, 192]);
+pub(crate) const KERNEL: Row<9> = SCALE.mib([7, 7, 8, 10, 11, 20, 32, 64, 192]);
 pub(crate) const PAGE_CACHE_FLOOR: Row<9> = SCALE.mib([6, 6, 8, 10, 12, 32, 80, 192, 1024]);
 
 // Execution. Thread counts are steps: they change only at an anchor, where memory for the new
@@ -71,6 +71,9 @@ pub(crate) const INGRESS_UNFINISHED: Row<9> =
     SCALE.values([250, 250, 500, 1000, 2000, 4000, 8000, 16000, 32000]);
 
 // Pages.
+// Each takes some 1.5 KiB of the kernel's memory: far less than the line of the kernel.
+pub(crate) const OPEN_FILES: Row<9> =
+    SCALE.values([512, 512, 512, 1024, 1024, 2048, 4096, 8192, 16384]);
 pub(crate) const CHECKPOINT_DELTA: Row<9> = SCALE.mib([12, 12, 16, 24, 32, 64, 128, 128, 256]);
 pub(crate) const METADATA_CACHE: Row<9> = SCALE.mib([1, 1, 1, 2, 3, 8, 16, 32, 128]);
 pub(crate) const COPY_THREADS: Row<9> = SCALE.values([2, 2, 2, 2, 2, 2, 2, 4, 4]);

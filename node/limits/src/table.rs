@@ -267,6 +267,11 @@ pub struct PagesLimits {
     pub manifest_lease_rounds: u64,
     /// Runs of one memory's index beyond which it is folded first (each is one kernel mapping).
     pub runs_per_memory: u64,
+    /// Files of canister memories that are open for writing between two rounds; as many again may
+    /// be open while a checkpoint syncs them, and for queries on older states. No more than a
+    /// quarter of what the system allows each.
+    #[serde(default = "open_files")]
+    pub open_files: u64,
     /// Threads that copy pages.
     pub copy_threads: u64,
     /// Cache of the metadata store.
@@ -282,6 +287,11 @@ pub struct PagesLimits {
 /// For tables that were written down before a compile child had its heap in a file.
 fn compile_anonymous_bytes() -> u64 {
     COMPILE_ANONYMOUS_BYTES
+}
+
+/// For tables that were written down before there was such a limit.
+fn open_files() -> u64 {
+    1024
 }
 
 /// For tables that were written down before there was a disk budget.

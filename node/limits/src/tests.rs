@@ -160,7 +160,6 @@ fn a_ledger_is_made_of_the_sheet() {
         pool::EXECUTIONS,
         pool::COMPILATIONS,
         pool::QUERIES,
-        pool::CUSTOM_SECTIONS,
         pool::QUERY_CACHE,
         pool::INGRESS_POOL,
         pool::BLOCKS,
@@ -399,8 +398,9 @@ fn a_disk_budget_adds_up_for_every_memory_and_leaves_the_rest_to_the_state() {
 #[test]
 fn a_hundred_gib_of_state_fit_half_a_gib_of_memory() {
     let mut limits = Limits::nano().unwrap();
-    limits.set_disk(109 * GIB, 1);
+    limits.set_disk(114 * GIB, 1);
     assert!(limits.subnet.memory_capacity_bytes >= 100 * GIB);
+    assert_eq!(limits.subnet.canisters_max, 131_072);
     assert_eq!(limits.sandbox.compilation_cache_bytes, 4 * GIB);
     assert_eq!(limits.consensus.retention_block_bytes, GIB);
 }

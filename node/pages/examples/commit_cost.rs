@@ -51,6 +51,7 @@ fn measure(dir: &std::path::Path, stride: u64, span: u64, with_layout: bool) -> 
         manifest_lag_rounds: 10,
         manifest_lease_rounds: 100,
         runs_per_memory: 1 << 40,
+        open_files: 1 << 20,
         copy_threads: 1,
         metadata_cache_bytes: 1 << 20,
         disk_reserve_bytes: 0,

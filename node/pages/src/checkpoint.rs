@@ -7,20 +7,20 @@
 //! durable has deleted nothing that the previous one names.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     fs::File,
     ops::Range,
-    path::PathBuf,
+    path::Path,
     sync::{
-        Arc, PoisonError,
+        Arc, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
 
 use crate::{
-    MemoryId, MemoryIndex, PagesError, Result, SegmentId,
-    files::{self, Dir},
-    memory::Memory,
+    MemoryId, MemoryIndex, PageFile, PagesError, Result,
+    files::{self, Dir, Name},
+    memory::{Forgotten, Memory},
     store::{PageStore, lock},
 };
 
@@ -35,6 +35,9 @@ pub(crate) struct Pending {
     doomed: Vec<Doomed>,
     /// Files of memories removed since that ticket was begun; the next one dooms them.
     doomed_next: Vec<Doomed>,
+    /// Files that no durable index names and that could not be deleted: layouts name them, most
+    /// likely those of the state that is published, and as many are open for layouts as may be.
+    deferred: VecDeque<Doomed>,
     /// Length of the base of each removed memory that a durable index may still name.
     removed: BTreeMap<MemoryId, u64>,
 }
@@ -51,20 +54,51 @@ pub(crate) struct Progress {
 /// A file to make durable.
 #[derive(Clone, Debug)]
 struct SyncFile {
-    path: PathBuf,
-    /// Present for segments: held since the first write, so that an error of the kernel's own
-    /// writeback is not missed.
+    name: Name,
+    /// Held since the first write, so that an error of the kernel's own writeback is not missed.
+    /// None of a new base, which holds no data, and of a segment that was closed meanwhile.
     file: Option<Arc<File>>,
-    /// Length it must have.
-    len_bytes: u64,
+    /// It was not open all the time: an error may have passed unseen.
+    was_closed: bool,
+    /// Of a segment: the length it must have.
+    segment_bytes: Option<u64>,
+}
+
+impl SyncFile {
+    fn open(&self, path: &Path, dir: &Dir) -> Result<Arc<File>> {
+        match &self.file {
+            Some(file) => Ok(Arc::clone(file)),
+            None if self.segment_bytes.is_some() => Ok(Arc::new(dir.open_write(path)?)),
+            // Only its length and its name are to be synced: any descriptor does.
+            None => Ok(Arc::new(dir.open_read(path)?)),
+        }
+    }
 }
 
 /// A file to delete once no durable index names it.
 #[derive(Debug)]
 struct Doomed {
-    path: PathBuf,
+    name: Name,
     /// Delta that goes with it; 0 for a base.
     delta_bytes: u64,
+    /// As layouts name it, if one does.
+    file: Weak<PageFile>,
+}
+
+impl Doomed {
+    /// Takes the file's name away. Layouts that name it keep the file, open; where that cannot be
+    /// and the readers are `given_up`, they lose it.
+    fn delete(&self, dir: &Dir, given_up: bool) -> Result<()> {
+        if let Some(file) = self.file.upgrade() {
+            match file.keep() {
+                // Nobody can read it any more.
+                Err(PagesError::Gone { .. } | PagesError::MissingFile { .. }) => {}
+                Err(_) if given_up => file.give_up(),
+                kept => kept?,
+            }
+        }
+        dir.unlink(&dir.path_of(self.name))
+    }
 }
 
 /// A checkpoint under way. Call [`CheckpointTicket::sync`] (on any thread), make
@@ -90,22 +124,37 @@ impl Pending {
         self.removed.contains_key(&id)
     }
 
+    /// Closes files of tickets that were given up, beyond `open_files`: such tickets may follow each
+    /// other for as long as the disk is full.
+    fn close_some(&mut self, open_files: u64) {
+        let open = self.files.iter().filter(|file| file.file.is_some()).count() as u64;
+        let mut excess = open.saturating_sub(open_files);
+        for file in self.files.iter_mut().filter(|file| file.file.is_some()) {
+            if excess == 0 {
+                return;
+            }
+            (file.file, file.was_closed) = (None, true);
+            excess -= 1;
+        }
+    }
+
     /// A memory was taken out of the store.
-    pub(crate) fn removed(&mut self, dir: &Dir, memory: &Memory, segments: Vec<(SegmentId, u64)>) {
+    pub(crate) fn removed(&mut self, memory: &Memory, segments: Vec<Forgotten>) {
         self.removed.insert(memory.id, memory.base_bytes);
-        self.doomed_next.push(Doomed { path: dir.base_path(memory.id), delta_bytes: 0 });
-        self.doomed_next.extend(doomed(dir, memory.id, segments));
+        let (name, file) = (Name::Base(memory.id), memory.base_in_use());
+        self.doomed_next.push(Doomed { name, delta_bytes: 0, file });
+        self.doomed_next.extend(doomed(memory.id, segments));
     }
 }
 
 fn doomed(
-    dir: &Dir,
     id: MemoryId,
-    segments: Vec<(SegmentId, u64)>,
+    segments: impl IntoIterator<Item = Forgotten>,
 ) -> impl Iterator<Item = Doomed> {
-    segments.into_iter().map(move |(segment, delta_bytes)| Doomed {
-        path: dir.segment_path(id, segment),
-        delta_bytes,
+    segments.into_iter().map(move |segment| Doomed {
+        name: Name::Segment(id, segment.id),
+        delta_bytes: segment.bytes,
+        file: segment.file,
     })
 }
 
@@ -138,16 +187,18 @@ impl PageStore {
             let mut memory = lock(memory);
             if std::mem::take(&mut memory.base_unsynced) {
                 pending.files.push(SyncFile {
-                    path: self.dir.base_path(id),
+                    name: Name::Base(id),
                     file: None,
-                    len_bytes: memory.base_bytes,
+                    was_closed: false,
+                    segment_bytes: None,
                 });
             }
-            if let Some((segment, file, len_bytes)) = memory.seal(&self.accounts, generation) {
+            if let Some(sealed) = memory.seal(&self.accounts, generation) {
                 pending.files.push(SyncFile {
-                    path: self.dir.segment_path(id, segment),
-                    file: Some(file),
-                    len_bytes,
+                    name: Name::Segment(id, sealed.id),
+                    file: sealed.file,
+                    was_closed: sealed.was_closed,
+                    segment_bytes: Some(sealed.bytes),
                 });
             }
             let pages = memory.written_pages();
@@ -155,11 +206,20 @@ impl PageStore {
                 written.push((id, pages));
             }
             let dead = memory.take_releasable();
-            pending.doomed.extend(doomed(&self.dir, id, dead));
+            pending.doomed.extend(doomed(id, dead));
             changed.push((id, Some(memory.index()), memory.base_bytes));
         }
-        let doomed: BTreeSet<&PathBuf> = pending.doomed.iter().map(|doomed| &doomed.path).collect();
-        pending.files.retain(|file| !doomed.contains(&file.path));
+        // Of memories that were to be written and were not, nothing stays open. The files are in no
+        // index and in no layout.
+        lock(&self.opened).retain(|id| {
+            let Some(memory) = memories.get(id) else { return false };
+            let mut memory = lock(memory);
+            pending.doomed.extend(doomed(*id, memory.take_empty(&self.accounts)));
+            memory.is_open()
+        });
+        let doomed: BTreeSet<Name> = pending.doomed.iter().map(|doomed| doomed.name).collect();
+        pending.files.retain(|file| !doomed.contains(&file.name));
+        pending.close_some(self.open_files_max);
         self.crowded.store(false, Relaxed);
         Ok(CheckpointTicket {
             changed,
@@ -174,7 +234,8 @@ impl PageStore {
 
     /// The indexes of `ticket` are durable: deletes the files that they no longer name and queues
     /// the sealed segments for folding. A ticket that was not synced, or is not the newest,
-    /// changes nothing. A file that cannot be deleted is tried again after the next checkpoint.
+    /// changes nothing. A file that cannot be deleted is tried again between rounds, see
+    /// [`PageStore::check_room`].
     pub fn finish_checkpoint(&self, ticket: CheckpointTicket) {
         let (changed, doomed) = {
             let mut pending = lock(&self.checkpoint);
@@ -182,17 +243,13 @@ impl PageStore {
                 return;
             }
             pending.files.clear();
-            (std::mem::take(&mut pending.changed), std::mem::take(&mut pending.doomed))
+            let doomed = std::mem::take(&mut pending.doomed);
+            pending.deferred.extend(doomed);
+            (std::mem::take(&mut pending.changed), pending.deferred.len())
         };
-        for doomed in doomed {
-            if self.dir.unlink(&doomed.path).is_ok() {
-                self.accounts.delta.fetch_sub(doomed.delta_bytes, Relaxed);
-                self.accounts.releasable.fetch_sub(doomed.delta_bytes, Relaxed);
-            } else {
-                self.accounts.unlink_failures.fetch_add(1, Relaxed);
-                lock(&self.checkpoint).doomed_next.push(doomed);
-            }
-        }
+        let given_up = self.readers_given_up.swap(false, Relaxed);
+        let failed = self.delete_deferred(doomed, given_up);
+        self.accounts.unlink_failures.fetch_add(failed, Relaxed);
         let memories = self.read();
         for id in changed {
             match memories.get(&id) {
@@ -210,6 +267,25 @@ impl PageStore {
             }
         }
         self.accounts.checkpoints.fetch_add(1, Relaxed);
+    }
+}
+
+impl PageStore {
+    /// Deletes so many of the files that wait for it, or puts them off again. How many could not be
+    /// deleted.
+    pub(crate) fn delete_deferred(&self, count: usize, given_up: bool) -> u64 {
+        let mut failed = 0;
+        for _ in 0..count {
+            let Some(doomed) = lock(&self.checkpoint).deferred.pop_front() else { break };
+            if doomed.delete(&self.dir, given_up).is_ok() {
+                self.accounts.delta.fetch_sub(doomed.delta_bytes, Relaxed);
+                self.accounts.releasable.fetch_sub(doomed.delta_bytes, Relaxed);
+            } else {
+                failed += 1;
+                lock(&self.checkpoint).deferred.push_back(doomed);
+            }
+        }
+        failed
     }
 }
 
@@ -237,7 +313,7 @@ impl CheckpointTicket {
 
     /// Bytes of files that [`CheckpointTicket::sync`] covers.
     pub fn sync_bytes(&self) -> u64 {
-        self.files.iter().filter(|file| file.file.is_some()).map(|file| file.len_bytes).sum()
+        self.files.iter().filter_map(|file| file.segment_bytes).sum()
     }
 
     fn is_stale(&self) -> bool {
@@ -245,34 +321,37 @@ impl CheckpointTicket {
     }
 
     fn sync_files(&self) -> Result<()> {
-        for SyncFile { path, file, len_bytes } in &self.files {
-            let Some(file) = file else { continue };
-            let found_bytes = files::len(file, path)?;
-            if found_bytes < *len_bytes {
+        for to_sync in &self.files {
+            let Some(len_bytes) = to_sync.segment_bytes else { continue };
+            let path = &self.dir.path_of(to_sync.name);
+            let file = to_sync.open(path, &self.dir)?;
+            let found_bytes = files::len(&file, path)?;
+            if found_bytes < len_bytes {
                 return Err(PagesError::ShortFile {
                     path: path.clone(),
-                    expected_bytes: *len_bytes,
+                    expected_bytes: len_bytes,
                     found_bytes,
                 });
             }
-            if found_bytes > *len_bytes {
+            if found_bytes > len_bytes {
                 // Pages of messages that failed. They would be synced for nothing.
                 self.dir
-                    .on_disk(path, file)
-                    .set_len(*len_bytes)
+                    .on_disk(path, &file)
+                    .set_len(len_bytes)
                     .map_err(|e| PagesError::io("truncate", path, e))?;
             }
-            files::start_writeback(file);
+            files::start_writeback(&file);
         }
-        for SyncFile { path, file, .. } in &self.files {
-            // A new base holds no data, only its length and name: a fresh descriptor does.
-            let sync = |file: &File| {
-                self.dir.on_disk(path, file).sync_all().map_err(|e| PagesError::io("sync", path, e))
-            };
-            match file {
-                Some(file) => sync(file)?,
-                None => sync(&self.dir.open_read(path)?)?,
-            }
+        for to_sync in &self.files {
+            let path = &self.dir.path_of(to_sync.name);
+            let file = to_sync.open(path, &self.dir)?;
+            self.dir
+                .on_disk(path, &file)
+                .sync_all()
+                .map_err(|e| PagesError::io("sync", path, e))?;
+        }
+        if self.files.iter().any(|file| file.was_closed) {
+            self.dir.check_writeback()?;
         }
         self.dir.sync()
     }

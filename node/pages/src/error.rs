@@ -79,6 +79,12 @@ pub enum PagesError {
         /// The base file or segment that should be there.
         path: PathBuf,
     },
+    /// A file was deleted because an older version of its memory could not be kept for its reader.
+    #[error("{} was folded while it was to be read; the newest state has its pages elsewhere", .path.display())]
+    Gone {
+        /// The file.
+        path: PathBuf,
+    },
     /// A file ends before the pages that an index names.
     #[error("{} is {found_bytes} bytes long and should be {expected_bytes}: it was truncated", .path.display())]
     ShortFile {
@@ -242,6 +248,7 @@ impl PagesError {
             | Self::NotWritable { .. }
             | Self::TooManyOpenFiles { .. }
             | Self::Busy(_)
+            | Self::Gone { .. }
             | Self::StaleTicket => true,
             // The folder is away: a file system that was unmounted can be mounted again.
             Self::Io { action: "create", source, .. }

@@ -9,19 +9,26 @@ use std::{
     io,
     os::{fd::AsRawFd, unix::fs::FileExt as _},
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use disk::{DiskFile, Lock, Open, SharedDisk};
 
 use crate::{MemoryId, PAGE_BYTES, PagesError, Result, SegmentId};
 
+/// The part of RLIMIT_NOFILE, one in so many, that open segments may take, and again files that
+/// were deleted and are kept for layouts, whatever the limits say.
+const OPEN_FILES_SHARE: u64 = 4;
 /// Largest length of a file: offsets are signed.
 pub(crate) const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 /// The same in pages.
 pub(crate) const FILE_PAGES_MAX: u64 = FILE_BYTES_MAX / PAGE_BYTES;
 
 /// What a file of the directory is, by its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Name {
     Base(MemoryId),
     Segment(MemoryId, SegmentId),
@@ -51,11 +58,47 @@ pub(crate) struct Dir {
     disk: SharedDisk,
     path: PathBuf,
     lock: Lock,
+    /// For layouts, which outlive the lock.
+    pub(crate) place: Arc<Place>,
+}
+
+/// Where the files are, for those who read them, and how many stay open for layouts without a name.
+#[derive(Debug)]
+pub(crate) struct Place {
+    path: PathBuf,
+    kept: AtomicU64,
+    kept_max: u64,
+}
+
+impl Place {
+    /// Counts a file that is open although its name goes, unless there are as many as may be.
+    pub(crate) fn keeps_one_more(&self) -> bool {
+        let one_more = |kept: u64| (kept < self.kept_max).then_some(kept + 1);
+        self.kept.fetch_update(Relaxed, Relaxed, one_more).is_ok()
+    }
+
+    /// One of those was closed.
+    pub(crate) fn keeps_one_less(&self) {
+        self.kept.fetch_sub(1, Relaxed);
+    }
+
+    pub(crate) fn path_of(&self, name: Name) -> PathBuf {
+        self.path.join(match name {
+            Name::Base(id) => format!("{}.base", id.0),
+            Name::Segment(id, segment) => format!("{}.{}", id.0, segment.0),
+        })
+    }
+
+    /// For readers: they cannot write through it even when they are handed the descriptor.
+    pub(crate) fn open_read(&self, path: &Path) -> Result<File> {
+        File::open(path).map_err(|e| Dir::open_error(path, e))
+    }
 }
 
 impl Dir {
-    /// Opens the directory, creating it (durably) if its parent exists.
-    pub(crate) fn open(disk: SharedDisk, path: &Path) -> Result<Self> {
+    /// Opens the directory, creating it (durably) if its parent exists. At most `open_files` are
+    /// kept open without a name.
+    pub(crate) fn open(disk: SharedDisk, path: &Path, open_files: u64) -> Result<Self> {
         let created = match fs::create_dir(path) {
             Ok(()) => true,
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => false,
@@ -85,15 +128,22 @@ impl Dir {
             rustix::fs::AtFlags::EACCESS,
         )
         .map_err(|e| PagesError::io("write to", path, e.into()))?;
-        Ok(Self { disk, path: path.to_path_buf(), lock })
+        let path = path.to_path_buf();
+        let kept_max = open_files_max(open_files);
+        let place = Place { path: path.clone(), kept: AtomicU64::new(0), kept_max };
+        Ok(Self { disk, path, lock, place: Arc::new(place) })
+    }
+
+    pub(crate) fn path_of(&self, name: Name) -> PathBuf {
+        self.place.path_of(name)
     }
 
     pub(crate) fn base_path(&self, id: MemoryId) -> PathBuf {
-        self.path.join(format!("{}.base", id.0))
+        self.path_of(Name::Base(id))
     }
 
     pub(crate) fn segment_path(&self, id: MemoryId, segment: SegmentId) -> PathBuf {
-        self.path.join(format!("{}.{}", id.0, segment.0))
+        self.path_of(Name::Segment(id, segment))
     }
 
     /// Every file with a name of ours.
@@ -125,9 +175,9 @@ impl Dir {
         Ok(file)
     }
 
-    /// For readers: they cannot write through it even when they are handed the descriptor.
+    /// See [`Place::open_read`].
     pub(crate) fn open_read(&self, path: &Path) -> Result<File> {
-        File::open(path).map_err(|e| Self::open_error(path, e))
+        self.place.open_read(path)
     }
 
     pub(crate) fn open_write(&self, path: &Path) -> Result<File> {
@@ -157,6 +207,15 @@ impl Dir {
     /// Makes the names of all files created so far durable.
     pub(crate) fn sync(&self) -> Result<()> {
         self.disk.sync_folder(&self.path).map_err(|e| PagesError::io("sync", &self.path, e))
+    }
+
+    /// Whether the file system failed to write anything since this was asked last, or since the
+    /// directory was opened (as of Linux 5.8; before it is not told). Waits until all of the file
+    /// system is written, whoever wrote it, and cannot tell whose the error is.
+    pub(crate) fn check_writeback(&self) -> Result<()> {
+        self.disk
+            .check_writeback(self.lock.file(), &self.path)
+            .map_err(|e| PagesError::io("sync the file system of", &self.path, e))
     }
 
     /// Disk space that this process may still use.
@@ -234,9 +293,10 @@ pub(crate) fn copy_pages(
 /// memory.
 pub(crate) const COPY_BUFFER_BYTES: usize = 256 << 10;
 
-/// How many descriptors the process may have open.
-pub(crate) fn open_files_max() -> u64 {
-    rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX)
+/// How many of `open_files` (see `pages.open_files`) the process may have open.
+pub(crate) fn open_files_max(open_files: u64) -> u64 {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    open_files.min(limit.current.unwrap_or(u64::MAX) / OPEN_FILES_SHARE)
 }
 
 #[cfg(test)]

@@ -56,7 +56,9 @@
 //! before its runs leave the index, so it is durable before any durable index relies on it. An
 //! unlink needs no sync: [`PageStore::open`] removes what the index does not name, so a file that
 //! comes back after a power cut is removed again. After a failed sync of a segment the kernel may
-//! have thrown the pages away and report success the next time; the store therefore refuses
+//! have thrown the pages away and report success the next time (a segment stays open until it is
+//! synced for that reason; after one that did not, the file system is asked); the store therefore
+//! refuses
 //! every further reservation and checkpoint ([`PagesError::SyncLost`]) and the node restarts from
 //! its last checkpoint. A failed sync of a base file costs nothing: the runs stay in the index and
 //! are copied again.
@@ -80,10 +82,13 @@
 //!   open segment that is mostly overwritten pages is rewritten without them, so a hot page does
 //!   not fill the log.
 //! - Memory: an index entry per run of delta pages, so at most one per page of
-//!   `delta_capacity_bytes`, plus a fixed part per memory. Nothing grows with the size of the
-//!   state.
-//! - Descriptors: one per memory changed since the last checkpoint, and those of the layouts that
-//!   are alive.
+//!   `delta_capacity_bytes`, plus a fixed part per memory, which lies in the state's heap
+//!   ([`heap`]). Nothing grows with the size of the state.
+//! - Descriptors: one per memory changed since the last checkpoint, at most a quarter of what the
+//!   process may have (others are closed meanwhile); the same again while a checkpoint syncs; those
+//!   that are being used; and those of deleted files that a layout still names ([`PageFile`]), at
+//!   most a quarter as well. A file that cannot be kept for its readers is deleted later, or, if they were cut off, without
+//!   regard to them.
 //! - Time: commit costs in the number of runs committed (times the logarithm of the index),
 //!   [`PageStore::layout`] in the number of runs of that memory, a checkpoint in what changed, a
 //!   fold step in its budget.
@@ -98,7 +103,9 @@ mod checkpoint;
 mod error;
 mod files;
 mod fold;
+pub mod heap;
 mod index;
+mod lazy;
 mod memory;
 mod read;
 mod recover;
@@ -109,6 +116,7 @@ mod types;
 pub use checkpoint::CheckpointTicket;
 pub use error::{IndexFault, PagesError, RunFault};
 pub use fold::FoldProgress;
+pub use lazy::PageFile;
 pub use read::read_pages;
 pub use staging::{StagedMemory, is_in_use, retain_staged, sync_dir};
 pub use store::{PageStore, PagesStats};

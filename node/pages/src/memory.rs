@@ -18,9 +18,10 @@ use std::{
 };
 
 use crate::{
-    AppendTarget, IndexFault, MemoryId, MemoryIndex, MemoryLayout, PAGE_BYTES, PagesError, Pin,
-    Result, Run, RunFault, SegmentId,
-    files::{self, Dir, FILE_BYTES_MAX, FILE_PAGES_MAX, Named},
+    AppendTarget, IndexFault, MemoryId, MemoryIndex, MemoryLayout, PAGE_BYTES, PageFile,
+    PagesError, Pin, Result, Run, RunFault, SegmentId,
+    files::{self, Dir, FILE_BYTES_MAX, FILE_PAGES_MAX, Name, Named},
+    heap,
     index::RunIndex,
 };
 
@@ -63,7 +64,7 @@ pub(crate) struct Segment {
     pub(crate) seal: Option<Seal>,
     /// A durable index names it.
     pub(crate) durable: bool,
-    read: Weak<File>,
+    read: Weak<PageFile>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -79,11 +80,19 @@ struct Open {
     segment: SegmentId,
     /// Handed out with the append target; a second owner means that a target is out. Kept open
     /// until the segment is synced, so that an error of the kernel's own writeback is reported
-    /// to that sync.
-    file: Arc<File>,
+    /// to that sync. None while descriptors are short ([`Memory::close`]).
+    file: Option<Arc<File>>,
+    /// It was closed once since the segment was created.
+    was_closed: bool,
 }
 
-type SegmentFiles = [(SegmentId, Arc<File>)];
+impl Open {
+    fn is_out(&self) -> bool {
+        self.file.as_ref().is_some_and(|file| Arc::strong_count(file) > 1)
+    }
+}
+
+type SegmentFiles = [(SegmentId, Arc<PageFile>)];
 
 /// Parts of the newest layout. Weak: the store itself must neither pin a version nor hold
 /// descriptors that nobody uses.
@@ -91,7 +100,7 @@ type SegmentFiles = [(SegmentId, Arc<File>)];
 struct View {
     runs: Option<Weak<[Run]>>,
     segments: Option<Weak<SegmentFiles>>,
-    base: Weak<File>,
+    base: Weak<PageFile>,
     pin: Weak<Pin>,
 }
 
@@ -112,12 +121,36 @@ pub(crate) struct Memory {
     older: Vec<(u64, Weak<Pin>)>,
     /// The base file was created since the last checkpoint.
     pub(crate) base_unsynced: bool,
+    /// Rewritten segments that could not be kept for those who read them: the next checkpoint
+    /// deletes them.
+    orphans: Vec<Forgotten>,
 }
 
-/// The files behind a layout, opened before anything is changed.
-struct Handles {
-    base: Arc<File>,
-    segments: Vec<(SegmentId, Arc<File>)>,
+/// A segment that nothing is written to any more, and has to be synced.
+pub(crate) struct Sealed {
+    pub(crate) id: SegmentId,
+    /// None if it is closed.
+    pub(crate) file: Option<Arc<File>>,
+    /// It was, at some time since it was created.
+    pub(crate) was_closed: bool,
+    /// Its length.
+    pub(crate) bytes: u64,
+}
+
+/// A segment that is to be deleted.
+#[derive(Debug)]
+pub(crate) struct Forgotten {
+    pub(crate) id: SegmentId,
+    /// Its length.
+    pub(crate) bytes: u64,
+    /// As layouts name it, if one does.
+    pub(crate) file: Weak<PageFile>,
+}
+
+impl Forgotten {
+    fn new(id: SegmentId, segment: Segment) -> Self {
+        Self { id, bytes: segment.used_pages * PAGE_BYTES, file: segment.read }
+    }
 }
 
 /// Pages to fold and where they are.
@@ -151,6 +184,7 @@ impl Memory {
             view: View::default(),
             older: Vec::new(),
             base_unsynced: false,
+            orphans: Vec::new(),
         }
     }
 
@@ -219,9 +253,20 @@ impl Memory {
 
     /// Whether an append target is out and sealing would take its segment away.
     pub(crate) fn is_busy(&self) -> bool {
-        self.open.as_ref().is_some_and(|open| {
-            Arc::strong_count(&open.file) > 1 && self.used_pages(open.segment) > 0
-        })
+        self.open.as_ref().is_some_and(|open| open.is_out() && self.used_pages(open.segment) > 0)
+    }
+
+    /// Closes the file of the open segment unless a target is out. It is opened again when it is
+    /// written or synced; an error of the kernel's writeback that nobody was told of meanwhile is
+    /// then known to the file system alone ([`Dir::check_writeback`]). Whether it closed one.
+    pub(crate) fn close(&mut self, accounts: &Accounts) -> bool {
+        let Some(open) = self.open.as_mut().filter(|open| !open.is_out()) else { return false };
+        let closed = open.file.take().is_some();
+        if closed {
+            open.was_closed = true;
+            accounts.open_files.fetch_sub(1, Relaxed);
+        }
+        closed
     }
 
     fn used_pages(&self, id: SegmentId) -> u64 {
@@ -231,12 +276,17 @@ impl Memory {
     /// Hands out the end of the open segment. See [`crate::PageStore::reserve`].
     pub(crate) fn reserve(
         &mut self,
-        dir: &Dir,
+        dir: &Arc<Dir>,
         accounts: &Accounts,
         pages_max: u64,
     ) -> Result<AppendTarget> {
-        if self.open.as_ref().is_some_and(|open| Arc::strong_count(&open.file) > 1) {
+        if self.open.as_ref().is_some_and(Open::is_out) {
             return Err(PagesError::Busy(self.id));
+        }
+        if let Some(open) = self.open.as_mut().filter(|open| open.file.is_none()) {
+            let path = dir.segment_path(self.id, open.segment);
+            open.file = Some(Arc::new(dir.open_write(&path)?));
+            accounts.open_files.fetch_add(1, Relaxed);
         }
         // When rewriting fails, for want of disk most likely, the open segment is as good as
         // before.
@@ -248,33 +298,32 @@ impl Memory {
         if self.open.is_none() {
             self.open = Some(self.create_segment(dir, accounts)?);
         }
-        let Some(open) = &self.open else { return Err(PagesError::UnknownMemory(self.id)) };
-        Ok(AppendTarget {
-            id: self.id,
-            segment: open.segment,
-            file: open.file.clone(),
-            offset_page: used_pages,
-            pages_max,
-        })
+        let Some((segment, file)) =
+            self.open.as_ref().and_then(|open| Some((open.segment, open.file.clone()?)))
+        else {
+            return Err(PagesError::UnknownMemory(self.id));
+        };
+        Ok(AppendTarget { id: self.id, segment, file, offset_page: used_pages, pages_max })
     }
 
     fn create_segment(&mut self, dir: &Dir, accounts: &Accounts) -> Result<Open> {
         let segment = SegmentId(self.next_segment);
-        let file = Arc::new(dir.create(&dir.segment_path(self.id, segment), 0)?);
+        let file = Some(Arc::new(dir.create(&dir.segment_path(self.id, segment), 0)?));
         self.next_segment += 1;
         self.segments.insert(
             segment,
             Segment { used_pages: 0, live_pages: 0, seal: None, durable: false, read: Weak::new() },
         );
         accounts.open_files.fetch_add(1, Relaxed);
-        Ok(Open { segment, file })
+        Ok(Open { segment, file, was_closed: false })
     }
 
     /// Whether `runs` can be committed to `target` or are a part of what can: the first free page
     /// of the segment after them.
     pub(crate) fn verify(&self, dir: &Dir, target: &AppendTarget, runs: &[Run]) -> Result<u64> {
         let is_out = self.open.as_ref().is_some_and(|open| {
-            open.segment == target.segment && Arc::ptr_eq(&open.file, &target.file)
+            let same = |file: &Arc<File>| Arc::ptr_eq(file, &target.file);
+            open.segment == target.segment && open.file.as_ref().is_some_and(same)
         });
         if !is_out || target.offset_page < self.used_pages(target.segment) {
             return Err(PagesError::ForeignTarget(self.id));
@@ -364,8 +413,12 @@ impl Memory {
 
     /// See [`REWRITE_DEAD_PAGES`]. The old segment was never in a checkpoint, so it can go at once;
     /// layouts that read it keep it alive.
-    fn rewrite_if_mostly_dead(&mut self, dir: &Dir, accounts: &Accounts) -> Result<()> {
-        let Some(old) = self.open.as_ref().map(|open| open.segment) else { return Ok(()) };
+    fn rewrite_if_mostly_dead(&mut self, dir: &Arc<Dir>, accounts: &Accounts) -> Result<()> {
+        let Some((old, was_closed)) =
+            self.open.as_ref().map(|open| (open.segment, open.was_closed))
+        else {
+            return Ok(());
+        };
         let Some(&Segment { used_pages, live_pages, .. }) = self.segments.get(&old) else {
             return Ok(());
         };
@@ -374,13 +427,16 @@ impl Memory {
             return Ok(());
         }
         let old_path = dir.segment_path(self.id, old);
-        let old_file = self.segment_handle(dir, old)?;
-        let new = self.create_segment(dir, accounts)?;
+        let old_handle = self.segment_handle(dir, old);
+        let old_file = old_handle.open()?;
+        // What is copied may have been lost already, if nobody was told.
+        let new = Open { was_closed, ..self.create_segment(dir, accounts)? };
         let new_path = dir.segment_path(self.id, new.segment);
         let mut moved = Vec::new();
         let mut end_page = 0;
         let mut buf = vec![0; files::COPY_BUFFER_BYTES];
-        let to = dir.on_disk(&new_path, &new.file);
+        let Some(new_file) = &new.file else { return Ok(()) };
+        let to = dir.on_disk(&new_path, new_file);
         let copied = self.index.runs().filter(|run| run.segment == old).try_for_each(|run| {
             let from = Named { file: &old_file, path: &old_path };
             files::copy_pages(
@@ -407,10 +463,18 @@ impl Memory {
             segment.used_pages = end_page;
         }
         self.lay(accounts, &moved);
-        self.segments.remove(&old);
+        let old_segment = self.segments.remove(&old);
         self.open = Some(new);
         self.epoch += 1;
-        self.unlink_quietly(dir, accounts, old);
+        let is_read = Arc::strong_count(&old_handle) > 1;
+        if !is_read || old_handle.keep().is_ok() {
+            self.unlink_quietly(dir, accounts, old);
+        } else if let Some(segment) = old_segment {
+            let orphan = Forgotten::new(old, segment);
+            accounts.delta.fetch_add(orphan.bytes, Relaxed);
+            accounts.releasable.fetch_add(orphan.bytes, Relaxed);
+            self.orphans.push(orphan);
+        }
         accounts.delta.fetch_sub(dead_pages * PAGE_BYTES, Relaxed);
         accounts.open.fetch_sub(dead_pages * PAGE_BYTES, Relaxed);
         accounts.rewritten.fetch_add(end_page * PAGE_BYTES, Relaxed);
@@ -425,70 +489,40 @@ impl Memory {
     }
 
     /// The newest version, ready to be mapped.
-    pub(crate) fn layout(&mut self, dir: &Dir) -> Result<MemoryLayout> {
-        let handles = self.handles(dir)?;
-        Ok(self.assemble(handles))
+    pub(crate) fn layout(&mut self, dir: &Arc<Dir>) -> MemoryLayout {
+        // It is kept as long as a canister rests.
+        heap::within(|| self.assemble(dir))
     }
 
-    /// `commit` and `layout` in one: whatever can fail happens before anything changes.
+    /// `commit` and `layout` in one.
     pub(crate) fn commit_layout(
         &mut self,
-        dir: &Dir,
+        dir: &Arc<Dir>,
         accounts: &Accounts,
         target: &AppendTarget,
         runs: &[Run],
     ) -> Result<MemoryLayout> {
-        let handles = self.handles(dir)?;
         self.commit(dir, accounts, target, runs)?;
-        Ok(self.assemble(handles))
+        Ok(self.layout(dir))
     }
 
-    fn handles(&mut self, dir: &Dir) -> Result<Handles> {
-        let base = match self.view.base.upgrade() {
-            Some(base) => base,
-            None => {
-                let base = Arc::new(dir.open_read(&dir.base_path(self.id))?);
-                self.view.base = Arc::downgrade(&base);
-                base
-            }
+    fn assemble(&mut self, dir: &Arc<Dir>) -> MemoryLayout {
+        let base = self.view.base.upgrade().unwrap_or_else(|| {
+            let base = Arc::new(PageFile::new(&dir.place, Name::Base(self.id)));
+            self.view.base = Arc::downgrade(&base);
+            base
+        });
+        let wanted = || {
+            let named = self.segments.iter().filter(|(_, segment)| segment.live_pages > 0);
+            named.map(|(&id, _)| id)
         };
-        let open = self.open.as_ref().map(|open| open.segment);
-        let wanted = self
-            .segments
-            .iter()
-            .filter(|(id, segment)| segment.live_pages > 0 || open == Some(**id))
-            .map(|(&id, _)| id);
-        let wanted: Vec<SegmentId> = wanted.collect();
-        let segments = wanted
-            .into_iter()
-            .map(|id| Ok((id, self.segment_handle(dir, id)?)))
-            .collect::<Result<_>>()?;
-        Ok(Handles { base, segments })
-    }
-
-    fn segment_handle(&mut self, dir: &Dir, id: SegmentId) -> Result<Arc<File>> {
-        let path = dir.segment_path(self.id, id);
-        let Some(segment) = self.segments.get_mut(&id) else {
-            return Err(PagesError::MissingFile { path });
-        };
-        if let Some(file) = segment.read.upgrade() {
-            return Ok(file);
-        }
-        let file = Arc::new(dir.open_read(&path)?);
-        segment.read = Arc::downgrade(&file);
-        Ok(file)
-    }
-
-    fn assemble(&mut self, handles: Handles) -> MemoryLayout {
-        let Handles { base, mut segments } = handles;
-        segments
-            .retain(|(id, _)| self.segments.get(id).is_some_and(|segment| segment.live_pages > 0));
-        let same = |cached: &Arc<SegmentFiles>| {
-            cached.iter().map(|(id, _)| id).eq(segments.iter().map(|(id, _)| id))
-        };
+        let same = |cached: &Arc<SegmentFiles>| cached.iter().map(|(id, _)| *id).eq(wanted());
         let segments = match self.view.segments.as_ref().and_then(Weak::upgrade).filter(same) {
             Some(cached) => cached,
-            None => segments.into(),
+            None => {
+                let wanted: Vec<SegmentId> = wanted().collect();
+                wanted.into_iter().map(|id| (id, self.segment_handle(dir, id))).collect()
+            }
         };
         let runs = self
             .view
@@ -512,13 +546,51 @@ impl Memory {
         }
     }
 
-    /// Closes the open segment if it holds anything, and returns what has to be synced: file and
-    /// length.
-    pub(crate) fn seal(
-        &mut self,
-        accounts: &Accounts,
-        generation: u64,
-    ) -> Option<(SegmentId, Arc<File>, u64)> {
+    fn segment_handle(&mut self, dir: &Arc<Dir>, id: SegmentId) -> Arc<PageFile> {
+        let known = self.segments.get(&id).and_then(|segment| segment.read.upgrade());
+        known.unwrap_or_else(|| {
+            let file =
+                heap::within(|| Arc::new(PageFile::new(&dir.place, Name::Segment(self.id, id))));
+            if let Some(segment) = self.segments.get_mut(&id) {
+                segment.read = Arc::downgrade(&file);
+            }
+            file
+        })
+    }
+
+    /// Takes the open segment away if it holds nothing and nobody is about to write it: of a memory
+    /// that was only going to be written nothing stays.
+    pub(crate) fn take_empty(&mut self, accounts: &Accounts) -> Option<Forgotten> {
+        let segments = &self.segments;
+        let is_empty =
+            |id| segments.get(&id).is_some_and(|segment: &Segment| segment.used_pages == 0);
+        let open = self.open.take_if(|open| !open.is_out() && is_empty(open.segment))?;
+        accounts.open_files.fetch_sub(open.file.iter().len() as u64, Relaxed);
+        let segment = self.segments.remove(&open.segment)?;
+        self.shrink();
+        Some(Forgotten::new(open.segment, segment))
+    }
+
+    /// Whether it has a segment that may be written.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// A map keeps a node when its last entry goes, and most memories are at rest.
+    fn shrink(&mut self) {
+        if self.segments.is_empty() {
+            self.segments = BTreeMap::new();
+        }
+        if self.index.len() == 0 {
+            self.index = RunIndex::default();
+        }
+        if self.older.is_empty() {
+            self.older = Vec::new();
+        }
+    }
+
+    /// Closes the open segment if it holds anything, and returns what has to be synced.
+    pub(crate) fn seal(&mut self, accounts: &Accounts, generation: u64) -> Option<Sealed> {
         let open = self.open.take_if(|open| {
             self.segments.get(&open.segment).is_some_and(|segment| segment.used_pages > 0)
         })?;
@@ -526,11 +598,12 @@ impl Memory {
         segment.seal = Some(Seal { version: self.version, generation });
         let bytes = segment.used_pages * PAGE_BYTES;
         accounts.open.fetch_sub(bytes, Relaxed);
-        accounts.open_files.fetch_sub(1, Relaxed);
+        accounts.open_files.fetch_sub(open.file.iter().len() as u64, Relaxed);
         if segment.live_pages == 0 {
             accounts.releasable.fetch_add(bytes, Relaxed);
         }
-        Some((open.segment, open.file, bytes))
+        let Open { segment: id, file, was_closed } = open;
+        Some(Sealed { id, file, was_closed, bytes })
     }
 
     /// Pages that the newest version finds in segments no durable index names: all that was written
@@ -549,20 +622,27 @@ impl Memory {
     }
 
     /// Forgets the segments that the index being checkpointed does not name, for deletion once it
-    /// is durable. Returns their ids and lengths.
-    pub(crate) fn take_releasable(&mut self) -> Vec<(SegmentId, u64)> {
+    /// is durable.
+    pub(crate) fn take_releasable(&mut self) -> Vec<Forgotten> {
         let dead = self
             .segments
             .extract_if(.., |_, segment| segment.seal.is_some() && segment.live_pages == 0);
-        dead.map(|(id, segment)| (id, segment.used_pages * PAGE_BYTES)).collect()
+        let mut forgotten: Vec<_> = dead.map(|(id, segment)| Forgotten::new(id, segment)).collect();
+        forgotten.append(&mut self.orphans);
+        self.shrink();
+        forgotten
     }
 
-    /// Forgets every segment, because the memory is removed. Returns their ids and lengths.
-    pub(crate) fn take_all(&mut self, accounts: &Accounts) -> Vec<(SegmentId, u64)> {
-        let open = self.open.take();
-        if open.is_some() {
-            accounts.open_files.fetch_sub(1, Relaxed);
-        }
+    /// Its base file as layouts name it, if one does.
+    pub(crate) fn base_in_use(&self) -> Weak<PageFile> {
+        self.view.base.clone()
+    }
+
+    /// Forgets every segment, because the memory is removed.
+    pub(crate) fn take_all(&mut self, accounts: &Accounts) -> Vec<Forgotten> {
+        let open = self.open.take().and_then(|open| open.file);
+        accounts.open_files.fetch_sub(open.iter().len() as u64, Relaxed);
+        let orphans = std::mem::take(&mut self.orphans);
         let all = std::mem::take(&mut self.segments).into_iter().map(|(id, segment)| {
             let bytes = segment.used_pages * PAGE_BYTES;
             if segment.seal.is_none() {
@@ -571,9 +651,9 @@ impl Memory {
             if segment.seal.is_none() || segment.live_pages > 0 {
                 accounts.releasable.fetch_add(bytes, Relaxed);
             }
-            (id, bytes)
+            Forgotten::new(id, segment)
         });
-        all.collect()
+        all.chain(orphans).collect()
     }
 
     /// The checkpoint `generation` is durable. Returns whether there is something to fold now.
@@ -604,7 +684,7 @@ impl Memory {
     }
 
     /// Up to `pages_max` pages that may be copied into the base now.
-    pub(crate) fn plan_fold(&mut self, dir: &Dir, pages_max: u64) -> Result<FoldWork> {
+    pub(crate) fn plan_fold(&mut self, dir: &Arc<Dir>, pages_max: u64) -> Result<FoldWork> {
         self.older.retain(|(_, pin)| pin.strong_count() > 0);
         let oldest_read =
             self.older.iter().map(|&(version, _)| version).min().unwrap_or(self.version);
@@ -622,7 +702,7 @@ impl Memory {
         }
         let segments = candidates
             .iter()
-            .map(|&id| Ok((id, self.segment_handle(dir, id)?)))
+            .map(|&id| Ok((id, self.segment_handle(dir, id).open()?)))
             .collect::<Result<_>>()?;
         let mut left = pages_max;
         let mut runs = Vec::new();
@@ -645,6 +725,7 @@ impl Memory {
         }
         self.view.runs = None;
         self.epoch += 1;
+        self.shrink();
         if cfg!(debug_assertions) {
             self.check();
         }

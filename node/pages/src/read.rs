@@ -1,9 +1,9 @@
 //! Reading pages through a layout, for whoever has no reason to map it: state sync, snapshots,
 //! tests.
 
-use std::path::Path;
+use std::{fs::File, path::PathBuf, sync::Arc};
 
-use crate::{MemoryLayout, PAGE_BYTES, PagesError, Result, SegmentId, files};
+use crate::{MemoryLayout, PAGE_BYTES, PageFile, PagesError, Result, SegmentId, files};
 
 /// Fills `buf` with the pages from `start_page` on, as this version of the memory holds them. `buf`
 /// is a whole number of pages, within the memory.
@@ -20,6 +20,8 @@ pub fn read_pages(layout: &MemoryLayout, start_page: u64, buf: &mut [u8]) -> Res
             base_bytes: layout.base_bytes,
         });
     }
+    // Files stay open from one run to the next.
+    let mut open: Vec<(Option<SegmentId>, Arc<File>)> = Vec::new();
     let mut next = layout.runs.partition_point(|run| run.start_page + run.pages <= start_page);
     let (mut page, mut rest) = (start_page, buf);
     while !rest.is_empty() {
@@ -35,27 +37,32 @@ pub fn read_pages(layout: &MemoryLayout, start_page: u64, buf: &mut [u8]) -> Res
         };
         let bytes = pages_max.saturating_mul(PAGE_BYTES).min(rest.len() as u64);
         let (chunk, after) = rest.split_at_mut(bytes as usize);
-        read_file(layout, segment, offset_page, chunk)?;
+        let known = open.iter().find(|(id, _)| *id == segment).map(|(_, file)| file.clone());
+        let named = file_of(layout, segment)?;
+        let file = match known {
+            Some(file) => file,
+            None => {
+                let file = named.open()?;
+                open.push((segment, file.clone()));
+                file
+            }
+        };
+        files::read_exact(&file, &named.path(), chunk, offset_page * PAGE_BYTES)?;
         page += bytes / PAGE_BYTES;
         rest = after;
     }
     Ok(())
 }
 
-fn read_file(
-    layout: &MemoryLayout,
-    segment: Option<SegmentId>,
-    offset_page: u64,
-    buf: &mut [u8],
-) -> Result<()> {
-    let (name, file) = match segment {
-        None => (format!("{}.base", layout.id.0), Some(&layout.base)),
-        Some(id) => (
-            format!("{}.{}", layout.id.0, id.0),
-            layout.segments.iter().find(|(segment, _)| *segment == id).map(|(_, file)| file),
-        ),
+fn file_of(layout: &MemoryLayout, segment: Option<SegmentId>) -> Result<&PageFile> {
+    let file = match segment {
+        None => Some(&layout.base),
+        Some(id) => {
+            layout.segments.iter().find(|(segment, _)| *segment == id).map(|(_, file)| file)
+        }
     };
-    let path = Path::new(&name);
-    let Some(file) = file else { return Err(PagesError::MissingFile { path: path.to_path_buf() }) };
-    files::read_exact(file, path, buf, offset_page * PAGE_BYTES)
+    file.map(AsRef::as_ref).ok_or_else(|| {
+        let name = format!("{}.{}", layout.id.0, segment.map_or(0, |segment| segment.0));
+        PagesError::MissingFile { path: PathBuf::from(name) }
+    })
 }

@@ -3,8 +3,9 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    fs::{self, Metadata},
     path::Path,
-    sync::Mutex,
+    sync::{Arc, Mutex},
 };
 
 use disk::{RealDisk, SharedDisk};
@@ -13,6 +14,7 @@ use limits::PagesLimits;
 use crate::{
     IndexFault, MemoryId, MemoryIndex, PAGE_BYTES, PagesError, Result,
     files::{self, Dir, Name},
+    heap,
     memory::{Accounts, Memory},
     store::{Memories, PageStore},
 };
@@ -40,11 +42,12 @@ impl PageStore {
         limits: &PagesLimits,
         index: impl IntoIterator<Item = (MemoryId, MemoryIndex, u64)>,
     ) -> Result<Self> {
-        let dir = Dir::open(disk, dir.as_ref())?;
+        let dir = Arc::new(Dir::open(disk, dir.as_ref(), limits.open_files)?);
         let accounts = Accounts::default();
         let mut memories: Memories = BTreeMap::new();
         let mut fold_queue = BTreeSet::new();
         for (id, index, base_bytes) in index {
+            let _here = heap::enter();
             let memory = Memory::recovered(id, &index, base_bytes, &accounts)
                 .map_err(|fault| PagesError::BadIndex { id, fault })?;
             verify(&dir, &memory)?;
@@ -83,6 +86,10 @@ fn verify(dir: &Dir, memory: &Memory) -> Result<()> {
     Ok(())
 }
 
+fn entry_metadata(path: &Path) -> Result<Metadata> {
+    fs::metadata(path).map_err(|e| PagesError::io("inspect", path, e))
+}
+
 /// Removes what the index does not name: segments of after the checkpoint, segments folded before
 /// the crash, memories removed or never checkpointed.
 fn tidy(dir: &Dir, memories: &mut Memories) -> Result<()> {
@@ -107,8 +114,10 @@ fn tidy(dir: &Dir, memories: &mut Memories) -> Result<()> {
             dir.unlink(&path)?;
             continue;
         };
-        let file = dir.open_write(&path)?;
-        if files::len(&file, &path)? > wanted_bytes {
+        // Of most files nothing is to be cut off: they are not opened.
+        let metadata = entry_metadata(&path)?;
+        if metadata.len() > wanted_bytes {
+            let file = dir.open_write(&path)?;
             dir.on_disk(&path, &file)
                 .set_len(wanted_bytes)
                 .map_err(|e| PagesError::io("truncate", &path, e))?;

@@ -3,13 +3,14 @@
 //!
 //! Locks, in the order they are taken: `memories` (shared for everything that touches one memory,
 //! exclusive for creating, removing and beginning a checkpoint), then one memory's own lock, then
-//! `changed`, `checkpoint` or `fold_queue`, which are leaves. (Beginning a checkpoint takes memory
+//! `changed`, `opened`, `checkpoint` or `fold_queue`, which are leaves. (Beginning a checkpoint takes memory
 //! locks last: under the exclusive lock nobody else can hold one.) No file is read, written or
 //! synced under the exclusive lock.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    ops::Bound::{Excluded, Included, Unbounded},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -22,12 +23,17 @@ use crate::{
     AppendTarget, MemoryId, MemoryLayout, PagesError, Result, Run,
     checkpoint::{Pending, Progress},
     files::{self, Dir},
+    heap,
     memory::{self, Accounts, Memory},
 };
 
-/// Descriptors of open segments beyond this share of RLIMIT_NOFILE call for a checkpoint, which
-/// closes them.
-const OPEN_FILES_SHARE: u64 = 4;
+/// Segments that are closed at once when a round writes more memories than that, and memories that
+/// are looked at for them.
+const CLOSED_AT_ONCE: usize = 64;
+const LOOKED_AT: usize = 1024;
+
+/// Files that are deleted between two rounds, of those that were read when their checkpoint ended.
+const DELETED_AT_ONCE: usize = 64;
 
 pub(crate) type Memories = BTreeMap<MemoryId, Mutex<Memory>>;
 
@@ -36,7 +42,9 @@ pub(crate) type Memories = BTreeMap<MemoryId, Mutex<Memory>>;
 pub struct PageStore {
     // Configuration.
     pub(crate) limits: PagesLimits,
-    open_files_max: u64,
+    /// Open segments from which on a checkpoint is called for, which closes them. A round that
+    /// writes more memories closes those that it does not write.
+    pub(crate) open_files_max: u64,
     // Files.
     pub(crate) dir: Arc<Dir>,
     // State.
@@ -50,8 +58,15 @@ pub struct PageStore {
     creating: Mutex<()>,
     /// One fold at a time: two would copy the same pages.
     pub(crate) folding: Mutex<()>,
-    /// A memory has more runs than `runs_per_memory` and a checkpoint would let them be folded.
+    /// A memory has more runs than `runs_per_memory` and a checkpoint would let them be folded, or
+    /// segments had to be closed.
     pub(crate) crowded: AtomicBool,
+    /// The next checkpoint deletes what it must without regard to readers.
+    pub(crate) readers_given_up: AtomicBool,
+    /// Memories with an open segment, whether its file is open or not.
+    pub(crate) opened: Mutex<BTreeSet<MemoryId>>,
+    /// The memory behind which segments are closed next, when too many are open.
+    closed_last: Mutex<MemoryId>,
     pub(crate) progress: Arc<Progress>,
     // Figures.
     pub(crate) accounts: Accounts,
@@ -90,22 +105,22 @@ pub struct PagesStats {
     pub fold_queue: u64,
     /// Checkpoints that became durable.
     pub checkpoints: u64,
-    /// Files that could not be removed; tried again at the next checkpoint or start.
+    /// Files that could not be removed at the end of a checkpoint; tried again between rounds.
     pub unlink_failures: u64,
 }
 
 impl PageStore {
     pub(crate) fn assemble(
         limits: &PagesLimits,
-        dir: Dir,
+        dir: Arc<Dir>,
         memories: Memories,
         fold_queue: BTreeSet<MemoryId>,
         accounts: Accounts,
     ) -> Self {
         Self {
             limits: limits.clone(),
-            open_files_max: files::open_files_max() / OPEN_FILES_SHARE,
-            dir: Arc::new(dir),
+            open_files_max: files::open_files_max(limits.open_files),
+            dir,
             memories: RwLock::new(memories),
             changed: Mutex::default(),
             checkpoint: Mutex::default(),
@@ -113,6 +128,9 @@ impl PageStore {
             creating: Mutex::default(),
             folding: Mutex::default(),
             crowded: AtomicBool::new(false),
+            readers_given_up: AtomicBool::new(false),
+            opened: Mutex::default(),
+            closed_last: Mutex::new(MemoryId(0)),
             progress: Arc::default(),
             accounts,
         }
@@ -132,12 +150,9 @@ impl PageStore {
         self.dir.create(&path, base_bytes)?;
         let mut memory = Memory::new(id, base_bytes);
         memory.base_unsynced = true;
-        let layout = memory.layout(&self.dir).inspect_err(|_| {
-            // The first error is the one to report; a file that stays is removed at the next start.
-            let _ = self.dir.unlink(&path);
-        })?;
+        let layout = memory.layout(&self.dir);
         let mut memories = self.memories.write().unwrap_or_else(PoisonError::into_inner);
-        memories.insert(id, Mutex::new(memory));
+        heap::within(|| memories.insert(id, Mutex::new(memory)));
         lock(&self.changed).insert(id);
         Ok(layout)
     }
@@ -149,7 +164,8 @@ impl PageStore {
         let Some(memory) = memories.remove(&id) else { return };
         let mut memory = memory.into_inner().unwrap_or_else(PoisonError::into_inner);
         let segments = memory.take_all(&self.accounts);
-        lock(&self.checkpoint).removed(&self.dir, &memory, segments);
+        lock(&self.checkpoint).removed(&memory, segments);
+        lock(&self.opened).remove(&id);
         lock(&self.changed).insert(id);
         lock(&self.fold_queue).ids.remove(&id);
     }
@@ -157,7 +173,7 @@ impl PageStore {
     /// The newest version. Builds the list of runs if nobody holds it; see [`PageStore::append`]
     /// for how not to build it per message.
     pub fn layout(&self, id: MemoryId) -> Result<MemoryLayout> {
-        self.with(id, |memory| memory.layout(&self.dir))
+        self.with(id, |memory| Ok(memory.layout(&self.dir)))
     }
 
     /// Hands out the place where the dirty pages of the next message of this memory go: at most
@@ -169,16 +185,52 @@ impl PageStore {
     /// between rounds.
     pub fn reserve(&self, id: MemoryId, pages_max: u64) -> Result<AppendTarget> {
         self.check_sync()?;
+        if self.accounts.open_files.load(Relaxed) >= self.open_files_max {
+            self.close_some();
+        }
+        lock(&self.opened).insert(id);
         self.with(id, |memory| memory.reserve(&self.dir, &self.accounts, pages_max))
     }
 
+    /// Has the next checkpoint delete files that layouts still name and that cannot be kept open
+    /// for them; whoever reads such a layout afterwards meets [`PagesError::Gone`]. For when there
+    /// is no other way to make room, and nobody reads who must not be disturbed.
+    pub fn give_up_readers(&self) {
+        self.readers_given_up.store(true, Relaxed);
+    }
+
+    /// Closes segments that are open and not being written, some at a time, one memory after the
+    /// other. They are opened again when they are needed.
+    fn close_some(&self) {
+        let mut last = lock(&self.closed_last);
+        let behind = |from| lock(&self.opened).range(from).take(LOOKED_AT).copied().collect();
+        let mut ids: Vec<MemoryId> = behind((Excluded(*last), Unbounded));
+        if ids.len() < LOOKED_AT {
+            ids.extend(behind((Unbounded, Included(*last))));
+        }
+        self.crowded.store(true, Relaxed);
+        let memories = self.read();
+        let mut closed = 0;
+        for id in ids {
+            *last = id;
+            // One that is locked is in use.
+            if let Some(Ok(mut memory)) = memories.get(&id).map(Mutex::try_lock) {
+                closed += usize::from(memory.close(&self.accounts));
+            }
+            if closed == CLOSED_AT_ONCE {
+                break;
+            }
+        }
+    }
+
     /// Whether the delta log has room for another round: the reserve is free, which covers all that
-    /// a round may write.
+    /// a round may write. Deletes some files of which readers let go since the last checkpoint.
     ///
     /// # Errors
     /// [`PagesError::DeltaFull`] when there is none until a checkpoint, a fold, and a checkpoint
     /// after it.
     pub fn check_room(&self) -> Result<()> {
+        self.delete_deferred(DELETED_AT_ONCE, false);
         let limit_bytes =
             self.limits.delta_capacity_bytes.saturating_sub(self.limits.delta_reserve_bytes);
         let used_bytes = self.delta_bytes();
@@ -260,7 +312,7 @@ impl PageStore {
         let helps = gain > 0 && gain >= delta / 2;
         (near_full && helps)
             || self.crowded.load(Relaxed)
-            || self.accounts.open_files.load(Relaxed) > self.open_files_max
+            || self.accounts.open_files.load(Relaxed) >= self.open_files_max
     }
 
     /// Disk space that this process may still use on the file system of the page directory.
@@ -311,6 +363,8 @@ impl PageStore {
     ) -> Result<T> {
         let memories = self.read();
         let memory = memories.get(&id).ok_or(PagesError::UnknownMemory(id))?;
+        // What is known of a memory is kept as long as there is one.
+        let _here = heap::enter();
         f(&mut lock(memory))
     }
 

@@ -12,6 +12,8 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use crate::PageFile;
+
 /// A page of the page index: the operating system's, 4 KiB.
 pub const PAGE_BYTES: u64 = 4096;
 
@@ -47,7 +49,8 @@ pub struct MemoryIndex {
 }
 
 /// One version of one memory, ready to be mapped: the base file, and the runs that lie over it.
-/// Cheap to clone; holding it keeps the files alive and keeps its pages from being overwritten.
+/// Cheap to clone; holding it keeps the files alive, open or not, and keeps its pages from being
+/// overwritten.
 #[derive(Clone, Debug)]
 pub struct MemoryLayout {
     /// The memory that it is a version of.
@@ -59,11 +62,11 @@ pub struct MemoryLayout {
     pub epoch: u64,
     /// The base file: sparse, as long as the memory may ever grow, so that growth maps nothing
     /// new.
-    pub base: Arc<File>,
+    pub base: Arc<PageFile>,
     /// Length of the base file in bytes.
     pub base_bytes: u64,
     /// Files that the runs refer to.
-    pub segments: Arc<[(SegmentId, Arc<File>)]>,
+    pub segments: Arc<[(SegmentId, Arc<PageFile>)]>,
     /// Disjoint, ordered by `start_page`.
     pub runs: Arc<[Run]>,
     /// Shared by all layouts of this version; a fold waits until the pins of older versions are
@@ -79,6 +82,12 @@ impl MemoryLayout {
     /// before anything of what was read counts.
     pub fn is_cut_off(&self) -> bool {
         self.pin.is_cut_off()
+    }
+
+    /// Whether a file of it is gone: the delta log was full, and as many files as may be were open
+    /// without a name already.
+    pub fn is_gone(&self) -> bool {
+        self.base.is_gone() || self.segments.iter().any(|(_, file)| file.is_gone())
     }
 }
 

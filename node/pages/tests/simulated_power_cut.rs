@@ -16,7 +16,7 @@ use std::{
 
 use common::*;
 use disk::{Open, SharedDisk, SimulatedDisk};
-use pages::{PAGE_BYTES, PageStore, PagesError};
+use pages::{MemoryId, PAGE_BYTES, PageStore, PagesError};
 
 /// Steps of a life that nothing ends.
 const STEPS: u64 = 40;
@@ -41,6 +41,34 @@ impl From<PagesError> for Ended {
 impl From<io::Error> for Ended {
     fn from(error: io::Error) -> Self {
         Self::Index(error)
+    }
+}
+
+/// So few that every history closes segments and opens them again.
+fn few_files() -> limits::PagesLimits {
+    limits::PagesLimits { open_files: 4, ..limits() }
+}
+
+/// A writeback that fails while a segment is closed is told to nobody who syncs the segment. The
+/// checkpoint finds out all the same.
+#[test]
+fn what_was_lost_of_a_segment_that_was_closed_is_found_out() {
+    for (memories, is_found) in [(20, true), (3, false)] {
+        let folder = tempfile::tempdir().unwrap();
+        let simulated = SimulatedDisk::new(&folder.path().join("disk"), 1).unwrap();
+        let pages = folder.path().join("disk/pages");
+        let store =
+            PageStore::open_on(Arc::new(simulated.clone()), pages, &few_files(), Vec::new())
+                .unwrap();
+        for id in 0..memories {
+            store.create(MemoryId(id), 2 * PAGE_BYTES).unwrap();
+            put(&store, MemoryId(id), &[(1, 1)], id).unwrap();
+        }
+        simulated.fail_writeback();
+        let ticket = store.begin_checkpoint().unwrap();
+        assert_eq!(ticket.sync().is_err(), is_found, "{memories} memories");
+        drop(ticket);
+        assert_eq!(matches!(store.begin_checkpoint(), Err(PagesError::SyncLost)), is_found);
     }
 }
 
@@ -94,7 +122,7 @@ impl Machine {
             self.seed
         );
         let store =
-            PageStore::open_on(self.disk.clone(), self.pages(), &limits(), entries(&index))?;
+            PageStore::open_on(self.disk.clone(), self.pages(), &few_files(), entries(&index))?;
         let mut model = history(self.seed, step);
         assert_same(&store, &model);
         (self.finished, self.taken) = (step, step);

@@ -309,8 +309,18 @@ pub struct Trap {
 /// not get memory or descriptors, or could not be started. Not a function of the request, so it
 /// must never become a result; the same request may be handed in again.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct WorkerTrouble(pub String);
+pub enum WorkerTrouble {
+    /// The worker ended, hung or lied: the message may be why.
+    #[error("{0}")]
+    Worker(String),
+    /// Something that the message has no part in: a file that cannot be opened now, a worker that
+    /// cannot be started.
+    #[error("{0}")]
+    Machine(String),
+    /// A file of a memory is missing or damaged; waiting does not mend it.
+    #[error("{0}")]
+    Damage(String),
+}
 
 /// What came of a message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

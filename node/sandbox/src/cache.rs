@@ -125,15 +125,22 @@ impl ArtefactCache {
         match self.read_info(hash) {
             Ok(file) => Some(file.info),
             Err(error) => {
-                self.discard(hash, &error);
+                if !is_shortage(&error) {
+                    self.discard(hash, &error);
+                }
                 None
             }
         }
     }
 
     /// The artefact, opened for reading, if the module is here and unharmed.
-    pub fn artefact(&self, hash: &ModuleHash) -> Option<File> {
-        let verified = self.lock().entries.get(hash)?.verified;
+    ///
+    /// # Errors
+    /// When this machine cannot open it now.
+    pub fn artefact(&self, hash: &ModuleHash) -> Result<Option<File>, CacheError> {
+        let Some(verified) = self.lock().entries.get(hash).map(|entry| entry.verified) else {
+            return Ok(None);
+        };
         match self.open_artefact(hash, verified) {
             Ok(file) => {
                 let mut index = self.lock();
@@ -146,11 +153,12 @@ impl ArtefactCache {
                 drop(index);
                 // Only the order of eviction after a restart depends on it.
                 let _ = file.set_modified(SystemTime::now());
-                Some(file)
+                Ok(Some(file))
             }
+            Err(error) if is_shortage(&error) => Err(self.failed(error)),
             Err(error) => {
                 self.discard(hash, &error);
-                None
+                Ok(None)
             }
         }
     }
@@ -378,6 +386,11 @@ impl Drop for TemporaryFile {
     }
 }
 
+/// Whether a file is only out of reach now: no descriptor or no memory is left.
+fn is_shortage(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
+}
+
 fn damaged() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "its checksum does not match")
 }
@@ -421,7 +434,7 @@ mod tests {
 
     fn content(cache: &ArtefactCache, hash: &ModuleHash) -> Option<Vec<u8>> {
         let mut content = Vec::new();
-        cache.artefact(hash)?.read_to_end(&mut content).unwrap();
+        cache.artefact(hash).unwrap()?.read_to_end(&mut content).unwrap();
         Some(content)
     }
 
@@ -480,8 +493,8 @@ mod tests {
         let cache = ArtefactCache::open(dir.path(), "v1", 2_600).unwrap();
         let code = [7; 1_000];
         let (a, b) = (put(&cache, 1, &code), put(&cache, 2, &code));
-        let open = cache.artefact(&b).unwrap();
-        assert!(cache.artefact(&a).is_some(), "now b is the oldest");
+        let open = cache.artefact(&b).unwrap().unwrap();
+        assert!(cache.artefact(&a).unwrap().is_some(), "now b is the oldest");
         let c = put(&cache, 3, &code);
         assert_eq!(
             (cache.info(&a).is_some(), cache.info(&b).is_some(), cache.info(&c).is_some()),
@@ -497,7 +510,7 @@ mod tests {
             1,
             "the newest is kept even alone over the cap, so that it can run"
         );
-        assert!(cache.artefact(&large).is_some());
+        assert!(cache.artefact(&large).unwrap().is_some());
     }
 
     #[test]

@@ -164,7 +164,7 @@ pub struct Pool {
     lanes: Vec<LaneCell>,
     /// The lane that last ran a message with a place to append to a memory. As many as there are
     /// memories.
-    writers: Mutex<BTreeMap<MemoryId, Lane>>,
+    writers: Mutex<Writers>,
     starter: Starter,
     counters: Counters,
 }
@@ -196,6 +196,29 @@ struct LaneState {
 impl Default for LaneState {
     fn default() -> Self {
         Self { worker: None, timeout_factor: 1, deaths: 0, next_token: 0 }
+    }
+}
+
+/// Memories of which it is known which lane wrote to them last.
+const WRITERS_MAX: usize = 8_192;
+
+/// Which lane wrote to a memory last.
+#[derive(Debug, Default)]
+struct Writers {
+    lanes: BTreeMap<MemoryId, Lane>,
+    /// Some were forgotten: one that is not there may have been written by any.
+    some_forgotten: bool,
+}
+
+impl Writers {
+    /// Notes that `lane` may write to the memory; whether another may have since this one did.
+    fn wrote(&mut self, memory: MemoryId, lane: Lane) -> bool {
+        if self.lanes.len() >= WRITERS_MAX && !self.lanes.contains_key(&memory) {
+            self.lanes.clear();
+            self.some_forgotten = true;
+        }
+        let before = self.lanes.insert(memory, lane);
+        before.map_or(self.some_forgotten, |before| before != lane)
     }
 }
 
@@ -392,10 +415,7 @@ impl Pool {
 
     /// Notes that `lane` may write to the memory; whether another lane did since this one.
     fn others_wrote(&self, lane: Lane, mount: &Mount) -> bool {
-        mount.append.is_some()
-            && lock(&self.writers)
-                .insert(mount.layout.id, lane)
-                .is_some_and(|before| before != lane)
+        mount.append.is_some() && lock(&self.writers).wrote(mount.layout.id, lane)
     }
 
     /// The lane's worker, started if there is none.
@@ -503,7 +523,7 @@ impl Sandbox for Pool {
 
     fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble> {
         let Some(cell) = self.cell(lane) else {
-            return Err(WorkerTrouble(format!("there is no sandbox worker {lane:?}")));
+            return Err(WorkerTrouble::Worker(format!("there is no sandbox worker {lane:?}")));
         };
         self.counters.messages.fetch_add(1, Ordering::Relaxed);
         let mut state = lock(&cell.state);
@@ -537,7 +557,7 @@ impl Sandbox for Pool {
                     }
                     self.died(cell, &mut state, &error);
                 }
-                Err(WorkerTrouble(error.to_string()))
+                Err(error.trouble())
             }
         }
     }
@@ -552,7 +572,11 @@ impl Sandbox for Pool {
 
     fn forget(&self, memories: &[MemoryId]) {
         // The next lane to write to one of them, should it live on, maps it afresh.
-        lock(&self.writers).retain(|id, _| !memories.contains(id));
+        let mut writers = lock(&self.writers);
+        for id in memories {
+            writers.lanes.remove(id);
+        }
+        drop(writers);
         for cell in &self.lanes {
             let mut pending = lock(&cell.pending);
             pending.memories.extend(memories);

@@ -141,14 +141,14 @@ impl Preparer {
     /// The artefact of a module that was prepared once, opened for reading, to be handed to a
     /// worker. Compiles it again if it was lost. Blocks.
     pub fn open_artefact(&self, hash: &ModuleHash) -> Result<File, PrepareError> {
-        if let Some(file) = self.cache.artefact(hash) {
+        if let Some(file) = self.cache.artefact(hash)? {
             return Ok(file);
         }
         let source = self.source.as_ref().ok_or(PrepareError::Missing(*hash))?;
         let uploaded = source.module(hash).ok_or(PrepareError::Missing(*hash))?;
         self.compile_once(hash, uploaded.as_ref(), Priority::Round)
             .map_err(|error| PrepareError::Recompile(*hash, error.to_string()))?;
-        self.cache.artefact(hash).ok_or(PrepareError::Missing(*hash))
+        self.cache.artefact(hash)?.ok_or(PrepareError::Missing(*hash))
     }
 
     /// Ends compilations ahead of rounds: a round needs their place.

@@ -17,7 +17,7 @@ use crate::certified::{CanisterFacts, metadata_digest};
 use crate::tree::Digest;
 use crate::{
     CallTable, CanisterId, CanisterLog, ChangeHistory, Consumption, CustomSection, Cycles, Global,
-    InputQueues, MESSAGE_OVERHEAD_BYTES, ModuleHash, ModuleInfo, Origin, Shared, Time,
+    InputQueues, MESSAGE_OVERHEAD_BYTES, ModuleHash, ModuleInfo, Origin, Shared, Time, heap,
 };
 
 /// Bytes of a Wasm page.
@@ -121,10 +121,14 @@ pub struct InstalledModule {
     pub metadata_digest: Digest,
 }
 
+/// Bytes of memory that the name of a method takes besides its own.
+const METHOD_BYTES: u64 = 48;
+
 impl InstalledModule {
     /// Code that was validated.
     pub fn new(hash: ModuleHash, bytes: u64, info: ModuleInfo) -> Self {
         let metadata_digest = metadata_digest(&info.custom_sections);
+        let info = if heap::is_installed() { heap::within(|| info.clone()) } else { info };
         Self { hash, bytes, info, metadata_digest }
     }
 
@@ -135,6 +139,13 @@ impl InstalledModule {
             .iter()
             .map(|section| (section.name.len() + section.content.len()) as u64)
             .sum()
+    }
+
+    /// Bytes of memory that the names of its methods take.
+    pub fn method_bytes(&self) -> u64 {
+        let info = &self.info;
+        let names = info.updates.iter().chain(&info.queries).chain(&info.composite_queries);
+        names.map(|name| METHOD_BYTES + name.len() as u64).sum()
     }
 }
 
@@ -329,7 +340,9 @@ impl CanisterState {
         let usage = self.memory_usage();
         1024 + 30 * self.controllers.len() as u64
             + environment as u64
-            + usage.globals
+            + self.module().map_or(0, InstalledModule::method_bytes)
+            // A value lies in memory as wide as the widest.
+            + 4 * usage.globals
             + usage.history
             + usage.log
             + 48 * self.chunks.len() as u64

@@ -6,17 +6,17 @@
 //! - [`certified`]: the state a client can have proved, at one height.
 //! - [`manifest`]: what a state consists of, as hashes of pieces that other nodes can fetch.
 //! - [`store`] and [`blobs`]: checkpoints and canister modules on disk.
-//! - [`heap`]: in which memory of the process all of it lies.
+//! - [`heap`] (of the page store): in which memory of the process all of it lies.
 //!
 //! Deterministic throughout: no clock, no randomness, no iteration over unordered maps. It must
 //! never know of networks, of how blocks are agreed on, or of how a canister's code is run.
 pub mod blobs;
+
 mod calls;
 mod canister;
 mod canister_records;
 pub mod certified;
 mod cycles;
-pub mod heap;
 pub mod history;
 pub mod manifest;
 mod module;
@@ -40,6 +40,7 @@ pub use history::{
 };
 pub use manifest::{ChunkId, ManifestClock, ManifestPace, ObjectId, RoundCost};
 pub use module::*;
+pub use pages::heap;
 pub use queues::*;
 pub use record::{NotEncoded, encode_record};
 pub use replicated::*;

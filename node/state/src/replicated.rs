@@ -12,7 +12,7 @@
 //! machine words per canister, and nothing per message. This module must not know what a
 //! message does, nor when anything is stored.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map::Entry};
 use std::sync::Arc;
 
 use ic_principal::Principal;
@@ -21,8 +21,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     CanisterId, CanisterState, CanisterStatus, Consumption, Cycles, CyclesTotal, Height,
-    IngressHistory, LowMemoryHook, MESSAGE_OVERHEAD_BYTES, ManifestClock, MerkleMap, Origin,
-    SubnetKey, Time, heap,
+    IngressHistory, LowMemoryHook, MESSAGE_OVERHEAD_BYTES, ManifestClock, MerkleMap, ModuleHash,
+    Origin, SubnetKey, Time, heap,
 };
 
 /// A call to the management canister, waiting its turn.
@@ -102,6 +102,8 @@ struct Facts {
     stop_deadline: Option<Time>,
     charged_until: Time,
     memories: Option<(MemoryId, MemoryId)>,
+    module: Option<ModuleHash>,
+    chunks: bool,
     totals: Totals,
 }
 
@@ -177,6 +179,9 @@ pub struct ReplicatedState {
     stop_deadlines: BTreeSet<(Time, CanisterId)>,
     charges: BTreeSet<(Time, CanisterId)>,
     owners: BTreeMap<MemoryId, CanisterId>,
+    /// How many canisters have each module.
+    modules: BTreeMap<ModuleHash, u64>,
+    chunk_holders: BTreeSet<CanisterId>,
 }
 
 impl ReplicatedState {
@@ -206,6 +211,8 @@ impl ReplicatedState {
             stop_deadlines: BTreeSet::new(),
             charges: BTreeSet::new(),
             owners: BTreeMap::new(),
+            modules: BTreeMap::new(),
+            chunk_holders: BTreeSet::new(),
         };
         for canister in canisters {
             let _here = heap::enter();
@@ -343,9 +350,20 @@ impl ReplicatedState {
         due(&self.stop_deadlines, now).collect()
     }
 
-    /// Canisters that paid for storage no further than `until`.
-    pub fn due_charges(&self, until: Time) -> Vec<CanisterId> {
-        due(&self.charges, until).collect()
+    /// Canisters that paid for storage no further than `until`: `most` of them, those first that
+    /// paid longest ago.
+    pub fn due_charges(&self, until: Time, most: usize) -> Vec<CanisterId> {
+        due(&self.charges, until).take(most).collect()
+    }
+
+    /// Whether a canister has this module.
+    pub fn has_module(&self, module: &ModuleHash) -> bool {
+        self.modules.contains_key(module)
+    }
+
+    /// Canisters with chunks of modules.
+    pub fn with_chunks(&self) -> impl Iterator<Item = &CanisterState> + '_ {
+        self.chunk_holders.iter().filter_map(|id| self.get(id))
     }
 
     /// Brings indexes and totals up to date for what was touched.
@@ -369,6 +387,7 @@ impl ReplicatedState {
             mark(&mut self.with_work, *id, new_facts.has_work);
             mark(&mut self.heartbeats, *id, new_facts.heartbeat);
             mark(&mut self.stopping, *id, new_facts.stopping);
+            mark(&mut self.chunk_holders, *id, new_facts.chunks);
             move_entry(&mut self.timers, *id, old.timer, new_facts.timer);
             move_entry(&mut self.deadlines, *id, old.deadline, new_facts.deadline);
             move_entry(&mut self.stop_deadlines, *id, old.stop_deadline, new_facts.stop_deadline);
@@ -378,6 +397,14 @@ impl ReplicatedState {
                 Some(old.charged_until),
                 present.then_some(new_facts.charged_until),
             );
+            if old.module != new_facts.module {
+                if let Some(module) = new_facts.module {
+                    *self.modules.entry(module).or_default() += 1;
+                }
+                if let Some(module) = old.module {
+                    release(&mut self.modules, module);
+                }
+            }
             if old.memories != new_facts.memories {
                 for memory in old.memories.iter().flat_map(|(heap, stable)| [heap, stable]) {
                     if self.owners.get(memory) == Some(id) {
@@ -460,12 +487,18 @@ impl ReplicatedState {
         assert!(self.hot.is_empty() && self.taken_hot.is_empty(), "a canister is not put back");
         assert!(self.touched.is_empty(), "the indexes are not fresh");
         let mut totals = Totals::default();
+        let mut modules: BTreeMap<ModuleHash, u64> = BTreeMap::new();
         for canister in self.canisters() {
             canister.check();
             let facts = Facts::of(canister, self.response_bytes);
             assert_eq!(self.facts.get(&canister.id), Some(&facts), "facts of {}", canister.id);
             totals.add(&facts.totals);
+            if let Some(module) = facts.module {
+                *modules.entry(module).or_default() += 1;
+            }
+            assert_eq!(self.chunk_holders.contains(&canister.id), facts.chunks, "chunk holders");
         }
+        assert_eq!(self.modules, modules, "canisters of each module");
         assert_eq!(self.totals, totals, "sums over all canisters");
         let timers = self.facts.values().filter(|facts| facts.timer.is_some()).count();
         assert_eq!(self.timers.len(), timers, "timers");
@@ -541,6 +574,8 @@ impl Facts {
                 .execution
                 .as_ref()
                 .map(|execution| (execution.heap.id, execution.stable.id)),
+            module: canister.module().map(|module| module.hash),
+            chunks: !canister.chunks.is_empty(),
             totals: Totals {
                 memory_taken: canister.memory_taken(),
                 memory_used: usage.total(),
@@ -551,6 +586,16 @@ impl Facts {
                 compute_allocation: canister.settings.compute_allocation,
                 consumed: canister.consumption.total(),
             },
+        }
+    }
+}
+
+/// One holder less.
+fn release(counts: &mut BTreeMap<ModuleHash, u64>, module: ModuleHash) {
+    if let Entry::Occupied(mut count) = counts.entry(module) {
+        *count.get_mut() -= 1;
+        if *count.get() == 0 {
+            count.remove();
         }
     }
 }

@@ -40,6 +40,11 @@ pub enum ManifestError {
 }
 
 impl ManifestError {
+    /// Whether what lacks is descriptors of this process: they come back when others let go.
+    pub(crate) fn wants_descriptors(&self) -> bool {
+        matches!(self, Self::Pages(pages::PagesError::TooManyOpenFiles { .. }))
+    }
+
     /// Whether the same call may succeed later in the same process.
     pub fn can_heal(&self) -> bool {
         match self {

@@ -2,7 +2,8 @@
 //!
 //! A disk that is full or does not answer does not end the node: the computation is tried again,
 //! with a warning, and a round that needs the root waits meanwhile. Only when that has gone on for
-//! [`ATTEMPTS_MAX`] attempts, or what is on disk is damaged, does waiting end with the error.
+//! [`ATTEMPTS_MAX`] attempts, or what is on disk is damaged, does waiting end with the error. For
+//! descriptors there is no such bound.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -20,6 +21,8 @@ use crate::source::SnapshotSource;
 
 /// Attempts on a disk that does not take it.
 const ATTEMPTS_MAX: u32 = 60;
+/// The same for want of descriptors, which others give back in their own time.
+const DESCRIPTOR_ATTEMPTS_MAX: u32 = 300;
 /// Between two attempts.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -129,14 +132,21 @@ fn work_on(shared: &Shared, store: &StateStore, snapshots: &SnapshotSource, job:
     let height = job.height;
     // Should this thread panic, whoever waits is told.
     let told = TellOnPanic { shared, armed: true };
-    let mut attempts = 0;
+    let (mut attempts, mut without_descriptors) = (0, 0);
     let outcome = loop {
         match compute::compute(store, &job, &shared.stop) {
             Ok(header) => break show(store, snapshots, header, job),
             Err(Failure::Stopped) => break Work::None,
             Err(Failure::Write) => break Work::Failed("the store did not say what failed".into()),
-            Err(Failure::Error(error)) if error.can_heal() && attempts < ATTEMPTS_MAX => {
-                attempts += 1;
+            Err(Failure::Error(error)) if error.can_heal() => {
+                let (attempts, attempts_max) = match error.wants_descriptors() {
+                    true => (&mut without_descriptors, DESCRIPTOR_ATTEMPTS_MAX),
+                    false => (&mut attempts, ATTEMPTS_MAX),
+                };
+                *attempts += 1;
+                if *attempts > attempts_max {
+                    break Work::Failed(error.to_string());
+                }
                 tracing::warn!(%error, height = height.0, "computing a manifest failed and is tried again");
                 if shared.pause(RETRY_AFTER) {
                     break Work::None;

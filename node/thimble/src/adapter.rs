@@ -2,8 +2,10 @@
 //! newest certified state for everything that is read.
 
 use std::{
-    collections::BTreeMap,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
 };
 
 use budget::Level;
@@ -25,6 +27,11 @@ use crate::{allocator, disk_usage::DiskUsage, metrics::RoundMetrics, watch::Watc
 /// Seconds a client is asked to wait when the ingress pool is full: a few rounds empty it.
 const RETRY_AFTER_SECONDS: u64 = 1;
 
+/// Canisters from which on the largest are not looked for in every report, and how long a list of
+/// them is shown.
+const MANY_CANISTERS: u64 = 1_000;
+const LISTING_STAYS: Duration = Duration::from_secs(10);
+
 /// See the module.
 pub(crate) struct Adapter {
     pub(crate) pool: Arc<IngressPool>,
@@ -39,6 +46,7 @@ pub(crate) struct Adapter {
     pub(crate) identity: Identity,
     pub(crate) delta_capacity_bytes: u64,
     pub(crate) disk: DiskUsage,
+    pub(crate) largest: Mutex<Largest>,
     /// None for a subnet of one.
     pub(crate) subnet: Option<Agreement>,
 }
@@ -269,19 +277,39 @@ impl Node for Adapter {
     }
 }
 
+/// The largest canisters, as they were found last.
+#[derive(Debug, Default)]
+pub(crate) struct Largest {
+    found: Option<Instant>,
+    canisters: Vec<report::Canister>,
+    total: u64,
+}
+
 impl Adapter {
-    /// The largest canisters of the newest certified state, and how many there are.
+    /// The largest canisters of a certified state, and how many there are. Looks at every canister,
+    /// so where there are many it does so now and then.
     fn largest_canisters(&self) -> (Vec<report::Canister>, u64) {
-        let Some(state) = self.reader.latest() else { return (Vec::new(), 0) };
-        let mut sizes: Vec<(u64, CanisterId)> = state
-            .canisters()
-            .iter()
-            .map(|canister| (canister.memory_usage().total(), canister.id))
-            .collect();
-        let total = sizes.len() as u64;
-        sizes.sort_unstable_by(|a, b| b.cmp(a));
-        let largest = sizes.into_iter().take(report::CANISTERS_MAX);
-        let listed = largest.filter_map(|(memory_bytes, id)| {
+        let mut known = self.largest.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_fresh = known.total >= MANY_CANISTERS
+            && known.found.is_some_and(|found| found.elapsed() < LISTING_STAYS);
+        if !is_fresh {
+            *known = self.find_largest();
+        }
+        (known.canisters.clone(), known.total)
+    }
+
+    fn find_largest(&self) -> Largest {
+        let Some(state) = self.reader.latest() else { return Largest::default() };
+        let mut largest: BTreeSet<(Reverse<u64>, Reverse<CanisterId>)> = BTreeSet::new();
+        let mut total = 0;
+        for canister in state.canisters().iter() {
+            total += 1;
+            largest.insert((Reverse(canister.memory_usage().total()), Reverse(canister.id)));
+            if largest.len() > report::CANISTERS_MAX {
+                largest.pop_last();
+            }
+        }
+        let listed = largest.into_iter().filter_map(|(Reverse(memory_bytes), Reverse(id))| {
             let canister = state.canister(&id)?;
             Some(report::Canister {
                 id: id.to_text(),
@@ -289,7 +317,7 @@ impl Adapter {
                 status: status_word(&canister).into(),
             })
         });
-        (listed.collect(), total)
+        Largest { canisters: listed.collect(), total, found: Some(Instant::now()) }
     }
 }
 

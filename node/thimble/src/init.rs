@@ -196,7 +196,8 @@ mod tests {
         ] {
             assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
         }
-        let huge = Limits::derive(16 << 30).unwrap();
+        let mut huge = Limits::derive(16 << 30).unwrap();
+        huge.gateway.connections = 100_000;
         let descriptors = descriptors_needed(&huge);
         assert!(descriptors > DESCRIPTORS_MIN);
         assert!(

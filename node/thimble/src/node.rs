@@ -220,6 +220,8 @@ fn replay(config: &Config) -> Result<()> {
 
 /// Opens canister memory as the newest checkpoint describes it.
 fn open_pages(data: &Path, limits: &Limits, store: &StateStore) -> Result<PageStore> {
+    // One entry for each memory there is: they lie where the canisters do.
+    let here = state::heap::enter();
     let index = match store.load()? {
         Some(checkpoint) => checkpoint
             .memories()?
@@ -227,6 +229,7 @@ fn open_pages(data: &Path, limits: &Limits, store: &StateStore) -> Result<PageSt
             .collect::<Result<Vec<_>, _>>()?,
         None => vec![],
     };
+    drop(here);
     Ok(PageStore::open(data.join("pages"), &limits.pages, index)?)
 }
 
@@ -302,6 +305,7 @@ fn open(
     let blob_bytes_max = limits.module.wasm_bytes.max(limits.subnet.chunk_bytes);
     let blobs = Arc::new(BlobStore::open(&state_dir.join("blobs"), blob_bytes_max)?);
     let sandbox = Arc::new(open_sandbox(data, limits, &blobs)?);
+    make_state_heap(data, limits)?;
     let pages = Arc::new(open_pages(data, limits, &store)?);
     let named =
         |name| ledger.pool(name).with_context(|| format!("the ledger has no pool `{name}`"));
@@ -310,7 +314,6 @@ fn open(
     let ingress = Arc::new(IngressPool::new(&limits.consensus));
     ingress.count_in(&named(pool::INGRESS_POOL)?);
     let retry = Arc::new(NodeRetryPolicy::new(ingress.clone(), data));
-    make_state_heap(data, limits)?;
     let mut executor = Executor::open(
         executor_config(config, limits, &keys)?,
         budgeted,
@@ -364,6 +367,7 @@ fn open(
         identity: Identity { subnet_id: keys.subnet_id(), node_id: keys.node_id() },
         disk,
         delta_capacity_bytes: limits.pages.delta_capacity_bytes,
+        largest: Mutex::default(),
         subnet,
     };
     let busy = Arc::new(AtomicBool::new(false));
@@ -614,18 +618,18 @@ fn start_logging(filter: &str) -> Result<()> {
 /// Descriptors of the node besides those of canisters and connections: logs, sockets of workers,
 /// the stores.
 const DESCRIPTORS_OWN: u64 = 64;
-/// Descriptors of one canister in memory: base file and open segment of two memories, and one being
-/// replaced.
-const DESCRIPTORS_PER_CANISTER: u64 = 5;
+/// How often the page store has `pages.open_files` open at most: written, being synced, without a
+/// name, and in passing, to be mapped, read, folded or sent to peers.
+const TIMES_OPEN: u64 = 4;
 
 /// Open files that all canisters and connections may come to.
 pub(crate) fn descriptors_needed(limits: &Limits) -> u64 {
-    let canisters = DESCRIPTORS_PER_CANISTER.saturating_mul(limits.subnet.canisters_max);
-    DESCRIPTORS_OWN.saturating_add(canisters).saturating_add(limits.gateway.connections)
+    let memories = TIMES_OPEN.saturating_mul(limits.pages.open_files);
+    DESCRIPTORS_OWN.saturating_add(limits.gateway.connections).saturating_add(memories)
 }
 
-/// Takes as many open files as the system allows. Fewer than what all canisters and connections may
-/// need is refused: the lack would show when a canister is installed that cannot be served.
+/// Takes as many open files as the system allows. Fewer than what memories and connections may need
+/// is refused: the lack would show when the node is busy.
 fn raise_descriptor_limit(limits: &Limits) -> Result<()> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -638,13 +642,14 @@ fn raise_descriptor_limit(limits: &Limits) -> Result<()> {
         }
     }
     .unwrap_or(u64::MAX);
-    let (canisters, connections) = (limits.subnet.canisters_max, limits.gateway.connections);
+    let (files, connections) = (limits.pages.open_files, limits.gateway.connections);
     let needed = descriptors_needed(limits);
     if allowed < needed {
         bail!(
-            "the system allows {allowed} open files; {canisters} canisters (subnet.canisters_max) \
-             and {connections} connections (gateway.connections) may need {needed}: raise the \
-             limit (ulimit -Hn, or LimitNOFILE of the service) or lower these"
+            "the system allows {allowed} open files; {TIMES_OPEN} times {files} of canister \
+             memories (pages.open_files) and {connections} connections (gateway.connections) may \
+             need {needed}: raise the limit (ulimit -Hn, or LimitNOFILE of the service) or lower \
+             these"
         );
     }
     Ok(())

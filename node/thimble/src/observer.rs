@@ -79,7 +79,6 @@ impl Observer<Executor> for NodeObserver {
 /// What the rules of replicated state hold to its cap: counted after every round, so that the ledger,
 /// for pools, and the disk's sheet, for what lies in the state's heap, say what is held.
 pub(crate) struct Observed {
-    sections: Option<Observation>,
     in_heap: Arc<HeldInHeap>,
     delta_index: Option<Observation>,
     certificates: Option<Observation>,
@@ -90,7 +89,6 @@ impl Observed {
     pub(crate) fn new(ledger: &Ledger, in_heap: Arc<HeldInHeap>) -> Self {
         let observe = |name| ledger.pool(name).map(|pool| pool.observe());
         Self {
-            sections: observe(pool::CUSTOM_SECTIONS),
             in_heap,
             delta_index: observe(pool::DELTA_INDEX),
             certificates: observe(pool::CERTIFICATES),
@@ -112,9 +110,9 @@ impl Observed {
             totals.best_effort_message_bytes,
             state.history.bytes(),
             totals.metadata_bytes,
+            totals.custom_section_bytes,
         ]);
         let figures = [
-            (&mut self.sections, totals.custom_section_bytes),
             (&mut self.delta_index, limits::delta_index_bytes(delta)),
             (&mut self.certificates, certificates * limits::CERTIFICATE_BYTES),
         ];

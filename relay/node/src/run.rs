@@ -8,7 +8,10 @@ use heap::Sampler;
 use libp2p::Multiaddr;
 use relay_limits::Limits;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
-use tokio::sync::oneshot;
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    sync::oneshot,
+};
 
 use crate::{
     config::Config,
@@ -55,6 +58,8 @@ async fn serve(
     sampler: Option<Arc<Sampler>>,
     address_file: Option<&Path>,
 ) -> Result<()> {
+    // From the first address that is answered at on, a signal asks and does not kill.
+    let mut signals = Signals::new()?;
     let tls = tls(config)?;
     let cgroup = Cgroup::own().unwrap_or_default();
     memory::check_group(
@@ -95,7 +100,7 @@ async fn serve(
         disk::replace_file(path, text.as_bytes(), disk::Readers::All)
             .with_context(|| format!("writing {}", path.display()))?;
     }
-    asked_to_stop().await?;
+    signals.asked_to_stop().await;
     tracing::info!("stopping");
     drop(stop);
     finding.shutdown().await;
@@ -105,16 +110,27 @@ async fn serve(
     close(node)
 }
 
-/// Waits for Ctrl-C or a service manager.
-async fn asked_to_stop() -> Result<()> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut interrupted = signal(SignalKind::interrupt())?;
-    let mut terminated = signal(SignalKind::terminate())?;
-    tokio::select! {
-        _ = interrupted.recv() => {}
-        _ = terminated.recv() => {}
+/// Ctrl-C and what a service manager sends.
+struct Signals {
+    interrupted: Signal,
+    terminated: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self> {
+        Ok(Self {
+            interrupted: signal(SignalKind::interrupt())?,
+            terminated: signal(SignalKind::terminate())?,
+        })
     }
-    Ok(())
+
+    /// Returns at the first of them, also when it came before.
+    async fn asked_to_stop(&mut self) {
+        tokio::select! {
+            _ = self.interrupted.recv() => {}
+            _ = self.terminated.recv() => {}
+        }
+    }
 }
 
 fn close(node: Arc<Node>) -> Result<()> {

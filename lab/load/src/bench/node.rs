@@ -51,6 +51,11 @@ impl Node {
         Ok((Self { child, url, port }, took))
     }
 
+    /// How many files the node has open; its workers have their own.
+    pub(super) fn open_files(&self) -> Result<usize> {
+        Ok(std::fs::read_dir(format!("/proc/{}/fd", self.child.id()))?.count())
+    }
+
     /// Ends it with SIGTERM and waits for it.
     pub(super) async fn stop(mut self) -> Result<()> {
         self.child.stop_within(STOPPED_WITHIN).await?;

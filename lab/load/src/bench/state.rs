@@ -29,6 +29,8 @@ use super::{
 };
 use crate::machine;
 
+/// Canisters between two words about progress.
+const PROGRESS_EVERY: usize = 5_000;
 /// The node that a large module is installed in.
 const SMALL_NODE: &str = "128MiB";
 
@@ -214,9 +216,14 @@ impl Bench<'_> {
             if batch == 0 {
                 few = at_rest(&node).await?;
             }
+            if ids.len() % PROGRESS_EVERY == 0 {
+                let seconds = started.elapsed().as_secs_f64();
+                eprintln!("bench-state: {} of {count} canisters after {seconds:.0} s", ids.len());
+            }
         }
-        for id in ids.iter().chain(&ids) {
-            agent.update(id, "inc").with_arg(vec![]).call_and_wait().await?;
+        let installed = started.elapsed().as_secs_f64();
+        for _ in 0..2 {
+            self.call_each(&agent, &ids).await?;
         }
         let took = started.elapsed();
         let many = at_rest(&node).await?;
@@ -228,9 +235,41 @@ impl Bench<'_> {
             "< 8 MiB",
             more < 8 << 20,
         );
+        let called = took.as_secs_f64() - installed;
+        let rates = format!("{installed:.0} s / {called:.0} s");
+        self.table.row("the same, installed / each called twice", rates);
+        let descriptors = node.open_files()?;
+        self.table.figure("canisters, descriptors of the node", descriptors as f64, "");
+        self.table.row("the same, open files of the node", descriptors.to_string());
+        let last = ids.last().context("there is no canister")?;
+        let counted = agent.query(last, "get").with_arg(vec![]).call().await?;
+        node.stop().await?;
+        let (node, took) = Node::start(&self.binary(), &data).await?;
         let seconds = took.as_secs_f64();
-        self.table.row("the same, installed and each called twice", format!("{seconds:.0} s"));
+        self.table.figure("canisters, restart to the first certificate", seconds * 1e3, "ms");
+        self.table.row("the same, restart to the first certificate", format!("{seconds:.2} s"));
+        let agent = client::connect(&node.url, PATIENCE).await?;
+        let after = agent.query(last, "get").with_arg(vec![]).call().await?;
+        ensure!(counted == after, "{last} had {counted:?} before the restart and has {after:?}");
         self.leave(node, &data).await
+    }
+
+    /// An update of each canister, some at a time.
+    async fn call_each(&self, agent: &Agent, ids: &[Principal]) -> Result<()> {
+        let mut tasks = JoinSet::new();
+        for id in ids {
+            let (agent, id) = (agent.clone(), *id);
+            tasks.spawn(async move {
+                agent.update(&id, "inc").with_arg(vec![]).call_and_wait().await.map(drop)
+            });
+            if tasks.len() >= self.options.concurrency {
+                tasks.join_next().await.transpose()?.transpose()?;
+            }
+        }
+        while let Some(called) = tasks.join_next().await {
+            called??;
+        }
+        Ok(())
     }
 
     /// Calls of senders who sign far ahead, so that the node has to remember each for long.

@@ -138,8 +138,10 @@ impl Sampler {
                     if !before.announced {
                         arrived.push((pid, role.clone(), before.first_seconds));
                     }
-                    // The name of a process is settled once it is announced.
-                    let role = if before.announced { before.role } else { role };
+                    // The name of a process is settled once it is announced. The command itself is
+                    // not, and may be a shell that became another program.
+                    let settled = before.announced && pid != self.main;
+                    let role = if settled { before.role } else { role };
                     Watched { role, announced: true, cpu, ..before }
                 }
                 other => {

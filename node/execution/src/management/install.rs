@@ -196,6 +196,37 @@ impl Dispatcher<'_> {
         self.install(call, &order)
     }
 
+    /// Whether the subnet keeps what is known of one more `module`, in place of the canister's own.
+    fn has_room_for(
+        &self,
+        canister: &CanisterState,
+        module: &InstalledModule,
+    ) -> Result<(), Reject> {
+        let (limits, totals) = (&self.core.limits().subnet, self.state.totals());
+        let sections_before = canister.module().map_or(0, InstalledModule::custom_section_bytes);
+        let sections =
+            totals.custom_section_bytes - sections_before + module.custom_section_bytes();
+        if sections > limits.wasm_custom_sections_bytes {
+            return Err(reject::subnet_oversubscribed(format!(
+                "Metadata sections of all modules would take {sections} bytes of the subnet's {} \
+                 (subnet.wasm_custom_sections_bytes).",
+                limits.wasm_custom_sections_bytes
+            )));
+        }
+        let (before, after) =
+            (canister.module().map_or(0, InstalledModule::method_bytes), module.method_bytes());
+        let metadata = totals.metadata_bytes.saturating_sub(before).saturating_add(after);
+        if after > before && metadata > limits.canister_metadata_bytes {
+            return Err(reject::subnet_oversubscribed(format!(
+                "The names of the module's methods take {after} bytes, and what is known of all \
+                 canisters would take {metadata} of the subnet's {} \
+                 (subnet.canister_metadata_bytes).",
+                limits.canister_metadata_bytes
+            )));
+        }
+        Ok(())
+    }
+
     #[expect(
         clippy::too_many_lines,
         reason = "steps of one matter, each on what those before it left"
@@ -246,15 +277,7 @@ impl Dispatcher<'_> {
         };
         core.note_prepared(hash);
         let module = InstalledModule::new(hash, wasm_bytes, info);
-        let sections_before = canister.module().map_or(0, InstalledModule::custom_section_bytes);
-        let sections = self.state.totals().custom_section_bytes - sections_before
-            + module.custom_section_bytes();
-        if sections > limits.subnet.wasm_custom_sections_bytes {
-            let reject = reject::subnet_oversubscribed(format!(
-                "Metadata sections of all modules would take {sections} bytes of the subnet's {} \
-                 (subnet.wasm_custom_sections_bytes).",
-                limits.subnet.wasm_custom_sections_bytes
-            ));
+        if let Err(reject) = self.has_room_for(&canister, &module) {
             return self.refuse_compiled(&order.id, compile_cost, reject);
         }
 

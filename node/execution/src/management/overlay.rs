@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use pages::{AppendTarget, MemoryLayout, PAGE_BYTES, Run};
+use pages::{AppendTarget, MemoryLayout, PAGE_BYTES, PageFile, Run};
 use state::Memory;
 
 /// A part of a target: `pages_max` beyond its first `skip` pages. The whole stays the one that
@@ -36,7 +36,8 @@ pub(super) fn mount_over(
     if let Some(layout) = memory.layout.as_mut().filter(|_| !runs.is_empty()) {
         let mut segments: Vec<_> = layout.segments.to_vec();
         if !segments.iter().any(|(segment, _)| *segment == target.segment) {
-            segments.push((target.segment, Arc::clone(&target.file)));
+            let file = Arc::new(PageFile::of(Arc::clone(&target.file)));
+            segments.push((target.segment, file));
         }
         *layout = MemoryLayout {
             version: layout.version | OVERLAY,

@@ -251,7 +251,7 @@ impl Sandbox for ScriptSandbox {
         let program = run.program(&spec);
         let ended = run.all(&program, self);
         if run.died {
-            return Err(WorkerTrouble("the worker is gone: killed".into()));
+            return Err(WorkerTrouble::Worker("the worker is gone: killed".into()));
         }
         Ok(match ended {
             Ok(()) => run.finish(self),

@@ -32,6 +32,7 @@ pub fn limits() -> PagesLimits {
         manifest_lag_rounds: 10,
         manifest_lease_rounds: 100,
         runs_per_memory: 1000,
+        open_files: 1 << 20,
         copy_threads: 1,
         metadata_cache_bytes: MIB,
         disk_reserve_bytes: MIB,

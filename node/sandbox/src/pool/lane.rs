@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pages::{MemoryId, MemoryLayout, SegmentId};
+use pages::{MemoryId, MemoryLayout, PageFile, PagesError, SegmentId};
 use state::ModuleHash;
 
 use super::{
@@ -27,7 +27,7 @@ use super::{
     view::{Plan, View},
 };
 use crate::{
-    Mount, Outcome, Request,
+    Mount, Outcome, Request, WorkerTrouble,
     ipc::{Channel, IpcError},
     prepare::{PrepareError, Preparer},
     worker::{
@@ -71,15 +71,29 @@ pub(super) enum WorkerError {
     /// No artefact of the module can be had.
     #[error(transparent)]
     Artefact(#[from] PrepareError),
+    /// A file of a memory cannot be opened.
+    #[error(transparent)]
+    Memory(#[from] PagesError),
     /// The composite query to continue is not kept by this worker.
     #[error("the composite query is no longer kept: its worker was restarted")]
     NotKept,
 }
 
 impl WorkerError {
+    /// What whoever asked is told.
+    pub(super) fn trouble(self) -> WorkerTrouble {
+        match self {
+            Self::Memory(error) if !error.can_heal() => WorkerTrouble::Damage(error.to_string()),
+            Self::Start(_) | Self::Memory(_) | Self::Artefact(PrepareError::Cache(_)) => {
+                WorkerTrouble::Machine(self.to_string())
+            }
+            error => WorkerTrouble::Worker(error.to_string()),
+        }
+    }
+
     /// Whether the worker can be used further.
     pub(super) fn worker_is_well(&self) -> bool {
-        matches!(self, Self::Artefact(_) | Self::NotKept)
+        matches!(self, Self::Artefact(_) | Self::Memory(_) | Self::NotKept)
     }
 }
 
@@ -191,7 +205,12 @@ impl Worker {
                 && !request.context.replicated
                 && self.kept.len() < KEPT_MAX)
                 .then_some(self.next_token);
-            self.order(request, preparer, keep_as, settle, now)?;
+            if let Err(error) = self.order(request, preparer, keep_as, settle, now) {
+                // It was not told that another worker wrote to a memory, and would not be told
+                // again: what it has mapped is not to be trusted.
+                self.forget([request.heap.layout.id, request.stable.layout.id]);
+                return Err(error);
+            }
             let (report, _) =
                 self.channel.receive::<Report>(verdict::outcome_bytes_max(request))?;
             match report {
@@ -232,8 +251,10 @@ impl Worker {
         let has_artefact = artefact.is_some();
         files.owned.extend(artefact.map(Arc::new));
         let continues = request.keep_token.is_some();
-        let heap = self.mount(&request.heap, continues, settle[0], &mut files);
-        let stable = self.mount(&request.stable, continues, settle[1], &mut files);
+        let heap = self.mount(&request.heap, continues, settle[0], &mut files)?;
+        let stable = self.mount(&request.stable, continues, settle[1], &mut files)?;
+        // All files are open: from here on nothing fails but the worker.
+        self.memories.retain(|id, _| !files.fresh.contains(id));
         let execute = Execute {
             forget: std::mem::take(&mut self.forget),
             module: request.module,
@@ -274,7 +295,7 @@ impl Worker {
         continues: bool,
         settle: bool,
         files: &mut Files,
-    ) -> MountOrder {
+    ) -> Result<MountOrder, PagesError> {
         let layout = &mount.layout;
         let mut order = MountOrder {
             id: layout.id,
@@ -284,24 +305,22 @@ impl Worker {
             append: None,
         };
         if continues {
-            return order;
+            return Ok(order);
         }
         let plan = self.memories.get(&layout.id).map_or(Plan::Fresh, |view| view.plan(layout));
         order.map = match plan {
             Plan::Current => None,
-            Plan::Runs(runs) => Some(files.map(layout, runs)),
+            Plan::Runs(runs) => Some(files.map(layout, runs)?),
             Plan::Fresh => {
-                self.memories.remove(&layout.id);
-                files.owned.push(read_only(&layout.base));
-                Some(MapOrder {
-                    base: Some(layout.base_bytes),
-                    ..files.map(layout, layout.runs.to_vec())
-                })
+                files.owned.push(read_only(&layout.base)?);
+                let runs = files.map(layout, layout.runs.to_vec())?;
+                files.fresh.push(layout.id);
+                Some(MapOrder { base: Some(layout.base_bytes), ..runs })
             }
         };
         order.append = mount.append.as_ref().map(|append| {
-            let file =
-                self.memories.get(&layout.id).and_then(|view| view.append) != Some(append.segment);
+            let known = self.memories.get(&layout.id).and_then(|view| view.append);
+            let file = files.fresh.contains(&layout.id) || known != Some(append.segment);
             if file {
                 files.owned.push(append.file.clone());
             }
@@ -312,7 +331,7 @@ impl Worker {
                 file,
             }
         });
-        order
+        Ok(order)
     }
 
     /// Keeps the views in step with what the worker did.
@@ -459,28 +478,35 @@ impl Drop for Worker {
 #[derive(Default)]
 struct Files {
     owned: Vec<Arc<File>>,
+    /// Memories that are mapped anew.
+    fresh: Vec<MemoryId>,
 }
 
 impl Files {
     /// The order to map `runs` of `layout`; their segments are added.
-    fn map(&mut self, layout: &MemoryLayout, runs: Vec<pages::Run>) -> MapOrder {
+    fn map(
+        &mut self,
+        layout: &MemoryLayout,
+        runs: Vec<pages::Run>,
+    ) -> Result<MapOrder, PagesError> {
         let mut segments: Vec<SegmentId> = runs.iter().map(|run| run.segment).collect();
         segments.sort_unstable();
         segments.dedup();
-        segments.retain(|segment| match layout.segments.iter().find(|(id, _)| id == segment) {
-            Some((_, file)) => {
-                self.owned.push(read_only(file));
-                true
+        segments.retain(|segment| layout.segments.iter().any(|(id, _)| id == segment));
+        for segment in &segments {
+            if let Some((_, file)) = layout.segments.iter().find(|(id, _)| id == segment) {
+                self.owned.push(read_only(file)?);
             }
-            None => false,
-        });
-        MapOrder { base: None, segments, runs }
+        }
+        Ok(MapOrder { base: None, segments, runs })
     }
 }
 
-/// The same file, without the right to write. Where the system does not let it be opened again, the
-/// file as it is.
-fn read_only(file: &Arc<File>) -> Arc<File> {
-    File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))
-        .map_or_else(|_| file.clone(), Arc::new)
+/// The file without the right to write. Where the system does not let it be opened again, as it is.
+fn read_only(file: &PageFile) -> Result<Arc<File>, PagesError> {
+    let open = file.open()?;
+    if file.is_read_only() {
+        return Ok(open);
+    }
+    Ok(File::open(format!("/proc/self/fd/{}", open.as_raw_fd())).map_or(open, Arc::new))
 }

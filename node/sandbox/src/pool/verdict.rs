@@ -277,7 +277,7 @@ mod tests {
     use std::sync::Arc;
 
     use ic_principal::Principal;
-    use pages::{AppendTarget, MemoryId, MemoryLayout, SegmentId};
+    use pages::{AppendTarget, MemoryId, MemoryLayout, PageFile, SegmentId};
     use serde_bytes::ByteBuf;
     use state::{ErrorCode, ModuleHash, Reject, RejectCode, Time};
 
@@ -290,7 +290,7 @@ mod tests {
             id: MemoryId(id),
             version: 1,
             epoch: 0,
-            base: file.clone(),
+            base: Arc::new(PageFile::of(file.clone())),
             base_bytes: 1 << 30,
             segments: Arc::new([]),
             runs: Arc::new([]),

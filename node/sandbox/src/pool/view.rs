@@ -133,7 +133,7 @@ fn covers(new: &[Run], old: &[Run]) -> bool {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use pages::MemoryId;
+    use pages::{MemoryId, PageFile};
     use proptest::prelude::*;
 
     use super::*;
@@ -144,7 +144,7 @@ mod tests {
             id: MemoryId(1),
             version: 0,
             epoch,
-            base,
+            base: Arc::new(PageFile::of(base)),
             base_bytes: 0,
             segments: Arc::new([]),
             runs: runs.into(),

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use sandbox::{Entry, Lane, Outcome, Probe, Response, Sandbox};
+use sandbox::{Entry, Lane, Outcome, Probe, Response, Sandbox, WorkerTrouble};
 use state::ErrorCode;
 
-use super::{COUNTER, HOST, World, counters, kill};
+use super::{COUNTER, Canister, HOST, World, counters, kill};
 
 const LOOPS: &str = r#"(module
     (import "ic0" "msg_reply" (func $reply))
@@ -174,6 +174,9 @@ const ADDER: &str = r#"(module
         (i32.store8 (i32.const 1) (i32.add (i32.load8_u (i32.const 1)) (i32.load8_u (i32.const 8))))
         (call $swrite (i64.const 0) (i64.const 1) (i64.const 1))
         (call $append (i32.const 0) (i32.const 2))
+        (call $reply))
+    (func (export "canister_update touch")
+        (call $swrite (i64.const 8192) (i64.const 0) (i64.const 1))
         (call $reply)))"#;
 
 #[test]
@@ -200,6 +203,34 @@ fn changes_thrown_away_are_not_taken_for_those_of_another_lane() {
         add(lane, 7, false);
         add(lane, 1, true);
     }
+}
+
+#[test]
+fn a_lane_that_could_not_map_a_memory_does_not_trust_what_it_has_of_it() {
+    let world = World::with(HOST, |config| config.update_workers = 2);
+    let mut canister = world.install(ADDER);
+    let request = |canister: &Canister, method: &str, amount: u8| {
+        let mut request = world.request(canister, Entry::Update(method.into()));
+        request.context.arg = vec![amount];
+        request
+    };
+    // Thrown away here, and written to the same place by the other lane; which then writes another
+    // page of stable memory, so that there is something to map.
+    for (lane, method, amount, keep) in
+        [(0, "add", 1, true), (0, "add", 5, false), (1, "add", 1, true), (1, "touch", 0, true)]
+    {
+        let request = request(&canister, method, amount);
+        let outcome = world.pool.execute(Lane::Update(lane), &request).unwrap();
+        if keep {
+            world.commit(&mut canister, request, &outcome);
+        }
+    }
+    let request = request(&canister, "add", 1);
+    let trouble = world.without_files(|| world.pool.execute(Lane::Update(0), &request));
+    assert!(matches!(trouble, Err(WorkerTrouble::Damage(_))), "{trouble:?}");
+    let outcome = world.pool.execute(Lane::Update(0), &request).unwrap();
+    assert_eq!(outcome.result, Ok(sandbox::Response::Reply(vec![3; 2])));
+    assert_eq!(world.pool.statistics().restarts, 0, "the worker had no part in it");
 }
 
 #[test]

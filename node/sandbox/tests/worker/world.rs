@@ -25,7 +25,7 @@ pub(crate) struct World {
     pub(crate) pool: Arc<Pool>,
     pub(crate) store: PageStore,
     next_memory: AtomicU64,
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 #[derive(Clone)]
@@ -63,8 +63,17 @@ impl World {
             pool: Arc::new(Pool::open(config).unwrap()),
             store,
             next_memory: AtomicU64::new(1),
-            _dir: dir,
+            dir,
         }
+    }
+
+    /// Files of memories cannot be opened while `during` runs.
+    pub(crate) fn without_files<T>(&self, during: impl FnOnce() -> T) -> T {
+        let (pages, aside) = (self.dir.path().join("pages"), self.dir.path().join("aside"));
+        std::fs::rename(&pages, &aside).unwrap();
+        let done = during();
+        std::fs::rename(&aside, &pages).unwrap();
+        done
     }
 
     /// A new memory that may grow to `bytes`.

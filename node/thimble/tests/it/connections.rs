@@ -365,8 +365,7 @@ async fn no_window(node: &Node, path: &str, body: &[u8]) -> (Streams, tokio::tas
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_with_few_descriptors_goes_on_with_more_connections_than_it_can_hold() {
-    // With so few, no node of this size starts: a canister would be installed one day that could
-    // not be served.
+    // With so few, no node of this size starts: it would come to a stand one day.
     let folder = tempfile::tempdir().unwrap();
     let refused = thimble_after("ulimit -n 256")
         .arg("run")
@@ -376,11 +375,11 @@ async fn a_node_with_few_descriptors_goes_on_with_more_connections_than_it_can_h
         .unwrap();
     let text = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success());
-    assert!(text.contains("256 open files") && text.contains("subnet.canisters_max"), "{text}");
+    assert!(text.contains("256 open files") && text.contains("pages.open_files"), "{text}");
     // One that is told to hold less does.
     let node = Node::start_as(
         "512MiB",
-        "[limits.subnet]\ncanisters_max = 20\n[limits.gateway]\nconnections = 90\n",
+        "[limits.pages]\nopen_files = 16\n[limits.gateway]\nconnections = 90\n",
         "ulimit -n 256",
     )
     .await;

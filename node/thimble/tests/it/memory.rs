@@ -392,7 +392,7 @@ async fn a_thousand_canisters_take_no_more_memory_than_a_hundred() {
     born.extend(live(900).await);
     let thousand = node.anonymous_bytes().await;
     println!("{} MiB with 100 canisters, {} MiB with 1,000", hundred / MIB, thousand / MIB);
-    assert!(thousand < hundred + 24 * MIB, "{hundred} with 100 canisters, {thousand} with 1,000");
+    assert!(thousand < hundred + 8 * MIB, "{hundred} with 100 canisters, {thousand} with 1,000");
     // Those that had to leave their worker long ago come back when called.
     for canister in [born[0], born[500], born[999]] {
         update(&agent, canister, "touch", vec![]).await.unwrap();

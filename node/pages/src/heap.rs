@@ -2,9 +2,9 @@
 //!
 //! What canisters and clients leave behind may be more than the memory of a node. A program may
 //! have a second heap, which the kernel can write to disk and take (`memory::FileHeap` in the
-//! node), and [`install`] it; from then on whatever this crate keeps from round to round is
-//! allocated there. Without one (tests, simulation) nothing differs but where it lies: the
-//! contents, and so every result, are the same.
+//! node), and [`install`] it; from then on whatever the state keeps from round to round is
+//! allocated there, and so is what [`crate::PageStore`] keeps of each memory. Without one (tests,
+//! simulation) nothing differs but where it lies: the contents, and so every result, are the same.
 //!
 //! Only allocations are directed; reading and freeing need to know nothing.
 
@@ -34,7 +34,7 @@ pub fn install(heap: StateHeap) {
 }
 
 /// Whether there is a heap of the state's own.
-pub(crate) fn is_installed() -> bool {
+pub fn is_installed() -> bool {
     INSTALLED.get().is_some()
 }
 
@@ -75,13 +75,14 @@ pub fn kept_text(text: String) -> String {
 }
 
 /// While it is there, its thread allocates from the state's heap.
-pub(crate) struct InStateHeap {
+#[derive(Debug)]
+pub struct InStateHeap {
     before: i32,
     of_this_thread: PhantomData<*const ()>,
 }
 
 /// From here on this thread allocates from the state's heap, until what is returned is dropped.
-pub(crate) fn enter() -> InStateHeap {
+pub fn enter() -> InStateHeap {
     let before = INSTALLED.get().map_or(USUAL, |heap| (heap.switch)(heap.number));
     InStateHeap { before, of_this_thread: PhantomData }
 }

@@ -1,0 +1,119 @@
+//! A file of a memory that is open only while somebody uses it.
+//!
+//! Of a hundred thousand memories few are touched at a time, and a process has fewer descriptors
+//! than that. A layout therefore names its files; whoever maps or reads one opens it, and others
+//! that use it meanwhile share the descriptor.
+//!
+//! A file whose name is about to go, while a layout still names it, is opened before and stays open
+//! until the last such layout is gone ([`PageFile::keep`]).
+
+use std::{
+    fs::File,
+    io,
+    path::PathBuf,
+    sync::{Arc, Mutex, Weak},
+};
+
+use crate::{
+    PagesError, Result,
+    files::{Name, Place},
+    store::lock,
+};
+
+/// A file of a memory, to be read or mapped.
+#[derive(Debug)]
+pub struct PageFile {
+    /// Where it is opened; none of a file that is kept from the beginning.
+    place: Option<(Arc<Place>, Name)>,
+    handle: Mutex<Handle>,
+}
+
+#[derive(Debug, Default)]
+struct Handle {
+    used: Weak<File>,
+    kept: Option<Arc<File>>,
+    /// Its name went and it could not be kept.
+    is_gone: bool,
+}
+
+impl PageFile {
+    pub(crate) fn new(place: &Arc<Place>, name: Name) -> Self {
+        Self { place: Some((Arc::clone(place), name)), handle: Mutex::default() }
+    }
+
+    /// One that is open already, and stays open.
+    pub fn of(file: Arc<File>) -> Self {
+        Self { place: None, handle: Mutex::new(Handle { kept: Some(file), ..Handle::default() }) }
+    }
+
+    /// The file. Open until the last of those who hold it lets go.
+    ///
+    /// # Errors
+    /// What opening it met: too many open files, most likely.
+    pub fn open(&self) -> Result<Arc<File>> {
+        self.open_locked(&mut lock(&self.handle))
+    }
+
+    fn open_locked(&self, handle: &mut Handle) -> Result<Arc<File>> {
+        if let Some(file) = handle.kept.clone().or_else(|| handle.used.upgrade()) {
+            return Ok(file);
+        }
+        let Some((place, name)) = self.place.as_ref().filter(|_| !handle.is_gone) else {
+            return Err(PagesError::Gone { path: self.path() });
+        };
+        let file = Arc::new(place.open_read(&place.path_of(*name))?);
+        handle.used = Arc::downgrade(&file);
+        Ok(file)
+    }
+
+    /// Its name is about to go: it stays open as long as a layout names it.
+    ///
+    /// # Errors
+    /// What opening it met, and too many open files where as many are kept as may be
+    /// ([`Place::keeps_one_more`]).
+    pub(crate) fn keep(&self) -> Result<()> {
+        let Some((place, name)) = &self.place else { return Ok(()) };
+        let mut handle = lock(&self.handle);
+        if handle.kept.is_some() {
+            return Ok(());
+        }
+        if !place.keeps_one_more() {
+            let error = io::Error::from_raw_os_error(libc::EMFILE);
+            return Err(PagesError::io("keep open", &place.path_of(*name), error));
+        }
+        let file = self.open_locked(&mut handle).inspect_err(|_| place.keeps_one_less())?;
+        handle.kept = Some(file);
+        Ok(())
+    }
+
+    /// Its name goes, and nobody may open it any more: its readers were given up, and there is no
+    /// descriptor left to keep it.
+    pub(crate) fn give_up(&self) {
+        lock(&self.handle).is_gone = true;
+    }
+
+    /// Whether it was given up.
+    pub(crate) fn is_gone(&self) -> bool {
+        lock(&self.handle).is_gone
+    }
+
+    /// Whether its descriptor gives no right to write.
+    pub fn is_read_only(&self) -> bool {
+        self.place.is_some()
+    }
+
+    /// For errors.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.place.as_ref().map_or_else(PathBuf::new, |(place, name)| place.path_of(*name))
+    }
+}
+
+impl Drop for PageFile {
+    fn drop(&mut self) {
+        if let Some((place, _)) = &self.place
+            && lock(&self.handle).kept.is_some()
+        {
+            place.keeps_one_less();
+        }
+    }
+}
