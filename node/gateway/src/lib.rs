@@ -32,6 +32,7 @@ mod latencies;
 mod listener;
 mod metrics;
 mod page;
+mod places;
 mod paths;
 pub mod report;
 mod routes;
