@@ -131,7 +131,10 @@ mod tests {
         done.sort_unstable();
         assert_eq!(done, (0..200).collect::<Vec<_>>());
         assert!(most.load(SeqCst) <= 2, "{most:?}");
-        assert_eq!(places.queue().running, 0);
+        // The threads leave after their last answer.
+        while places.queue().running > 0 {
+            tokio::task::yield_now().await;
+        }
     }
 
     #[tokio::test]
