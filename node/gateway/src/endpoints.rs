@@ -295,18 +295,13 @@ impl Service {
             arg: call.arg,
             sender_info: authenticated.sender_info,
         };
-        let node = self.node.clone();
-        let outcome = self.on_thread(Work::Query, move || {
-            let _reservation = reservation;
-            node.query(&query)
-        });
-        let outcome = outcome.await?;
         let service = self.clone();
-        let is_short = outcome.as_ref().map_or(true, |reply| reply.len() <= INLINE_BYTES);
-        let sign = move || service.signer.query_response(&id, &outcome, service.node.now());
-        // Whoever runs queries goes on with the next one meanwhile.
-        let response = if is_short { sign() } else { self.on_thread(Work::Verify, sign).await? };
-        self.accounted(response)
+        let response = self.on_thread(Work::Query, move || {
+            let _reservation = reservation;
+            let outcome = service.node.query(&query);
+            service.signer.query_response(&id, &outcome, service.node.now())
+        });
+        self.accounted(response.await?)
     }
 
     /// Serves `read_state`: a certificate of the paths, if the sender may see all of them.

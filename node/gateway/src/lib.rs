@@ -32,7 +32,6 @@ mod latencies;
 mod listener;
 mod metrics;
 mod page;
-mod places;
 mod paths;
 pub mod report;
 mod routes;

@@ -8,8 +8,8 @@
 //! that an operator sees an overloaded node.
 //!
 //! Work that takes a thread (signatures, inspection, queries, scrapes, reports) runs on the
-//! runtime's blocking threads, each kind in places of its own (see [`Places`]). So blocking threads
-//! are bounded even when clients leave while their work runs.
+//! runtime's blocking threads, each kind behind a semaphore whose permit travels with the work. So
+//! blocking threads are bounded even when clients leave while their work runs.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -37,7 +37,6 @@ use crate::{
     latencies::Latencies,
     metrics::{Metrics, Pools},
     page,
-    places::{Places, Unfinished},
     routes::{self, Route},
     waiters::Waiters,
 };
@@ -82,12 +81,12 @@ pub(crate) struct Service {
 pub(crate) struct Permits {
     pub(crate) requests: Arc<Semaphore>,
     pub(crate) queries: Arc<Semaphore>,
-    pub(crate) query_threads: Arc<Places>,
-    pub(crate) inspect_threads: Arc<Places>,
-    pub(crate) verify_threads: Arc<Places>,
-    pub(crate) scrapes: Arc<Places>,
-    pub(crate) reports: Arc<Places>,
-    pub(crate) heap_profiles: Arc<Places>,
+    pub(crate) query_threads: Arc<Semaphore>,
+    pub(crate) inspect_threads: Arc<Semaphore>,
+    pub(crate) verify_threads: Arc<Semaphore>,
+    pub(crate) scrapes: Arc<Semaphore>,
+    pub(crate) reports: Arc<Semaphore>,
+    pub(crate) heap_profiles: Arc<Semaphore>,
     pub(crate) bodies: Pool,
     pub(crate) responses: Pool,
 }
@@ -121,12 +120,12 @@ impl Permits {
         Self {
             requests: semaphore(limits.requests_in_flight),
             queries: semaphore(limits.queries_in_flight),
-            query_threads: Places::new(permits(query_threads)),
-            inspect_threads: Places::new(permits(query_threads)),
-            verify_threads: Places::new(permits(verify_threads)),
-            scrapes: Places::new(SCRAPES_MAX),
-            reports: Places::new(REPORTS_MAX),
-            heap_profiles: Places::new(HEAP_PROFILES_MAX),
+            query_threads: semaphore(query_threads.max(1)),
+            inspect_threads: semaphore(query_threads.max(1)),
+            verify_threads: semaphore(verify_threads.max(1)),
+            scrapes: Arc::new(Semaphore::new(SCRAPES_MAX)),
+            reports: Arc::new(Semaphore::new(REPORTS_MAX)),
+            heap_profiles: Arc::new(Semaphore::new(HEAP_PROFILES_MAX)),
             bodies,
             responses,
         }
@@ -398,7 +397,7 @@ impl Service {
         kind: Work,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Refused> {
-        let places = match kind {
+        let door = match kind {
             Work::Verify => &self.permits.verify_threads,
             Work::Inspect => &self.permits.inspect_threads,
             Work::Query => &self.permits.query_threads,
@@ -406,8 +405,13 @@ impl Service {
             Work::Report => &self.permits.reports,
             Work::HeapProfile => &self.permits.heap_profiles,
         };
-        places.run(work).await.map_err(|Unfinished| {
-            tracing::error!(?kind, "work for a request did not finish");
+        let permit = door.clone().acquire_owned().await.map_err(|_| stopping())?;
+        let done = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            work()
+        });
+        done.await.map_err(|error| {
+            tracing::error!(?kind, %error, "work for a request did not finish");
             Refused::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "internal",
