@@ -84,10 +84,10 @@ pub trait Disk: Send + Sync + fmt::Debug {
     fn remove_folder(&self, path: &Path) -> io::Result<()>;
     /// Makes the entries of a folder durable.
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
-    /// Whether the file system of `folder`, open as `handle`, failed to write anything since this
-    /// was asked last with this handle, or since it was opened (as of Linux 5.8; before it is not
-    /// told). Waits until all of the file system is written.
-    fn check_writeback(&self, handle: &File, folder: &Path) -> io::Result<()>;
+    /// Whether the file system of an open file or folder failed to write anything since this was
+    /// asked last with this handle, or since it was opened (as of Linux 5.8; before it is not told).
+    /// Waits until all of the file system is written.
+    fn check_writeback(&self, handle: &File) -> io::Result<()>;
 }
 
 /// An open file. All methods take the offset, so one handle serves several readers.

@@ -100,7 +100,7 @@ impl Disk for RealDisk {
         File::open(path)?.sync_all()
     }
 
-    fn check_writeback(&self, handle: &File, _: &Path) -> io::Result<()> {
+    fn check_writeback(&self, handle: &File) -> io::Result<()> {
         Ok(rustix::fs::syncfs(handle)?)
     }
 }

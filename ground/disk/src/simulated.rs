@@ -652,7 +652,7 @@ impl Disk for SimulatedDisk {
         State::ended(last, ())
     }
 
-    fn check_writeback(&self, _: &File, _: &Path) -> io::Result<()> {
+    fn check_writeback(&self, _: &File) -> io::Result<()> {
         let mut state = self.state();
         let life = state.life;
         let last = state.operation(life)?;

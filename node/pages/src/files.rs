@@ -214,7 +214,7 @@ impl Dir {
     /// system is written, whoever wrote it, and cannot tell whose the error is.
     pub(crate) fn check_writeback(&self) -> Result<()> {
         self.disk
-            .check_writeback(self.lock.file(), &self.path)
+            .check_writeback(self.lock.file())
             .map_err(|e| PagesError::io("sync the file system of", &self.path, e))
     }
 
