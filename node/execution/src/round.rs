@@ -71,6 +71,7 @@ pub(crate) fn run(
     assert!(batch.height > state.subnet.height, "heights grow");
     state.subnet.height = batch.height;
     state.subnet.time = batch.time;
+    state.find_due_timers(batch.time);
     // Work left from the round before means that the round was used up. Who was left waiting comes
     // first; where both sides were, the canisters in every second round: neither side can keep
     // the other from running for longer than a round.
@@ -322,8 +323,9 @@ impl Round<'_> {
             .any(|id| self.state.get(id).is_some_and(|canister| !canister.queues.is_empty()));
         let timers = self
             .state
-            .due_timers(self.facts.time)
-            .any(|id| !self.seats.get(&id).is_some_and(|seat| seat.timer_done));
+            .due_timers()
+            .iter()
+            .any(|id| !self.seats.get(id).is_some_and(|seat| seat.timer_done));
         self.work.more = waits || queued || timers;
         Ok(self.work)
     }

@@ -10,7 +10,8 @@
 //! A canister prefers one lane for good (so that its memories stay mapped in one worker), and gives
 //! way to an emptier one.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use state::{CanisterId, CanisterState, ReplicatedState, Time};
@@ -90,18 +91,34 @@ pub(crate) fn active(
     seats: &BTreeMap<CanisterId, Seat>,
     round: &RoundFacts,
 ) -> Vec<CanisterId> {
-    // There may be as many as there are canisters; only so many are looked at as are served.
-    let mut candidates: Vec<CanisterId> = state.with_work().iter().copied().collect();
-    candidates.extend(state.due_timers(round.time));
-    candidates.extend(state.heartbeats().iter().copied());
-    candidates.sort_unstable();
-    candidates.dedup();
+    // There may be as many as there are canisters; no more are looked at than it takes to find
+    // those that are served.
+    let sets = [state.with_work(), state.due_timers(), state.heartbeats()];
     let last = state.subnet.served_last;
-    let behind = candidates.partition_point(|id| last.is_some_and(|last| *id <= last));
-    candidates.rotate_left(behind);
+    let behind = last.map_or(Bound::Unbounded, Bound::Excluded);
+    let first = union(sets, (behind, Bound::Unbounded));
+    let then = last.map(|last| union(sets, (Bound::Unbounded, Bound::Included(last))));
     let seat = |id: &CanisterId| seats.get(id).copied().unwrap_or_default();
-    let active = candidates.into_iter().filter(|id| is_active(core, state, id, seat(id), round));
-    active.take(CANISTERS_PER_ITERATION).collect()
+    first
+        .chain(then.into_iter().flatten())
+        .filter(|id| is_active(core, state, id, seat(id), round))
+        .take(CANISTERS_PER_ITERATION)
+        .collect()
+}
+
+/// What any of the sets has within bounds, in order.
+fn union<const SETS: usize>(
+    sets: [&BTreeSet<CanisterId>; SETS],
+    bounds: (Bound<CanisterId>, Bound<CanisterId>),
+) -> impl Iterator<Item = CanisterId> + '_ {
+    let mut parts = sets.map(|set| set.range(bounds).copied().peekable());
+    std::iter::from_fn(move || {
+        let next = parts.iter_mut().filter_map(|part| part.peek().copied()).min()?;
+        for part in &mut parts {
+            part.next_if_eq(&next);
+        }
+        Some(next)
+    })
 }
 
 /// Spreads canisters over lanes.
@@ -189,6 +206,20 @@ mod tests {
         assert!(spread.iter().all(|lane| lane.len() <= 3));
         assert_eq!(spread.iter().map(Vec::len).sum::<usize>(), 10);
         assert_eq!(spread, lanes(ids));
+    }
+
+    #[test]
+    fn a_union_goes_on_behind_a_place_and_names_each_once() {
+        let id = ExecutorConfig::canister_id;
+        let sets: [BTreeSet<_>; 3] =
+            [[1, 4, 6], [2, 4, 9], [4, 6, 7]].map(|set| set.map(id).into());
+        let sets = sets.each_ref();
+        let all: Vec<_> = union(sets, (Bound::Unbounded, Bound::Unbounded)).collect();
+        assert_eq!(all, [1, 2, 4, 6, 7, 9].map(id));
+        let behind: Vec<_> = union(sets, (Bound::Excluded(id(4)), Bound::Unbounded)).collect();
+        assert_eq!(behind, [6, 7, 9].map(id));
+        let before: Vec<_> = union(sets, (Bound::Unbounded, Bound::Included(id(4)))).collect();
+        assert_eq!(before, [1, 2, 4].map(id));
     }
 
     #[test]

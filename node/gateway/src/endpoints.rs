@@ -22,7 +22,7 @@ use envelope::{
     ingress,
 };
 use hyper::StatusCode;
-use state::{Ingress, RequestId, SignedIngress, Validity};
+use state::{Ingress, Reject, RequestId, SignedIngress, Validity};
 
 use crate::{
     answer::{self, Answer, Refused},
@@ -35,6 +35,14 @@ use crate::{
 const INLINE_BYTES: usize = 16 * 1024;
 /// A read_state of up to so many paths is answered without changing threads.
 const INLINE_PATHS: usize = 16;
+
+/// What a query thread leaves behind.
+enum Ran {
+    /// A short outcome, not signed yet.
+    Short(Result<Vec<u8>, Reject>),
+    /// The signed answer to a long one, in the pool of responses.
+    Answered(Result<Answer, Refused>),
+}
 
 impl From<EnvelopeError> for Refused {
     fn from(error: EnvelopeError) -> Self {
@@ -296,12 +304,29 @@ impl Service {
             sender_info: authenticated.sender_info,
         };
         let service = self.clone();
-        let response = self.on_thread(Work::Query, move || {
+        let ran = self.on_thread(Work::Query, move || {
             let _reservation = reservation;
-            let outcome = service.node.query(&query);
-            service.signer.query_response(&id, &outcome, service.node.now())
+            match service.node.query(&query) {
+                // No long reply is held outside the pool of responses: the thread goes on with the
+                // next query, whether or not anybody takes this one's.
+                Ok(reply) if reply.len() > INLINE_BYTES => {
+                    Ran::Answered(service.query_answer(&id, &Ok(reply)))
+                }
+                outcome => Ran::Short(outcome),
+            }
         });
-        self.accounted(response.await?)
+        match ran.await? {
+            Ran::Answered(answer) => answer,
+            Ran::Short(outcome) => self.query_answer(&id, &outcome),
+        }
+    }
+
+    fn query_answer(
+        &self,
+        id: &RequestId,
+        outcome: &Result<Vec<u8>, Reject>,
+    ) -> Result<Answer, Refused> {
+        self.accounted(self.signer.query_response(id, outcome, self.node.now()))
     }
 
     /// Serves `read_state`: a certificate of the paths, if the sender may see all of them.

@@ -33,6 +33,7 @@ mod listener;
 mod metrics;
 mod page;
 mod paths;
+mod places;
 pub mod report;
 mod routes;
 mod service;

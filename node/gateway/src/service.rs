@@ -8,8 +8,8 @@
 //! that an operator sees an overloaded node.
 //!
 //! Work that takes a thread (signatures, inspection, queries, scrapes, reports) runs on the
-//! runtime's blocking threads, each kind behind a semaphore whose permit travels with the work. So
-//! blocking threads are bounded even when clients leave while their work runs.
+//! runtime's blocking threads, each kind in places of its own (see [`Places`]). So blocking threads
+//! are bounded even when clients leave while their work runs.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -37,6 +37,7 @@ use crate::{
     latencies::Latencies,
     metrics::{Metrics, Pools},
     page,
+    places::{Places, Unfinished},
     routes::{self, Route},
     waiters::Waiters,
 };
@@ -81,12 +82,12 @@ pub(crate) struct Service {
 pub(crate) struct Permits {
     pub(crate) requests: Arc<Semaphore>,
     pub(crate) queries: Arc<Semaphore>,
-    pub(crate) query_threads: Arc<Semaphore>,
-    pub(crate) inspect_threads: Arc<Semaphore>,
-    pub(crate) verify_threads: Arc<Semaphore>,
-    pub(crate) scrapes: Arc<Semaphore>,
-    pub(crate) reports: Arc<Semaphore>,
-    pub(crate) heap_profiles: Arc<Semaphore>,
+    pub(crate) query_threads: Arc<Places>,
+    pub(crate) inspect_threads: Arc<Places>,
+    pub(crate) verify_threads: Arc<Places>,
+    pub(crate) scrapes: Arc<Places>,
+    pub(crate) reports: Arc<Places>,
+    pub(crate) heap_profiles: Arc<Places>,
     pub(crate) bodies: Pool,
     pub(crate) responses: Pool,
 }
@@ -120,12 +121,12 @@ impl Permits {
         Self {
             requests: semaphore(limits.requests_in_flight),
             queries: semaphore(limits.queries_in_flight),
-            query_threads: semaphore(query_threads.max(1)),
-            inspect_threads: semaphore(query_threads.max(1)),
-            verify_threads: semaphore(verify_threads.max(1)),
-            scrapes: Arc::new(Semaphore::new(SCRAPES_MAX)),
-            reports: Arc::new(Semaphore::new(REPORTS_MAX)),
-            heap_profiles: Arc::new(Semaphore::new(HEAP_PROFILES_MAX)),
+            query_threads: Places::new(permits(query_threads)),
+            inspect_threads: Places::new(permits(query_threads)),
+            verify_threads: Places::new(permits(verify_threads)),
+            scrapes: Places::new(SCRAPES_MAX),
+            reports: Places::new(REPORTS_MAX),
+            heap_profiles: Places::new(HEAP_PROFILES_MAX),
             bodies,
             responses,
         }
@@ -391,13 +392,14 @@ impl Service {
         Ok(ReceivedBody { bytes, reservation })
     }
 
-    /// Runs `work` on a blocking thread once there is a place for its kind.
+    /// Runs `work` on a blocking thread once there is a place for its kind. The thread does not wait
+    /// until somebody takes what comes of it, so what is long must be in a pool already.
     pub(crate) async fn on_thread<T: Send + 'static>(
         &self,
         kind: Work,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Refused> {
-        let door = match kind {
+        let places = match kind {
             Work::Verify => &self.permits.verify_threads,
             Work::Inspect => &self.permits.inspect_threads,
             Work::Query => &self.permits.query_threads,
@@ -405,13 +407,8 @@ impl Service {
             Work::Report => &self.permits.reports,
             Work::HeapProfile => &self.permits.heap_profiles,
         };
-        let permit = door.clone().acquire_owned().await.map_err(|_| stopping())?;
-        let done = tokio::task::spawn_blocking(move || {
-            let _permit = permit;
-            work()
-        });
-        done.await.map_err(|error| {
-            tracing::error!(?kind, %error, "work for a request did not finish");
+        places.run(work).await.map_err(|Unfinished| {
+            tracing::error!(?kind, "work for a request did not finish");
             Refused::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "internal",
@@ -479,32 +476,29 @@ impl Service {
             let registry = registry.lock().unwrap_or_else(PoisonError::into_inner);
             prometheus_client::encoding::text::encode(&mut text, &registry).map(|()| text)
         });
-        let text = text.await?.map_err(|_| {
-            Refused::new(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "internal",
-                "the metrics could not be encoded",
-            )
-        })?;
+        let text =
+            text.await?.map_err(|_| internal("the metrics could not be encoded".to_owned()))?;
         let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
         Ok(Answer::new(StatusCode::OK, content_type, text))
     }
 
-    async fn report(&self) -> Result<Answer, Refused> {
-        let node = self.node.clone();
-        let json = self.on_thread(Work::Report, move || serde_json::to_vec(&node.report())).await?;
-        let json = json.map_err(|error| {
-            let message = format!("the report could not be encoded: {error}");
-            Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
-        })?;
-        Ok(Answer::new(StatusCode::OK, "application/json", self.charged(json)?))
+    async fn report(self: &Arc<Self>) -> Result<Answer, Refused> {
+        let service = self.clone();
+        let json = self.on_thread(Work::Report, move || {
+            let json = serde_json::to_vec(&service.node.report())
+                .map_err(|error| internal(format!("the report could not be encoded: {error}")))?;
+            service.charged(json)
+        });
+        Ok(Answer::new(StatusCode::OK, "application/json", json.await??))
     }
 }
 
 impl Service {
-    async fn heap_profile(&self) -> Result<Answer, Refused> {
-        let node = self.node.clone();
-        let making = self.on_thread(Work::HeapProfile, move || node.heap_profile());
+    async fn heap_profile(self: &Arc<Self>) -> Result<Answer, Refused> {
+        let service = self.clone();
+        let making = self.on_thread(Work::HeapProfile, move || {
+            service.node.heap_profile().map(|profile| service.charged(profile))
+        });
         let busy = |message: String| {
             Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "heap_profile", message, 1)
         };
@@ -518,7 +512,7 @@ impl Service {
                 Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "heap_profile", message)
             }
         })?;
-        Ok(Answer::new(StatusCode::OK, "application/octet-stream", self.charged(profile)?))
+        Ok(Answer::new(StatusCode::OK, "application/octet-stream", profile?))
     }
 }
 
@@ -531,6 +525,10 @@ pub(crate) struct Shared {
     pub(crate) stage: watch::Receiver<Stage>,
     pub(crate) auth: AuthConfig,
     pub(crate) permits: Permits,
+}
+
+fn internal(message: String) -> Refused {
+    Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
 }
 
 fn stopping() -> Refused {

@@ -174,6 +174,9 @@ pub struct ReplicatedState {
     with_work: BTreeSet<CanisterId>,
     heartbeats: BTreeSet<CanisterId>,
     timers: BTreeSet<(Time, CanisterId)>,
+    /// Whose timer is at or before `looked_until`.
+    due_timers: BTreeSet<CanisterId>,
+    looked_until: Time,
     deadlines: BTreeSet<(Time, CanisterId)>,
     stopping: BTreeSet<CanisterId>,
     stop_deadlines: BTreeSet<(Time, CanisterId)>,
@@ -206,6 +209,8 @@ impl ReplicatedState {
             with_work: BTreeSet::new(),
             heartbeats: BTreeSet::new(),
             timers: BTreeSet::new(),
+            due_timers: BTreeSet::new(),
+            looked_until: Time(0),
             deadlines: BTreeSet::new(),
             stopping: BTreeSet::new(),
             stop_deadlines: BTreeSet::new(),
@@ -320,14 +325,23 @@ impl ReplicatedState {
         &self.heartbeats
     }
 
-    /// Running canisters whose timer is due at `now`.
-    pub fn due_timers(&self, now: Time) -> impl Iterator<Item = CanisterId> + '_ {
-        due(&self.timers, now)
+    /// Looks which timers became due: a cost for each that did, once.
+    pub fn find_due_timers(&mut self, now: Time) {
+        let _here = heap::enter();
+        let newly = self.timers.range(after(self.looked_until)..);
+        let newly = newly.take_while(|(time, _)| *time <= now).map(|(_, id)| *id);
+        self.due_timers.extend(newly);
+        self.looked_until = self.looked_until.max(now);
+    }
+
+    /// Running canisters whose timer is due at the time that was looked for last.
+    pub fn due_timers(&self) -> &BTreeSet<CanisterId> {
+        &self.due_timers
     }
 
     /// When the next timer of a running canister is due after `now`.
     pub fn next_timer(&self, now: Time) -> Option<Time> {
-        self.timers.iter().map(|(time, _)| *time).find(|time| *time > now)
+        self.timers.range(after(now)..).next().map(|(time, _)| *time)
     }
 
     /// Canisters with unanswered best-effort calls whose deadline lies before `now`.
@@ -389,6 +403,8 @@ impl ReplicatedState {
             mark(&mut self.stopping, *id, new_facts.stopping);
             mark(&mut self.chunk_holders, *id, new_facts.chunks);
             move_entry(&mut self.timers, *id, old.timer, new_facts.timer);
+            let is_due = new_facts.timer.is_some_and(|time| time <= self.looked_until);
+            mark(&mut self.due_timers, *id, is_due);
             move_entry(&mut self.deadlines, *id, old.deadline, new_facts.deadline);
             move_entry(&mut self.stop_deadlines, *id, old.stop_deadline, new_facts.stop_deadline);
             move_entry(
@@ -502,6 +518,9 @@ impl ReplicatedState {
         assert_eq!(self.totals, totals, "sums over all canisters");
         let timers = self.facts.values().filter(|facts| facts.timer.is_some()).count();
         assert_eq!(self.timers.len(), timers, "timers");
+        let is_due = |facts: &&Facts| facts.timer.is_some_and(|time| time <= self.looked_until);
+        let due = self.facts.values().filter(is_due).count();
+        assert_eq!(self.due_timers.len(), due, "due timers");
         assert_eq!(self.charges.len(), self.facts.len(), "canisters that pay for storage");
         assert_eq!(self.cycles_in_all(), self.subnet.minted, "cycles there are and were minted");
     }
@@ -602,6 +621,11 @@ fn release(counts: &mut BTreeMap<ModuleHash, u64>, module: ModuleHash) {
 
 fn due(entries: &BTreeSet<(Time, CanisterId)>, now: Time) -> impl Iterator<Item = CanisterId> + '_ {
     entries.iter().take_while(move |(time, _)| *time <= now).map(|(_, id)| *id)
+}
+
+/// The first entry that can be later than `time`.
+fn after(time: Time) -> (Time, CanisterId) {
+    (Time(time.0.saturating_add(1)), Principal::from_slice(&[]))
 }
 
 fn mark(set: &mut BTreeSet<Principal>, id: CanisterId, present: bool) {

@@ -151,7 +151,12 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn binary(&self) -> Binary<'_> {
-        Binary { program: &self.options.node, memory: &self.options.memory, disk: None }
+        Binary {
+            program: &self.options.node,
+            memory: &self.options.memory,
+            disk: None,
+            capped: false,
+        }
     }
 
     async fn measure_all(&mut self) -> Result<()> {
@@ -195,10 +200,10 @@ impl Bench<'_> {
     /// What a node costs that has nothing to do.
     async fn idle(&mut self, node: &Node) -> Result<()> {
         tokio::time::sleep(Duration::from_secs(3)).await;
-        let (_, cpu_before) = measure::totals(&measure::processes(node.child.id())?);
+        let (_, cpu_before) = measure::totals(&measure::processes(node.pid)?);
         let started = Instant::now();
         tokio::time::sleep(Duration::from_secs(10)).await;
-        let idle = measure::processes(node.child.id())?;
+        let idle = measure::processes(node.pid)?;
         let (anonymous, cpu) = measure::totals(&idle);
         let percent = (cpu - cpu_before) / started.elapsed().as_secs_f64() * 100.0;
         self.table.figure("idle, anonymous memory", anonymous as f64, "bytes");
@@ -243,7 +248,7 @@ impl Bench<'_> {
         let said = updates.tell("updates", &mut self.table);
         let met = updates.per_second >= 1000.0;
         self.table.held("counter updates, signed, p50 / p99", said, ">= 1,000/s", met);
-        let busy = measure::totals(&measure::processes(node.child.id())?).0;
+        let busy = measure::totals(&measure::processes(node.pid)?).0;
         self.table.figure("anonymous memory after updates", busy as f64, "bytes");
         self.table.row("anonymous memory right after the updates", measure::mib(busy));
 
@@ -321,7 +326,7 @@ impl Bench<'_> {
         let agent = client::connect(&node.url, PATIENCE).await?;
         let now = read_counter(&agent, counter).await?;
         ensure!(now == counted, "the counter changed over a restart");
-        for process in measure::processes(node.child.id())? {
+        for process in measure::processes(node.pid)? {
             let what = format!("memory of {} (pid {})", process.role, process.pid);
             let [anonymous, file] = [process.anonymous_bytes, process.file_bytes].map(measure::mib);
             self.table.row(what + ": anonymous / file", format!("{anonymous} / {file}"));

@@ -1,13 +1,15 @@
-//! The node that is measured: a process of its own, which ends with its owner.
+//! The node that is measured: a process of its own, which ends with its owner, below `thimble-lab
+//! cap` where it is to have no more memory than its budget, page cache included.
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
-use anyhow::Result;
-use cli::Child;
+use anyhow::{Context, Result, ensure};
+use cli::{Child, OnDrop};
+use serde::Deserialize;
 
 /// How far the time of a start may be off.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
@@ -21,11 +23,49 @@ pub(super) struct Binary<'a> {
     pub memory: &'a str,
     /// `--disk`, if it is stated.
     pub disk: Option<&'a str>,
+    /// In a process group that the kernel lets have no more than the budget.
+    pub capped: bool,
+}
+
+impl Binary<'_> {
+    /// The command that its arguments follow. `told` is where the cap writes what it does.
+    fn command(&self, told: &Path) -> Result<Command> {
+        if !self.capped {
+            return Ok(Command::new(self.program));
+        }
+        let this = std::env::current_exe().context("finding the program that caps memory")?;
+        let mut command = Command::new(this);
+        command.args(["cap", "--quiet", "--with-parent", "--memory", self.memory]);
+        command.arg("--info-file").arg(told).arg("--").arg(self.program);
+        Ok(command)
+    }
+}
+
+/// What the cap says of its command.
+#[derive(Deserialize)]
+struct Told {
+    pid: u32,
+    ended: Option<Ended>,
+}
+
+#[derive(Deserialize)]
+struct Ended {
+    how: String,
+    oom_kills: u64,
+}
+
+fn told(path: &Path) -> Result<Told> {
+    let text = std::fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+    serde_json::from_slice(&text).with_context(|| format!("reading {}", path.display()))
 }
 
 /// A node that serves on a free port of this machine.
 pub(super) struct Node {
-    pub child: Child,
+    child: Child,
+    /// The node's own process.
+    pub pid: u32,
+    /// What its cap tells, if it has one.
+    told: Option<PathBuf>,
     pub url: String,
     pub port: u16,
 }
@@ -35,12 +75,19 @@ impl Node {
     pub(super) async fn start(binary: &Binary<'_>, data: &Path) -> Result<(Self, Duration)> {
         let [port] = cli::free_ports()?;
         let address = format!("127.0.0.1:{port}");
-        let mut command = Command::new(binary.program);
+        let info = data.with_extension("cap.json");
+        if let Some(folder) = info.parent() {
+            std::fs::create_dir_all(folder)?;
+        }
+        let mut command = binary.command(&info)?;
         command.args(["run", "--memory", binary.memory, "--listen", &address, "--log", "warn"]);
         command.args(binary.disk.iter().flat_map(|disk| ["--disk", disk]));
         command.arg("--data-dir").arg(data).stdout(Stdio::null());
         let started = Instant::now();
         let mut child = Child::spawn(&mut command, &format!("{}", binary.program.display()))?;
+        if binary.capped {
+            child = child.leaving_by(OnDrop::Ask);
+        }
         let url = format!("http://{address}");
         let http = reqwest::Client::new();
         let mut healthy = async || {
@@ -48,17 +95,29 @@ impl Node {
             answer.is_ok_and(|answer| answer.status().is_success()).then(|| started.elapsed())
         };
         let took = child.ready_looking_every(LOOK_EVERY, HEALTHY_WITHIN, &mut healthy).await?;
-        Ok((Self { child, url, port }, took))
+        let told_in = binary.capped.then_some(info);
+        let pid =
+            told_in.as_deref().map_or(Ok(child.id()), |path| told(path).map(|told| told.pid))?;
+        Ok((Self { child, pid, told: told_in, url, port }, took))
     }
 
     /// How many files the node has open; its workers have their own.
     pub(super) fn open_files(&self) -> Result<usize> {
-        Ok(std::fs::read_dir(format!("/proc/{}/fd", self.child.id()))?.count())
+        Ok(std::fs::read_dir(format!("/proc/{}/fd", self.pid))?.count())
     }
 
-    /// Ends it with SIGTERM and waits for it.
+    /// Ends it with SIGTERM and waits for it. An error if the kernel killed a process of it for lack
+    /// of memory.
     pub(super) async fn stop(mut self) -> Result<()> {
         self.child.stop_within(STOPPED_WITHIN).await?;
+        let Some(path) = &self.told else { return Ok(()) };
+        let ended = told(path)?.ended.context("the cap does not say how the node ended")?;
+        ensure!(
+            ended.oom_kills == 0,
+            "{} processes were killed for lack of memory",
+            ended.oom_kills
+        );
+        ensure!(ended.how == "exit 0", "the node ended with {}", ended.how);
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use budget::parse_size;
+use budget::{format_size, parse_size};
 use candid::{Decode, Encode, Principal};
 use clap::Args;
 use demo::{client, measure};
@@ -52,6 +52,10 @@ pub struct Options {
     /// Canisters that are created, installed and each called twice.
     #[arg(long, default_value_t = 1_000)]
     canisters: usize,
+    /// Let the node have more memory than its budget: what the kernel keeps of files then counts
+    /// for nothing.
+    #[arg(long)]
+    without_cap: bool,
     /// Seconds of calls that are signed five minutes ahead.
     #[arg(long, default_value_t = 120)]
     seconds: u64,
@@ -74,6 +78,8 @@ pub struct Options {
 const PIECE_BYTES: u64 = 24 << 20;
 /// Pieces of one canister.
 const PIECES: u64 = 40;
+/// Pieces that are changed before a restart: 96 MiB.
+const CHANGED_PIECES: u64 = 4;
 /// A page of stable memory.
 const STABLE_PAGE_BYTES: u64 = 64 << 10;
 /// How far ahead senders sign who are in no hurry.
@@ -122,7 +128,12 @@ impl Bench<'_> {
 
     fn binary(&self) -> Binary<'_> {
         let (program, memory) = (&self.options.node, &self.options.memory);
-        Binary { program, memory, disk: self.options.disk.as_deref() }
+        Binary {
+            program,
+            memory,
+            disk: self.options.disk.as_deref(),
+            capped: !self.options.without_cap,
+        }
     }
 
     async fn fresh(&self, name: &str) -> Result<(Node, Agent, PathBuf)> {
@@ -138,40 +149,38 @@ impl Bench<'_> {
         Ok(std::fs::remove_dir_all(data)?)
     }
 
-    /// More state than memory, written and read back.
+    /// More state than memory, written and read back. On the way, at a twentieth, a fourth and all of
+    /// it, a little is changed and the node is started again: both must cost what was changed.
     async fn state(&mut self) -> Result<()> {
         let bytes = parse_size(&self.options.state).context("--state")?;
-        let (node, agent, data) = self.fresh("state").await?;
-        let peak = Peak::of(&node);
-        let module = self.options.wasm.join("workbench.wasm");
+        let (mut node, mut agent, data) = self.fresh("state").await?;
         let pieces = bytes.div_ceil(PIECE_BYTES);
-        let started = Instant::now();
-        let mut canisters = Vec::new();
-        for first in (0..pieces).step_by(PIECES as usize) {
-            let canister = client::deploy(&agent, &module).await?;
-            let count = PIECES.min(pieces - first);
-            let grow = Encode!(&(count * PIECE_BYTES / STABLE_PAGE_BYTES))?;
-            agent.update(&canister, "stable_grow").with_arg(grow).call_and_wait().await?;
-            for piece in 0..count {
-                let fill = Encode!(&(piece * PIECE_BYTES), &PIECE_BYTES, &byte_of(piece))?;
-                agent.update(&canister, "stable_fill").with_arg(fill).call_and_wait().await?;
-            }
-            canisters.push((canister, count));
-            eprintln!("bench-state: {} of {pieces} pieces of 24 MiB are written", first + count);
+        let mut filled = Filled::default();
+        let (mut wrote, mut anonymous) = (0.0, 0);
+        let mut curve = Vec::new();
+        let mut stages = vec![pieces.div_ceil(20), pieces.div_ceil(4), pieces];
+        stages.dedup();
+        for stage in stages {
+            let peak = Peak::of(&node);
+            let started = Instant::now();
+            self.fill(&agent, &mut filled, stage, pieces).await?;
+            wrote += started.elapsed().as_secs_f64();
+            filled.change(&agent).await?;
+            anonymous = anonymous.max(peak.end().await);
+            let started = Instant::now();
+            node.stop().await?;
+            let stopped = started.elapsed().as_secs_f64();
+            let (again, took) = Node::start(&self.binary(), &data).await?;
+            node = again;
+            agent = client::connect(&node.url, PATIENCE).await?;
+            curve.push((stage * PIECE_BYTES, stopped, took.as_secs_f64()));
         }
-        let wrote = started.elapsed().as_secs_f64();
+        let peak = Peak::of(&node);
         let started = Instant::now();
-        for (canister, count) in &canisters {
-            for piece in 0..*count {
-                let range = Encode!(&(piece * PIECE_BYTES), &PIECE_BYTES)?;
-                let sum = agent.query(canister, "stable_read_sum").with_arg(range).call().await?;
-                let expected = PIECE_BYTES * u64::from(byte_of(piece));
-                ensure!(Decode!(&sum, u64)? == expected, "piece {piece} of {canister} differs");
-            }
-        }
+        filled.verify(&agent).await?;
         let read = started.elapsed().as_secs_f64();
+        anonymous = anonymous.max(peak.end().await);
         let mib = (pieces * PIECE_BYTES) as f64 / f64::from(1 << 20);
-        let anonymous = peak.end().await;
         self.table.figure("state, anonymous peak", anonymous as f64, "bytes");
         self.table.figure("state, written", mib / wrote, "MiB/s");
         self.table.figure("state, read", mib / read, "MiB/s");
@@ -183,7 +192,51 @@ impl Bench<'_> {
         );
         let rates = format!("{:.0} / {:.0} MiB/s", mib / wrote, mib / read);
         self.table.row("the same, written / read", rates);
+        for (bytes, stopped, started) in curve {
+            let of = format_size(bytes);
+            self.table.figure(&format!("state, stop at {of}"), stopped * 1e3, "ms");
+            self.table.figure(&format!("state, restart at {of}"), started * 1e3, "ms");
+            self.table.held(
+                format!("{of}, 96 MiB changed: stop with a checkpoint / restart"),
+                format!("{stopped:.2} / {started:.2} s"),
+                "restart < 1 s",
+                started < 1.0,
+            );
+        }
         self.leave(node, &data).await
+    }
+
+    /// Writes until `filled` has `until` of `pieces`.
+    async fn fill(
+        &self,
+        agent: &Agent,
+        filled: &mut Filled,
+        until: u64,
+        pieces: u64,
+    ) -> Result<()> {
+        let module = self.options.wasm.join("workbench.wasm");
+        while filled.pieces() < until {
+            let open = filled.canisters.last_mut().filter(|(_, count)| *count < PIECES);
+            let (canister, piece) = match open {
+                Some((canister, count)) => {
+                    *count += 1;
+                    (*canister, *count - 1)
+                }
+                None => {
+                    let canister = client::deploy(agent, &module).await?;
+                    let grow = Encode!(&(PIECES * PIECE_BYTES / STABLE_PAGE_BYTES))?;
+                    agent.update(&canister, "stable_grow").with_arg(grow).call_and_wait().await?;
+                    filled.canisters.push((canister, 1));
+                    (canister, 0)
+                }
+            };
+            write_piece(agent, &canister, piece).await?;
+            if filled.pieces().is_multiple_of(PIECES) || filled.pieces() == until {
+                let written = filled.pieces();
+                eprintln!("bench-state: {written} of {pieces} pieces of 24 MiB are written");
+            }
+        }
+        Ok(())
     }
 
     /// Many canisters that do nothing, each called twice before.
@@ -411,6 +464,45 @@ impl Bench<'_> {
     }
 }
 
+/// Canisters and how many pieces each holds.
+#[derive(Default)]
+struct Filled {
+    canisters: Vec<(Principal, u64)>,
+}
+
+impl Filled {
+    fn pieces(&self) -> u64 {
+        self.canisters.iter().map(|(_, count)| count).sum()
+    }
+
+    /// Writes a few pieces again.
+    async fn change(&self, agent: &Agent) -> Result<()> {
+        let (canister, count) = self.canisters.first().context("there is no state")?;
+        for piece in 0..CHANGED_PIECES {
+            write_piece(agent, canister, piece % count).await?;
+        }
+        Ok(())
+    }
+
+    async fn verify(&self, agent: &Agent) -> Result<()> {
+        for (canister, count) in &self.canisters {
+            for piece in 0..*count {
+                let range = Encode!(&(piece * PIECE_BYTES), &PIECE_BYTES)?;
+                let sum = agent.query(canister, "stable_read_sum").with_arg(range).call().await?;
+                let expected = PIECE_BYTES * u64::from(byte_of(piece));
+                ensure!(Decode!(&sum, u64)? == expected, "piece {piece} of {canister} differs");
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn write_piece(agent: &Agent, canister: &Principal, piece: u64) -> Result<()> {
+    let fill = Encode!(&(piece * PIECE_BYTES), &PIECE_BYTES, &byte_of(piece))?;
+    agent.update(canister, "stable_fill").with_arg(fill).call_and_wait().await?;
+    Ok(())
+}
+
 /// What a piece is filled with: never zero, which would be free.
 fn byte_of(piece: u64) -> u8 {
     u8::try_from(piece % 250).unwrap_or(0) + 1
@@ -456,7 +548,7 @@ fn another(module: &[u8], number: usize) -> Vec<u8> {
 /// Anonymous memory of a node that has nothing to do any more.
 async fn at_rest(node: &Node) -> Result<u64> {
     tokio::time::sleep(REST).await;
-    Ok(measure::totals(&measure::processes(node.child.id())?).0)
+    Ok(measure::totals(&measure::processes(node.pid)?).0)
 }
 
 /// The most anonymous memory of a node, until asked.
@@ -467,7 +559,7 @@ struct Peak {
 
 impl Peak {
     fn of(node: &Node) -> Self {
-        let (pid, most) = (node.child.id(), Arc::new(AtomicU64::new(0)));
+        let (pid, most) = (node.pid, Arc::new(AtomicU64::new(0)));
         let seen = most.clone();
         let watching = tokio::spawn(async move {
             loop {
