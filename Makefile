@@ -4,7 +4,7 @@
 #   make test [ARGS='name_of_a_test'] | make test-long
 #   make bench [SECONDS=10] [CONCURRENCY=32]
 #   make storm [MEMORY=512MiB] [MODE=hybrid] [DURATION=120]
-#   make bench-state [STATE=4GiB] [CANISTERS=1000] [MODULES=50] [DURATION=120]
+#   make bench-state [STATE=4GiB] [CANISTERS=1000] [MODULES=50] [DURATION=120] [PARTS=state,calls]
 #   make chaos [DURATION=300] [SEED=7] | make bench-net [MINUTES=5]
 #   make simulate [SEEDS=200] [FIRST=1]
 #   make bench-dkg [DKG_NODES=4,13,40] | make bench-dkg-starvation [DURATION=10]
@@ -109,7 +109,7 @@ bench: build ## Measure start, idle, latency, rates and memory, and print the ta
 
 bench-state: build ## Measure a node with more than fits its memory: STATE of state, CANISTERS, calls signed far ahead for DURATION seconds, MODULES; a table with goals.
 	@"$(BIN)/thimble-lab" bench-state --node "$(BIN)/thimble" --memory "$(MEMORY)" $(if $(STATE),--state "$(STATE)") $(if $(CANISTERS),--canisters "$(CANISTERS)") \
-		$(if $(MODULES),--modules "$(MODULES)") $(if $(DURATION),--seconds "$(DURATION)") --json target/bench/bench-state.json
+		$(if $(MODULES),--modules "$(MODULES)") $(if $(DURATION),--seconds "$(DURATION)") $(if $(PARTS),--parts "$(PARTS)") --json target/bench/bench-state.json
 
 storm: build ## Storm a node that is capped at MEMORY with the hammer's MODE for DURATION seconds, and judge what its memory did.
 	@"$(BIN)/thimble-lab" storm --node "$(BIN)/thimble" --memory "$(MEMORY)" --mode "$(MODE)" $(if $(DURATION),--seconds "$(DURATION)") --out target/storm

@@ -30,7 +30,7 @@ mod subnet;
 
 pub use block_log::{BlockLog, LogError, Logged};
 pub use certifier::{Accepted, Certificate, Certifier, CertifyError};
-pub use pool::{HELD_FOR, IngressPool, PoolRefusal, PoolStatus, Submitted, TakenCall};
+pub use pool::{HELD_FOR, IngressPool, NextHeld, PoolRefusal, PoolStatus, Submitted, TakenCall};
 pub use replay::LogReplay;
 pub use seam::{
     Consensus, ConsensusError, Demand, FinalisedBatch, FinalisedBlock, Recorded, Step, Wiring,

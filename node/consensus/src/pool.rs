@@ -71,6 +71,17 @@ pub enum PoolRefusal {
     Closed(String),
 }
 
+/// What [`IngressPool::next_held`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NextHeld {
+    /// The call that was held back first.
+    Call(IngressId),
+    /// No call was held back in that time.
+    None,
+    /// The pool closes.
+    Closing,
+}
+
 /// A call taken out of the pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TakenCall {
@@ -290,17 +301,22 @@ impl IngressPool {
         let _ = self.holds.set(holds);
     }
 
-    /// The call that was held back first, which stays; waits for one. None when the pool closes.
-    pub fn next_held(&self) -> Option<IngressId> {
+    /// The call that was held back first, which stays; waits for one for as long as `patience`.
+    pub fn next_held(&self, patience: Duration) -> NextHeld {
         let mut inner = self.lock();
+        let end = Instant::now() + patience;
         loop {
             if self.stop.is_closing() {
-                return None;
+                return NextHeld::Closing;
             }
             if let Some(held) = inner.held.front() {
-                return Some(held.id);
+                return NextHeld::Call(held.id);
             }
-            inner = self.held_arrived.wait(inner).unwrap_or_else(PoisonError::into_inner);
+            let Some(left) = end.checked_duration_since(Instant::now()) else {
+                return NextHeld::None;
+            };
+            let waited = self.held_arrived.wait_timeout(inner, left);
+            inner = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -616,6 +632,9 @@ mod tests {
 
     use super::*;
 
+    /// For what is there already.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
     fn pool(messages: u64, bytes: u64) -> IngressPool {
         IngressPool {
             bytes_max: bytes,
@@ -766,7 +785,7 @@ mod tests {
         submit(&pool, call(2, 8, 9)).unwrap();
         assert_eq!(submit(&pool, install(1)), Ok(Submitted::Already));
         let (first, second) = (IngressId([1; 32]), IngressId([2; 32]));
-        assert_eq!(pool.next_held(), Some(first));
+        assert_eq!(pool.next_held(PATIENCE), NextHeld::Call(first));
         assert!(pool.waiting(&first).is_some());
         assert!(!pool.has_more_than(&BTreeSet::from([second])), "it is no reason for a block");
         let offered = pool.offer((Time(0), Time(0)), 10_000, 10, &BTreeSet::new());
@@ -784,11 +803,11 @@ mod tests {
         submit(&pool, install(4)).unwrap();
         let (third, fourth) = (IngressId([3; 32]), IngressId([4; 32]));
         pool.remove(&[CallName::of(third, &install(3).signed)]);
-        assert_eq!(pool.next_held(), Some(fourth));
+        assert_eq!(pool.next_held(PATIENCE), NextHeld::Call(fourth));
         pool.release(&third);
         assert_eq!(taken(&pool), [0; 0]);
         pool.close();
-        assert_eq!(pool.next_held(), None);
+        assert_eq!(pool.next_held(PATIENCE), NextHeld::Closing);
     }
 
     #[test]
@@ -807,7 +826,7 @@ mod tests {
             held.since = Instant::now().checked_sub(HELD_FOR).unwrap();
         }
         assert_eq!(taken(&pool), [2, 3], "they were held for long enough");
-        assert_eq!(pool.next_held(), Some(IngressId([4; 32])));
+        assert_eq!(pool.next_held(PATIENCE), NextHeld::Call(IngressId([4; 32])));
     }
 
     #[test]

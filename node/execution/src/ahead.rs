@@ -7,9 +7,14 @@
 //! only by making its call fail in the moment between the two, about once for each installation that
 //! is paid for; compilations here run one at a time, and are ended when a round needs their place.
 //!
+//! After a start the same is done for modules that canisters have and whose artefacts are gone (the
+//! engine is another, files were lost), those first that most canisters have: until then the first
+//! message or query of such a canister waits for its module.
+//!
 //! Nothing that is decided here is seen by other nodes or changes what a call does. Whatever goes
 //! wrong is left to the round.
 
+use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +34,9 @@ use crate::management::{
 
 /// How long a call waits for the memory to be looked at in; then it is the round's.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often it is tried to compile a module again.
+const ATTEMPTS_AGAIN: u8 = 3;
 
 /// A call that waits, to be read as often as it is needed, so that nobody holds its argument
 /// meanwhile.
@@ -53,6 +61,17 @@ pub struct CompileAhead {
     compilations: Pool,
 }
 
+/// Modules that canisters have and whose artefacts may be gone, each with the attempts made.
+#[derive(Debug, Default)]
+pub struct ModulesAgain(pub(crate) VecDeque<(ModuleHash, u8)>);
+
+impl ModulesAgain {
+    /// Whether nothing is left to do.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
 /// Where the module of a call lies.
 enum Place {
     Argument,
@@ -70,6 +89,44 @@ impl CompileAhead {
         match self.try_compile(bytes, read) {
             Ok(done) => done,
             Err(reason) => Ahead::Left(reason),
+        }
+    }
+
+    /// Compiles the next of the modules whose artefacts are gone: not before this node has a
+    /// certified state, nor at the cost of other artefacts.
+    pub fn compile_again(&self, modules: &mut ModulesAgain) {
+        if self.reader.latest().is_none() {
+            return;
+        }
+        let sandbox = &self.core.sandbox;
+        while let Some((module, attempts)) = modules.0.pop_front() {
+            if sandbox.is_prepared(&module) {
+                continue;
+            }
+            if !sandbox.has_artefact_room() {
+                modules.0.clear();
+                return;
+            }
+            if let Err(reason) = self.compile_stored(&module) {
+                tracing::debug!(?module, %reason, "not compiled again");
+                // A round may have needed the place.
+                if attempts + 1 < ATTEMPTS_AGAIN {
+                    modules.0.push_back((module, attempts + 1));
+                }
+            }
+            return;
+        }
+    }
+
+    fn compile_stored(&self, module: &ModuleHash) -> Result<(), String> {
+        let core = &*self.core;
+        let bytes = core.blobs.bytes(&module.0).map_err(|error| error.to_string())?;
+        let bytes = bytes.ok_or("no canister has the module any more")?;
+        let stored = Stored { blobs: &core.blobs, parts: vec![module.0], bytes };
+        match core.sandbox.prepare_ahead(module, &stored) {
+            Ok(_) => Ok(()),
+            Err(NotPrepared::Refused(reject)) => Err(reject.message),
+            Err(NotPrepared::Trouble(reason)) => Err(reason),
         }
     }
 

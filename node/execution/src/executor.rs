@@ -11,7 +11,8 @@
 //! the block log has to be repeated. The executor is used from one thread; its execution threads
 //! are its own.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use pages::PageStore;
@@ -34,6 +35,9 @@ use crate::round;
 /// States kept for their certificate beyond the lag that agreement allows execution: nodes sign at
 /// different times, and their shares are under way for some.
 const UNCERTIFIED_BEYOND_LAG: usize = 4;
+
+/// Modules that the cache of compiled code is filled with after a start, at most: 32 bytes each.
+const FILLED_AGAIN_MAX: usize = 4_096;
 
 /// Bytes of records loaded until it is looked whether the state's heap has room for more, and what
 /// one takes beside its bytes.
@@ -284,6 +288,19 @@ impl Executor {
     /// Compiles modules before rounds ask for them, within `compilations`.
     pub fn compile_ahead(&self, compilations: budget::Pool) -> crate::CompileAhead {
         crate::CompileAhead::new(Arc::clone(&self.core), self.reader.clone(), compilations)
+    }
+
+    /// The modules that most canisters have, those first: what the cache of compiled code is filled
+    /// with again, should it have lost them.
+    pub fn most_used_modules(&self) -> crate::ModulesAgain {
+        let mut most = BTreeSet::new();
+        for (module, count) in self.state.modules() {
+            most.insert((Reverse(count), *module));
+            if most.len() > FILLED_AGAIN_MAX {
+                most.pop_last();
+            }
+        }
+        crate::ModulesAgain(most.into_iter().map(|(_, module)| (module, 0)).collect())
     }
 
     /// The limits, prices and principals this executor goes by.

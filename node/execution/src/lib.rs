@@ -49,7 +49,7 @@ mod retry;
 mod round;
 mod scheduler;
 
-pub use ahead::{Ahead, CompileAhead, ReadCall};
+pub use ahead::{Ahead, CompileAhead, ModulesAgain, ReadCall};
 pub use config::{ExecutorConfig, FatalError, RoundResult};
 pub use cycles::CostSchedule;
 pub use executor::Executor;

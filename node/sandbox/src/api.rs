@@ -434,6 +434,10 @@ pub trait Sandbox: Send + Sync {
     }
     /// Ends what [`Self::prepare_ahead`] runs: a round needs its place.
     fn end_ahead(&self) {}
+    /// Whether artefacts can be added without others being removed for them.
+    fn has_artefact_room(&self) -> bool {
+        false
+    }
     /// Whether the artefact of a module is at hand, so that it need not be prepared.
     fn is_prepared(&self, module: &ModuleHash) -> bool;
     /// Runs one message on update worker `lane` (0-based; queries have lanes of their own, see

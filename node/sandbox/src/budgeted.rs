@@ -107,6 +107,10 @@ impl Sandbox for Budgeted {
         self.inner.end_ahead();
     }
 
+    fn has_artefact_room(&self) -> bool {
+        self.inner.has_artefact_room()
+    }
+
     fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble> {
         let (pool, bytes) = match (lane, &request.entry) {
             (Lane::Query(_), _) => (&self.queries, self.query_bytes),

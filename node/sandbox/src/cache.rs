@@ -214,6 +214,11 @@ impl ArtefactCache {
         self.lock().bytes
     }
 
+    /// Whether an eighth of the cap is free: most artefacts fit that.
+    pub fn has_room(&self) -> bool {
+        self.bytes() < self.bytes_max - self.bytes_max / 8
+    }
+
     /// Modules in the cache.
     pub fn modules(&self) -> usize {
         self.lock().entries.len()

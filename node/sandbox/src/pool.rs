@@ -521,6 +521,10 @@ impl Sandbox for Pool {
         self.preparer.end_ahead();
     }
 
+    fn has_artefact_room(&self) -> bool {
+        self.preparer.has_room()
+    }
+
     fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble> {
         let Some(cell) = self.cell(lane) else {
             return Err(WorkerTrouble::Worker(format!("there is no sandbox worker {lane:?}")));

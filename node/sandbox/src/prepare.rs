@@ -166,6 +166,11 @@ impl Preparer {
         (self.cache.bytes(), self.cache.modules())
     }
 
+    /// Whether the cache takes more artefacts without removing others.
+    pub fn has_room(&self) -> bool {
+        self.cache.has_room()
+    }
+
     /// Compiles a module, or waits for another caller who does.
     fn compile_once(
         &self,

@@ -375,6 +375,11 @@ impl ReplicatedState {
         self.modules.contains_key(module)
     }
 
+    /// Modules that canisters have, each with how many.
+    pub fn modules(&self) -> impl Iterator<Item = (&ModuleHash, u64)> {
+        self.modules.iter().map(|(module, count)| (module, *count))
+    }
+
     /// Canisters with chunks of modules.
     pub fn with_chunks(&self) -> impl Iterator<Item = &CanisterState> + '_ {
         self.chunk_holders.iter().filter_map(|id| self.get(id))

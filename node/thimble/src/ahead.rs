@@ -1,57 +1,79 @@
 //! The thread that gets this node ready for calls that install code, while they are held back from
-//! blocks: see `execution::CompileAhead`. One call at a time, in the order of their arrival.
+//! blocks: see `execution::CompileAhead`. One call at a time, in the order of their arrival; between
+//! calls, the modules whose artefacts are gone.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
-use consensus::{HELD_FOR, IngressPool, SystemClock, WallClock as _};
+use consensus::{HELD_FOR, IngressPool, NextHeld, SystemClock, WallClock as _};
 use envelope::{CallVerifier, may_install_code};
-use execution::{Ahead, CompileAhead};
+use execution::{Ahead, CompileAhead, ModulesAgain};
+use state::IngressId;
 
 /// A call that is valid for less, in nanoseconds, might be in no block after it was held: its
 /// compilation would be paid by nobody. Clients sign for a minute or more.
 const MARGIN: u64 = HELD_FOR.as_nanos() as u64 + 10_000_000_000;
 
-/// Starts the thread, which ends when the pool closes.
+/// How long it waits for a call before it goes on with modules that are compiled again.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// The same when there is nothing else to do.
+const REST: Duration = Duration::from_secs(600);
+
+/// Starts the thread, which ends when the pool closes. Between calls it compiles `modules`.
 pub(crate) fn start(
     pool: Arc<IngressPool>,
     calls: CallVerifier,
     compile: CompileAhead,
+    mut modules: ModulesAgain,
 ) -> Result<()> {
     pool.hold_back(|signed| may_install_code(&signed.envelope));
     std::thread::Builder::new()
         .name("compile-ahead".into())
         .stack_size(1 << 20)
         .spawn(move || {
-            while let Some(id) = pool.next_held() {
-                let begin = Instant::now();
-                // Asked for as often as it is needed: nobody holds it meanwhile but the pool.
-                let waiting = || pool.waiting(&id).ok_or("a block holds the call already");
-                let read = || {
-                    let (signed, validity) = waiting()?;
-                    if validity.until.0 < SystemClock.now().0.saturating_add(MARGIN) {
-                        return Err("the call is valid for too short a time".to_owned());
+            loop {
+                match pool.next_held(if modules.is_empty() { REST } else { PATIENCE }) {
+                    NextHeld::Call(id) => {
+                        get_ready(&pool, &calls, &compile, &id);
+                        pool.release(&id);
                     }
-                    calls.read(&signed).map_err(|error| error.to_string())
-                };
-                let bytes = waiting().map_or(0, |(signed, _)| signed.envelope.len() as u64);
-                // A call that is never released would never be executed.
-                let done = catch_unwind(AssertUnwindSafe(|| compile.compile(bytes, &read)))
-                    .unwrap_or_else(|_| Ahead::Left("a defect of this node".to_owned()));
-                let millis = begin.elapsed().as_millis() as u64;
-                match done {
-                    Ahead::Left(reason) => {
-                        tracing::debug!(%reason, "not compiled before its round");
+                    NextHeld::None => {
+                        let next = AssertUnwindSafe(|| compile.compile_again(&mut modules));
+                        if catch_unwind(next).is_err() {
+                            modules = ModulesAgain::default();
+                        }
                     }
-                    done => tracing::debug!(?done, millis, "ready for a call that installs code"),
+                    NextHeld::Closing => return,
                 }
-                pool.release(&id);
             }
         })
         .context("starting the thread that compiles ahead")?;
     Ok(())
+}
+
+/// Compiles what the call installs. Whatever comes of it, the call must be released: one that is
+/// not would never be executed.
+fn get_ready(pool: &IngressPool, calls: &CallVerifier, compile: &CompileAhead, id: &IngressId) {
+    let begin = Instant::now();
+    // Asked for as often as it is needed: nobody holds it meanwhile but the pool.
+    let waiting = || pool.waiting(id).ok_or("a block holds the call already");
+    let read = || {
+        let (signed, validity) = waiting()?;
+        if validity.until.0 < SystemClock.now().0.saturating_add(MARGIN) {
+            return Err("the call is valid for too short a time".to_owned());
+        }
+        calls.read(&signed).map_err(|error| error.to_string())
+    };
+    let bytes = waiting().map_or(0, |(signed, _)| signed.envelope.len() as u64);
+    let done = catch_unwind(AssertUnwindSafe(|| compile.compile(bytes, &read)))
+        .unwrap_or_else(|_| Ahead::Left("a defect of this node".to_owned()));
+    let millis = begin.elapsed().as_millis() as u64;
+    match done {
+        Ahead::Left(reason) => tracing::debug!(%reason, "not compiled before its round"),
+        done => tracing::debug!(?done, millis, "ready for a call that installs code"),
+    }
 }

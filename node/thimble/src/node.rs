@@ -382,7 +382,8 @@ fn open(
     };
     if matches!(role, Role::Member) {
         let compile = executor.compile_ahead(named(pool::COMPILATIONS)?);
-        ahead::start(ingress.clone(), call_verifier(limits, &keys), compile)?;
+        let modules = executor.most_used_modules();
+        ahead::start(ingress.clone(), call_verifier(limits, &keys), compile, modules)?;
     }
     let settings = Settings::new(data.clone(), recovered_at, limits);
     let queries = executor.queries();

@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use budget::{format_size, parse_size};
 use candid::{Decode, Encode, Principal};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use demo::{client, measure};
 use flate2::{Compression, write::GzEncoder};
 use ic_agent::Agent;
@@ -52,6 +52,9 @@ pub struct Options {
     /// Canisters that are created, installed and each called twice.
     #[arg(long, default_value_t = 1_000)]
     canisters: usize,
+    /// Measure these parts alone.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    parts: Vec<Part>,
     /// Let the node have more memory than its budget: what the kernel keeps of files then counts
     /// for nothing.
     #[arg(long)]
@@ -72,6 +75,23 @@ pub struct Options {
     /// to standard output instead of the table.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
+}
+
+/// What is measured, each on a node of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// State that is written and read back, with restarts on the way.
+    State,
+    /// Canisters at rest.
+    Canisters,
+    /// Calls that are signed far ahead.
+    Calls,
+    /// A large module in a small node.
+    LargeModule,
+    /// A restart with many modules.
+    Modules,
+    /// How long others wait for an installation.
+    Install,
 }
 
 /// Bytes that one message writes and one query reads.
@@ -118,12 +138,20 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     async fn measure_all(&mut self) -> Result<()> {
-        self.state().await?;
-        self.canisters().await?;
-        self.calls().await?;
-        self.large_module().await?;
-        self.modules().await?;
-        self.install_beside_others().await
+        for part in Part::value_variants() {
+            if !self.options.parts.is_empty() && !self.options.parts.contains(part) {
+                continue;
+            }
+            match part {
+                Part::State => self.state().await?,
+                Part::Canisters => self.canisters().await?,
+                Part::Calls => self.calls().await?,
+                Part::LargeModule => self.large_module().await?,
+                Part::Modules => self.modules().await?,
+                Part::Install => self.install_beside_others().await?,
+            }
+        }
+        Ok(())
     }
 
     fn binary(&self) -> Binary<'_> {

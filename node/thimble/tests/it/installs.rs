@@ -152,3 +152,29 @@ async fn an_install_that_is_cut_off_while_it_compiles_leaves_nothing_and_is_made
     let agent = node.agent(1).await;
     install(&agent, canister, mode, heavy(20), empty).await.unwrap();
 }
+
+#[tokio::test]
+async fn artefacts_that_were_lost_are_compiled_again_after_a_start() {
+    let mut node = Node::start_with("256MiB").await;
+    let agent = node.agent(1).await;
+    let counter = deploy(&agent, "counter-c.wasm").await;
+    deploy(&agent, "workbench.wasm").await;
+    assert_eq!(update(&agent, counter, "inc", vec![]).await.unwrap(), 1_u64.to_le_bytes());
+    node.stop();
+    let folder = node.data.join("artifacts");
+    let artefacts = || {
+        let files = std::fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path());
+        let infos = files.filter(|path| path.extension().unwrap() == "info");
+        infos.collect::<std::collections::BTreeSet<_>>()
+    };
+    let before = artefacts();
+    assert_eq!(before.len(), 2);
+    for file in std::fs::read_dir(&folder).unwrap() {
+        std::fs::remove_file(file.unwrap().path()).unwrap();
+    }
+    node.launch().await;
+    // Nobody asks for them.
+    until_async("both modules are compiled", async || artefacts() == before).await;
+    let agent = node.agent(1).await;
+    assert_eq!(update(&agent, counter, "inc", vec![]).await.unwrap(), 2_u64.to_le_bytes());
+}
