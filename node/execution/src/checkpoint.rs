@@ -194,6 +194,7 @@ impl Executor {
         let ticket = pages.begin_checkpoint()?;
         ticket.sync()?;
         self.core.blobs.sync()?;
+        self.state.begin_saving();
         let metadata = encode_record("the subnet", &self.state.subnet).map_err(StoreError::from)?;
         let history = self.state.history.begin_checkpoint();
         let memories = ticket
@@ -210,10 +211,15 @@ impl Executor {
                 canister.map(|canister| encode_record(format_args!("canister {id}"), canister));
             Ok((id, record.transpose()?))
         });
+        let messages = self.state.unsaved_messages().map(|(number, message)| {
+            let record = message.map(|message| message.encode(number));
+            Ok((number, record.transpose()?))
+        });
         self.store.write(CheckpointDelta {
             height: self.state.subnet.height,
             metadata,
             canisters: Box::new(canisters),
+            messages: Box::new(messages),
             history: Box::new(history.iter()),
             memories,
             written,

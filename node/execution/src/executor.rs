@@ -19,8 +19,8 @@ use pages::PageStore;
 use sandbox::Sandbox;
 use state::{
     Batch, BlobStore, CanisterId, CanisterState, CertifiedReader, CertifiedState, Fault, Height,
-    HistoryLimits, IngressHistory, ReplicatedState, StateStore, SubnetKey, SubnetMetrics,
-    SubnetState, SubnetTree, Time, certified::Uncertified,
+    HistoryLimits, IngressHistory, MessageError, MessageReader, ReplicatedState, StateStore,
+    SubnetKey, SubnetMetrics, SubnetState, SubnetTree, Time, certified::Uncertified,
 };
 use statesync::{ManifestWorker, SnapshotSource};
 
@@ -347,11 +347,17 @@ fn load(core: &Core, store: &StateStore) -> Result<ReplicatedState, FatalError> 
     let history = IngressHistory::load::<FatalError>(history_limits, calls)?;
     let mut failed = None;
     let mut records = checkpoint.canisters()?;
+    let mut messages = checkpoint.messages();
     // One at a time: all of them together may be more than the memory.
     let canisters = std::iter::from_fn(|| {
         let record = records.next()?.map_err(FatalError::from);
         let record = record.and_then(|record| room.check(record));
-        match record.and_then(|(id, bytes)| canister_of_record(core, id, &bytes)) {
+        let canister = record.and_then(|(id, bytes)| canister_of_record(core, id, &bytes));
+        let with_messages = canister.and_then(|mut canister| {
+            load_messages(&mut canister, &mut messages, &mut room)?;
+            Ok(canister)
+        });
+        match with_messages {
             Ok(canister) => Some(canister),
             Err(error) => {
                 failed = Some(error);
@@ -362,8 +368,30 @@ fn load(core: &Core, store: &StateStore) -> Result<ReplicatedState, FatalError> 
     let state = ReplicatedState::new(subnet, history, canisters, response_bytes);
     match failed {
         Some(error) => Err(error),
-        None => Ok(state),
+        None => {
+            messages.finish()?;
+            Ok(state)
+        }
     }
+}
+
+/// Puts the messages that have records of their own into the canister's queues, one at a time.
+fn load_messages(
+    canister: &mut CanisterState,
+    messages: &mut MessageReader<'_>,
+    room: &mut RoomWhileLoading,
+) -> Result<(), FatalError> {
+    let id = canister.id;
+    let unreadable = |error: MessageError| FatalError::Record {
+        what: format!("the messages of canister {id}"),
+        reason: error.to_string(),
+    };
+    let missing: Vec<u64> = canister.queues.missing().collect();
+    for number in missing {
+        let (number, record) = room.check((number, messages.take(number)?))?;
+        canister.queues.bring(&id, number, &record).map_err(unreadable)?;
+    }
+    canister.queues.finish_loading().map_err(unreadable)
 }
 
 /// Looks whether the state's heap has room for what is loaded. A small state is loaded without, so

@@ -94,8 +94,9 @@ fn accept(
     }
     memory.take_ingress(core, accounted_bytes)?;
     charge(core, state, &id, accounted_bytes, false)?;
+    let number = state.number_message();
     if let Some(canister) = state.get_mut(&id) {
-        canister.queues.push_ingress(Shared::new(kept(ingress)));
+        canister.queues.push_ingress(number, Shared::new(kept(ingress)));
     }
     Ok(())
 }

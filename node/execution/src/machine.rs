@@ -10,6 +10,8 @@
 //! an operator says that it is to be rejected. Nothing here knows why a message runs or who waits
 //! for it.
 
+use std::collections::BTreeMap;
+
 use ic_principal::Principal;
 use pages::{AppendTarget, MemoryId, PAGE_BYTES, PagesError, Run};
 use sandbox::{
@@ -17,7 +19,7 @@ use sandbox::{
     WorkerTrouble,
 };
 use state::{
-    CanisterState, CanisterStatus, Cycles, ExecutionState, LowMemoryHook, Memory, Reject,
+    CROWD, CanisterState, CanisterStatus, Cycles, ExecutionState, LowMemoryHook, Memory, Reject,
     SenderInfo, WASM_PAGE_BYTES,
 };
 
@@ -357,6 +359,31 @@ impl Ran {
     }
 }
 
+/// Callees of which a caller is always told how many calls it may make.
+const CALLEES_TOLD: usize = 256;
+
+/// How many calls a message may make towards each callee.
+struct QueueSlots {
+    /// Towards these.
+    left: BTreeMap<Principal, u64>,
+    /// Towards any other.
+    others: u64,
+}
+
+impl QueueSlots {
+    /// A canister with thousands of callees is told of those only that it has many calls open
+    /// towards, because each message carries the list; towards any other it has fewer than
+    /// [`CROWD`], for which one message may make so many fewer.
+    fn of(canister: &CanisterState, slots: u64) -> Self {
+        let calls = &canister.calls;
+        let left = |(callee, open)| (callee, slots.saturating_sub(open));
+        if calls.callees() <= CALLEES_TOLD || slots < 4 * CROWD {
+            return Self { left: calls.towards().map(left).collect(), others: slots };
+        }
+        Self { left: calls.crowded().map(left).collect(), others: slots - (CROWD - 1) }
+    }
+}
+
 /// Everything the System API may tell.
 pub(crate) fn system_context(
     core: &Core,
@@ -368,7 +395,7 @@ pub(crate) fn system_context(
 ) -> SystemContext {
     let limits = core.limits();
     let settings = &canister.settings;
-    let slots = limits.subnet.queue_slots;
+    let slots = QueueSlots::of(canister, limits.subnet.queue_slots);
     SystemContext {
         canister_id: canister.id,
         subnet_id: core.config.subnet.subnet_id,
@@ -403,12 +430,8 @@ pub(crate) fn system_context(
             .subnet
             .callback_soft_limit
             .saturating_sub(canister.calls.callbacks_open()),
-        queue_slots_left: canister
-            .calls
-            .towards()
-            .map(|(callee, open)| (callee, slots.saturating_sub(open)))
-            .collect(),
-        queue_slots: slots,
+        queue_slots_left: slots.left,
+        queue_slots: slots.others,
         costs: core.cost_table.clone(),
         payload_max_bytes: limits.subnet.message_payload_bytes,
         reject_guaranteed_response_calls: limits.execution.reject_guaranteed_response_calls,

@@ -10,6 +10,8 @@
 //! Cycles of a best-effort call whose answer came too late go back to its caller all the same:
 //! nothing is lost on the way.
 
+use std::collections::BTreeSet;
+
 use state::{
     CallRequest, CallResponse, CanisterId, CanisterStatus, MESSAGE_OVERHEAD_BYTES, Origin, Payload,
     Reject, ReplicatedState, Shared, SubnetCall, Time, heap,
@@ -24,6 +26,8 @@ use crate::reject;
 pub(crate) struct MessageMemory {
     guaranteed: u64,
     best_effort: u64,
+    /// Calls of canisters that wait for the management canister; part of the first.
+    management: u64,
 }
 
 impl MessageMemory {
@@ -37,9 +41,11 @@ impl MessageMemory {
                 .map(SubnetCall::accounted_bytes)
                 .sum()
         };
+        let management = bytes(false);
         Self {
-            guaranteed: totals.guaranteed_message_bytes + bytes(false),
+            guaranteed: totals.guaranteed_message_bytes + management,
             best_effort: totals.best_effort_message_bytes + bytes(true),
+            management,
         }
     }
 
@@ -54,6 +60,21 @@ impl MessageMemory {
             )));
         }
         self.best_effort += bytes;
+        Ok(())
+    }
+
+    /// Takes room for a canister's call to the management canister. Those that wait are stored with
+    /// the subnet's own record, so they are bounded like users' calls, however many messages there
+    /// may be; one always finds room.
+    fn take_management(&mut self, core: &Core, bytes: u64) -> Result<(), Reject> {
+        let (used, limit) = (self.management, core.limits().subnet.best_effort_message_bytes);
+        if used > 0 && used + bytes > limit {
+            return Err(reject::queue_full(format!(
+                "The call needs {bytes} bytes; calls that wait for the management canister take \
+                 {used} bytes of {limit} (subnet.best_effort_message_bytes). Try again."
+            )));
+        }
+        self.management += bytes;
         Ok(())
     }
 
@@ -140,8 +161,10 @@ fn route(
         }
     };
     let refusal = refusal.or_else(|| {
-        let known = request.receiver == ic_principal::Principal::management_canister()
-            || state.contains(&request.receiver);
+        if request.receiver == ic_principal::Principal::management_canister() {
+            return memory.take_management(core, bytes).err();
+        }
+        let known = state.contains(&request.receiver);
         (!known).then(|| reject::canister_not_found(&request.receiver))
     });
     if let Some(reject) = refusal {
@@ -155,8 +178,9 @@ fn route(
         deliver(core, state, memory, response);
         return;
     }
+    let number = state.number_message();
     match state.get_mut(&request.receiver) {
-        Some(callee) => callee.queues.push_request(Shared::new(request)),
+        Some(callee) => callee.queues.push_request(number, Shared::new(request)),
         None => {
             let call = SubnetCall {
                 origin: Origin::Canister {
@@ -195,10 +219,11 @@ pub(crate) fn deliver(
         memory.best_effort += response.accounted_bytes();
     }
     let refund = response.refund;
+    let number = state.number_message();
     match state.get_mut(&response.originator) {
         Some(caller) => {
             if caller.calls.mark_answered(response.callback) {
-                caller.queues.push_response(Shared::new(response));
+                caller.queues.push_response(number, Shared::new(response));
             } else {
                 caller.credit(refund);
             }
@@ -212,16 +237,16 @@ pub(crate) fn deliver(
 /// they still wait in.
 pub(crate) fn expire_calls(state: &mut ReplicatedState, now: Time) {
     for id in state.due_deadlines(now) {
-        let Some(caller) = state.get_mut(&id) else { continue };
-        let mut callees: Vec<CanisterId> = Vec::new();
-        for callback_id in caller.calls.expired(now) {
+        let expired = state.get(&id).map(|caller| caller.calls.expired(now)).unwrap_or_default();
+        let mut callees: BTreeSet<CanisterId> = BTreeSet::new();
+        for callback_id in expired {
+            let number = state.number_message();
+            let Some(caller) = state.get_mut(&id) else { break };
             let Some(callback) = caller.calls.callback(callback_id) else { continue };
             let (callee, deadline) = (callback.callee, callback.deadline);
-            if !callees.contains(&callee) {
-                callees.push(callee);
-            }
+            callees.insert(callee);
             caller.calls.mark_answered(callback_id);
-            caller.queues.push_response(Shared::new(CallResponse {
+            let response = Shared::new(CallResponse {
                 originator: id,
                 callback: callback_id,
                 payload: Payload::Reject(reject::reject(
@@ -231,7 +256,8 @@ pub(crate) fn expire_calls(state: &mut ReplicatedState, now: Time) {
                 )),
                 refund: 0,
                 deadline,
-            }));
+            });
+            caller.queues.push_response(number, response);
         }
         for callee in callees {
             let expired = state
@@ -250,20 +276,11 @@ pub(crate) fn expire_calls(state: &mut ReplicatedState, now: Time) {
 
 /// Rejects users' calls that waited in a queue until their expiry passed.
 pub(crate) fn expire_ingress(state: &mut ReplicatedState, now: Time) {
-    let waiting: Vec<CanisterId> = state.with_work().iter().copied().collect();
-    for id in waiting {
-        let expired: Vec<_> = state.get(&id).map_or_else(Vec::new, |canister| {
-            canister
-                .queues
-                .ingress()
-                .filter(|ingress| ingress.ingress_expiry < now)
-                .map(|ingress| ingress.request_id)
-                .collect()
-        });
-        for request_id in expired {
-            if let Some(canister) = state.get_mut(&id) {
-                canister.queues.remove_ingress(&request_id);
-            }
+    for id in state.due_ingress(now) {
+        let canister = state.get_mut(&id);
+        let expired = canister.map(|canister| canister.queues.remove_expired_ingress(now));
+        for ingress in expired.unwrap_or_default() {
+            let request_id = ingress.request_id;
             state.history.finish(&request_id, Err(reject::ingress_timeout(&id)), now);
         }
     }

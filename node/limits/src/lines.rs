@@ -20,6 +20,8 @@ const PAGE_BYTES: u64 = 4096;
 /// Checkpoints whose records are on disk at once: the store writes new pages before it lets the old
 /// ones go.
 const RECORD_VERSIONS: u64 = 2;
+/// Of the rows of messages, the part that free space between them may take besides.
+const MESSAGE_GAPS_PART: u64 = 2;
 /// The line of canister state, on disk.
 pub(crate) const STATE_LINE: &str = "canister_state";
 /// The lines of what lies in the state's heap, in this order: messages with guaranteed responses,
@@ -37,6 +39,10 @@ pub const STATE_HEAP_LINE: &str = "state_heap";
 const HEAP_GAPS_PART: u64 = 4;
 /// What the heap takes with nothing in it: the allocator's own, and blocks that are there ahead.
 const HEAP_REST_BYTES: u64 = 16 << 20;
+/// Bytes of a heap that one byte of the kernel's page tables maps, and the part of the kernel's line
+/// that is there for them.
+const HEAP_BYTES_PER_TABLE_BYTE: u64 = 512;
+const KERNEL_TABLES_PART: u64 = 4;
 /// One element of a table of an instance.
 const TABLE_ELEMENT_BYTES: u64 = 8;
 
@@ -125,6 +131,15 @@ impl Limits {
                 Fixed,
                 String::new(),
                 "page tables, sockets and directory entries charged to the node",
+            ),
+            line(
+                "heap_tables",
+                (self.state_heap_bytes() / HEAP_BYTES_PER_TABLE_BYTE)
+                    .saturating_sub(process.kernel_bytes / KERNEL_TABLES_PART),
+                "kernel",
+                Fixed,
+                format!("{} of heap", format_size(self.state_heap_bytes())),
+                "page tables of the state's heap beyond what the line of the kernel has for them",
             ),
             line(
                 "page_cache",
@@ -380,15 +395,7 @@ impl Limits {
                 "blocks since the last checkpoint, and in a subnet those that peers may still \
                  want; and the block that brings the next",
             ),
-            line(
-                "checkpoint_records",
-                self.records_bytes().saturating_mul(RECORD_VERSIONS),
-                "state",
-                Disk,
-                times(RECORD_VERSIONS, self.records_bytes()),
-                "metadata, queued messages and the ingress history, in the newest checkpoint and \
-                 in the one being written",
-            ),
+            self.records_line(),
             line(
                 "compile_heaps",
                 sandbox.compile_threads.saturating_mul(sandbox.compile_memory_bytes),
@@ -418,10 +425,32 @@ impl Limits {
         ]
     }
 
-    /// What the records of one checkpoint come to, however full all pools are.
+    /// The store of checkpoints. A message apart is written once, and its room is used again; the
+    /// other records are there in two versions. Where there are several nodes, the stream of a state
+    /// that is fetched and the store made of it lie beside.
+    fn records_line(&self) -> SheetLine {
+        let messages = self.subnet.guaranteed_response_message_bytes;
+        let (others, states) = (self.records_bytes(), self.pages.states_on_disk.max(1));
+        let rows = messages.saturating_add(messages / MESSAGE_GAPS_PART);
+        let store = rows.saturating_add(others.saturating_mul(RECORD_VERSIONS));
+        let stream = messages.saturating_add(others);
+        let fetched = stream.saturating_add(store).saturating_mul(states - 1);
+        line(
+            "checkpoint_records",
+            store.saturating_add(fetched),
+            "state",
+            LineKind::Disk,
+            format!("{} and {}", format_size(rows), times(RECORD_VERSIONS, others)),
+            "queued messages; metadata and the ingress history, in the newest checkpoint and in \
+             the one being written; where there are several nodes, those of a state that is \
+             fetched",
+        )
+    }
+
+    /// What the records of one checkpoint come to, however full all pools are, beside messages with
+    /// guaranteed responses.
     fn records_bytes(&self) -> u64 {
         [
-            self.subnet.guaranteed_response_message_bytes,
             self.subnet.best_effort_message_bytes,
             self.subnet.ingress_history_bytes,
             self.subnet.wasm_custom_sections_bytes,

@@ -57,8 +57,7 @@ pub(crate) const EVICTION_BATCH: Row<9> = SCALE.mib([12, 12, 24, 32, 64, 128, 25
 // Subnet.
 pub(crate) const MEMORY_CAPACITY: Row<9> =
     SCALE.mib([128, 128, 192, 256, 512, 1024, 4096, 16384, 65536]);
-// On disk, but written and read with a canister's record in one piece: together with the next row no
-// more than what executions may take, which stand still meanwhile.
+// On disk; what a disk budget adds is derived from that.
 pub(crate) const GUARANTEED_MESSAGES: Row<9> =
     SCALE.mib([20, 22, 52, 76, 160, 320, 512, 768, 2048]);
 pub(crate) const BEST_EFFORT_MESSAGES: Row<9> = SCALE.mib([2, 2, 8, 12, 32, 64, 128, 256, 1024]);

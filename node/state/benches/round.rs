@@ -134,6 +134,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 height: Height(round + 1),
                 metadata: vec![],
                 canisters: Box::new(std::iter::empty()),
+                messages: Box::new(std::iter::empty()),
                 history: Box::new(changes.iter()),
                 memories: vec![],
                 written: vec![],

@@ -12,7 +12,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use ic_principal::Principal;
 use serde::{Deserialize, Serialize};
 
-use crate::{CallbackId, CanisterId, Cycles, RequestId, SenderInfo, Time};
+use crate::numbered::Numbered;
+use crate::{CallbackId, CanisterId, Cycles, RequestId, SenderInfo, Time, heap};
 
 /// A call context, as its canister numbers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -97,19 +98,50 @@ pub struct Callback {
     pub answered: bool,
 }
 
+/// Open calls towards one callee from which on a canister with many callees is told of it.
+pub const CROWD: u64 = 16;
+
 /// Call contexts and callbacks of one canister.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "CallRecord")]
 pub struct CallTable {
-    contexts: BTreeMap<CallContextId, CallContext>,
-    callbacks: BTreeMap<CallbackId, Callback>,
+    contexts: Numbered<CallContext>,
+    callbacks: Numbered<Callback>,
     next_context: u64,
     next_callback: u64,
+
+    // What follows from it.
     /// Open callbacks per callee.
+    #[serde(skip)]
     towards: BTreeMap<Principal, u64>,
+    /// Those of them with [`CROWD`] or more.
+    #[serde(skip)]
+    crowded: BTreeSet<Principal>,
     /// Unanswered callbacks of best-effort calls by deadline.
+    #[serde(skip)]
     deadlines: BTreeSet<(Time, CallbackId)>,
     /// Unanswered callbacks with guaranteed responses.
+    #[serde(skip)]
     reserved_responses: u64,
+}
+
+/// What is stored of a [`CallTable`].
+#[derive(Deserialize)]
+struct CallRecord {
+    contexts: Numbered<CallContext>,
+    callbacks: Numbered<Callback>,
+    next_context: u64,
+    next_callback: u64,
+}
+
+impl From<CallRecord> for CallTable {
+    fn from(record: CallRecord) -> Self {
+        let CallRecord { contexts, callbacks, next_context, next_callback } = record;
+        let mut table = Self { contexts, next_context, next_callback, ..Self::default() };
+        callbacks.iter().for_each(|(id, callback)| table.count(CallbackId(id), callback));
+        table.callbacks = callbacks;
+        table
+    }
 }
 
 impl CallTable {
@@ -118,8 +150,10 @@ impl CallTable {
         let id = CallContextId(self.next_context);
         self.next_context += 1;
         let responded = matches!(origin, Origin::System);
+        // Copies of the table share it, wherever it lies.
+        let origin = heap::within(|| origin.clone());
         self.contexts.insert(
-            id,
+            id.0,
             CallContext {
                 origin,
                 responded,
@@ -134,17 +168,17 @@ impl CallTable {
 
     /// The context with this id, if it is open.
     pub fn context(&self, id: CallContextId) -> Option<&CallContext> {
-        self.contexts.get(&id)
+        self.contexts.get(id.0)
     }
 
     /// A context, to be changed.
     pub fn context_mut(&mut self, id: CallContextId) -> Option<&mut CallContext> {
-        self.contexts.get_mut(&id)
+        self.contexts.get_mut(id.0)
     }
 
     /// All contexts in order.
     pub fn contexts(&self) -> impl Iterator<Item = (CallContextId, &CallContext)> {
-        self.contexts.iter().map(|(id, context)| (*id, context))
+        self.contexts.iter().map(|(id, context)| (CallContextId(id), context))
     }
 
     /// Whether no call is open.
@@ -154,9 +188,9 @@ impl CallTable {
 
     /// Removes the context when it was answered and waits for nothing; it is returned then.
     pub fn close_if_done(&mut self, id: CallContextId) -> Option<CallContext> {
-        let context = self.contexts.get(&id)?;
+        let context = self.contexts.get(id.0)?;
         if context.responded && context.open_callbacks == 0 {
-            self.contexts.remove(&id)
+            self.contexts.remove(id.0)
         } else {
             None
         }
@@ -166,14 +200,14 @@ impl CallTable {
     /// they were, to be rejected.
     pub fn delete_contexts(&mut self) -> Vec<CallContext> {
         let mut unanswered = Vec::new();
-        for context in self.contexts.values_mut() {
+        self.contexts.for_each_mut(|_, context| {
             if !context.responded {
                 unanswered.push(context.clone());
             }
             context.responded = true;
             context.deleted = true;
             context.cycles_available = 0;
-        }
+        });
         self.contexts.retain(|_, context| context.open_callbacks > 0);
         unanswered
     }
@@ -182,28 +216,38 @@ impl CallTable {
     pub fn open_callback(&mut self, callback: Callback) -> CallbackId {
         let id = CallbackId(self.next_callback);
         self.next_callback += 1;
-        if let Some(context) = self.contexts.get_mut(&callback.context) {
+        if let Some(context) = self.contexts.get_mut(callback.context.0) {
             context.open_callbacks += 1;
         }
-        *self.towards.entry(callback.callee).or_default() += 1;
+        self.count(id, &callback);
+        self.callbacks.insert(id.0, callback);
+        id
+    }
+
+    /// Counts an open callback.
+    fn count(&mut self, id: CallbackId, callback: &Callback) {
+        let open = self.towards.entry(callback.callee).or_default();
+        *open += 1;
+        if *open == CROWD {
+            self.crowded.insert(callback.callee);
+        }
         match callback.deadline {
+            _ if callback.answered => {}
             Some(deadline) => {
                 self.deadlines.insert((deadline, id));
             }
             None => self.reserved_responses += 1,
         }
-        self.callbacks.insert(id, callback);
-        id
     }
 
     /// The callback with this id, if its response is still to come.
     pub fn callback(&self, id: CallbackId) -> Option<&Callback> {
-        self.callbacks.get(&id)
+        self.callbacks.get(id.0)
     }
 
     /// All callbacks in order.
     pub fn callbacks(&self) -> impl Iterator<Item = (CallbackId, &Callback)> {
-        self.callbacks.iter().map(|(id, callback)| (*id, callback))
+        self.callbacks.iter().map(|(id, callback)| (CallbackId(id), callback))
     }
 
     /// Number of callbacks that wait for a response.
@@ -216,11 +260,26 @@ impl CallTable {
         self.towards.iter().map(|(callee, open)| (*callee, *open))
     }
 
+    /// Number of callees with open callbacks.
+    pub fn callees(&self) -> usize {
+        self.towards.len()
+    }
+
+    /// Open callbacks per callee, of those with [`CROWD`] or more: at most one in so many of all
+    /// callbacks.
+    pub fn crowded(&self) -> impl Iterator<Item = (Principal, u64)> {
+        let open = |callee| self.towards.get(callee).copied().unwrap_or_default();
+        self.crowded.iter().map(move |callee| (*callee, open(callee)))
+    }
+
     /// Marks that a response is queued. False when there is no such callback or it has one already:
     /// the response is to be dropped.
     pub fn mark_answered(&mut self, id: CallbackId) -> bool {
-        match self.callbacks.get_mut(&id) {
-            Some(callback) if !callback.answered => {
+        if self.callbacks.get(id.0).is_none_or(|callback| callback.answered) {
+            return false;
+        }
+        match self.callbacks.get_mut(id.0) {
+            Some(callback) => {
                 callback.answered = true;
                 match callback.deadline {
                     Some(deadline) => {
@@ -230,19 +289,22 @@ impl CallTable {
                 }
                 true
             }
-            _ => false,
+            None => false,
         }
     }
 
     /// Takes the callback away to run it.
     pub fn close_callback(&mut self, id: CallbackId) -> Option<Callback> {
         self.mark_answered(id);
-        let callback = self.callbacks.remove(&id)?;
-        if let Some(context) = self.contexts.get_mut(&callback.context) {
+        let callback = self.callbacks.remove(id.0)?;
+        if let Some(context) = self.contexts.get_mut(callback.context.0) {
             context.open_callbacks -= 1;
         }
         if let Some(open) = self.towards.get_mut(&callback.callee) {
             *open -= 1;
+            if *open + 1 == CROWD {
+                self.crowded.remove(&callback.callee);
+            }
             if *open == 0 {
                 self.towards.remove(&callback.callee);
             }
@@ -258,21 +320,21 @@ impl CallTable {
         let mut open: BTreeMap<CallContextId, u64> = BTreeMap::new();
         let mut towards: BTreeMap<Principal, u64> = BTreeMap::new();
         let (mut deadlines, mut reserved) = (BTreeSet::new(), 0);
-        for (id, callback) in &self.callbacks {
+        for (id, callback) in self.callbacks() {
             assert!(id.0 < self.next_callback, "callback {} has a number yet to be given", id.0);
             *open.entry(callback.context).or_default() += 1;
             *towards.entry(callback.callee).or_default() += 1;
             match callback.deadline {
                 _ if callback.answered => {}
                 Some(deadline) => {
-                    deadlines.insert((deadline, *id));
+                    deadlines.insert((deadline, id));
                 }
                 None => reserved += 1,
             }
         }
-        for (id, context) in &self.contexts {
+        for (id, context) in self.contexts() {
             assert!(id.0 < self.next_context, "context {} has a number yet to be given", id.0);
-            let callbacks = open.remove(id).unwrap_or_default();
+            let callbacks = open.remove(&id).unwrap_or_default();
             assert_eq!(context.open_callbacks, callbacks, "callbacks of context {}", id.0);
             assert!(
                 !context.responded || callbacks > 0,
@@ -282,6 +344,8 @@ impl CallTable {
         }
         assert!(open.is_empty(), "callbacks of contexts that are closed");
         assert_eq!(self.towards, towards, "open callbacks by callee");
+        let crowded = towards.iter().filter(|(_, open)| **open >= CROWD).map(|(callee, _)| callee);
+        assert!(self.crowded.iter().eq(crowded), "callees with many callbacks");
         assert_eq!(self.deadlines, deadlines, "deadlines of unanswered calls");
         assert_eq!(self.reserved_responses, reserved, "responses that room is kept for");
     }

@@ -475,23 +475,29 @@ mod tests {
         let answered = canister.calls.open_callback(callback(None));
         canister.calls.open_callback(callback(deadline));
         assert!(canister.calls.mark_answered(answered));
-        canister.queues.push_response(Shared::new(CallResponse {
-            originator: own,
-            callback: answered,
-            payload: Payload::Reply(vec![1, 2]),
-            refund: 3,
-            deadline: None,
-        }));
-        canister.queues.push_request(Shared::new(CallRequest {
-            sender: other,
-            sender_version: 1,
-            receiver: own,
-            callback: CallbackId(5),
-            method_name: "method".into(),
-            arg: vec![3],
-            cycles: 4,
-            deadline,
-        }));
+        canister.queues.push_response(
+            7,
+            Shared::new(CallResponse {
+                originator: own,
+                callback: answered,
+                payload: Payload::Reply(vec![1, 2]),
+                refund: 3,
+                deadline: None,
+            }),
+        );
+        canister.queues.push_request(
+            8,
+            Shared::new(CallRequest {
+                sender: other,
+                sender_version: 1,
+                receiver: own,
+                callback: CallbackId(5),
+                method_name: "method".into(),
+                arg: vec![3],
+                cycles: 4,
+                deadline,
+            }),
+        );
         canister.log.push(Time(5), b"line".to_vec(), 1_000);
         canister.history.push(Change {
             time: Time(6),
@@ -543,7 +549,7 @@ mod tests {
         ];
         let version = crate::store::FORMAT.into();
         testing::formats::check("records of the store", version, &samples, PINNED);
-        full().queues.check();
+        full().queues.check(&Principal::from_slice(&[1, 1]), 10);
         full().calls.check();
     }
 }

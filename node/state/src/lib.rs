@@ -19,7 +19,9 @@ pub mod certified;
 mod cycles;
 pub mod history;
 pub mod manifest;
+mod messages;
 mod module;
+mod numbered;
 mod queues;
 mod record;
 mod replicated;
@@ -39,12 +41,13 @@ pub use history::{
     HistoryChanges, HistoryEntry, HistoryError, HistoryLimits, IngressHistory, Status,
 };
 pub use manifest::{ChunkId, ManifestClock, ManifestPace, ObjectId, RoundCost};
+pub use messages::*;
 pub use module::*;
 pub use pages::heap;
 pub use queues::*;
 pub use record::{NotEncoded, encode_record};
 pub use replicated::*;
-pub use store::{CheckpointDelta, LoadedCheckpoint, StateStore, StoreError};
+pub use store::{CheckpointDelta, LoadedCheckpoint, MessageReader, StateStore, StoreError};
 pub use tree::{Certified, Digest, Keyed, MerkleMap, Subtree};
 pub use types::*;
 

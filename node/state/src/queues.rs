@@ -1,4 +1,4 @@
-//! Messages on their way to a canister, and the queues they wait in.
+//! The queues that messages wait in until their canister takes them up.
 //!
 //! There are no output queues: a call goes from the outcome of the message that made it straight
 //! into the callee's input queue when the outcomes of an iteration are merged, and its answer comes
@@ -8,154 +8,36 @@
 //! and never more responses than there are callbacks.
 //!
 //! Ingress, responses and requests are three classes served in turn; within requests the senders
-//! are served in turn. Order is kept per pair of canisters. This module must not know what a
-//! message does.
+//! are served in turn. Order is kept per pair of canisters. Every message has a number that no
+//! other message of the subnet ever has, and numbers rise; so the oldest has the lowest.
+//!
+//! # Where a message is stored
+//!
+//! Small messages are part of their canister's record, until they come to [`WHOLE_BYTES_SUM_MAX`].
+//! Every other one is *apart*: it has a record of its own under its number, and the canister's
+//! record holds the number alone. Which it is follows from the queue as it was when the message
+//! came, and stays, so that all members of a subnet write the same records.
+//!
+//! Copies share their messages, and all operations take time in the logarithm of what waits. This
+//! module must not know what a message does.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::ops::Deref;
-use std::sync::Arc;
+mod record;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use ic_principal::Principal;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{CanisterId, Cycles, Ingress, Reject, RequestId, Time, heap};
+use crate::numbered::Numbered;
+use crate::{CallRequest, CallResponse, CanisterId, Ingress, Shared, Time, heap};
 
-/// Bytes a message between canisters is accounted with besides its payload.
-pub const MESSAGE_OVERHEAD_BYTES: u64 = 256;
+pub use record::{MessageError, WaitingMessage};
 
-/// A value shared between a state and its snapshots; stored as if it were owned.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Shared<T>(Arc<T>);
-
-impl<T> Clone for Shared<T> {
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
-    }
-}
-
-impl<T> Shared<T> {
-    /// Shares `value`, which lies in the state's heap; what it points to stays where it is.
-    pub fn new(value: T) -> Self {
-        let _here = heap::enter();
-        Self(Arc::new(value))
-    }
-}
-
-impl<T> Deref for Shared<T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.0
-    }
-}
-
-impl<T: Clone> Shared<T> {
-    /// The value itself; copied only when a snapshot still holds it.
-    pub fn take(self) -> T {
-        Arc::unwrap_or_clone(self.0)
-    }
-}
-
-impl<T: Serialize> Serialize for Shared<T> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.0.as_ref().serialize(serializer)
-    }
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Shared<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        T::deserialize(deserializer).map(Self::new)
-    }
-}
-
-/// A call made and not answered yet, as its caller numbers it. Never used twice by one canister.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct CallbackId(pub u64);
-
-/// A call from one canister to another (or to the management canister).
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CallRequest {
-    /// The calling canister.
-    pub sender: CanisterId,
-    /// Version of the caller when it called.
-    pub sender_version: u64,
-    /// The canister called, or the management canister.
-    pub receiver: Principal,
-    /// Where the answer goes.
-    pub callback: CallbackId,
-    /// Name of the method called.
-    pub method_name: String,
-    /// Argument, not decoded.
-    #[serde(with = "serde_bytes")]
-    pub arg: Vec<u8>,
-    /// Cycles attached to the call.
-    pub cycles: Cycles,
-    /// Set for a best-effort call: when the caller stops waiting.
-    pub deadline: Option<Time>,
-}
-
-impl CallRequest {
-    /// Bytes it takes in a queue.
-    pub fn accounted_bytes(&self) -> u64 {
-        (self.method_name.len() + self.arg.len()) as u64 + MESSAGE_OVERHEAD_BYTES
-    }
-}
-
-/// Reply or reject.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Payload {
-    /// The callee replied.
-    Reply(#[serde(with = "serde_bytes")] Vec<u8>),
-    /// The callee or the system rejected.
-    Reject(Reject),
-}
-
-impl Payload {
-    /// Bytes of the reply or of the reject text.
-    pub fn len(&self) -> u64 {
-        match self {
-            Self::Reply(bytes) => bytes.len() as u64,
-            Self::Reject(reject) => reject.message.len() as u64,
-        }
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The same, in the state's heap.
-    pub fn kept(self) -> Self {
-        match self {
-            Self::Reply(bytes) => Self::Reply(heap::kept(bytes)),
-            Self::Reject(reject) => {
-                Self::Reject(Reject { message: heap::kept_text(reject.message), ..reject })
-            }
-        }
-    }
-}
-
-/// The answer to a [`CallRequest`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CallResponse {
-    /// The canister that called.
-    pub originator: CanisterId,
-    /// Which of its calls.
-    pub callback: CallbackId,
-    /// What came of it.
-    pub payload: Payload,
-    /// Attached cycles that were not accepted.
-    pub refund: Cycles,
-    /// The call's deadline.
-    pub deadline: Option<Time>,
-}
-
-impl CallResponse {
-    /// Bytes it takes in a queue.
-    pub fn accounted_bytes(&self) -> u64 {
-        self.payload.len() + MESSAGE_OVERHEAD_BYTES
-    }
-}
+/// Largest message, as accounted, that is part of its canister's record.
+pub const WHOLE_BYTES_MAX: u64 = 8 << 10;
+/// The most that messages in one canister's record come to, as accounted.
+pub const WHOLE_BYTES_SUM_MAX: u64 = 256 << 10;
 
 /// What a canister takes from its queues next.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -168,19 +50,59 @@ pub enum Input {
     Response(Shared<CallResponse>),
 }
 
+/// A message that waits.
+#[derive(Debug, PartialEq, Eq)]
+struct Waiting<T> {
+    message: Shared<T>,
+    /// Whether it has a record of its own.
+    is_apart: bool,
+}
+
+impl<T> Clone for Waiting<T> {
+    fn clone(&self) -> Self {
+        Self { message: self.message.clone(), is_apart: self.is_apart }
+    }
+}
+
+/// One of the three classes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Class {
+    Responses,
+    Ingress,
+    Requests,
+}
+
 /// Everything waiting for one canister.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub struct InputQueues {
-    ingress: VecDeque<Shared<Ingress>>,
-    responses: VecDeque<Shared<CallResponse>>,
-    requests: BTreeMap<Principal, VecDeque<Shared<CallRequest>>>,
+    // What is stored.
+    ingress: Numbered<Waiting<Ingress>>,
+    responses: Numbered<Waiting<CallResponse>>,
+    requests: Numbered<Waiting<CallRequest>>,
     /// Senders with requests waiting, in the order they are served.
-    turn: VecDeque<Principal>,
+    turns: BTreeMap<u64, Principal>,
     /// Class served next: 0 responses, 1 ingress, 2 requests.
     class: u8,
+
+    // What follows from it.
+    /// Requests by sender; of each the lowest number is served first.
+    by_sender: BTreeSet<(Principal, u64)>,
+    turn_of: BTreeMap<Principal, u64>,
+    next_turn: u64,
+    /// Best-effort requests by deadline.
+    deadlines: BTreeSet<(Time, u64)>,
+    /// Ingress messages by expiry.
+    expiries: BTreeSet<(Time, u64)>,
     guaranteed_bytes: u64,
     best_effort_bytes: u64,
     ingress_bytes: u64,
+    /// Of messages that are part of the canister's record.
+    whole_bytes: u64,
+
+    /// Messages apart that went since [`InputQueues::take_gone`].
+    gone: Vec<u64>,
+    /// While the canister is being loaded: messages apart whose records are still to come.
+    missing: BTreeMap<u64, u8>,
 }
 
 impl InputQueues {
@@ -191,24 +113,22 @@ impl InputQueues {
 
     /// Number of messages waiting, of all classes.
     pub fn len(&self) -> u64 {
-        (self.ingress.len()
-            + self.responses.len()
-            + self.requests.values().map(VecDeque::len).sum::<usize>()) as u64
+        (self.ingress.len() + self.responses.len() + self.requests.len()) as u64
     }
 
     /// Responses waiting, oldest first.
     pub fn responses(&self) -> impl Iterator<Item = &CallResponse> {
-        self.responses.iter().map(|response| &**response)
+        self.responses.values().map(|waiting| &*waiting.message)
     }
 
-    /// Requests waiting, by sender, oldest first.
+    /// Requests waiting, oldest first.
     pub fn requests(&self) -> impl Iterator<Item = &CallRequest> {
-        self.requests.values().flatten().map(|request| &**request)
+        self.requests.values().map(|waiting| &*waiting.message)
     }
 
-    /// Ingress messages waiting.
+    /// Ingress messages waiting, oldest first.
     pub fn ingress(&self) -> impl Iterator<Item = &Ingress> {
-        self.ingress.iter().map(|ingress| &**ingress)
+        self.ingress.values().map(|waiting| &*waiting.message)
     }
 
     /// Bytes of queued messages of calls with guaranteed responses.
@@ -226,26 +146,31 @@ impl InputQueues {
         self.ingress_bytes
     }
 
-    /// Queues an ingress message.
-    pub fn push_ingress(&mut self, ingress: Shared<Ingress>) {
-        self.ingress_bytes += ingress.accounted_bytes();
-        self.ingress.push_back(ingress);
+    /// When the first of the ingress messages waited too long.
+    pub fn next_ingress_expiry(&self) -> Option<Time> {
+        self.expiries.first().map(|(time, _)| *time)
     }
 
-    /// Queues a request.
-    pub fn push_request(&mut self, request: Shared<CallRequest>) {
-        *self.class_bytes(request.deadline) += request.accounted_bytes();
-        let queue = self.requests.entry(request.sender).or_default();
-        if queue.is_empty() {
-            self.turn.push_back(request.sender);
+    /// Queues an ingress message under a number above that of every message before.
+    pub fn push_ingress(&mut self, number: u64, ingress: Shared<Ingress>) {
+        let is_apart = self.place(ingress.accounted_bytes());
+        self.add_ingress(number, Waiting { message: ingress, is_apart });
+    }
+
+    /// Queues a request under a number above that of every message before.
+    pub fn push_request(&mut self, number: u64, request: Shared<CallRequest>) {
+        let sender = request.sender;
+        let is_apart = self.place(request.accounted_bytes());
+        self.add_request(number, Waiting { message: request, is_apart });
+        if !self.turn_of.contains_key(&sender) {
+            self.add_turn(sender);
         }
-        queue.push_back(request);
     }
 
-    /// Queues a response.
-    pub fn push_response(&mut self, response: Shared<CallResponse>) {
-        *self.class_bytes(response.deadline) += response.accounted_bytes();
-        self.responses.push_back(response);
+    /// Queues a response under a number above that of every message before.
+    pub fn push_response(&mut self, number: u64, response: Shared<CallResponse>) {
+        let is_apart = self.place(response.accounted_bytes());
+        self.add_response(number, Waiting { message: response, is_apart });
     }
 
     /// Takes the next message, the classes in turn.
@@ -267,9 +192,11 @@ impl InputQueues {
 
     /// Takes the next response, whatever class is due.
     pub fn pop_response(&mut self) -> Option<Shared<CallResponse>> {
-        let response = self.responses.pop_front()?;
-        *self.class_bytes(response.deadline) -= response.accounted_bytes();
-        Some(response)
+        let (number, response) = self.responses.pop_first()?;
+        let bytes = response.message.accounted_bytes();
+        *self.class_bytes(response.message.deadline) -= bytes;
+        self.leave(number, response.is_apart, bytes);
+        Some(response.message)
     }
 
     /// Takes the next request or ingress message, whatever class is due; for a canister that takes
@@ -279,153 +206,174 @@ impl InputQueues {
     }
 
     fn pop_ingress(&mut self) -> Option<Shared<Ingress>> {
-        let ingress = self.ingress.pop_front()?;
-        self.ingress_bytes -= ingress.accounted_bytes();
-        Some(ingress)
+        self.take_ingress(self.ingress.first()?)
+    }
+
+    fn take_ingress(&mut self, number: u64) -> Option<Shared<Ingress>> {
+        let ingress = self.ingress.remove(number)?;
+        self.expiries.remove(&(ingress.message.ingress_expiry, number));
+        let bytes = ingress.message.accounted_bytes();
+        self.ingress_bytes -= bytes;
+        self.leave(number, ingress.is_apart, bytes);
+        Some(ingress.message)
     }
 
     fn pop_request(&mut self) -> Option<Shared<CallRequest>> {
-        let sender = self.turn.pop_front()?;
-        let queue = self.requests.get_mut(&sender)?;
-        let request = queue.pop_front()?;
-        if queue.is_empty() {
-            self.requests.remove(&sender);
-        } else {
-            self.turn.push_back(sender);
+        let (turn, sender) = self.turns.first_key_value().map(|(turn, sender)| (*turn, *sender))?;
+        let (_, number) = self.by_sender.range((sender, 0)..=(sender, u64::MAX)).next().copied()?;
+        let request = self.take_request(number)?;
+        // It stands at the end now, if it has more.
+        if self.turns.remove(&turn).is_some() {
+            self.turn_of.remove(&sender);
+            self.add_turn(sender);
         }
-        *self.class_bytes(request.deadline) -= request.accounted_bytes();
         Some(request)
     }
 
-    /// Removes one ingress message that waited too long; `None` when it is not waiting here any
-    /// more.
-    pub fn remove_ingress(&mut self, request_id: &RequestId) -> Option<Shared<Ingress>> {
-        let position = self.ingress.iter().position(|ingress| ingress.request_id == *request_id)?;
-        let ingress = self.ingress.remove(position)?;
-        self.ingress_bytes -= ingress.accounted_bytes();
-        Some(ingress)
+    /// Takes a request out, and its sender's turn with the sender's last.
+    fn take_request(&mut self, number: u64) -> Option<Shared<CallRequest>> {
+        let request = self.requests.remove(number)?;
+        let (sender, deadline) = (request.message.sender, request.message.deadline);
+        self.by_sender.remove(&(sender, number));
+        if self.by_sender.range((sender, 0)..=(sender, u64::MAX)).next().is_none()
+            && let Some(turn) = self.turn_of.remove(&sender)
+        {
+            self.turns.remove(&turn);
+        }
+        if let Some(deadline) = deadline {
+            self.deadlines.remove(&(deadline, number));
+        }
+        let bytes = request.message.accounted_bytes();
+        *self.class_bytes(deadline) -= bytes;
+        self.leave(number, request.is_apart, bytes);
+        Some(request.message)
+    }
+
+    /// Removes the ingress messages that waited too long.
+    pub fn remove_expired_ingress(&mut self, now: Time) -> Vec<Shared<Ingress>> {
+        expired(&self.expiries, now).filter_map(|number| self.take_ingress(number)).collect()
     }
 
     /// Removes the requests whose deadline has passed.
     pub fn remove_expired_requests(&mut self, now: Time) -> Vec<Shared<CallRequest>> {
-        let mut expired = Vec::new();
-        for queue in self.requests.values_mut() {
-            queue.retain(|request| {
-                let keep = request.deadline.is_none_or(|deadline| deadline >= now);
-                if !keep {
-                    expired.push(request.clone());
-                }
-                keep
-            });
-        }
-        self.requests.retain(|_, queue| !queue.is_empty());
-        let requests = &self.requests;
-        self.turn.retain(|sender| requests.contains_key(sender));
-        for request in &expired {
-            self.best_effort_bytes -= request.accounted_bytes();
-        }
-        expired
+        expired(&self.deadlines, now).filter_map(|number| self.take_request(number)).collect()
     }
 
-    /// What must hold between messages, which costs a look at every message that waits.
-    ///
-    /// # Panics
-    /// When it does not hold.
-    pub(crate) fn check(&self) {
-        let requests = || self.requests.values().flatten();
-        let bytes = |is_best_effort: bool| -> u64 {
-            let requests =
-                requests().filter(|request| request.deadline.is_some() == is_best_effort);
-            let responses =
-                self.responses.iter().filter(|answer| answer.deadline.is_some() == is_best_effort);
-            requests.map(|request| request.accounted_bytes()).sum::<u64>()
-                + responses.map(|answer| answer.accounted_bytes()).sum::<u64>()
-        };
-        assert_eq!(self.guaranteed_bytes, bytes(false), "bytes of guaranteed-response messages");
-        assert_eq!(self.best_effort_bytes, bytes(true), "bytes of best-effort messages");
-        let ingress: u64 = self.ingress.iter().map(|ingress| ingress.accounted_bytes()).sum();
-        assert_eq!(self.ingress_bytes, ingress, "bytes of ingress messages");
-        assert!(self.requests.values().all(|queue| !queue.is_empty()), "a sender without requests");
-        let mut turn: Vec<_> = self.turn.iter().collect();
-        turn.sort_unstable();
-        assert!(turn.iter().copied().eq(self.requests.keys()), "each sender has one turn");
-        for (sender, queue) in &self.requests {
-            assert!(queue.iter().all(|request| request.sender == *sender), "a request of another");
+    /// Numbers of messages apart that went since this was last asked.
+    pub fn take_gone(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.gone)
+    }
+
+    /// Numbers of all messages apart that wait.
+    pub fn apart(&self) -> impl Iterator<Item = u64> {
+        fn of<T>(queue: &Numbered<Waiting<T>>) -> impl Iterator<Item = u64> {
+            queue.iter().filter(|(_, waiting)| waiting.is_apart).map(|(number, _)| number)
         }
-        assert!(self.class < 3, "class {} of three", self.class);
+        of(&self.ingress).chain(of(&self.responses)).chain(of(&self.requests))
+    }
+
+    /// Whether a message of these bytes is apart; counts those that are not.
+    fn place(&mut self, bytes: u64) -> bool {
+        let is_apart = bytes > WHOLE_BYTES_MAX || self.whole_bytes + bytes > WHOLE_BYTES_SUM_MAX;
+        if !is_apart {
+            self.whole_bytes += bytes;
+        }
+        is_apart
+    }
+
+    fn leave(&mut self, number: u64, is_apart: bool, bytes: u64) {
+        if is_apart {
+            let _here = heap::enter();
+            self.gone.push(number);
+        } else {
+            self.whole_bytes -= bytes;
+        }
+    }
+
+    fn add_ingress(&mut self, number: u64, ingress: Waiting<Ingress>) {
+        self.ingress_bytes += ingress.message.accounted_bytes();
+        self.expiries.insert((ingress.message.ingress_expiry, number));
+        self.ingress.insert(number, ingress);
+    }
+
+    fn add_request(&mut self, number: u64, request: Waiting<CallRequest>) {
+        let (sender, deadline) = (request.message.sender, request.message.deadline);
+        *self.class_bytes(deadline) += request.message.accounted_bytes();
+        if let Some(deadline) = deadline {
+            self.deadlines.insert((deadline, number));
+        }
+        self.by_sender.insert((sender, number));
+        self.requests.insert(number, request);
+    }
+
+    fn add_response(&mut self, number: u64, response: Waiting<CallResponse>) {
+        *self.class_bytes(response.message.deadline) += response.message.accounted_bytes();
+        self.responses.insert(number, response);
+    }
+
+    /// The sender is served after all others.
+    fn add_turn(&mut self, sender: Principal) {
+        self.turns.insert(self.next_turn, sender);
+        self.turn_of.insert(sender, self.next_turn);
+        self.next_turn += 1;
     }
 
     fn class_bytes(&mut self, deadline: Option<Time>) -> &mut u64 {
         if deadline.is_some() { &mut self.best_effort_bytes } else { &mut self.guaranteed_bytes }
     }
+
+    /// What must hold between messages, which costs a look at every message that waits. Every
+    /// number is below `next`, every message is for `id`.
+    ///
+    /// # Panics
+    /// When it does not hold.
+    pub(crate) fn check(&self, id: &CanisterId, next: u64) {
+        assert!(self.missing.is_empty(), "messages of {id} were not loaded");
+        let mut sums = Self::default();
+        let mut last = 0;
+        for (number, ingress) in self.ingress.iter() {
+            sums.add_ingress(number, ingress.clone());
+            last = last.max(number + 1);
+        }
+        for (number, request) in self.requests.iter() {
+            assert!(request.message.receiver == *id, "a request for another than {id}");
+            sums.add_request(number, request.clone());
+            last = last.max(number + 1);
+        }
+        for (number, response) in self.responses.iter() {
+            assert!(response.message.originator == *id, "a response for another than {id}");
+            sums.add_response(number, response.clone());
+            last = last.max(number + 1);
+        }
+        assert!(last <= next, "a message of {id} has a number yet to be given");
+        assert_eq!(self.guaranteed_bytes, sums.guaranteed_bytes, "bytes of guaranteed messages");
+        assert_eq!(self.best_effort_bytes, sums.best_effort_bytes, "bytes of best-effort messages");
+        assert_eq!(self.ingress_bytes, sums.ingress_bytes, "bytes of ingress messages");
+        assert_eq!(self.by_sender, sums.by_sender, "requests by sender");
+        assert_eq!(self.deadlines, sums.deadlines, "deadlines of requests");
+        assert_eq!(self.expiries, sums.expiries, "expiries of ingress messages");
+        assert_eq!(self.whole_bytes, self.sum_of_whole(), "bytes in the canister's record");
+        assert!(self.whole_bytes <= WHOLE_BYTES_SUM_MAX, "too much in the canister's record");
+        let senders: BTreeSet<_> = self.by_sender.iter().map(|(sender, _)| *sender).collect();
+        assert!(senders.iter().eq(self.turn_of.keys()), "each sender has one turn");
+        let turns: BTreeMap<_, _> = self.turns.iter().map(|(turn, who)| (*who, *turn)).collect();
+        assert_eq!(self.turn_of, turns, "turns of senders");
+        assert!(self.class < 3, "class {} of three", self.class);
+    }
+
+    fn sum_of_whole(&self) -> u64 {
+        fn of<T>(queue: &Numbered<Waiting<T>>, bytes: impl Fn(&T) -> u64) -> u64 {
+            let whole = queue.values().filter(|waiting| !waiting.is_apart);
+            whole.map(|waiting| bytes(&waiting.message)).sum()
+        }
+        of(&self.ingress, Ingress::accounted_bytes)
+            + of(&self.responses, CallResponse::accounted_bytes)
+            + of(&self.requests, CallRequest::accounted_bytes)
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-
-    fn canister(number: u8) -> Principal {
-        Principal::from_slice(&[number, 1])
-    }
-
-    fn request(sender: u8, number: u64, deadline: Option<Time>) -> Shared<CallRequest> {
-        Shared::new(CallRequest {
-            sender: canister(sender),
-            sender_version: 0,
-            receiver: canister(0),
-            callback: CallbackId(number),
-            method_name: "m".into(),
-            arg: vec![0; 10],
-            cycles: 0,
-            deadline,
-        })
-    }
-
-    fn response(number: u64) -> Shared<CallResponse> {
-        Shared::new(CallResponse {
-            originator: canister(0),
-            callback: CallbackId(number),
-            payload: Payload::Reply(vec![1, 2, 3]),
-            refund: 0,
-            deadline: None,
-        })
-    }
-
-    #[test]
-    fn classes_and_senders_are_served_in_turn() {
-        let mut queues = InputQueues::default();
-        for number in 0..2 {
-            queues.push_request(request(1, number, None));
-        }
-        queues.push_request(request(2, 10, None));
-        queues.push_response(response(20));
-        queues.push_response(response(21));
-        let mut order = Vec::new();
-        while let Some(input) = queues.pop() {
-            order.push(match input {
-                Input::Request(request) => request.callback.0,
-                Input::Response(response) => response.callback.0,
-                Input::Ingress(_) => unreachable!(),
-            });
-        }
-        assert_eq!(order, [20, 0, 21, 10, 1]);
-        assert!(queues.is_empty());
-        assert_eq!(queues.guaranteed_bytes(), 0);
-    }
-
-    #[test]
-    fn expired_requests_leave_and_take_their_bytes_along() {
-        let mut queues = InputQueues::default();
-        queues.push_request(request(1, 0, Some(Time(5))));
-        queues.push_request(request(1, 1, Some(Time(50))));
-        queues.push_request(request(2, 2, Some(Time(5))));
-        queues.push_request(request(3, 3, None));
-        assert_eq!(queues.remove_expired_requests(Time(6)).len(), 2);
-        assert_eq!(queues.best_effort_bytes(), request(1, 1, None).accounted_bytes());
-        assert_eq!(queues.len(), 2);
-        assert!(matches!(queues.pop(), Some(Input::Request(request)) if request.callback.0 == 1));
-        assert!(matches!(queues.pop(), Some(Input::Request(request)) if request.callback.0 == 3));
-        assert!(queues.pop().is_none());
-    }
+/// Numbers of the entries whose time is before `now`.
+fn expired(entries: &BTreeSet<(Time, u64)>, now: Time) -> std::vec::IntoIter<u64> {
+    let due = entries.iter().take_while(|(time, _)| *time < now).map(|(_, number)| *number);
+    due.collect::<Vec<_>>().into_iter()
 }

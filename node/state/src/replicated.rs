@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     CanisterId, CanisterState, CanisterStatus, Consumption, Cycles, CyclesTotal, Height,
     IngressHistory, LowMemoryHook, MESSAGE_OVERHEAD_BYTES, ManifestClock, MerkleMap, ModuleHash,
-    Origin, SubnetKey, Time, heap,
+    Origin, SubnetKey, Time, WaitingMessage, heap,
 };
 
 /// A call to the management canister, waiting its turn.
@@ -68,6 +68,8 @@ pub struct SubnetState {
     pub next_canister: u64,
     /// Number of the next memory.
     pub next_memory: u64,
+    /// Number of the next message that is queued with a canister.
+    pub next_message: u64,
     /// Ids of deleted canisters that had been asked for by name: never given again.
     pub retired: BTreeSet<CanisterId>,
     /// Calls to the management canister.
@@ -98,6 +100,7 @@ struct Facts {
     timer: Option<Time>,
     heartbeat: bool,
     deadline: Option<Time>,
+    ingress_expiry: Option<Time>,
     stopping: bool,
     stop_deadline: Option<Time>,
     charged_until: Time,
@@ -152,6 +155,32 @@ impl Totals {
     }
 }
 
+/// Which records of messages apart the store has, by their numbers, which rise.
+///
+/// A message is stored once: what waits under a number below `saved_below` is in the store. A
+/// checkpoint that failed may have become durable all the same, so what went is noted if it came
+/// before the last one that was tried, and deleted whether or not it is there; what came is written
+/// until a checkpoint is known to hold it.
+#[derive(Debug)]
+struct MessageRows {
+    saved_below: u64,
+    tried_below: u64,
+    /// Went since, and may be in the store.
+    gone: BTreeSet<u64>,
+}
+
+impl MessageRows {
+    /// The store has what waits under numbers below this one.
+    fn saved(below: u64) -> Self {
+        Self { saved_below: below, tried_below: below, gone: BTreeSet::new() }
+    }
+
+    fn go(&mut self, numbers: impl IntoIterator<Item = u64>) {
+        let _here = heap::enter();
+        self.gone.extend(numbers.into_iter().filter(|number| *number < self.tried_below));
+    }
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct ReplicatedState {
@@ -167,6 +196,7 @@ pub struct ReplicatedState {
     touched: BTreeSet<CanisterId>,
     /// Changed or removed since the last checkpoint.
     unsaved: BTreeSet<CanisterId>,
+    rows: MessageRows,
     response_bytes: u64,
 
     facts: BTreeMap<CanisterId, Facts>,
@@ -178,6 +208,7 @@ pub struct ReplicatedState {
     due_timers: BTreeSet<CanisterId>,
     looked_until: Time,
     deadlines: BTreeSet<(Time, CanisterId)>,
+    ingress_expiries: BTreeSet<(Time, CanisterId)>,
     stopping: BTreeSet<CanisterId>,
     stop_deadlines: BTreeSet<(Time, CanisterId)>,
     charges: BTreeSet<(Time, CanisterId)>,
@@ -196,6 +227,7 @@ impl ReplicatedState {
         response_bytes: u64,
     ) -> Self {
         let mut state = Self {
+            rows: MessageRows::saved(subnet.next_message),
             subnet,
             history,
             canisters: MerkleMap::new(),
@@ -212,6 +244,7 @@ impl ReplicatedState {
             due_timers: BTreeSet::new(),
             looked_until: Time(0),
             deadlines: BTreeSet::new(),
+            ingress_expiries: BTreeSet::new(),
             stopping: BTreeSet::new(),
             stop_deadlines: BTreeSet::new(),
             charges: BTreeSet::new(),
@@ -284,7 +317,9 @@ impl ReplicatedState {
         let _here = heap::enter();
         let hot = self.hot.remove(id);
         let resting = self.canisters.remove(id.as_slice());
-        let canister = hot.or_else(|| resting.map(Arc::unwrap_or_clone))?;
+        let mut canister = hot.or_else(|| resting.map(Arc::unwrap_or_clone))?;
+        self.rows.go(canister.queues.take_gone());
+        self.rows.go(canister.queues.apart());
         self.touched.insert(*id);
         self.unsaved.insert(*id);
         Some(canister)
@@ -354,6 +389,12 @@ impl ReplicatedState {
         self.deadlines.first().map(|(time, _)| *time)
     }
 
+    /// Canisters with ingress messages that waited too long before `now`.
+    pub fn due_ingress(&self, now: Time) -> Vec<CanisterId> {
+        let due = self.ingress_expiries.iter().take_while(|(time, _)| *time < now);
+        due.map(|(_, id)| *id).collect()
+    }
+
     /// Canisters that are stopping.
     pub fn stopping(&self) -> &BTreeSet<CanisterId> {
         &self.stopping
@@ -411,6 +452,12 @@ impl ReplicatedState {
             let is_due = new_facts.timer.is_some_and(|time| time <= self.looked_until);
             mark(&mut self.due_timers, *id, is_due);
             move_entry(&mut self.deadlines, *id, old.deadline, new_facts.deadline);
+            move_entry(
+                &mut self.ingress_expiries,
+                *id,
+                old.ingress_expiry,
+                new_facts.ingress_expiry,
+            );
             move_entry(&mut self.stop_deadlines, *id, old.stop_deadline, new_facts.stop_deadline);
             move_entry(
                 &mut self.charges,
@@ -451,8 +498,9 @@ impl ReplicatedState {
     pub fn settle(&mut self) {
         self.refresh();
         let _here = heap::enter();
-        for (id, canister) in std::mem::take(&mut self.hot) {
+        for (id, mut canister) in std::mem::take(&mut self.hot) {
             self.unsaved.insert(id);
+            self.rows.go(canister.queues.take_gone());
             // What a round added to it lies elsewhere: a copy lies here as a whole.
             let resting = if heap::is_installed() { canister.clone() } else { canister };
             self.canisters.insert(Arc::new(resting));
@@ -470,9 +518,36 @@ impl ReplicatedState {
         self.unsaved.iter().map(|id| (*id, self.get(id)))
     }
 
+    /// Records of messages apart that came or went since [`Self::mark_saved`], with the message or
+    /// `None`. Only between rounds, after [`Self::begin_saving`].
+    pub fn unsaved_messages(&self) -> impl Iterator<Item = (u64, Option<WaitingMessage<'_>>)> {
+        let from = self.rows.saved_below;
+        let came = self
+            .unsaved
+            .iter()
+            .filter_map(|id| self.get(id))
+            .flat_map(move |canister| canister.queues.apart_from(from))
+            .map(|(number, message)| (number, Some(message)));
+        self.rows.gone.iter().map(|number| (*number, None)).chain(came)
+    }
+
+    /// A checkpoint is about to be written. Until one is known to be durable, whatever comes of
+    /// those begun before, the store may or may not have what was unsaved.
+    pub fn begin_saving(&mut self) {
+        self.rows.tried_below = self.subnet.next_message;
+    }
+
     /// A checkpoint with everything that was unsaved is durable.
     pub fn mark_saved(&mut self) {
         self.unsaved.clear();
+        self.rows = MessageRows::saved(self.subnet.next_message);
+    }
+
+    /// The number of a message that is about to be queued.
+    pub fn number_message(&mut self) -> u64 {
+        let number = self.subnet.next_message;
+        self.subnet.next_message += 1;
+        number
     }
 
     /// Gives the resting canisters the layouts that `newest` knows for these memories. Content
@@ -510,7 +585,7 @@ impl ReplicatedState {
         let mut totals = Totals::default();
         let mut modules: BTreeMap<ModuleHash, u64> = BTreeMap::new();
         for canister in self.canisters() {
-            canister.check();
+            canister.check(self.subnet.next_message);
             let facts = Facts::of(canister, self.response_bytes);
             assert_eq!(self.facts.get(&canister.id), Some(&facts), "facts of {}", canister.id);
             totals.add(&facts.totals);
@@ -543,8 +618,8 @@ impl ReplicatedState {
 
 impl CanisterState {
     /// The part of [`ReplicatedState::check`] that concerns one canister.
-    fn check(&self) {
-        self.queues.check();
+    fn check(&self, next_message: u64) {
+        self.queues.check(&self.id, next_message);
         self.calls.check();
         let answered = self.calls.callbacks().filter(|(_, callback)| callback.answered).count();
         assert_eq!(self.queues.responses().count(), answered, "responses of {}", self.id);
@@ -591,6 +666,7 @@ impl Facts {
                 .then_some(canister.global_timer),
             heartbeat: running && hooks.heartbeat,
             deadline: canister.calls.next_deadline(),
+            ingress_expiry: canister.queues.next_ingress_expiry(),
             stopping: matches!(canister.status, CanisterStatus::Stopping(_)),
             stop_deadline,
             charged_until: canister.charged_until,

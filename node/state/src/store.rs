@@ -50,7 +50,7 @@ pub use rows::{Row, RowAt, RowError, RowKind, RowReader, RowStream};
 
 /// Version of what is in the file. Raised with any change to the tables or to the encoding of a
 /// record in them.
-pub(crate) const FORMAT: u32 = 2;
+pub(crate) const FORMAT: u32 = 3;
 
 const FILE_NAME: &str = "state.redb";
 
@@ -59,6 +59,8 @@ const NUMBERS: TableDefinition<'static, &str, u64> = TableDefinition::new("numbe
 /// The [`Header`], the caller's metadata, and the header of the newest manifest.
 const HEADS: Table = TableDefinition::new("heads");
 const CANISTERS: Table = TableDefinition::new("canisters");
+/// Messages apart, by number.
+const MESSAGES: Table = TableDefinition::new("messages");
 const HISTORY: Table = TableDefinition::new("history");
 const MEMORIES: Table = TableDefinition::new("memories");
 
@@ -72,6 +74,7 @@ const MANIFEST_KEY: &[u8] = b"manifest";
 struct Header {
     height: Height,
     canisters: Tally,
+    messages: Tally,
     history: Tally,
     memories: Tally,
     /// CRC-32 of the caller's metadata.
@@ -203,6 +206,8 @@ pub struct CheckpointDelta<'a> {
     pub metadata: Vec<u8>,
     /// Canister records that changed, and those of canisters that are gone.
     pub canisters: Changes<'a, CanisterId>,
+    /// Messages apart that came, and those that went, by number.
+    pub messages: Changes<'a, u64>,
     /// Ingress history entries: `Box::new(changes.iter())` of [`crate::history::HistoryChanges`].
     pub history: Changes<'a, RequestId>,
     /// Memory indexes, each with the length of its base file.
@@ -267,7 +272,7 @@ impl StateStore {
         let transaction = self.with_database(|database| Ok(database.begin_read()?))?;
         let loaded = self.guard(|| {
             let Some(header) = Header::read(&transaction)? else {
-                for table in [CANISTERS, HISTORY, MEMORIES] {
+                for table in [CANISTERS, MESSAGES, HISTORY, MEMORIES] {
                     if !transaction.open_table(table)?.is_empty()? {
                         return Err(Failure::Corrupt("it has records and no header".into()));
                     }
@@ -296,7 +301,8 @@ impl StateStore {
     /// One of the same height is of the same state: what may have changed is where its pages
     /// lie.
     pub fn write(&self, delta: CheckpointDelta<'_>) -> Result<(), StoreError> {
-        let CheckpointDelta { height, metadata, canisters, history, memories, written } = delta;
+        let CheckpointDelta { height, metadata, canisters, messages, history, memories, written } =
+            delta;
         self.with_database(|database| {
             let newest = Header::read(&database.begin_read()?)?;
             if let Some(newest) = newest.filter(|newest| newest.height > height) {
@@ -316,6 +322,13 @@ impl StateStore {
             for change in canisters {
                 let (id, record) = change.map_err(StoreError::from).map_err(Failure::Store)?;
                 parts::put(&mut table, &mut header.canisters, id.as_slice(), record.as_deref())?;
+            }
+            drop(table);
+            let mut table = transaction.open_table(MESSAGES)?;
+            for change in messages {
+                let (number, record) = change.map_err(StoreError::from).map_err(Failure::Store)?;
+                let key = number.to_be_bytes();
+                parts::put(&mut table, &mut header.messages, &key, record.as_deref())?;
             }
             drop(table);
             let mut table = transaction.open_table(HISTORY)?;
@@ -437,7 +450,7 @@ impl StateStore {
                 let mut transaction = database.begin_write()?;
                 transaction.set_quick_repair(true);
                 transaction.open_table(NUMBERS)?.insert("format", u64::from(FORMAT))?;
-                for table in [HEADS, CANISTERS, HISTORY, MEMORIES] {
+                for table in [HEADS, CANISTERS, MESSAGES, HISTORY, MEMORIES] {
                     transaction.open_table(table)?;
                 }
                 transaction.open_table(leaves::LEAVES)?;
@@ -506,6 +519,11 @@ impl LoadedCheckpoint {
         self.records(CANISTERS, self.header.canisters, |key| CanisterId::try_from_slice(key).ok())
     }
 
+    /// Records of messages apart, to be taken one at a time.
+    pub fn messages(&self) -> MessageReader<'_> {
+        MessageReader { checkpoint: self, found: Tally::default() }
+    }
+
     /// Ingress history entries by id, read one at a time.
     pub fn history(
         &self,
@@ -560,6 +578,51 @@ impl LoadedCheckpoint {
 
     fn corrupt(&self, reason: String) -> StoreError {
         StoreError::Corrupt { path: self.path.clone(), reason }
+    }
+}
+
+/// Reads records of messages apart as their canisters ask for them. A message that no canister has
+/// shows at the end, because it was not counted.
+pub struct MessageReader<'a> {
+    checkpoint: &'a LoadedCheckpoint,
+    found: Tally,
+}
+
+impl MessageReader<'_> {
+    /// The record of this number.
+    ///
+    /// # Errors
+    /// When it is not there, or damaged.
+    pub fn take(&mut self, number: u64) -> Loaded<Vec<u8>> {
+        let checkpoint = self.checkpoint;
+        let found = guard(&checkpoint.path, || {
+            let key = number.to_be_bytes();
+            Records::one_counted(&checkpoint.transaction, MESSAGES, &key, &mut self.found)
+        })?;
+        found
+            .ok_or_else(|| checkpoint.corrupt(format!("the record of message {number} is missing")))
+    }
+
+    /// All canisters have their messages.
+    ///
+    /// # Errors
+    /// When there are others.
+    pub fn finish(self) -> Loaded<()> {
+        let expected = self.checkpoint.header.messages;
+        if self.found == expected {
+            return Ok(());
+        }
+        Err(self.checkpoint.corrupt(format!(
+            "canisters have messages in {} parts of records, and there are {}, or others",
+            self.found.parts(),
+            expected.parts()
+        )))
+    }
+}
+
+impl std::fmt::Debug for MessageReader<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "MessageReader({} parts)", self.found.parts())
     }
 }
 

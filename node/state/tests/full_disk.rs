@@ -21,6 +21,7 @@ fn checkpoint(height: u64, bytes: usize) -> CheckpointDelta<'static> {
         height: Height(height),
         metadata: vec![height as u8],
         canisters: Box::new(canisters.map(Ok)),
+        messages: Box::new(std::iter::empty()),
         history: Box::new(std::iter::empty()),
         memories: vec![],
         written: vec![],

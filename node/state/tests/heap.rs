@@ -132,7 +132,9 @@ fn what_the_state_keeps_lies_in_its_heap() {
             cycles: 0,
             deadline: None,
         };
-        state.get_mut(&receiver).unwrap().queues.push_request(Shared::new(request));
+        let message = state.number_message();
+        let queues = &mut state.get_mut(&receiver).unwrap().queues;
+        queues.push_request(message, Shared::new(request));
     }
     drop(state.history.take_finished());
     state.settle();

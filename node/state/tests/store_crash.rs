@@ -106,6 +106,7 @@ fn writes_until_killed() {
                 height: Height(height),
                 metadata,
                 canisters: Box::new(canisters.into_iter().map(Ok)),
+                messages: Box::new(std::iter::empty()),
                 history: Box::new(history.into_iter().map(Ok)),
                 memories,
                 written: vec![],

@@ -66,6 +66,7 @@ fn a_checkpoint_of_many_times_the_cache_fits_beside_it() {
                     height: Height(round.into()),
                     metadata: vec![],
                     canisters: Box::new(canisters(round).map(Ok)),
+                    messages: Box::new(std::iter::empty()),
                     history: Box::new(entries(round).map(Ok)),
                     memories: vec![],
                     written: vec![],

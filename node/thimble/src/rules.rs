@@ -28,7 +28,7 @@ use state::{Height, StateStore};
 use crate::config::Config;
 
 /// To be raised with every change of what a batch comes to.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const KIND: Kind = Kind { name: *b"rules\0\0\0", version: 1, bytes_max: 1 << 20 };
 /// A small cache is enough to read the height of a checkpoint.
 const CACHE_BYTES: u64 = 1 << 20;
@@ -233,6 +233,7 @@ mod tests {
             height: Height(height),
             metadata: vec![],
             canisters: Box::new(std::iter::empty()),
+            messages: Box::new(std::iter::empty()),
             history: Box::new(std::iter::empty()),
             memories: vec![],
             written: vec![],

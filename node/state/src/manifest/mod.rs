@@ -5,8 +5,8 @@
 //!
 //! A state is three kinds of objects, each cut into leaves of [`LEAF_BYTES`]:
 //!
-//! - the *records*, one stream: the subnet's own, canisters by id, statuses of calls by request id,
-//!   row by row as the checkpoint store keeps them ([`crate::store::Row`]);
+//! - the *records*, one stream: the subnet's own, canisters by id, messages apart by number,
+//!   statuses of calls by request id, row by row as the checkpoint store keeps them ([`crate::store::Row`]);
 //! - *memories*, by id: canister heaps and stable memories from their first byte to the end of
 //!   their base file. Leaves that are all zero are left out;
 //! - *blobs*, by hash: modules and chunks of modules.
@@ -70,7 +70,7 @@ pub use encode::{BodyEncoder, PieceSink};
 pub use leaf::{LeafError, encode_leaf, leaf_hash, unpack_leaf};
 
 /// Version of everything the root depends on.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 /// Bytes of one leaf: 64 pages, so that a word tells which of them are zero.
 pub const LEAF_BYTES: usize = 256 << 10;
 /// Bytes of one piece of the body.

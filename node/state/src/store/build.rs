@@ -10,7 +10,8 @@ use pages::{MemoryId, MemoryIndex};
 use redb::{Database, WriteTransaction};
 
 use super::{
-    CANISTERS, FORMAT, Failure, HEADER_KEY, HEADS, HISTORY, Header, MEMORIES, NUMBERS, StoreError,
+    CANISTERS, FORMAT, Failure, HEADER_KEY, HEADS, HISTORY, Header, MEMORIES, MESSAGES, NUMBERS,
+    StoreError,
     backend::Backend,
     encode, guard,
     leaves::{self, BLOB_LEAVES, BODY, LEAVES, ManifestWriter, STARTS},
@@ -59,7 +60,7 @@ impl StoreBuilder {
             builder.set_cache_size(cache_bytes);
             let database = builder.create_with_backend(Backend::open(disk, &path)?)?;
             let transaction = database.begin_write()?;
-            for table in [HEADS, CANISTERS, HISTORY, MEMORIES] {
+            for table in [HEADS, CANISTERS, MESSAGES, HISTORY, MEMORIES] {
                 transaction.open_table(table)?;
             }
             transaction.open_table(LEAVES)?;
@@ -116,6 +117,7 @@ impl StoreBuilder {
             let tally = match row.kind {
                 RowKind::Metadata => &mut untallied,
                 RowKind::Canister => &mut header.canisters,
+                RowKind::Message => &mut header.messages,
                 RowKind::History => &mut header.history,
             };
             let mut table = transaction.open_table(row.kind.table())?;

@@ -33,6 +33,11 @@ impl Tally {
         self.sum = self.sum.wrapping_add(stored_checksum(part));
     }
 
+    /// Parts of records.
+    pub(super) fn parts(&self) -> u64 {
+        self.parts
+    }
+
     fn subtract(&mut self, part: &[u8]) {
         self.parts = self.parts.wrapping_sub(1);
         self.sum = self.sum.wrapping_sub(stored_checksum(part));
@@ -155,9 +160,21 @@ impl Records {
         table: Table,
         key: &[u8],
     ) -> Result<Option<Vec<u8>>, Failure> {
+        Self::one_counted(transaction, table, key, &mut Tally::default())
+    }
+
+    /// The same; its parts are added to `found`.
+    pub(super) fn one_counted(
+        transaction: &ReadTransaction,
+        table: Table,
+        key: &[u8],
+        found: &mut Tally,
+    ) -> Result<Option<Vec<u8>>, Failure> {
         let parts = transaction.open_table(table)?.range((key, 0)..=(key, u32::MAX))?;
-        let mut records = Records { parts, expected: Tally::default(), found: Tally::default() };
-        Ok(records.record()?.map(|(_, record)| record))
+        let mut records = Records { parts, expected: Tally::default(), found: *found };
+        let record = records.record()?;
+        *found = records.found;
+        Ok(record.map(|(_, record)| record))
     }
 
     fn record(&mut self) -> Result<Option<Record>, Failure> {

@@ -1,8 +1,8 @@
 //! The records of a checkpoint as one stream of bytes: what state sync hashes, sends and lays down
 //! again.
 //!
-//! The stream is the rows of three tables in order (the caller's metadata, canisters by id,
-//! statuses by request id), a row being one part of a record. Rows are small and of the same bounds
+//! The stream is the rows of four tables in order (the caller's metadata, canisters by id, messages
+//! apart by number, statuses by request id), a row being one part of a record. Rows are small and of the same bounds
 //! on every node, so a stream can be made, resumed anywhere and taken in without ever holding a
 //! whole record:
 //!
@@ -16,12 +16,14 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::{
-    CANISTERS, HEADS, HISTORY, Loaded, LoadedCheckpoint, METADATA_KEY, StoreError, guard,
+    CANISTERS, HEADS, HISTORY, Loaded, LoadedCheckpoint, MESSAGES, METADATA_KEY, StoreError, guard,
     parts::{self, PART_BYTES, Table},
 };
 
 /// Longest key: a request id.
 const KEY_BYTES_MAX: usize = 32;
+/// The key of a message: its number.
+const NUMBER_BYTES: usize = 8;
 
 /// Which table a row is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -30,17 +32,20 @@ pub enum RowKind {
     Metadata = 1,
     /// Records of canisters.
     Canister = 2,
+    /// Messages that have records of their own.
+    Message = 3,
     /// Statuses of calls.
-    History = 3,
+    History = 4,
 }
 
 impl RowKind {
-    const ALL: [Self; 3] = [Self::Metadata, Self::Canister, Self::History];
+    const ALL: [Self; 4] = [Self::Metadata, Self::Canister, Self::Message, Self::History];
 
     pub(super) fn table(self) -> Table {
         match self {
             Self::Metadata => HEADS,
             Self::Canister => CANISTERS,
+            Self::Message => MESSAGES,
             Self::History => HISTORY,
         }
     }
@@ -189,7 +194,8 @@ impl<R: Read> RowReader<R> {
         let kind = match kind {
             1 => RowKind::Metadata,
             2 => RowKind::Canister,
-            3 => RowKind::History,
+            3 => RowKind::Message,
+            4 => RowKind::History,
             _ => return Err(RowError::Row("an unknown kind")),
         };
         let key_bytes = usize::from(key_bytes);
@@ -198,6 +204,7 @@ impl<R: Read> RowReader<R> {
         }
         let key = self.take_vec(key_bytes)?;
         if (kind == RowKind::Metadata && key != METADATA_KEY)
+            || (kind == RowKind::Message && key_bytes != NUMBER_BYTES)
             || (kind == RowKind::History && key_bytes != KEY_BYTES_MAX)
         {
             return Err(RowError::Row("a key that its kind does not have"));

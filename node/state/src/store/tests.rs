@@ -26,6 +26,7 @@ fn index(runs: u64) -> MemoryIndex {
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Model {
     canisters: BTreeMap<CanisterId, Vec<u8>>,
+    messages: BTreeMap<u64, Vec<u8>>,
     history: BTreeMap<RequestId, Vec<u8>>,
     memories: BTreeMap<MemoryId, (MemoryIndex, u64)>,
     metadata: Vec<u8>,
@@ -34,10 +35,26 @@ struct Model {
 fn read(checkpoint: &LoadedCheckpoint) -> Result<Model, StoreError> {
     Ok(Model {
         canisters: checkpoint.canisters()?.collect::<Result<_, _>>()?,
+        messages: read_messages(checkpoint)?,
         history: checkpoint.history()?.collect::<Result<_, _>>()?,
         memories: checkpoint.memories()?.collect::<Result<_, _>>()?,
         metadata: checkpoint.metadata.clone(),
     })
+}
+
+/// All messages, by their rows' numbers.
+fn read_messages(checkpoint: &LoadedCheckpoint) -> Result<BTreeMap<u64, Vec<u8>>, StoreError> {
+    let mut messages = BTreeMap::new();
+    let mut reader = checkpoint.messages();
+    for row in checkpoint.rows(None) {
+        let row = row?;
+        if row.kind == RowKind::Message && row.number == 0 {
+            let number = row.key.as_slice().try_into().map(u64::from_be_bytes).unwrap_or_default();
+            messages.insert(number, reader.take(number)?);
+        }
+    }
+    reader.finish()?;
+    Ok(messages)
 }
 
 type ChangeList<K, V> = Vec<(K, Option<V>)>;
@@ -54,6 +71,7 @@ fn apply<K: Ord + Clone, V: Clone>(map: &mut BTreeMap<K, V>, changes: &ChangeLis
 #[derive(Clone, Debug)]
 struct Step {
     canisters: ChangeList<CanisterId, Vec<u8>>,
+    messages: ChangeList<u64, Vec<u8>>,
     history: ChangeList<RequestId, Vec<u8>>,
     memories: ChangeList<MemoryId, (MemoryIndex, u64)>,
     metadata: Vec<u8>,
@@ -66,6 +84,7 @@ impl Step {
             height: Height(height),
             metadata: self.metadata.clone(),
             canisters: Box::new(self.canisters.iter().cloned().map(Ok)),
+            messages: Box::new(self.messages.iter().cloned().map(Ok)),
             history: Box::new(self.history.iter().cloned().map(Ok)),
             memories: self.memories.clone(),
             written: vec![],
@@ -74,6 +93,7 @@ impl Step {
 
     fn apply(&self, model: &mut Model) {
         apply(&mut model.canisters, &self.canisters);
+        apply(&mut model.messages, &self.messages);
         apply(&mut model.history, &self.history);
         apply(&mut model.memories, &self.memories);
         model.metadata = self.metadata.clone();
@@ -98,13 +118,15 @@ fn step() -> impl Strategy<Value = Step> {
     let memory_index = (0u64..5000, any::<u64>()).prop_map(|(runs, base)| (index(runs), base));
     (
         prop::collection::vec((canister, prop::option::of(bytes())), 0..4),
+        prop::collection::vec((0u64..6, prop::option::of(bytes())), 0..4),
         prop::collection::vec((request, prop::option::of(bytes())), 0..4),
         prop::collection::vec((memory, prop::option::of(memory_index)), 0..3),
         bytes(),
         any::<bool>(),
     )
-        .prop_map(|(canisters, history, memories, metadata, reopen)| Step {
+        .prop_map(|(canisters, messages, history, memories, metadata, reopen)| Step {
             canisters,
+            messages,
             history,
             memories,
             metadata,
@@ -144,6 +166,7 @@ proptest! {
         let dir = tempfile::tempdir().unwrap();
         let step = Step {
             canisters: (0..40).map(|number| (Principal::from_slice(&[number, 1, 1]), Some(vec![number; 3_000]))).collect(),
+            messages: (0..10).map(|number| (number, Some(vec![4; 3_000]))).collect(),
             history: (0..40).map(|number| (RequestId([number; 32]), Some(vec![number; 200]))).collect(),
             memories: (0..4).map(|number| (MemoryId(number), Some((index(50), number)))).collect(),
             metadata: vec![3; 100_000],
@@ -190,8 +213,9 @@ proptest! {
         store.with_database(|database| {
             let transaction = database.begin_write()?;
             let mut header = Header { height: Height(5), ..Header::default() };
-            let tallies = [&mut header.canisters, &mut header.history, &mut header.memories];
-            for (table, tally) in [CANISTERS, HISTORY, MEMORIES].into_iter().zip(tallies) {
+            let Header { canisters, messages, history, memories, .. } = &mut header;
+            let tallies = [canisters, messages, history, memories];
+            for (table, tally) in [CANISTERS, MESSAGES, HISTORY, MEMORIES].into_iter().zip(tallies) {
                 let mut table = transaction.open_table(table)?;
                 for (key, value) in keys.iter().zip(&values) {
                     parts::put(&mut table, tally, key, Some(value))?;
@@ -205,6 +229,7 @@ proptest! {
         let loaded = store.load().unwrap().unwrap();
         loaded.canisters().unwrap().for_each(drop);
         loaded.memories().unwrap().for_each(drop);
+        let _ = loaded.messages().take(7);
         let limits = crate::HistoryLimits { bytes_max: 1 << 20, unfinished_max: 10 };
         let _ = crate::IngressHistory::load(limits, loaded.history().unwrap());
     }
@@ -215,6 +240,7 @@ fn empty(height: u64) -> CheckpointDelta<'static> {
         height: Height(height),
         metadata: vec![],
         canisters: Box::new(std::iter::empty()),
+        messages: Box::new(std::iter::empty()),
         history: Box::new(std::iter::empty()),
         memories: vec![],
         written: vec![],
@@ -246,6 +272,7 @@ fn a_record_that_cannot_be_encoded_leaves_the_checkpoint_before() {
     };
     let call = CheckpointDelta {
         canisters: Box::new(std::iter::once(Ok((id, None)))),
+        messages: Box::new(std::iter::empty()),
         history: Box::new(std::iter::once(Err(not_encoded()))),
         ..empty(2)
     };
@@ -341,10 +368,14 @@ fn with_records() -> CheckpointDelta<'static> {
     let canisters = (0u8..5).map(move |number| {
         (Principal::from_slice(&[number, 1, 1]), Some(vec![number; usize::from(number) * part]))
     });
+    let messages = (0u8..5).map(move |number| {
+        (u64::from(number) << 20, Some(vec![number; 9_000 + usize::from(number) * part]))
+    });
     let history = (0u8..40).map(|number| (RequestId([number; 32]), Some(vec![number; 9_000])));
     CheckpointDelta {
         metadata: vec![9; part + 1],
         canisters: Box::new(canisters.map(Ok)),
+        messages: Box::new(messages.map(Ok)),
         history: Box::new(history.map(Ok)),
         memories: (1..4)
             .map(|id| (MemoryId(id), Some((MemoryIndex::default(), 1 << 20))))
@@ -543,4 +574,56 @@ fn a_manifest_that_is_given_up_leaves_the_one_before() {
     let checkpoint = store.load().unwrap().unwrap();
     assert_eq!(checkpoint.manifest_piece(0).unwrap(), [7; 40_000]);
     assert_eq!(checkpoint.manifest_start(0).unwrap(), None);
+}
+
+#[test]
+fn a_message_that_no_canister_asks_for_or_that_is_not_there_is_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = StateStore::open(dir.path(), CACHE).unwrap();
+    let with = |height, messages: Vec<Change<u64>>| CheckpointDelta {
+        messages: Box::new(messages.into_iter().map(Ok)),
+        ..empty(height)
+    };
+    store.write(with(1, vec![(1, Some(vec![1; 10])), (2, Some(vec![2; 100_000]))])).unwrap();
+    let loaded = store.load().unwrap().unwrap();
+    let mut reader = loaded.messages();
+    assert_eq!(reader.take(2).unwrap(), [2; 100_000]);
+    assert!(matches!(reader.finish(), Err(StoreError::Corrupt { .. })), "one was not asked for");
+    let mut reader = loaded.messages();
+    reader.take(1).unwrap();
+    reader.take(2).unwrap();
+    assert!(matches!(reader.take(3), Err(StoreError::Corrupt { .. })));
+    reader.finish().unwrap();
+    // What is not there can be deleted, and what is there written again.
+    store.write(with(2, vec![(3, None), (2, None), (1, Some(vec![1; 10]))])).unwrap();
+    let loaded = store.load().unwrap().unwrap();
+    assert_eq!(read(&loaded).unwrap().messages, BTreeMap::from([(1, vec![1; 10])]));
+}
+
+#[test]
+fn keys_of_rows_have_the_length_of_their_kind() {
+    let metadata = Row {
+        kind: RowKind::Metadata,
+        key: METADATA_KEY.to_vec(),
+        number: 0,
+        last: true,
+        content: vec![],
+    };
+    for (kind, bytes, fits) in [
+        (RowKind::Message, 8, true),
+        (RowKind::Message, 7, false),
+        (RowKind::Message, 9, false),
+        (RowKind::History, 32, true),
+        (RowKind::History, 31, false),
+        (RowKind::Canister, 29, true),
+        (RowKind::Canister, 33, false),
+    ] {
+        let row = Row { kind, key: vec![1; bytes], ..metadata.clone() };
+        let mut stream = vec![];
+        metadata.append_to(&mut stream);
+        row.append_to(&mut stream);
+        let mut rows = RowReader::new(stream.as_slice(), stream.len() as u64);
+        rows.next_row().unwrap();
+        assert_eq!(rows.next_row().is_ok(), fits, "{kind:?} with a key of {bytes}");
+    }
 }

@@ -1,0 +1,147 @@
+//! Messages between canisters: calls and their responses, as a state and its snapshots share them.
+//! This module must not know where a message waits, nor what it does.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use ic_principal::Principal;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::{CanisterId, Cycles, Reject, Time, heap};
+
+/// Bytes a message between canisters is accounted with besides its payload.
+pub const MESSAGE_OVERHEAD_BYTES: u64 = 256;
+
+/// A value shared between a state and its snapshots; stored as if it were owned.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Shared<T>(Arc<T>);
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<T> Shared<T> {
+    /// Shares `value`, which lies in the state's heap; what it points to stays where it is.
+    pub fn new(value: T) -> Self {
+        let _here = heap::enter();
+        Self(Arc::new(value))
+    }
+}
+
+impl<T> Deref for Shared<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T: Clone> Shared<T> {
+    /// The value itself; copied only when a snapshot still holds it.
+    pub fn take(self) -> T {
+        Arc::unwrap_or_clone(self.0)
+    }
+}
+
+impl<T: Serialize> Serialize for Shared<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.as_ref().serialize(serializer)
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Shared<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        T::deserialize(deserializer).map(Self::new)
+    }
+}
+
+/// A call made and not answered yet, as its caller numbers it. Never used twice by one canister.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct CallbackId(pub u64);
+
+/// A call from one canister to another (or to the management canister).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallRequest {
+    /// The calling canister.
+    pub sender: CanisterId,
+    /// Version of the caller when it called.
+    pub sender_version: u64,
+    /// The canister called, or the management canister.
+    pub receiver: Principal,
+    /// Where the answer goes.
+    pub callback: CallbackId,
+    /// Name of the method called.
+    pub method_name: String,
+    /// Argument, not decoded.
+    #[serde(with = "serde_bytes")]
+    pub arg: Vec<u8>,
+    /// Cycles attached to the call.
+    pub cycles: Cycles,
+    /// Set for a best-effort call: when the caller stops waiting.
+    pub deadline: Option<Time>,
+}
+
+impl CallRequest {
+    /// Bytes it takes in a queue.
+    pub fn accounted_bytes(&self) -> u64 {
+        (self.method_name.len() + self.arg.len()) as u64 + MESSAGE_OVERHEAD_BYTES
+    }
+}
+
+/// Reply or reject.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Payload {
+    /// The callee replied.
+    Reply(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// The callee or the system rejected.
+    Reject(Reject),
+}
+
+impl Payload {
+    /// Bytes of the reply or of the reject text.
+    pub fn len(&self) -> u64 {
+        match self {
+            Self::Reply(bytes) => bytes.len() as u64,
+            Self::Reject(reject) => reject.message.len() as u64,
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The same, in the state's heap.
+    pub fn kept(self) -> Self {
+        match self {
+            Self::Reply(bytes) => Self::Reply(heap::kept(bytes)),
+            Self::Reject(reject) => {
+                Self::Reject(Reject { message: heap::kept_text(reject.message), ..reject })
+            }
+        }
+    }
+}
+
+/// The answer to a [`CallRequest`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CallResponse {
+    /// The canister that called.
+    pub originator: CanisterId,
+    /// Which of its calls.
+    pub callback: CallbackId,
+    /// What came of it.
+    pub payload: Payload,
+    /// Attached cycles that were not accepted.
+    pub refund: Cycles,
+    /// The call's deadline.
+    pub deadline: Option<Time>,
+}
+
+impl CallResponse {
+    /// Bytes it takes in a queue.
+    pub fn accounted_bytes(&self) -> u64 {
+        self.payload.len() + MESSAGE_OVERHEAD_BYTES
+    }
+}

@@ -1,0 +1,252 @@
+//! How queues are stored: their structure and the small messages in the canister's record, every
+//! message apart in a record of its own.
+//!
+//! Nothing is kept that follows from the rest. What is loaded is judged like anything from a disk:
+//! numbers of a class rise, no number is there twice, each sender of a request has one turn, and a
+//! record holds the message of the class and canister that its number stands for.
+
+use std::collections::BTreeSet;
+
+use ic_principal::Principal;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser::SerializeStruct as _};
+use thiserror::Error;
+
+use super::{Class, InputQueues, Waiting};
+use crate::numbered::Numbered;
+use crate::{
+    CallRequest, CallResponse, CanisterId, Ingress, NotEncoded, Shared, encode_record, heap,
+};
+
+/// A message apart, as it is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitingMessage<'a> {
+    /// Of a user.
+    Ingress(&'a Ingress),
+    /// Of a canister.
+    Request(&'a CallRequest),
+    /// The response to a call of the canister.
+    Response(&'a CallResponse),
+}
+
+impl WaitingMessage<'_> {
+    /// Its record.
+    ///
+    /// # Errors
+    /// When it cannot be encoded.
+    pub fn encode(&self, number: u64) -> Result<Vec<u8>, NotEncoded> {
+        let what = format_args!("message {number}");
+        match self {
+            Self::Ingress(message) => encode_record(what, &(Class::Ingress as u8, message)),
+            Self::Request(message) => encode_record(what, &(Class::Requests as u8, message)),
+            Self::Response(message) => encode_record(what, &(Class::Responses as u8, message)),
+        }
+    }
+}
+
+/// Why queues cannot be put together from their records.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum MessageError {
+    /// The bytes are none of a message.
+    #[error("the record of message {0} cannot be decoded: {1}")]
+    Undecodable(u64, String),
+    /// The message of another queue.
+    #[error("the record of message {0} holds the message of another queue")]
+    Foreign(u64),
+    /// The canister does not wait for a record of this number.
+    #[error("no canister has message {0}")]
+    Unknown(u64),
+    /// Not all records came.
+    #[error("the record of message {0} is missing")]
+    Missing(u64),
+    /// Senders and turns do not match.
+    #[error("the turns of senders do not fit the requests that wait")]
+    Turns,
+}
+
+impl InputQueues {
+    /// The messages apart that wait, from a number on.
+    pub fn apart_from(&self, number: u64) -> impl Iterator<Item = (u64, WaitingMessage<'_>)> {
+        fn of<'a, T>(
+            queue: &'a Numbered<Waiting<T>>,
+            from: u64,
+            of_class: fn(&'a T) -> WaitingMessage<'a>,
+        ) -> impl Iterator<Item = (u64, WaitingMessage<'a>)> {
+            let apart = queue.from(from).filter(|(_, waiting)| waiting.is_apart);
+            apart.map(move |(number, waiting)| (number, of_class(&waiting.message)))
+        }
+        of(&self.ingress, number, WaitingMessage::Ingress)
+            .chain(of(&self.responses, number, WaitingMessage::Response))
+            .chain(of(&self.requests, number, WaitingMessage::Request))
+    }
+
+    /// While the canister is loaded: numbers of the messages apart whose records are to come.
+    pub fn missing(&self) -> impl Iterator<Item = u64> {
+        self.missing.keys().copied()
+    }
+
+    /// The record of a message apart, of the canister `id`.
+    ///
+    /// # Errors
+    /// When it is not one that was missing.
+    pub fn bring(
+        &mut self,
+        id: &CanisterId,
+        number: u64,
+        bytes: &[u8],
+    ) -> Result<(), MessageError> {
+        let class = self.missing.remove(&number).ok_or(MessageError::Unknown(number))?;
+        let (found, rest) = postcard::take_from_bytes::<u8>(bytes)
+            .map_err(|error| MessageError::Undecodable(number, error.to_string()))?;
+        if found != class {
+            return Err(MessageError::Foreign(number));
+        }
+        let foreign = MessageError::Foreign(number);
+        if class == Class::Ingress as u8 {
+            let message: Waiting<Ingress> = apart(number, rest)?;
+            check(message.message.canister_id == *id, foreign)?;
+            self.add_ingress(number, message);
+        } else if class == Class::Requests as u8 {
+            let message: Waiting<CallRequest> = apart(number, rest)?;
+            check(message.message.receiver == *id, foreign)?;
+            self.add_request(number, message);
+        } else {
+            let message: Waiting<CallResponse> = apart(number, rest)?;
+            check(message.message.originator == *id, foreign)?;
+            self.add_response(number, message);
+        }
+        Ok(())
+    }
+
+    /// All records of messages apart came.
+    ///
+    /// # Errors
+    /// When they did not, or turns do not fit the requests.
+    pub fn finish_loading(&self) -> Result<(), MessageError> {
+        if let Some(number) = self.missing.keys().next() {
+            return Err(MessageError::Missing(*number));
+        }
+        let mut senders = self.turn_of.keys();
+        let mut last = None;
+        for (sender, _) in &self.by_sender {
+            if last != Some(sender) {
+                check(senders.next() == Some(sender), MessageError::Turns)?;
+                last = Some(sender);
+            }
+        }
+        check(senders.next().is_none(), MessageError::Turns)
+    }
+}
+
+fn check(holds: bool, error: MessageError) -> Result<(), MessageError> {
+    if holds { Ok(()) } else { Err(error) }
+}
+
+fn apart<T: for<'a> Deserialize<'a>>(number: u64, rest: &[u8]) -> Result<Waiting<T>, MessageError> {
+    let decoded = heap::within(|| postcard::take_from_bytes::<T>(rest));
+    match decoded {
+        Ok((message, [])) => Ok(Waiting { message: Shared::new(message), is_apart: true }),
+        Ok(_) => Err(MessageError::Undecodable(number, "bytes follow it".into())),
+        Err(error) => Err(MessageError::Undecodable(number, error.to_string())),
+    }
+}
+
+/// One entry of a queue in the canister's record: the message, or nothing for one that is apart.
+#[derive(Deserialize)]
+struct Entry<T>(u64, Option<T>);
+
+/// Writes a queue entry by entry.
+struct Entries<'a, T>(&'a Numbered<Waiting<T>>);
+
+impl<T: Serialize> Serialize for Entries<'_, T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(
+            self.0.iter().map(|(number, waiting)| {
+                (number, (!waiting.is_apart).then_some(&*waiting.message))
+            }),
+        )
+    }
+}
+
+impl Serialize for InputQueues {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut record = serializer.serialize_struct("InputQueues", 5)?;
+        record.serialize_field("ingress", &Entries(&self.ingress))?;
+        record.serialize_field("responses", &Entries(&self.responses))?;
+        record.serialize_field("requests", &Entries(&self.requests))?;
+        record.serialize_field("turns", &self.turns.values().collect::<Vec<_>>())?;
+        record.serialize_field("class", &self.class)?;
+        record.end()
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename = "InputQueues")]
+struct Record {
+    ingress: Vec<Entry<Ingress>>,
+    responses: Vec<Entry<CallResponse>>,
+    requests: Vec<Entry<CallRequest>>,
+    turns: Vec<Principal>,
+    class: u8,
+}
+
+impl<'de> Deserialize<'de> for InputQueues {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let record = Record::deserialize(deserializer)?;
+        Self::of_record(record).map_err(de::Error::custom)
+    }
+}
+
+impl InputQueues {
+    fn of_record(record: Record) -> Result<Self, &'static str> {
+        let Record { ingress, responses, requests, turns, class } = record;
+        if class > 2 {
+            return Err("a class of messages that is none");
+        }
+        let mut queues = Self { class, ..Self::default() };
+        let mut numbers = BTreeSet::new();
+        queues.fill(&mut numbers, Class::Ingress, ingress, |queues, number, message| {
+            queues.whole_bytes += message.accounted_bytes();
+            queues.add_ingress(number, whole(message));
+        })?;
+        queues.fill(&mut numbers, Class::Responses, responses, |queues, number, message| {
+            queues.whole_bytes += message.accounted_bytes();
+            queues.add_response(number, whole(message));
+        })?;
+        queues.fill(&mut numbers, Class::Requests, requests, |queues, number, message| {
+            queues.whole_bytes += message.accounted_bytes();
+            queues.add_request(number, whole(message));
+        })?;
+        for sender in turns {
+            if queues.turn_of.contains_key(&sender) {
+                return Err("a sender with two turns");
+            }
+            queues.add_turn(sender);
+        }
+        Ok(queues)
+    }
+
+    fn fill<T>(
+        &mut self,
+        numbers: &mut BTreeSet<u64>,
+        class: Class,
+        entries: Vec<Entry<T>>,
+        mut add: impl FnMut(&mut Self, u64, T),
+    ) -> Result<(), &'static str> {
+        let mut last = None;
+        for Entry(number, message) in entries {
+            if last >= Some(number) || !numbers.insert(number) {
+                return Err("numbers of messages that do not rise");
+            }
+            last = Some(number);
+            match message {
+                Some(message) => add(self, number, message),
+                None => drop(self.missing.insert(number, class as u8)),
+            }
+        }
+        Ok(())
+    }
+}
+
+fn whole<T>(message: T) -> Waiting<T> {
+    Waiting { message: Shared::new(message), is_apart: false }
+}

@@ -1,0 +1,237 @@
+//! Order, time and bytes of queues, and that they come back from their records as they were.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{CallbackId, CanisterState, Payload, RequestId, Settings};
+
+fn canister(number: u8) -> Principal {
+    Principal::from_slice(&[number, 1])
+}
+
+fn request(sender: u8, number: u64, deadline: Option<Time>) -> Shared<CallRequest> {
+    request_of(sender, number, deadline, 10)
+}
+
+fn request_of(
+    sender: u8,
+    number: u64,
+    deadline: Option<Time>,
+    bytes: usize,
+) -> Shared<CallRequest> {
+    Shared::new(CallRequest {
+        sender: canister(sender),
+        sender_version: 0,
+        receiver: canister(0),
+        callback: CallbackId(number),
+        method_name: "m".into(),
+        arg: vec![number as u8; bytes],
+        cycles: 0,
+        deadline,
+    })
+}
+
+fn response(number: u64, bytes: usize) -> Shared<CallResponse> {
+    Shared::new(CallResponse {
+        originator: canister(0),
+        callback: CallbackId(number),
+        payload: Payload::Reply(vec![3; bytes]),
+        refund: 0,
+        deadline: None,
+    })
+}
+
+fn ingress(number: u64, expiry: u64, bytes: usize) -> Shared<Ingress> {
+    Shared::new(Ingress {
+        request_id: RequestId(crate::tree::leaf_digest(&number.to_le_bytes())),
+        sender: Principal::anonymous(),
+        canister_id: canister(0),
+        effective_canister_id: canister(0),
+        method_name: "m".into(),
+        arg: vec![1; bytes],
+        ingress_expiry: Time(expiry),
+        sender_info: None,
+    })
+}
+
+/// The canister's record, and those of messages apart.
+fn stored(queues: &InputQueues) -> (Vec<u8>, BTreeMap<u64, Vec<u8>>) {
+    let mut canister = CanisterState::new(canister(0), vec![], Settings::default(), 0, Time(1));
+    canister.queues = queues.clone();
+    let record = postcard::to_stdvec(&canister).unwrap();
+    let apart =
+        queues.apart_from(0).map(|(number, message)| (number, message.encode(number).unwrap()));
+    (record, apart.collect())
+}
+
+fn loaded(record: &[u8], apart: &BTreeMap<u64, Vec<u8>>) -> Result<InputQueues, MessageError> {
+    let mut queues = postcard::from_bytes::<CanisterState>(record).unwrap().queues;
+    for number in queues.missing().collect::<Vec<_>>() {
+        let bytes = apart.get(&number).ok_or(MessageError::Missing(number))?;
+        queues.bring(&canister(0), number, bytes)?;
+    }
+    queues.finish_loading()?;
+    Ok(queues)
+}
+
+#[test]
+fn classes_and_senders_are_served_in_turn() {
+    let mut queues = InputQueues::default();
+    for number in 0..2 {
+        queues.push_request(number, request(1, number, None));
+    }
+    queues.push_request(2, request(2, 10, None));
+    queues.push_response(3, response(20, 3));
+    queues.push_response(4, response(21, 3));
+    let mut order = Vec::new();
+    while let Some(input) = queues.pop() {
+        order.push(match input {
+            Input::Request(request) => request.callback.0,
+            Input::Response(response) => response.callback.0,
+            Input::Ingress(_) => unreachable!(),
+        });
+    }
+    assert_eq!(order, [20, 0, 21, 10, 1]);
+    assert!(queues.is_empty());
+    assert_eq!(queues.guaranteed_bytes(), 0);
+}
+
+#[test]
+fn expired_requests_leave_and_take_their_bytes_along() {
+    let mut queues = InputQueues::default();
+    queues.push_request(0, request(1, 0, Some(Time(5))));
+    queues.push_request(1, request(1, 1, Some(Time(50))));
+    queues.push_request(2, request(2, 2, Some(Time(5))));
+    queues.push_request(3, request(3, 3, None));
+    assert_eq!(queues.remove_expired_requests(Time(6)).len(), 2);
+    assert_eq!(queues.best_effort_bytes(), request(1, 1, None).accounted_bytes());
+    assert_eq!(queues.len(), 2);
+    queues.check(&canister(0), 4);
+    assert!(matches!(queues.pop(), Some(Input::Request(request)) if request.callback.0 == 1));
+    assert!(matches!(queues.pop(), Some(Input::Request(request)) if request.callback.0 == 3));
+    assert!(queues.pop().is_none());
+}
+
+#[test]
+fn large_messages_and_what_a_record_has_no_room_for_are_apart() {
+    let mut queues = InputQueues::default();
+    queues.push_request(0, request_of(1, 0, None, 1 << 20));
+    queues.push_request(1, request(1, 1, None));
+    queues.push_response(2, response(2, 9_000));
+    queues.push_ingress(3, ingress(3, 5, 20_000));
+    assert_eq!(queues.apart().collect::<Vec<_>>(), [3, 2, 0]);
+    for number in 4..1_000 {
+        queues.push_request(number, request(1, number, None));
+    }
+    let (record, apart) = stored(&queues);
+    assert!(record.len() < 300_000, "{}", record.len());
+    assert!(apart.len() > 10 && apart.len() < 200, "{}", apart.len());
+    // Which it is stays when room comes.
+    for _ in 0..4 {
+        queues.pop().unwrap();
+    }
+    let before: Vec<_> = queues.apart().collect();
+    queues.push_request(1_000, request(1, 1_000, None));
+    assert_eq!(queues.apart().collect::<Vec<_>>(), before);
+    assert_eq!(queues.take_gone(), [2, 3, 0]);
+    queues.check(&canister(0), 1_001);
+}
+
+#[test]
+fn records_that_do_not_fit_are_refused() {
+    let mut queues = InputQueues::default();
+    queues.push_request(0, request_of(1, 0, None, 10_000));
+    queues.push_response(1, response(2, 9_000));
+    let (record, apart) = stored(&queues);
+    loaded(&record, &apart).unwrap().check(&canister(0), 2);
+    let with = |number, bytes: Vec<u8>| {
+        let mut other = apart.clone();
+        other.insert(number, bytes);
+        loaded(&record, &other).unwrap_err()
+    };
+    assert!(matches!(with(0, vec![]), MessageError::Undecodable(0, _)));
+    assert_eq!(with(0, apart[&1].clone()), MessageError::Foreign(0));
+    let longer = [apart[&1].as_slice(), &[0]].concat();
+    assert!(matches!(with(1, longer), MessageError::Undecodable(1, _)));
+    let foreign = CallRequest { receiver: canister(9), ..(*request(1, 0, None)).clone() };
+    let foreign = WaitingMessage::Request(&foreign).encode(0).unwrap();
+    assert_eq!(with(0, foreign), MessageError::Foreign(0));
+    let other_sender = WaitingMessage::Request(&request(2, 0, None)).encode(0).unwrap();
+    assert_eq!(with(0, other_sender), MessageError::Turns);
+    let mut less = apart.clone();
+    less.remove(&1);
+    assert_eq!(loaded(&record, &less).unwrap_err(), MessageError::Missing(1));
+    let mut queues = loaded(&record, &apart).unwrap();
+    assert_eq!(queues.bring(&canister(0), 7, &apart[&1]), Err(MessageError::Unknown(7)));
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Request(u8, Option<u64>, usize),
+    Response(usize),
+    Ingress(u64, usize),
+    Pop,
+    PopCall,
+    Expire(u64),
+    Reload,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let bytes = || prop_oneof![Just(10usize), Just(3_000), Just(9_000)];
+    let deadline = prop::option::of(0u64..20);
+    prop_oneof![
+        4 => (0u8..4, deadline, bytes()).prop_map(|(who, deadline, bytes)| Step::Request(who, deadline, bytes)),
+        2 => bytes().prop_map(Step::Response),
+        2 => (0u64..20, bytes()).prop_map(|(expiry, bytes)| Step::Ingress(expiry, bytes)),
+        3 => Just(Step::Pop),
+        1 => Just(Step::PopCall),
+        1 => (0u64..20).prop_map(Step::Expire),
+        1 => Just(Step::Reload),
+    ]
+}
+
+proptest! {
+    /// A queue that was stored and loaded at any moments goes on like one that was not.
+    #[test]
+    fn a_loaded_queue_goes_on_like_the_one_that_was_stored(
+        steps in prop::collection::vec(step(), 0..300),
+    ) {
+        let (mut stays, mut reloaded) = (InputQueues::default(), InputQueues::default());
+        for (step, number) in steps.into_iter().zip(0u64..) {
+            let mut both = |work: &dyn Fn(&mut InputQueues) -> Vec<Input>| {
+                assert_eq!(work(&mut stays), work(&mut reloaded));
+            };
+            match step {
+                Step::Request(who, deadline, bytes) => both(&|queues| {
+                    queues.push_request(number, request_of(who, number, deadline.map(Time), bytes));
+                    vec![]
+                }),
+                Step::Response(bytes) => both(&|queues| {
+                    queues.push_response(number, response(number, bytes));
+                    vec![]
+                }),
+                Step::Ingress(expiry, bytes) => both(&|queues| {
+                    queues.push_ingress(number, ingress(number, expiry, bytes));
+                    vec![]
+                }),
+                Step::Pop => both(&|queues| queues.pop().into_iter().collect()),
+                Step::PopCall => both(&|queues| queues.pop_call().into_iter().collect()),
+                Step::Expire(now) => both(&|queues| {
+                    let requests = queues.remove_expired_requests(Time(now)).into_iter();
+                    let ingress = queues.remove_expired_ingress(Time(now)).into_iter();
+                    requests.map(Input::Request).chain(ingress.map(Input::Ingress)).collect()
+                }),
+                Step::Reload => {
+                    let (record, apart) = stored(&reloaded);
+                    prop_assert_eq!((&record, &apart), (&stored(&stays).0, &stored(&stays).1));
+                    reloaded = loaded(&record, &apart).unwrap();
+                }
+            }
+            stays.check(&canister(0), number + 1);
+            reloaded.check(&canister(0), number + 1);
+        }
+    }
+}
