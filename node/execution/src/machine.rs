@@ -463,3 +463,58 @@ pub(crate) fn watch_memory(core: &Core, canister: &mut CanisterState) {
         (true, hook) => hook,
     };
 }
+
+#[cfg(test)]
+mod tests {
+    use state::{CallContextId, Callback, Origin, Settings, Time};
+
+    use super::*;
+
+    fn callee(number: u64) -> Principal {
+        Principal::from_slice(&[&number.to_be_bytes()[..], &[1, 1]].concat())
+    }
+
+    #[test]
+    fn a_caller_of_many_is_told_of_those_it_calls_often() {
+        let id = Principal::from_slice(&[1, 1]);
+        let mut canister = CanisterState::new(id, vec![], Settings::default(), 0, Time(1));
+        let context = canister.calls.open_context(Origin::System, 0);
+        let open = |canister: &mut CanisterState, context: CallContextId, number| {
+            canister.calls.open_callback(Callback {
+                context,
+                callee: callee(number),
+                on_reply: (0, 0),
+                on_reject: (0, 0),
+                on_cleanup: None,
+                cycles_sent: 0,
+                prepaid: 0,
+                request_bytes: 0,
+                deadline: None,
+                answered: false,
+            })
+        };
+        for number in 0..256 {
+            open(&mut canister, context, number);
+        }
+        let slots = QueueSlots::of(&canister, 500);
+        assert_eq!((slots.left.len(), slots.left[&callee(7)], slots.others), (256, 499, 500));
+        // One callee more than all are told of.
+        let last = open(&mut canister, context, 256);
+        let often: Vec<_> = (0..19).map(|_| open(&mut canister, context, 7)).collect();
+        (0..14).for_each(|_| drop(open(&mut canister, context, 8)));
+        let slots = QueueSlots::of(&canister, 500);
+        assert_eq!((slots.left, slots.others), ([(callee(7), 480)].into(), 485));
+        // Fifteen are open towards the other, which has no more than all slots then.
+        open(&mut canister, context, 8);
+        let slots = QueueSlots::of(&canister, 500);
+        assert_eq!(slots.left, [(callee(7), 480), (callee(8), 484)].into());
+        often.into_iter().take(5).for_each(|call| drop(canister.calls.close_callback(call)));
+        let slots = QueueSlots::of(&canister, 500);
+        assert_eq!(slots.left, [(callee(8), 484)].into());
+        // Where there are few slots, all callees are told of, as are all of few.
+        let few = QueueSlots::of(&canister, 20);
+        assert_eq!((few.left.len(), few.left[&callee(7)], few.others), (257, 5, 20));
+        canister.calls.close_callback(last);
+        assert_eq!(QueueSlots::of(&canister, 500).left.len(), 256);
+    }
+}

@@ -392,3 +392,98 @@ fn users_messages_beyond_the_pool_are_refused_by_name() {
     );
     assert_eq!(node.executor.state().totals().best_effort_message_bytes, 0);
 }
+
+/// The argument of methods about one canister.
+#[derive(candid::CandidType)]
+struct Named {
+    canister_id: Principal,
+}
+
+/// Limits with room for thousands of open calls, as a disk budget gives.
+fn with_room_for_calls() -> limits::Limits {
+    let mut limits = common::limits();
+    limits.subnet.guaranteed_response_message_bytes = 20 << 30;
+    limits.subnet.callback_soft_limit = 10_000;
+    limits
+}
+
+/// A canister with so many guaranteed calls open towards each of `callees`, none of which had its
+/// turn.
+fn with_open_calls(node: &mut Node, callees: &[Principal], calls: usize) -> Principal {
+    let caller = node.deploy(&Spec::default());
+    for callee in callees {
+        // Small ones, which lie in the callee's record, and some that have records of their own.
+        let program = |number: usize| {
+            let large = number.is_multiple_of(10);
+            let note = vec![7; if large { 9_000 } else { 10 }];
+            let mut call =
+                CallOp::new(*callee, &[Op::Spend(40_000_000), Op::Note(note), Op::Reply(vec![1])]);
+            (call.on_reply, call.on_reject) = (vec![], vec![Op::NoteReject]);
+            call.op()
+        };
+        let program: Vec<Op> = (0..calls).map(program).chain([Op::Reply(vec![])]).collect();
+        node.send(caller, &program);
+    }
+    node.round();
+    caller
+}
+
+#[test]
+fn thousands_of_guaranteed_calls_are_open_at_once_and_survive_a_restart() {
+    const CALLS: usize = 400;
+    let mut node = Node::with(with_room_for_calls());
+    let callees: Vec<_> = (0..5).map(|_| node.deploy(&Spec::default())).collect();
+    let caller = with_open_calls(&mut node, &callees, CALLS);
+    let open = |node: &Node| node.canister(caller).calls.callbacks_open();
+    let waiting = |node: &Node| -> u64 {
+        callees.iter().map(|id| node.canister(*id).queues.apart().count() as u64).sum()
+    };
+    for _ in 0..4 {
+        node.round();
+    }
+    assert!(open(&node) > 1_000, "{} are open", open(&node));
+    assert!(waiting(&node) > 50, "{} messages have records of their own", waiting(&node));
+    let totals = *node.executor.state().totals();
+    assert!(
+        totals.guaranteed_message_bytes > 1_000 * node.config.limits.subnet.message_payload_bytes
+    );
+    // From the newest checkpoint, and from one that holds all there is.
+    let mut node = node.restart();
+    assert_eq!(*node.executor.state().totals(), totals);
+    node.executor.state().check();
+    node.round();
+    node.executor.checkpoint().unwrap();
+    let before = (open(&node), waiting(&node));
+    let mut node = node.restart();
+    assert_eq!((open(&node), waiting(&node)), before);
+    node.settle();
+    assert_eq!((open(&node), waiting(&node)), (0, 0));
+    assert!(node.notes(caller).is_empty(), "none was rejected");
+    let answered: usize = callees.iter().map(|id| node.notes(*id).len()).sum();
+    assert_eq!(answered, callees.len() * CALLS, "each ran once");
+    assert_eq!(node.executor.state().totals().guaranteed_message_bytes, 0);
+    node.restart().executor.state().check();
+}
+
+#[test]
+fn a_canister_with_thousands_of_open_calls_is_stopped_and_deleted() {
+    let mut node = Node::with(with_room_for_calls());
+    let callees: Vec<_> = (0..3).map(|_| node.deploy(&Spec::default())).collect();
+    let caller = with_open_calls(&mut node, &callees, 400);
+    assert!(node.canister(caller).calls.callbacks_open() > 1_000);
+    // Code goes; what was called goes on, and its responses are dropped as they come.
+    node.executor.checkpoint().unwrap();
+    let argument = Named { canister_id: caller };
+    node.manage(user(1), caller, "uninstall_code", &argument).unwrap();
+    node.executor.checkpoint().unwrap();
+    let mut node = node.restart();
+    node.settle();
+    assert_eq!(node.canister(caller).calls.callbacks_open(), 0);
+    node.manage(user(1), caller, "stop_canister", &argument).unwrap();
+    node.manage(user(1), caller, "delete_canister", &argument).unwrap();
+    let totals = node.executor.state().totals();
+    assert_eq!(totals.guaranteed_message_bytes, 0, "all bytes were given back");
+    assert!(!node.executor.state().contains(&caller));
+    node.executor.checkpoint().unwrap();
+    node.restart().executor.state().check();
+}

@@ -8,7 +8,10 @@
 use std::collections::BTreeSet;
 
 use ic_principal::Principal;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de, ser::SerializeStruct as _};
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer, de, ser::SerializeSeq as _,
+    ser::SerializeStruct as _,
+};
 use thiserror::Error;
 
 use super::{Class, InputQueues, Waiting};
@@ -159,11 +162,12 @@ struct Entries<'a, T>(&'a Numbered<Waiting<T>>);
 
 impl<T: Serialize> Serialize for Entries<'_, T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(
-            self.0.iter().map(|(number, waiting)| {
-                (number, (!waiting.is_apart).then_some(&*waiting.message))
-            }),
-        )
+        let mut entries = serializer.serialize_seq(Some(self.0.len()))?;
+        for (number, waiting) in self.0.iter() {
+            let whole = (!waiting.is_apart).then_some(&*waiting.message);
+            entries.serialize_element(&(number, whole))?;
+        }
+        entries.end()
     }
 }
 
