@@ -11,6 +11,7 @@
 //! crash. Some heights must have one, because their state is given a manifest (see `sync`); which,
 //! is part of the replicated state and does not move with checkpoints made for other reasons.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,6 +29,9 @@ use crate::executor::Executor;
 use crate::retry::ExecutionPoint;
 use crate::round::RoundWork;
 
+/// Of the room for queued messages, the part that messages may take in the store that are kept for
+/// a leased snapshot alone.
+const LEASED_PART: u64 = 4;
 /// Bytes folded per step.
 const FOLD_STEP_BYTES: u64 = 4 << 20;
 
@@ -211,9 +215,12 @@ impl Executor {
                 canister.map(|canister| encode_record(format_args!("canister {id}"), canister));
             Ok((id, record.transpose()?))
         });
+        let message_bytes = Cell::new(0_u64);
         let messages = self.state.unsaved_messages().map(|(number, message)| {
-            let record = message.map(|message| message.encode(number));
-            Ok((number, record.transpose()?))
+            let record = message.map(|message| message.encode(number)).transpose()?;
+            let bytes = record.as_ref().map_or(0, Vec::len) as u64;
+            message_bytes.set(message_bytes.get().saturating_add(bytes));
+            Ok((number, record))
         });
         self.store.write(CheckpointDelta {
             height: self.state.subnet.height,
@@ -224,6 +231,8 @@ impl Executor {
             memories,
             written,
         })?;
+        let most = self.core.limits().subnet.guaranteed_response_message_bytes / LEASED_PART;
+        self.snapshots.wrote_messages(message_bytes.get(), most);
         self.state.history.finish_checkpoint(history);
         self.state.mark_saved();
         // Before files are deleted, so that none has to be kept open for a canister at rest.

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{Node, Op, Spec, limits, subnet_config, user};
+use common::{CallOp, Node, Op, Spec, limits, subnet_config, user};
 use disk::{SharedDisk, SimulatedDisk};
 use ic_management_canister_types::{CanisterInstallMode, UploadChunkArgs};
 use limits::Limits;
@@ -946,4 +946,51 @@ fn two_installations_do_not_share_a_directory() {
     assert!(matches!(second, Err(InstallError::InUse { .. })));
     drop(first);
     begin(dir.path(), Height(5), [1; 32], None);
+}
+
+#[test]
+fn messages_that_wait_come_with_a_fetched_state() {
+    let mut limits = sync_limits();
+    limits.subnet.guaranteed_response_message_bytes = 1 << 30;
+    let mut source = Node::of_subnet(limits);
+    let (caller, callee) = (source.deploy(&Spec::default()), source.deploy(&Spec::default()));
+    // One runs in a round: the others wait, some of them with records of their own.
+    let call = |number: usize| {
+        let note = vec![number as u8; if number.is_multiple_of(3) { 100_000 } else { 100 }];
+        let program = [Op::Spend(3_990_000_000), Op::Note(note), Op::Reply(vec![])];
+        let mut call = CallOp::new(callee, &program);
+        (call.on_reply, call.on_reject) = (vec![], vec![]);
+        call.op()
+    };
+    let program: Vec<Op> = (0..60).map(call).chain([Op::Reply(vec![])]).collect();
+    source.send(caller, &program);
+    source.round();
+    let sent = source.executor.height();
+    let (height, root) = until_newer(&mut source, sent);
+    let apart = source.canister(callee).queues.apart().count();
+    assert!(apart > 5, "{apart} messages have records of their own");
+    let snapshots = source.executor.snapshots();
+    let dir = tempfile::tempdir().unwrap();
+    let mut installer = begin(dir.path(), height, root, None);
+    fetch(&mut installer, &snapshots, usize::MAX);
+    installer.finish().unwrap();
+    check_installed(dir.path(), &mut source, height);
+}
+
+#[test]
+fn messages_written_beside_a_leased_snapshot_end_it() {
+    let (mut source, _) = populated(sync_limits());
+    let (height, _) = until_newer(&mut source, Height(0));
+    let snapshots = source.executor.snapshots();
+    let lease = snapshots.lease(height).unwrap();
+    snapshots.wrote_messages(1_000, 100);
+    assert_eq!(snapshots.heights(), [height], "the newest stays");
+    let (newer, _) = until_newer(&mut source, height);
+    assert_eq!(snapshots.heights(), [newer, height]);
+    snapshots.wrote_messages(60, 100);
+    assert_eq!(snapshots.heights(), [newer, height]);
+    snapshots.wrote_messages(60, 100);
+    assert_eq!(snapshots.heights(), [newer]);
+    assert_eq!(snapshots.given_up(), 1);
+    drop(lease);
 }

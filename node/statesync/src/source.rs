@@ -26,6 +26,9 @@ struct Kept {
     newest: Option<Arc<Snapshot>>,
     /// The one before, while someone has a lease on it, and when it was replaced.
     older: Option<(Arc<Snapshot>, Height)>,
+    /// Bytes of messages written to the store since then: what has gone of them since, and of those
+    /// before, stays in the store for the older snapshot.
+    written_beside_older: u64,
     /// How many leases there are on which height.
     leases: BTreeMap<Height, usize>,
     /// Of the last round.
@@ -120,6 +123,7 @@ impl SnapshotSource {
         if let Some(before) = kept.newest.replace(ready) {
             if kept.older.is_none() && kept.leases.contains_key(&before.height()) {
                 kept.older = Some((before, replaced_at));
+                kept.written_beside_older = 0;
             } else {
                 kept.dropped = true;
                 gone = Some(before);
@@ -139,6 +143,19 @@ impl SnapshotSource {
         });
         let gone = if over { kept.older.take() } else { None };
         kept.dropped |= gone.is_some();
+        drop(kept);
+        drop(gone);
+    }
+
+    /// A checkpoint wrote so many bytes of messages. A snapshot that is kept for a lease keeps what
+    /// is deleted in the store, so it goes when more than `bytes_max` came since it was replaced.
+    pub fn wrote_messages(&self, bytes: u64, bytes_max: u64) {
+        let mut kept = self.lock();
+        kept.written_beside_older = kept.written_beside_older.saturating_add(bytes);
+        let over = kept.written_beside_older > bytes_max;
+        let gone = if over { kept.older.take() } else { None };
+        kept.dropped |= gone.is_some();
+        kept.given_up += u64::from(gone.is_some());
         drop(kept);
         drop(gone);
     }

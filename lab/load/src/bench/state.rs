@@ -27,7 +27,10 @@ use super::{
     node::{Binary, Node},
     rates::{Kind, Load, rate},
 };
-use crate::machine;
+use crate::{
+    hammer::protocol::{Route, ring, to_words},
+    machine,
+};
 
 /// Canisters between two words about progress.
 const PROGRESS_EVERY: usize = 5_000;
@@ -86,6 +89,8 @@ enum Part {
     Canisters,
     /// Calls that are signed far ahead.
     Calls,
+    /// Guaranteed calls that one canister has open at once.
+    OpenCalls,
     /// A large module in a small node.
     LargeModule,
     /// A restart with many modules.
@@ -108,6 +113,10 @@ const SIGNED_AHEAD: Duration = Duration::from_secs(300);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Canisters that the memory of many is compared with.
 const FEW_CANISTERS: usize = 100;
+/// Canisters that one canister calls at once, calls towards each, and the cycles it needs for them.
+const CALLEES: u64 = 20;
+const CALLS_TO_EACH: u64 = 500;
+const CYCLES_OF_CALLER: u64 = 10_000_000_000_000_000;
 /// Time for a node to come to rest.
 const REST: Duration = Duration::from_secs(15);
 
@@ -146,6 +155,7 @@ impl Bench<'_> {
                 Part::State => self.state().await?,
                 Part::Canisters => self.canisters().await?,
                 Part::Calls => self.calls().await?,
+                Part::OpenCalls => self.open_calls().await?,
                 Part::LargeModule => self.large_module().await?,
                 Part::Modules => self.modules().await?,
                 Part::Install => self.install_beside_others().await?,
@@ -377,6 +387,47 @@ impl Bench<'_> {
         let seconds = took.as_secs_f64();
         self.table.figure("calls, restart to the first certificate", seconds * 1e3, "ms");
         self.table.row("the same, restart with what is remembered", format!("{seconds:.2} s"));
+        self.leave(node, &data).await
+    }
+
+    /// Guaranteed calls that one message of one canister makes: all are open when it ends, or were
+    /// refused.
+    async fn open_calls(&mut self) -> Result<()> {
+        let (node, agent, data) = self.fresh("open calls").await?;
+        let module = std::fs::read(self.options.wasm.join("hammer-c.wasm"))?;
+        let caller = client::create(&agent, Some(CYCLES_OF_CALLER)).await?;
+        client::install(&agent, caller, CanisterInstallMode::Install, module, Encode!()?).await?;
+        let mut canisters = vec![caller];
+        for _ in 0..CALLEES {
+            canisters.push(client::deploy(&agent, &self.options.wasm.join("hammer-c.wasm")).await?);
+        }
+        let ring = ring(&canisters);
+        let route = Route {
+            hops_left: CALLS_TO_EACH,
+            hop: CALLEES,
+            member: 0,
+            ring: &ring,
+            timeout_seconds: 0,
+            payload_bytes: 256,
+        };
+        let peak = Peak::of(&node);
+        let started = Instant::now();
+        let reply = agent.update(&caller, "fan").with_arg(route.encode()).call_and_wait().await?;
+        let seconds = started.elapsed().as_secs_f64();
+        let anonymous = peak.end().await;
+        let [replied, rejected, not_sent] = to_words(&reply)[..] else {
+            anyhow::bail!("a fanout replied {} bytes, {reply:?}", reply.len());
+        };
+        self.table.figure("guaranteed calls open at once", replied as f64, "calls");
+        self.table.figure("open calls, anonymous peak", anonymous as f64, "bytes");
+        self.table.held(
+            "guaranteed calls open at once, all answered",
+            format!("{replied} ({rejected} rejected, {not_sent} refused)"),
+            ">= 10,000",
+            replied >= CALLEES * CALLS_TO_EACH,
+        );
+        self.table.row("the same, until the last answer", format!("{seconds:.1} s"));
+        self.table.row("the same, anonymous peak", measure::mib(anonymous));
         self.leave(node, &data).await
     }
 
