@@ -501,7 +501,9 @@ mod tests {
         // One callee more than all are told of.
         let last = open(&mut canister, context, 256);
         let often: Vec<_> = (0..19).map(|_| open(&mut canister, context, 7)).collect();
-        (0..14).for_each(|_| drop(open(&mut canister, context, 8)));
+        for _ in 0..14 {
+            open(&mut canister, context, 8);
+        }
         let slots = QueueSlots::of(&canister, 500);
         assert_eq!((slots.left, slots.others), ([(callee(7), 480)].into(), 485));
         // Fifteen are open towards the other, which has no more than all slots then.

@@ -268,7 +268,7 @@ fn the_root_of_a_known_state_is_what_it_was() {
     let (header, body) = encode(&objects, 42);
     assert_eq!(body.len(), 13 + 2 * 36 + 21 + 36 + 45 + 36);
     let root: String = header.root().iter().map(|byte| format!("{byte:02x}")).collect();
-    assert_eq!(root, "e612adc55b5203c3ad62dc4c5b51ee5292139e24b00c219e41b4380c8ded3220");
+    assert_eq!(root, "7835aac7b50e6a4dcec362fcc618d9c3861502d8487f128a1fefe4372ce936b1");
 }
 
 fn pace() -> ManifestPace {
