@@ -29,9 +29,6 @@ use crate::executor::Executor;
 use crate::retry::ExecutionPoint;
 use crate::round::RoundWork;
 
-/// Of the room for queued messages, the part that messages may take in the store that are kept for
-/// a leased snapshot alone.
-const LEASED_PART: u64 = 4;
 /// Bytes folded per step.
 const FOLD_STEP_BYTES: u64 = 4 << 20;
 
@@ -41,6 +38,8 @@ pub(crate) struct SinceCheckpoint {
     rounds: u64,
     delta_bytes: u64,
     instructions: u64,
+    /// Of messages that waited with records of their own when their round ended.
+    message_bytes: u64,
 }
 
 impl SinceCheckpoint {
@@ -48,6 +47,7 @@ impl SinceCheckpoint {
         self.rounds += 1;
         self.delta_bytes += work.delta_bytes;
         self.instructions += work.instructions;
+        self.message_bytes += work.message_bytes;
     }
 }
 
@@ -154,12 +154,14 @@ impl Drop for Folder {
 impl Executor {
     /// Whether a checkpoint should be taken before the next batch.
     pub fn checkpoint_due(&self) -> bool {
+        let message_bytes_max = self.core.limits().checkpoint_message_bytes();
         let limits = &self.core.limits().pages;
         let since = &self.since_checkpoint;
         self.manifest_owed
             || since.rounds >= limits.checkpoint_interval_rounds
             || since.delta_bytes >= limits.checkpoint_delta_bytes
             || since.instructions >= limits.checkpoint_instructions
+            || since.message_bytes >= message_bytes_max
             || self.core.pages.needs_checkpoint()
     }
 
@@ -218,8 +220,10 @@ impl Executor {
         let message_bytes = Cell::new(0_u64);
         let messages = self.state.unsaved_messages().map(|(number, message)| {
             let record = message.map(|message| message.encode(number)).transpose()?;
-            let bytes = record.as_ref().map_or(0, Vec::len) as u64;
-            message_bytes.set(message_bytes.get().saturating_add(bytes));
+            if message.is_some_and(|message| message.is_between_canisters()) {
+                let bytes = record.as_ref().map_or(0, Vec::len) as u64;
+                message_bytes.set(message_bytes.get().saturating_add(bytes));
+            }
             Ok((number, record))
         });
         self.store.write(CheckpointDelta {
@@ -231,7 +235,7 @@ impl Executor {
             memories,
             written,
         })?;
-        let most = self.core.limits().subnet.guaranteed_response_message_bytes / LEASED_PART;
+        let most = self.core.limits().leased_message_bytes();
         self.snapshots.wrote_messages(message_bytes.get(), most);
         self.state.history.finish_checkpoint(history);
         self.state.mark_saved();

@@ -342,6 +342,7 @@ fn load(core: &Core, store: &StateStore) -> Result<ReplicatedState, FatalError> 
     let subnet: SubnetState = postcard::from_bytes(&checkpoint.metadata).map_err(|error| {
         FatalError::Record { what: "the subnet".into(), reason: error.to_string() }
     })?;
+    let next_message = subnet.next_message;
     let mut room = RoomWhileLoading::default();
     let calls = checkpoint.history()?.map(|record| room.check(record?));
     let history = IngressHistory::load::<FatalError>(history_limits, calls)?;
@@ -354,7 +355,7 @@ fn load(core: &Core, store: &StateStore) -> Result<ReplicatedState, FatalError> 
         let record = record.and_then(|record| room.check(record));
         let canister = record.and_then(|(id, bytes)| canister_of_record(core, id, &bytes));
         let with_messages = canister.and_then(|mut canister| {
-            load_messages(&mut canister, &mut messages, &mut room)?;
+            load_messages(&mut canister, &mut messages, &mut room, next_message)?;
             Ok(canister)
         });
         match with_messages {
@@ -380,6 +381,7 @@ fn load_messages(
     canister: &mut CanisterState,
     messages: &mut MessageReader<'_>,
     room: &mut RoomWhileLoading,
+    next_message: u64,
 ) -> Result<(), FatalError> {
     let id = canister.id;
     let unreadable = |error: MessageError| FatalError::Record {
@@ -391,7 +393,7 @@ fn load_messages(
         let (number, record) = room.check((number, messages.take(number)?))?;
         canister.queues.bring(&id, number, &record).map_err(unreadable)?;
     }
-    canister.queues.finish_loading().map_err(unreadable)
+    canister.queues.finish_loading(next_message, &id).map_err(unreadable)
 }
 
 /// Looks whether the state's heap has room for what is loaded. A small state is loaded without, so

@@ -12,6 +12,8 @@
 
 use std::collections::BTreeSet;
 
+use ic_principal::Principal;
+use limits::SubnetLimits;
 use state::{
     CallRequest, CallResponse, CanisterId, CanisterStatus, MESSAGE_OVERHEAD_BYTES, Origin, Payload,
     Reject, ReplicatedState, Shared, SubnetCall, Time, heap,
@@ -20,6 +22,9 @@ use state::{
 use crate::core::Core;
 use crate::message::Effects;
 use crate::reject;
+
+/// Calls to the management canister may take as many times the largest argument while they wait.
+const LARGE_MANAGEMENT_CALLS: u64 = 4;
 
 /// Message memory in use while effects are merged.
 #[derive(Clone, Copy, Debug)]
@@ -63,18 +68,70 @@ impl MessageMemory {
         Ok(())
     }
 
-    /// Takes room for a canister's call to the management canister. Those that wait are stored with
-    /// the subnet's own record, so they are bounded like users' calls, however many messages there
-    /// may be; one always finds room.
-    fn take_management(&mut self, core: &Core, bytes: u64) -> Result<(), Reject> {
-        let (used, limit) = (self.management, core.limits().subnet.best_effort_message_bytes);
+    /// Takes room for a canister's call, or says what it lacks; a refused call takes nothing.
+    fn take_call(
+        &mut self,
+        limits: &SubnetLimits,
+        request: &CallRequest,
+        is_known: bool,
+    ) -> Result<(), Reject> {
+        let bytes = request.accounted_bytes();
+        let is_management = request.receiver == Principal::management_canister();
+        if is_management {
+            self.check_management(limits, bytes)?;
+        } else if !is_known {
+            return Err(reject::canister_not_found(&request.receiver));
+        }
+        match request.deadline {
+            None => self.take_guaranteed(limits, bytes)?,
+            Some(_) => self.take_best_effort(limits, bytes)?,
+        }
+        if is_management {
+            self.management += bytes;
+        }
+        Ok(())
+    }
+
+    /// Calls that wait for the management canister are stored with the subnet's own record, so they
+    /// are bounded however many messages there may be; but some with the largest argument, such as
+    /// installs, wait in the smallest memory too.
+    fn check_management(&self, limits: &SubnetLimits, bytes: u64) -> Result<(), Reject> {
+        let large = limits.message_payload_bytes.saturating_mul(LARGE_MANAGEMENT_CALLS);
+        let (used, limit) = (self.management, limits.best_effort_message_bytes.max(large));
         if used > 0 && used + bytes > limit {
             return Err(reject::queue_full(format!(
                 "The call needs {bytes} bytes; calls that wait for the management canister take \
-                 {used} bytes of {limit} (subnet.best_effort_message_bytes). Try again."
+                 {used} bytes of {limit} (the larger of subnet.best_effort_message_bytes and \
+                 {LARGE_MANAGEMENT_CALLS} times subnet.message_payload_bytes). Try again."
             )));
         }
-        self.management += bytes;
+        Ok(())
+    }
+
+    fn take_guaranteed(&mut self, limits: &SubnetLimits, bytes: u64) -> Result<(), Reject> {
+        let needed = bytes + limits.message_payload_bytes;
+        let (used, limit) = (self.guaranteed, limits.guaranteed_response_message_bytes);
+        if used + needed > limit {
+            return Err(reject::queue_full(format!(
+                "The call needs {needed} bytes for its request and the largest response; messages \
+                 with guaranteed responses take {used} bytes of the subnet's {limit} \
+                 (subnet.guaranteed_response_message_bytes). Try again, or use a best-effort call."
+            )));
+        }
+        self.guaranteed += needed;
+        Ok(())
+    }
+
+    fn take_best_effort(&mut self, limits: &SubnetLimits, bytes: u64) -> Result<(), Reject> {
+        let (used, limit) = (self.best_effort, limits.best_effort_message_bytes);
+        let bytes = bytes + MESSAGE_OVERHEAD_BYTES;
+        if used + bytes > limit {
+            return Err(reject::queue_full(format!(
+                "The call needs {bytes} bytes; best-effort messages take {used} bytes of the \
+                 subnet's {limit} (subnet.best_effort_message_bytes). Try again."
+            )));
+        }
+        self.best_effort += bytes;
         Ok(())
     }
 
@@ -128,46 +185,8 @@ fn route(
     memory: &mut MessageMemory,
     request: CallRequest,
 ) {
-    let limits = &core.limits().subnet;
-    let bytes = request.accounted_bytes();
-    let refusal = match request.deadline {
-        None => {
-            let needed = bytes + limits.message_payload_bytes;
-            let (used, limit) = (memory.guaranteed, limits.guaranteed_response_message_bytes);
-            if used + needed > limit {
-                Some(reject::queue_full(format!(
-                    "The call needs {needed} bytes for its request and the largest response; \
-                     messages with guaranteed responses take {used} bytes of the subnet's {limit} \
-                     (subnet.guaranteed_response_message_bytes). Try again, or use a best-effort \
-                     call."
-                )))
-            } else {
-                memory.guaranteed += needed;
-                None
-            }
-        }
-        Some(_) => {
-            let (used, limit) = (memory.best_effort, limits.best_effort_message_bytes);
-            let bytes = bytes + MESSAGE_OVERHEAD_BYTES;
-            if used + bytes > limit {
-                Some(reject::queue_full(format!(
-                    "The call needs {bytes} bytes; best-effort messages take {used} bytes of the \
-                     subnet's {limit} (subnet.best_effort_message_bytes). Try again."
-                )))
-            } else {
-                memory.best_effort += bytes;
-                None
-            }
-        }
-    };
-    let refusal = refusal.or_else(|| {
-        if request.receiver == ic_principal::Principal::management_canister() {
-            return memory.take_management(core, bytes).err();
-        }
-        let known = state.contains(&request.receiver);
-        (!known).then(|| reject::canister_not_found(&request.receiver))
-    });
-    if let Some(reject) = refusal {
+    let is_known = state.contains(&request.receiver);
+    if let Err(reject) = memory.take_call(&core.limits().subnet, &request, is_known) {
         let response = CallResponse {
             originator: request.sender,
             callback: request.callback,
@@ -333,4 +352,49 @@ pub(crate) fn finish_stops(state: &mut ReplicatedState) -> Effects {
         }
     }
     effects
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use limits::Limits;
+    use state::CallbackId;
+
+    use super::*;
+
+    fn call(receiver: Principal, bytes: u64) -> CallRequest {
+        CallRequest {
+            sender: Principal::from_slice(&[1, 1]),
+            sender_version: 1,
+            receiver,
+            callback: CallbackId(1),
+            method_name: String::new(),
+            arg: vec![0; usize::try_from(bytes).unwrap()],
+            cycles: 0,
+            deadline: None,
+        }
+    }
+
+    #[test]
+    fn calls_that_are_refused_take_no_room_and_the_smallest_memory_takes_installs() {
+        let limits = Limits::derive(96 << 20).unwrap().subnet;
+        let payload = limits.message_payload_bytes;
+        let largest = call(Principal::management_canister(), payload - MESSAGE_OVERHEAD_BYTES);
+        let other = call(Principal::from_slice(&[2, 1]), 1_000);
+        let mut memory = MessageMemory { guaranteed: 0, best_effort: 0, management: 0 };
+        for _ in 0..4 {
+            memory.take_call(&limits, &largest, false).unwrap();
+        }
+        let full = (8 * payload, 4 * payload);
+        assert_eq!((memory.guaranteed, memory.management), full);
+        let text = memory.take_call(&limits, &largest, false).unwrap_err().message;
+        assert!(text.contains("subnet.message_payload_bytes"), "{text}");
+        memory.take_call(&limits, &other, false).unwrap_err();
+        assert_eq!((memory.guaranteed, memory.management), full);
+        memory.take_call(&limits, &other, true).unwrap();
+        // One that lacks the room for its response holds no place among those that wait.
+        memory = MessageMemory { management: 0, guaranteed: 9 * payload, ..memory };
+        memory.take_call(&limits, &largest, false).unwrap_err();
+        assert_eq!((memory.guaranteed, memory.management), (9 * payload, 0));
+    }
 }

@@ -41,6 +41,8 @@ pub(crate) struct RoundWork {
     pub(crate) instructions: u64,
     pub(crate) messages: u64,
     pub(crate) delta_bytes: u64,
+    /// Of messages that came and wait with records of their own.
+    pub(crate) message_bytes: u64,
     pub(crate) more: bool,
 }
 
@@ -308,7 +310,7 @@ impl Round<'_> {
     }
 
     fn finish(mut self) -> Result<RoundWork, FatalError> {
-        self.state.settle();
+        self.work.message_bytes = self.state.settle();
         if cfg!(debug_assertions) {
             self.state.check();
         }

@@ -466,6 +466,41 @@ fn thousands_of_guaranteed_calls_are_open_at_once_and_survive_a_restart() {
 }
 
 #[test]
+fn messages_with_records_of_their_own_bring_a_checkpoint() {
+    let mut limits = limits();
+    limits.subnet.guaranteed_response_message_bytes = 64 << 20;
+    (limits.pages.checkpoint_instructions, limits.pages.checkpoint_interval_rounds) =
+        (u64::MAX, u64::MAX);
+    let mut node = Node::with(limits);
+    let (caller, callee) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    node.executor.checkpoint().unwrap();
+    // The callee has time for one of them in a round.
+    let calls = |count: usize| -> Vec<Op> {
+        let mut call = CallOp::new(
+            callee,
+            &[Op::Spend(3_990_000_000), Op::Note(vec![7; 1_000_000]), Op::Reply(vec![])],
+        );
+        (call.on_reply, call.on_reject) = (vec![], vec![]);
+        vec![call.op(); count].into_iter().chain([Op::Reply(vec![])]).collect()
+    };
+    let round = |node: &mut Node| {
+        let batch = node.batch();
+        node.executor.execute(&batch, &[]).unwrap();
+        node.executor.certify(batch.height, vec![0; 48]).unwrap();
+        node.executor.checkpoint_due()
+    };
+    assert!(!round(&mut node));
+    node.send(caller, &calls(9));
+    assert!(!round(&mut node), "8 MB or 9 of 16 MiB");
+    assert!(!round(&mut node), "what waits longer does not count again");
+    node.send(caller, &calls(9));
+    assert!(round(&mut node), "with those before more than 16 MiB");
+    node.executor.checkpoint().unwrap();
+    assert!(!round(&mut node));
+    assert!(node.canister(callee).queues.apart().count() > 10);
+}
+
+#[test]
 fn a_canister_with_thousands_of_open_calls_is_stopped_and_deleted() {
     let mut node = Node::with(with_room_for_calls());
     let callees: Vec<_> = (0..3).map(|_| node.deploy(&Spec::default())).collect();

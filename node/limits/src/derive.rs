@@ -124,20 +124,18 @@ const METADATA_BYTES_PER_MEMORY_BYTE: u64 = 2;
 const METADATA_BYTES_MAX: u64 = 8 << 30;
 /// A canister's interface is a fourth of what else is known of it.
 const METADATA_BYTES_OF_SECTION_BYTE: u64 = 4;
-/// Messages with guaranteed responses get one part in so many, for each state on disk, of a disk
-/// budget beyond the larger of so many bytes and so many times the memory.
-const MESSAGES_PART: u64 = 4;
+/// Messages with guaranteed responses get one part in so many of a disk budget beyond the larger of
+/// so many bytes and so many times the memory.
+const MESSAGES_PART: u64 = 128;
 const BESIDE_MESSAGES_BYTES: u64 = 20 << 30;
 const BESIDE_MESSAGES_PER_MEMORY_BYTE: u64 = 4;
 /// The most for each byte of memory, and for each byte beyond what small nodes need for everything
-/// else: page tables of the heap that they lie in, and what is held for each message in the records
-/// of canisters, stay a part of the memory so. And the most at all.
-const MESSAGES_PER_MEMORY_BYTE: u64 = 40;
-const MESSAGES_PER_FREE_BYTE: u64 = 80;
+/// else: page tables of the heap that they lie in stay a part of the memory so. And the most at all:
+/// all of them are hashed for each manifest.
+const MESSAGES_PER_MEMORY_BYTE: u64 = 2;
+const MESSAGES_PER_FREE_BYTE: u64 = 8;
 const BESIDE_MESSAGES_MEMORY: u64 = 256 * MIB;
-const MESSAGES_BYTES_MAX: u64 = 640 << 30;
-/// As on the Internet Computer.
-const CALLBACKS_MAX: u64 = 1_000_000;
+const MESSAGES_BYTES_MAX: u64 = 1 << 30;
 /// Blocks that are kept without a disk budget.
 const RETENTION_BLOCK_BYTES: u64 = 128 * MIB;
 
@@ -400,14 +398,6 @@ impl Limits {
             let part = whole(self.messages_part_bytes());
             self.subnet.guaranteed_response_message_bytes = least.max(part);
         }
-        if !stays("subnet.callback_soft_limit") {
-            // One canister may have all calls open that there is room for.
-            let least = scale::CALLBACK_SOFT_LIMIT.at(memory);
-            let subnet = &self.subnet;
-            let calls =
-                subnet.guaranteed_response_message_bytes / subnet.message_payload_bytes.max(1);
-            self.subnet.callback_soft_limit = least.max(calls.min(CALLBACKS_MAX));
-        }
         if !stays("subnet.ingress_history_bytes") {
             let least = scale::INGRESS_HISTORY.bytes_at(memory);
             let most = memory.saturating_sub(BESIDE_HISTORY_BYTES) / HISTORY_MEMORY_PART;
@@ -440,8 +430,7 @@ impl Limits {
         let beside = memory.saturating_mul(BESIDE_MESSAGES_PER_MEMORY_BYTE);
         let beyond = disk.saturating_sub(beside.max(BESIDE_MESSAGES_BYTES));
         let free = memory.saturating_sub(BESIDE_MESSAGES_MEMORY);
-        let parts = MESSAGES_PART.saturating_mul(self.pages.states_on_disk.max(1));
-        (beyond / parts)
+        (beyond / MESSAGES_PART)
             .min(memory.saturating_mul(MESSAGES_PER_MEMORY_BYTE))
             .min(free.saturating_mul(MESSAGES_PER_FREE_BYTE))
             .min(MESSAGES_BYTES_MAX)

@@ -20,8 +20,16 @@ const PAGE_BYTES: u64 = 4096;
 /// Checkpoints whose records are on disk at once: the store writes new pages before it lets the old
 /// ones go.
 const RECORD_VERSIONS: u64 = 2;
-/// Of the rows of messages, the part that free space between them may take besides.
-const MESSAGE_GAPS_PART: u64 = 2;
+/// What the store takes for each byte of messages with guaranteed responses: its pages are powers of
+/// two, and those that were freed stay while a snapshot of before is hashed or shown.
+const STORE_PER_MESSAGE_BYTE: u64 = 3;
+/// The rows in the store that a leased snapshot may keep: a part of the messages, and at least so
+/// much, so that ordinary traffic ends no lease.
+const LEASED_PART: u64 = 4;
+const LEASED_BYTES_MIN: u64 = 256 << 20;
+/// Of the messages, the part that comes between two checkpoints at most, so that one transaction
+/// stays bounded.
+const CHECKPOINT_MESSAGES_PART: u64 = 4;
 /// The line of canister state, on disk.
 pub(crate) const STATE_LINE: &str = "canister_state";
 /// The lines of what lies in the state's heap, in this order: messages with guaranteed responses,
@@ -37,6 +45,10 @@ pub const HEAP_LINES: [&str; 5] = [
 pub const STATE_HEAP_LINE: &str = "state_heap";
 /// Of what lies in the heap, the part that gaps and forks may take besides.
 const HEAP_GAPS_PART: u64 = 4;
+/// What the heap takes for each byte of messages with guaranteed responses: states that are read, or
+/// not certified yet, hold what was taken from the queues since; and blocks are of certain sizes and
+/// leave holes.
+const HEAP_PER_MESSAGE_BYTE: u64 = 8;
 /// What the heap takes with nothing in it: the allocator's own, and blocks that are there ahead.
 const HEAP_REST_BYTES: u64 = 16 << 20;
 /// Bytes of a heap that one byte of the kernel's page tables maps, and the part of the kernel's line
@@ -317,8 +329,9 @@ impl Limits {
         } = self.subnet;
         let of_state =
             |name, bytes, made_of, reason| line(name, bytes, "state", Disk, made_of, reason);
-        let held = [guaranteed, best_effort, history, metadata, sections];
+        let held = [best_effort, history, metadata, sections];
         let held = held.into_iter().fold(0, u64::saturating_add);
+        let old_messages = guaranteed.saturating_mul(HEAP_PER_MESSAGE_BYTE - 1);
         vec![
             of_state(
                 HEAP_LINES[0],
@@ -352,9 +365,16 @@ impl Limits {
             ),
             of_state(
                 STATE_HEAP_LINE,
-                (held / HEAP_GAPS_PART).saturating_add(HEAP_REST_BYTES),
-                format!("a part in {HEAP_GAPS_PART}, {}", format_size(HEAP_REST_BYTES)),
-                "gaps between those five in the heap on disk, and indexes over the canisters",
+                (held / HEAP_GAPS_PART)
+                    .saturating_add(old_messages)
+                    .saturating_add(HEAP_REST_BYTES),
+                format!(
+                    "{}, a part in {HEAP_GAPS_PART} of the other four, {}",
+                    times(HEAP_PER_MESSAGE_BYTE - 1, guaranteed),
+                    format_size(HEAP_REST_BYTES)
+                ),
+                "messages with guaranteed responses that older states hold, gaps between those \
+                 five in the heap on disk, and indexes over the canisters",
             ),
         ]
     }
@@ -425,25 +445,41 @@ impl Limits {
         ]
     }
 
+    /// Bytes of messages between canisters in the store that a leased snapshot may keep.
+    pub fn leased_message_bytes(&self) -> u64 {
+        let messages = self.subnet.guaranteed_response_message_bytes;
+        (messages / LEASED_PART).max(LEASED_BYTES_MIN)
+    }
+
+    /// Bytes of messages with records of their own after which a checkpoint is due.
+    pub fn checkpoint_message_bytes(&self) -> u64 {
+        self.subnet.guaranteed_response_message_bytes / CHECKPOINT_MESSAGES_PART
+    }
+
     /// The store of checkpoints. A message apart is written once, and its room is used again; the
-    /// other records are there in two versions. Where there are several nodes, the stream of a state
-    /// that is fetched and the store made of it lie beside.
+    /// other records are there in two versions. Where there are several nodes, leased snapshots keep
+    /// rows, and the stream of a state that is fetched and the store made of it lie beside.
     fn records_line(&self) -> SheetLine {
         let messages = self.subnet.guaranteed_response_message_bytes;
         let (others, states) = (self.records_bytes(), self.pages.states_on_disk.max(1));
-        let rows = messages.saturating_add(messages / MESSAGE_GAPS_PART);
+        let rows = messages.saturating_mul(STORE_PER_MESSAGE_BYTE);
         let store = rows.saturating_add(others.saturating_mul(RECORD_VERSIONS));
+        let leased = if states > 1 { self.leased_message_bytes() } else { 0 };
         let stream = messages.saturating_add(others);
         let fetched = stream.saturating_add(store).saturating_mul(states - 1);
         line(
             "checkpoint_records",
-            store.saturating_add(fetched),
+            store.saturating_add(leased).saturating_add(fetched),
             "state",
             LineKind::Disk,
-            format!("{} and {}", format_size(rows), times(RECORD_VERSIONS, others)),
+            format!(
+                "{} and {}",
+                times(STORE_PER_MESSAGE_BYTE, messages),
+                times(RECORD_VERSIONS, others)
+            ),
             "queued messages; metadata and the ingress history, in the newest checkpoint and in \
-             the one being written; where there are several nodes, those of a state that is \
-             fetched",
+             the one being written; where there are several nodes, rows that leased snapshots \
+             keep, and the records of a state that is fetched",
         )
     }
 

@@ -374,7 +374,7 @@ fn a_disk_budget_adds_up_for_every_memory_and_leaves_the_rest_to_the_state() {
             let smallest = plain.smallest_disk_bytes(states);
             let mut before = plain.clone();
             before.set_disk(smallest, states);
-            let mut disks = [smallest, 2 * smallest, 200 * GIB, 1 << 50, u64::MAX];
+            let mut disks = [smallest, 2 * smallest, 100 * GIB, 1 << 50, u64::MAX];
             disks.sort_unstable();
             for disk in disks {
                 let mut limits = plain.clone();
@@ -406,7 +406,7 @@ fn a_hundred_gib_of_state_fit_half_a_gib_of_memory() {
     let mut limits = Limits::nano().unwrap();
     let disk = limits.disk_bytes(1, 100 * GIB);
     println!("100 GiB of state need {}", budget::format_size(disk));
-    assert!(disk <= 180 * GIB, "{disk}");
+    assert!(disk <= 125 * GIB, "{disk}");
     limits.set_disk(disk, 1);
     assert!(limits.subnet.memory_capacity_bytes >= 100 * GIB);
     assert_eq!(limits.subnet.canisters_max, 131_072);
@@ -444,7 +444,7 @@ fn what_was_set_by_hand_stays_when_the_disk_is_stated() {
 }
 
 #[test]
-fn ten_thousand_calls_fit_half_a_gib_of_memory_and_a_hundred_of_disk() {
+fn open_calls_follow_from_the_disk_and_leave_it_to_the_canisters() {
     let open = |limits: &Limits| {
         let subnet = &limits.subnet;
         // A call is accounted with its method's name and an overhead of 256 bytes.
@@ -452,20 +452,30 @@ fn ten_thousand_calls_fit_half_a_gib_of_memory_and_a_hundred_of_disk() {
     };
     let mut limits = Limits::nano().unwrap();
     assert_eq!(open(&limits), 79, "without a disk they follow from the memory");
+    limits.set_disk(20 * GIB, 1);
+    assert_eq!(open(&limits), 79);
+    assert!(limits.subnet.memory_capacity_bytes >= 12 * GIB);
     limits.set_disk(100 * GIB, 1);
     limits.check().unwrap();
     println!("{}", limits.sheet().to_text(&limits));
-    assert!(open(&limits) >= 10_000, "{}", open(&limits));
-    assert!(limits.subnet.callback_soft_limit >= 10_000, "one canister may have all of them open");
+    assert_eq!(open(&limits), 319);
     let capacity = limits.subnet.memory_capacity_bytes;
-    assert!((30 * GIB..60 * GIB).contains(&capacity), "{capacity}");
+    assert!(capacity >= 80 * GIB, "{capacity}");
     // What is the reference's number can be stated, and gives its disk back.
     let overrides = json!({"subnet": {"guaranteed_response_message_bytes": "64MiB"}});
     limits.apply_overrides(&overrides).unwrap();
     limits.check().unwrap();
     assert_eq!(limits.subnet.guaranteed_response_message_bytes, 64 * MIB);
-    assert_eq!(limits.subnet.callback_soft_limit, 4096);
-    assert!(limits.subnet.memory_capacity_bytes > capacity + 50 * GIB);
+    assert_eq!(limits.subnet.memory_capacity_bytes, capacity + (640 - 64) * 11 * MIB);
+    assert_eq!(limits.checkpoint_message_bytes(), 16 * MIB);
+    assert_eq!(limits.leased_message_bytes(), 256 * MIB);
+    for (memory, most) in [(256 * MIB, 76 * MIB), (4 * GIB, GIB), (16 * GIB, 2 * GIB)] {
+        let mut limits = Limits::derive(memory).unwrap();
+        limits.set_disk(1 << 50, 1);
+        assert_eq!(limits.subnet.guaranteed_response_message_bytes, most);
+    }
+    limits.subnet.guaranteed_response_message_bytes = 2 * GIB;
+    assert_eq!(limits.leased_message_bytes(), GIB / 2);
 }
 
 #[test]

@@ -167,12 +167,19 @@ struct MessageRows {
     tried_below: u64,
     /// Went since, and may be in the store.
     gone: BTreeSet<u64>,
+    /// What waits under numbers below this one came before the last round ended.
+    settled_below: u64,
 }
 
 impl MessageRows {
     /// The store has what waits under numbers below this one.
     fn saved(below: u64) -> Self {
-        Self { saved_below: below, tried_below: below, gone: BTreeSet::new() }
+        Self {
+            saved_below: below,
+            tried_below: below,
+            gone: BTreeSet::new(),
+            settled_below: below,
+        }
     }
 
     fn go(&mut self, numbers: impl IntoIterator<Item = u64>) {
@@ -495,16 +502,22 @@ impl ReplicatedState {
     }
 
     /// Puts the hot canisters back. To be called at the end of a round, before the state is hashed.
-    pub fn settle(&mut self) {
+    /// Returns the bytes of messages apart that came since the last time and still wait.
+    pub fn settle(&mut self) -> u64 {
         self.refresh();
         let _here = heap::enter();
+        let mut came_bytes = 0;
         for (id, mut canister) in std::mem::take(&mut self.hot) {
             self.unsaved.insert(id);
             self.rows.go(canister.queues.take_gone());
+            let came = canister.queues.apart_from(self.rows.settled_below);
+            came_bytes += came.map(|(_, message)| message.accounted_bytes()).sum::<u64>();
             // What a round added to it lies elsewhere: a copy lies here as a whole.
             let resting = if heap::is_installed() { canister.clone() } else { canister };
             self.canisters.insert(Arc::new(resting));
         }
+        self.rows.settled_below = self.subnet.next_message;
+        came_bytes
     }
 
     /// The map and the history, to be hashed and shared with a snapshot.

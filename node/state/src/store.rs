@@ -28,7 +28,10 @@ use std::{
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use disk::{RealDisk, SharedDisk};
@@ -225,6 +228,8 @@ pub struct StateStore {
     real: bool,
     path: PathBuf,
     cache_bytes: u64,
+    /// Whether its pages have been compared with their checksums, which reads all of it.
+    checked: AtomicBool,
     database: Mutex<Slot>,
 }
 
@@ -255,8 +260,8 @@ impl StateStore {
         cache_bytes: u64,
     ) -> Result<Self, StoreError> {
         let path = dir.join(FILE_NAME);
-        let store =
-            StateStore { disk, real, path, cache_bytes, database: Mutex::new(Slot::Closed) };
+        let (checked, database) = (AtomicBool::new(false), Mutex::new(Slot::Closed));
+        let store = StateStore { disk, real, path, cache_bytes, checked, database };
         store.disk.create_folder(dir).map_err(|error| store.io(error))?;
         store.with_database(|_| Ok(()))?;
         Ok(store)
@@ -409,27 +414,12 @@ impl StateStore {
         let cache_bytes = usize::try_from(self.cache_bytes).unwrap_or(usize::MAX);
         let mut builder = Database::builder();
         builder.set_cache_size(cache_bytes);
-        let mut database = if self.real {
+        let database = if self.real {
             builder.create(&self.path)?
         } else {
             builder.create_with_backend(Backend::open(self.disk.as_ref(), &self.path)?)?
         };
-        // Reads every page once and compares its checksum. Commits have two phases, so a crash
-        // leaves nothing to repair but the list of free pages: whatever else is wrong was
-        // not written by this node.
-        match catch_unwind(AssertUnwindSafe(|| database.check_integrity())) {
-            Ok(Ok(true)) => {}
-            checked => {
-                abandon(Slot::Open(database));
-                return match checked {
-                    Ok(Ok(_)) => {
-                        Err(Failure::Corrupt("its pages do not have their checksums".into()))
-                    }
-                    Ok(Err(error)) => Err(error.into()),
-                    Err(panic) => std::panic::resume_unwind(panic),
-                };
-            }
-        }
+        let database = self.check(database)?;
         let transaction = database.begin_read()?;
         let found = match transaction.open_table(NUMBERS) {
             Ok(numbers) => numbers.get("format")?.map(|format| format.value()),
@@ -464,6 +454,33 @@ impl StateStore {
             self.disk.sync_folder(dir)?;
         }
         Ok(database)
+    }
+
+    /// Reads every page and compares its checksum, at the first opening only. Commits have two
+    /// phases, so a crash leaves nothing to repair but the list of free pages: whatever else is
+    /// wrong was not written by this node. After an error of the disk the database recovers by
+    /// itself, and every part of a record that is read has its checksum: whoever tries again must
+    /// not wait for all pages each time.
+    fn check(&self, mut database: Database) -> Result<Database, Failure> {
+        if self.checked.load(Ordering::Relaxed) {
+            return Ok(database);
+        }
+        match catch_unwind(AssertUnwindSafe(|| database.check_integrity())) {
+            Ok(Ok(true)) => {
+                self.checked.store(true, Ordering::Relaxed);
+                Ok(database)
+            }
+            checked => {
+                abandon(Slot::Open(database));
+                match checked {
+                    Ok(Ok(_)) => {
+                        Err(Failure::Corrupt("its pages do not have their checksums".into()))
+                    }
+                    Ok(Err(error)) => Err(error.into()),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
+            }
+        }
     }
 
     fn io(&self, error: io::Error) -> StoreError {

@@ -5,14 +5,14 @@
 use std::{
     alloc::{GlobalAlloc, Layout, System},
     cell::Cell,
-    collections::HashSet,
-    sync::Mutex,
+    collections::{BTreeMap, HashSet},
+    sync::{Mutex, Once},
 };
 
 use ic_principal::Principal;
 use state::{
     CallRequest, CallbackId, CanisterId, CanisterState, HistoryLimits, Ingress, IngressHistory,
-    ReplicatedState, RequestId, Settings, Shared, SubnetState, Time,
+    ReplicatedState, RequestId, Settings, Shared, SubnetState, Time, encode_record,
     heap::{self, StateHeap},
 };
 
@@ -96,14 +96,34 @@ fn call(number: u32) -> Ingress {
     }
 }
 
+fn install() {
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| {
+        heap::install(StateHeap {
+            switch: |number| HEAP.with(|heap| heap.replace(number)),
+            number: 1,
+            holds: |byte| noted(|blocks| blocks.contains(&byte.addr())),
+            ready: || Ok(()),
+        });
+    });
+}
+
+fn request(receiver: CanisterId, number: u64, deadline: Option<Time>) -> Shared<CallRequest> {
+    Shared::new(CallRequest {
+        sender: canister(1),
+        sender_version: 1,
+        receiver,
+        callback: CallbackId(number),
+        method_name: heap::kept_text("n".repeat(1000)),
+        arg: heap::kept(vec![3; 1000]),
+        cycles: 0,
+        deadline,
+    })
+}
+
 #[test]
 fn what_the_state_keeps_lies_in_its_heap() {
-    heap::install(StateHeap {
-        switch: |number| HEAP.with(|heap| heap.replace(number)),
-        number: 1,
-        holds: |byte| noted(|blocks| blocks.contains(&byte.addr())),
-        ready: || Ok(()),
-    });
+    install();
     let limits = HistoryLimits { bytes_max: 1 << 30, unfinished_max: 1 << 20 };
     let before = live();
     let mut state =
@@ -122,19 +142,9 @@ fn what_the_state_keeps_lies_in_its_heap() {
         state.history.processing(&call(number).request_id);
         state.history.finish(&call(number).request_id, Ok(vec![1; 500]), now);
         let receiver = canister(u64::from(number) % CANISTERS);
-        let request = CallRequest {
-            sender: canister(1),
-            sender_version: 1,
-            receiver,
-            callback: CallbackId(u64::from(number)),
-            method_name: heap::kept_text("n".repeat(1000)),
-            arg: heap::kept(vec![3; 1000]),
-            cycles: 0,
-            deadline: None,
-        };
         let message = state.number_message();
         let queues = &mut state.get_mut(&receiver).unwrap().queues;
-        queues.push_request(message, Shared::new(request));
+        queues.push_request(message, request(receiver, u64::from(number), None));
     }
     drop(state.history.take_finished());
     state.settle();
@@ -145,5 +155,35 @@ fn what_the_state_keeps_lies_in_its_heap() {
     assert!(usual < 32 << 10, "{usual} bytes in the usual heap, {kept} in the state's");
     assert!(kept > i64::from(CALLS) * (500 + 1000), "{kept} bytes in the state's heap");
     drop(state);
+    assert!(live()[1] - before[1] < 1 << 10, "all of it goes back: {:?}", live());
+}
+
+#[test]
+fn what_is_loaded_lies_in_the_state_s_heap() {
+    const MESSAGES: u64 = 3_000;
+    install();
+    let id = canister(0);
+    let mut stored = CanisterState::new(id, vec![], Settings::default(), 0, Time(1));
+    for number in 0..MESSAGES {
+        stored.queues.push_request(number, request(id, number, Some(Time(number))));
+    }
+    let record = encode_record("it", &stored).unwrap();
+    let apart: BTreeMap<u64, Vec<u8>> = stored
+        .queues
+        .apart_from(0)
+        .map(|(number, message)| (number, message.encode(number).unwrap()))
+        .collect();
+    assert!(apart.len() > 2_000, "{} have records of their own", apart.len());
+    let before = live();
+    let mut loaded: CanisterState = heap::within(|| postcard::from_bytes(&record)).unwrap();
+    for (number, record) in &apart {
+        loaded.queues.bring(&id, *number, record).unwrap();
+    }
+    loaded.queues.finish_loading(MESSAGES, &id).unwrap();
+    let [usual, kept] = live();
+    let (usual, kept) = (usual - before[0], kept - before[1]);
+    assert!(usual < 4 << 10, "{usual} bytes in the usual heap, {kept} in the state's");
+    assert!(kept > MESSAGES as i64 * 2_000, "{kept} bytes in the state's heap");
+    drop(loaded);
     assert!(live()[1] - before[1] < 1 << 10, "all of it goes back: {:?}", live());
 }

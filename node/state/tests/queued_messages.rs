@@ -172,6 +172,7 @@ fn load(store: &StateStore) -> Result<ReplicatedState, StoreError> {
         state.settle();
         return Ok(state);
     };
+    let subnet: SubnetState = postcard::from_bytes(&loaded.metadata).unwrap();
     let mut messages = loaded.messages();
     let mut canisters = vec![];
     for record in loaded.canisters()? {
@@ -180,11 +181,11 @@ fn load(store: &StateStore) -> Result<ReplicatedState, StoreError> {
         for number in canister.queues.missing().collect::<Vec<_>>() {
             canister.queues.bring(&id, number, &messages.take(number)?).unwrap();
         }
-        canister.queues.finish_loading().unwrap();
+        canister.queues.finish_loading(subnet.next_message, &id).unwrap();
         canisters.push(canister);
     }
     messages.finish()?;
-    Ok(state_of(postcard::from_bytes(&loaded.metadata).unwrap(), canisters))
+    Ok(state_of(subnet, canisters))
 }
 
 fn open(disk: &SharedDisk, root: &Path) -> Result<StateStore, StoreError> {

@@ -26,7 +26,7 @@ struct Kept {
     newest: Option<Arc<Snapshot>>,
     /// The one before, while someone has a lease on it, and when it was replaced.
     older: Option<(Arc<Snapshot>, Height)>,
-    /// Bytes of messages written to the store since then: what has gone of them since, and of those
+    /// Bytes of messages between canisters written to the store since then: what has gone of them since, and of those
     /// before, stays in the store for the older snapshot.
     written_beside_older: u64,
     /// How many leases there are on which height.
@@ -147,7 +147,7 @@ impl SnapshotSource {
         drop(gone);
     }
 
-    /// A checkpoint wrote so many bytes of messages. A snapshot that is kept for a lease keeps what
+    /// A checkpoint wrote so many bytes of messages between canisters. A snapshot that is kept for a lease keeps what
     /// is deleted in the store, so it goes when more than `bytes_max` came since it was replaced.
     pub fn wrote_messages(&self, bytes: u64, bytes_max: u64) {
         let mut kept = self.lock();

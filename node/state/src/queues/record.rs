@@ -32,6 +32,20 @@ pub enum WaitingMessage<'a> {
 }
 
 impl WaitingMessage<'_> {
+    /// Whether a canister sent it.
+    pub fn is_between_canisters(&self) -> bool {
+        !matches!(self, Self::Ingress(_))
+    }
+
+    /// Bytes it takes in a queue.
+    pub fn accounted_bytes(&self) -> u64 {
+        match self {
+            Self::Ingress(message) => message.accounted_bytes(),
+            Self::Request(message) => message.accounted_bytes(),
+            Self::Response(message) => message.accounted_bytes(),
+        }
+    }
+
     /// Its record.
     ///
     /// # Errors
@@ -61,6 +75,9 @@ pub enum MessageError {
     /// Not all records came.
     #[error("the record of message {0} is missing")]
     Missing(u64),
+    /// A number that the subnet has not given to a message yet.
+    #[error("message {0} has a number that is yet to be given")]
+    NotGiven(u64),
     /// Senders and turns do not match.
     #[error("the turns of senders do not fit the requests that wait")]
     Turns,
@@ -97,6 +114,8 @@ impl InputQueues {
         number: u64,
         bytes: &[u8],
     ) -> Result<(), MessageError> {
+        // Indexes too are kept, and are not copied before the canister changes.
+        let _here = heap::enter();
         let class = self.missing.remove(&number).ok_or(MessageError::Unknown(number))?;
         let (found, rest) = postcard::take_from_bytes::<u8>(bytes)
             .map_err(|error| MessageError::Undecodable(number, error.to_string()))?;
@@ -120,13 +139,22 @@ impl InputQueues {
         Ok(())
     }
 
-    /// All records of messages apart came.
+    /// All records of messages apart of the canister `id` came; the subnet's next message gets the
+    /// number `next_message`.
     ///
     /// # Errors
-    /// When they did not, or turns do not fit the requests.
-    pub fn finish_loading(&self) -> Result<(), MessageError> {
+    /// When they did not come, turns do not fit the requests, a number is yet to be given, or a
+    /// message in the canister's record is for another.
+    pub fn finish_loading(&self, next_message: u64, id: &CanisterId) -> Result<(), MessageError> {
         if let Some(number) = self.missing.keys().next() {
             return Err(MessageError::Missing(*number));
+        }
+        let all = receivers(&self.ingress, |message| &message.canister_id)
+            .chain(receivers(&self.requests, |message| &message.receiver))
+            .chain(receivers(&self.responses, |message| &message.originator));
+        for (number, receiver) in all {
+            check(number < next_message, MessageError::NotGiven(number))?;
+            check(receiver == id, MessageError::Foreign(number))?;
         }
         let mut senders = self.turn_of.keys();
         let mut last = None;
@@ -138,6 +166,14 @@ impl InputQueues {
         }
         check(senders.next().is_none(), MessageError::Turns)
     }
+}
+
+/// The receivers of a class, by the numbers of their messages.
+fn receivers<T>(
+    queue: &Numbered<Waiting<T>>,
+    receiver: fn(&T) -> &CanisterId,
+) -> impl Iterator<Item = (u64, &CanisterId)> {
+    queue.iter().map(move |(number, waiting)| (number, receiver(&waiting.message)))
 }
 
 fn check(holds: bool, error: MessageError) -> Result<(), MessageError> {

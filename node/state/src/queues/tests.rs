@@ -73,7 +73,7 @@ fn loaded(record: &[u8], apart: &BTreeMap<u64, Vec<u8>>) -> Result<InputQueues, 
         let bytes = apart.get(&number).ok_or(MessageError::Missing(number))?;
         queues.bring(&canister(0), number, bytes)?;
     }
-    queues.finish_loading()?;
+    queues.finish_loading(u64::MAX, &canister(0))?;
     Ok(queues)
 }
 
@@ -165,7 +165,28 @@ fn records_that_do_not_fit_are_refused() {
     less.remove(&1);
     assert_eq!(loaded(&record, &less).unwrap_err(), MessageError::Missing(1));
     let mut queues = loaded(&record, &apart).unwrap();
+    assert_eq!(queues.finish_loading(2, &canister(0)), Ok(()));
+    assert_eq!(queues.finish_loading(1, &canister(0)), Err(MessageError::NotGiven(1)));
     assert_eq!(queues.bring(&canister(0), 7, &apart[&1]), Err(MessageError::Unknown(7)));
+}
+
+#[test]
+fn small_messages_of_another_and_numbers_yet_to_be_given_are_damage() {
+    let pushes: [fn(&mut InputQueues); 3] = [
+        |queues| queues.push_request(7, request(1, 0, None)),
+        |queues| queues.push_response(7, response(1, 10)),
+        |queues| queues.push_ingress(7, ingress(1, 5, 10)),
+    ];
+    for push in pushes {
+        let mut queues = InputQueues::default();
+        push(&mut queues);
+        let (record, apart) = stored(&queues);
+        assert!(apart.is_empty());
+        let queues = loaded(&record, &apart).unwrap();
+        assert_eq!(queues.finish_loading(8, &canister(0)), Ok(()));
+        assert_eq!(queues.finish_loading(7, &canister(0)), Err(MessageError::NotGiven(7)));
+        assert_eq!(queues.finish_loading(8, &canister(1)), Err(MessageError::Foreign(7)));
+    }
 }
 
 #[derive(Clone, Debug)]

@@ -601,6 +601,35 @@ fn a_message_that_no_canister_asks_for_or_that_is_not_there_is_damage() {
 }
 
 #[test]
+fn all_pages_are_read_at_the_first_opening_and_not_after_a_failed_write() {
+    let folder = tempfile::tempdir().unwrap();
+    let simulated = disk::SimulatedDisk::new(&folder.path().join("disk"), 1).unwrap();
+    let root = folder.path().join("disk").join("state");
+    let disk: SharedDisk = std::sync::Arc::new(simulated.clone());
+    let store = StateStore::open_on(disk.clone(), &root, CACHE).unwrap();
+    let with = |height, message| CheckpointDelta {
+        messages: Box::new(std::iter::once(Ok(message))),
+        ..empty(height)
+    };
+    store.write(with(1, (1, Some(vec![0xa7; 20_000])))).unwrap();
+    simulated.fail_syncs(1);
+    store.write(with(2, (2, Some(vec![1; 10])))).unwrap_err();
+    let path = root.join(FILE_NAME);
+    let mut file = fs::read(&path).unwrap();
+    let at = file.windows(100).position(|bytes| bytes == [0xa7; 100]).unwrap();
+    file[at + 50] ^= 1;
+    fs::write(&path, file).unwrap();
+    // It is opened anew, and found is what is read.
+    store.write(with(2, (2, Some(vec![1; 10])))).unwrap();
+    let loaded = store.load().unwrap().unwrap();
+    assert_eq!(loaded.messages().take(2).unwrap(), [1; 10]);
+    assert!(matches!(loaded.messages().take(1), Err(StoreError::Corrupt { .. })));
+    drop((loaded, store));
+    let opened = StateStore::open_on(disk, &root, CACHE);
+    assert!(matches!(opened, Err(StoreError::Corrupt { .. })), "{opened:?}");
+}
+
+#[test]
 fn keys_of_rows_have_the_length_of_their_kind() {
     let metadata = Row {
         kind: RowKind::Metadata,
