@@ -490,10 +490,10 @@ fn messages_with_records_of_their_own_bring_a_checkpoint() {
         node.executor.checkpoint_due()
     };
     assert!(!round(&mut node));
-    node.send(caller, &calls(9));
-    assert!(!round(&mut node), "8 MB or 9 of 16 MiB");
+    node.send(caller, &calls(10));
+    assert!(!round(&mut node), "8 MB of 16 MiB, or 9");
     assert!(!round(&mut node), "what waits longer does not count again");
-    node.send(caller, &calls(9));
+    node.send(caller, &calls(10));
     assert!(round(&mut node), "with those before more than 16 MiB");
     node.executor.checkpoint().unwrap();
     assert!(!round(&mut node));

@@ -174,12 +174,7 @@ struct MessageRows {
 impl MessageRows {
     /// The store has what waits under numbers below this one.
     fn saved(below: u64) -> Self {
-        Self {
-            saved_below: below,
-            tried_below: below,
-            gone: BTreeSet::new(),
-            settled_below: below,
-        }
+        Self { saved_below: below, tried_below: below, gone: BTreeSet::new(), settled_below: below }
     }
 
     fn go(&mut self, numbers: impl IntoIterator<Item = u64>) {
