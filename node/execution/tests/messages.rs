@@ -475,13 +475,16 @@ fn messages_with_records_of_their_own_bring_a_checkpoint() {
     let (caller, callee) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
     node.executor.checkpoint().unwrap();
     // The callee has time for one of them in a round.
-    let calls = |count: usize| -> Vec<Op> {
+    let call_ten_times = |node: &mut Node| {
         let mut call = CallOp::new(
             callee,
             &[Op::Spend(3_990_000_000), Op::Note(vec![7; 1_000_000]), Op::Reply(vec![])],
         );
         (call.on_reply, call.on_reject) = (vec![], vec![]);
-        vec![call.op(); count].into_iter().chain([Op::Reply(vec![])]).collect()
+        let program = [call.op(), Op::Reply(vec![])];
+        for _ in 0..10 {
+            node.send(caller, &program);
+        }
     };
     let round = |node: &mut Node| {
         let batch = node.batch();
@@ -490,10 +493,11 @@ fn messages_with_records_of_their_own_bring_a_checkpoint() {
         node.executor.checkpoint_due()
     };
     assert!(!round(&mut node));
-    node.send(caller, &calls(10));
+    call_ten_times(&mut node);
     assert!(!round(&mut node), "8 MB of 16 MiB, or 9");
+    assert!(node.canister(callee).queues.apart().count() >= 8);
     assert!(!round(&mut node), "what waits longer does not count again");
-    node.send(caller, &calls(10));
+    call_ten_times(&mut node);
     assert!(round(&mut node), "with those before more than 16 MiB");
     node.executor.checkpoint().unwrap();
     assert!(!round(&mut node));
