@@ -20,8 +20,8 @@ const PAGE_BYTES: u64 = 4096;
 /// Checkpoints whose records are on disk at once: the store writes new pages before it lets the old
 /// ones go.
 const RECORD_VERSIONS: u64 = 2;
-/// What the store takes for each byte of messages with guaranteed responses: its pages are powers of
-/// two, and those that were freed stay while a snapshot of before is hashed or shown.
+/// What the store takes for each byte of messages with guaranteed responses: its pages are powers
+/// of two, and those that were freed stay while a snapshot of before is hashed or shown.
 const STORE_PER_MESSAGE_BYTE: u64 = 3;
 /// The rows in the store that a leased snapshot may keep: a part of the messages, and at least so
 /// much, so that ordinary traffic ends no lease.
@@ -45,9 +45,9 @@ pub const HEAP_LINES: [&str; 5] = [
 pub const STATE_HEAP_LINE: &str = "state_heap";
 /// Of what lies in the heap, the part that gaps and forks may take besides.
 const HEAP_GAPS_PART: u64 = 4;
-/// What the heap takes for each byte of messages with guaranteed responses: states that are read, or
-/// not certified yet, hold what was taken from the queues since; and blocks are of certain sizes and
-/// leave holes.
+/// What the heap takes for each byte of messages with guaranteed responses: states that are read,
+/// or not certified yet, hold what was taken from the queues since; and blocks are of certain sizes
+/// and leave holes.
 const HEAP_PER_MESSAGE_BYTE: u64 = 8;
 /// What the heap takes with nothing in it: the allocator's own, and blocks that are there ahead.
 const HEAP_REST_BYTES: u64 = 16 << 20;
