@@ -129,6 +129,8 @@ const METADATA_BYTES_OF_SECTION_BYTE: u64 = 4;
 const MESSAGES_PART: u64 = 128;
 const BESIDE_MESSAGES_BYTES: u64 = 20 << 30;
 const BESIDE_MESSAGES_PER_MEMORY_BYTE: u64 = 4;
+/// On a small disk they get no more than one part in so many of it.
+const SMALL_DISK_MESSAGES_PART: u64 = 64;
 /// The most for each byte of memory, and for each byte beyond what small nodes need for everything
 /// else: page tables of the heap that they lie in stay a part of the memory so. And the most at all:
 /// all of them are hashed for each manifest.
@@ -394,9 +396,8 @@ impl Limits {
         }
         let memory = self.memory_budget_bytes;
         if !stays("subnet.guaranteed_response_message_bytes") {
-            let least = scale::GUARANTEED_MESSAGES.bytes_at(memory);
-            let part = whole(self.messages_part_bytes());
-            self.subnet.guaranteed_response_message_bytes = least.max(part);
+            let (least, part) = (self.least_messages_bytes(), self.messages_part_bytes());
+            self.subnet.guaranteed_response_message_bytes = whole(least.max(part));
         }
         if !stays("subnet.ingress_history_bytes") {
             let least = scale::INGRESS_HISTORY.bytes_at(memory);
@@ -422,6 +423,17 @@ impl Limits {
             let capacity = left / self.pages.states_on_disk.max(1);
             self.subnet.memory_capacity_bytes = whole(capacity.min(most));
         }
+    }
+
+    /// What messages with guaranteed responses get in any case; less where the disk is small.
+    fn least_messages_bytes(&self) -> u64 {
+        let (disk, memory) = (self.disk_budget_bytes, self.memory_budget_bytes);
+        let least = scale::GUARANTEED_MESSAGES.bytes_at(memory);
+        if disk == 0 {
+            return least;
+        }
+        let floor = scale::GUARANTEED_MESSAGES.bytes_at(0);
+        least.min((disk / SMALL_DISK_MESSAGES_PART).max(floor))
     }
 
     /// What a disk budget gives to messages with guaranteed responses.
