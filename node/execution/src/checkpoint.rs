@@ -154,14 +154,19 @@ impl Drop for Folder {
 impl Executor {
     /// Whether a checkpoint should be taken before the next batch.
     pub fn checkpoint_due(&self) -> bool {
-        let message_bytes_max = self.core.limits().checkpoint_message_bytes();
-        let limits = &self.core.limits().pages;
-        let since = &self.since_checkpoint;
+        let (all, since) = (self.core.limits(), &self.since_checkpoint);
+        // A checkpoint waits for the manifest that is computed, and rounds would with it.
+        let most = if self.manifests.is_busy() {
+            all.subnet.guaranteed_response_message_bytes.max(all.checkpoint_message_bytes())
+        } else {
+            all.checkpoint_message_bytes()
+        };
+        let limits = &all.pages;
         self.manifest_owed
             || since.rounds >= limits.checkpoint_interval_rounds
             || since.delta_bytes >= limits.checkpoint_delta_bytes
             || since.instructions >= limits.checkpoint_instructions
-            || since.message_bytes >= message_bytes_max
+            || since.message_bytes >= most
             || self.core.pages.needs_checkpoint()
     }
 
@@ -220,10 +225,8 @@ impl Executor {
         let message_bytes = Cell::new(0_u64);
         let messages = self.state.unsaved_messages().map(|(number, message)| {
             let record = message.map(|message| message.encode(number)).transpose()?;
-            if message.is_some_and(|message| message.is_between_canisters()) {
-                let bytes = record.as_ref().map_or(0, Vec::len) as u64;
-                message_bytes.set(message_bytes.get().saturating_add(bytes));
-            }
+            let bytes = record.as_ref().map_or(0, Vec::len) as u64;
+            message_bytes.set(message_bytes.get().saturating_add(bytes));
             Ok((number, record))
         });
         self.store.write(CheckpointDelta {

@@ -25,6 +25,9 @@ use crate::reject;
 
 /// Calls to the management canister may take as many times the largest argument while they wait.
 const LARGE_MANAGEMENT_CALLS: u64 = 4;
+/// Those of up to so many bytes find so much room where larger ones find none any more.
+const SMALL_MANAGEMENT_CALL_BYTES: u64 = 64 << 10;
+const SMALL_MANAGEMENT_CALLS_BYTES: u64 = 1 << 20;
 
 /// Message memory in use while effects are merged.
 #[derive(Clone, Copy, Debug)]
@@ -97,12 +100,17 @@ impl MessageMemory {
     /// installs, wait in the smallest memory too.
     fn check_management(&self, limits: &SubnetLimits, bytes: u64) -> Result<(), Reject> {
         let large = limits.message_payload_bytes.saturating_mul(LARGE_MANAGEMENT_CALLS);
-        let (used, limit) = (self.management, limits.best_effort_message_bytes.max(large));
+        let (used, mut limit) = (self.management, limits.best_effort_message_bytes.max(large));
+        // Whoever sends large ones leaves room for `raw_rand` or `stop_canister` of others.
+        if bytes <= SMALL_MANAGEMENT_CALL_BYTES {
+            limit = limit.saturating_add(SMALL_MANAGEMENT_CALLS_BYTES);
+        }
         if used > 0 && used + bytes > limit {
             return Err(reject::queue_full(format!(
                 "The call needs {bytes} bytes; calls that wait for the management canister take \
                  {used} bytes of {limit} (the larger of subnet.best_effort_message_bytes and \
-                 {LARGE_MANAGEMENT_CALLS} times subnet.message_payload_bytes). Try again."
+                 {LARGE_MANAGEMENT_CALLS} times subnet.message_payload_bytes, and 1 MiB more for \
+                 calls of at most 64 KiB). Try again."
             )));
         }
         Ok(())
@@ -389,6 +397,9 @@ mod tests {
         assert_eq!((memory.guaranteed, memory.management), full);
         let text = memory.take_call(&limits, &largest, false).unwrap_err().message;
         assert!(text.contains("subnet.message_payload_bytes"), "{text}");
+        let small = call(Principal::management_canister(), 100);
+        memory.take_call(&limits, &small, false).unwrap();
+        memory = MessageMemory { guaranteed: full.0, management: full.1, ..memory };
         memory.take_call(&limits, &other, false).unwrap_err();
         assert_eq!((memory.guaranteed, memory.management), full);
         memory.take_call(&limits, &other, true).unwrap();

@@ -21,8 +21,10 @@ const PAGE_BYTES: u64 = 4096;
 /// ones go.
 const RECORD_VERSIONS: u64 = 2;
 /// What the store takes for each byte of messages with guaranteed responses: its pages are powers
-/// of two, and those that were freed stay while a snapshot of before is hashed or shown.
+/// of two, and those that were freed in a transaction are used again in later ones. Where there are
+/// several nodes, those stay besides that were freed since the snapshot that is hashed or shown.
 const STORE_PER_MESSAGE_BYTE: u64 = 3;
+const SHOWN_STORE_PER_MESSAGE_BYTE: u64 = 8;
 /// The rows in the store that a leased snapshot may keep: a part of the messages, and at least so
 /// much, so that ordinary traffic ends no lease.
 const LEASED_PART: u64 = 4;
@@ -30,6 +32,8 @@ const LEASED_BYTES_MIN: u64 = 256 << 20;
 /// Of the messages, the part that comes between two checkpoints at most, so that one transaction
 /// stays bounded.
 const CHECKPOINT_MESSAGES_PART: u64 = 4;
+/// However few may wait: there would be nothing but checkpoints.
+const CHECKPOINT_MESSAGES_MIN: u64 = 4 << 20;
 /// The line of canister state, on disk.
 pub(crate) const STATE_LINE: &str = "canister_state";
 /// The lines of what lies in the state's heap, in this order: messages with guaranteed responses,
@@ -453,7 +457,11 @@ impl Limits {
 
     /// Bytes of messages with records of their own after which a checkpoint is due.
     pub fn checkpoint_message_bytes(&self) -> u64 {
-        self.subnet.guaranteed_response_message_bytes / CHECKPOINT_MESSAGES_PART
+        let subnet = &self.subnet;
+        let all = subnet
+            .guaranteed_response_message_bytes
+            .saturating_add(subnet.best_effort_message_bytes);
+        (all / CHECKPOINT_MESSAGES_PART).max(CHECKPOINT_MESSAGES_MIN)
     }
 
     /// The store of checkpoints. A message apart is written once, and its room is used again; the
@@ -462,21 +470,20 @@ impl Limits {
     fn records_line(&self) -> SheetLine {
         let messages = self.subnet.guaranteed_response_message_bytes;
         let (others, states) = (self.records_bytes(), self.pages.states_on_disk.max(1));
-        let rows = messages.saturating_mul(STORE_PER_MESSAGE_BYTE);
+        let factor = if states > 1 { SHOWN_STORE_PER_MESSAGE_BYTE } else { STORE_PER_MESSAGE_BYTE };
+        let rows = messages.saturating_mul(factor);
         let store = rows.saturating_add(others.saturating_mul(RECORD_VERSIONS));
         let leased = if states > 1 { self.leased_message_bytes() } else { 0 };
         let stream = messages.saturating_add(others);
-        let fetched = stream.saturating_add(store).saturating_mul(states - 1);
+        let fetched_store = messages.saturating_mul(STORE_PER_MESSAGE_BYTE);
+        let fetched = stream.saturating_add(others).saturating_add(fetched_store);
+        let fetched = fetched.saturating_mul(states - 1);
         line(
             "checkpoint_records",
             store.saturating_add(leased).saturating_add(fetched),
             "state",
             LineKind::Disk,
-            format!(
-                "{} and {}",
-                times(STORE_PER_MESSAGE_BYTE, messages),
-                times(RECORD_VERSIONS, others)
-            ),
+            format!("{} and {}", times(factor, messages), times(RECORD_VERSIONS, others)),
             "queued messages; metadata and the ingress history, in the newest checkpoint and in \
              the one being written; where there are several nodes, rows that leased snapshots \
              keep, and the records of a state that is fetched",

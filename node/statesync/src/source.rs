@@ -147,8 +147,8 @@ impl SnapshotSource {
         drop(gone);
     }
 
-    /// A checkpoint wrote so many bytes of messages between canisters. A snapshot that is kept for a lease keeps what
-    /// is deleted in the store, so it goes when more than `bytes_max` came since it was replaced.
+    /// A checkpoint wrote so many bytes of messages. A snapshot that is kept for a lease keeps what is
+    /// deleted in the store, so it goes when more than `bytes_max` came since it was replaced.
     pub fn wrote_messages(&self, bytes: u64, bytes_max: u64) {
         let mut kept = self.lock();
         kept.written_beside_older = kept.written_beside_older.saturating_add(bytes);

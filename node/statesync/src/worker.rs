@@ -97,6 +97,11 @@ impl ManifestWorker {
         self.shared.set(Work::Known(height, root));
     }
 
+    /// Whether one is being computed.
+    pub fn is_busy(&self) -> bool {
+        matches!(*self.shared.lock(), Work::Running)
+    }
+
     /// The root of the manifest of this height, waited for. A computation that failed for good
     /// fails everyone who asks.
     ///

@@ -32,11 +32,6 @@ pub enum WaitingMessage<'a> {
 }
 
 impl WaitingMessage<'_> {
-    /// Whether a canister sent it.
-    pub fn is_between_canisters(&self) -> bool {
-        !matches!(self, Self::Ingress(_))
-    }
-
     /// Bytes it takes in a queue.
     pub fn accounted_bytes(&self) -> u64 {
         match self {
