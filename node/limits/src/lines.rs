@@ -457,11 +457,8 @@ impl Limits {
 
     /// Bytes of messages with records of their own after which a checkpoint is due.
     pub fn checkpoint_message_bytes(&self) -> u64 {
-        let subnet = &self.subnet;
-        let all = subnet
-            .guaranteed_response_message_bytes
-            .saturating_add(subnet.best_effort_message_bytes);
-        (all / CHECKPOINT_MESSAGES_PART).max(CHECKPOINT_MESSAGES_MIN)
+        let messages = self.subnet.guaranteed_response_message_bytes;
+        (messages / CHECKPOINT_MESSAGES_PART).max(CHECKPOINT_MESSAGES_MIN)
     }
 
     /// The store of checkpoints. A message apart is written once, and its room is used again; the

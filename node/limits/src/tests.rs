@@ -470,7 +470,7 @@ fn open_calls_follow_from_the_disk_and_leave_it_to_the_canisters() {
     limits.check().unwrap();
     assert_eq!(limits.subnet.guaranteed_response_message_bytes, 64 * MIB);
     assert_eq!(limits.subnet.memory_capacity_bytes, capacity + (640 - 64) * 11 * MIB);
-    assert_eq!(limits.checkpoint_message_bytes(), (64 + 32) * MIB / 4);
+    assert_eq!(limits.checkpoint_message_bytes(), 16 * MIB);
     assert_eq!(limits.leased_message_bytes(), 256 * MIB);
     for (memory, most) in [(256 * MIB, 76 * MIB), (4 * GIB, GIB), (16 * GIB, 2 * GIB)] {
         let mut limits = Limits::derive(memory).unwrap();

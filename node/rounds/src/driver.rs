@@ -8,7 +8,7 @@ use consensus::{
 use execution::{FatalError, RoundResult};
 use lifecycle::{Cause, Health, Stop};
 use limits::Limits;
-use state::{Fault, Height, Ingress, RequestId};
+use state::{Fault, Height, Ingress, RequestId, Time};
 
 use crate::{
     backoff::{Backoff, LONGEST},
@@ -217,7 +217,7 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
             if !waiting {
                 certified = self.clock.now();
             }
-            let height = finalised.batch.height;
+            let (height, time) = (finalised.batch.height, finalised.batch.time);
             let Some(result) = self.round(finalised).await? else {
                 tracing::info!(
                     height = height.0,
@@ -235,8 +235,18 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
             if !self.checkpoint_if_due(height).await? {
                 break;
             }
+            self.come_back(&mut demand, time);
         }
         self.last_checkpoint()
+    }
+
+    /// A checkpoint that failed is tried again after a batch, so one has to come: updates are
+    /// refused until then, and nobody else may ask for one.
+    fn come_back(&self, demand: &mut Demand, time: Time) {
+        let Some(retry) = &self.retry else { return };
+        let wait = retry.at.saturating_sub(self.clock.now()).min(LONGEST);
+        let again = Time(time.0.saturating_add(wait.as_nanos() as u64));
+        demand.next_timer = Some(demand.next_timer.map_or(again, |timer| timer.min(again)));
     }
 
     /// Nothing is executed meanwhile; what was certified before is still shown, and queries go on.
