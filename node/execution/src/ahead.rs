@@ -123,7 +123,11 @@ impl CompileAhead {
         let bytes = core.blobs.bytes(&module.0).map_err(|error| error.to_string())?;
         let bytes = bytes.ok_or("no canister has the module any more")?;
         let stored = Stored { blobs: &core.blobs, parts: vec![module.0], bytes };
-        match core.sandbox.prepare_ahead(module, &stored) {
+        self.prepare(module, &stored)
+    }
+
+    fn prepare(&self, module: &ModuleHash, uploaded: &dyn Uploaded) -> Result<(), String> {
+        match self.core.sandbox.prepare_ahead(module, uploaded) {
             Ok(_) => Ok(()),
             Err(NotPrepared::Refused(reject)) => Err(reject.message),
             Err(NotPrepared::Trouble(reason)) => Err(reason),
@@ -152,11 +156,7 @@ impl CompileAhead {
                 Box::new(Stored { blobs: &core.blobs, parts, bytes: module_bytes })
             }
         };
-        match core.sandbox.prepare_ahead(&hash, uploaded.as_ref()) {
-            Ok(_) => Ok(Ahead::Compiled),
-            Err(NotPrepared::Refused(reject)) => Err(reject.message),
-            Err(NotPrepared::Trouble(reason)) => Err(reason),
-        }
+        self.prepare(&hash, uploaded.as_ref()).map(|()| Ahead::Compiled)
     }
 
     /// What the round checks before it compiles.

@@ -36,7 +36,7 @@ use crate::round;
 /// different times, and their shares are under way for some.
 const UNCERTIFIED_BEYOND_LAG: usize = 4;
 
-/// Modules that the cache of compiled code is filled with after a start, at most: 32 bytes each.
+/// Modules that the cache of compiled code is filled with after a start, at most: 33 bytes each.
 const FILLED_AGAIN_MAX: usize = 4_096;
 
 /// Bytes of records loaded until it is looked whether the state's heap has room for more, and what

@@ -449,7 +449,7 @@ impl Limits {
         ]
     }
 
-    /// Bytes of messages between canisters in the store that a leased snapshot may keep.
+    /// Bytes of messages in the store that a leased snapshot may keep.
     pub fn leased_message_bytes(&self) -> u64 {
         let messages = self.subnet.guaranteed_response_message_bytes;
         (messages / LEASED_PART).max(LEASED_BYTES_MIN)

@@ -26,7 +26,7 @@ struct Kept {
     newest: Option<Arc<Snapshot>>,
     /// The one before, while someone has a lease on it, and when it was replaced.
     older: Option<(Arc<Snapshot>, Height)>,
-    /// Bytes of messages between canisters written to the store since then: what has gone of them since, and of those
+    /// Bytes of messages written to the store since then: what has gone of them since, and of those
     /// before, stays in the store for the older snapshot.
     written_beside_older: u64,
     /// How many leases there are on which height.
