@@ -112,6 +112,19 @@ impl Limits {
             1,
             "a message longer than a slice could never finish",
         );
+        rules.within(
+            Named::number(
+                "execution.paused_executions x execution.instructions_per_slice",
+                self.execution
+                    .paused_executions
+                    .saturating_mul(self.execution.instructions_per_slice),
+            ),
+            Named::number(
+                "execution.instructions_per_round (or one slice)",
+                self.execution.instructions_per_round.max(self.execution.instructions_per_slice),
+            ),
+            "long messages must not take all of a round",
+        );
         rules.at_least(
             limit!(self.execution.composite_query_depth),
             1,
@@ -135,11 +148,6 @@ impl Limits {
             limit!(self.execution.instructions_per_slice),
             message,
             "a slice is a part of a message",
-        );
-        rules.within(
-            message,
-            limit!(self.execution.instructions_per_install),
-            "an install must be able to do what a message can",
         );
         rules.within(
             limit!(self.execution.instructions_per_inspect),
@@ -220,6 +228,7 @@ impl Limits {
             MIB,
             "evicting less is not worth its system calls",
         );
+        rules.at_most(limit!(self.sandbox.paused_workers), 64, "each is a process");
         rules.at_least(limit!(self.sandbox.compile_threads), 1, "nothing could be installed");
         rules.at_most(limit!(self.sandbox.compile_threads), 64, "each is a process");
         rules.at_least(limit!(self.sandbox.compile_seconds), 1, "nothing could be installed");

@@ -19,14 +19,13 @@ pub const PRESETS: [Preset; 3] = [
     Preset { name: "small", memory_bytes: 1024 * MIB },
 ];
 
-// Instructions. A round is what fits between two certificates, so it is kept short; a message may
-// take five rounds' worth, in slices.
-const INSTRUCTIONS_PER_SLICE: u64 = 2_000_000_000;
+// Instructions. A round is what fits between two certificates, so it is kept short: a slice is about
+// a tenth of a second. A message may take as much as on the Internet Computer, in slices.
+const INSTRUCTIONS_PER_SLICE: u64 = 1_000_000_000;
 const INSTRUCTIONS_PER_ROUND: u64 = 4_000_000_000;
-const INSTRUCTIONS_PER_MESSAGE: u64 = 20_000_000_000;
-// As much as a message: an install is not cut into slices, so the node's other canisters wait for
-// it.
-const INSTRUCTIONS_PER_INSTALL: u64 = INSTRUCTIONS_PER_MESSAGE;
+const INSTRUCTIONS_PER_MESSAGE: u64 = 40_000_000_000;
+// An install is not cut into slices, so the node's other canisters wait for it.
+const INSTRUCTIONS_PER_INSTALL: u64 = 20_000_000_000;
 const INSTRUCTIONS_PER_QUERY: u64 = 5_000_000_000;
 const INSTRUCTIONS_PER_INSPECT: u64 = 200_000_000;
 
@@ -144,7 +143,7 @@ const RETENTION_BLOCK_BYTES: u64 = 128 * MIB;
 const _: () = {
     assert!(INSTRUCTIONS_PER_SLICE <= INSTRUCTIONS_PER_ROUND);
     assert!(INSTRUCTIONS_PER_ROUND <= INSTRUCTIONS_PER_MESSAGE);
-    assert!(INSTRUCTIONS_PER_MESSAGE <= INSTRUCTIONS_PER_INSTALL);
+    assert!(INSTRUCTIONS_PER_ROUND <= INSTRUCTIONS_PER_INSTALL);
     assert!(
         INSTRUCTIONS_PER_INSPECT <= INSTRUCTIONS_PER_QUERY
             && INSTRUCTIONS_PER_QUERY <= INSTRUCTIONS_PER_MESSAGE
@@ -566,6 +565,8 @@ fn sandbox(memory: u64) -> SandboxLimits {
         resident_floor_bytes: scale::RESIDENT_FLOOR.bytes_at(memory),
         eviction_batch_bytes: scale::EVICTION_BATCH.bytes_at(memory),
         worker_anonymous_bytes: 0,
+        paused_workers: scale::PAUSED_WORKERS.step_at(memory),
+        paused_dirty_bytes: scale::PAUSED_DIRTY.bytes_at(memory),
         compile_threads: scale::COMPILE_THREADS.step_at(memory),
         compile_anonymous_bytes: COMPILE_ANONYMOUS_BYTES,
         compile_memory_bytes: scale::COMPILE_MEMORY.bytes_at(memory),

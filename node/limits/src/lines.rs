@@ -77,6 +77,15 @@ impl Limits {
         self.subnet.message_payload_bytes.saturating_mul(2).saturating_add(tables)
     }
 
+    /// What a worker takes that keeps a paused message.
+    fn paused_worker_bytes(&self) -> u64 {
+        self.process
+            .worker_base_bytes
+            .saturating_add(self.process.program_bytes)
+            .saturating_add(self.worker_buffer_bytes())
+            .saturating_add(self.sandbox.paused_dirty_bytes)
+    }
+
     pub(crate) fn sheet_lines(&self) -> Vec<SheetLine> {
         [
             self.process_lines(),
@@ -186,6 +195,14 @@ impl Limits {
                 ),
                 "dirty pages of messages and installs in flight; each reserves its worst case \
                  before it starts",
+            ),
+            line(
+                "paused_workers",
+                sandbox.paused_workers.saturating_mul(self.paused_worker_bytes()),
+                "sandbox",
+                LineKind::Fixed,
+                times(sandbox.paused_workers, self.paused_worker_bytes()),
+                "workers that keep a message between two of its slices, with the pages it wrote",
             ),
             line(
                 pool::COMPILATIONS,

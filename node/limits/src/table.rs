@@ -162,7 +162,7 @@ pub struct ExecutionLimits {
     pub instructions_per_round: u64,
     /// Instructions after which a running message is paused so that others are served (one slice).
     pub instructions_per_slice: u64,
-    /// Executions that may be paused at once.
+    /// Paused messages that are granted a slice in one round; the others wait their turn.
     pub paused_executions: u64,
     /// Stable bytes one message may dirty.
     pub stable_dirty_bytes_per_message: u64,
@@ -218,6 +218,13 @@ pub struct SandboxLimits {
     /// Address space (RLIMIT_AS-independent) of anonymous memory one worker may hold before it is
     /// restarted.
     pub worker_anonymous_bytes: u64,
+    /// Paused messages that a worker of their own keeps between rounds; any other runs again from
+    /// its beginning. May be 0.
+    #[serde(default)]
+    pub paused_workers: u64,
+    /// Private pages that one of them may hold.
+    #[serde(default)]
+    pub paused_dirty_bytes: u64,
     /// Compilations at once.
     pub compile_threads: u64,
     /// Heap of one compile child, in a file that the kernel can write back.

@@ -13,6 +13,8 @@ use state::{BlobHash, BlobStore, CanisterId, Cycles, ModuleHash, Reject, SenderI
 pub use state::{CustomSection, Global, Hooks, ModuleInfo};
 use thiserror::Error;
 
+use crate::{Grant, Progress, Slice, SlicedName};
+
 /// Where execution enters the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Entry {
@@ -448,6 +450,32 @@ pub trait Sandbox: Send + Sync {
     /// # Errors
     /// When there is no outcome. Whatever ran of the message leaves no trace.
     fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble>;
+    /// Runs one message, or goes on with it, until it is over or has used what it is granted. The
+    /// request is the same at each slice but for its layouts, which hold the same bytes, and its
+    /// append targets. Whoever keeps nothing of a paused message runs it from its beginning.
+    ///
+    /// # Errors
+    /// As of [`Self::execute`]; the same request and grant may be handed in again.
+    fn run_slice(
+        &self,
+        lane: Lane,
+        request: &Request,
+        grant: &Grant,
+    ) -> Result<Slice, WorkerTrouble> {
+        let outcome = self.execute(lane, request)?;
+        let over = outcome.instructions <= grant.until;
+        Ok(if over {
+            Slice::Ended(Box::new(outcome))
+        } else {
+            Slice::Paused(Progress {
+                instructions: grant.until,
+                heap_wasm_pages: request.heap.wasm_pages,
+                stable_wasm_pages: request.stable.wasm_pages,
+            })
+        })
+    }
+    /// A paused message will not go on: nothing of it need be kept.
+    fn abandon(&self, _name: &SlicedName) {}
     /// Releases what `keep_token` keeps.
     fn release(&self, lane: Lane, keep_token: u64);
     /// The canister's code or memories are gone or replaced: drop mappings.

@@ -15,7 +15,10 @@ use limits::Limits;
 use pages::MemoryId;
 use state::{ModuleHash, ModuleInfo};
 
-use crate::{Entry, Lane, NotPrepared, Outcome, Request, Sandbox, Uploaded, WorkerTrouble};
+use crate::{
+    Entry, Grant, Lane, NotPrepared, Outcome, Request, Sandbox, Slice, SlicedName, Uploaded,
+    WorkerTrouble,
+};
 
 /// After so long in line it is worth a word in the log; then the wait goes on.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -54,6 +57,17 @@ impl Budgeted {
 }
 
 impl Budgeted {
+    fn reserve_execution(&self, lane: Lane, request: &Request) -> Option<Reservation> {
+        let (pool, bytes) = match (lane, &request.entry) {
+            (Lane::Query(_), _) => (&self.queries, self.query_bytes),
+            (Lane::Update(_), Entry::Init | Entry::PreUpgrade | Entry::PostUpgrade { .. }) => {
+                (&self.executions, self.install_bytes)
+            }
+            (Lane::Update(_), _) => (&self.executions, self.message_bytes),
+        };
+        reserve(pool, bytes)
+    }
+
     /// What is compiled already takes nothing, and must not wait for what is being compiled.
     fn reserve_compilation(&self, hash: &ModuleHash, when_full: impl Fn()) -> Option<Reservation> {
         if self.inner.is_prepared(hash) {
@@ -112,15 +126,23 @@ impl Sandbox for Budgeted {
     }
 
     fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble> {
-        let (pool, bytes) = match (lane, &request.entry) {
-            (Lane::Query(_), _) => (&self.queries, self.query_bytes),
-            (Lane::Update(_), Entry::Init | Entry::PreUpgrade | Entry::PostUpgrade { .. }) => {
-                (&self.executions, self.install_bytes)
-            }
-            (Lane::Update(_), _) => (&self.executions, self.message_bytes),
-        };
-        let _reservation = reserve(pool, bytes);
+        let _reservation = self.reserve_execution(lane, request);
         self.inner.execute(lane, request)
+    }
+
+    fn run_slice(
+        &self,
+        lane: Lane,
+        request: &Request,
+        grant: &Grant,
+    ) -> Result<Slice, WorkerTrouble> {
+        // For as long as it runs: what a paused message holds afterwards is a line of its own.
+        let _reservation = self.reserve_execution(lane, request);
+        self.inner.run_slice(lane, request, grant)
+    }
+
+    fn abandon(&self, name: &SlicedName) {
+        self.inner.abandon(name);
     }
 
     fn release(&self, lane: Lane, keep_token: u64) {

@@ -21,6 +21,7 @@ mod ipc;
 pub mod module;
 mod pool;
 mod prepare;
+mod slices;
 mod system_api;
 mod worker;
 pub use api::*;
@@ -31,4 +32,5 @@ pub use compile::{
 };
 pub use pool::{Pool, PoolError, SandboxConfig, Statistics, WorkerFigures};
 pub use prepare::{ModuleSource, PrepareError, Preparer, PreparerConfig};
+pub use slices::{Grant, Progress, Slice, SlicedName};
 pub use worker::{HeapFigures, protocol::Probe, worker_main, worker_main_with};

@@ -15,9 +15,14 @@
 //! the caller reserved and commits. A lane whose workers keep dying waits before each start, longer
 //! each time, at most [`BACKOFF_MAX`].
 //!
+//! # Messages in slices
+//!
+//! A worker whose message is paused moves from its lane to a place ([`places`]), where the message
+//! goes on whatever lane asks. When it is over, the worker is the lane's again if that has none.
+//!
 //! # Bounds
 //!
-//! Processes: one per lane. Mapped canisters: `sandbox.canisters_max` over all lanes, the longest
+//! Processes: one per lane and one per place. Mapped canisters: `sandbox.canisters_max` over all lanes, the longest
 //! unused go first; those idle for `sandbox.idle_seconds` go when the node calls
 //! [`Pool::evict_idle`], as long as the workers hold more than `sandbox.resident_floor_bytes`. A
 //! worker whose anonymous memory exceeds `sandbox.worker_anonymous_bytes` is replaced between two
@@ -27,6 +32,7 @@
 //! started it ends, which must be when the pool does.
 
 mod lane;
+mod places;
 pub(crate) mod verdict;
 mod view;
 
@@ -46,10 +52,13 @@ use pages::MemoryId;
 use state::{ModuleHash, ModuleInfo};
 
 use crate::{
-    HeapFigures, Lane, ModuleSource, Mount, NotPrepared, Outcome, PrepareError, Preparer,
-    PreparerConfig, Priority, Probe, Request, Sandbox, Uploaded, WorkerTrouble,
+    Grant, HeapFigures, Lane, ModuleSource, Mount, NotPrepared, Outcome, PrepareError, Preparer,
+    PreparerConfig, Priority, Probe, Request, Sandbox, Slice, SlicedName, Uploaded, WorkerTrouble,
     ipc::IpcError,
-    pool::lane::{Worker, WorkerError},
+    pool::{
+        lane::{Executed, Worker, WorkerError},
+        places::{Place, Places},
+    },
 };
 
 /// Longest wait before a worker is started again.
@@ -69,6 +78,10 @@ const MAP_COUNT_MIN: u64 = 65_530;
 
 /// Memories whose dropping a busy lane is told of at most; beyond that it drops all.
 const FORGET_MAX: usize = 4096;
+
+/// Times the usual time limit that a message may take which goes on: should its worker be ended for
+/// it, all of it runs again.
+const RESUMED_FACTOR: u32 = 4;
 
 /// Most that the time limit of a message grows when its worker reached it.
 const TIMEOUT_FACTOR_MAX: u32 = 8;
@@ -144,6 +157,10 @@ pub struct Statistics {
     pub replaced: u64,
     /// Memories mapped now, over all workers that are not busy.
     pub mapped: u64,
+    /// Paused messages that a worker keeps.
+    pub paused: u64,
+    /// Slices of messages that had run before and that no worker had kept: all of it ran again.
+    pub repeated: u64,
 }
 
 #[derive(Default)]
@@ -153,6 +170,7 @@ struct Counters {
     lies: AtomicU64,
     timeouts: AtomicU64,
     replaced: AtomicU64,
+    repeated: AtomicU64,
 }
 
 /// Worker processes. See the module's documentation.
@@ -165,6 +183,8 @@ pub struct Pool {
     /// The lane that last ran a message with a place to append to a memory. As many as there are
     /// memories.
     writers: Mutex<Writers>,
+    /// Workers that hold a paused message.
+    places: Mutex<Places>,
     starter: Starter,
     counters: Counters,
 }
@@ -253,7 +273,9 @@ impl Pool {
             pending: Mutex::default(),
             pid: AtomicU64::new(0),
         };
+        let places = Places::new(config.sandbox.paused_workers, config.sandbox.paused_dirty_bytes);
         let pool = Self {
+            places: Mutex::new(places),
             preparer,
             globals_max: usize::try_from(config.module.globals).unwrap_or(usize::MAX),
             sandbox: config.sandbox,
@@ -278,12 +300,15 @@ impl Pool {
 
     /// Process ids of the workers, for accounting their memory.
     pub fn pids(&self) -> Vec<u32> {
-        self.lanes
-            .iter()
-            .filter_map(|cell| {
-                u32::try_from(cell.pid.load(Ordering::Relaxed)).ok().filter(|pid| *pid != 0)
-            })
-            .collect()
+        let lanes = self.lanes.iter().filter_map(|cell| {
+            u32::try_from(cell.pid.load(Ordering::Relaxed)).ok().filter(|pid| *pid != 0)
+        });
+        lanes.chain(self.paused_pids()).collect()
+    }
+
+    /// Those of them that hold a message which was paused.
+    pub fn paused_pids(&self) -> Vec<u32> {
+        lock(&self.places).pids().collect()
     }
 
     /// Process ids of compilations that run.
@@ -343,6 +368,8 @@ impl Pool {
             timeouts: load(&counters.timeouts),
             replaced: load(&counters.replaced),
             mapped: mapped as u64,
+            paused: lock(&self.places).waiting() as u64,
+            repeated: load(&counters.repeated),
         }
     }
 
@@ -413,6 +440,109 @@ impl Pool {
         }
     }
 
+    /// Begins a message on the worker of `lane`. A worker whose message is paused is taken out of
+    /// the lane and returned with the report.
+    fn begin(
+        &self,
+        lane: Lane,
+        request: &Request,
+        grant: Option<&Grant>,
+    ) -> Result<(Executed, Option<Worker>), WorkerTrouble> {
+        let Some(cell) = self.cell(lane) else {
+            return Err(WorkerTrouble::Worker(format!("there is no sandbox worker {lane:?}")));
+        };
+        self.counters.messages.fetch_add(1, Ordering::Relaxed);
+        let mut state = lock(&cell.state);
+        let settle = [&request.heap, &request.stable].map(|mount| self.others_wrote(lane, mount));
+        let (factor, globals_max) = (state.timeout_factor, self.globals_max);
+        let executed = match self.worker(cell, &mut state) {
+            Ok(worker) => {
+                worker.execute(request, grant, &self.preparer, globals_max, settle, factor)
+            }
+            Err(error) => Err(error),
+        };
+        match executed {
+            Ok(executed) => {
+                state.deaths = 0;
+                state.timeout_factor = 1;
+                let paused = match executed {
+                    Executed::Paused(_) => self.take_worker(cell, &mut state),
+                    Executed::Ended(_) => None,
+                };
+                if state
+                    .worker
+                    .as_ref()
+                    .is_some_and(|worker| worker.messages.is_multiple_of(MEMORY_CHECK_MESSAGES))
+                {
+                    self.replace_if_large(cell, &mut state);
+                }
+                Ok((executed, paused))
+            }
+            Err(error) => {
+                if !error.worker_is_well() {
+                    // Who asks a query does not wait for a slow machine.
+                    if matches!(
+                        (&error, lane),
+                        (WorkerError::Wire(IpcError::TimedOut(_)), Lane::Update(_))
+                    ) {
+                        state.timeout_factor = (factor * 2).min(TIMEOUT_FACTOR_MAX);
+                    }
+                    self.died(cell, &mut state, &error);
+                }
+                Err(error.trouble())
+            }
+        }
+    }
+
+    /// Goes on with a message that a worker keeps.
+    fn resume(
+        &self,
+        lane: Lane,
+        request: &Request,
+        grant: &Grant,
+        mut place: Place,
+    ) -> Result<Slice, WorkerTrouble> {
+        self.counters.messages.fetch_add(1, Ordering::Relaxed);
+        let resumed =
+            place.worker.resume(request, grant, place.granted, self.globals_max, RESUMED_FACTOR);
+        match resumed {
+            Ok(Executed::Paused(paused)) => {
+                place.granted = grant.until;
+                self.keep(grant.name, place, paused.dirty_bytes);
+                Ok(Slice::Paused(paused.progress))
+            }
+            Ok(Executed::Ended(outcome)) => {
+                lock(&self.places).leave(&grant.name);
+                self.hand_back(lane, place.worker);
+                Ok(Slice::Ended(outcome))
+            }
+            Err(error) => {
+                lock(&self.places).leave(&grant.name);
+                self.count_death(&error);
+                Err(error.trouble())
+            }
+        }
+    }
+
+    /// Keeps a paused message, or ends the worker.
+    fn keep(&self, name: SlicedName, place: Place, dirty_bytes: u64) {
+        // Ended after the lock is let go: the process is waited for.
+        let given_up = lock(&self.places).keep(name, place, dirty_bytes);
+        drop(given_up);
+    }
+
+    /// Gives a worker whose paused message is over to a lane that has none; it is ended otherwise.
+    fn hand_back(&self, lane: Lane, mut worker: Worker) {
+        let Some(cell) = self.cell(lane) else { return };
+        let mut state = lock(&cell.state);
+        if state.worker.is_none() && state.deaths == 0 {
+            // What others wrote meanwhile it was not told.
+            worker.forget_all();
+            cell.pid.store(worker.pid().into(), Ordering::Relaxed);
+            state.worker = Some(worker);
+        }
+    }
+
     /// Notes that `lane` may write to the memory; whether another lane did since this one.
     fn others_wrote(&self, lane: Lane, mount: &Mount) -> bool {
         mount.append.is_some() && lock(&self.writers).wrote(mount.layout.id, lane)
@@ -458,13 +588,22 @@ impl Pool {
 
     /// Ends the lane's worker.
     fn end(&self, cell: &LaneCell, state: &mut LaneState) {
-        if let Some(worker) = state.worker.take() {
-            state.next_token = worker.next_token();
-        }
+        drop(self.take_worker(cell, state));
+    }
+
+    /// Takes the lane's worker away.
+    fn take_worker(&self, cell: &LaneCell, state: &mut LaneState) -> Option<Worker> {
         cell.pid.store(0, Ordering::Relaxed);
+        state.worker.take().inspect(|worker| state.next_token = worker.next_token())
     }
 
     fn died(&self, cell: &LaneCell, state: &mut LaneState, error: &WorkerError) {
+        self.count_death(error);
+        state.deaths = state.deaths.saturating_add(1);
+        self.end(cell, state);
+    }
+
+    fn count_death(&self, error: &WorkerError) {
         tracing::warn!(%error, "a sandbox worker failed and will be started again");
         match error {
             WorkerError::Lied(_) => self.counters.lies.fetch_add(1, Ordering::Relaxed),
@@ -473,8 +612,6 @@ impl Pool {
             }
             _ => 0,
         };
-        state.deaths = state.deaths.saturating_add(1);
-        self.end(cell, state);
     }
 
     fn replace_if_large(&self, cell: &LaneCell, state: &mut LaneState) {
@@ -526,44 +663,42 @@ impl Sandbox for Pool {
     }
 
     fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble> {
-        let Some(cell) = self.cell(lane) else {
-            return Err(WorkerTrouble::Worker(format!("there is no sandbox worker {lane:?}")));
-        };
-        self.counters.messages.fetch_add(1, Ordering::Relaxed);
-        let mut state = lock(&cell.state);
-        let settle = [&request.heap, &request.stable].map(|mount| self.others_wrote(lane, mount));
-        let factor = state.timeout_factor;
-        let executed = match self.worker(cell, &mut state) {
-            Ok(worker) => worker.execute(request, &self.preparer, self.globals_max, settle, factor),
-            Err(error) => Err(error),
-        };
-        match executed {
-            Ok(outcome) => {
-                state.deaths = 0;
-                state.timeout_factor = 1;
-                if state
-                    .worker
-                    .as_ref()
-                    .is_some_and(|worker| worker.messages.is_multiple_of(MEMORY_CHECK_MESSAGES))
-                {
-                    self.replace_if_large(cell, &mut state);
+        match self.begin(lane, request, None)? {
+            (Executed::Ended(outcome), _) => Ok(*outcome),
+            // The verdict on it says so before.
+            (Executed::Paused(_), _) => Err(WorkerTrouble::Worker("a pause nobody asked".into())),
+        }
+    }
+
+    fn run_slice(
+        &self,
+        lane: Lane,
+        request: &Request,
+        grant: &Grant,
+    ) -> Result<Slice, WorkerTrouble> {
+        let kept = lock(&self.places).take(&grant.name);
+        if let Some(place) = kept {
+            return self.resume(lane, request, grant, place);
+        }
+        if !grant.is_first() {
+            self.counters.repeated.fetch_add(1, Ordering::Relaxed);
+        }
+        match self.begin(lane, request, Some(grant))? {
+            (Executed::Ended(outcome), _) => Ok(Slice::Ended(outcome)),
+            (Executed::Paused(paused), worker) => {
+                if let Some(worker) = worker {
+                    let layouts = [request.heap.layout.clone(), request.stable.layout.clone()];
+                    let place = Place { worker, granted: grant.until, layouts };
+                    self.keep(grant.name, place, paused.dirty_bytes);
                 }
-                Ok(outcome)
-            }
-            Err(error) => {
-                if !error.worker_is_well() {
-                    // Who asks a query does not wait for a slow machine.
-                    if matches!(
-                        (&error, lane),
-                        (WorkerError::Wire(IpcError::TimedOut(_)), Lane::Update(_))
-                    ) {
-                        state.timeout_factor = (factor * 2).min(TIMEOUT_FACTOR_MAX);
-                    }
-                    self.died(cell, &mut state, &error);
-                }
-                Err(error.trouble())
+                Ok(Slice::Paused(paused.progress))
             }
         }
+    }
+
+    fn abandon(&self, name: &SlicedName) {
+        let abandoned = lock(&self.places).abandon(name);
+        drop(abandoned);
     }
 
     fn release(&self, lane: Lane, keep_token: u64) {

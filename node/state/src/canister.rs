@@ -17,7 +17,8 @@ use crate::certified::{CanisterFacts, metadata_digest};
 use crate::tree::Digest;
 use crate::{
     CallTable, CanisterId, CanisterLog, ChangeHistory, Consumption, CustomSection, Cycles, Global,
-    InputQueues, MESSAGE_OVERHEAD_BYTES, ModuleHash, ModuleInfo, Origin, Shared, Time, heap,
+    InputQueues, MESSAGE_OVERHEAD_BYTES, ModuleHash, ModuleInfo, Origin, PausedMessage, Shared,
+    Time, heap,
 };
 
 /// Bytes of a Wasm page.
@@ -251,6 +252,8 @@ pub struct CanisterState {
     pub delta_debit: u64,
     /// Height at which `delta_debit` was last lowered.
     pub delta_height: u64,
+    /// A message that has begun and is not over; nothing else runs until then.
+    pub paused: Option<PausedMessage>,
 }
 
 impl CanisterState {
@@ -285,6 +288,7 @@ impl CanisterState {
             calls: CallTable::default(),
             delta_debit: 0,
             delta_height: 0,
+            paused: None,
         }
     }
 
@@ -316,20 +320,26 @@ impl CanisterState {
     }
 
     /// Bytes that count against the subnet's capacity: what is used, or what was set aside if that
-    /// is more.
+    /// is more. What a paused message grew by is used already.
     pub fn memory_taken(&self) -> u64 {
-        self.memory_usage().total().max(self.settings.memory_allocation)
+        let grown = self.paused.as_ref().map_or(0, |paused| paused.grown_bytes);
+        (self.memory_usage().total() + grown).max(self.settings.memory_allocation)
     }
 
     /// Message memory: bytes of guaranteed-response messages with the room kept for their
     /// responses; and bytes of everything that nobody promised to keep: best-effort messages, a
     /// little for each best-effort call that waits, and users' messages.
     pub fn message_memory(&self, response_bytes: u64) -> (u64, u64) {
+        let (guaranteed, other) =
+            self.paused.as_ref().map_or((0, 0), PausedMessage::message_memory);
         (
-            self.queues.guaranteed_bytes() + self.calls.reserved_responses() * response_bytes,
+            self.queues.guaranteed_bytes()
+                + self.calls.reserved_responses() * response_bytes
+                + guaranteed,
             self.queues.best_effort_bytes()
                 + self.queues.ingress_bytes()
-                + self.calls.unanswered_best_effort() * MESSAGE_OVERHEAD_BYTES,
+                + self.calls.unanswered_best_effort() * MESSAGE_OVERHEAD_BYTES
+                + other,
         )
     }
 
@@ -347,6 +357,7 @@ impl CanisterState {
             + usage.log
             + 48 * self.chunks.len() as u64
             + 256 * self.calls.callbacks_open()
+            + self.paused.as_ref().map_or(0, PausedMessage::metadata_bytes)
     }
 }
 
@@ -528,6 +539,23 @@ mod tests {
             globals: vec![Global::I32(16), Global::V128(17)],
             heap: memory(18, 19),
             stable: memory(20, 21),
+        });
+        canister.paused = Some(PausedMessage {
+            since: crate::Height(22),
+            granted: 23,
+            instructions: 24,
+            prepaid: 25,
+            grown_bytes: 26,
+            message_bytes: 27,
+            is_guaranteed: true,
+            record: Shared::new(vec![28, 29].into()),
+            waiting: vec![Shared::new(crate::SubnetCall {
+                origin: Origin::System,
+                sender_version: Some(30),
+                method_name: "method".into(),
+                arg: vec![31],
+                cycles: 32,
+            })],
         });
         canister
     }

@@ -103,7 +103,9 @@ struct Facts {
     ingress_expiry: Option<Time>,
     stopping: bool,
     stop_deadline: Option<Time>,
-    charged_until: Time,
+    /// None while a message is paused: it pays afterwards.
+    charged_until: Option<Time>,
+    paused: Option<Height>,
     memories: Option<(MemoryId, MemoryId)>,
     module: Option<ModuleHash>,
     chunks: bool,
@@ -214,6 +216,7 @@ pub struct ReplicatedState {
     stopping: BTreeSet<CanisterId>,
     stop_deadlines: BTreeSet<(Time, CanisterId)>,
     charges: BTreeSet<(Time, CanisterId)>,
+    paused: BTreeSet<(Height, CanisterId)>,
     owners: BTreeMap<MemoryId, CanisterId>,
     /// How many canisters have each module.
     modules: BTreeMap<ModuleHash, u64>,
@@ -250,6 +253,7 @@ impl ReplicatedState {
             stopping: BTreeSet::new(),
             stop_deadlines: BTreeSet::new(),
             charges: BTreeSet::new(),
+            paused: BTreeSet::new(),
             owners: BTreeMap::new(),
             modules: BTreeMap::new(),
             chunk_holders: BTreeSet::new(),
@@ -352,7 +356,7 @@ impl ReplicatedState {
         &self.totals
     }
 
-    /// Canisters with messages waiting or the low-memory hook to run.
+    /// Canisters with messages waiting or the low-memory hook to run, and no paused message.
     pub fn with_work(&self) -> &BTreeSet<CanisterId> {
         &self.with_work
     }
@@ -413,6 +417,11 @@ impl ReplicatedState {
         due(&self.charges, until).take(most).collect()
     }
 
+    /// Canisters with a paused message, those first whose message began first.
+    pub fn paused(&self) -> impl Iterator<Item = CanisterId> + '_ {
+        self.paused.iter().map(|(_, id)| *id)
+    }
+
     /// Whether a canister has this module.
     pub fn has_module(&self, module: &ModuleHash) -> bool {
         self.modules.contains_key(module)
@@ -444,7 +453,7 @@ impl ReplicatedState {
             if let Some(new) = &new {
                 self.totals.add(&new.totals);
             }
-            let (old, present) = (old.unwrap_or_default(), new.is_some());
+            let old = old.unwrap_or_default();
             let new_facts = new.unwrap_or_default();
             mark(&mut self.with_work, *id, new_facts.has_work);
             mark(&mut self.heartbeats, *id, new_facts.heartbeat);
@@ -461,12 +470,8 @@ impl ReplicatedState {
                 new_facts.ingress_expiry,
             );
             move_entry(&mut self.stop_deadlines, *id, old.stop_deadline, new_facts.stop_deadline);
-            move_entry(
-                &mut self.charges,
-                *id,
-                Some(old.charged_until),
-                present.then_some(new_facts.charged_until),
-            );
+            move_entry(&mut self.charges, *id, old.charged_until, new_facts.charged_until);
+            move_entry(&mut self.paused, *id, old.paused, new_facts.paused);
             if old.module != new_facts.module {
                 if let Some(module) = new_facts.module {
                     *self.modules.entry(module).or_default() += 1;
@@ -609,7 +614,13 @@ impl ReplicatedState {
         let is_due = |facts: &&Facts| facts.timer.is_some_and(|time| time <= self.looked_until);
         let due = self.facts.values().filter(is_due).count();
         assert_eq!(self.due_timers.len(), due, "due timers");
-        assert_eq!(self.charges.len(), self.facts.len(), "canisters that pay for storage");
+        let paused = self.facts.values().filter(|facts| facts.paused.is_some()).count();
+        assert_eq!(self.paused.len(), paused, "canisters with a paused message");
+        assert_eq!(
+            self.charges.len() + paused,
+            self.facts.len(),
+            "canisters that pay for storage"
+        );
         assert_eq!(self.cycles_in_all(), self.subnet.minted, "cycles there are and were minted");
     }
 
@@ -639,6 +650,11 @@ impl CanisterState {
                 self.id
             );
         }
+        if let Some(paused) = &self.paused {
+            assert!(self.execution.is_some(), "{} has a paused message and no code", self.id);
+            assert!(!self.calls.has_no_contexts(), "{}: a message without a context", self.id);
+            assert!(paused.granted > 0, "{} has a message that did not begin", self.id);
+        }
     }
 
     /// Cycles it has, holds for others, set aside, and ever spent.
@@ -652,6 +668,9 @@ impl CanisterState {
         if let CanisterStatus::Stopping(waiters) = &self.status {
             total += waiters.iter().map(|waiter| waiter.cycles).sum::<CyclesTotal>();
         }
+        if let Some(paused) = &self.paused {
+            total += paused.cycles_held();
+        }
         total + self.consumption.total()
     }
 }
@@ -659,7 +678,8 @@ impl CanisterState {
 impl Facts {
     fn of(canister: &CanisterState, response_bytes: u64) -> Self {
         let hooks = canister.module().map(|module| module.info.hooks).unwrap_or_default();
-        let running = canister.status == CanisterStatus::Running;
+        let free = canister.paused.is_none();
+        let running = free && canister.status == CanisterStatus::Running;
         let usage = canister.memory_usage();
         let (guaranteed, best_effort) = canister.message_memory(response_bytes);
         let low_memory =
@@ -669,7 +689,7 @@ impl Facts {
             _ => None,
         };
         Self {
-            has_work: low_memory || !canister.queues.is_empty(),
+            has_work: low_memory || (free && !canister.queues.is_empty()),
             timer: (running && hooks.global_timer && canister.global_timer.0 != 0)
                 .then_some(canister.global_timer),
             heartbeat: running && hooks.heartbeat,
@@ -677,7 +697,8 @@ impl Facts {
             ingress_expiry: canister.queues.next_ingress_expiry(),
             stopping: matches!(canister.status, CanisterStatus::Stopping(_)),
             stop_deadline,
-            charged_until: canister.charged_until,
+            charged_until: free.then_some(canister.charged_until),
+            paused: canister.paused.as_ref().map(|paused| paused.since),
             memories: canister
                 .execution
                 .as_ref()
@@ -725,11 +746,11 @@ fn mark(set: &mut BTreeSet<Principal>, id: CanisterId, present: bool) {
     }
 }
 
-fn move_entry(
-    entries: &mut BTreeSet<(Time, CanisterId)>,
+fn move_entry<T: Ord + Copy>(
+    entries: &mut BTreeSet<(T, CanisterId)>,
     id: CanisterId,
-    old: Option<Time>,
-    new: Option<Time>,
+    old: Option<T>,
+    new: Option<T>,
 ) {
     if old != new
         && let Some(old) = old

@@ -27,13 +27,14 @@ use super::{
     view::{Plan, View},
 };
 use crate::{
-    Mount, Outcome, Request, WorkerTrouble,
+    Grant, Mount, Outcome, Request, WorkerTrouble,
     ipc::{Channel, IpcError},
     prepare::{PrepareError, Preparer},
     worker::{
         PROBES_ARGUMENT,
         protocol::{
-            AppendOrder, Execute, Forget, HeapFigures, MapOrder, MountOrder, Order, Probe, Report,
+            AppendOrder, Execute, Forget, HeapFigures, MapOrder, MountOrder, Order, PausedReport,
+            Probe, Report, Resume, SliceOrder,
         },
     },
 };
@@ -115,6 +116,13 @@ pub(super) struct Worker {
     pub(super) heap: HeapFigures,
 }
 
+/// What came of an order to run.
+#[derive(Debug)]
+pub(super) enum Executed {
+    Ended(Box<Outcome>),
+    Paused(PausedReport),
+}
+
 /// A composite query in a worker.
 #[derive(Debug)]
 struct Kept {
@@ -182,30 +190,31 @@ impl Worker {
         !self.kept.is_empty()
     }
 
-    /// Runs one message. `settle` says of heap and stable memory whether another worker appended to
-    /// it since this one did; `timeout_factor` times the usual limit is what it may take.
+    /// Runs one message, to its end or as far as it is granted. `settle` says of heap and stable
+    /// memory whether another worker appended to it since this one did; `timeout_factor` times the
+    /// usual limit is what it may take. A worker whose message is paused takes no other order than
+    /// [`Self::resume`].
     pub(super) fn execute(
         &mut self,
         request: &Request,
+        grant: Option<&Grant>,
         preparer: &Preparer,
         globals_max: usize,
         settle: [bool; 2],
         timeout_factor: u32,
-    ) -> Result<Outcome, WorkerError> {
+    ) -> Result<Executed, WorkerError> {
         self.messages += 1;
         if request.keep_token.is_some_and(|token| !self.kept.contains_key(&token)) {
             return Err(WorkerError::NotKept);
         }
-        let instructions =
-            Duration::from_secs(request.limits.instructions / INSTRUCTIONS_PER_SECOND);
-        self.channel.set_timeout(Some((GRACE + instructions).saturating_mul(timeout_factor)))?;
+        self.expect(request, grant, 0, timeout_factor)?;
         for _ in 0..2 {
             let now = Instant::now();
             let keep_as = (request.keep_token.is_none()
                 && !request.context.replicated
                 && self.kept.len() < KEPT_MAX)
                 .then_some(self.next_token);
-            if let Err(error) = self.order(request, preparer, keep_as, settle, now) {
+            if let Err(error) = self.order(request, grant, preparer, keep_as, settle, now) {
                 // It was not told that another worker wrote to a memory, and would not be told
                 // again: what it has mapped is not to be trusted.
                 self.forget([request.heap.layout.id, request.stable.layout.id]);
@@ -218,7 +227,11 @@ impl Worker {
                     verdict::check(request, &outcome, globals_max, keep_as)
                         .map_err(WorkerError::Lied)?;
                     self.settle(request, &outcome, keep_as);
-                    return Ok(*outcome);
+                    return Ok(Executed::Ended(outcome));
+                }
+                Report::Paused(paused) => {
+                    verdict::check_paused(request, grant, &paused).map_err(WorkerError::Lied)?;
+                    return Ok(Executed::Paused(paused));
                 }
                 Report::Missing => {
                     // It let go of something on its own. Everything is sent again.
@@ -235,9 +248,70 @@ impl Worker {
         Err(WorkerError::Failed("it misses what it was just sent".into()))
     }
 
+    /// Goes on with the message that is paused here, whose `request` it is, after `granted`
+    /// instructions.
+    pub(super) fn resume(
+        &mut self,
+        request: &Request,
+        grant: &Grant,
+        granted: u64,
+        globals_max: usize,
+        timeout_factor: u32,
+    ) -> Result<Executed, WorkerError> {
+        self.expect(request, Some(grant), granted, timeout_factor)?;
+        let mut files: Vec<Arc<File>> = Vec::new();
+        let mut append = |mount: &Mount| {
+            mount.append.as_ref().map(|append| {
+                files.push(append.file.clone());
+                AppendOrder {
+                    segment: append.segment,
+                    offset_page: append.offset_page,
+                    pages_max: append.pages_max,
+                    file: true,
+                }
+            })
+        };
+        let (heap, stable) = (append(&request.heap), append(&request.stable));
+        let order = Order::Resume(Resume { until: grant.until, heap, stable });
+        let descriptors: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
+        self.channel.send(&order, &descriptors)?;
+        let (report, _) = self.channel.receive::<Report>(verdict::outcome_bytes_max(request))?;
+        match report {
+            Report::Outcome(outcome) => {
+                verdict::check(request, &outcome, globals_max, None).map_err(WorkerError::Lied)?;
+                Ok(Executed::Ended(outcome))
+            }
+            Report::Paused(paused) => {
+                verdict::check_paused(request, Some(grant), &paused).map_err(WorkerError::Lied)?;
+                Ok(Executed::Paused(paused))
+            }
+            Report::Failed(text) => Err(WorkerError::Failed(text)),
+            Report::Ready | Report::Done | Report::Missing | Report::Heap(_) => {
+                Err(WorkerError::Lied("a report out of turn".into()))
+            }
+        }
+    }
+
+    /// Sets how long the next report may take: a message that begins runs all it is granted.
+    fn expect(
+        &mut self,
+        request: &Request,
+        grant: Option<&Grant>,
+        granted: u64,
+        timeout_factor: u32,
+    ) -> Result<(), WorkerError> {
+        let most = request.limits.instructions;
+        // Where a slice ends there may be one long operation more.
+        let until = grant.map_or(most, |grant| grant.until.saturating_mul(2).min(most));
+        let seconds = until.saturating_sub(granted) / INSTRUCTIONS_PER_SECOND;
+        let limit = (GRACE + Duration::from_secs(seconds)).saturating_mul(timeout_factor);
+        Ok(self.channel.set_timeout(Some(limit))?)
+    }
+
     fn order(
         &mut self,
         request: &Request,
+        grant: Option<&Grant>,
         preparer: &Preparer,
         keep_as: Option<u64>,
         settle: [bool; 2],
@@ -267,6 +341,7 @@ impl Worker {
             limits: request.limits,
             keep_token: request.keep_token,
             keep_as,
+            slice: grant.map(|grant| SliceOrder { until: grant.until, step: grant.step }),
         };
         let descriptors: Vec<_> = files.owned.iter().map(|file| file.as_fd()).collect();
         self.channel.send(&Order::Execute(Box::new(execute)), &descriptors)?;
@@ -380,6 +455,12 @@ impl Worker {
                 self.forget.memories.push(id);
             }
         }
+    }
+
+    /// Lets go of all memories: what it knows of them is not kept up to date any more.
+    pub(super) fn forget_all(&mut self) {
+        let all: Vec<MemoryId> = self.memories.keys().copied().collect();
+        self.forget(all);
     }
 
     /// Lets go of what was used longest ago while there is more than may be.

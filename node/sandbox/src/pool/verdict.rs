@@ -14,7 +14,10 @@ use ic_principal::Principal;
 use pages::{PAGE_BYTES, Run};
 use state::CyclesTotal;
 
-use crate::{Call, Changes, Entry, Global, Mount, Outcome, Request, Response};
+use crate::{
+    Call, Changes, Entry, Global, Grant, Mount, Outcome, Request, Response,
+    worker::protocol::PausedReport,
+};
 
 const WASM_PAGE_BYTES: u64 = 64 << 10;
 
@@ -100,6 +103,41 @@ pub(crate) fn check(
     }
 }
 
+/// Checks that a message may be paused, and there.
+pub(crate) fn check_paused(
+    request: &Request,
+    grant: Option<&Grant>,
+    paused: &PausedReport,
+) -> Result<(), String> {
+    let grant = grant.ok_or("a pause of a message that runs to its end")?;
+    let progress = &paused.progress;
+    ensure(
+        progress.instructions >= grant.until && grant.until < request.limits.instructions,
+        "a pause before its time",
+    )?;
+    ensure(
+        progress.instructions <= request.limits.instructions,
+        "a pause beyond the message's instructions",
+    )?;
+    check_growth(request, progress.heap_wasm_pages, progress.stable_wasm_pages).map(|_| ())
+}
+
+/// Bytes that heap and stable memory grew by, which must be what was granted at most.
+fn check_growth(
+    request: &Request,
+    heap_wasm_pages: u64,
+    stable_wasm_pages: u64,
+) -> Result<(u64, u64), String> {
+    let heap_max = request.limits.heap_max_bytes[0].max(request.limits.heap_max_bytes[1]);
+    let heap = grown(&request.heap, heap_wasm_pages, heap_max)?;
+    let stable = grown(&request.stable, stable_wasm_pages, request.limits.stable_max_bytes)?;
+    ensure(
+        heap.checked_add(stable).is_some_and(|bytes| bytes <= request.context.growable_bytes),
+        "more growth than granted",
+    )?;
+    Ok((heap, stable))
+}
+
 #[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 fn check_changes(request: &Request, changes: &Changes, globals_max: usize) -> Result<(), String> {
     let context = &request.context;
@@ -115,14 +153,8 @@ fn check_changes(request: &Request, changes: &Changes, globals_max: usize) -> Re
         )?;
     }
 
-    let heap_max = request.limits.heap_max_bytes[0].max(request.limits.heap_max_bytes[1]);
-    let heap_growth = grown(&request.heap, changes.heap_wasm_pages, heap_max)?;
-    let stable_growth =
-        grown(&request.stable, changes.stable_wasm_pages, request.limits.stable_max_bytes)?;
-    ensure(
-        heap_growth.checked_add(stable_growth).is_some_and(|bytes| bytes <= context.growable_bytes),
-        "more growth than granted",
-    )?;
+    let (heap_growth, stable_growth) =
+        check_growth(request, changes.heap_wasm_pages, changes.stable_wasm_pages)?;
     runs(
         &request.heap,
         &changes.heap_runs,
@@ -514,6 +546,32 @@ mod tests {
         for (what, lie) in lies {
             assert!(check(&request, &kept(lie), 10, None).is_err(), "{what}");
         }
+    }
+
+    #[test]
+    fn a_pause_comes_when_the_grant_is_used_and_not_before() {
+        let name =
+            crate::SlicedName { since: state::Height(1), canister_id: Principal::anonymous() };
+        let grant = Grant::new(name, 400, 100);
+        let paused = |instructions, heap_wasm_pages, stable_wasm_pages| PausedReport {
+            progress: crate::Progress { instructions, heap_wasm_pages, stable_wasm_pages },
+            dirty_bytes: 0,
+        };
+        assert_eq!(check_paused(&request(), Some(&grant), &paused(400, 3, 5)), Ok(()));
+        assert_eq!(check_paused(&request(), Some(&grant), &paused(1_000, 2, 2)), Ok(()));
+        let lies = [
+            ("too early", paused(399, 2, 2)),
+            ("beyond the message", paused(1_001, 2, 2)),
+            ("a smaller heap", paused(400, 1, 2)),
+            ("more growth than granted", paused(400, 4, 5)),
+            ("growth beyond counting", paused(400, u64::MAX, 2)),
+        ];
+        for (what, lie) in lies {
+            assert!(check_paused(&request(), Some(&grant), &lie).is_err(), "{what}");
+        }
+        assert!(check_paused(&request(), None, &paused(400, 2, 2)).is_err(), "not in slices");
+        let last = Grant { until: 1_000, ..grant };
+        assert!(check_paused(&request(), Some(&last), &paused(1_000, 2, 2)).is_err(), "for ever");
     }
 
     #[test]

@@ -70,7 +70,12 @@ fn enter<R>(
     if result.is_ok() && !host.mode.among(contexts) {
         result = Err(Failure::forbidden(function, host.mode));
     }
-    let result = result.and_then(|()| act(host));
+    let mut result = result.and_then(|()| act(host));
+    if let Some(pacer) = host.pacer.as_ref().filter(|_| result.is_ok()) {
+        let used = host.limits.instructions.saturating_sub(host.fuel);
+        let paced = pacer.called(used, &host.stable);
+        result = result.and_then(|done| paced.map(|()| done));
+    }
     let fuel = host.fuel;
     caller.set_fuel(fuel)?;
     Ok(result?)

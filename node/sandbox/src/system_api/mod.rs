@@ -41,7 +41,7 @@ pub(crate) use link::linker;
 
 use crate::{
     Call, Entry, MessageLimits, Response, SystemContext,
-    worker::{HeapCell, Stable, WriteRefused},
+    worker::{HeapCell, Pacer, Stable, WriteRefused},
 };
 
 /// Instructions of every call into the system, whatever it does.
@@ -69,6 +69,8 @@ pub(crate) struct Host {
     pub(crate) enforce_wasm_memory_limit: bool,
     /// Instructions left, while a function of the system runs; the store's fuel otherwise.
     pub(crate) fuel: u64,
+    /// Of a message that runs in slices.
+    pub(crate) pacer: Option<Arc<Pacer>>,
 
     // What it may know.
     pub(crate) context: SystemContext,
@@ -131,6 +133,7 @@ impl Host {
                 Entry::Init | Entry::PostUpgrade { .. } | Entry::Update(_)
             ),
             fuel: 0,
+            pacer: None,
             mode: Context::of(entry, context.replicated),
             reject,
             reject_code,

@@ -26,6 +26,7 @@ use super::{
     Stable,
     heap::{Creator, HeapCell, Undo},
     mapping::{Kind, Mapping},
+    pacer::{AppendAnew, Pacer, Wire},
     protocol::{AppendOrder, Execute, Forget, MountOrder, Report},
     run::{LoadedModule, Message, Ran, run},
     stable::StableTrackers,
@@ -55,6 +56,8 @@ pub(super) struct Keeper {
     kept: BTreeMap<u64, Kept>,
     /// Counts messages: the age of memories.
     clock: u64,
+    /// For a message that is paused.
+    wire: Wire,
 }
 
 struct Memory {
@@ -127,6 +130,16 @@ struct Settlement {
     globals: Vec<Global>,
     heap_order: MountOrder,
     stable_order: MountOrder,
+    /// Where the pages go in place of what the orders say.
+    append_anew: Option<AppendAnew>,
+}
+
+/// Where the pages of one memory go.
+struct Append {
+    /// As the message began.
+    at: Option<AppendOrder>,
+    /// As it went on after it was paused.
+    anew: Option<(AppendOrder, File)>,
 }
 
 /// What to do with the pages.
@@ -159,7 +172,7 @@ impl Settlement {
 
 impl Keeper {
     /// Builds the engine, before the process is confined.
-    pub(super) fn new() -> wasmtime::Result<Self> {
+    pub(super) fn new(wire: Wire) -> wasmtime::Result<Self> {
         let heap = Arc::new(HeapCell::default());
         let mut config = engine::config()?;
         config.with_host_memory(Arc::new(Creator(heap.clone())));
@@ -174,6 +187,7 @@ impl Keeper {
             memories: BTreeMap::new(),
             kept: BTreeMap::new(),
             clock: 0,
+            wire,
         })
     }
 
@@ -232,7 +246,11 @@ impl Keeper {
             order.limits.stable_accessed_bytes / PAGE_BYTES,
             stable_taken.kept.as_ref().map(|(dirty, _)| dirty.as_slice()),
         );
-        let settlement = Settlement {
+        let pacer = order.slice.map(|slice| {
+            let (wire, heap) = (Arc::clone(&self.wire), Arc::clone(&self.heap));
+            Arc::new(Pacer::new(wire, heap, &stable, slice, order.limits.instructions))
+        });
+        let mut settlement = Settlement {
             changes_state: changes_state(&order.entry, order.context.replicated),
             module: order.module,
             limits: order.limits,
@@ -241,6 +259,7 @@ impl Keeper {
             globals,
             heap_order: order.heap,
             stable_order: order.stable,
+            append_anew: None,
         };
         let message = Message {
             entry: order.entry.into_owned(),
@@ -250,7 +269,7 @@ impl Keeper {
         };
         let Some(module) = self.modules.get(&order.module) else { return Ok(Report::Missing) };
         let Ran { instructions, failure, globals, query_for_update, did, stable } =
-            run(&self.engine, module, message, &self.heap, stable)
+            run(&self.engine, module, message, &self.heap, stable, pacer.as_ref())
                 .map_err(text("running a message"))?;
         let ended = Ended { instructions, failure, globals, query_for_update, did };
         // Whatever the canister was told instead must not count: another machine would not have
@@ -270,6 +289,7 @@ impl Keeper {
         let (mapping, dirty, undo, trackers) = stable.leave();
         self.trackers = trackers;
         let stable = After { mapping, dirty, undo, taken: stable_taken };
+        settlement.append_anew = pacer.and_then(|pacer| pacer.append_anew());
         let outcome = self.settle(settlement, ended, heap, stable)?;
         self.evict();
         Ok(Report::Outcome(Box::new(outcome)))
@@ -344,7 +364,13 @@ impl Keeper {
     ) -> Result<Outcome, String> {
         match settlement.fate(&mut ended) {
             Fate::Commit => {
-                self.commit(ended, heap, stable, &settlement.heap_order, &settlement.stable_order)
+                let Settlement { heap_order, stable_order, append_anew, .. } = settlement;
+                let (heap_anew, stable_anew) =
+                    append_anew.map_or((None, None), |anew| (anew.heap, anew.stable));
+                let heap_append = Append { at: heap_order.append, anew: heap_anew };
+                let stable_append = Append { at: stable_order.append, anew: stable_anew };
+                let heap_wasm_pages = heap_order.wasm_pages;
+                self.commit(ended, heap, stable, heap_wasm_pages, (heap_append, stable_append))
             }
             Fate::Keep(token) => {
                 let Settlement { module, globals, limits, .. } = settlement;
@@ -452,15 +478,15 @@ impl Keeper {
         mut ended: Ended,
         heap: Option<After>,
         stable: After,
-        heap_order: &MountOrder,
-        stable_order: &MountOrder,
+        heap_wasm_pages: u64,
+        (heap_append, stable_append): (Append, Append),
     ) -> Result<Outcome, String> {
         // A module without a memory leaves the heap it was given as it is.
-        let (mut heap_wasm_pages, mut heap_runs) = (heap_order.wasm_pages, Vec::new());
+        let (mut heap_wasm_pages, mut heap_runs) = (heap_wasm_pages, Vec::new());
         if let Some(heap) = heap {
-            (heap_wasm_pages, heap_runs) = self.commit_memory(heap, heap_order.append)?;
+            (heap_wasm_pages, heap_runs) = self.commit_memory(heap, heap_append)?;
         }
-        let (stable_wasm_pages, stable_runs) = self.commit_memory(stable, stable_order.append)?;
+        let (stable_wasm_pages, stable_runs) = self.commit_memory(stable, stable_append)?;
         let changes = Changes {
             globals: std::mem::take(&mut ended.globals),
             heap_wasm_pages,
@@ -480,10 +506,19 @@ impl Keeper {
     fn commit_memory(
         &mut self,
         after: After,
-        append: Option<AppendOrder>,
+        append: Append,
     ) -> Result<(u64, Vec<Run>), String> {
         let After { mut mapping, dirty, .. } = after;
-        let runs = match append {
+        let at = match append.anew {
+            Some((order, file)) => {
+                mapping
+                    .replace_append(order.segment, file, &dirty)
+                    .map_err(text("changing the append file of a paused message"))?;
+                Some(order)
+            }
+            None => append.at,
+        };
+        let runs = match at {
             _ if dirty.is_empty() => Vec::new(),
             Some(append) => {
                 mapping.commit(&dirty, &append).map_err(text("appending dirty pages"))?

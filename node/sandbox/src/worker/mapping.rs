@@ -385,6 +385,19 @@ impl Mapping {
         Ok(())
     }
 
+    /// The append file for the `dirty` pages of a message that was paused: the one of its beginning
+    /// may be sealed.
+    pub(crate) fn replace_append(
+        &mut self,
+        segment: SegmentId,
+        file: File,
+        dirty: &[Range<u64>],
+    ) -> io::Result<()> {
+        // Of what the message wrote, the file that is let go of holds what was before.
+        self.retained.retain(|page, _| !dirty.iter().any(|range| range.contains(page)));
+        self.set_append(segment, file)
+    }
+
     /// Whether the append file of `segment` is at hand.
     pub(crate) fn has_append(&self, segment: SegmentId) -> bool {
         self.append.as_ref().is_some_and(|(have, _)| *have == segment)

@@ -12,7 +12,7 @@
 //!   what becomes of a message's pages.
 //! - [`mapping`] — one memory in the address space. [`dirty`] — which pages a message wrote.
 //!   [`heap`], [`stable`] — the two memories of the running message.
-//! - [`run`] — one message in one instance.
+//! - [`run`] — one message in one instance. [`pacer`] — how it waits at the end of a slice.
 //! - [`confine`] — what the process may not do.
 //!
 //! # Threat model
@@ -28,6 +28,7 @@ mod dirty;
 mod heap;
 mod keeper;
 mod mapping;
+mod pacer;
 pub(crate) mod protocol;
 mod run;
 mod stable;
@@ -37,13 +38,16 @@ use std::{
     os::{fd::FromRawFd, unix::net::UnixStream},
     panic::{AssertUnwindSafe, catch_unwind},
     process::ExitCode,
+    sync::{Arc, Mutex},
 };
 
 pub(crate) use heap::{HeapCell, WriteRefused};
+pub(crate) use pacer::Pacer;
 pub(crate) use stable::{Stable, StableRefused};
 
 use crate::ipc::{Channel, IpcError};
 use keeper::Keeper;
+use pacer::{Wire, wire};
 pub use protocol::HeapFigures;
 use protocol::{Order, Probe, Report};
 
@@ -80,14 +84,15 @@ pub fn worker_main_with(
     let probes = args.any(|argument| argument == PROBES_ARGUMENT);
     // SAFETY: standard input is open, is the socket the pool passed, and nothing else in this
     // process uses it.
-    let mut channel = Channel::new(unsafe { UnixStream::from_raw_fd(libc::STDIN_FILENO) });
-    match serve(&mut channel, parent, probes, heap) {
+    let channel = Channel::new(unsafe { UnixStream::from_raw_fd(libc::STDIN_FILENO) });
+    let channel = Arc::new(Mutex::new(channel));
+    match serve(&channel, parent, probes, heap) {
         Ok(()) | Err(Stop::Wire(IpcError::Closed)) => ExitCode::SUCCESS,
         Err(Stop::Wire(_)) => ExitCode::from(74),
         Err(Stop::Failed(text)) => {
             let text = cut(&text);
             // The pool may be gone; there is nobody else to tell.
-            let _ = channel.send(&Report::Failed(text.to_owned()), &[]);
+            let _ = wire(&channel).send(&Report::Failed(text.to_owned()), &[]);
             ExitCode::from(70)
         }
     }
@@ -106,7 +111,7 @@ impl From<IpcError> for Stop {
 }
 
 fn serve(
-    channel: &mut Channel,
+    channel: &Wire,
     parent: u32,
     probes: bool,
     heap: impl Fn(bool) -> HeapFigures,
@@ -116,18 +121,20 @@ fn serve(
     confine::prepare(parent)
         .map_err(|error| Stop::Failed(format!("cannot prepare the worker: {error}")))?;
     let mut keeper =
-        Keeper::new().map_err(|error| Stop::Failed(format!("cannot start the engine: {error}")))?;
+        Keeper::new(Arc::clone(channel)).map_err(|error| Stop::Failed(format!("cannot start the engine: {error}")))?;
     confine::confine()
         .map_err(|error| Stop::Failed(format!("cannot confine the worker: {error}")))?;
-    channel.send(&Report::Ready, &[])?;
+    wire(channel).send(&Report::Ready, &[])?;
     loop {
-        let (order, descriptors) = channel.receive::<Order<'static>>(ORDER_BYTES_MAX)?;
+        let received = wire(channel).receive::<Order<'static>>(ORDER_BYTES_MAX);
+        let (order, descriptors) = received?;
         let report = match order {
             Order::Execute(execute) => {
                 let executed =
                     catch_unwind(AssertUnwindSafe(|| keeper.execute(*execute, descriptors)));
                 executed.unwrap_or_else(|panic| Err(panic_text(&*panic))).map_err(Stop::Failed)?
             }
+            Order::Resume(_) => return Err(Stop::Failed("no message is paused".into())),
             Order::Forget(forget) => {
                 keeper.forget(&forget).map_err(Stop::Failed)?;
                 Report::Done
@@ -136,7 +143,7 @@ fn serve(
             Order::Probe(probe) if probes => attempt(probe),
             Order::Probe(_) => return Err(Stop::Failed("this worker takes no probes".into())),
         };
-        channel.send(&report, &[])?;
+        wire(channel).send(&report, &[])?;
     }
 }
 

@@ -7,7 +7,8 @@
 //!
 //! Descriptors of [`Order::Execute`], in this order: the artefact, when [`Execute::artefact`]; then
 //! for the heap and for the stable memory, each: the base file, when [`MapOrder::base`]; the
-//! segments of [`MapOrder::segments`]; the append file, when [`AppendOrder::file`].
+//! segments of [`MapOrder::segments`]; the append file, when [`AppendOrder::file`]. Those of
+//! [`Order::Resume`]: the append files of heap and stable memory, for each that it names.
 
 use std::borrow::Cow;
 
@@ -15,13 +16,16 @@ use pages::{MemoryId, Run, SegmentId};
 use serde::{Deserialize, Serialize};
 use state::{Global, ModuleHash};
 
-use crate::{Entry, MessageLimits, Outcome, SystemContext};
+use crate::{Entry, MessageLimits, Outcome, Progress, SystemContext};
 
 /// Pool to worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Order<'a> {
     /// Run a message.
     Execute(Box<Execute<'a>>),
+    /// Go on with the message that is paused, the answer to [`Report::Paused`]; answered as
+    /// [`Order::Execute`] is.
+    Resume(Resume),
     /// Drop kept executions, mappings and modules; answered by [`Report::Done`].
     Forget(Forget),
     /// Say how much the allocator holds, after freed memory was handed back if so ordered; answered
@@ -89,6 +93,28 @@ pub(crate) struct Execute<'a> {
     pub(crate) keep_token: Option<u64>,
     /// A composite query that makes calls is kept under this name.
     pub(crate) keep_as: Option<u64>,
+    /// How far to run; `None` for a message that runs to its end.
+    pub(crate) slice: Option<SliceOrder>,
+}
+
+/// How far to run, see [`crate::Grant`].
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct SliceOrder {
+    /// Instructions after which to pause.
+    pub(crate) until: u64,
+    /// Instructions between two looks at the count.
+    pub(crate) step: u64,
+}
+
+/// More for the paused message.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Resume {
+    /// Instructions after which to pause again, counted from the message's beginning.
+    pub(crate) until: u64,
+    /// Where changes of the heap go now.
+    pub(crate) heap: Option<AppendOrder>,
+    /// Where changes of the stable memory go now.
+    pub(crate) stable: Option<AppendOrder>,
 }
 
 /// A memory of the message.
@@ -159,6 +185,8 @@ pub(crate) enum Report {
     Ready,
     /// What came of [`Order::Execute`].
     Outcome(Box<Outcome>),
+    /// The message used what it was granted and waits in the worker.
+    Paused(PausedReport),
     /// Nothing was run: the worker lacks the module, a mapping or an append file.
     Missing,
     /// The worker failed in a way that is not the canister's doing; it ends after this. Bounded
@@ -168,4 +196,13 @@ pub(crate) enum Report {
     Done,
     /// What came of [`Order::Heap`].
     Heap(HeapFigures),
+}
+
+/// A message that waits in a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PausedReport {
+    /// How far it came, the same on every machine.
+    pub(crate) progress: Progress,
+    /// Bytes of private pages that it holds.
+    pub(crate) dirty_bytes: u64,
 }

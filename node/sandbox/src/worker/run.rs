@@ -7,16 +7,23 @@
 //!
 //! An installation runs in three steps inside one message: the data segments are written, `(start)`
 //! runs, then `canister_init` or `canister_post_upgrade`.
+//!
+//! A message that runs in slices has a stack of its own, which stays while it is paused
+//! ([`super::pacer`]). The engine yields to [`drive`] every so many instructions.
 
-use std::sync::Arc;
+use std::{
+    pin::pin,
+    sync::Arc,
+    task::{Context as Polling, Poll, Waker},
+};
 
 use state::Global;
 use wasmtime::{
     Engine, Extern, ExternType, Instance, InstancePre, Linker, Module, ModuleExport, Ref,
-    ResourceLimiter, Store, Trap, Val, unix::StoreExt,
+    ResourceLimiter, Store, Trap, TypedFunc, Val, WasmParams, unix::StoreExt,
 };
 
-use super::{HeapCell, Stable};
+use super::{HeapCell, Stable, pacer::Pacer};
 use crate::{
     Entry, MessageLimits, SystemContext,
     module::{INIT_MEMORY, MEMORY, START, TABLE, global_export},
@@ -86,9 +93,11 @@ pub(crate) fn run(
     message: Message,
     heap: &Arc<HeapCell>,
     stable: Stable,
+    pacer: Option<&Arc<Pacer>>,
 ) -> wasmtime::Result<Ran> {
     let Message { entry, globals, context, limits } = message;
-    let host = Host::new(heap.clone(), stable, context, limits, &entry, module.memory64);
+    let mut host = Host::new(heap.clone(), stable, context, limits, &entry, module.memory64);
+    host.pacer = pacer.cloned();
     let mut store = Store::new(engine, host);
     store.set_fuel(limits.instructions)?;
     store.limiter(|host| host);
@@ -104,7 +113,11 @@ pub(crate) fn run(
         }
     }
     let mut query_for_update = false;
-    let result = enter(&mut store, module, &entry, &globals, &mut query_for_update);
+    let entering = enter(&mut store, module, &entry, &globals, &mut query_for_update);
+    let result = drive(entering, pacer.map(AsRef::as_ref));
+    if let Some(text) = pacer.and_then(|pacer| pacer.failed()) {
+        return Err(wasmtime::Error::msg(text));
+    }
     let (mut failure, globals) = match result {
         Ok(instance) => (None, read_globals(&mut store, module, &instance)?),
         Err(error) => (Some(failure_of(error, &store)?), Vec::new()),
@@ -127,7 +140,25 @@ pub(crate) fn run(
     })
 }
 
-fn enter(
+/// Runs to the end, waiting with the pacer where the engine yields.
+fn drive<T>(
+    running: impl Future<Output = wasmtime::Result<T>>,
+    pacer: Option<&Pacer>,
+) -> wasmtime::Result<T> {
+    let mut running = pin!(running);
+    let mut polling = Polling::from_waker(Waker::noop());
+    loop {
+        match running.as_mut().poll(&mut polling) {
+            Poll::Ready(result) => return result,
+            Poll::Pending => match pacer {
+                Some(pacer) => pacer.stepped().map_err(wasmtime::Error::msg)?,
+                None => return Err(wasmtime::Error::msg("the engine yielded unasked")),
+            },
+        }
+    }
+}
+
+async fn enter(
     store: &mut Store<Host>,
     module: &LoadedModule,
     entry: &Entry,
@@ -137,25 +168,29 @@ fn enter(
     let instance = module.instance.instantiate(&mut *store)?;
     store.data_mut().instantiated = true;
     write_globals(store, module, &instance, globals)?;
+    if let Some(step) = store.data().pacer.as_ref().map(|pacer| pacer.step()) {
+        // From here on code runs on a stack of its own.
+        store.fuel_async_yield_interval(Some(step))?;
+    }
     match entry {
         Entry::Init => {
-            begin(store, &instance, true)?;
-            call_if_present(store, &instance, "canister_init")?;
+            begin(store, &instance, true).await?;
+            call_if_present(store, &instance, "canister_init").await?;
         }
         Entry::PostUpgrade { keep_heap } => {
-            begin(store, &instance, !keep_heap)?;
-            call_if_present(store, &instance, "canister_post_upgrade")?;
+            begin(store, &instance, !keep_heap).await?;
+            call_if_present(store, &instance, "canister_post_upgrade").await?;
         }
         Entry::PreUpgrade => {
-            call_if_present(store, &instance, "canister_pre_upgrade")?;
+            call_if_present(store, &instance, "canister_pre_upgrade").await?;
         }
         Entry::Update(name) => {
-            if !call_if_present(store, &instance, &format!("canister_update {name}"))? {
+            if !call_if_present(store, &instance, &format!("canister_update {name}")).await? {
                 *query_for_update = true;
                 let host = store.data_mut();
                 host.mode = Context::ReplicatedQuery;
                 host.enforce_wasm_memory_limit = false;
-                if !call_if_present(store, &instance, &format!("canister_query {name}"))? {
+                if !call_if_present(store, &instance, &format!("canister_query {name}")).await? {
                     return Err(
                         Failure::method_not_found(&format!("update method '{name}'")).into()
                     );
@@ -164,73 +199,89 @@ fn enter(
         }
         Entry::Query(name) => call(store, &instance, &format!("canister_query {name}"), || {
             format!("query method '{name}'")
-        })?,
+        })
+        .await?,
         Entry::CompositeQuery(name) => {
             call(store, &instance, &format!("canister_composite_query {name}"), || {
                 format!("composite query method '{name}'")
-            })?;
+            })
+            .await?;
         }
         Entry::Heartbeat => {
-            call(store, &instance, "canister_heartbeat", || "canister_heartbeat".into())?
+            call(store, &instance, "canister_heartbeat", || "canister_heartbeat".into()).await?
         }
         Entry::GlobalTimer => {
-            call(store, &instance, "canister_global_timer", || "canister_global_timer".into())?
+            call(store, &instance, "canister_global_timer", || "canister_global_timer".into()).await?
         }
         Entry::OnLowWasmMemory => call(store, &instance, "canister_on_low_wasm_memory", || {
             "canister_on_low_wasm_memory".into()
-        })?,
+        })
+        .await?,
         Entry::InspectMessage { .. } => call(store, &instance, "canister_inspect_message", || {
             "canister_inspect_message".into()
-        })?,
+        })
+        .await?,
         Entry::Callback { fun, env, .. } | Entry::Cleanup { fun, env, .. } => {
-            call_back(store, module, &instance, *fun, *env)?
+            call_back(store, module, &instance, *fun, *env).await?
         }
     }
     Ok(instance)
 }
 
 /// The first steps of an installation: data segments, `(start)`.
-fn begin(
+async fn begin(
     store: &mut Store<Host>,
     instance: &Instance,
     data_segments: bool,
 ) -> wasmtime::Result<()> {
     let mode = std::mem::replace(&mut store.data_mut().mode, Context::Start);
     if data_segments {
-        call_if_present(store, instance, INIT_MEMORY)?;
+        call_if_present(store, instance, INIT_MEMORY).await?;
     }
-    call_if_present(store, instance, START)?;
+    call_if_present(store, instance, START).await?;
     store.data_mut().mode = mode;
     Ok(())
 }
 
-fn call_if_present(
+async fn call_if_present(
     store: &mut Store<Host>,
     instance: &Instance,
     name: &str,
 ) -> wasmtime::Result<bool> {
     match instance.get_func(&mut *store, name) {
         Some(function) => {
-            function.typed::<(), ()>(&*store)?.call(&mut *store, ())?;
+            enter_function(&function.typed::<(), ()>(&*store)?, store, ()).await?;
             Ok(true)
         }
         None => Ok(false),
     }
 }
 
-fn call(
+async fn call(
     store: &mut Store<Host>,
     instance: &Instance,
     name: &str,
     what: impl FnOnce() -> String,
 ) -> wasmtime::Result<()> {
-    match call_if_present(store, instance, name)? {
+    match call_if_present(store, instance, name).await? {
         true => Ok(()),
         false => Err(Failure::method_not_found(&what()).into()),
     }
 }
 
-fn call_back(
+/// Calls a function, on a stack of its own where the message runs in slices.
+async fn enter_function<P: WasmParams + Sync>(
+    function: &TypedFunc<P, ()>,
+    store: &mut Store<Host>,
+    arguments: P,
+) -> wasmtime::Result<()> {
+    match store.data().pacer {
+        Some(_) => function.call_async(&mut *store, arguments).await,
+        None => function.call(&mut *store, arguments),
+    }
+}
+
+async fn call_back(
     store: &mut Store<Host>,
     module: &LoadedModule,
     instance: &Instance,
@@ -249,13 +300,13 @@ fn call_back(
         let function = function
             .typed::<u64, ()>(&*store)
             .map_err(|_| missing("is not of type (i64) -> ()"))?;
-        function.call(&mut *store, env)
+        enter_function(&function, store, env).await
     } else {
         let function = function
             .typed::<u32, ()>(&*store)
             .map_err(|_| missing("is not of type (i32) -> ()"))?;
         // What `call_new` took was 32 bits wide.
-        function.call(&mut *store, env as u32)
+        enter_function(&function, store, env as u32).await
     }
 }
 

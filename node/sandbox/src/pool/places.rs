@@ -1,0 +1,94 @@
+//! Workers that hold a paused message, until it goes on.
+//!
+//! A worker whose message is paused leaves its lane, which starts another for the messages of other
+//! canisters, and takes one of `sandbox.paused_workers` places. It may hold
+//! `sandbox.paused_dirty_bytes` of private pages there. One that finds no place, or holds more, is
+//! ended, and its message runs again from its beginning: that costs this machine time and changes
+//! nothing else. The oldest messages are granted slices first, so where places are short the
+//! youngest loses its own.
+
+use std::collections::BTreeMap;
+
+use pages::MemoryLayout;
+
+use super::lane::Worker;
+use crate::SlicedName;
+
+/// A paused message.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) worker: Worker,
+    /// Instructions it was granted.
+    pub(super) granted: u64,
+    /// What it has mapped stays as it is: it still reads from there.
+    pub(super) layouts: [MemoryLayout; 2],
+}
+
+impl Place {
+    /// Whether what it reads was overwritten.
+    fn is_cut_off(&self) -> bool {
+        self.layouts.iter().any(MemoryLayout::is_cut_off)
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Places {
+    most: usize,
+    dirty_bytes_max: u64,
+    waiting: BTreeMap<SlicedName, Place>,
+    /// Process ids of those that run now.
+    running: BTreeMap<SlicedName, u32>,
+}
+
+impl Places {
+    pub(super) fn new(most: u64, dirty_bytes_max: u64) -> Self {
+        Self {
+            most: usize::try_from(most).unwrap_or(usize::MAX),
+            dirty_bytes_max,
+            waiting: BTreeMap::new(),
+            running: BTreeMap::new(),
+        }
+    }
+
+    /// Takes the message out to go on, if it is here; it keeps its place.
+    pub(super) fn take(&mut self, name: &SlicedName) -> Option<Place> {
+        let place = self.waiting.remove(name).filter(|place| !place.is_cut_off())?;
+        self.running.insert(*name, place.worker.pid());
+        Some(place)
+    }
+
+    /// The message that was taken out is over, or its worker is.
+    pub(super) fn leave(&mut self, name: &SlicedName) {
+        self.running.remove(name);
+    }
+
+    /// Keeps a paused message that holds so much. What is returned is to be ended.
+    pub(super) fn keep(&mut self, name: SlicedName, place: Place, dirty_bytes: u64) -> Option<Place> {
+        self.running.remove(&name);
+        if dirty_bytes > self.dirty_bytes_max || place.is_cut_off() {
+            return Some(place);
+        }
+        self.waiting.insert(name, place);
+        if self.waiting.len() + self.running.len() > self.most {
+            return self.waiting.pop_last().map(|(_, place)| place);
+        }
+        None
+    }
+
+    /// The message will not go on.
+    pub(super) fn abandon(&mut self, name: &SlicedName) -> Option<Place> {
+        self.waiting.remove(name)
+    }
+
+    /// Process ids of all workers here.
+    pub(super) fn pids(&self) -> impl Iterator<Item = u32> + '_ {
+        let waiting = self.waiting.values().map(|place| place.worker.pid());
+        waiting.chain(self.running.values().copied())
+    }
+
+    /// Messages that wait here.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+}

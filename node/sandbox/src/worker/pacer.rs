@@ -1,0 +1,161 @@
+//! Where the running message stands in its slices, and waiting at the end of one.
+//!
+//! A message that runs in slices looks at the count of its instructions at fixed points
+//! ([`crate::Grant`]). At a point that the grant does not reach beyond, the worker reports
+//! [`Report::Paused`] and waits on its socket for [`Order::Resume`], with the message on its stack
+//! and its pages private: in the middle of a system function where the point is the end of one, and
+//! beside the suspended stack of the instance where the engine yielded. Nothing else runs in the
+//! worker meanwhile. A worker whose message shall not go on is ended by the pool.
+
+use std::{
+    fs::File,
+    os::fd::OwnedFd,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use pages::PAGE_BYTES;
+
+use super::{
+    HeapCell, ORDER_BYTES_MAX, Stable,
+    protocol::{AppendOrder, Order, PausedReport, Report, Resume, SliceOrder},
+};
+use crate::{Progress, ipc::Channel, system_api::Failure};
+
+const WASM_PAGE_BYTES: u64 = 64 << 10;
+
+/// The worker's end of the wire: between messages the worker's loop has it, within one the pacer.
+pub(super) type Wire = Arc<Mutex<Channel>>;
+
+/// Takes the wire for one frame.
+pub(super) fn wire(wire: &Wire) -> MutexGuard<'_, Channel> {
+    wire.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where the dirty pages of a message go that was paused: not to where its beginning was told, for
+/// that may be sealed.
+#[derive(Debug)]
+pub(super) struct AppendAnew {
+    pub(super) heap: Option<(AppendOrder, File)>,
+    pub(super) stable: Option<(AppendOrder, File)>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Pacer {
+    wire: Wire,
+    heap: Arc<HeapCell>,
+    /// Those of the whole message: reaching them ends it, so no pause does.
+    instructions_max: u64,
+    step: u64,
+    until: AtomicU64,
+    used: AtomicU64,
+    // Only system functions change it, so it is as the last one left it.
+    stable_bytes: AtomicU64,
+    stable_dirty_pages: AtomicU64,
+    append: Mutex<Option<AppendAnew>>,
+    /// Why the worker has to end.
+    failed: Mutex<Option<String>>,
+}
+
+impl Pacer {
+    pub(super) fn new(
+        wire: Wire,
+        heap: Arc<HeapCell>,
+        stable: &Stable,
+        order: SliceOrder,
+        instructions_max: u64,
+    ) -> Self {
+        Self {
+            wire,
+            heap,
+            instructions_max,
+            step: order.step.max(1),
+            until: AtomicU64::new(order.until),
+            used: AtomicU64::new(0),
+            stable_bytes: AtomicU64::new(stable.size_bytes()),
+            stable_dirty_pages: AtomicU64::new(0),
+            append: Mutex::default(),
+            failed: Mutex::default(),
+        }
+    }
+
+    /// Instructions between two yields of the engine.
+    pub(crate) fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// A system function is about to return, after which `used` instructions are used exactly.
+    pub(crate) fn called(&self, used: u64, stable: &Stable) -> Result<(), Failure> {
+        self.used.store(used, Relaxed);
+        self.stable_bytes.store(stable.size_bytes(), Relaxed);
+        self.stable_dirty_pages.store(stable.dirty_pages(), Relaxed);
+        // The worker ends after a failure here: nobody reads the text.
+        self.wait_while_due().map_err(|text| Failure::engine(&text))
+    }
+
+    /// The engine yielded, at least a step after the point before.
+    pub(super) fn stepped(&self) -> Result<(), String> {
+        self.used.fetch_add(self.step, Relaxed);
+        self.wait_while_due()
+    }
+
+    /// Where the pages go, if the message was paused.
+    pub(super) fn append_anew(&self) -> Option<AppendAnew> {
+        self.append.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Why the worker has to end, if it has to.
+    pub(super) fn failed(&self) -> Option<String> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn wait_while_due(&self) -> Result<(), String> {
+        while self.used.load(Relaxed) >= self.until.load(Relaxed)
+            && self.until.load(Relaxed) < self.instructions_max
+        {
+            self.pause().inspect_err(|text| {
+                *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.clone());
+            })?;
+        }
+        Ok(())
+    }
+
+    fn pause(&self) -> Result<(), String> {
+        let report = PausedReport {
+            progress: Progress {
+                instructions: self.used.load(Relaxed).min(self.instructions_max),
+                heap_wasm_pages: self.heap.size_bytes() / WASM_PAGE_BYTES,
+                stable_wasm_pages: self.stable_bytes.load(Relaxed) / WASM_PAGE_BYTES,
+            },
+            dirty_bytes: (self.heap.dirty_pages() + self.stable_dirty_pages.load(Relaxed))
+                * PAGE_BYTES,
+        };
+        let mut channel = wire(&self.wire);
+        channel.send(&Report::Paused(report), &[]).map_err(|error| error.to_string())?;
+        let (order, descriptors) = channel
+            .receive::<Order<'static>>(ORDER_BYTES_MAX)
+            .map_err(|error| error.to_string())?;
+        let Order::Resume(resume) = order else {
+            return Err("an order out of turn while a message is paused".into());
+        };
+        let append = append_anew(&resume, descriptors)?;
+        *self.append.lock().unwrap_or_else(PoisonError::into_inner) = Some(append);
+        self.until.store(resume.until, Relaxed);
+        Ok(())
+    }
+}
+
+/// The append files that came with an order, which are in the order of its fields.
+fn append_anew(resume: &Resume, descriptors: Vec<OwnedFd>) -> Result<AppendAnew, String> {
+    let mut files = descriptors.into_iter().map(File::from);
+    let mut next = |order: Option<AppendOrder>| {
+        order
+            .map(|order| files.next().map(|file| (order, file)))
+            .map(|pair| pair.ok_or("an append file was announced and not sent"))
+            .transpose()
+    };
+    Ok(AppendAnew { heap: next(resume.heap)?, stable: next(resume.stable)? })
+}

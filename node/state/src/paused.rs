@@ -1,0 +1,56 @@
+//! A message that used up its slice, as its canister keeps it until it goes on.
+//!
+//! The message has begun: it left its queue, its call context is open and its execution is prepaid.
+//! What it saw when it began lies here, as execution wrote it down; nothing it did counts before it
+//! is over. Until then its canister runs nothing else. This module must not know how a message is
+//! run.
+
+use serde::{Deserialize, Serialize};
+use serde_bytes::ByteBuf;
+
+use crate::{Cycles, CyclesTotal, Height, Origin, Shared, SubnetCall};
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PausedMessage {
+    /// Height of the batch in which it began: the oldest are granted slices first.
+    pub since: Height,
+    /// Instructions granted so far.
+    pub granted: u64,
+    /// Instructions counted when it was paused last.
+    pub instructions: u64,
+    /// Cycles taken from the balance for its execution.
+    pub prepaid: Cycles,
+    /// Bytes that its memories have grown by, which count against the subnet's capacity.
+    pub grown_bytes: u64,
+    /// Bytes of the message in the pools of messages, as long as it is here.
+    pub message_bytes: u64,
+    /// Whether it is a call with a guaranteed response, whose bytes are of that pool.
+    pub is_guaranteed: bool,
+    /// What execution needs to go on: its own encoding, with a version of its own.
+    pub record: Shared<ByteBuf>,
+    /// Calls of the management canister that must wait for the end of the message, in order.
+    pub waiting: Vec<Shared<SubnetCall>>,
+}
+
+impl PausedMessage {
+    /// Bytes in the pool of guaranteed responses and in that of other messages.
+    pub(crate) fn message_memory(&self) -> (u64, u64) {
+        let own = if self.is_guaranteed { (self.message_bytes, 0) } else { (0, self.message_bytes) };
+        self.waiting.iter().fold(own, |(guaranteed, other), call| match call.origin {
+            Origin::Ingress { .. } => (guaranteed, other + call.accounted_bytes()),
+            _ => (guaranteed + call.accounted_bytes(), other),
+        })
+    }
+
+    /// Estimate of what it takes in memory besides messages.
+    pub(crate) fn metadata_bytes(&self) -> u64 {
+        (self.record.len() as u64).saturating_sub(self.message_bytes) + 256
+    }
+
+    /// Cycles held for the message and for the calls that wait.
+    pub(crate) fn cycles_held(&self) -> CyclesTotal {
+        let waiting: CyclesTotal = self.waiting.iter().map(|call| call.cycles).sum();
+        waiting + self.prepaid
+    }
+}
