@@ -11,6 +11,7 @@
 //! | what happens in a round, and in which order | `round` |
 //! | which canister runs when, and beside whom | `scheduler` |
 //! | what one message pays, may do and leads to | `message` |
+//! | how a long message is paused and goes on | `slices` |
 //! | how a worker's answer is checked and kept | `machine` |
 //! | how calls and answers travel, and what bounds them | `messaging` |
 //! | which users' calls are taken in | `induction` |
@@ -21,7 +22,7 @@
 //! | what is made durable, and when | `checkpoint` |
 //! | which states get a manifest, for other nodes to fetch | `manifest`, and the crate `statesync` |
 //!
-//! Bounds: a round by instructions and delta (a message that was started is finished), queues by
+//! Bounds: a round by instructions and delta (a slice that was started is finished), queues by
 //! slots per pair of canisters, messages by two pools of bytes, callbacks per canister, unfinished
 //! users' calls, canisters and their metadata; all from `limits`, and every refusal names the one
 //! it met.
@@ -48,6 +49,7 @@ mod reject;
 mod retry;
 mod round;
 mod scheduler;
+mod slices;
 
 pub use ahead::{Ahead, CompileAhead, ModulesAgain, ReadCall};
 pub use config::{ExecutorConfig, FatalError, RoundResult};

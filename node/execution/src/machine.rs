@@ -15,9 +15,10 @@ use std::collections::BTreeMap;
 use ic_principal::Principal;
 use pages::{AppendTarget, MemoryId, PAGE_BYTES, PagesError, Run};
 use sandbox::{
-    Changes, Entry, Lane, MessageLimits, Mount, Outcome, Request, RunState, SystemContext, Trap,
-    WorkerTrouble,
+    Changes, Entry, Grant, Lane, MessageLimits, Mount, Outcome, Progress, Request, RunState, Slice,
+    SystemContext, Trap, WorkerTrouble,
 };
+use serde::{Deserialize, Serialize};
 use state::{
     CROWD, CanisterState, CanisterStatus, Cycles, ExecutionState, LowMemoryHook, Memory, Reject,
     SenderInfo, WASM_PAGE_BYTES,
@@ -75,6 +76,67 @@ impl Invocation {
             keeps_changes: true,
         }
     }
+}
+
+/// A message as it is when it begins: all that it may ever see and use. Written down while it is
+/// paused.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Begun {
+    pub(crate) entry: Entry,
+    pub(crate) context: SystemContext,
+    pub(crate) limits: MessageLimits,
+    /// See [`Invocation`].
+    pub(crate) grows_frozen: bool,
+    /// See [`Invocation`].
+    pub(crate) keeps_changes: bool,
+}
+
+impl Begun {
+    /// Bytes of the message itself.
+    pub(crate) fn message_bytes(&self) -> u64 {
+        let name = match &self.entry {
+            Entry::Update(name) => name.len(),
+            _ => 0,
+        };
+        (name + self.context.arg.len()) as u64
+    }
+
+    /// The cleanup of this callback, which failed after so many instructions.
+    pub(crate) fn cleanup(
+        self,
+        entry: Entry,
+        limit: u64,
+        growable_bytes: u64,
+        instructions: u64,
+    ) -> Invocation {
+        let context = self.context;
+        Invocation {
+            entry,
+            caller: context.caller,
+            caller_info: context.caller_info,
+            arg: Vec::new(),
+            deadline: context.deadline,
+            already_responded: context.already_responded,
+            cycles_available: context.cycles_available,
+            cycles_refunded: 0,
+            context_instructions: context.context_instructions.saturating_add(instructions),
+            limits: MessageLimits { instructions: limit, ..self.limits },
+            growable_bytes,
+            heap_limited: false,
+            grows_frozen: self.grows_frozen,
+            keeps_changes: self.keeps_changes,
+        }
+    }
+}
+
+/// What came of running a message, or a slice of it.
+#[derive(Debug)]
+pub(crate) enum Attempted {
+    /// It is over. Nothing is committed: the targets are returned with what is written in them,
+    /// and only together with changes.
+    Ended(Ran, Option<Targets>),
+    /// It goes on in a later round.
+    Paused(Progress),
 }
 
 /// Room for the dirty pages of one execution.
@@ -142,43 +204,79 @@ impl<'a> Machine<'a> {
         self.core.attempts(self.place.clone())
     }
 
-    /// Runs `invocation` and commits what it changed in memories, globals, certified data and
-    /// timer. Cycles and calls are left to the caller: the balance of `canister` must already
-    /// lack the prepayment, and is not changed here.
-    pub(crate) fn run(
-        &self,
-        canister: &mut CanisterState,
-        invocation: Invocation,
-        targets: Option<Targets>,
-    ) -> Result<Ran, FatalError> {
-        let (mut ran, targets) = self.attempt(canister, invocation, targets)?;
-        if let Some((changes, targets)) = ran.changes.as_ref().zip(targets) {
-            ran.delta_bytes = self.commit(canister, changes, targets)?;
+    /// Fixes what a message sees: the balance of `canister` must already lack the prepayment.
+    pub(crate) fn begin(&self, canister: &CanisterState, invocation: Invocation) -> Begun {
+        Begun {
+            entry: invocation.entry.clone(),
+            limits: invocation.limits,
+            grows_frozen: invocation.grows_frozen,
+            keeps_changes: invocation.keeps_changes,
+            context: system_context(self.core, canister, invocation, self.round.time, true, None),
         }
-        Ok(ran)
     }
 
-    /// Runs `invocation`, but commits nothing: the targets are returned with what is written in
-    /// them. They are given back only together with changes.
-    pub(crate) fn attempt(
+    /// Runs a message to its end, but commits nothing: see [`Attempted::Ended`].
+    pub(crate) fn attempt_all(
         &self,
         canister: &CanisterState,
         invocation: Invocation,
         targets: Option<Targets>,
     ) -> Result<(Ran, Option<Targets>), FatalError> {
+        let begun = self.begin(canister, invocation);
+        match self.attempt(canister, begun, targets, None)?.1 {
+            Attempted::Ended(ran, targets) => Ok((ran, targets)),
+            // Nobody granted a part of it.
+            Attempted::Paused(_) => Ok((Ran::failed(reject::did_not_reply(&canister.id)), None)),
+        }
+    }
+
+    /// Runs a message, or as much of it as is granted. It is returned as it was handed in.
+    pub(crate) fn attempt(
+        &self,
+        canister: &CanisterState,
+        begun: Begun,
+        targets: Option<Targets>,
+        grant: Option<&Grant>,
+    ) -> Result<(Begun, Attempted), FatalError> {
         let Some(execution) = canister.execution.as_ref() else {
-            return Ok((Ran::failed(reject::no_module(&canister.id)), None));
+            let ran = Ran::failed(reject::no_module(&canister.id));
+            return Ok((begun, Attempted::Ended(ran, None)));
         };
         self.ensure_prepared(canister, execution)?;
-        let keeps_changes = invocation.keeps_changes;
-        let grows_frozen = invocation.grows_frozen;
+        let (grows_frozen, keeps_changes) = (begun.grows_frozen, begun.keeps_changes);
         let (heap_target, stable_target) = match targets {
             Some(targets) => (Some(targets.heap), Some(targets.stable)),
             None => (None, None),
         };
-        let mut request =
-            self.request(canister, execution, invocation, heap_target, stable_target)?;
-        let Outcome { instructions, result, changes, log, .. } = self.execute(&request)?;
+        let mut request = self.request(execution, begun, heap_target, stable_target)?;
+        let slice = self.execute(&request, grant)?;
+        let targets = request.heap.append.take().zip(request.stable.append.take());
+        let targets = targets.map(|(heap, stable)| Targets { heap, stable });
+        // Nothing may hold the layouts of the version before while the next one is made, or folding
+        // would wait for them.
+        let Request { entry, context, limits, .. } = request;
+        let begun = Begun { entry, context, limits, grows_frozen, keeps_changes };
+        let attempted = match slice {
+            Slice::Paused(progress) => Attempted::Paused(progress),
+            Slice::Ended(outcome) => {
+                let ran = self.judge(canister, execution, &begun, *outcome);
+                let targets = targets.filter(|_| keeps_changes && ran.changes.is_some());
+                Attempted::Ended(ran, targets)
+            }
+        };
+        Ok((begun, attempted))
+    }
+
+    /// What an outcome comes to for a canister as it is now, which may have paid and been paid since
+    /// the message began.
+    fn judge(
+        &self,
+        canister: &CanisterState,
+        execution: &ExecutionState,
+        begun: &Begun,
+        outcome: Outcome,
+    ) -> Ran {
+        let Outcome { instructions, result, changes, log, .. } = outcome;
         let mut ran = Ran {
             instructions,
             result: Ok(sandbox::Response::None),
@@ -186,47 +284,55 @@ impl<'a> Machine<'a> {
             log,
             delta_bytes: 0,
         };
-        let response = match result {
-            Ok(response) => response,
+        match result {
+            Ok(response) => ran.result = Ok(response),
             Err(Trap { reject }) => {
                 ran.result = Err(reject::from_canister(&canister.id, reject));
-                return Ok((ran, None));
+                return ran;
             }
-        };
-        let changes = match changes {
-            Some(changes) if keeps_changes => changes,
-            dropped => {
-                ran.result = Ok(response);
-                ran.changes = dropped;
-                return Ok((ran, None));
+        }
+        let Some(mut changes) = changes else { return ran };
+        let (before, after) = (begun.context.balance, changes.balance);
+        match balance_after(canister.cycles, before, after) {
+            Some(balance) => changes.balance = balance,
+            None => {
+                let spent = before.saturating_sub(after);
+                ran.fail(reject::out_of_cycles(
+                    &canister.id,
+                    canister.cycles,
+                    spent,
+                    "what a message spent that was paused while fees were taken",
+                ));
+                return ran;
             }
-        };
+        }
         let pages_before = execution.heap.wasm_pages + execution.stable.wasm_pages;
         let grown = (changes.heap_wasm_pages + changes.stable_wasm_pages)
             .saturating_sub(pages_before)
             * WASM_PAGE_BYTES;
         let needed =
             self.core.costs.freezing_limit_with(canister, canister.memory_usage().total() + grown);
-        if grown > 0 && !grows_frozen && changes.balance < needed {
-            ran.result = Err(reject::memory_too_dear(&canister.id, grown, changes.balance, needed));
-            return Ok((ran, None));
+        if begun.keeps_changes && grown > 0 && !begun.grows_frozen && changes.balance < needed {
+            ran.fail(reject::memory_too_dear(&canister.id, grown, changes.balance, needed));
+            return ran;
         }
-        let targets = request.heap.append.take().zip(request.stable.append.take());
-        // Nothing may hold the layouts of the version before while the next one is made, or folding
-        // would wait for them.
-        drop(request);
-        ran.result = Ok(response);
         ran.changes = Some(changes);
-        Ok((ran, targets.map(|(heap, stable)| Targets { heap, stable })))
+        ran
     }
 
     /// Has the worker run the message, again and again until there is an outcome.
-    fn execute(&self, request: &Request) -> Result<Outcome, FatalError> {
+    fn execute(&self, request: &Request, grant: Option<&Grant>) -> Result<Slice, FatalError> {
         let mut attempts = self.attempts().of_a_message();
+        let (sandbox, lane) = (&self.core.sandbox, Lane::Update(self.lane));
         loop {
-            let what = match self.core.sandbox.execute(Lane::Update(self.lane), request) {
-                Ok(outcome) => match self.verify(request, &outcome) {
-                    Ok(()) => return Ok(outcome),
+            let run = match grant {
+                Some(grant) => sandbox.run_slice(lane, request, grant),
+                None => sandbox.execute(lane, request).map(|outcome| Slice::Ended(outcome.into())),
+            };
+            let what = match run {
+                Ok(Slice::Paused(progress)) => return Ok(Slice::Paused(progress)),
+                Ok(Slice::Ended(outcome)) => match self.verify(request, &outcome) {
+                    Ok(()) => return Ok(Slice::Ended(outcome)),
                     Err(error) if error.is_worker_fault() || error.can_heal() => error.to_string(),
                     Err(error) => return Err(error.into()),
                 },
@@ -276,9 +382,8 @@ impl<'a> Machine<'a> {
 
     fn request(
         &self,
-        canister: &CanisterState,
         execution: &ExecutionState,
-        invocation: Invocation,
+        begun: Begun,
         heap: Option<AppendTarget>,
         stable: Option<AppendTarget>,
     ) -> Result<Request, FatalError> {
@@ -291,12 +396,12 @@ impl<'a> Machine<'a> {
         };
         Ok(Request {
             module: execution.module.hash,
-            entry: invocation.entry.clone(),
+            entry: begun.entry,
             globals: execution.globals.clone(),
             heap: mount(&execution.heap, heap)?,
             stable: mount(&execution.stable, stable)?,
-            limits: invocation.limits,
-            context: system_context(self.core, canister, invocation, self.round.time, true, None),
+            limits: begun.limits,
+            context: begun.context,
             keep_token: None,
         })
     }
@@ -356,6 +461,21 @@ impl Ran {
             log: Vec::new(),
             delta_bytes: 0,
         }
+    }
+
+    /// It did not end well after all.
+    pub(crate) fn fail(&mut self, reject: Reject) {
+        self.result = Err(reject);
+        self.changes = None;
+    }
+}
+
+/// The balance `now` of a canister after a message that saw it change from `before` to `after`;
+/// none when it does not cover what the message spent.
+fn balance_after(now: Cycles, before: Cycles, after: Cycles) -> Option<Cycles> {
+    match after.checked_sub(before) {
+        Some(gained) => now.checked_add(gained),
+        None => now.checked_sub(before - after),
     }
 }
 

@@ -13,7 +13,7 @@ use sandbox::{Call, CallbackKind, Entry, MessageLimits, Response};
 use state::{
     CallContextId, CallRequest, CallResponse, Callback, CanisterState, CanisterStatus, Cycles,
     Fault, Ingress, Input, LowMemoryHook, Origin, Payload, Reject, RequestId, SenderInfo, Shared,
-    Time, heap,
+    SubnetCall, Time, heap,
 };
 
 use crate::config::FatalError;
@@ -21,6 +21,7 @@ use crate::core::{Core, RoundFacts};
 use crate::machine::{CALL_TIMEOUT_SECONDS_MAX, Invocation, Machine, Ran, Targets, watch_memory};
 use crate::reject;
 use crate::retry::ExecutionPoint;
+use crate::slices::Task;
 
 /// Part of a callback's instructions that is kept for its cleanup.
 const CLEANUP_PART: u64 = 20;
@@ -36,6 +37,8 @@ pub(crate) struct Effects {
     pub(crate) requests: Vec<CallRequest>,
     /// Answers to canisters.
     pub(crate) responses: Vec<CallResponse>,
+    /// Calls of the management canister that waited for a message which is over.
+    pub(crate) management: Vec<SubnetCall>,
     /// Answers to users.
     pub(crate) answers: Vec<(RequestId, Result<Vec<u8>, Reject>)>,
     /// Users' calls that are being worked on.
@@ -136,7 +139,7 @@ impl<'a> Turn<'a> {
         }
     }
 
-    fn core(&self) -> &'a Core {
+    pub(crate) fn core(&self) -> &'a Core {
         self.machine.core
     }
 
@@ -155,7 +158,7 @@ impl<'a> Turn<'a> {
     }
 
     /// Counts what is taken up now. Whether an operator ruled that it is to be rejected.
-    fn take_up(&mut self, canister: &CanisterState, seat: &mut Seat) -> bool {
+    pub(crate) fn take_up(&mut self, canister: &CanisterState, seat: &mut Seat) -> bool {
         let verdict = self.machine.round.verdict(canister.id, seat.ordinal);
         seat.ordinal += 1;
         self.effects.verdicts.extend(verdict.clone());
@@ -216,7 +219,7 @@ impl<'a> Turn<'a> {
     }
 
     /// Room for what an execution may write; none for a canister without code.
-    fn targets(
+    pub(crate) fn targets(
         &self,
         canister: &CanisterState,
         limits: &MessageLimits,
@@ -323,9 +326,7 @@ impl<'a> Turn<'a> {
             grows_frozen: false,
             keeps_changes: is_update,
         };
-        let targets = if is_update { self.targets(canister, &limits)? } else { None };
-        let ran = self.execute(canister, invocation, targets, prepaid)?;
-        self.conclude(canister, context, ran, is_update);
+        self.begin(canister, Task::Call { counts: is_update }, context, invocation, prepaid)?;
         if let Origin::Ingress { request_id, .. } = work.origin
             && canister.calls.context(context).is_some_and(|context| !context.responded)
         {
@@ -352,7 +353,7 @@ impl<'a> Turn<'a> {
             return Ok(());
         };
         let limits = core.message_limits();
-        let cleanup_instructions = limits.instructions / CLEANUP_PART;
+        let cleanup_instructions = self.cleanup_instructions();
         let execution_prepaid = core.costs.execution(limits.instructions);
         // What transmission did not use of the rest goes back now.
         let transmission = core.costs.transmission(callback.request_bytes, response.payload.len());
@@ -404,34 +405,16 @@ impl<'a> Turn<'a> {
             // Its cleanup is part of the same message.
             canister.credit(execution_prepaid);
             let ran = Ran::failed(reject::ruled_out(&canister.id));
-            self.conclude(canister, callback.context, ran, true);
+            self.conclude(canister, callback.context, canister.version, ran, true);
             return Ok(());
         }
-        let targets = self.targets(canister, &limits)?;
-        let mut ran = self.execute(canister, invocation.clone(), targets, execution_prepaid)?;
-        if ran.result.is_err()
-            && let Some((fun, env)) = callback.on_cleanup
-        {
-            let prepaid = core.costs.execution(cleanup_instructions).min(canister.cycles);
-            let limits = MessageLimits { instructions: cleanup_instructions, ..limits };
-            let cleanup = Invocation {
-                entry: Entry::Cleanup { fun, env, reject_code },
-                arg: Vec::new(),
-                cycles_refunded: 0,
-                context_instructions: context.instructions.saturating_add(ran.instructions),
-                limits,
-                ..invocation
-            };
-            let targets = self.targets(canister, &limits)?;
-            canister.cycles -= prepaid;
-            let cleaned = self.execute(canister, cleanup, targets, prepaid)?;
-            if cleaned.result.is_ok() {
-                canister.version += 1;
-            }
-            ran.instructions += cleaned.instructions;
-        }
-        self.conclude(canister, callback.context, ran, true);
-        Ok(())
+        let task = Task::Callback { on_cleanup: callback.on_cleanup, reject_code };
+        self.begin(canister, task, callback.context, invocation, execution_prepaid)
+    }
+
+    /// Instructions of a callback that are kept for its cleanup.
+    pub(crate) fn cleanup_instructions(&self) -> u64 {
+        self.core().message_limits().instructions / CLEANUP_PART
     }
 
     /// Timer, heartbeat, low-memory hook.
@@ -458,19 +441,17 @@ impl<'a> Turn<'a> {
         if !affordable || ruled_out {
             return Ok(Step::Done);
         }
-        let targets = self.targets(canister, &limits)?;
         canister.cycles -= prepaid;
         let context = canister.calls.open_context(Origin::System, 0);
         let mut invocation = Invocation::system(entry, limits);
         invocation.growable_bytes = self.growable(canister, false);
-        let ran = self.execute(canister, invocation, targets, prepaid)?;
-        self.conclude(canister, context, ran, true);
+        self.begin(canister, Task::System, context, invocation, prepaid)?;
         self.effects.work += MESSAGE_OVERHEAD_INSTRUCTIONS;
         Ok(Step::Done)
     }
 
     /// Bytes that the memories of `canister` may grow by.
-    fn growable(&self, canister: &CanisterState, is_response: bool) -> u64 {
+    pub(crate) fn growable(&self, canister: &CanisterState, is_response: bool) -> u64 {
         let reserved = if is_response {
             0
         } else {
@@ -481,17 +462,22 @@ impl<'a> Turn<'a> {
         set_aside + self.growable_bytes.saturating_sub(reserved)
     }
 
-    /// Runs code, settles what it cost, and takes over what it did with cycles. Calls are left in
-    /// the changes.
-    fn execute(
+    /// Commits what a message wrote, settles what it cost, and takes over what it did with cycles.
+    /// Calls are left in the changes. `before` are the instructions and the growth that were counted
+    /// when it was paused.
+    pub(crate) fn settle(
         &mut self,
         canister: &mut CanisterState,
-        invocation: Invocation,
+        mut ran: Ran,
         targets: Option<Targets>,
         prepaid: Cycles,
+        before: (u64, u64),
     ) -> Result<Ran, FatalError> {
+        let (counted, grown_bytes) = before;
         let taken_before = canister.memory_taken();
-        let ran = self.machine.run(canister, invocation, targets)?;
+        if let Some((changes, targets)) = ran.changes.as_ref().zip(targets) {
+            ran.delta_bytes = self.machine.commit(canister, changes, targets)?;
+        }
         if let Some(changes) = &ran.changes {
             canister.cycles = changes.balance;
             canister.consumption.burned += changes.cycles_burned;
@@ -505,9 +491,10 @@ impl<'a> Turn<'a> {
             canister.log.push(self.machine.round.time, line.to_vec(), log_bytes_max);
         }
         let grown = canister.memory_taken().saturating_sub(taken_before);
-        self.growable_bytes = self.growable_bytes.saturating_sub(grown);
-        self.effects.instructions += ran.instructions;
-        self.effects.work += ran.instructions;
+        self.growable_bytes = self.growable_bytes.saturating_sub(grown.saturating_sub(grown_bytes));
+        let instructions = ran.instructions.saturating_sub(counted);
+        self.effects.instructions += instructions;
+        self.effects.work += instructions;
         self.effects.delta_bytes += ran.delta_bytes;
         self.effects.messages += 1;
         watch_memory(self.core(), canister);
@@ -515,14 +502,15 @@ impl<'a> Turn<'a> {
     }
 
     /// What a message of a context leads to: calls, an answer, the end of the context.
-    fn conclude(
+    /// `version` is the canister's when the message began.
+    pub(crate) fn conclude(
         &mut self,
         canister: &mut CanisterState,
         id: CallContextId,
+        version: u64,
         ran: Ran,
         counts: bool,
     ) {
-        let version = canister.version;
         let mut accepted = 0;
         if let Some(changes) = ran.changes {
             accepted = changes.cycles_accepted;

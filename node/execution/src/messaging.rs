@@ -184,6 +184,10 @@ pub(crate) fn merge(
     for response in effects.responses {
         deliver(core, state, memory, response);
     }
+    // They came before those that wait in the queue.
+    for call in effects.management.into_iter().rev() {
+        heap::within(|| state.subnet.calls.push_front(call));
+    }
     state.subnet.update_transactions += effects.messages;
 }
 

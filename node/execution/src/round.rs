@@ -3,6 +3,7 @@
 //! ```text
 //! let time pass       statuses expire, storage is paid, deadlines and waits end, randomness is handed out
 //! induct              the batch's calls get a status and a place in a queue
+//! advance             the oldest paused messages get a slice each (see `slices`)
 //! repeat              management calls, then one iteration over canisters with work (see `scheduler`), then merging; the canisters first in every
 //!                     second round that begins with management calls left from the one before
 //! until               no work is left, or the round's instructions or delta are used up
@@ -27,7 +28,7 @@ use crate::message::{Effects, Seat};
 use crate::messaging::{self, MessageMemory};
 use crate::pool::LanePool;
 use crate::reject;
-use crate::scheduler::{self, LaneBudget, Served};
+use crate::scheduler::{self, LaneBudget, Served, VIRTUAL_LANES};
 
 /// Storage and allocations are paid this often.
 const CHARGE_SECONDS: u64 = 600;
@@ -99,6 +100,7 @@ pub(crate) fn run(
     round.let_time_pass(&batch.randomness);
     induction::induct(core, round.state, batch.ingress);
     round.state.refresh();
+    round.advance()?;
     round.execute()?;
     round.finish()
 }
@@ -170,6 +172,52 @@ impl Round<'_> {
         self.merge_one(effects);
     }
 
+    /// Grants a slice to each of the oldest paused messages.
+    fn advance(&mut self) -> Result<(), FatalError> {
+        let limits = self.core.limits();
+        let most = usize::try_from(limits.execution.paused_executions).unwrap_or(usize::MAX);
+        let ids: Vec<_> = self.state.paused().take(most.min(VIRTUAL_LANES)).collect();
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let growable_bytes = self.free_bytes() / ids.len() as u64;
+        let jobs: Vec<_> = ids
+            .into_iter()
+            .filter_map(|id| self.state.take(&id))
+            .map(|canister| {
+                let (core, facts) = (Arc::clone(self.core), Arc::clone(&self.facts));
+                let seated = (canister, Seat::default());
+                move |worker: usize| {
+                    scheduler::run_paused(&core, &facts, worker, seated, growable_bytes)
+                }
+            })
+            .collect();
+        let mut served: Vec<Served> = Vec::with_capacity(jobs.len());
+        for one in self.pool.run(jobs)? {
+            served.push(one?);
+        }
+        served.sort_by_key(|served| served.canister.id);
+        let mut all = Vec::with_capacity(served.len());
+        for Served { canister, seat, effects } in served {
+            self.seats.insert(canister.id, seat);
+            all.extend(effects);
+            self.state.put(canister);
+        }
+        // Who waited for a message to end has its turn before the canister begins another.
+        self.canisters_first &= all.iter().all(|effects| effects.management.is_empty());
+        self.merge(all);
+        self.finish_stops();
+        // Half of the round is for everybody else, however long the slices were.
+        self.spent = self.spent.min(limits.execution.instructions_per_round / 2);
+        Ok(())
+    }
+
+    /// Bytes that are left of the subnet's capacity.
+    fn free_bytes(&self) -> u64 {
+        let capacity = self.core.limits().subnet.memory_capacity_bytes;
+        capacity.saturating_sub(self.state.totals().memory_taken)
+    }
+
     fn execute(&mut self) -> Result<(), FatalError> {
         loop {
             let canisters_first = std::mem::take(&mut self.canisters_first);
@@ -232,11 +280,7 @@ impl Round<'_> {
             work: (limits.execution.instructions_per_round - self.spent).div_ceil(count),
             delta_bytes: (limits.execution.heap_delta_bytes_per_round - self.work.delta_bytes)
                 .div_ceil(count),
-            growable_bytes: limits
-                .subnet
-                .memory_capacity_bytes
-                .saturating_sub(self.state.totals().memory_taken)
-                / count,
+            growable_bytes: self.free_bytes() / count,
         };
         let jobs: Vec<_> = lanes
             .into_iter()
@@ -328,7 +372,8 @@ impl Round<'_> {
             .due_timers()
             .iter()
             .any(|id| !self.seats.get(id).is_some_and(|seat| seat.timer_done));
-        self.work.more = waits || queued || timers;
+        let paused = self.state.paused().next().is_some();
+        self.work.more = waits || queued || timers || paused;
         Ok(self.work)
     }
 }

@@ -62,7 +62,7 @@ pub(crate) fn is_active(
     round: &RoundFacts,
 ) -> bool {
     let Some(canister) = state.get(id) else { return false };
-    if seat.paused {
+    if seat.paused || canister.paused.is_some() {
         return false;
     }
     let per_round = core.limits().execution.heap_delta_bytes_per_canister_round;
@@ -179,7 +179,8 @@ pub(crate) fn run_lane(
             if canister.delta_debit >= per_round {
                 seat.paused = true;
             }
-            if step != Step::Done || seat.paused || over || used.work >= slice {
+            let ends = seat.paused || canister.paused.is_some();
+            if step != Step::Done || ends || over || used.work >= slice {
                 break;
             }
         }
@@ -191,6 +192,24 @@ pub(crate) fn run_lane(
         served.push(Served { canister, seat, effects: Some(turn.effects) });
     }
     Ok(served)
+}
+
+/// Grants a slice to the paused message of a canister.
+pub(crate) fn run_paused(
+    core: &Arc<Core>,
+    round: &Arc<RoundFacts>,
+    worker: usize,
+    (mut canister, mut seat): (CanisterState, Seat),
+    growable_bytes: u64,
+) -> Result<Served, FatalError> {
+    let per_round = core.limits().execution.heap_delta_bytes_per_canister_round;
+    canister.delta_debit = delta_debit(&canister, round.height.0, per_round);
+    canister.delta_height = round.height.0;
+    let mut turn = Turn::new(core, round, worker, growable_bytes);
+    let place = round.place(canister.id, seat.ordinal);
+    unwound(|| turn.go_on(&mut canister, &mut seat))
+        .map_err(|what| FatalError::Panicked { place, what })??;
+    Ok(Served { canister, seat, effects: Some(turn.effects) })
 }
 
 #[cfg(test)]

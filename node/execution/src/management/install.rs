@@ -476,7 +476,7 @@ impl Dispatcher<'_> {
             };
             let mut invocation = invoke(Entry::PreUpgrade, limits);
             invocation.heap_limited = false;
-            let ran = machine.attempt(&working, invocation, Some(targets));
+            let ran = machine.attempt_all(&working, invocation, Some(targets));
             let ran = after(canister, ran, &mut tally);
             match ran {
                 Ok(changes) => first = Some(changes),
@@ -504,7 +504,7 @@ impl Dispatcher<'_> {
         let left = limits.instructions.saturating_sub(tally.instructions).max(1);
         let mut invocation = invoke(entry, MessageLimits { instructions: left, ..limits });
         invocation.arg = order.arg.to_vec();
-        let ran = machine.attempt(next, invocation, Some(targets));
+        let ran = machine.attempt_all(next, invocation, Some(targets));
         let mut changes = match after(canister, ran, &mut tally) {
             Ok(changes) => changes,
             Err(refusal) => return Err((refusal, Some(tally))),

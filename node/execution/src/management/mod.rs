@@ -23,7 +23,7 @@ use candid::{CandidType, Principal};
 use serde::de::DeserializeOwned;
 use state::{
     CanisterId, CanisterState, ChangeOrigin, Cycles, Ingress, Origin, Payload, RandomnessWaiter,
-    Reject, ReplicatedState, SubnetCall, Visibility,
+    Reject, ReplicatedState, Shared, SubnetCall, Visibility,
 };
 
 use crate::config::FatalError;
@@ -111,12 +111,24 @@ struct Method {
     ingress: bool,
     /// Whose fee and whose effective canister id: the canister in the argument.
     names_canister: bool,
+    /// Whether a message of that canister must not be paused meanwhile: it changes what the message
+    /// goes on with, or what it may do.
+    awaits_message: bool,
 }
 
 impl Method {
     fn of(core: &Core, name: &str) -> Option<Self> {
-        let method =
-            |access, ingress, names_canister| Some(Self { access, ingress, names_canister });
+        let awaits_message = matches!(
+            name,
+            "install_code"
+                | "install_chunked_code"
+                | "uninstall_code"
+                | "update_settings"
+                | "delete_canister"
+        );
+        let method = |access, ingress, names_canister| {
+            Some(Self { access, ingress, names_canister, awaits_message })
+        };
         match name {
             "install_code" | "install_chunked_code" | "update_settings" => {
                 method(Access::Controllers, true, true)
@@ -281,6 +293,8 @@ enum Handled {
     ReplyWithRefund(Vec<u8>, Cycles),
     /// The call waits; whoever ends the wait answers.
     Waits,
+    /// The call is served when the paused message of this canister is over.
+    Awaits(CanisterId),
 }
 
 type Handling = Result<Handled, Refusal>;
@@ -319,6 +333,14 @@ impl Dispatcher<'_> {
         let (payload, refund) = match handling {
             Ok(Handled::Reply(bytes)) => (Payload::Reply(bytes), call.cycles),
             Ok(Handled::ReplyWithRefund(bytes, refund)) => (Payload::Reply(bytes), refund),
+            Ok(Handled::Awaits(id)) => {
+                if let Some(paused) =
+                    self.state.get_mut(&id).and_then(|target| target.paused.as_mut())
+                {
+                    paused.waiting.push(Shared::new(call));
+                }
+                return Ok(());
+            }
             Ok(Handled::Waits) => {
                 if let Origin::Ingress { request_id, .. } = call.origin {
                     self.effects.processing.push(request_id);
@@ -342,7 +364,11 @@ impl Dispatcher<'_> {
         if method.names_canister
             && let Some(id) = named_canister(self.core, name, &call.arg)?
         {
-            check_access(self.core, method.access, self.target(&id)?, &caller)?;
+            let target = self.target(&id)?;
+            check_access(self.core, method.access, target, &caller)?;
+            if method.awaits_message && target.paused.is_some() {
+                return Ok(Handled::Awaits(id));
+            }
         }
         match name {
             "create_canister" => self.create_canister(call),

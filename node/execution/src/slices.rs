@@ -1,0 +1,334 @@
+//! Messages from their beginning to their end, which may lie many rounds later.
+//!
+//! Every message but an installation's runs in slices of `execution.instructions_per_slice`. The
+//! first runs when it is taken up. If it is not over then, it is **paused**: what it was given when
+//! it began is written down in its canister ([`state::PausedMessage`]), and each round grants the
+//! `execution.paused_executions` oldest paused messages of the subnet one slice more, before
+//! anything else runs. So every one of them comes to its end, however many there are.
+//!
+//! # What it comes to
+//!
+//! is what it would have come to without a pause, for it sees nothing but what was written down:
+//! time, balance, settings are those of its beginning. What its worker kept between two slices is
+//! this machine's to keep or lose. Three things are settled when it ends:
+//!
+//! - **Cycles.** The balance changes by as much as the message's own did. Fees of users' calls were
+//!   taken meanwhile; should what is left not cover what the message spent, the message fails.
+//! - **Growth.** What it has grown by counts against the subnet's capacity from pause to pause.
+//!   Should others have taken the room that it was promised, the message fails.
+//! - **Storage** is not charged while a message is paused, but afterwards, for all the time.
+//!
+//! Meanwhile the canister runs nothing else, and calls of the management canister that would change
+//! it wait ([`crate::management`]). Queries are answered from the state before the message.
+
+use sandbox::{Entry, Grant, Progress, SlicedName};
+use serde::{Deserialize, Serialize};
+use serde_bytes::ByteBuf;
+use state::{
+    CallContextId, CanisterState, Cycles, Height, Origin, PausedMessage, Reject, Shared,
+    WASM_PAGE_BYTES, heap,
+};
+
+use crate::config::FatalError;
+use crate::machine::{Attempted, Begun, Invocation, Ran, Targets};
+use crate::message::{MESSAGE_OVERHEAD_INSTRUCTIONS, Seat, Turn};
+use crate::reject;
+
+/// Version of [`Record`].
+const RECORD_VERSION: u8 = 1;
+
+/// Why a message runs, as far as it decides what its end leads to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Task {
+    /// A call of an update method, or of a query method as one: then it `counts` for nothing.
+    Call { counts: bool },
+    /// A callback; its cleanup, and the reject code that it sees.
+    Callback { on_cleanup: Option<(u64, u64)>, reject_code: u32 },
+    /// The cleanup of a callback that failed: what the callback used and came to.
+    Cleanup { instructions: u64, reject: Reject },
+    /// Timer, heartbeat, low-memory hook.
+    System,
+}
+
+/// A message that runs.
+#[derive(Debug)]
+pub(crate) struct Running {
+    pub(crate) task: Task,
+    pub(crate) context: CallContextId,
+    pub(crate) begun: Begun,
+    /// Cycles taken from the balance for it.
+    pub(crate) prepaid: Cycles,
+    since: Height,
+    /// Instructions granted so far.
+    granted: u64,
+    /// Of them, those that were counted in rounds before.
+    counted: u64,
+    /// Bytes of growth that are counted already.
+    grown_bytes: u64,
+}
+
+/// What is written down of a message.
+#[derive(Debug, Serialize, Deserialize)]
+struct Record {
+    task: Task,
+    context: CallContextId,
+    begun: Begun,
+}
+
+impl Running {
+    fn restore(canister: &CanisterState, paused: &PausedMessage) -> Result<Self, FatalError> {
+        let unreadable = |reason: String| FatalError::Record {
+            what: format!("the paused message of canister {}", canister.id),
+            reason,
+        };
+        let record = match paused.record.split_first() {
+            Some((&RECORD_VERSION, record)) => record,
+            Some((version, _)) => return Err(unreadable(format!("it has version {version}"))),
+            None => return Err(unreadable("it is empty".into())),
+        };
+        let Record { task, context, begun } =
+            postcard::from_bytes(record).map_err(|error| unreadable(error.to_string()))?;
+        Ok(Self {
+            task,
+            context,
+            begun,
+            prepaid: paused.prepaid,
+            since: paused.since,
+            granted: paused.granted,
+            counted: paused.instructions,
+            grown_bytes: paused.grown_bytes,
+        })
+    }
+
+    fn name(&self, canister: &CanisterState) -> SlicedName {
+        SlicedName { since: self.since, canister_id: canister.id }
+    }
+}
+
+fn encode(record: &Record) -> Result<Vec<u8>, postcard::Error> {
+    postcard::to_extend(record, vec![RECORD_VERSION])
+}
+
+impl Turn<'_> {
+    /// Runs the first slice of a message of `context`, whose execution is prepaid.
+    pub(crate) fn begin(
+        &mut self,
+        canister: &mut CanisterState,
+        task: Task,
+        context: CallContextId,
+        invocation: Invocation,
+        prepaid: Cycles,
+    ) -> Result<(), FatalError> {
+        let running = Running {
+            begun: self.machine.begin(canister, invocation),
+            task,
+            context,
+            prepaid,
+            since: self.machine.round.height,
+            granted: self.slice(),
+            counted: 0,
+            grown_bytes: 0,
+        };
+        self.run(canister, running)
+    }
+
+    /// Grants a slice to the paused message of `canister` and runs it.
+    pub(crate) fn go_on(
+        &mut self,
+        canister: &mut CanisterState,
+        seat: &mut Seat,
+    ) -> Result<(), FatalError> {
+        self.machine.place = self.machine.round.place(canister.id, seat.ordinal);
+        let Some(paused) = canister.paused.take() else { return Ok(()) };
+        let mut running = Running::restore(canister, &paused)?;
+        let ruled_out = self.take_up(canister, seat);
+        self.effects.work += MESSAGE_OVERHEAD_INSTRUCTIONS;
+        if ruled_out {
+            self.core().sandbox.abandon(&running.name(canister));
+            let ran = Ran::failed(reject::ruled_out(&canister.id));
+            if let Task::Callback { on_cleanup, .. } = &mut running.task {
+                *on_cleanup = None;
+            }
+            self.end(canister, running, ran, None)?;
+        } else {
+            running.granted = running.granted.saturating_add(self.slice());
+            self.run(canister, running)?;
+        }
+        match &mut canister.paused {
+            Some(still) => still.waiting = paused.waiting,
+            None => self.effects.management.extend(paused.waiting.into_iter().map(Shared::take)),
+        }
+        Ok(())
+    }
+
+    fn slice(&self) -> u64 {
+        self.core().limits().execution.instructions_per_slice.max(1)
+    }
+
+    fn run(&mut self, canister: &mut CanisterState, running: Running) -> Result<(), FatalError> {
+        let Running { begun, .. } = &running;
+        let targets =
+            if begun.keeps_changes { self.targets(canister, &begun.limits)? } else { None };
+        let grant = Grant::new(running.name(canister), running.granted, self.slice());
+        let Running { begun, .. } = running;
+        let (begun, attempted) = self.machine.attempt(canister, begun, targets, Some(&grant))?;
+        let running = Running { begun, ..running };
+        match attempted {
+            Attempted::Paused(progress) => {
+                let grown_bytes = grown_bytes(
+                    canister,
+                    progress.heap_wasm_pages.saturating_add(progress.stable_wasm_pages),
+                );
+                if let Err(reject) = self.check_growth(canister, &running, grown_bytes) {
+                    self.core().sandbox.abandon(&grant.name);
+                    let mut ran = Ran::failed(reject);
+                    ran.instructions = progress.instructions;
+                    return self.end(canister, running, ran, None);
+                }
+                self.pause(canister, running, progress, grown_bytes)
+            }
+            Attempted::Ended(mut ran, targets) => {
+                let mut targets = targets;
+                if let Some(changes) = &ran.changes {
+                    let pages = changes.heap_wasm_pages.saturating_add(changes.stable_wasm_pages);
+                    let grown = grown_bytes(canister, pages);
+                    if let Err(reject) = self.check_growth(canister, &running, grown) {
+                        ran.fail(reject);
+                        targets = None;
+                    }
+                }
+                self.end(canister, running, ran, targets)
+            }
+        }
+    }
+
+    /// Whether there is room for what the message grew by since it was counted last. For one that
+    /// was never paused there is: its growth was bounded by it.
+    fn check_growth(
+        &self,
+        canister: &CanisterState,
+        running: &Running,
+        grown_bytes: u64,
+    ) -> Result<(), Reject> {
+        if running.counted == 0 {
+            return Ok(());
+        }
+        let more = grown_bytes.saturating_sub(running.grown_bytes);
+        let used = canister.memory_usage().total() + running.grown_bytes;
+        let set_aside = canister.settings.memory_allocation.saturating_sub(used);
+        let room = set_aside.saturating_add(self.growable_bytes);
+        if more <= room {
+            return Ok(());
+        }
+        let capacity = self.core().limits().subnet.memory_capacity_bytes;
+        Err(reject::subnet_oversubscribed(format!(
+            "Canister {}: the message was paused, and {more} bytes that it grew by find no room \
+             any more; {room} of the subnet's {capacity} bytes can be had now \
+             (subnet.memory_capacity_bytes).",
+            canister.id
+        )))
+    }
+
+    fn pause(
+        &mut self,
+        canister: &mut CanisterState,
+        running: Running,
+        progress: Progress,
+        grown_bytes: u64,
+    ) -> Result<(), FatalError> {
+        let used = progress.instructions.saturating_sub(running.counted);
+        self.effects.instructions += used;
+        self.effects.work += used;
+        self.growable_bytes = self
+            .growable_bytes
+            .saturating_sub(grown_bytes.saturating_sub(running.grown_bytes));
+        let Running { task, context, begun, prepaid, since, granted, .. } = running;
+        let origin = canister.calls.context(context).map(|context| context.origin.clone());
+        let is_guaranteed = matches!(origin, Some(Origin::Canister { deadline: None, .. }));
+        if let (Task::Call { .. }, Some(Origin::Ingress { request_id, .. })) = (&task, origin) {
+            self.effects.processing.push(request_id);
+        }
+        let message_bytes = begun.message_bytes();
+        let record = encode(&Record { task, context, begun }).map_err(|error| {
+            FatalError::Record {
+                what: format!("the paused message of canister {}", canister.id),
+                reason: error.to_string(),
+            }
+        })?;
+        canister.paused = Some(PausedMessage {
+            since,
+            granted,
+            instructions: progress.instructions,
+            prepaid,
+            grown_bytes,
+            message_bytes,
+            is_guaranteed,
+            record: Shared::new(ByteBuf::from(heap::kept(record))),
+            waiting: Vec::new(),
+        });
+        Ok(())
+    }
+
+    /// The message is over: commits what it wrote, settles its cost, and does what follows.
+    fn end(
+        &mut self,
+        canister: &mut CanisterState,
+        running: Running,
+        ran: Ran,
+        targets: Option<Targets>,
+    ) -> Result<(), FatalError> {
+        let Running { task, context, begun, prepaid, counted, grown_bytes, .. } = running;
+        let ran = self.settle(canister, ran, targets, prepaid, (counted, grown_bytes))?;
+        let version = begun.context.canister_version;
+        match task {
+            Task::Call { counts } => self.conclude(canister, context, version, ran, counts),
+            Task::System => self.conclude(canister, context, version, ran, true),
+            Task::Callback { on_cleanup: Some(cleanup), reject_code } if ran.result.is_err() => {
+                return self.clean_up(canister, context, begun, ran, (cleanup, reject_code));
+            }
+            Task::Callback { .. } => self.conclude(canister, context, version, ran, true),
+            Task::Cleanup { instructions, reject } => {
+                if ran.result.is_ok() {
+                    canister.version += 1;
+                }
+                // What the callback came to; the calls of a cleanup, which makes none, do not count.
+                let mut failed = Ran::failed(reject);
+                failed.instructions = instructions.saturating_add(ran.instructions);
+                self.conclude(canister, context, version, failed, true);
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs the cleanup of a callback that failed.
+    fn clean_up(
+        &mut self,
+        canister: &mut CanisterState,
+        context: CallContextId,
+        callback: Begun,
+        ran: Ran,
+        ((fun, env), reject_code): ((u64, u64), u32),
+    ) -> Result<(), FatalError> {
+        let instructions = self.cleanup_instructions();
+        let prepaid = self.core().costs.execution(instructions).min(canister.cycles);
+        canister.cycles -= prepaid;
+        let entry = Entry::Cleanup { fun, env, reject_code };
+        let growable_bytes = self.growable(canister, true);
+        let invocation = callback.cleanup(entry, instructions, growable_bytes, ran.instructions);
+        let reject = match ran.result {
+            Err(reject) => reject,
+            Ok(_) => return Ok(()),
+        };
+        let task = Task::Cleanup { instructions: ran.instructions, reject };
+        self.begin(canister, task, context, invocation, prepaid)
+    }
+}
+
+/// Bytes that memories of so many Wasm pages together are larger than those of `canister`.
+fn grown_bytes(canister: &CanisterState, wasm_pages: u64) -> u64 {
+    let before = canister
+        .execution
+        .as_ref()
+        .map_or(0, |execution| execution.heap.wasm_pages + execution.stable.wasm_pages);
+    wasm_pages.saturating_sub(before).saturating_mul(WASM_PAGE_BYTES)
+}
