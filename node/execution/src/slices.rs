@@ -332,3 +332,145 @@ fn grown_bytes(canister: &CanisterState, wasm_pages: u64) -> u64 {
         .map_or(0, |execution| execution.heap.wasm_pages + execution.stable.wasm_pages);
     wasm_pages.saturating_sub(before).saturating_mul(WASM_PAGE_BYTES)
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::collections::BTreeMap;
+
+    use candid::Principal;
+    use sandbox::{CallbackKind, CostTable, MessageLimits, RunState, SystemContext};
+    use state::{ErrorCode, RejectCode, SenderInfo, Time};
+
+    use super::*;
+
+    const PINNED: &str = "PIN";
+
+    fn begun(entry: Entry) -> Begun {
+        let principal = |byte| Principal::from_slice(&[byte, 1]);
+        let context = SystemContext {
+            canister_id: principal(1),
+            subnet_id: principal(2),
+            subnet_nodes: 3,
+            root_key: vec![4],
+            time: Time(5),
+            canister_version: 6,
+            run_state: RunState::Stopping,
+            controllers: vec![principal(7)],
+            env_vars: vec![("name".into(), "value".into())],
+            caller: principal(8),
+            caller_info: Some(SenderInfo { info: vec![9], signer: principal(10) }),
+            arg: vec![11, 12],
+            deadline: Time(13),
+            already_responded: true,
+            balance: 1 << 100,
+            freezing_threshold: 14,
+            cycles_available: 15,
+            cycles_refunded: 16,
+            global_timer: Time(17),
+            data_certificate: None,
+            context_instructions: 18,
+            replicated: true,
+            growable_bytes: 19,
+            wasm_memory_limit: Some(20),
+            calls_max: 21,
+            queue_slots_left: BTreeMap::from([(principal(22), 23)]),
+            queue_slots: 24,
+            costs: CostTable {
+                call_base: 25,
+                call_per_byte: 26,
+                response_reservation: 27,
+                callback_execution_reservation: 28,
+                create_canister: 29,
+                http_request: [30, 31, 32],
+                signing: [33, 34, 35],
+            },
+            payload_max_bytes: 36,
+            reject_guaranteed_response_calls: true,
+        };
+        let limits = MessageLimits {
+            instructions: 37,
+            stable_dirty_bytes: 38,
+            stable_accessed_bytes: 39,
+            heap_dirty_bytes: 40,
+            heap_max_bytes: [41, 42],
+            stable_max_bytes: 43,
+            log_max_bytes: 44,
+        };
+        Begun { entry, context, limits, grows_frozen: true, keeps_changes: true }
+    }
+
+    #[test]
+    fn what_is_written_down_has_the_bytes_of_its_format() {
+        let reject = Reject {
+            code: RejectCode::CanisterError,
+            message: "why".into(),
+            error_code: ErrorCode(502),
+        };
+        let callback = |kind| Entry::Callback { fun: 1, env: 2, kind };
+        let tasks = [
+            ("call", Task::Call { counts: true }, Entry::Update("method".into())),
+            (
+                "callback",
+                Task::Callback { on_cleanup: Some((3, 4)), reject_code: 5 },
+                callback(CallbackKind::Reject { code: 5, message: "why".into() }),
+            ),
+            (
+                "reply",
+                Task::Callback { on_cleanup: None, reject_code: 0 },
+                callback(CallbackKind::Reply),
+            ),
+            (
+                "cleanup",
+                Task::Cleanup { instructions: 6, reject },
+                Entry::Cleanup { fun: 3, env: 4, reject_code: 5 },
+            ),
+            ("timer", Task::System, Entry::GlobalTimer),
+            ("heartbeat", Task::System, Entry::Heartbeat),
+            ("hook", Task::System, Entry::OnLowWasmMemory),
+        ];
+        let samples = tasks.map(|(name, task, entry)| {
+            let record = Record { task, context: CallContextId(7), begun: begun(entry) };
+            let bytes = encode(&record).unwrap();
+            assert_eq!(bytes[0], RECORD_VERSION);
+            let back: Record = postcard::from_bytes(&bytes[1..]).unwrap();
+            assert_eq!(encode(&back).unwrap(), bytes, "{name}");
+            (name, bytes)
+        });
+        testing::formats::check("paused messages", RECORD_VERSION.into(), &samples, PINNED);
+    }
+
+    #[test]
+    fn a_record_of_another_version_is_no_message() {
+        let mut canister = CanisterState::new(
+            Principal::anonymous(),
+            vec![],
+            state::Settings::default(),
+            0,
+            Time(0),
+        );
+        let paused = |record: Vec<u8>| PausedMessage {
+            since: Height(1),
+            granted: 1,
+            instructions: 1,
+            prepaid: 0,
+            grown_bytes: 0,
+            message_bytes: 0,
+            is_guaranteed: false,
+            record: Shared::new(ByteBuf::from(record)),
+            waiting: Vec::new(),
+        };
+        let record = Record {
+            task: Task::System,
+            context: CallContextId(1),
+            begun: begun(Entry::Heartbeat),
+        };
+        let mut bytes = encode(&record).unwrap();
+        assert!(Running::restore(&canister, &paused(bytes.clone())).is_ok());
+        bytes[0] += 1;
+        canister.paused = Some(paused(bytes));
+        let error = Running::restore(&canister, canister.paused.as_ref().unwrap()).unwrap_err();
+        assert!(error.to_string().contains("version 2"), "{error}");
+        assert!(Running::restore(&canister, &paused(vec![])).is_err());
+    }
+}

@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     }
     let filter =
         std::env::args().nth(1).filter(|argument| !argument.starts_with('-')).unwrap_or_default();
-    let stories: [(&str, fn()); 8] = [
+    let stories: [(&str, fn()); 9] = [
         ("a_counter_counts", a_counter_counts),
         ("motoko_survives_upgrades", motoko_survives_upgrades),
         ("workbenches_call_each_other", workbenches_call_each_other),
@@ -38,6 +38,10 @@ fn main() -> ExitCode {
         ("queries_and_certified_data", queries_and_certified_data),
         ("a_killed_worker_costs_nothing_certified", a_killed_worker_costs_nothing_certified),
         ("threads_and_restarts_change_no_root", threads_and_restarts_change_no_root),
+        (
+            "long_messages_come_to_the_same_whatever_is_kept",
+            long_messages_come_to_the_same_whatever_is_kept,
+        ),
         ("a_fetched_state_goes_on_as_its_source_does", a_fetched_state_goes_on_as_its_source_does),
     ];
     for (name, story) in stories.into_iter().filter(|(name, _)| name.contains(&filter)) {
@@ -332,8 +336,68 @@ fn threads_and_restarts_change_no_root() {
     assert_eq!(once, live(2, true));
 }
 
+/// Three canisters with messages of many slices and one with short ones, on a node that keeps so
+/// many paused messages. `after` is what happens after each round.
+fn long_life(places: u64, threads: u64, after: fn(u64, Real) -> Real) -> Vec<[u8; 32]> {
+    let mut limits = limits();
+    limits.execution.threads = threads;
+    limits.execution.instructions_per_slice = 10_000_000;
+    limits.execution.instructions_per_message = 400_000_000;
+    limits.execution.instructions_per_round = 80_000_000;
+    limits.execution.paused_executions = 2;
+    limits.pages.checkpoint_interval_rounds = 4;
+    limits.sandbox.paused_workers = places;
+    limits.sandbox.paused_dirty_bytes = 16 << 20;
+    let (make, pool) = pools(&limits);
+    let mut real = Real { node: Node::with_sandbox(limits, Some(make)), pool };
+    let long: Vec<_> = (0..3).map(|_| real.deploy("workbench.wasm")).collect();
+    let short = real.deploy("workbench.wasm");
+    let mut send = |id: CanisterId, method: &str, arg: Vec<u8>| {
+        real.node.ingress(user(1), id, id, method, arg)
+    };
+    let mut requests = vec![
+        send(long[0], "spin", Encode!(&200_000_000u64).unwrap()),
+        send(long[1], "heap_fill", Encode!(&(12u64 << 20), &7u8).unwrap()),
+        send(long[2], "loop_forever", none()),
+    ];
+    requests.extend(long.iter().map(|id| send(*id, "call_inc", Encode!(&short).unwrap())));
+    let mut most = 0;
+    for round in 1..=120u64 {
+        let quick = real.node.ingress(user(1), short, short, "inc", none());
+        real.node.round();
+        assert!(real.node.result(&quick).is_ok(), "round {round}");
+        most = most.max(real.node.executor.state().paused().count());
+        real = after(round, real);
+    }
+    assert_eq!(most, 3);
+    assert_eq!(real.node.executor.state().paused().count(), 0);
+    assert!(requests.iter().all(|request| real.node.result_if_any(request).is_some()));
+    assert_eq!(real.node.result(&requests[2]).unwrap_err().error_code.0, 522);
+    real.node.log.iter().map(|(.., root)| *root).collect()
+}
+
+fn long_messages_come_to_the_same_whatever_is_kept() {
+    let kept = long_life(4, 2, |_, real| real);
+    assert_eq!(kept, long_life(0, 1, |_, real| real));
+    let killed = long_life(2, 2, |round, real| {
+        let pool = real.pool.lock().unwrap().clone().unwrap();
+        let pids = if round % 3 == 0 { pool.pids() } else { pool.paused_pids() };
+        for pid in pids.into_iter().filter(|_| round % 2 == 0) {
+            // SAFETY: sends a signal to a process that this one started.
+            unsafe { libc::kill(pid as i32, libc::SIGKILL) };
+        }
+        real
+    });
+    assert_eq!(kept, killed);
+    let restarted = long_life(1, 2, |round, real| {
+        if [3, 4, 17, 30].contains(&round) { real.restart() } else { real }
+    });
+    assert_eq!(kept, restarted);
+}
+
 fn a_fetched_state_goes_on_as_its_source_does() {
     let mut limits = limits();
+    limits.execution.instructions_per_slice = 1_000_000;
     limits.pages.manifest_lag_rounds = 2;
     let (make, pool) = pools(&limits);
     let mut source =
@@ -350,6 +414,10 @@ fn a_fetched_state_goes_on_as_its_source_does() {
         source.node.update(*id, "inc", none()).unwrap();
     }
     let snapshots = source.node.executor.snapshots();
+    // The state that is fetched has a message that is not over.
+    let spin = source.node.ingress(user(1), ids[2], ids[2], "inc", none());
+    let long = Encode!(&40_000_000u64).unwrap();
+    let long = source.node.ingress(user(1), ids[0], ids[0], "spin", long);
     let from = source.node.executor.height();
     let (height, root) = (0..60)
         .find_map(|_| {
@@ -366,6 +434,7 @@ fn a_fetched_state_goes_on_as_its_source_does() {
             installer.offer(chunk, &snapshots.chunk(height, chunk).unwrap()).unwrap();
         }
     }
+    assert!(source.node.result(&spin).is_ok() && source.node.result_if_any(&long).is_none());
     let bytes = installer.progress().bytes_total;
     assert!(bytes > 40 * mib, "{bytes}");
     installer.finish().unwrap();
@@ -384,6 +453,7 @@ fn a_fetched_state_goes_on_as_its_source_does() {
         pool,
     };
     assert_eq!(other.node.executor.height(), height);
+    assert_eq!(other.node.executor.state().paused().collect::<Vec<_>>(), [ids[0]]);
     for (batch, verdicts, root) in source.node.log.clone() {
         if batch.height > height {
             assert!(verdicts.is_empty());

@@ -81,7 +81,6 @@ impl Limits {
     fn paused_worker_bytes(&self) -> u64 {
         self.process
             .worker_base_bytes
-            .saturating_add(self.process.program_bytes)
             .saturating_add(self.worker_buffer_bytes())
             .saturating_add(self.sandbox.paused_dirty_bytes)
     }
@@ -114,7 +113,8 @@ impl Limits {
         use LineKind::{Fixed, Pool};
         let Limits { process, .. } = self;
         let workers = self.execution.threads.saturating_add(self.execution.query_threads);
-        let processes = workers.saturating_add(1);
+        let paused = self.sandbox.paused_workers;
+        let processes = workers.saturating_add(paused).saturating_add(1);
         vec![
             line(
                 pool::PROGRAM,

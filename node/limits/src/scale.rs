@@ -25,7 +25,7 @@ pub(crate) const THREADS: Row<9> = SCALE.values([1, 2, 2, 2, 2, 2, 2, 4, 4]);
 pub(crate) const COMPILE_THREADS: Row<9> = SCALE.values([1, 1, 1, 1, 2, 2, 2, 2, 2]);
 pub(crate) const QUERY_THREADS: Row<9> = SCALE.values([1, 1, 1, 1, 1, 2, 2, 4, 4]);
 pub(crate) const QUERY_THREADS_PER_CANISTER: Row<9> = SCALE.values([1, 1, 1, 1, 1, 1, 2, 2, 2]);
-pub(crate) const PAUSED_EXECUTIONS: Row<9> = SCALE.values([1, 1, 1, 1, 1, 2, 2, 2, 2]);
+pub(crate) const PAUSED_EXECUTIONS: Row<9> = SCALE.values([1, 1, 1, 2, 4, 4, 4, 4, 4]);
 pub(crate) const HEAP_DIRTY_PER_MESSAGE: Row<9> = SCALE.mib([8, 8, 20, 30, 64, 128, 256, 256, 256]);
 pub(crate) const STABLE_DIRTY_PER_MESSAGE: Row<9> =
     SCALE.mib([4, 4, 10, 14, 32, 64, 128, 128, 128]);
@@ -54,9 +54,9 @@ pub(crate) const SANDBOX_CANISTERS: Row<9> = SCALE.values([4, 4, 8, 16, 32, 64, 
 pub(crate) const RESIDENT_FLOOR: Row<9> = SCALE.mib([24, 24, 48, 64, 128, 256, 512, 1024, 4096]);
 pub(crate) const EVICTION_BATCH: Row<9> = SCALE.mib([12, 12, 24, 32, 64, 128, 256, 512, 1024]);
 
-// The smallest nodes have no memory for a worker more: what is paused there runs again.
-pub(crate) const PAUSED_WORKERS: Row<9> = SCALE.values([0, 0, 0, 1, 1, 2, 2, 2, 2]);
-pub(crate) const PAUSED_DIRTY: Row<9> = SCALE.mib([1, 1, 1, 4, 16, 32, 64, 256, 384]);
+// The smallest nodes have no memory for one worker more: what is paused there runs again.
+pub(crate) const PAUSED_WORKERS: Row<9> = SCALE.values([0, 1, 1, 2, 4, 4, 4, 4, 4]);
+pub(crate) const PAUSED_DIRTY: Row<9> = SCALE.mib([4, 4, 8, 12, 16, 32, 64, 192, 384]);
 
 // Subnet.
 pub(crate) const MEMORY_CAPACITY: Row<9> =

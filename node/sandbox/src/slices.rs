@@ -8,9 +8,10 @@
 //! # Where a slice ends
 //!
 //! At the first *point* at which at least [`Grant::until`] instructions are counted. There is a
-//! point after each call of a system function, where the count is exact, and one whenever
-//! [`Grant::step`] instructions were used without any. There the engine does not say how far beyond
-//! the step the code is (one operation on much memory may be), so the count there is a lower bound.
+//! point after each call of a system function and before each operation on more memory than a step
+//! has instructions, where the count is exact; and one whenever [`Grant::step`] instructions were
+//! used without any. There the engine does not say how far beyond the step the code is, so the count
+//! is a lower bound.
 //! The points of a message do not depend on grants; only which of them are pauses does.
 
 use serde::{Deserialize, Serialize};

@@ -401,6 +401,18 @@ impl Collector for Readings {
         gauge(encoder, "delta_bytes", "Delta segments on disk", self.disk.delta_bytes())?;
         self.disk(encoder)?;
         let workers = self.watch.sandbox.statistics();
+        gauge(
+            encoder,
+            "paused_messages",
+            "Messages that a worker keeps between two slices",
+            workers.paused,
+        )?;
+        ConstCounter::new(workers.repeated).encode(encoder.encode_descriptor(
+            "repeated_slices",
+            "Slices for which a message ran again from its beginning, because no worker had kept it",
+            None,
+            MetricType::Counter,
+        )?)?;
         ConstCounter::new(workers.restarts).encode(encoder.encode_descriptor(
             "worker_restarts",
             "Workers that died and were started again",

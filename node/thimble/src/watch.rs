@@ -97,9 +97,11 @@ impl Watch {
             };
             (role, worker.pid)
         });
+        let paused = self.sandbox.paused_pids().into_iter().map(|pid| ("paused worker", pid));
         let compilers = self.sandbox.compiler_pids().into_iter().map(|pid| (COMPILER, pid));
         let processes: Vec<report::Process> = std::iter::once(("node", std::process::id()))
             .chain(workers)
+            .chain(paused)
             .chain(compilers)
             .filter_map(|(role, pid)| {
                 let memory = process::memory(Pid(pid)).ok()?;

@@ -81,6 +81,22 @@ fn enter<R>(
     Ok(result?)
 }
 
+/// Before an operation on so much memory that it would be passed over between two steps: the count
+/// is taken exactly.
+fn look_at_count(caller: &mut Caller<'_, Host>, bytes: u64) -> wasmtime::Result<()> {
+    let is_long = |host: &Host| host.pacer.as_ref().is_some_and(|pacer| bytes >= pacer.step());
+    if !is_long(caller.data()) {
+        return Ok(());
+    }
+    let fuel = caller.get_fuel()?;
+    let host = caller.data();
+    if let Some(pacer) = &host.pacer {
+        pacer.called(host.limits.instructions.saturating_sub(fuel), &host.stable)?;
+    }
+    // The next step is counted from here.
+    caller.set_fuel(fuel)
+}
+
 macro_rules! functions {
     ($linker:ident: $($name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)? = |$host:ident| $body:expr;)*) => {$({
         let contexts = permitted(stringify!($name)).ok_or_else(|| wasmtime::Error::msg(concat!("no permissions for ic0.", stringify!($name))))?;
@@ -203,7 +219,9 @@ fn define<I: Word>(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
         RUNTIME_MODULE,
         WILL_WRITE,
         |mut caller: Caller<'_, Host>, dst: I, len: I| -> wasmtime::Result<()> {
-            Ok(caller.data_mut().will_write(dst.wide(), len.wide())?)
+            let len = len.wide();
+            look_at_count(&mut caller, len)?;
+            Ok(caller.data_mut().will_write(dst.wide(), len)?)
         },
     )?;
     Ok(())

@@ -7,6 +7,7 @@ mod lifecycle;
 mod memory;
 mod permissions;
 mod queries;
+mod slices;
 mod workers;
 mod world;
 

@@ -1,0 +1,389 @@
+//! Stories of messages that take many rounds: what they come to, who waits for them and who does
+//! not.
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod common;
+
+use candid::Principal;
+use common::{CallOp, Node, Op, SECOND, Spec, decode, encode, limits, user};
+use execution::RoundResult;
+use ic_management_canister_types as management;
+use limits::Limits;
+use state::{CanisterId, Fault, RejectCode, RequestId, Status};
+
+const SLICE: u64 = 10_000_000;
+
+/// Slices so short that a message of many is quick.
+fn short_slices() -> Limits {
+    let mut limits = limits();
+    limits.execution.instructions_per_slice = SLICE;
+    limits.execution.instructions_per_message = 40 * SLICE;
+    limits.execution.instructions_per_round = 8 * SLICE;
+    limits
+}
+
+/// So many slices of work.
+fn slices(count: u64) -> Op {
+    Op::Spend(count * SLICE - SLICE / 2)
+}
+
+fn is_paused(node: &Node, id: CanisterId) -> bool {
+    node.canister(id).paused.is_some()
+}
+
+/// Sends a message of so many slices and executes the first one.
+fn begin(node: &mut Node, id: CanisterId, count: u64, then: &[Op]) -> RequestId {
+    let program: Vec<_> = std::iter::once(slices(count)).chain(then.iter().cloned()).collect();
+    let request = node.send(id, &program);
+    node.round();
+    assert!(is_paused(node, id));
+    assert_eq!(node.status(&request), Status::Processing);
+    request
+}
+
+/// Rounds until the message of the canister is over.
+fn finish(node: &mut Node, id: CanisterId) -> u64 {
+    (1..200).find(|_| {
+        node.round();
+        !is_paused(node, id)
+    })
+    .unwrap()
+}
+
+#[test]
+fn a_message_of_forty_billion_instructions_ends_and_holds_up_nobody() {
+    let mut node = Node::new();
+    let (long, other) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    let balance = node.canister(long).cycles;
+    let program =
+        [Op::Note(b"kept".to_vec()), Op::Spend(39_900_000_000), Op::Reply(b"done".to_vec())];
+    let request = node.send(long, &program);
+    for round in 0..39 {
+        let short = node.send(other, &[Op::Reply(vec![round])]);
+        let RoundResult { more, instructions, .. } = node.round();
+        assert!(more && instructions < 1_100_000_000, "round {round}: {instructions}");
+        assert_eq!(node.status(&request), Status::Processing, "round {round}");
+        assert_eq!(node.result(&short).unwrap(), [round]);
+    }
+    let queued = node.send(long, &[Op::ReplyNotes]);
+    let result = node.round();
+    assert_eq!(node.result(&request).unwrap(), b"done");
+    assert!(result.finished.contains(&queued), "what waited runs in the same round");
+    assert_eq!(node.notes(long), ["kept"]);
+    let cost = balance - node.canister(long).cycles;
+    assert!((39_900_000_000..40_100_000_000).contains(&cost), "{cost}");
+    node.restart();
+}
+
+#[test]
+fn a_message_beyond_its_limit_fails_in_its_last_slice_and_leaves_nothing() {
+    let mut node = Node::with(short_slices());
+    let id = node.deploy(&Spec::default());
+    let request = begin(&mut node, id, 41, &[Op::Note(b"lost".to_vec()), Op::Reply(vec![])]);
+    assert_eq!(finish(&mut node, id), 39);
+    assert_eq!(node.result(&request).unwrap_err().error_code.0, 522);
+    let trapped = begin(&mut node, id, 9, &[Op::Note(b"lost".to_vec()), Op::Trap("late".into())]);
+    finish(&mut node, id);
+    assert!(node.result(&trapped).unwrap_err().message.contains("late"));
+    assert!(node.notes(id).is_empty());
+    node.restart();
+}
+
+/// Long messages of all kinds, on several canisters, with a restart after the rounds named.
+fn life(restarts: &[u64]) -> Vec<[u8; 32]> {
+    let mut limits = short_slices();
+    limits.pages.checkpoint_interval_rounds = 5;
+    let mut node = Node::with(limits);
+    let due = node.now() + 20 * SECOND;
+    let spec = Spec {
+        init: vec![Op::Timer(due)],
+        timer: Some(vec![slices(4), Op::Note(b"timer".to_vec())]),
+        ..Spec::default()
+    };
+    let ids: Vec<_> = (0..4).map(|_| node.deploy(&spec)).collect();
+    let mut call = CallOp::new(ids[1], &[slices(3), Op::Accept(500), Op::Reply(b"x".to_vec())]);
+    call.cycles = 1_000;
+    call.on_reply = vec![slices(3), Op::Note(b"gone".to_vec()), Op::Trap("callback".into())];
+    call.on_cleanup = vec![Op::Spend(SLICE * 3 / 2), Op::Note(b"cleaned".to_vec())];
+    let mut late = CallOp::new(ids[2], &[slices(9), Op::Reply(vec![])]);
+    late.timeout = Some(3);
+    let sent = [
+        node.send(ids[0], &[slices(2), call.op()]),
+        node.send(ids[3], &[late.op(), slices(2)]),
+        node.send(ids[2], &[slices(5), Op::Note(b"two".to_vec()), Op::Reply(vec![2])]),
+    ];
+    for round in 0..60 {
+        node.round();
+        if restarts.contains(&round) {
+            node = node.restart();
+        }
+    }
+    node.settle();
+    assert!(node.result(&sent[0]).unwrap_err().message.contains("callback"));
+    assert!(String::from_utf8(node.result(&sent[1]).unwrap()).unwrap().starts_with("6: "));
+    assert_eq!(node.result(&sent[2]).unwrap(), [2]);
+    let notes = ids.iter().map(|id| node.notes(*id)).collect::<Vec<_>>();
+    assert!(notes.iter().all(|notes| notes.contains(&"timer".to_owned())), "{notes:?}");
+    assert!(notes[0].contains(&"cleaned".to_owned()) && !notes[0].contains(&"gone".to_owned()));
+    node.log.iter().map(|(.., root)| *root).collect()
+}
+
+#[test]
+fn calls_callbacks_cleanups_and_timers_come_to_the_same_over_restarts() {
+    let roots = life(&[]);
+    let every: Vec<_> = (0..60).collect();
+    assert_eq!(roots, life(&every));
+    assert_eq!(roots, life(&[3, 8, 21]));
+}
+
+#[test]
+fn ten_long_messages_at_once_take_turns_and_all_end() {
+    let mut node = Node::with(short_slices());
+    let ids: Vec<_> = (0..11).map(|_| node.deploy(&Spec::default())).collect();
+    let requests: Vec<_> =
+        ids[..10].iter().map(|id| node.send(*id, &[slices(40), Op::Reply(vec![1])])).collect();
+    let mut rounds = 0;
+    while requests.iter().any(|request| node.result_if_any(request).is_none()) {
+        let short = node.send(ids[10], &[Op::Reply(vec![2])]);
+        node.round();
+        rounds += 1;
+        assert!(rounds <= 410, "{rounds}");
+        assert!(rounds < 10 || node.result(&short).is_ok(), "others are served in every round");
+    }
+    // One that is sent later ends later: nobody waits for ever.
+    assert!(requests.iter().all(|request| node.result(request).unwrap() == [1]));
+    node.restart();
+}
+
+#[test]
+fn the_oldest_go_on_however_many_begin() {
+    let mut node = Node::with(short_slices());
+    let ids: Vec<_> = (0..6).map(|_| node.deploy(&Spec::default())).collect();
+    let first = begin(&mut node, ids[5], 8, &[Op::Reply(vec![])]);
+    for round in 0..7 {
+        if let Some(id) = ids[..5].get(round) {
+            node.send(*id, &[slices(30), Op::Reply(vec![])]);
+        }
+        node.round();
+    }
+    assert!(node.result(&first).is_ok(), "its eighth slice came in its eighth round");
+    assert!(ids[..5].iter().all(|id| is_paused(&node, *id)));
+}
+
+fn manage<A: candid::CandidType>(node: &mut Node, id: CanisterId, method: &str, arg: &A) -> RequestId {
+    let arg = candid::encode_one(arg).unwrap();
+    node.ingress(user(1), Principal::management_canister(), id, method, arg)
+}
+
+#[test]
+fn what_would_change_the_canister_waits_and_what_is_behind_does_not() {
+    let mut node = Node::with(short_slices());
+    let (id, other) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    let long = begin(&mut node, id, 6, &[Op::Note(b"old".to_vec()), Op::Reply(b"old".to_vec())]);
+    let record = |canister_id| management::CanisterIdRecord { canister_id };
+    let install = management::InstallCodeArgs {
+        mode: management::CanisterInstallMode::Upgrade(None),
+        canister_id: id,
+        wasm_module: Spec { name: "new".into(), ..Spec::default() }.wasm(),
+        arg: vec![],
+        sender_canister_version: None,
+    };
+    let upgrade = manage(&mut node, id, "install_code", &install);
+    let settings = manage(
+        &mut node,
+        id,
+        "update_settings",
+        &management::UpdateSettingsArgs {
+            canister_id: id,
+            settings: management::CanisterSettings {
+                controllers: Some(vec![user(1), user(2)]),
+                ..Default::default()
+            },
+            sender_canister_version: None,
+        },
+    );
+    let behind = manage(&mut node, other, "stop_canister", &record(other));
+    let status = manage(&mut node, id, "canister_status", &record(id));
+    let next = node.send(id, &[Op::ReplyNotes]);
+    node.round();
+    assert!(node.result(&behind).is_ok(), "another canister's call is not held up");
+    let status: management::CanisterStatusResult = decode(&node.result(&status).unwrap());
+    assert_eq!(status.settings.controllers, [user(1)]);
+    assert_eq!(node.result_if_any(&upgrade), None);
+    assert_eq!(node.result_if_any(&settings), None);
+    let module = node.canister(id).module().unwrap().hash;
+    node = node.restart();
+    finish(&mut node, id);
+    assert_eq!(node.result(&long).unwrap(), b"old");
+    assert!(node.result(&upgrade).is_ok() && node.result(&settings).is_ok());
+    assert_ne!(node.canister(id).module().unwrap().hash, module);
+    // What had not begun is the new code's, whose heap is empty.
+    node.settle();
+    let notes: Vec<Vec<u8>> = postcard::from_bytes(&node.result(&next).unwrap()).unwrap();
+    assert!(notes.is_empty());
+    assert_eq!(node.canister(id).controllers.len(), 2);
+    node.restart();
+}
+
+#[test]
+fn a_canister_is_emptied_when_its_message_is_over_and_stops_then() {
+    let mut node = Node::with(short_slices());
+    let id = node.deploy(&Spec::default());
+    let record = management::CanisterIdRecord { canister_id: id };
+    let long = begin(&mut node, id, 5, &[Op::Reply(b"last".to_vec())]);
+    let stop = manage(&mut node, id, "stop_canister", &record);
+    node.round();
+    let delete = manage(&mut node, id, "delete_canister", &record);
+    node.round();
+    assert_eq!(node.result_if_any(&stop), None);
+    assert_eq!(node.result_if_any(&delete), None);
+    finish(&mut node, id);
+    assert_eq!(node.result(&long).unwrap(), b"last");
+    assert!(node.result(&stop).is_ok());
+    node.settle();
+    assert!(node.result(&delete).is_ok(), "it stopped before the call had its turn");
+    assert!(node.executor.state().get(&id).is_none());
+
+    let id = node.deploy(&Spec::default());
+    let record = management::CanisterIdRecord { canister_id: id };
+    let long = begin(&mut node, id, 5, &[Op::Reply(b"kept".to_vec())]);
+    let uninstall = manage(&mut node, id, "uninstall_code", &record);
+    finish(&mut node, id);
+    assert_eq!(node.result(&long).unwrap(), b"kept");
+    assert!(node.result(&uninstall).is_ok() && node.canister(id).execution.is_none());
+    node.restart();
+}
+
+#[test]
+fn a_stop_in_the_middle_does_not_make_the_canister_tell_a_wrong_version() {
+    let mut node = Node::with(short_slices());
+    let id = node.deploy(&Spec::default());
+    let version = node.canister(id).version;
+    let arg = management::CreateCanisterArgs {
+        settings: None,
+        sender_canister_version: Some(version),
+    };
+    let mut call = CallOp::new(Principal::management_canister(), &[]);
+    (call.method, call.arg) = ("create_canister".into(), candid::encode_one(arg).unwrap());
+    call.cycles = 2_000_000_000_000;
+    let request = begin(&mut node, id, 4, &[call.op()]);
+    let record = management::CanisterIdRecord { canister_id: id };
+    let stop = manage(&mut node, id, "stop_canister", &record);
+    node.settle();
+    let reply = node.result(&request).unwrap();
+    assert!(reply.starts_with(b"DIDL"), "{}", String::from_utf8_lossy(&reply));
+    assert!(node.result(&stop).is_ok());
+}
+
+#[test]
+fn what_was_spent_meanwhile_is_not_spent_twice() {
+    let mut node = Node::with(short_slices());
+    let id = node.deploy(&Spec::default());
+    let settings = management::UpdateSettingsArgs {
+        canister_id: id,
+        settings: management::CanisterSettings {
+            freezing_threshold: Some(0u64.into()),
+            ..Default::default()
+        },
+        sender_canister_version: None,
+    };
+    node.manage(user(1), id, "update_settings", &settings).unwrap();
+    let all = node.canister(id).cycles;
+    // All but the fees of a thousand calls: those of three are taken while it is paused.
+    let prepaid = 40 * u128::from(SLICE) + 5_000_000;
+    let fees = 1_000 * 2_000_000;
+    let burn = Op::Burn(all - prepaid - fees);
+    let request = begin(&mut node, id, 4, &[burn, Op::Reply(b"burned".to_vec())]);
+    let during: Vec<_> = (0..3).map(|_| node.send(id, &[Op::Reply(vec![])])).collect();
+    let top_up = management::ProvisionalTopUpCanisterArgs {
+        canister_id: id,
+        amount: 7u64.into(),
+    };
+    manage(&mut node, id, "provisional_top_up_canister", &top_up);
+    node.settle();
+    assert_eq!(node.result(&request).unwrap(), b"burned");
+    assert!(during.iter().all(|request| node.result_if_any(request).is_some()));
+    assert_eq!(node.canister(id).consumption.burned, all - prepaid - fees);
+
+    // All: the fees of a call leave too little.
+    let left = node.canister(id).cycles;
+    let request = begin(&mut node, id, 4, &[Op::Burn(left), Op::Reply(b"burned".to_vec())]);
+    node.send(id, &[Op::Reply(vec![])]);
+    node.settle();
+    let reject = node.result(&request).unwrap_err();
+    assert_eq!((reject.code, reject.error_code.0), (RejectCode::SysTransient, 207), "{reject:?}");
+    assert_eq!(node.canister(id).consumption.burned, all - prepaid - fees);
+    node.restart();
+}
+
+#[test]
+fn storage_is_paid_for_afterwards_and_the_code_falls_then() {
+    let mut node = Node::with(short_slices());
+    let id = node.deploy(&Spec::default());
+    node.call(id, &[Op::Grow(1_000), Op::Reply(vec![])]).unwrap();
+    let balance = node.canister(id).cycles;
+    node.call(id, &[Op::Burn(balance), Op::Reply(vec![])]).unwrap();
+    let top_up = management::ProvisionalTopUpCanisterArgs {
+        canister_id: id,
+        amount: 1_000_000_000u64.into(),
+    };
+    node.manage(user(1), id, "provisional_top_up_canister", &top_up).unwrap();
+    let request = begin(&mut node, id, 5, &[Op::Reply(b"last".to_vec())]);
+    let (charged, cycles) = (node.canister(id).charged_until, node.canister(id).cycles);
+    node.seconds_per_round = 400 * 86_400;
+    node.round();
+    assert_eq!((node.canister(id).charged_until, node.canister(id).cycles), (charged, cycles));
+    node.seconds_per_round = 1;
+    finish(&mut node, id);
+    assert_eq!(node.result(&request).unwrap(), b"last");
+    node.round();
+    assert!(node.canister(id).execution.is_none());
+    node.restart();
+}
+
+#[test]
+fn growth_that_others_left_no_room_for_fails_the_message() {
+    let mut limits = short_slices();
+    limits.subnet.memory_capacity_bytes = 256 << 20;
+    let mut node = Node::with(limits);
+    let (id, other) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    let request = begin(&mut node, id, 4, &[Op::Grow(2_000), Op::Reply(vec![])]);
+    node.send(other, &[Op::Grow(3_000), Op::Reply(vec![])]);
+    finish(&mut node, id);
+    let reject = node.result(&request).unwrap_err();
+    assert_eq!(reject.error_code.0, 101, "{reject:?}");
+    assert!(reject.message.contains("subnet.memory_capacity_bytes"), "{}", reject.message);
+    assert_eq!(node.canister(id).execution.as_ref().unwrap().stable.wasm_pages, 0);
+    assert_eq!(node.canister(other).execution.as_ref().unwrap().stable.wasm_pages, 3_000);
+    node.restart();
+}
+
+#[test]
+fn an_operator_can_reject_a_paused_message() {
+    let mut node = Node::with(short_slices());
+    let id = node.deploy(&Spec::default());
+    let request = begin(&mut node, id, 5, &[Op::Note(b"lost".to_vec()), Op::Reply(vec![])]);
+    let batch = node.batch();
+    let fault = Fault { canister_id: id, ordinal: 0 };
+    let result = node.execute(batch, std::slice::from_ref(&fault));
+    assert_eq!(result.verdicts, [fault]);
+    assert!(!is_paused(&node, id));
+    assert!(node.result(&request).is_err());
+    assert!(node.notes(id).is_empty());
+    node.restart();
+}
+
+#[test]
+fn messages_that_wait_are_counted_as_long_as_they_are_paused() {
+    let mut node = Node::with(short_slices());
+    let id = node.deploy(&Spec::default());
+    let arg = [slices(3), Op::Note(vec![7; 1 << 20]), Op::Reply(vec![])];
+    let request = node.send(id, &arg);
+    node.round();
+    assert!(is_paused(&node, id));
+    assert!(node.executor.state().totals().best_effort_message_bytes >= 1 << 20);
+    node.settle();
+    assert!(node.result(&request).is_ok());
+    assert_eq!(node.executor.state().totals().best_effort_message_bytes, 0);
+    assert!(encode(&arg).len() > 1 << 20);
+}

@@ -1,0 +1,279 @@
+//! Messages in slices: paused and resumed, lost and run again, told apart by nobody.
+
+use sandbox::{
+    Entry, Grant, Lane, Outcome, Progress, Request, Response, Sandbox, Slice, SlicedName,
+};
+use state::{ErrorCode, Height};
+
+use super::{COUNTER, Canister, HOST, MIB, World, counters, kill};
+
+const SLICE: u64 = 1_000_000;
+
+/// Works through memory and stable memory, with and without calls of the system.
+const WORKER: &str = r#"(module
+    (import "ic0" "msg_reply" (func $reply))
+    (import "ic0" "msg_reply_data_append" (func $append (param i32 i32)))
+    (import "ic0" "performance_counter" (func $counter (param i32) (result i64)))
+    (import "ic0" "stable64_grow" (func $grow (param i64) (result i64)))
+    (import "ic0" "stable64_read" (func $sread (param i64 i64 i64)))
+    (import "ic0" "stable64_write" (func $swrite (param i64 i64 i64)))
+    (import "ic0" "trap" (func $trap (param i32 i32)))
+    (memory 32)
+    (global $n (mut i64) (i64.const 0))
+    (func $compute (param $times i32)
+        (loop $next
+            (global.set $n (i64.add (i64.mul (global.get $n) (i64.const 6364136223846793005)) (i64.const 1442695040888963407)))
+            (i64.store (i32.and (i32.wrap_i64 (i64.shr_u (global.get $n) (i64.const 20))) (i32.const 0x7ffff)) (global.get $n))
+            (br_if $next (local.tee $times (i32.sub (local.get $times) (i32.const 1))))))
+    (func $call (param $times i32)
+        (loop $next
+            (call $compute (i32.const 50))
+            (i64.store (i32.const 0x100000) (global.get $n))
+            (call $swrite (i64.and (i64.shr_u (global.get $n) (i64.const 8)) (i64.const 0xfff8)) (i64.const 0x100000) (i64.const 8))
+            (br_if $next (local.tee $times (i32.sub (local.get $times) (i32.const 1))))))
+    (func $show
+        (i64.store (i32.const 0x100008) (call $counter (i32.const 0)))
+        (call $append (i32.const 0x100000) (i32.const 16))
+        (call $append (i32.const 0) (i32.const 0x80000))
+        (call $sread (i64.const 0x110000) (i64.const 0) (i64.const 0x10000))
+        (call $append (i32.const 0x110000) (i32.const 0x10000))
+        (call $reply))
+    (func (export "canister_init") (drop (call $grow (i64.const 1))))
+    (func (export "canister_update compute") (call $compute (i32.const 600000)) (call $show))
+    (func (export "canister_update call") (call $call (i32.const 10000)) (call $show))
+    (func (export "canister_update grow")
+        (call $compute (i32.const 100000))
+        (drop (memory.grow (i32.const 3)))
+        (drop (call $grow (i64.const 2)))
+        (call $call (i32.const 3000)) (call $show))
+    (func (export "canister_update fill")
+        (local $times i32)
+        (loop $next
+            (memory.fill (i32.const 0) (local.get $times) (i32.const 0x80000))
+            (br_if $next (i32.lt_u (local.tee $times (i32.add (local.get $times) (i32.const 1))) (i32.const 30))))
+        (call $show))
+    (func (export "canister_update late") (call $compute (i32.const 300000)) (call $trap (i32.const 0) (i32.const 4)))
+    (func (export "canister_update endless") (loop $next (call $compute (i32.const 1000)) (br $next)))
+    (func (export "canister_update callless") (loop $next (drop (call $counter (i32.const 0))) (br $next)))
+    (func (export "canister_query show") (call $show)))"#;
+
+const NAMES: [&str; 4] = ["compute", "call", "grow", "fill"];
+
+fn name() -> SlicedName {
+    SlicedName { since: Height(7), canister_id: ic_principal::Principal::from_slice(&[7]) }
+}
+
+fn grant(number: u64) -> Grant {
+    Grant::new(name(), number * SLICE, SLICE)
+}
+
+fn world(places: u64) -> World {
+    World::with(HOST, |config| {
+        config.sandbox.paused_workers = places;
+        config.sandbox.paused_dirty_bytes = 4 * MIB;
+    })
+}
+
+fn request(world: &World, canister: &Canister, method: &str) -> Request {
+    world.request(canister, Entry::Update(method.into()))
+}
+
+/// Runs `method` in slices, doing `between` after each, and commits it. Where it was paused.
+fn in_slices(
+    world: &World,
+    canister: &mut Canister,
+    method: &str,
+    mut between: impl FnMut(&World),
+) -> (Outcome, Vec<Progress>) {
+    let mut pauses = Vec::new();
+    for number in 1.. {
+        let request = request(world, canister, method);
+        match world.pool.run_slice(Lane::Update(0), &request, &grant(number)).unwrap() {
+            Slice::Paused(progress) => pauses.push(progress),
+            Slice::Ended(outcome) => {
+                world.commit(canister, request, &outcome);
+                return (*outcome, pauses);
+            }
+        }
+        between(world);
+    }
+    unreachable!()
+}
+
+/// All that is to be the same.
+fn told(outcome: Outcome) -> (u64, Response, Vec<sandbox::Global>, u64, u64, u64) {
+    let changes = outcome.changes.unwrap();
+    let pages = changes.heap_runs.iter().chain(&changes.stable_runs).map(|run| run.pages).sum();
+    let sizes = (changes.heap_wasm_pages, changes.stable_wasm_pages);
+    (outcome.instructions, outcome.result.unwrap(), changes.globals, sizes.0, sizes.1, pages)
+}
+
+fn checkpoint(world: &World) {
+    let ticket = world.store.begin_checkpoint().unwrap();
+    ticket.sync().unwrap();
+    world.store.finish_checkpoint(ticket);
+    while !world.store.fold(1 << 30).unwrap().is_idle() {}
+}
+
+fn kill_paused(world: &World) {
+    world.pool.paused_pids().into_iter().for_each(kill);
+}
+
+#[test]
+fn a_message_comes_to_the_same_in_one_piece_in_slices_and_after_its_worker_was_lost() {
+    for method in NAMES {
+        let whole = world(0);
+        let mut canister = whole.install(WORKER);
+        // Once before, so that some pages lie in the delta, some of them as private copies.
+        whole.update(&mut canister, "call", b"");
+        let expected = told(whole.update(&mut canister, method, b""));
+        let shown = whole.query(&canister, "show", b"").result.unwrap();
+        let mut pauses = None;
+        type Between = fn(&World);
+        let ways: [(&str, u64, Between); 4] = [
+            ("kept", 1, |_| {}),
+            ("kept over checkpoints", 1, checkpoint),
+            ("killed", 1, kill_paused),
+            ("without a place", 0, |_| {}),
+        ];
+        for (way, places, between) in ways {
+            let world = world(places);
+            let mut canister = world.install(WORKER);
+            world.update(&mut canister, "call", b"");
+            let (outcome, paused) = loop_until_ended(&world, &mut canister, method, between);
+            assert_eq!(told(outcome), expected, "{method} {way}");
+            assert!(paused.len() > 3, "{method}: {paused:?}");
+            assert_eq!(pauses.get_or_insert_with(|| paused.clone()), &paused, "{method} {way}");
+            let repeated = world.pool.statistics().repeated;
+            assert_eq!(repeated > 0, way == "killed" || places == 0, "{method} {way}");
+            assert_eq!(world.query(&canister, "show", b"").result.unwrap(), shown);
+            // The worker goes on with others.
+            let mut other = world.install(COUNTER);
+            let reply = world.update(&mut other, "inc", b"").result.unwrap();
+            assert_eq!(counters(&reply), [1; 3]);
+        }
+    }
+}
+
+/// [`in_slices`], where a killed worker costs another attempt.
+fn loop_until_ended(
+    world: &World,
+    canister: &mut Canister,
+    method: &str,
+    between: fn(&World),
+) -> (Outcome, Vec<Progress>) {
+    let mut pauses = Vec::new();
+    let mut number = 1;
+    loop {
+        let request = request(world, canister, method);
+        match world.pool.run_slice(Lane::Update(0), &request, &grant(number)) {
+            Ok(Slice::Paused(progress)) => {
+                pauses.push(progress);
+                number += 1;
+                between(world);
+            }
+            Ok(Slice::Ended(outcome)) => {
+                world.commit(canister, request, &outcome);
+                return (*outcome, pauses);
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+#[test]
+fn each_slice_is_about_as_long_as_granted() {
+    let world = world(1);
+    let mut canister = world.install(WORKER);
+    for method in ["compute", "call", "fill"] {
+        let (_, pauses) = in_slices(&world, &mut canister, method, |_| {});
+        for (number, progress) in (1..).zip(&pauses) {
+            let until = number * SLICE;
+            let range = until..until + SLICE;
+            assert!(range.contains(&progress.instructions), "{method} {number}: {progress:?}");
+        }
+    }
+}
+
+#[test]
+fn others_run_while_a_message_is_paused_and_queries_see_the_state_before() {
+    let world = world(1);
+    let (mut long, mut other) = (world.install(WORKER), world.install(COUNTER));
+    let before = world.query(&long, "show", b"").result.unwrap();
+    let mut count = 0;
+    let snapshot = long.clone();
+    in_slices(&world, &mut long, "compute", |world| {
+        count += 1;
+        assert_eq!(counters(&world.update(&mut other, "inc", b"").result.unwrap()), [count; 3]);
+        assert_eq!(world.query(&snapshot, "show", b"").result.unwrap(), before);
+        assert_eq!(world.pool.statistics().paused, 1);
+        assert_eq!(world.pool.pids().len(), 3);
+    });
+    assert!(count > 3);
+    assert_eq!(world.pool.statistics().paused, 0);
+    assert_eq!(world.pool.statistics().repeated, 0);
+    assert_ne!(world.query(&long, "show", b"").result.unwrap(), before);
+}
+
+#[test]
+fn a_message_that_fails_late_leaves_nothing_and_one_without_end_ends_at_its_limit() {
+    let world = world(1);
+    let mut canister = world.install(WORKER);
+    let before = world.query(&canister, "show", b"").result.unwrap();
+    let (outcome, pauses) = in_slices(&world, &mut canister, "late", |_| {});
+    assert!(outcome.result.is_err() && outcome.changes.is_none() && pauses.len() > 3);
+    for method in ["endless", "callless"] {
+        let mut pauses = 0;
+        let outcome = (1..)
+            .find_map(|number| {
+                let mut request = request(&world, &canister, method);
+                request.limits.instructions = 5 * SLICE + 17;
+                match world.pool.run_slice(Lane::Update(0), &request, &grant(number)).unwrap() {
+                    Slice::Paused(_) => {
+                        pauses += 1;
+                        None
+                    }
+                    Slice::Ended(outcome) => Some(outcome),
+                }
+            })
+            .unwrap();
+        assert_eq!((outcome.instructions, pauses), (5 * SLICE + 17, 5), "{method}");
+        assert_eq!(outcome.result.unwrap_err().reject.error_code, ErrorCode(522));
+    }
+    assert_eq!(world.query(&canister, "show", b"").result.unwrap(), before);
+}
+
+#[test]
+fn the_youngest_gives_way_and_what_holds_too_much_is_not_kept() {
+    let world = world(1);
+    let canister = world.install(WORKER);
+    let run = |since: u64, number: u64, method: &str| {
+        let grant = Grant { name: SlicedName { since: Height(since), ..name() }, ..grant(number) };
+        let request = request(&world, &canister, method);
+        let slice = world.pool.run_slice(Lane::Update(0), &request, &grant).unwrap();
+        assert!(matches!(slice, Slice::Paused(_)));
+        (world.pool.statistics().paused, world.pool.statistics().repeated)
+    };
+    assert_eq!(run(5, 1, "compute"), (1, 0));
+    assert_eq!(run(6, 1, "compute"), (1, 0), "the older one stays");
+    assert_eq!(run(5, 2, "compute"), (1, 0));
+    assert_eq!(run(4, 1, "compute"), (1, 0), "an older one takes the place");
+    assert_eq!(run(5, 3, "compute"), (1, 1), "the one that gave way runs again");
+    assert_eq!(run(4, 2, "compute"), (1, 1));
+    world.pool.abandon(&SlicedName { since: Height(4), ..name() });
+    assert_eq!(world.pool.statistics().paused, 0);
+    assert_eq!(world.pool.pids().len(), world.pool.paused_pids().len() + 1);
+
+    let world = World::with(HOST, |config| {
+        config.sandbox.paused_workers = 1;
+        config.sandbox.paused_dirty_bytes = MIB / 8;
+    });
+    let canister = world.install(WORKER);
+    for number in 1..4 {
+        let request = request(&world, &canister, "compute");
+        let slice = world.pool.run_slice(Lane::Update(0), &request, &grant(number)).unwrap();
+        assert!(matches!(slice, Slice::Paused(_)));
+        assert_eq!(world.pool.statistics().paused, 0);
+    }
+    assert_eq!(world.pool.statistics().repeated, 2);
+}
