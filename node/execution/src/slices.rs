@@ -71,7 +71,6 @@ pub(crate) struct Running {
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     task: Task,
-    context: CallContextId,
     begun: Begun,
 }
 
@@ -86,11 +85,11 @@ impl Running {
             Some((version, _)) => return Err(unreadable(format!("it has version {version}"))),
             None => return Err(unreadable("it is empty".into())),
         };
-        let Record { task, context, begun } =
+        let Record { task, begun } =
             postcard::from_bytes(record).map_err(|error| unreadable(error.to_string()))?;
         Ok(Self {
             task,
-            context,
+            context: paused.context,
             begun,
             prepaid: paused.prepaid,
             since: paused.since,
@@ -249,7 +248,7 @@ impl Turn<'_> {
             self.effects.processing.push(request_id);
         }
         let message_bytes = begun.message_bytes();
-        let record = encode(&Record { task, context, begun }).map_err(|error| {
+        let record = encode(&Record { task, begun }).map_err(|error| {
             FatalError::Record {
                 what: format!("the paused message of canister {}", canister.id),
                 reason: error.to_string(),
@@ -257,6 +256,7 @@ impl Turn<'_> {
         })?;
         canister.paused = Some(PausedMessage {
             since,
+            context,
             granted,
             instructions: progress.instructions,
             prepaid,
@@ -430,7 +430,7 @@ mod tests {
             ("hook", Task::System, Entry::OnLowWasmMemory),
         ];
         let samples = tasks.map(|(name, task, entry)| {
-            let record = Record { task, context: CallContextId(7), begun: begun(entry) };
+            let record = Record { task, begun: begun(entry) };
             let bytes = encode(&record).unwrap();
             assert_eq!(bytes[0], RECORD_VERSION);
             let back: Record = postcard::from_bytes(&bytes[1..]).unwrap();
@@ -451,6 +451,7 @@ mod tests {
         );
         let paused = |record: Vec<u8>| PausedMessage {
             since: Height(1),
+            context: CallContextId(1),
             granted: 1,
             instructions: 1,
             prepaid: 0,
@@ -462,7 +463,6 @@ mod tests {
         };
         let record = Record {
             task: Task::System,
-            context: CallContextId(1),
             begun: begun(Entry::Heartbeat),
         };
         let mut bytes = encode(&record).unwrap();

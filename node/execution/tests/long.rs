@@ -43,11 +43,15 @@ fn begin(node: &mut Node, id: CanisterId, count: u64, then: &[Op]) -> RequestId 
 
 /// Rounds until the message of the canister is over.
 fn finish(node: &mut Node, id: CanisterId) -> u64 {
-    (1..200).find(|_| {
-        node.round();
-        !is_paused(node, id)
-    })
-    .unwrap()
+    let is_over = |node: &Node| {
+        node.executor.state().get(&id).is_none_or(|canister| canister.paused.is_none())
+    };
+    (1..200)
+        .find(|_| {
+            node.round();
+            is_over(node)
+        })
+        .unwrap()
 }
 
 #[test]

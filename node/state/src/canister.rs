@@ -542,6 +542,7 @@ mod tests {
         });
         canister.paused = Some(PausedMessage {
             since: crate::Height(22),
+            context,
             granted: 23,
             instructions: 24,
             prepaid: 25,
@@ -578,6 +579,6 @@ mod tests {
         let version = crate::store::FORMAT.into();
         testing::formats::check("records of the store", version, &samples, PINNED);
         full().queues.check(&Principal::from_slice(&[1, 1]), 10);
-        full().calls.check();
+        full().calls.check(None);
     }
 }

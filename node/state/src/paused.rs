@@ -8,13 +8,15 @@
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
-use crate::{Cycles, CyclesTotal, Height, Origin, Shared, SubnetCall};
+use crate::{CallContextId, Cycles, CyclesTotal, Height, Origin, Shared, SubnetCall};
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PausedMessage {
     /// Height of the batch in which it began: the oldest are granted slices first.
     pub since: Height,
+    /// Its call context, which stays open until it is over.
+    pub context: CallContextId,
     /// Instructions granted so far.
     pub granted: u64,
     /// Instructions counted when it was paused last.

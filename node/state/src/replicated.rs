@@ -639,7 +639,7 @@ impl CanisterState {
     /// The part of [`ReplicatedState::check`] that concerns one canister.
     fn check(&self, next_message: u64) {
         self.queues.check(&self.id, next_message);
-        self.calls.check();
+        self.calls.check(self.paused.as_ref().map(|paused| paused.context));
         let answered = self.calls.callbacks().filter(|(_, callback)| callback.answered).count();
         assert_eq!(self.queues.responses().count(), answered, "responses of {}", self.id);
         for response in self.queues.responses() {
@@ -652,7 +652,8 @@ impl CanisterState {
         }
         if let Some(paused) = &self.paused {
             assert!(self.execution.is_some(), "{} has a paused message and no code", self.id);
-            assert!(!self.calls.has_no_contexts(), "{}: a message without a context", self.id);
+            let context = self.calls.context(paused.context);
+            assert!(context.is_some(), "{}: a paused message without a context", self.id);
             assert!(paused.granted > 0, "{} has a message that did not begin", self.id);
         }
     }
