@@ -292,17 +292,10 @@ impl<'a> Machine<'a> {
             }
         }
         let Some(mut changes) = changes else { return ran };
-        let (before, after) = (begun.context.balance, changes.balance);
-        match balance_after(canister.cycles, before, after) {
-            Some(balance) => changes.balance = balance,
-            None => {
-                let spent = before.saturating_sub(after);
-                ran.fail(reject::out_of_cycles(
-                    &canister.id,
-                    canister.cycles,
-                    spent,
-                    "what a message spent that was paused while fees were taken",
-                ));
+        match balance_after(canister, begun.context.balance, changes.balance) {
+            Ok(balance) => changes.balance = balance,
+            Err(reject) => {
+                ran.fail(reject);
                 return ran;
             }
         }
@@ -470,13 +463,24 @@ impl Ran {
     }
 }
 
-/// The balance `now` of a canister after a message that saw it change from `before` to `after`;
-/// none when it does not cover what the message spent.
-fn balance_after(now: Cycles, before: Cycles, after: Cycles) -> Option<Cycles> {
-    match after.checked_sub(before) {
-        Some(gained) => now.checked_add(gained),
-        None => now.checked_sub(before - after),
+/// The balance of `canister` after a message that saw its own change from `before` to `after`.
+///
+/// # Errors
+/// When what is there now does not cover what the message spent, or cannot take what it gained.
+fn balance_after(
+    canister: &CanisterState,
+    before: Cycles,
+    after: Cycles,
+) -> Result<Cycles, Reject> {
+    if let Some(gained) = after.checked_sub(before) {
+        let balance = canister.cycles.checked_add(gained);
+        return balance.ok_or_else(|| reject::balance_full(canister, gained));
     }
+    let spent = before - after;
+    canister.cycles.checked_sub(spent).ok_or_else(|| {
+        let what = "what a message spent that was paused while fees were taken";
+        reject::out_of_cycles(&canister.id, canister.cycles, spent, what)
+    })
 }
 
 /// Callees of which a caller is always told how many calls it may make.

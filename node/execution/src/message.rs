@@ -326,7 +326,9 @@ impl<'a> Turn<'a> {
             grows_frozen: false,
             keeps_changes: is_update,
         };
-        self.begin(canister, Task::Call { counts: is_update }, context, invocation, prepaid)?;
+        let guaranteed = matches!(work.origin, Origin::Canister { deadline: None, .. });
+        let task = Task::Call { counts: is_update, guaranteed };
+        self.begin(canister, task, context, invocation, prepaid)?;
         if let Origin::Ingress { request_id, .. } = work.origin
             && canister.calls.context(context).is_some_and(|context| !context.responded)
         {
@@ -408,7 +410,8 @@ impl<'a> Turn<'a> {
             self.conclude(canister, callback.context, canister.version, ran, true);
             return Ok(());
         }
-        let task = Task::Callback { on_cleanup: callback.on_cleanup, reject_code };
+        let guaranteed = callback.deadline.is_none();
+        let task = Task::Callback { on_cleanup: callback.on_cleanup, reject_code, guaranteed };
         self.begin(canister, task, callback.context, invocation, execution_prepaid)
     }
 

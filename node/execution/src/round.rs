@@ -55,8 +55,10 @@ pub(crate) struct Round<'a> {
     facts: Arc<RoundFacts>,
     seats: BTreeMap<CanisterId, Seat>,
     work: RoundWork,
-    /// Instructions and overheads so far.
+    /// Instructions and overheads so far, those of paused messages up to half of a round.
     spent: u64,
+    /// Delta so far, counted likewise.
+    delta_spent: u64,
     /// Management calls taken up so far.
     desk_ordinal: u64,
     /// Canisters run before the management calls, once.
@@ -94,6 +96,7 @@ pub(crate) fn run(
         seats: BTreeMap::new(),
         work: RoundWork::default(),
         spent: 0,
+        delta_spent: 0,
         desk_ordinal: 0,
         canisters_first,
     };
@@ -209,6 +212,7 @@ impl Round<'_> {
         self.finish_stops();
         // Half of the round is for everybody else, however long the slices were.
         self.spent = self.spent.min(limits.execution.instructions_per_round / 2);
+        self.delta_spent = self.delta_spent.min(limits.execution.heap_delta_bytes_per_round / 2);
         Ok(())
     }
 
@@ -239,7 +243,7 @@ impl Round<'_> {
     fn is_used_up(&self) -> bool {
         let limits = &self.core.limits().execution;
         self.spent >= limits.instructions_per_round
-            || self.work.delta_bytes >= limits.heap_delta_bytes_per_round
+            || self.delta_spent >= limits.heap_delta_bytes_per_round
     }
 
     /// Management calls, until none is left or the round is used up.
@@ -278,7 +282,7 @@ impl Round<'_> {
         let count = lanes.len() as u64;
         let budget = LaneBudget {
             work: (limits.execution.instructions_per_round - self.spent).div_ceil(count),
-            delta_bytes: (limits.execution.heap_delta_bytes_per_round - self.work.delta_bytes)
+            delta_bytes: (limits.execution.heap_delta_bytes_per_round - self.delta_spent)
                 .div_ceil(count),
             growable_bytes: self.free_bytes() / count,
         };
@@ -339,6 +343,7 @@ impl Round<'_> {
             self.work.instructions += effects.instructions;
             self.work.messages += effects.messages;
             self.work.delta_bytes += effects.delta_bytes;
+            self.delta_spent += effects.delta_bytes;
             self.work.verdicts.append(&mut effects.verdicts);
             self.spent += effects.work;
             messaging::merge(self.core, self.state, &mut memory, effects);

@@ -40,10 +40,12 @@ const RECORD_VERSION: u8 = 1;
 /// Why a message runs, as far as it decides what its end leads to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Task {
-    /// A call of an update method, or of a query method as one: then it `counts` for nothing.
-    Call { counts: bool },
-    /// A callback; its cleanup, and the reject code that it sees.
-    Callback { on_cleanup: Option<(u64, u64)>, reject_code: u32 },
+    /// A call of an update method, or of a query method as one: then it `counts` for nothing. Whether
+    /// a response is guaranteed.
+    Call { counts: bool, guaranteed: bool },
+    /// A callback; its cleanup, and the reject code that it sees. Whether the response that it runs
+    /// for was guaranteed.
+    Callback { on_cleanup: Option<(u64, u64)>, reject_code: u32, guaranteed: bool },
     /// The cleanup of a callback that failed: what the callback used and came to.
     Cleanup { instructions: u64, reject: Reject },
     /// Timer, heartbeat, low-memory hook.
@@ -238,21 +240,23 @@ impl Turn<'_> {
         let used = progress.instructions.saturating_sub(running.counted);
         self.effects.instructions += used;
         self.effects.work += used;
-        self.growable_bytes = self
-            .growable_bytes
-            .saturating_sub(grown_bytes.saturating_sub(running.grown_bytes));
+        self.growable_bytes =
+            self.growable_bytes.saturating_sub(grown_bytes.saturating_sub(running.grown_bytes));
         let Running { task, context, begun, prepaid, since, granted, .. } = running;
-        let origin = canister.calls.context(context).map(|context| context.origin.clone());
-        let is_guaranteed = matches!(origin, Some(Origin::Canister { deadline: None, .. }));
-        if let (Task::Call { .. }, Some(Origin::Ingress { request_id, .. })) = (&task, origin) {
+        let is_guaranteed = match task {
+            Task::Call { guaranteed, .. } | Task::Callback { guaranteed, .. } => guaranteed,
+            Task::Cleanup { .. } | Task::System => false,
+        };
+        if let Some(context) = canister.calls.context(context)
+            && let Origin::Ingress { request_id, .. } = context.origin
+            && !context.responded
+        {
             self.effects.processing.push(request_id);
         }
         let message_bytes = begun.message_bytes();
-        let record = encode(&Record { task, begun }).map_err(|error| {
-            FatalError::Record {
-                what: format!("the paused message of canister {}", canister.id),
-                reason: error.to_string(),
-            }
+        let record = encode(&Record { task, begun }).map_err(|error| FatalError::Record {
+            what: format!("the paused message of canister {}", canister.id),
+            reason: error.to_string(),
         })?;
         canister.paused = Some(PausedMessage {
             since,
@@ -281,9 +285,11 @@ impl Turn<'_> {
         let ran = self.settle(canister, ran, targets, prepaid, (counted, grown_bytes))?;
         let version = begun.context.canister_version;
         match task {
-            Task::Call { counts } => self.conclude(canister, context, version, ran, counts),
+            Task::Call { counts, .. } => self.conclude(canister, context, version, ran, counts),
             Task::System => self.conclude(canister, context, version, ran, true),
-            Task::Callback { on_cleanup: Some(cleanup), reject_code } if ran.result.is_err() => {
+            Task::Callback { on_cleanup: Some(cleanup), reject_code, .. }
+                if ran.result.is_err() =>
+            {
                 return self.clean_up(canister, context, begun, ran, (cleanup, reject_code));
             }
             Task::Callback { .. } => self.conclude(canister, context, version, ran, true),
@@ -344,7 +350,7 @@ mod tests {
 
     use super::*;
 
-    const PINNED: &str = "PIN";
+    const PINNED: &str = "bd33a857188ad1b0a36fa0311f1e0ded";
 
     fn begun(entry: Entry) -> Begun {
         let principal = |byte| Principal::from_slice(&[byte, 1]);
@@ -409,15 +415,15 @@ mod tests {
         };
         let callback = |kind| Entry::Callback { fun: 1, env: 2, kind };
         let tasks = [
-            ("call", Task::Call { counts: true }, Entry::Update("method".into())),
+            ("call", Task::Call { counts: true, guaranteed: true }, Entry::Update("method".into())),
             (
                 "callback",
-                Task::Callback { on_cleanup: Some((3, 4)), reject_code: 5 },
+                Task::Callback { on_cleanup: Some((3, 4)), reject_code: 5, guaranteed: true },
                 callback(CallbackKind::Reject { code: 5, message: "why".into() }),
             ),
             (
                 "reply",
-                Task::Callback { on_cleanup: None, reject_code: 0 },
+                Task::Callback { on_cleanup: None, reject_code: 0, guaranteed: false },
                 callback(CallbackKind::Reply),
             ),
             (
@@ -461,10 +467,7 @@ mod tests {
             record: Shared::new(ByteBuf::from(record)),
             waiting: Vec::new(),
         };
-        let record = Record {
-            task: Task::System,
-            begun: begun(Entry::Heartbeat),
-        };
+        let record = Record { task: Task::System, begun: begun(Entry::Heartbeat) };
         let mut bytes = encode(&record).unwrap();
         assert!(Running::restore(&canister, &paused(bytes.clone())).is_ok());
         bytes[0] += 1;

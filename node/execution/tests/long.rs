@@ -174,7 +174,12 @@ fn the_oldest_go_on_however_many_begin() {
     assert!(ids[..5].iter().all(|id| is_paused(&node, *id)));
 }
 
-fn manage<A: candid::CandidType>(node: &mut Node, id: CanisterId, method: &str, arg: &A) -> RequestId {
+fn manage<A: candid::CandidType>(
+    node: &mut Node,
+    id: CanisterId,
+    method: &str,
+    arg: &A,
+) -> RequestId {
     let arg = candid::encode_one(arg).unwrap();
     node.ingress(user(1), Principal::management_canister(), id, method, arg)
 }
@@ -263,10 +268,8 @@ fn a_stop_in_the_middle_does_not_make_the_canister_tell_a_wrong_version() {
     let mut node = Node::with(short_slices());
     let id = node.deploy(&Spec::default());
     let version = node.canister(id).version;
-    let arg = management::CreateCanisterArgs {
-        settings: None,
-        sender_canister_version: Some(version),
-    };
+    let arg =
+        management::CreateCanisterArgs { settings: None, sender_canister_version: Some(version) };
     let mut call = CallOp::new(Principal::management_canister(), &[]);
     (call.method, call.arg) = ("create_canister".into(), candid::encode_one(arg).unwrap());
     call.cycles = 2_000_000_000_000;
@@ -299,10 +302,7 @@ fn what_was_spent_meanwhile_is_not_spent_twice() {
     let burn = Op::Burn(all - prepaid - fees);
     let request = begin(&mut node, id, 4, &[burn, Op::Reply(b"burned".to_vec())]);
     let during: Vec<_> = (0..3).map(|_| node.send(id, &[Op::Reply(vec![])])).collect();
-    let top_up = management::ProvisionalTopUpCanisterArgs {
-        canister_id: id,
-        amount: 7u64.into(),
-    };
+    let top_up = management::ProvisionalTopUpCanisterArgs { canister_id: id, amount: 7u64.into() };
     manage(&mut node, id, "provisional_top_up_canister", &top_up);
     node.settle();
     assert_eq!(node.result(&request).unwrap(), b"burned");

@@ -350,7 +350,7 @@ fn a_busy_canister_does_not_starve_the_others() {
         }
     }
     assert!(
-        rounds_to_first.iter().all(|round| round.is_some_and(|round| round <= 8)),
+        rounds_to_first.iter().all(|round| round.is_some_and(|round| round <= 9)),
         "{rounds_to_first:?}"
     );
     assert!(requests.iter().all(|request| matches!(node.status(request), Status::Replied(_))));

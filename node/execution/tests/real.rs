@@ -389,9 +389,14 @@ fn long_messages_come_to_the_same_whatever_is_kept() {
         real
     });
     assert_eq!(kept, killed);
-    let restarted = long_life(1, 2, |round, real| {
-        if [3, 4, 17, 30].contains(&round) { real.restart() } else { real }
-    });
+    let restarted =
+        long_life(
+            1,
+            2,
+            |round, real| {
+                if [3, 4, 17, 30].contains(&round) { real.restart() } else { real }
+            },
+        );
     assert_eq!(kept, restarted);
 }
 

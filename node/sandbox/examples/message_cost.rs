@@ -1,7 +1,8 @@
 //! Microseconds per message of a warm canister, host to host, by what the message does.
 //!
-//! `cargo run --release -p sandbox --example message_cost [messages [method]]`. The example is its
-//! own worker. Prints the machine's load, because figures taken under load say little.
+//! `cargo run --release -p sandbox --example message_cost [messages [method [whole]]]`. Updates run in
+//! slices, as they do in rounds, of which each needs one; `whole` runs them in one piece. The example
+//! is its own worker. Prints the machine's load, because figures taken under load say little.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../tests/worker/world.rs"]
@@ -10,7 +11,8 @@ mod world;
 
 use std::{process::ExitCode, time::Instant};
 
-use sandbox::{Entry, Lane, Sandbox};
+use sandbox::{Entry, Grant, Lane, Sandbox, Slice, SlicedName};
+use state::Height;
 use world::World;
 
 const CANISTER: &str = r#"(module
@@ -47,6 +49,9 @@ fn main() -> ExitCode {
     let world = World::new(std::env::current_exe().unwrap());
     let mut canister = world.install(CANISTER);
     let only = arguments.next();
+    let whole = arguments.next().is_some();
+    let name = SlicedName { since: Height(1), canister_id: ic_principal::Principal::anonymous() };
+    let grant = Grant::new(name, 1_000_000_000, 1_000_000_000);
     let methods = [
         "trivial",
         "trivial_update",
@@ -78,7 +83,14 @@ fn main() -> ExitCode {
             }
             let request = world.request(&canister, entry.clone());
             let start = Instant::now();
-            let outcome = world.pool.execute(lane, &request).unwrap();
+            let outcome = if query || whole {
+                world.pool.execute(lane, &request).unwrap()
+            } else {
+                match world.pool.run_slice(lane, &request, &grant).unwrap() {
+                    Slice::Ended(outcome) => *outcome,
+                    Slice::Paused(progress) => panic!("{progress:?}"),
+                }
+            };
             times.push(start.elapsed().as_nanos() as f64 / 1000.0);
             assert!(outcome.result.is_ok(), "{outcome:?}");
             world.commit(&mut canister, request, &outcome);

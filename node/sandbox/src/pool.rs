@@ -147,7 +147,8 @@ pub struct WorkerFigures {
 pub struct Statistics {
     /// Messages handed to a worker, those without an outcome included.
     pub messages: u64,
-    /// Workers started after the first of each lane.
+    /// Workers started after the first of each lane, but for those of which the one before left with
+    /// a paused message.
     pub restarts: u64,
     /// Workers ended because they reported the impossible.
     pub lies: u64,
@@ -211,11 +212,13 @@ struct LaneState {
     deaths: u32,
     /// The first token of the next worker: tokens never repeat within a lane.
     next_token: u64,
+    /// The worker left with a paused message: that the next one starts is no sign of trouble.
+    lent: bool,
 }
 
 impl Default for LaneState {
     fn default() -> Self {
-        Self { worker: None, timeout_factor: 1, deaths: 0, next_token: 0 }
+        Self { worker: None, timeout_factor: 1, deaths: 0, next_token: 0, lent: false }
     }
 }
 
@@ -466,7 +469,10 @@ impl Pool {
                 state.deaths = 0;
                 state.timeout_factor = 1;
                 let paused = match executed {
-                    Executed::Paused(_) => self.take_worker(cell, &mut state),
+                    Executed::Paused(_) => {
+                        state.lent = true;
+                        self.take_worker(cell, &mut state)
+                    }
                     Executed::Ended(_) => None,
                 };
                 if state
@@ -524,8 +530,11 @@ impl Pool {
         }
     }
 
-    /// Keeps a paused message, or ends the worker.
+    /// Keeps a paused message, or ends the worker: also one that holds more than it may say.
     fn keep(&self, name: SlicedName, place: Place, dirty_bytes: u64) {
+        let most = self.sandbox.worker_anonymous_bytes;
+        let held = memory_of(place.worker.pid()).map_or(0, |memory| memory.anonymous_bytes);
+        let dirty_bytes = if held > most { held } else { dirty_bytes };
         // Ended after the lock is let go: the process is waited for.
         let given_up = lock(&self.places).keep(name, place, dirty_bytes);
         drop(given_up);
@@ -538,6 +547,7 @@ impl Pool {
         if state.worker.is_none() && state.deaths == 0 {
             // What others wrote meanwhile it was not told.
             worker.forget_all();
+            state.lent = false;
             cell.pid.store(worker.pid().into(), Ordering::Relaxed);
             state.worker = Some(worker);
         }
@@ -562,7 +572,9 @@ impl Pool {
                     BACKOFF_FIRST.saturating_mul(1 << (state.deaths - 2).min(10)).min(BACKOFF_MAX),
                 );
             }
-            self.counters.restarts.fetch_add(1, Ordering::Relaxed);
+            if !std::mem::take(&mut state.lent) {
+                self.counters.restarts.fetch_add(1, Ordering::Relaxed);
+            }
             self.start(cell, state)?;
         }
         self.take_pending(cell, state);

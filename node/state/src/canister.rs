@@ -453,7 +453,7 @@ mod tests {
         assert_eq!(postcard::to_stdvec(&back).unwrap(), bytes);
     }
 
-    const PINNED: &str = "PIN";
+    const PINNED: &str = "94e32abb254284077b586a8aa1b260e6";
 
     /// Everything that a record of a canister can have, in values that are not defaults.
     #[expect(clippy::too_many_lines, reason = "one story, told in order")]

@@ -38,7 +38,8 @@ pub struct PausedMessage {
 impl PausedMessage {
     /// Bytes in the pool of guaranteed responses and in that of other messages.
     pub(crate) fn message_memory(&self) -> (u64, u64) {
-        let own = if self.is_guaranteed { (self.message_bytes, 0) } else { (0, self.message_bytes) };
+        let own =
+            if self.is_guaranteed { (self.message_bytes, 0) } else { (0, self.message_bytes) };
         self.waiting.iter().fold(own, |(guaranteed, other), call| match call.origin {
             Origin::Ingress { .. } => (guaranteed, other + call.accounted_bytes()),
             _ => (guaranteed + call.accounted_bytes(), other),

@@ -616,11 +616,7 @@ impl ReplicatedState {
         assert_eq!(self.due_timers.len(), due, "due timers");
         let paused = self.facts.values().filter(|facts| facts.paused.is_some()).count();
         assert_eq!(self.paused.len(), paused, "canisters with a paused message");
-        assert_eq!(
-            self.charges.len() + paused,
-            self.facts.len(),
-            "canisters that pay for storage"
-        );
+        assert_eq!(self.charges.len() + paused, self.facts.len(), "canisters that pay for storage");
         assert_eq!(self.cycles_in_all(), self.subnet.minted, "cycles there are and were minted");
     }
 

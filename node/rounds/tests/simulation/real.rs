@@ -63,6 +63,9 @@ const STABLE_WASM_PAGES: u64 = 4;
 const STABLE_PAGES: u64 = 64;
 /// A round is used up by a few messages.
 const INSTRUCTIONS_PER_ROUND: u64 = 20_000_000;
+/// A fourth of the calls takes several: their messages are paused over checkpoints, crashes and
+/// states that are fetched.
+const INSTRUCTIONS_PER_SLICE: u64 = 4_000_000;
 /// Rounds after a checkpoint until the tree shows its manifest.
 const MANIFEST_LAG: u64 = 3;
 /// The call expired in the queue of its canister: nothing of it was executed.
@@ -86,6 +89,7 @@ fn limits(is_tight: bool) -> Limits {
     limits.consensus = net::limits(EPOCH);
     limits.execution.threads = 2;
     limits.execution.instructions_per_round = INSTRUCTIONS_PER_ROUND;
+    limits.execution.instructions_per_slice = INSTRUCTIONS_PER_SLICE;
     limits.pages.manifest_interval_rounds = CHECKPOINT_EVERY;
     limits.pages.manifest_lag_rounds = MANIFEST_LAG;
     limits

@@ -64,7 +64,12 @@ impl Places {
     }
 
     /// Keeps a paused message that holds so much. What is returned is to be ended.
-    pub(super) fn keep(&mut self, name: SlicedName, place: Place, dirty_bytes: u64) -> Option<Place> {
+    pub(super) fn keep(
+        &mut self,
+        name: SlicedName,
+        place: Place,
+        dirty_bytes: u64,
+    ) -> Option<Place> {
         self.running.remove(&name);
         if dirty_bytes > self.dirty_bytes_max || place.is_cut_off() {
             return Some(place);

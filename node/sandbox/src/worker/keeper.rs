@@ -503,11 +503,7 @@ impl Keeper {
         Ok(outcome(ended, Some(changes), Vec::new(), None))
     }
 
-    fn commit_memory(
-        &mut self,
-        after: After,
-        append: Append,
-    ) -> Result<(u64, Vec<Run>), String> {
+    fn commit_memory(&mut self, after: After, append: Append) -> Result<(u64, Vec<Run>), String> {
         let After { mut mapping, dirty, .. } = after;
         let at = match append.anew {
             Some((order, file)) => {

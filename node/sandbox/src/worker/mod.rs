@@ -120,8 +120,8 @@ fn serve(
     std::panic::set_hook(Box::new(|_| {}));
     confine::prepare(parent)
         .map_err(|error| Stop::Failed(format!("cannot prepare the worker: {error}")))?;
-    let mut keeper =
-        Keeper::new(Arc::clone(channel)).map_err(|error| Stop::Failed(format!("cannot start the engine: {error}")))?;
+    let mut keeper = Keeper::new(Arc::clone(channel))
+        .map_err(|error| Stop::Failed(format!("cannot start the engine: {error}")))?;
     confine::confine()
         .map_err(|error| Stop::Failed(format!("cannot confine the worker: {error}")))?;
     wire(channel).send(&Report::Ready, &[])?;

@@ -197,10 +197,12 @@ async fn enter(
                 }
             }
         }
-        Entry::Query(name) => call(store, &instance, &format!("canister_query {name}"), || {
-            format!("query method '{name}'")
-        })
-        .await?,
+        Entry::Query(name) => {
+            call(store, &instance, &format!("canister_query {name}"), || {
+                format!("query method '{name}'")
+            })
+            .await?
+        }
         Entry::CompositeQuery(name) => {
             call(store, &instance, &format!("canister_composite_query {name}"), || {
                 format!("composite query method '{name}'")
@@ -211,16 +213,19 @@ async fn enter(
             call(store, &instance, "canister_heartbeat", || "canister_heartbeat".into()).await?
         }
         Entry::GlobalTimer => {
-            call(store, &instance, "canister_global_timer", || "canister_global_timer".into()).await?
+            call(store, &instance, "canister_global_timer", || "canister_global_timer".into())
+                .await?
         }
-        Entry::OnLowWasmMemory => call(store, &instance, "canister_on_low_wasm_memory", || {
-            "canister_on_low_wasm_memory".into()
-        })
-        .await?,
-        Entry::InspectMessage { .. } => call(store, &instance, "canister_inspect_message", || {
-            "canister_inspect_message".into()
-        })
-        .await?,
+        Entry::OnLowWasmMemory => {
+            call(store, &instance, "canister_on_low_wasm_memory", || {
+                "canister_on_low_wasm_memory".into()
+            })
+            .await?
+        }
+        Entry::InspectMessage { .. } => {
+            call(store, &instance, "canister_inspect_message", || "canister_inspect_message".into())
+                .await?
+        }
         Entry::Callback { fun, env, .. } | Entry::Cleanup { fun, env, .. } => {
             call_back(store, module, &instance, *fun, *env).await?
         }
