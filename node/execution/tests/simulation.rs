@@ -110,7 +110,7 @@ fn born(threads: u64) -> (Node, Vec<CanisterId>) {
     limits.pages.manifest_interval_rounds = 9;
     // Small enough that everything has to wait now and then.
     limits.execution.instructions_per_round = 400_000_000;
-    limits.execution.instructions_per_slice = 50_000_000;
+    limits.execution.instructions_per_slice = 100_000_000;
     limits.subnet.guaranteed_response_message_bytes = 12 * limits.subnet.message_payload_bytes;
     limits.subnet.best_effort_message_bytes = 40_000;
     let mut node = Node::with(limits);
