@@ -134,7 +134,7 @@ impl Begun {
 pub(crate) enum Attempted {
     /// It is over. Nothing is committed: the targets are returned with what is written in them,
     /// and only together with changes.
-    Ended(Ran, Option<Targets>),
+    Ended(Box<Ran>, Option<Targets>),
     /// It goes on in a later round.
     Paused(Progress),
 }
@@ -224,7 +224,7 @@ impl<'a> Machine<'a> {
     ) -> Result<(Ran, Option<Targets>), FatalError> {
         let begun = self.begin(canister, invocation);
         match self.attempt(canister, begun, targets, None)?.1 {
-            Attempted::Ended(ran, targets) => Ok((ran, targets)),
+            Attempted::Ended(ran, targets) => Ok((*ran, targets)),
             // Nobody granted a part of it.
             Attempted::Paused(_) => Ok((Ran::failed(reject::did_not_reply(&canister.id)), None)),
         }
@@ -240,7 +240,7 @@ impl<'a> Machine<'a> {
     ) -> Result<(Begun, Attempted), FatalError> {
         let Some(execution) = canister.execution.as_ref() else {
             let ran = Ran::failed(reject::no_module(&canister.id));
-            return Ok((begun, Attempted::Ended(ran, None)));
+            return Ok((begun, Attempted::Ended(ran.into(), None)));
         };
         self.ensure_prepared(canister, execution)?;
         let (grows_frozen, keeps_changes) = (begun.grows_frozen, begun.keeps_changes);
@@ -261,7 +261,7 @@ impl<'a> Machine<'a> {
             Slice::Ended(outcome) => {
                 let ran = self.judge(canister, execution, &begun, *outcome);
                 let targets = targets.filter(|_| keeps_changes && ran.changes.is_some());
-                Attempted::Ended(ran, targets)
+                Attempted::Ended(ran.into(), targets)
             }
         };
         Ok((begun, attempted))

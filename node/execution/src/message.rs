@@ -338,10 +338,6 @@ impl<'a> Turn<'a> {
     }
 
     /// An answer to a call that the canister made.
-    #[expect(
-        clippy::too_many_lines,
-        reason = "steps of one matter, each on what those before it left"
-    )]
     fn response(
         &mut self,
         canister: &mut CanisterState,

@@ -198,7 +198,7 @@ impl Turn<'_> {
                         targets = None;
                     }
                 }
-                self.end(canister, running, ran, targets)
+                self.end(canister, running, *ran, targets)
             }
         }
     }

@@ -296,6 +296,29 @@ impl Readings {
         )?)
     }
 
+    fn workers(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let workers = self.watch.sandbox.statistics();
+        let paused = "Messages that a worker keeps between two slices";
+        gauge(encoder, "paused_messages", paused, workers.paused)?;
+        let counters = [
+            (
+                "repeated_slices",
+                "Slices for which a message ran again from its beginning: no worker had kept it",
+                workers.repeated,
+            ),
+            ("worker_restarts", "Workers that died and were started again", workers.restarts),
+        ];
+        for (name, help, count) in counters {
+            ConstCounter::new(count).encode(encoder.encode_descriptor(
+                name,
+                help,
+                None,
+                MetricType::Counter,
+            )?)?;
+        }
+        Ok(())
+    }
+
     fn pools(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let snapshot = self.watch.ledger.snapshot();
         type Figure = fn(&budget::PoolSnapshot) -> u64;
@@ -400,24 +423,6 @@ impl Collector for Readings {
         }
         gauge(encoder, "delta_bytes", "Delta segments on disk", self.disk.delta_bytes())?;
         self.disk(encoder)?;
-        let workers = self.watch.sandbox.statistics();
-        gauge(
-            encoder,
-            "paused_messages",
-            "Messages that a worker keeps between two slices",
-            workers.paused,
-        )?;
-        ConstCounter::new(workers.repeated).encode(encoder.encode_descriptor(
-            "repeated_slices",
-            "Slices for which a message ran again from its beginning, because no worker had kept it",
-            None,
-            MetricType::Counter,
-        )?)?;
-        ConstCounter::new(workers.restarts).encode(encoder.encode_descriptor(
-            "worker_restarts",
-            "Workers that died and were started again",
-            None,
-            MetricType::Counter,
-        )?)
+        self.workers(encoder)
     }
 }

@@ -138,7 +138,6 @@ fn check_growth(
     Ok((heap, stable))
 }
 
-#[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 fn check_changes(request: &Request, changes: &Changes, globals_max: usize) -> Result<(), String> {
     let context = &request.context;
     let same_type = |(one, other): (&Global, &Global)| {
