@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     }
     let filter =
         std::env::args().nth(1).filter(|argument| !argument.starts_with('-')).unwrap_or_default();
-    let stories: [(&str, fn()); 9] = [
+    let stories: [(&str, fn()); 10] = [
         ("a_counter_counts", a_counter_counts),
         ("motoko_survives_upgrades", motoko_survives_upgrades),
         ("workbenches_call_each_other", workbenches_call_each_other),
@@ -41,6 +41,10 @@ fn main() -> ExitCode {
         (
             "long_messages_come_to_the_same_whatever_is_kept",
             long_messages_come_to_the_same_whatever_is_kept,
+        ),
+        (
+            "a_heap_kept_for_a_module_without_a_memory_holds_up_no_round",
+            a_heap_kept_for_a_module_without_a_memory_holds_up_no_round,
         ),
         ("a_fetched_state_goes_on_as_its_source_does", a_fetched_state_goes_on_as_its_source_does),
     ];
@@ -398,6 +402,46 @@ fn long_messages_come_to_the_same_whatever_is_kept() {
             },
         );
     assert_eq!(kept, restarted);
+}
+
+fn a_heap_kept_for_a_module_without_a_memory_holds_up_no_round() {
+    let mut limits = limits();
+    limits.execution.instructions_per_slice = 10_000_000;
+    limits.execution.instructions_per_message = 400_000_000;
+    limits.execution.instructions_per_round = 80_000_000;
+    let (make, pool) = pools(&limits);
+    let mut real = Real { node: Node::with_sandbox(limits, Some(make)), pool };
+    let id = real.node.create();
+    let with = wat::parse_str(r#"(module (memory 1) (func (export "canister_init")))"#).unwrap();
+    real.node.install_wasm(id, Mode::Install, with, none()).unwrap();
+    let without = wat::parse_str(
+        r#"(module
+            (@custom "icp:private enhanced-orthogonal-persistence" "")
+            (import "ic0" "msg_reply" (func $reply))
+            (func (export "canister_update spin") (local $left i32)
+                (local.set $left (i32.const 20000000))
+                (loop $next
+                    (br_if $next (local.tee $left (i32.sub (local.get $left) (i32.const 1)))))
+                (call $reply)))"#,
+    )
+    .unwrap();
+    let keep = Mode::Upgrade(Some(UpgradeFlags {
+        skip_pre_upgrade: None,
+        wasm_memory_persistence: Some(WasmMemoryPersistence::Keep),
+    }));
+    real.node.install_wasm(id, keep, without, none()).unwrap();
+    let heap_pages =
+        |real: &Real| real.node.canister(id).execution.as_ref().unwrap().heap.wasm_pages;
+    assert_eq!(heap_pages(&real), 1);
+    // Nobody waits for a worker that tells of another heap.
+    real.node.retry.act(|trouble| panic!("{trouble:?}"));
+    let spin = real.node.ingress(user(1), id, id, "spin", none());
+    real.node.round();
+    assert!(real.node.canister(id).paused.is_some());
+    real.node.settle();
+    assert!(real.node.result(&spin).is_ok());
+    assert_eq!(heap_pages(&real), 1);
+    real.restart();
 }
 
 fn a_fetched_state_goes_on_as_its_source_does() {

@@ -247,7 +247,8 @@ impl Keeper {
             stable_taken.kept.as_ref().map(|(dirty, _)| dirty.as_slice()),
         );
         let pacer = order.slice.map(|slice| {
-            let (wire, heap) = (Arc::clone(&self.wire), Arc::clone(&self.heap));
+            let heap_aside = heap_taken.is_none().then_some(order.heap.wasm_pages);
+            let (wire, heap) = (Arc::clone(&self.wire), (Arc::clone(&self.heap), heap_aside));
             Arc::new(Pacer::new(wire, heap, &stable, slice, order.limits.instructions))
         });
         let mut settlement = Settlement {

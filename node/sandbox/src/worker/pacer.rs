@@ -47,6 +47,8 @@ pub(super) struct AppendAnew {
 pub(crate) struct Pacer {
     wire: Wire,
     heap: Arc<HeapCell>,
+    /// Size of a heap that the module cannot reach because it has no memory, in Wasm pages.
+    heap_aside: Option<u64>,
     /// Those of the whole message: reaching them ends it, so no pause does.
     instructions_max: u64,
     step: u64,
@@ -63,7 +65,7 @@ pub(crate) struct Pacer {
 impl Pacer {
     pub(super) fn new(
         wire: Wire,
-        heap: Arc<HeapCell>,
+        (heap, heap_aside): (Arc<HeapCell>, Option<u64>),
         stable: &Stable,
         order: SliceOrder,
         instructions_max: u64,
@@ -71,6 +73,7 @@ impl Pacer {
         Self {
             wire,
             heap,
+            heap_aside,
             instructions_max,
             step: order.step.max(1),
             until: AtomicU64::new(order.until),
@@ -127,7 +130,9 @@ impl Pacer {
         let report = PausedReport {
             progress: Progress {
                 instructions: self.used.load(Relaxed).min(self.instructions_max),
-                heap_wasm_pages: self.heap.size_bytes() / WASM_PAGE_BYTES,
+                heap_wasm_pages: self
+                    .heap_aside
+                    .unwrap_or_else(|| self.heap.size_bytes() / WASM_PAGE_BYTES),
                 stable_wasm_pages: self.stable_bytes.load(Relaxed) / WASM_PAGE_BYTES,
             },
             dirty_bytes: (self.heap.dirty_pages() + self.stable_dirty_pages.load(Relaxed))
