@@ -346,6 +346,26 @@ fn storage_is_paid_for_afterwards_and_the_code_falls_then() {
 }
 
 #[test]
+fn calls_that_wait_behind_a_paused_message_expire() {
+    let mut node = Node::with(short_slices());
+    let id = node.deploy(&Spec::default());
+    let request = begin(&mut node, id, 9, &[Op::Reply(b"long".to_vec())]);
+    let during: Vec<_> = (0..3).map(|_| node.send(id, &[Op::Reply(vec![])])).collect();
+    node.round();
+    assert!(node.executor.state().totals().best_effort_message_bytes > 0);
+    node.seconds_per_round = 400;
+    node.round();
+    assert!(is_paused(&node, id));
+    for request in during {
+        assert!(node.result(&request).unwrap_err().message.contains("expir"));
+    }
+    node.seconds_per_round = 1;
+    finish(&mut node, id);
+    assert_eq!(node.result(&request).unwrap(), b"long");
+    node.restart();
+}
+
+#[test]
 fn growth_that_others_left_no_room_for_fails_the_message() {
     let mut limits = short_slices();
     limits.subnet.memory_capacity_bytes = 256 << 20;
