@@ -27,7 +27,7 @@ use super::{
     view::{Plan, View},
 };
 use crate::{
-    Grant, Mount, Outcome, Request, WorkerTrouble,
+    Grant, MessageLimits, Mount, Outcome, Request, WorkerTrouble,
     ipc::{Channel, IpcError},
     prepare::{PrepareError, Preparer},
     worker::{
@@ -53,6 +53,26 @@ const GRACE: Duration = Duration::from_secs(30);
 
 /// Far below what any machine executes: only a worker that hangs is slower.
 const INSTRUCTIONS_PER_SECOND: u64 = 20_000_000;
+
+/// More than one operation costs for each byte that it writes, first writes included.
+const OPERATION_INSTRUCTIONS_PER_BYTE: u64 = 4;
+
+/// More than any one operation takes: it writes no more than may be dirty.
+fn operation_instructions_max(limits: &MessageLimits) -> u64 {
+    let bytes = limits.heap_dirty_bytes.max(limits.stable_dirty_bytes);
+    bytes.saturating_mul(OPERATION_INSTRUCTIONS_PER_BYTE)
+}
+
+/// How long the worker may take for what is granted, of which it used `granted` before.
+fn time_limit(limits: &MessageLimits, grant: Option<&Grant>, granted: u64) -> Duration {
+    let most = limits.instructions;
+    // Where a slice ends there may be one long operation more.
+    let until = grant.map_or(most, |grant| {
+        grant.until.saturating_add(operation_instructions_max(limits)).min(most)
+    });
+    let seconds = until.saturating_sub(granted) / INSTRUCTIONS_PER_SECOND;
+    GRACE + Duration::from_secs(seconds)
+}
 
 /// Why a message has no outcome.
 #[derive(Debug, thiserror::Error)]
@@ -300,11 +320,7 @@ impl Worker {
         granted: u64,
         timeout_factor: u32,
     ) -> Result<(), WorkerError> {
-        let most = request.limits.instructions;
-        // Where a slice ends there may be one long operation more.
-        let until = grant.map_or(most, |grant| grant.until.saturating_mul(2).min(most));
-        let seconds = until.saturating_sub(granted) / INSTRUCTIONS_PER_SECOND;
-        let limit = (GRACE + Duration::from_secs(seconds)).saturating_mul(timeout_factor);
+        let limit = time_limit(&request.limits, grant, granted).saturating_mul(timeout_factor);
         Ok(self.channel.set_timeout(Some(limit))?)
     }
 
@@ -590,4 +606,38 @@ fn read_only(file: &PageFile) -> Result<Arc<File>, PagesError> {
         return Ok(open);
     }
     Ok(File::open(format!("/proc/self/fd/{}", open.as_raw_fd())).map_or(open, Arc::new))
+}
+
+#[cfg(test)]
+mod tests {
+    use ic_principal::Principal;
+    use state::Height;
+
+    use super::*;
+    use crate::SlicedName;
+
+    #[test]
+    fn a_slice_may_take_as_long_however_many_came_before() {
+        const SLICE: u64 = 1_000_000_000;
+        let limits = MessageLimits {
+            instructions: 40 * SLICE,
+            stable_dirty_bytes: 32 << 20,
+            stable_accessed_bytes: 1 << 30,
+            heap_dirty_bytes: 64 << 20,
+            heap_max_bytes: [4 << 30, 6 << 30],
+            stable_max_bytes: 1 << 40,
+            log_max_bytes: 4096,
+        };
+        let name = SlicedName { since: Height(1), canister_id: Principal::anonymous() };
+        let slice = |number: u64| {
+            let grant = Grant::new(name, number * SLICE, SLICE);
+            time_limit(&limits, Some(&grant), (number - 1) * SLICE)
+        };
+        assert!(slice(2) < Duration::from_secs(120), "{:?}", slice(2));
+        assert!((2..40).all(|number| slice(number) == slice(2)));
+        assert!(slice(40) <= slice(2), "nothing comes behind the last");
+        // One that was lost has all of it to do again.
+        let again = time_limit(&limits, Some(&Grant::new(name, 30 * SLICE, SLICE)), 0);
+        assert!(again > 20 * slice(2));
+    }
 }
