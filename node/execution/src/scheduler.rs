@@ -21,7 +21,7 @@ use crate::core::{Core, RoundFacts};
 use crate::message::{Effects, Seat, Step, Turn};
 
 /// Lanes of an iteration.
-pub(crate) const VIRTUAL_LANES: usize = 4;
+pub(crate) const VIRTUAL_LANES: usize = limits::VIRTUAL_LANES as usize;
 /// Canisters of an iteration.
 const CANISTERS_PER_ITERATION: usize = 256;
 /// Messages a canister may execute in one iteration.

@@ -279,10 +279,11 @@ impl Limits {
         );
         rules.at_least(
             reserve,
-            round.saturating_add(self.dirty_in_flight_bytes()),
-            "a started round writes its delta, and executions in flight then still finish \
-             (execution.heap_delta_bytes_per_round + execution.threads x what a message may \
-             dirty, or one install)",
+            round.saturating_add(self.delta_beyond_round_bytes()),
+            "a started round writes its delta besides messages that were paused, and executions in \
+             flight then still finish (execution.heap_delta_bytes_per_round + \
+             execution.paused_executions x what a message may dirty + that of four lanes, or one \
+             install)",
         );
         rules.at_least(
             limit!(self.pages.checkpoint_interval_rounds),

@@ -19,6 +19,10 @@ pub const PRESETS: [Preset; 3] = [
     Preset { name: "small", memory_bytes: 1024 * MIB },
 ];
 
+/// Lanes that a round spreads canisters over, and the most paused messages that go on in it: a notion
+/// of the state machine, the same on every machine.
+pub const VIRTUAL_LANES: u64 = 4;
+
 // Instructions. A round is what fits between two certificates, so it is kept short: a slice is about
 // a tenth of a second. A message may take as much as on the Internet Computer, in slices.
 const INSTRUCTIONS_PER_SLICE: u64 = 1_000_000_000;
@@ -270,11 +274,14 @@ impl Limits {
             .saturating_add(self.execution.stable_dirty_bytes_per_query)
     }
 
-    /// The most that update messages and installs in flight may have dirtied at one moment.
-    pub fn dirty_in_flight_bytes(&self) -> u64 {
-        self.message_dirty_bytes()
-            .saturating_mul(self.execution.threads)
-            .max(self.install_dirty_bytes())
+    /// What a round may write beyond `heap_delta_bytes_per_round`: the messages that come to their
+    /// end before anything is counted, and then what each lane, or an install, had begun when the
+    /// round was used up. Lanes are always as many, however many threads run them.
+    pub fn delta_beyond_round_bytes(&self) -> u64 {
+        let message = self.message_dirty_bytes();
+        let paused = self.execution.paused_executions.min(VIRTUAL_LANES);
+        let begun = message.saturating_mul(VIRTUAL_LANES).max(self.install_dirty_bytes());
+        message.saturating_mul(paused).saturating_add(begun)
     }
 
     /// Scaled and fixed limits, with what follows from them; not checked.
@@ -349,7 +356,7 @@ impl Limits {
         // A round starts while the reserve is free. It writes its own delta, and what is in flight
         // when that is reached still finishes.
         let round = self.execution.heap_delta_bytes_per_round;
-        let reserve = round.saturating_add(self.dirty_in_flight_bytes());
+        let reserve = round.saturating_add(self.delta_beyond_round_bytes());
         set("pages.delta_reserve_bytes", &mut self.pages.delta_reserve_bytes, reserve);
         let capacity = self.pages.delta_reserve_bytes.saturating_add(round);
         set("pages.delta_capacity_bytes", &mut self.pages.delta_capacity_bytes, capacity);

@@ -32,7 +32,7 @@ mod reasons;
 mod scale;
 mod table;
 
-pub use derive::{PRESETS, compile_instructions, validate_instructions};
+pub use derive::{PRESETS, VIRTUAL_LANES, compile_instructions, validate_instructions};
 pub use lines::{
     CERTIFICATE_BYTES, CONNECTION_BYTES, HEAP_LINES, STATE_HEAP_LINE, delta_index_bytes,
 };

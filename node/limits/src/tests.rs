@@ -55,10 +55,11 @@ fn nano_is_the_reference_profile_or_better() {
     );
     assert_eq!((execution.paused_executions, sandbox.paused_workers), (4, 4));
     // Better than the reference: the log is on disk, and its reserve covers what a started round
-    // may still write (the reference's 32 of 96 MiB do not cover one install).
+    // may still write (the reference's 32 of 96 MiB do not cover one install): its own 64 MiB, and
+    // 96 MiB of each of four messages that were paused and of one on each of four lanes.
     assert_eq!(
         (nano.pages.delta_capacity_bytes, nano.pages.delta_reserve_bytes),
-        (320 * MIB, 256 * MIB)
+        (896 * MIB, 832 * MIB)
     );
 }
 
@@ -214,15 +215,15 @@ fn contradictions_are_named_with_both_limits() {
             vec!["execution.heap_dirty_bytes_per_message", "execution.heap_delta_bytes_per_round"],
         ),
         (
-            json!({"pages": {"delta_reserve_bytes": "400MiB", "delta_capacity_bytes": "300MiB"}}),
+            json!({"pages": {"delta_reserve_bytes": "900MiB", "delta_capacity_bytes": "880MiB"}}),
             vec!["pages.delta_reserve_bytes", "pages.delta_capacity_bytes"],
         ),
         (
             json!({"pages": {"delta_reserve_bytes": "32MiB"}}),
-            vec!["pages.delta_reserve_bytes", "at least 256 MiB"],
+            vec!["pages.delta_reserve_bytes", "at least 832 MiB"],
         ),
         (
-            json!({"pages": {"delta_capacity_bytes": "300MiB"}}),
+            json!({"pages": {"delta_capacity_bytes": "876MiB"}}),
             vec!["execution.heap_delta_bytes_per_round", "(44 MiB)"],
         ),
         (
