@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use ic_principal::Principal;
 use pages::{AppendTarget, MemoryId, PAGE_BYTES, PagesError, Run};
 use sandbox::{
-    Changes, Entry, Grant, Lane, MessageLimits, Mount, Outcome, Progress, Request, RunState, Slice,
+    CallbackKind, Changes, Entry, Grant, Lane, MessageLimits, Mount, Outcome, Progress, Request, RunState, Slice,
     SystemContext, Trap, WorkerTrouble,
 };
 use serde::{Deserialize, Serialize};
@@ -94,11 +94,30 @@ pub(crate) struct Begun {
 impl Begun {
     /// Bytes of the message itself.
     pub(crate) fn message_bytes(&self) -> u64 {
-        let name = match &self.entry {
+        let text = match &self.entry {
             Entry::Update(name) => name.len(),
+            Entry::Callback { kind: CallbackKind::Reject { message, .. }, .. } => message.len(),
             _ => 0,
         };
-        (name + self.context.arg.len()) as u64
+        (text + self.context.arg.len()) as u64
+    }
+
+    /// The same without what [`Self::told_by`] finds again: so what is written down of a message
+    /// beside its own bytes is small.
+    pub(crate) fn without_what_its_canister_tells(mut self) -> Self {
+        self.context.controllers = Vec::new();
+        self.context.env_vars = Vec::new();
+        self.context.queue_slots_left = BTreeMap::new();
+        self
+    }
+
+    /// What is not written down, because the canister does not change it while a message is paused:
+    /// its settings wait, and it neither makes calls nor takes responses.
+    pub(crate) fn told_by(&mut self, canister: &CanisterState, queue_slots: u64) {
+        self.context.controllers.clone_from(&canister.controllers);
+        self.context.env_vars.clone_from(&canister.settings.environment);
+        let slots = QueueSlots::of(canister, queue_slots);
+        (self.context.queue_slots_left, self.context.queue_slots) = (slots.left, slots.others);
     }
 
     /// The cleanup of this callback, which failed after so many instructions.

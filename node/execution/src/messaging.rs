@@ -164,6 +164,16 @@ impl MessageMemory {
     }
 }
 
+/// Brings calls to the management canister back that waited for a message which is over, in the order
+/// of canisters: before the room that is left is looked at, for they take theirs all along.
+pub(crate) fn release(state: &mut ReplicatedState, all: &mut [Effects]) {
+    // They came before those that wait in the queue.
+    let released = all.iter_mut().rev().flat_map(|effects| {
+        std::mem::take(&mut effects.management).into_iter().rev()
+    });
+    heap::within(|| released.for_each(|call| state.subnet.calls.push_front(call)));
+}
+
 /// Merges effects into the state.
 pub(crate) fn merge(
     core: &Core,
@@ -183,10 +193,6 @@ pub(crate) fn merge(
     }
     for response in effects.responses {
         deliver(core, state, memory, response);
-    }
-    // They came before those that wait in the queue.
-    for call in effects.management.into_iter().rev() {
-        heap::within(|| state.subnet.calls.push_front(call));
     }
     state.subnet.update_transactions += effects.messages;
 }

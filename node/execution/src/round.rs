@@ -160,7 +160,10 @@ impl Round<'_> {
             let compute = compute.min(canister.cycles);
             canister.cycles -= compute;
             canister.consumption.compute_allocation += compute;
-            let ran_out = canister.cycles == 0 && canister.reserved_cycles == 0;
+            // One with a paused message keeps its code until it is due the next time.
+            let ran_out = canister.cycles == 0
+                && canister.reserved_cycles == 0
+                && canister.paused.is_none();
             if ran_out && (!had_nothing || canister.execution.is_some()) {
                 let rejection = reject::rejected_message(format!(
                     "Canister {id} ran out of cycles and lost its code."
@@ -183,7 +186,7 @@ impl Round<'_> {
         if ids.is_empty() {
             return Ok(());
         }
-        let growable_bytes = self.free_bytes() / ids.len() as u64;
+        let growable_bytes = self.growable_bytes();
         let jobs: Vec<_> = ids
             .into_iter()
             .filter_map(|id| self.state.take(&id))
@@ -210,16 +213,19 @@ impl Round<'_> {
         self.canisters_first &= all.iter().all(|effects| effects.management.is_empty());
         self.merge(all);
         self.finish_stops();
-        // Half of the round is for everybody else, however long the slices were.
+        // Half of the round is for everybody else, however long the slices were and whatever those
+        // wrote that ended: the delta log's reserve has room for it besides that of a round.
         self.spent = self.spent.min(limits.execution.instructions_per_round / 2);
         self.delta_spent = self.delta_spent.min(limits.execution.heap_delta_bytes_per_round / 2);
         Ok(())
     }
 
-    /// Bytes that are left of the subnet's capacity.
-    fn free_bytes(&self) -> u64 {
+    /// Bytes that the canisters of one lane may grow by. Lanes that nobody is on count too: so what
+    /// a message is promised when it begins is there when it goes on, whoever goes on beside it, if
+    /// nobody else grows meanwhile.
+    fn growable_bytes(&self) -> u64 {
         let capacity = self.core.limits().subnet.memory_capacity_bytes;
-        capacity.saturating_sub(self.state.totals().memory_taken)
+        capacity.saturating_sub(self.state.totals().memory_taken) / VIRTUAL_LANES as u64
     }
 
     fn execute(&mut self) -> Result<(), FatalError> {
@@ -284,7 +290,7 @@ impl Round<'_> {
             work: (limits.execution.instructions_per_round - self.spent).div_ceil(count),
             delta_bytes: (limits.execution.heap_delta_bytes_per_round - self.delta_spent)
                 .div_ceil(count),
-            growable_bytes: self.free_bytes() / count,
+            growable_bytes: self.growable_bytes(),
         };
         let jobs: Vec<_> = lanes
             .into_iter()
@@ -335,8 +341,9 @@ impl Round<'_> {
         self.merge(vec![effects]);
     }
 
-    fn merge(&mut self, all: Vec<Effects>) {
+    fn merge(&mut self, mut all: Vec<Effects>) {
         self.state.refresh();
+        messaging::release(self.state, &mut all);
         let mut memory = MessageMemory::of(self.state);
         memory.release(self.core, all.iter().flat_map(|effects| &effects.requests));
         for mut effects in all {

@@ -14,9 +14,11 @@
 //!
 //! - **Cycles.** The balance changes by as much as the message's own did. Fees of users' calls were
 //!   taken meanwhile; should what is left not cover what the message spent, the message fails.
-//! - **Growth.** What it has grown by counts against the subnet's capacity from pause to pause.
-//!   Should others have taken the room that it was promised, the message fails.
-//! - **Storage** is not charged while a message is paused, but afterwards, for all the time.
+//! - **Growth.** What it has grown by counts against the subnet's capacity from pause to pause. Its
+//!   promise is a lane's part of what is free, as it is in each later slice. Should others have taken
+//!   the room that it was promised, the message fails.
+//! - **Storage** is charged meanwhile. A canister that cannot pay loses its code when it is due the
+//!   next time and no message is paused.
 //!
 //! Meanwhile the canister runs nothing else, and calls of the management canister that would change
 //! it wait ([`crate::management`]). Queries are answered from the state before the message.
@@ -77,7 +79,11 @@ struct Record {
 }
 
 impl Running {
-    fn restore(canister: &CanisterState, paused: &PausedMessage) -> Result<Self, FatalError> {
+    fn restore(
+        canister: &CanisterState,
+        paused: &PausedMessage,
+        queue_slots: u64,
+    ) -> Result<Self, FatalError> {
         let unreadable = |reason: String| FatalError::Record {
             what: format!("the paused message of canister {}", canister.id),
             reason,
@@ -87,8 +93,9 @@ impl Running {
             Some((version, _)) => return Err(unreadable(format!("it has version {version}"))),
             None => return Err(unreadable("it is empty".into())),
         };
-        let Record { task, begun } =
+        let Record { task, mut begun } =
             postcard::from_bytes(record).map_err(|error| unreadable(error.to_string()))?;
+        begun.told_by(canister, queue_slots);
         Ok(Self {
             task,
             context: paused.context,
@@ -141,7 +148,8 @@ impl Turn<'_> {
     ) -> Result<(), FatalError> {
         self.machine.place = self.machine.round.place(canister.id, seat.ordinal);
         let Some(paused) = canister.paused.take() else { return Ok(()) };
-        let mut running = Running::restore(canister, &paused)?;
+        let queue_slots = self.core().limits().subnet.queue_slots;
+        let mut running = Running::restore(canister, &paused, queue_slots)?;
         let ruled_out = self.take_up(canister, seat);
         self.effects.work += MESSAGE_OVERHEAD_INSTRUCTIONS;
         if ruled_out {
@@ -157,7 +165,10 @@ impl Turn<'_> {
         }
         match &mut canister.paused {
             Some(still) => still.waiting = paused.waiting,
-            None => self.effects.management.extend(paused.waiting.into_iter().map(Shared::take)),
+            // A snapshot may still hold them: a copy lies where they do.
+            None => heap::within(|| {
+                self.effects.management.extend(paused.waiting.into_iter().map(Shared::take));
+            }),
         }
         Ok(())
     }
@@ -168,6 +179,7 @@ impl Turn<'_> {
 
     fn run(&mut self, canister: &mut CanisterState, running: Running) -> Result<(), FatalError> {
         let Running { begun, .. } = &running;
+        let keeps_changes = begun.keeps_changes;
         let targets =
             if begun.keeps_changes { self.targets(canister, &begun.limits)? } else { None };
         let grant = Grant::new(running.name(canister), running.granted, self.slice());
@@ -176,10 +188,9 @@ impl Turn<'_> {
         let running = Running { begun, ..running };
         match attempted {
             Attempted::Paused(progress) => {
-                let grown_bytes = grown_bytes(
-                    canister,
-                    progress.heap_wasm_pages.saturating_add(progress.stable_wasm_pages),
-                );
+                let pages = progress.heap_wasm_pages.saturating_add(progress.stable_wasm_pages);
+                // What will be dropped takes nobody's room.
+                let grown_bytes = if keeps_changes { grown_bytes(canister, pages) } else { 0 };
                 if let Err(reject) = self.check_growth(canister, &running, grown_bytes) {
                     self.core().sandbox.abandon(&grant.name);
                     let mut ran = Ran::failed(reject);
@@ -211,13 +222,20 @@ impl Turn<'_> {
         running: &Running,
         grown_bytes: u64,
     ) -> Result<(), Reject> {
-        if running.counted == 0 {
+        if running.counted == 0 || !running.begun.keeps_changes {
             return Ok(());
         }
         let more = grown_bytes.saturating_sub(running.grown_bytes);
         let used = canister.memory_usage().total() + running.grown_bytes;
         let set_aside = canister.settings.memory_allocation.saturating_sub(used);
-        let room = set_aside.saturating_add(self.growable_bytes);
+        // Callbacks may use what is kept for them, as when they began.
+        let kept = match running.task {
+            Task::Callback { .. } | Task::Cleanup { .. } => 0,
+            Task::Call { .. } | Task::System => {
+                self.core().limits().execution.response_callback_reservation_bytes
+            }
+        };
+        let room = set_aside.saturating_add(self.growable_bytes.saturating_sub(kept));
         if more <= room {
             return Ok(());
         }
@@ -253,7 +271,12 @@ impl Turn<'_> {
         {
             self.effects.processing.push(request_id);
         }
-        let message_bytes = begun.message_bytes();
+        let reject_bytes = match &task {
+            Task::Cleanup { reject, .. } => reject.message.len() as u64,
+            _ => 0,
+        };
+        let message_bytes = begun.message_bytes() + reject_bytes;
+        let begun = begun.without_what_its_canister_tells();
         let record = encode(&Record { task, begun }).map_err(|error| FatalError::Record {
             what: format!("the paused message of canister {}", canister.id),
             reason: error.to_string(),
@@ -469,11 +492,11 @@ mod tests {
         };
         let record = Record { task: Task::System, begun: begun(Entry::Heartbeat) };
         let mut bytes = encode(&record).unwrap();
-        assert!(Running::restore(&canister, &paused(bytes.clone())).is_ok());
+        assert!(Running::restore(&canister, &paused(bytes.clone()), 500).is_ok());
         bytes[0] += 1;
         canister.paused = Some(paused(bytes));
-        let error = Running::restore(&canister, canister.paused.as_ref().unwrap()).unwrap_err();
+        let error = Running::restore(&canister, canister.paused.as_ref().unwrap(), 500).unwrap_err();
         assert!(error.to_string().contains("version 2"), "{error}");
-        assert!(Running::restore(&canister, &paused(vec![])).is_err());
+        assert!(Running::restore(&canister, &paused(vec![]), 500).is_err());
     }
 }

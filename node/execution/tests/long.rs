@@ -321,7 +321,7 @@ fn what_was_spent_meanwhile_is_not_spent_twice() {
 }
 
 #[test]
-fn storage_is_paid_for_afterwards_and_the_code_falls_then() {
+fn storage_is_paid_for_meanwhile_and_the_code_falls_afterwards() {
     let mut node = Node::with(short_slices());
     let id = node.deploy(&Spec::default());
     node.call(id, &[Op::Grow(1_000), Op::Reply(vec![])]).unwrap();
@@ -333,15 +333,95 @@ fn storage_is_paid_for_afterwards_and_the_code_falls_then() {
     };
     node.manage(user(1), id, "provisional_top_up_canister", &top_up).unwrap();
     let request = begin(&mut node, id, 5, &[Op::Reply(b"last".to_vec())]);
-    let (charged, cycles) = (node.canister(id).charged_until, node.canister(id).cycles);
     node.seconds_per_round = 400 * 86_400;
     node.round();
-    assert_eq!((node.canister(id).charged_until, node.canister(id).cycles), (charged, cycles));
+    assert!(is_paused(&node, id));
+    assert_eq!((node.canister(id).charged_until.0, node.canister(id).cycles), (node.now(), 0));
     node.seconds_per_round = 1;
     finish(&mut node, id);
     assert_eq!(node.result(&request).unwrap(), b"last");
+    assert!(node.canister(id).execution.is_some(), "it has what was prepaid and not used");
+    node.seconds_per_round = 400 * 86_400;
     node.round();
     assert!(node.canister(id).execution.is_none());
+    node.seconds_per_round = 1;
+    node.restart();
+}
+
+#[test]
+fn growth_is_not_lacking_where_nobody_took_the_room() {
+    let mut limits = short_slices();
+    limits.subnet.memory_capacity_bytes = 512 << 20;
+    let mut node = Node::with(limits);
+    let ids: Vec<_> = (0..4).map(|_| node.deploy(&Spec::default())).collect();
+    // It begins when it is alone, and ends when three others are paused beside it.
+    let request = node.send(ids[0], &[slices(4), Op::Grow(1_500), Op::Reply(vec![])]);
+    node.round();
+    let others: Vec<_> =
+        ids[1..].iter().map(|id| node.send(*id, &[slices(6), Op::Reply(vec![])])).collect();
+    node.settle();
+    assert_eq!(node.result(&request).unwrap(), b"");
+    assert!(others.iter().all(|request| node.result(request).is_ok()));
+    assert_eq!(node.canister(ids[0]).execution.as_ref().unwrap().stable.wasm_pages, 1_500);
+    node.restart();
+}
+
+/// An install of a module that is none, of so many bytes.
+fn large_install(node: &mut Node, id: CanisterId, bytes: usize) -> RequestId {
+    let install = management::InstallCodeArgs {
+        mode: management::CanisterInstallMode::Upgrade(None),
+        canister_id: id,
+        wasm_module: vec![0; bytes],
+        arg: vec![],
+        sender_canister_version: None,
+    };
+    manage(node, id, "install_code", &install)
+}
+
+#[test]
+fn calls_that_wait_keep_their_room_when_the_message_ends() {
+    let mut limits = short_slices();
+    limits.subnet.best_effort_message_bytes = 3 << 20;
+    let mut node = Node::with(limits);
+    let (caller, id) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    node.call(id, &[Op::Note(vec![7; 1 << 20]), Op::Reply(vec![])]).unwrap();
+    let mut call = CallOp::new(id, &[slices(4), Op::ReplyNotes]);
+    call.timeout = Some(300);
+    let request = node.send(caller, &[call.op()]);
+    node.round();
+    assert!(is_paused(&node, id));
+    let installs = [0; 2].map(|_| large_install(&mut node, id, 1_200_000));
+    node.round();
+    assert_eq!(node.canister(id).paused.as_ref().unwrap().waiting.len(), 2);
+    node.settle();
+    // The reply and the two would be more than there is room for.
+    let reply = node.result(&request).unwrap();
+    assert!(reply.starts_with(b"6: ") && reply.len() < 1_000, "{} bytes", reply.len());
+    assert!(installs.iter().all(|install| node.result(install).is_err()));
+    node.restart();
+}
+
+#[test]
+fn a_paused_message_takes_no_room_from_what_is_known_of_canisters() {
+    let mut node = Node::with(short_slices());
+    let (id, other) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    let mut call = CallOp::new(other, &[Op::Reject("x".repeat(1_500_000))]);
+    call.on_reject = vec![slices(4), Op::ReplyReject];
+    let request = node.send(id, &[call.op()]);
+    let metadata = node.executor.state().totals().metadata_bytes;
+    for _ in 0..4 {
+        node.round();
+        if is_paused(&node, id) {
+            break;
+        }
+    }
+    assert!(is_paused(&node, id));
+    let totals = *node.executor.state().totals();
+    assert!(totals.metadata_bytes < metadata + 1_000, "{}", totals.metadata_bytes);
+    // Texts of rejects are cut to so much.
+    assert!(totals.guaranteed_message_bytes >= 8_192, "{}", totals.guaranteed_message_bytes);
+    node.settle();
+    assert!(node.result(&request).unwrap().len() >= 8_192);
     node.restart();
 }
 
@@ -371,14 +451,15 @@ fn growth_that_others_left_no_room_for_fails_the_message() {
     limits.subnet.memory_capacity_bytes = 256 << 20;
     let mut node = Node::with(limits);
     let (id, other) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
-    let request = begin(&mut node, id, 4, &[Op::Grow(2_000), Op::Reply(vec![])]);
-    node.send(other, &[Op::Grow(3_000), Op::Reply(vec![])]);
+    // Each may grow by a fourth of what is free, 4,000 pages: of what the other leaves it may not.
+    let request = begin(&mut node, id, 4, &[Op::Grow(850), Op::Reply(vec![])]);
+    node.send(other, &[Op::Grow(800), Op::Reply(vec![])]);
     finish(&mut node, id);
     let reject = node.result(&request).unwrap_err();
     assert_eq!(reject.error_code.0, 101, "{reject:?}");
     assert!(reject.message.contains("subnet.memory_capacity_bytes"), "{}", reject.message);
     assert_eq!(node.canister(id).execution.as_ref().unwrap().stable.wasm_pages, 0);
-    assert_eq!(node.canister(other).execution.as_ref().unwrap().stable.wasm_pages, 3_000);
+    assert_eq!(node.canister(other).execution.as_ref().unwrap().stable.wasm_pages, 800);
     node.restart();
 }
 

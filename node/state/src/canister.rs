@@ -343,7 +343,9 @@ impl CanisterState {
         )
     }
 
-    /// Estimate of what the record takes in memory besides code, memories and messages.
+    /// Estimate of what the record takes in memory besides code, memories and messages. A paused
+    /// message does not count beside its own bytes: a kilobyte or two, for which nobody's long
+    /// messages shall have the installs of others refused.
     pub fn metadata_bytes(&self) -> u64 {
         let environment: usize =
             self.settings.environment.iter().map(|(name, value)| name.len() + value.len()).sum();
@@ -357,7 +359,6 @@ impl CanisterState {
             + usage.log
             + 48 * self.chunks.len() as u64
             + 256 * self.calls.callbacks_open()
-            + self.paused.as_ref().map_or(0, PausedMessage::metadata_bytes)
     }
 }
 

@@ -46,11 +46,6 @@ impl PausedMessage {
         })
     }
 
-    /// Estimate of what it takes in memory besides messages.
-    pub(crate) fn metadata_bytes(&self) -> u64 {
-        (self.record.len() as u64).saturating_sub(self.message_bytes) + 256
-    }
-
     /// Cycles held for the message and for the calls that wait.
     pub(crate) fn cycles_held(&self) -> CyclesTotal {
         let waiting: CyclesTotal = self.waiting.iter().map(|call| call.cycles).sum();

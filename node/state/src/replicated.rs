@@ -103,8 +103,7 @@ struct Facts {
     ingress_expiry: Option<Time>,
     stopping: bool,
     stop_deadline: Option<Time>,
-    /// None while a message is paused: it pays afterwards.
-    charged_until: Option<Time>,
+    charged_until: Time,
     paused: Option<Height>,
     memories: Option<(MemoryId, MemoryId)>,
     module: Option<ModuleHash>,
@@ -454,6 +453,7 @@ impl ReplicatedState {
                 self.totals.add(&new.totals);
             }
             let old = old.unwrap_or_default();
+            let present = new.is_some();
             let new_facts = new.unwrap_or_default();
             mark(&mut self.with_work, *id, new_facts.has_work);
             mark(&mut self.heartbeats, *id, new_facts.heartbeat);
@@ -470,7 +470,12 @@ impl ReplicatedState {
                 new_facts.ingress_expiry,
             );
             move_entry(&mut self.stop_deadlines, *id, old.stop_deadline, new_facts.stop_deadline);
-            move_entry(&mut self.charges, *id, old.charged_until, new_facts.charged_until);
+            move_entry(
+                &mut self.charges,
+                *id,
+                Some(old.charged_until),
+                present.then_some(new_facts.charged_until),
+            );
             move_entry(&mut self.paused, *id, old.paused, new_facts.paused);
             if old.module != new_facts.module {
                 if let Some(module) = new_facts.module {
@@ -616,7 +621,7 @@ impl ReplicatedState {
         assert_eq!(self.due_timers.len(), due, "due timers");
         let paused = self.facts.values().filter(|facts| facts.paused.is_some()).count();
         assert_eq!(self.paused.len(), paused, "canisters with a paused message");
-        assert_eq!(self.charges.len() + paused, self.facts.len(), "canisters that pay for storage");
+        assert_eq!(self.charges.len(), self.facts.len(), "canisters that pay for storage");
         assert_eq!(self.cycles_in_all(), self.subnet.minted, "cycles there are and were minted");
     }
 
@@ -694,7 +699,7 @@ impl Facts {
             ingress_expiry: canister.queues.next_ingress_expiry(),
             stopping: matches!(canister.status, CanisterStatus::Stopping(_)),
             stop_deadline,
-            charged_until: free.then_some(canister.charged_until),
+            charged_until: canister.charged_until,
             paused: canister.paused.as_ref().map(|paused| paused.since),
             memories: canister
                 .execution

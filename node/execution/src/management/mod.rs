@@ -23,7 +23,7 @@ use candid::{CandidType, Principal};
 use serde::de::DeserializeOwned;
 use state::{
     CanisterId, CanisterState, ChangeOrigin, Cycles, Ingress, Origin, Payload, RandomnessWaiter,
-    Reject, ReplicatedState, Shared, SubnetCall, Visibility,
+    Reject, ReplicatedState, Shared, SubnetCall, Visibility, heap,
 };
 
 use crate::config::FatalError;
@@ -337,7 +337,7 @@ impl Dispatcher<'_> {
                 if let Some(paused) =
                     self.state.get_mut(&id).and_then(|target| target.paused.as_mut())
                 {
-                    paused.waiting.push(Shared::new(call));
+                    heap::within(|| paused.waiting.push(Shared::new(call)));
                 }
                 return Ok(());
             }
