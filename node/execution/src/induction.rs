@@ -81,6 +81,7 @@ fn accept(
             method_name: ingress.method_name,
             arg: ingress.arg,
             cycles: 0,
+            released_by: None,
         };
         heap::within(|| state.subnet.calls.push_back(call));
         return Ok(());

@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 use ic_principal::Principal;
 use pages::{AppendTarget, MemoryId, PAGE_BYTES, PagesError, Run};
 use sandbox::{
-    CallbackKind, Changes, Entry, Grant, Lane, MessageLimits, Mount, Outcome, Progress, Request, RunState, Slice,
-    SystemContext, Trap, WorkerTrouble,
+    CallbackKind, Changes, Entry, Grant, Lane, MessageLimits, Mount, Outcome, Progress, Request,
+    RunState, Slice, SystemContext, Trap, WorkerTrouble,
 };
 use serde::{Deserialize, Serialize};
 use state::{

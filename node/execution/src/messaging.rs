@@ -168,9 +168,10 @@ impl MessageMemory {
 /// of canisters: before the room that is left is looked at, for they take theirs all along.
 pub(crate) fn release(state: &mut ReplicatedState, all: &mut [Effects]) {
     // They came before those that wait in the queue.
-    let released = all.iter_mut().rev().flat_map(|effects| {
-        std::mem::take(&mut effects.management).into_iter().rev()
-    });
+    let released = all
+        .iter_mut()
+        .rev()
+        .flat_map(|effects| std::mem::take(&mut effects.management).into_iter().rev());
     heap::within(|| released.for_each(|call| state.subnet.calls.push_front(call)));
 }
 
@@ -229,6 +230,7 @@ fn route(
                 method_name: request.method_name,
                 arg: request.arg,
                 cycles: request.cycles,
+                released_by: None,
             };
             heap::within(|| state.subnet.calls.push_back(call));
         }

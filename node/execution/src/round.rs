@@ -161,9 +161,8 @@ impl Round<'_> {
             canister.cycles -= compute;
             canister.consumption.compute_allocation += compute;
             // One with a paused message keeps its code until it is due the next time.
-            let ran_out = canister.cycles == 0
-                && canister.reserved_cycles == 0
-                && canister.paused.is_none();
+            let ran_out =
+                canister.cycles == 0 && canister.reserved_cycles == 0 && canister.paused.is_none();
             if ran_out && (!had_nothing || canister.execution.is_some()) {
                 let rejection = reject::rejected_message(format!(
                     "Canister {id} ran out of cycles and lost its code."
@@ -182,7 +181,7 @@ impl Round<'_> {
     fn advance(&mut self) -> Result<(), FatalError> {
         let limits = self.core.limits();
         let most = usize::try_from(limits.execution.paused_executions).unwrap_or(usize::MAX);
-        let ids: Vec<_> = self.state.paused().take(most.min(VIRTUAL_LANES)).collect();
+        let ids = self.state.next_paused(most.min(VIRTUAL_LANES));
         if ids.is_empty() {
             return Ok(());
         }
@@ -256,6 +255,9 @@ impl Round<'_> {
     fn serve_desk(&mut self) -> Result<(), FatalError> {
         while !self.is_used_up() {
             let Some(call) = self.state.subnet.calls.pop_front() else { return Ok(()) };
+            if let Some(canister) = call.released_by.and_then(|id| self.state.get_mut(&id)) {
+                canister.released = canister.released.saturating_sub(1);
+            }
             let place = self.facts.place(CanisterId::management_canister(), self.desk_ordinal);
             self.desk_ordinal += 1;
             let mut dispatcher = Dispatcher {

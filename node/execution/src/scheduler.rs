@@ -62,7 +62,7 @@ pub(crate) fn is_active(
     round: &RoundFacts,
 ) -> bool {
     let Some(canister) = state.get(id) else { return false };
-    if seat.paused || canister.paused.is_some() {
+    if seat.paused || canister.is_held() {
         return false;
     }
     let per_round = core.limits().execution.heap_delta_bytes_per_canister_round;

@@ -6,6 +6,11 @@
 //! `execution.paused_executions` oldest paused messages of the subnet one slice more, before
 //! anything else runs. So every one of them comes to its end, however many there are.
 //!
+//! One that has written more than a worker keeps (`execution.paused_dirty_bytes`) runs again from its
+//! beginning each time. What it wrote follows from the message, so all members know: it is granted
+//! twice as much each time, and only one such message goes on in a round. All of its runs together
+//! take less than three times as long as one would.
+//!
 //! # What it comes to
 //!
 //! is what it would have come to without a pause, for it sees nothing but what was written down:
@@ -21,14 +26,15 @@
 //!   next time and no message is paused.
 //!
 //! Meanwhile the canister runs nothing else, and calls of the management canister that would change
-//! it wait ([`crate::management`]). Queries are answered from the state before the message.
+//! it wait ([`crate::management`]); when the message is over, they are served before the canister
+//! begins another. Queries are answered from the state before the message.
 
 use sandbox::{Entry, Grant, Progress, SlicedName};
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 use state::{
     CallContextId, CanisterState, Cycles, Height, Origin, PausedMessage, Reject, Shared,
-    WASM_PAGE_BYTES, heap,
+    SubnetCall, WASM_PAGE_BYTES, heap,
 };
 
 use crate::config::FatalError;
@@ -160,14 +166,25 @@ impl Turn<'_> {
             }
             self.end(canister, running, ran, None)?;
         } else {
-            running.granted = running.granted.saturating_add(self.slice());
+            let more = if paused.is_large {
+                // All of it runs again.
+                self.effects.work += paused.instructions;
+                running.granted
+            } else {
+                self.slice()
+            };
+            running.granted = running.granted.saturating_add(more);
             self.run(canister, running)?;
         }
         match &mut canister.paused {
             Some(still) => still.waiting = paused.waiting,
             // A snapshot may still hold them: a copy lies where they do.
             None => heap::within(|| {
-                self.effects.management.extend(paused.waiting.into_iter().map(Shared::take));
+                canister.released = paused.waiting.len() as u64;
+                let released = paused.waiting.into_iter().map(Shared::take);
+                let released_by = Some(canister.id);
+                let released = released.map(|call| SubnetCall { released_by, ..call });
+                self.effects.management.extend(released);
             }),
         }
         Ok(())
@@ -290,6 +307,7 @@ impl Turn<'_> {
             grown_bytes,
             message_bytes,
             is_guaranteed,
+            is_large: progress.dirty_bytes > self.core().limits().execution.paused_dirty_bytes,
             record: Shared::new(ByteBuf::from(heap::kept(record))),
             waiting: Vec::new(),
         });
@@ -487,6 +505,7 @@ mod tests {
             grown_bytes: 0,
             message_bytes: 0,
             is_guaranteed: false,
+            is_large: false,
             record: Shared::new(ByteBuf::from(record)),
             waiting: Vec::new(),
         };
@@ -495,7 +514,8 @@ mod tests {
         assert!(Running::restore(&canister, &paused(bytes.clone()), 500).is_ok());
         bytes[0] += 1;
         canister.paused = Some(paused(bytes));
-        let error = Running::restore(&canister, canister.paused.as_ref().unwrap(), 500).unwrap_err();
+        let error =
+            Running::restore(&canister, canister.paused.as_ref().unwrap(), 500).unwrap_err();
         assert!(error.to_string().contains("version 2"), "{error}");
         assert!(Running::restore(&canister, &paused(vec![]), 500).is_err());
     }

@@ -426,6 +426,72 @@ fn a_paused_message_takes_no_room_from_what_is_known_of_canisters() {
 }
 
 #[test]
+fn what_writes_much_runs_again_with_twice_the_slices_and_alone() {
+    let mut limits = short_slices();
+    limits.execution.paused_dirty_bytes = 8 << 10;
+    let mut node = Node::with(limits);
+    let ids: Vec<_> = (0..4).map(|_| node.deploy(&Spec::default())).collect();
+    let large = |node: &mut Node, id| {
+        node.send(id, &[slices(20), Op::Note(vec![7; 64 << 10]), Op::Reply(b"large".to_vec())])
+    };
+    let (one, two) = (large(&mut node, ids[0]), large(&mut node, ids[1]));
+    let small = node.send(ids[2], &[slices(7), Op::Reply(b"small".to_vec())]);
+    let mut ends = [0; 3];
+    for round in 1..=12 {
+        let quick = node.send(ids[3], &[Op::Reply(vec![])]);
+        node.round();
+        assert!(node.result(&quick).is_ok(), "round {round}");
+        for (end, request) in ends.iter_mut().zip([&one, &two, &small]) {
+            if *end == 0 && node.result_if_any(request).is_some() {
+                *end = round;
+            }
+        }
+    }
+    // 1, 2, 4, 8, 16, 32 slices; the other's turn comes then. The small one has one in each round.
+    assert_eq!(ends, [6, 11, 7]);
+    assert_eq!(node.result(&one).unwrap(), b"large");
+    assert_eq!(node.result(&two).unwrap(), b"large");
+    node.restart();
+}
+
+#[test]
+fn who_waited_for_a_message_is_served_before_the_next_one_begins() {
+    let mut limits = short_slices();
+    limits.execution.instructions_per_round = 4 * SLICE;
+    let mut node = Node::with(limits);
+    let id = node.deploy(&Spec::default());
+    begin(&mut node, id, 4, &[Op::Reply(vec![])]);
+    // Each of them uses up a round; behind them wait more long messages.
+    let installs: Vec<_> = (0..4u8)
+        .map(|number| {
+            let name = format!("new {number}");
+            let spec = Spec { name, compile_instructions: 4 * SLICE, ..Spec::default() };
+            let install = management::InstallCodeArgs {
+                mode: management::CanisterInstallMode::Upgrade(None),
+                canister_id: id,
+                wasm_module: spec.wasm(),
+                arg: vec![],
+                sender_canister_version: None,
+            };
+            manage(&mut node, id, "install_code", &install)
+        })
+        .collect();
+    let next = node.send(id, &[slices(30), Op::Reply(b"next".to_vec())]);
+    node.round();
+    assert_eq!(node.canister(id).paused.as_ref().unwrap().waiting.len(), 4);
+    node = node.restart();
+    finish(&mut node, id);
+    for _ in 0..4 {
+        node.round();
+        node = node.restart();
+    }
+    assert!(installs.iter().all(|install| node.result(install).is_ok()));
+    node.settle();
+    assert_eq!(node.result(&next).unwrap(), b"next");
+    node.restart();
+}
+
+#[test]
 fn calls_that_wait_behind_a_paused_message_expire() {
     let mut node = Node::with(short_slices());
     let id = node.deploy(&Spec::default());

@@ -82,7 +82,12 @@ impl Limits {
         self.process
             .worker_base_bytes
             .saturating_add(self.worker_buffer_bytes())
-            .saturating_add(self.sandbox.paused_dirty_bytes)
+            .saturating_add(self.execution.paused_dirty_bytes)
+    }
+
+    /// Anonymous memory that such a worker may hold.
+    pub fn paused_anonymous_bytes(&self) -> u64 {
+        self.paused_worker_bytes().saturating_add(self.process.program_bytes)
     }
 
     pub(crate) fn sheet_lines(&self) -> Vec<SheetLine> {

@@ -164,6 +164,10 @@ pub struct ExecutionLimits {
     pub instructions_per_slice: u64,
     /// Paused messages that are granted a slice in one round; the others wait their turn.
     pub paused_executions: u64,
+    /// Heap and stable bytes that a paused message may have dirtied for a worker to keep it. One that
+    /// has more runs again from its beginning, and is granted twice the slices each time.
+    #[serde(default = "paused_dirty_bytes")]
+    pub paused_dirty_bytes: u64,
     /// Stable bytes one message may dirty.
     pub stable_dirty_bytes_per_message: u64,
     /// Stable bytes one install or upgrade may dirty.
@@ -222,9 +226,6 @@ pub struct SandboxLimits {
     /// its beginning. May be 0.
     #[serde(default)]
     pub paused_workers: u64,
-    /// Private pages that one of them may hold.
-    #[serde(default)]
-    pub paused_dirty_bytes: u64,
     /// Compilations at once.
     pub compile_threads: u64,
     /// Heap of one compile child, in a file that the kernel can write back.
@@ -294,6 +295,11 @@ pub struct PagesLimits {
 /// For tables that were written down before a compile child had its heap in a file.
 fn compile_anonymous_bytes() -> u64 {
     COMPILE_ANONYMOUS_BYTES
+}
+
+/// For tables that were written down before messages ran in slices.
+fn paused_dirty_bytes() -> u64 {
+    4 << 20
 }
 
 /// For tables that were written down before there was such a limit.

@@ -102,6 +102,10 @@ pub struct SandboxConfig {
     pub module: ModuleLimits,
     /// Limits on workers and compilation.
     pub sandbox: SandboxLimits,
+    /// `execution.paused_dirty_bytes`: a paused message that wrote more is not kept.
+    pub paused_dirty_bytes: u64,
+    /// Anonymous memory that a worker which keeps a paused message may hold.
+    pub paused_anonymous_bytes: u64,
     /// For modules whose artefact is gone.
     pub source: Option<Arc<dyn ModuleSource>>,
     /// Workers take [`Probe`]s. Never in a node.
@@ -179,6 +183,8 @@ pub struct Pool {
     preparer: Preparer,
     globals_max: usize,
     sandbox: SandboxLimits,
+    paused_dirty_bytes: u64,
+    paused_anonymous_bytes: u64,
     update_workers: usize,
     lanes: Vec<LaneCell>,
     /// The lane that last ran a message with a place to append to a memory. As many as there are
@@ -276,12 +282,14 @@ impl Pool {
             pending: Mutex::default(),
             pid: AtomicU64::new(0),
         };
-        let places = Places::new(config.sandbox.paused_workers, config.sandbox.paused_dirty_bytes);
+        let places = Places::new(config.sandbox.paused_workers);
         let pool = Self {
             places: Mutex::new(places),
             preparer,
             globals_max: usize::try_from(config.module.globals).unwrap_or(usize::MAX),
             sandbox: config.sandbox,
+            paused_dirty_bytes: config.paused_dirty_bytes,
+            paused_anonymous_bytes: config.paused_anonymous_bytes,
             update_workers,
             lanes: (0..lanes).map(|_| cell()).collect(),
             writers: Mutex::default(),
@@ -388,8 +396,10 @@ impl Pool {
     }
 
     /// When memory is short: drops what nobody used for a second, one batch of it, however little
-    /// the workers hold.
+    /// the workers hold; and the youngest of the paused messages that are kept, which runs again.
     pub fn evict_pressed(&self) {
+        let given_up = lock(&self.places).give_up_youngest();
+        drop(given_up);
         self.evict(PRESSED_IDLE, 0);
     }
 
@@ -512,10 +522,10 @@ impl Pool {
         let resumed =
             place.worker.resume(request, grant, place.granted, self.globals_max, RESUMED_FACTOR);
         match resumed {
-            Ok(Executed::Paused(paused)) => {
+            Ok(Executed::Paused(progress)) => {
                 place.granted = grant.until;
-                self.keep(grant.name, place, paused.dirty_bytes);
-                Ok(Slice::Paused(paused.progress))
+                self.keep(grant.name, place, progress.dirty_bytes);
+                Ok(Slice::Paused(progress))
             }
             Ok(Executed::Ended(outcome)) => {
                 lock(&self.places).leave(&grant.name);
@@ -532,11 +542,11 @@ impl Pool {
 
     /// Keeps a paused message, or ends the worker: also one that holds more than it may say.
     fn keep(&self, name: SlicedName, place: Place, dirty_bytes: u64) {
-        let most = self.sandbox.worker_anonymous_bytes;
+        // What it says of its pages is checked against what the kernel says of the process.
         let held = memory_of(place.worker.pid()).map_or(0, |memory| memory.anonymous_bytes);
-        let dirty_bytes = if held > most { held } else { dirty_bytes };
+        let fits = dirty_bytes <= self.paused_dirty_bytes && held <= self.paused_anonymous_bytes;
         // Ended after the lock is let go: the process is waited for.
-        let given_up = lock(&self.places).keep(name, place, dirty_bytes);
+        let given_up = lock(&self.places).keep(name, place, fits);
         drop(given_up);
     }
 
@@ -697,13 +707,13 @@ impl Sandbox for Pool {
         }
         match self.begin(lane, request, Some(grant))? {
             (Executed::Ended(outcome), _) => Ok(Slice::Ended(outcome)),
-            (Executed::Paused(paused), worker) => {
+            (Executed::Paused(progress), worker) => {
                 if let Some(worker) = worker {
                     let layouts = [request.heap.layout.clone(), request.stable.layout.clone()];
                     let place = Place { worker, granted: grant.until, layouts };
-                    self.keep(grant.name, place, paused.dirty_bytes);
+                    self.keep(grant.name, place, progress.dirty_bytes);
                 }
-                Ok(Slice::Paused(paused.progress))
+                Ok(Slice::Paused(progress))
             }
         }
     }
@@ -728,6 +738,9 @@ impl Sandbox for Pool {
             writers.lanes.remove(id);
         }
         drop(writers);
+        // A worker that waits with one of them mapped takes no order.
+        let given_up = lock(&self.places).forget(memories);
+        drop(given_up);
         for cell in &self.lanes {
             let mut pending = lock(&cell.pending);
             pending.memories.extend(memories);

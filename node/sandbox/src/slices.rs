@@ -75,4 +75,6 @@ pub struct Progress {
     pub heap_wasm_pages: u64,
     /// Size of the stable memory in Wasm pages.
     pub stable_wasm_pages: u64,
+    /// Bytes of the pages of both that it wrote.
+    pub dirty_bytes: u64,
 }

@@ -46,7 +46,6 @@ fn module_limits() -> ModuleLimits {
 fn sandbox_limits() -> SandboxLimits {
     SandboxLimits {
         paused_workers: 0,
-        paused_dirty_bytes: 0,
         canisters_max: 32,
         idle_seconds: 120,
         resident_floor_bytes: 128 << 20,

@@ -254,6 +254,9 @@ pub struct CanisterState {
     pub delta_height: u64,
     /// A message that has begun and is not over; nothing else runs until then.
     pub paused: Option<PausedMessage>,
+    /// Calls of the management canister that waited for a message which is over, and were not served
+    /// since: until they are, no other message begins.
+    pub released: u64,
 }
 
 impl CanisterState {
@@ -289,7 +292,13 @@ impl CanisterState {
             delta_debit: 0,
             delta_height: 0,
             paused: None,
+            released: 0,
         }
+    }
+
+    /// Whether none of its messages may begin now.
+    pub fn is_held(&self) -> bool {
+        self.paused.is_some() || self.released > 0
     }
 
     /// Whether `principal` controls it.
@@ -550,6 +559,7 @@ mod tests {
             grown_bytes: 26,
             message_bytes: 27,
             is_guaranteed: true,
+            is_large: true,
             record: Shared::new(vec![28, 29].into()),
             waiting: vec![Shared::new(crate::SubnetCall {
                 origin: Origin::System,
@@ -557,8 +567,10 @@ mod tests {
                 method_name: "method".into(),
                 arg: vec![31],
                 cycles: 32,
+                released_by: Some(other),
             })],
         });
+        canister.released = 33;
         canister
     }
 

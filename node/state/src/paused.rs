@@ -29,6 +29,9 @@ pub struct PausedMessage {
     pub message_bytes: u64,
     /// Whether it is a call with a guaranteed response, whose bytes are of that pool.
     pub is_guaranteed: bool,
+    /// Whether it wrote more than a worker keeps: it runs again from its beginning each time, so it is
+    /// granted twice the slices, and only one such message goes on in a round.
+    pub is_large: bool,
     /// What execution needs to go on: its own encoding, with a version of its own.
     pub record: Shared<ByteBuf>,
     /// Calls of the management canister that must wait for the end of the message, in order.

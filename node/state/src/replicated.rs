@@ -39,6 +39,8 @@ pub struct SubnetCall {
     pub arg: Vec<u8>,
     /// Cycles attached to the call.
     pub cycles: Cycles,
+    /// The canister whose paused message it waited for, and which waits for it now.
+    pub released_by: Option<CanisterId>,
 }
 
 impl SubnetCall {
@@ -105,6 +107,8 @@ struct Facts {
     stop_deadline: Option<Time>,
     charged_until: Time,
     paused: Option<Height>,
+    /// Those of them that are large.
+    paused_large: Option<Height>,
     memories: Option<(MemoryId, MemoryId)>,
     module: Option<ModuleHash>,
     chunks: bool,
@@ -216,6 +220,7 @@ pub struct ReplicatedState {
     stop_deadlines: BTreeSet<(Time, CanisterId)>,
     charges: BTreeSet<(Time, CanisterId)>,
     paused: BTreeSet<(Height, CanisterId)>,
+    paused_large: BTreeSet<(Height, CanisterId)>,
     owners: BTreeMap<MemoryId, CanisterId>,
     /// How many canisters have each module.
     modules: BTreeMap<ModuleHash, u64>,
@@ -253,6 +258,7 @@ impl ReplicatedState {
             stop_deadlines: BTreeSet::new(),
             charges: BTreeSet::new(),
             paused: BTreeSet::new(),
+            paused_large: BTreeSet::new(),
             owners: BTreeMap::new(),
             modules: BTreeMap::new(),
             chunk_holders: BTreeSet::new(),
@@ -416,9 +422,18 @@ impl ReplicatedState {
         due(&self.charges, until).take(most).collect()
     }
 
-    /// Canisters with a paused message, those first whose message began first.
+    /// Canisters with a paused message.
     pub fn paused(&self) -> impl Iterator<Item = CanisterId> + '_ {
-        self.paused.iter().map(|(_, id)| *id)
+        self.paused.iter().chain(&self.paused_large).map(|(_, id)| *id)
+    }
+
+    /// Canisters whose paused message goes on now: the `most` whose message began first, but only one
+    /// with a large message.
+    pub fn next_paused(&self, most: usize) -> Vec<CanisterId> {
+        let mut next: Vec<_> =
+            self.paused.iter().take(most).chain(self.paused_large.first()).copied().collect();
+        next.sort_unstable();
+        next.into_iter().take(most).map(|(_, id)| id).collect()
     }
 
     /// Whether a canister has this module.
@@ -477,6 +492,7 @@ impl ReplicatedState {
                 present.then_some(new_facts.charged_until),
             );
             move_entry(&mut self.paused, *id, old.paused, new_facts.paused);
+            move_entry(&mut self.paused_large, *id, old.paused_large, new_facts.paused_large);
             if old.module != new_facts.module {
                 if let Some(module) = new_facts.module {
                     *self.modules.entry(module).or_default() += 1;
@@ -619,8 +635,16 @@ impl ReplicatedState {
         let is_due = |facts: &&Facts| facts.timer.is_some_and(|time| time <= self.looked_until);
         let due = self.facts.values().filter(is_due).count();
         assert_eq!(self.due_timers.len(), due, "due timers");
-        let paused = self.facts.values().filter(|facts| facts.paused.is_some()).count();
-        assert_eq!(self.paused.len(), paused, "canisters with a paused message");
+        let is_paused = |facts: &&Facts| facts.paused.is_some() || facts.paused_large.is_some();
+        let paused = self.facts.values().filter(is_paused).count();
+        assert_eq!(self.paused().count(), paused, "canisters with a paused message");
+        let mut released: BTreeMap<CanisterId, u64> = BTreeMap::new();
+        let by = self.subnet.calls.iter().filter_map(|call| call.released_by);
+        by.for_each(|id| *released.entry(id).or_default() += 1);
+        for canister in self.canisters() {
+            let calls = released.get(&canister.id).copied().unwrap_or_default();
+            assert_eq!(canister.released, calls, "calls that {} waits for", canister.id);
+        }
         assert_eq!(self.charges.len(), self.facts.len(), "canisters that pay for storage");
         assert_eq!(self.cycles_in_all(), self.subnet.minted, "cycles there are and were minted");
     }
@@ -680,7 +704,10 @@ impl CanisterState {
 impl Facts {
     fn of(canister: &CanisterState, response_bytes: u64) -> Self {
         let hooks = canister.module().map(|module| module.info.hooks).unwrap_or_default();
-        let free = canister.paused.is_none();
+        let free = !canister.is_held();
+        let since = |is_large: bool| {
+            canister.paused.as_ref().filter(|paused| paused.is_large == is_large).map(|p| p.since)
+        };
         let running = free && canister.status == CanisterStatus::Running;
         let usage = canister.memory_usage();
         let (guaranteed, best_effort) = canister.message_memory(response_bytes);
@@ -700,7 +727,8 @@ impl Facts {
             stopping: matches!(canister.status, CanisterStatus::Stopping(_)),
             stop_deadline,
             charged_until: canister.charged_until,
-            paused: canister.paused.as_ref().map(|paused| paused.since),
+            paused: since(false),
+            paused_large: since(true),
             memories: canister
                 .execution
                 .as_ref()

@@ -27,14 +27,14 @@ use super::{
     view::{Plan, View},
 };
 use crate::{
-    Grant, MessageLimits, Mount, Outcome, Request, WorkerTrouble,
+    Grant, MessageLimits, Mount, Outcome, Progress, Request, WorkerTrouble,
     ipc::{Channel, IpcError},
     prepare::{PrepareError, Preparer},
     worker::{
         PROBES_ARGUMENT,
         protocol::{
-            AppendOrder, Execute, Forget, HeapFigures, MapOrder, MountOrder, Order, PausedReport,
-            Probe, Report, Resume, SliceOrder,
+            AppendOrder, Execute, Forget, HeapFigures, MapOrder, MountOrder, Order, Probe, Report,
+            Resume, SliceOrder,
         },
     },
 };
@@ -140,7 +140,7 @@ pub(super) struct Worker {
 #[derive(Debug)]
 pub(super) enum Executed {
     Ended(Box<Outcome>),
-    Paused(PausedReport),
+    Paused(Progress),
 }
 
 /// A composite query in a worker.

@@ -2,14 +2,15 @@
 //!
 //! A worker whose message is paused leaves its lane, which starts another for the messages of other
 //! canisters, and takes one of `sandbox.paused_workers` places. It may hold
-//! `sandbox.paused_dirty_bytes` of private pages there. One that finds no place, or holds more, is
-//! ended, and its message runs again from its beginning: that costs this machine time and changes
-//! nothing else. The oldest messages are granted slices first, so where places are short the
+//! `execution.paused_dirty_bytes` of private pages there, and no more memory than the budget sheet
+//! has for it. One that finds no place, or holds more, is ended, and its message runs again from its
+//! beginning: that costs this machine time and changes nothing else. So does giving up a place when
+//! memory is short, or when a memory that is mapped there is gone. The oldest messages are granted slices first, so where places are short the
 //! youngest loses its own.
 
 use std::collections::BTreeMap;
 
-use pages::MemoryLayout;
+use pages::{MemoryId, MemoryLayout};
 
 use super::lane::Worker;
 use crate::SlicedName;
@@ -35,17 +36,15 @@ impl Place {
 #[derive(Debug)]
 pub(super) struct Places {
     most: usize,
-    dirty_bytes_max: u64,
     waiting: BTreeMap<SlicedName, Place>,
     /// Process ids of those that run now.
     running: BTreeMap<SlicedName, u32>,
 }
 
 impl Places {
-    pub(super) fn new(most: u64, dirty_bytes_max: u64) -> Self {
+    pub(super) fn new(most: u64) -> Self {
         Self {
             most: usize::try_from(most).unwrap_or(usize::MAX),
-            dirty_bytes_max,
             waiting: BTreeMap::new(),
             running: BTreeMap::new(),
         }
@@ -63,15 +62,10 @@ impl Places {
         self.running.remove(name);
     }
 
-    /// Keeps a paused message that holds so much. What is returned is to be ended.
-    pub(super) fn keep(
-        &mut self,
-        name: SlicedName,
-        place: Place,
-        dirty_bytes: u64,
-    ) -> Option<Place> {
+    /// Keeps a paused message, if its worker `fits`. What is returned is to be ended.
+    pub(super) fn keep(&mut self, name: SlicedName, place: Place, fits: bool) -> Option<Place> {
         self.running.remove(&name);
-        if dirty_bytes > self.dirty_bytes_max || place.is_cut_off() {
+        if !fits || place.is_cut_off() {
             return Some(place);
         }
         self.waiting.insert(name, place);
@@ -84,6 +78,19 @@ impl Places {
     /// The message will not go on.
     pub(super) fn abandon(&mut self, name: &SlicedName) -> Option<Place> {
         self.waiting.remove(name)
+    }
+
+    /// Gives up the message that began last.
+    pub(super) fn give_up_youngest(&mut self) -> Option<Place> {
+        self.waiting.pop_last().map(|(_, place)| place)
+    }
+
+    /// Gives up those that have one of these memories mapped.
+    pub(super) fn forget(&mut self, memories: &[MemoryId]) -> Vec<Place> {
+        let maps = |place: &Place| place.layouts.iter().any(|at| memories.contains(&at.id));
+        let names = self.waiting.iter().filter(|(_, place)| maps(place)).map(|(name, _)| *name);
+        let names: Vec<SlicedName> = names.collect();
+        names.iter().filter_map(|name| self.waiting.remove(name)).collect()
     }
 
     /// Process ids of all workers here.

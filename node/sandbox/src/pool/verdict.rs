@@ -14,10 +14,7 @@ use ic_principal::Principal;
 use pages::{PAGE_BYTES, Run};
 use state::CyclesTotal;
 
-use crate::{
-    Call, Changes, Entry, Global, Grant, Mount, Outcome, Request, Response,
-    worker::protocol::PausedReport,
-};
+use crate::{Call, Changes, Entry, Global, Grant, Mount, Outcome, Progress, Request, Response};
 
 const WASM_PAGE_BYTES: u64 = 64 << 10;
 
@@ -107,10 +104,9 @@ pub(crate) fn check(
 pub(crate) fn check_paused(
     request: &Request,
     grant: Option<&Grant>,
-    paused: &PausedReport,
+    progress: &Progress,
 ) -> Result<(), String> {
     let grant = grant.ok_or("a pause of a message that runs to its end")?;
-    let progress = &paused.progress;
     ensure(
         progress.instructions >= grant.until && grant.until < request.limits.instructions,
         "a pause before its time",
@@ -118,6 +114,11 @@ pub(crate) fn check_paused(
     ensure(
         progress.instructions <= request.limits.instructions,
         "a pause beyond the message's instructions",
+    )?;
+    ensure(
+        progress.dirty_bytes
+            <= request.limits.heap_dirty_bytes.saturating_add(request.limits.stable_dirty_bytes),
+        "more pages than may be dirty",
     )?;
     check_growth(request, progress.heap_wasm_pages, progress.stable_wasm_pages).map(|_| ())
 }
@@ -552,9 +553,11 @@ mod tests {
         let name =
             crate::SlicedName { since: state::Height(1), canister_id: Principal::anonymous() };
         let grant = Grant::new(name, 400, 100);
-        let paused = |instructions, heap_wasm_pages, stable_wasm_pages| PausedReport {
-            progress: crate::Progress { instructions, heap_wasm_pages, stable_wasm_pages },
-            dirty_bytes: 0,
+        let paused = |instructions, heap_wasm_pages, stable_wasm_pages| Progress {
+            instructions,
+            heap_wasm_pages,
+            stable_wasm_pages,
+            dirty_bytes: 20 * PAGE_BYTES,
         };
         assert_eq!(check_paused(&request(), Some(&grant), &paused(400, 3, 5)), Ok(()));
         assert_eq!(check_paused(&request(), Some(&grant), &paused(1_000, 2, 2)), Ok(()));
@@ -564,6 +567,10 @@ mod tests {
             ("a smaller heap", paused(400, 1, 2)),
             ("more growth than granted", paused(400, 4, 5)),
             ("growth beyond counting", paused(400, u64::MAX, 2)),
+            (
+                "more pages than may be dirty",
+                Progress { dirty_bytes: 1 << 20, ..paused(400, 2, 2) },
+            ),
         ];
         for (what, lie) in lies {
             assert!(check_paused(&request(), Some(&grant), &lie).is_err(), "{what}");

@@ -20,7 +20,7 @@ use pages::PAGE_BYTES;
 
 use super::{
     HeapCell, ORDER_BYTES_MAX, Stable,
-    protocol::{AppendOrder, Order, PausedReport, Report, Resume, SliceOrder},
+    protocol::{AppendOrder, Order, Report, Resume, SliceOrder},
 };
 use crate::{Progress, ipc::Channel, system_api::Failure};
 
@@ -127,14 +127,12 @@ impl Pacer {
     }
 
     fn pause(&self) -> Result<(), String> {
-        let report = PausedReport {
-            progress: Progress {
-                instructions: self.used.load(Relaxed).min(self.instructions_max),
-                heap_wasm_pages: self
-                    .heap_aside
-                    .unwrap_or_else(|| self.heap.size_bytes() / WASM_PAGE_BYTES),
-                stable_wasm_pages: self.stable_bytes.load(Relaxed) / WASM_PAGE_BYTES,
-            },
+        let heap_wasm_pages =
+            self.heap_aside.unwrap_or_else(|| self.heap.size_bytes() / WASM_PAGE_BYTES);
+        let report = Progress {
+            instructions: self.used.load(Relaxed).min(self.instructions_max),
+            heap_wasm_pages,
+            stable_wasm_pages: self.stable_bytes.load(Relaxed) / WASM_PAGE_BYTES,
             dirty_bytes: (self.heap.dirty_pages() + self.stable_dirty_pages.load(Relaxed))
                 * PAGE_BYTES,
         };

@@ -186,7 +186,7 @@ pub(crate) enum Report {
     /// What came of [`Order::Execute`].
     Outcome(Box<Outcome>),
     /// The message used what it was granted and waits in the worker.
-    Paused(PausedReport),
+    Paused(Progress),
     /// Nothing was run: the worker lacks the module, a mapping or an append file.
     Missing,
     /// The worker failed in a way that is not the canister's doing; it ends after this. Bounded
@@ -196,13 +196,4 @@ pub(crate) enum Report {
     Done,
     /// What came of [`Order::Heap`].
     Heap(HeapFigures),
-}
-
-/// A message that waits in a worker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct PausedReport {
-    /// How far it came, the same on every machine.
-    pub(crate) progress: Progress,
-    /// Bytes of private pages that it holds.
-    pub(crate) dirty_bytes: u64,
 }

@@ -70,7 +70,7 @@ fn grant(number: u64) -> Grant {
 fn world(places: u64) -> World {
     World::with(HOST, |config| {
         config.sandbox.paused_workers = places;
-        config.sandbox.paused_dirty_bytes = 4 * MIB;
+        config.paused_dirty_bytes = 4 * MIB;
     })
 }
 
@@ -273,7 +273,7 @@ fn the_youngest_gives_way_and_what_holds_too_much_is_not_kept() {
 
     let world = World::with(HOST, |config| {
         config.sandbox.paused_workers = 1;
-        config.sandbox.paused_dirty_bytes = MIB / 8;
+        config.paused_dirty_bytes = MIB / 8;
     });
     let canister = world.install(WORKER);
     for number in 1..4 {
@@ -283,4 +283,41 @@ fn the_youngest_gives_way_and_what_holds_too_much_is_not_kept() {
         assert_eq!(world.pool.statistics().paused, 0);
     }
     assert_eq!(world.pool.statistics().repeated, 2);
+
+    // More than it says it wrote is noticed as well.
+    let world = World::with(HOST, |config| {
+        config.sandbox.paused_workers = 1;
+        config.paused_anonymous_bytes = MIB / 8;
+    });
+    let canister = world.install(WORKER);
+    let request = request(&world, &canister, "compute");
+    let slice = world.pool.run_slice(Lane::Update(0), &request, &grant(1)).unwrap();
+    assert!(matches!(slice, Slice::Paused(_)));
+    assert_eq!(world.pool.statistics().paused, 0);
+}
+
+#[test]
+fn a_place_is_given_up_when_memory_is_short_and_when_what_it_maps_is_gone() {
+    let world = world(2);
+    let (one, other) = (world.install(WORKER), world.install(WORKER));
+    let begin = |since: u64, canister: &Canister| {
+        let grant = Grant { name: SlicedName { since: Height(since), ..name() }, ..grant(1) };
+        let request = request(&world, canister, "compute");
+        let slice = world.pool.run_slice(Lane::Update(0), &request, &grant).unwrap();
+        assert!(matches!(slice, Slice::Paused(_)));
+        request.heap.layout.id
+    };
+    let (old, young) = (begin(5, &one), begin(6, &other));
+    let pids = world.pool.paused_pids();
+    assert_eq!((world.pool.statistics().paused, pids.len()), (2, 2));
+    world.pool.evict_pressed();
+    assert_eq!(world.pool.statistics().paused, 1);
+    world.pool.forget(&[young]);
+    assert_eq!(world.pool.statistics().paused, 1, "the youngest went before");
+    world.pool.forget(&[old]);
+    assert_eq!(world.pool.statistics().paused, 0);
+    assert!(world.pool.paused_pids().is_empty());
+    for pid in pids {
+        assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "{pid}");
+    }
 }

@@ -48,7 +48,11 @@ impl World {
         let dir = tempfile::tempdir().unwrap();
         let limits = limits::Limits::nano().unwrap();
         let store = PageStore::open(dir.path().join("pages"), &limits.pages, []).unwrap();
+        let (paused_dirty_bytes, paused_anonymous_bytes) =
+            (limits.execution.paused_dirty_bytes, limits.paused_anonymous_bytes());
         let mut config = SandboxConfig {
+            paused_dirty_bytes,
+            paused_anonymous_bytes,
             exe: exe.into(),
             cache_dir: dir.path().join("cache"),
             update_workers: 1,
