@@ -53,7 +53,8 @@ impl MessageMemory {
         Self {
             guaranteed: totals.guaranteed_message_bytes + management,
             best_effort: totals.best_effort_message_bytes + bytes(true),
-            management,
+            // Those that wait for a paused message come to the others when it is over.
+            management: management + totals.waiting_call_bytes,
         }
     }
 

@@ -338,7 +338,7 @@ impl CallTable {
             let callbacks = open.remove(&id).unwrap_or_default();
             assert_eq!(context.open_callbacks, callbacks, "callbacks of context {}", id.0);
             assert!(
-                !context.responded || callbacks > 0 || paused == Some(*id),
+                !context.responded || callbacks > 0 || paused == Some(id),
                 "context {} is answered and waits for nothing",
                 id.0
             );

@@ -43,10 +43,16 @@ impl PausedMessage {
     pub(crate) fn message_memory(&self) -> (u64, u64) {
         let own =
             if self.is_guaranteed { (self.message_bytes, 0) } else { (0, self.message_bytes) };
-        self.waiting.iter().fold(own, |(guaranteed, other), call| match call.origin {
-            Origin::Ingress { .. } => (guaranteed, other + call.accounted_bytes()),
-            _ => (guaranteed + call.accounted_bytes(), other),
-        })
+        let all: u64 = self.waiting.iter().map(|call| call.accounted_bytes()).sum();
+        let of_canisters = self.waiting_call_bytes();
+        (own.0 + of_canisters, own.1 + all - of_canisters)
+    }
+
+    /// Bytes of calls of canisters that wait.
+    pub(crate) fn waiting_call_bytes(&self) -> u64 {
+        let is_user = |call: &&Shared<SubnetCall>| matches!(call.origin, Origin::Ingress { .. });
+        let calls = self.waiting.iter().filter(|call| !is_user(call));
+        calls.map(|call| call.accounted_bytes()).sum()
     }
 
     /// Cycles held for the message and for the calls that wait.

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     CanisterId, CanisterState, CanisterStatus, Consumption, Cycles, CyclesTotal, Height,
     IngressHistory, LowMemoryHook, MESSAGE_OVERHEAD_BYTES, ManifestClock, MerkleMap, ModuleHash,
-    Origin, SubnetKey, Time, WaitingMessage, heap,
+    Origin, PausedMessage, SubnetKey, Time, WaitingMessage, heap,
 };
 
 /// A call to the management canister, waiting its turn.
@@ -130,6 +130,8 @@ pub struct Totals {
     pub guaranteed_message_bytes: u64,
     /// Best-effort and users' messages.
     pub best_effort_message_bytes: u64,
+    /// Of the former, canisters' calls of the management canister that wait for paused messages.
+    pub waiting_call_bytes: u64,
     /// Percent of cores promised.
     pub compute_allocation: u64,
     /// Cycles spent by the canisters there are.
@@ -144,6 +146,7 @@ impl Totals {
         self.metadata_bytes += other.metadata_bytes;
         self.guaranteed_message_bytes += other.guaranteed_message_bytes;
         self.best_effort_message_bytes += other.best_effort_message_bytes;
+        self.waiting_call_bytes += other.waiting_call_bytes;
         self.compute_allocation += other.compute_allocation;
         self.consumed += other.consumed;
     }
@@ -155,6 +158,7 @@ impl Totals {
         self.metadata_bytes -= other.metadata_bytes;
         self.guaranteed_message_bytes -= other.guaranteed_message_bytes;
         self.best_effort_message_bytes -= other.best_effort_message_bytes;
+        self.waiting_call_bytes -= other.waiting_call_bytes;
         self.compute_allocation -= other.compute_allocation;
         self.consumed -= other.consumed;
     }
@@ -742,6 +746,10 @@ impl Facts {
                 metadata_bytes: canister.metadata_bytes(),
                 guaranteed_message_bytes: guaranteed,
                 best_effort_message_bytes: best_effort,
+                waiting_call_bytes: canister
+                    .paused
+                    .as_ref()
+                    .map_or(0, PausedMessage::waiting_call_bytes),
                 compute_allocation: canister.settings.compute_allocation,
                 consumed: canister.consumption.total(),
             },
