@@ -638,6 +638,6 @@ mod tests {
         assert!(slice(40) <= slice(2), "nothing comes behind the last");
         // One that was lost has all of it to do again.
         let again = time_limit(&limits, Some(&Grant::new(name, 30 * SLICE, SLICE)), 0);
-        assert!(again > 20 * slice(2));
+        assert!(again > 10 * slice(2));
     }
 }
