@@ -12,8 +12,8 @@
 use sandbox::{Call, CallbackKind, Entry, MessageLimits, Response};
 use state::{
     CallContextId, CallRequest, CallResponse, Callback, CanisterState, CanisterStatus, Cycles,
-    Fault, Ingress, Input, LowMemoryHook, Origin, Payload, Reject, RequestId, SenderInfo, Shared,
-    SubnetCall, Time, heap,
+    Fault, HookTurn, Ingress, Input, LowMemoryHook, Origin, Payload, Reject, RequestId, SenderInfo,
+    Shared, SubnetCall, Time, heap,
 };
 
 use crate::config::FatalError;
@@ -49,6 +49,8 @@ pub(crate) struct Effects {
     pub(crate) instructions: u64,
     /// The same with what messages cost besides.
     pub(crate) work: u64,
+    /// Instructions that ran in rounds before and ran again, on all members.
+    pub(crate) repeated: u64,
     /// Bytes of delta pages (4 KiB each) committed to canister memories.
     pub(crate) delta_bytes: u64,
     /// Canister messages executed, a cleanup callback counting separately, plus management calls
@@ -185,10 +187,20 @@ impl<'a> Turn<'a> {
             {
                 return self.system_task(canister, seat, Entry::OnLowWasmMemory);
             }
-            if hooks.heartbeat && !seat.heartbeat_done {
+            let messages = !canister.queues.is_empty();
+            let (heartbeat_waits, timer_waits) = match canister.hook_turn {
+                HookTurn::Any => (false, false),
+                HookTurn::Timer => (timer_due || messages, false),
+                HookTurn::Message => (messages, messages),
+            };
+            if hooks.heartbeat && !seat.heartbeat_done && !heartbeat_waits {
+                canister.hook_turn = HookTurn::Any;
                 return self.system_task(canister, seat, Entry::Heartbeat);
             }
-            if timer_due {
+            if timer_due && !timer_waits {
+                if canister.hook_turn == HookTurn::Timer {
+                    canister.hook_turn = HookTurn::Message;
+                }
                 return self.system_task(canister, seat, Entry::GlobalTimer);
             }
         }
@@ -207,6 +219,7 @@ impl<'a> Turn<'a> {
             None => return Ok(Step::Idle),
             Some(input) => {
                 let ruled_out = self.take_up(canister, seat);
+                canister.hook_turn = HookTurn::Any;
                 match input {
                     Input::Ingress(ingress) => self.ingress(canister, ingress, ruled_out)?,
                     Input::Request(request) => self.request(canister, request, ruled_out)?,

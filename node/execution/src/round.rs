@@ -3,7 +3,7 @@
 //! ```text
 //! let time pass       statuses expire, storage is paid, deadlines and waits end, randomness is handed out
 //! induct              the batch's calls get a status and a place in a queue
-//! advance             the oldest paused messages get a slice each (see `slices`)
+//! advance             some paused messages get a slice each (see `slices`)
 //! repeat              management calls, then one iteration over canisters with work (see `scheduler`), then merging; the canisters first in every
 //!                     second round that begins with management calls left from the one before
 //! until               no work is left, or the round's instructions or delta are used up
@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
-use state::{Batch, CanisterId, Fault, Payload, ReplicatedState, Time};
+use state::{Batch, CanisterId, CanisterState, Cycles, Fault, Payload, ReplicatedState, Time};
 
 use crate::config::{FatalError, unwound};
 use crate::core::{Core, RoundFacts};
@@ -40,6 +40,8 @@ const CHARGES_PER_ROUND: usize = 1_000;
 pub(crate) struct RoundWork {
     pub(crate) verdicts: Vec<Fault>,
     pub(crate) instructions: u64,
+    /// Instructions that ran in rounds before and ran again, as they do in a replay.
+    pub(crate) repeated: u64,
     pub(crate) messages: u64,
     pub(crate) delta_bytes: u64,
     /// Of messages that came and wait with records of their own.
@@ -63,6 +65,11 @@ pub(crate) struct Round<'a> {
     desk_ordinal: u64,
     /// Canisters run before the management calls, once.
     canisters_first: bool,
+    /// The most lanes of an iteration.
+    lanes_most: usize,
+    /// No management call is taken up: paused messages wrote so much that an upgrade would find no
+    /// room in the delta log.
+    desk_is_closed: bool,
 }
 
 /// Executes `batch` on `state`.
@@ -99,6 +106,8 @@ pub(crate) fn run(
         delta_spent: 0,
         desk_ordinal: 0,
         canisters_first,
+        lanes_most: VIRTUAL_LANES,
+        desk_is_closed: false,
     };
     round.let_time_pass(&batch.randomness);
     induction::induct(core, round.state, batch.ingress);
@@ -106,6 +115,20 @@ pub(crate) fn run(
     round.advance()?;
     round.execute()?;
     round.finish()
+}
+
+/// Who paid until then has to pay now.
+fn charged_before(now: Time) -> Time {
+    Time(now.0.saturating_sub(CHARGE_SECONDS * 1_000_000_000))
+}
+
+/// Of seconds for which so much is owed, those that are paid for.
+fn paid_seconds(seconds: u64, owed: Cycles, paid: Cycles) -> u64 {
+    if paid >= owed {
+        return seconds;
+    }
+    let paid = paid.saturating_mul(seconds.into()) / owed;
+    u64::try_from(paid).unwrap_or(seconds).min(seconds)
 }
 
 impl Round<'_> {
@@ -139,46 +162,72 @@ impl Round<'_> {
         self.merge_one(effects);
     }
 
-    /// Storage and allocations, for canisters that have not paid for a while. One that cannot pay
-    /// loses its code.
+    /// Storage and allocations, for canisters that have not paid for a while.
     fn charge(&mut self, now: Time) {
         let mut effects = Effects::default();
-        let due = Time(now.0.saturating_sub(CHARGE_SECONDS * 1_000_000_000));
-        for id in self.state.due_charges(due, CHARGES_PER_ROUND) {
-            let Some(canister) = self.state.get_mut(&id) else { continue };
-            let seconds = (now.0 - canister.charged_until.0) / 1_000_000_000;
-            canister.charged_until = Time(canister.charged_until.0 + seconds * 1_000_000_000);
-            let costs = &self.core.costs;
-            let memory = costs.storage(canister.memory_taken(), seconds);
-            let compute = costs.compute(canister.settings.compute_allocation, seconds);
-            let had_nothing = canister.cycles == 0 && canister.reserved_cycles == 0;
-            let from_reserve = memory.min(canister.reserved_cycles);
-            canister.reserved_cycles -= from_reserve;
-            let from_balance = (memory - from_reserve).min(canister.cycles);
-            canister.cycles -= from_balance;
-            canister.consumption.memory += from_reserve + from_balance;
-            let compute = compute.min(canister.cycles);
-            canister.cycles -= compute;
-            canister.consumption.compute_allocation += compute;
-            // One with a paused message keeps its code until it is due the next time.
-            let ran_out =
-                canister.cycles == 0 && canister.reserved_cycles == 0 && canister.paused.is_none();
-            if ran_out && (!had_nothing || canister.execution.is_some()) {
-                let rejection = reject::rejected_message(format!(
-                    "Canister {id} ran out of cycles and lost its code."
-                ));
-                management::uninstall(self.core, canister, &mut effects, &rejection);
-                canister.history.clear();
-                canister.chunks.clear();
-                canister.settings.compute_allocation = 0;
-                canister.settings.memory_allocation = 0;
+        for id in self.state.due_charges(charged_before(now), CHARGES_PER_ROUND) {
+            self.charge_canister(&id, now, &mut effects);
+        }
+        self.merge_one(effects);
+    }
+
+    /// The same for those of `ids` whose message is over: what they owe of the time when it was
+    /// paused is taken before they begin another, which would be prepaid with it.
+    fn charge_ended(&mut self, ids: &[CanisterId]) {
+        let now = self.facts.time;
+        let mut effects = Effects::default();
+        for id in ids {
+            let owes = |canister: &CanisterState| {
+                canister.paused.is_none() && canister.charged_until <= charged_before(now)
+            };
+            if self.state.get(id).is_some_and(owes) {
+                self.charge_canister(id, now, &mut effects);
             }
         }
         self.merge_one(effects);
     }
 
-    /// Grants a slice to each of the oldest paused messages.
+    /// Takes what a canister owes. One that cannot pay loses its code; while a message of it is
+    /// paused, which may give back what was prepaid, it owes the time that it did not pay for.
+    fn charge_canister(&mut self, id: &CanisterId, now: Time, effects: &mut Effects) {
+        let Some(canister) = self.state.get_mut(id) else { return };
+        let seconds = (now.0 - canister.charged_until.0) / 1_000_000_000;
+        let costs = &self.core.costs;
+        let memory = costs.storage(canister.memory_taken(), seconds);
+        let compute = costs.compute(canister.settings.compute_allocation, seconds);
+        let had_nothing = canister.cycles == 0 && canister.reserved_cycles == 0;
+        let from_reserve = memory.min(canister.reserved_cycles);
+        canister.reserved_cycles -= from_reserve;
+        let from_balance = (memory - from_reserve).min(canister.cycles);
+        canister.cycles -= from_balance;
+        canister.consumption.memory += from_reserve + from_balance;
+        let for_compute = compute.min(canister.cycles);
+        canister.cycles -= for_compute;
+        canister.consumption.compute_allocation += for_compute;
+        let (owed, paid) = (memory + compute, from_reserve + from_balance + for_compute);
+        let is_paused = canister.paused.is_some();
+        let seconds = if is_paused { paid_seconds(seconds, owed, paid) } else { seconds };
+        canister.charged_until = Time(canister.charged_until.0 + seconds * 1_000_000_000);
+        let ran_out = canister.cycles == 0 && canister.reserved_cycles == 0 && !is_paused;
+        if ran_out && (!had_nothing || canister.execution.is_some()) {
+            let rejection = reject::rejected_message(format!(
+                "Canister {id} ran out of cycles and lost its code."
+            ));
+            management::uninstall(self.core, canister, effects, &rejection);
+            canister.history.clear();
+            canister.chunks.clear();
+            canister.settings.compute_allocation = 0;
+            canister.settings.memory_allocation = 0;
+        }
+    }
+
+    /// Grants a slice to each of the paused messages that go on now.
     fn advance(&mut self) -> Result<(), FatalError> {
+        if std::mem::take(&mut self.state.subnet.calls_first) {
+            // Nobody's long messages keep the calls from being served for longer than a round.
+            self.canisters_first = false;
+            return Ok(());
+        }
         let limits = self.core.limits();
         let most = usize::try_from(limits.execution.paused_executions).unwrap_or(usize::MAX);
         let ids = self.state.next_paused(most.min(VIRTUAL_LANES));
@@ -187,8 +236,8 @@ impl Round<'_> {
         }
         let growable_bytes = self.growable_bytes();
         let jobs: Vec<_> = ids
-            .into_iter()
-            .filter_map(|id| self.state.take(&id))
+            .iter()
+            .filter_map(|id| self.state.take(id))
             .map(|canister| {
                 let (core, facts) = (Arc::clone(self.core), Arc::clone(&self.facts));
                 let seated = (canister, Seat::default());
@@ -212,8 +261,13 @@ impl Round<'_> {
         self.canisters_first &= all.iter().all(|effects| effects.management.is_empty());
         self.merge(all);
         self.finish_stops();
+        self.charge_ended(&ids);
         // Half of the round is for everybody else, however long the slices were and whatever those
-        // wrote that ended: the delta log's reserve has room for it besides that of a round.
+        // wrote that ended. What they wrote takes lanes away: the delta log's reserve has room for
+        // both together.
+        self.lanes_most =
+            usize::try_from(limits.lanes_beside(self.delta_spent)).unwrap_or(VIRTUAL_LANES);
+        self.desk_is_closed = !limits.has_room_for_upgrade(self.delta_spent);
         self.spent = self.spent.min(limits.execution.instructions_per_round / 2);
         self.delta_spent = self.delta_spent.min(limits.execution.heap_delta_bytes_per_round / 2);
         Ok(())
@@ -253,7 +307,7 @@ impl Round<'_> {
 
     /// Management calls, until none is left or the round is used up.
     fn serve_desk(&mut self) -> Result<(), FatalError> {
-        while !self.is_used_up() {
+        while !self.is_used_up() && !self.desk_is_closed {
             let Some(call) = self.state.subnet.calls.pop_front() else { return Ok(()) };
             if let Some(canister) = call.released_by.and_then(|id| self.state.get_mut(&id)) {
                 canister.released = canister.released.saturating_sub(1);
@@ -286,7 +340,7 @@ impl Round<'_> {
     fn iterate(&mut self, ids: Vec<CanisterId>) -> Result<(), FatalError> {
         let limits = self.core.limits();
         let order = ids.clone();
-        let lanes = scheduler::lanes(ids);
+        let lanes = scheduler::lanes(ids, self.lanes_most);
         let count = lanes.len() as u64;
         let budget = LaneBudget {
             work: (limits.execution.instructions_per_round - self.spent).div_ceil(count),
@@ -350,6 +404,7 @@ impl Round<'_> {
         memory.release(self.core, all.iter().flat_map(|effects| &effects.requests));
         for mut effects in all {
             self.work.instructions += effects.instructions;
+            self.work.repeated += effects.repeated;
             self.work.messages += effects.messages;
             self.work.delta_bytes += effects.delta_bytes;
             self.delta_spent += effects.delta_bytes;
@@ -387,6 +442,7 @@ impl Round<'_> {
             .iter()
             .any(|id| !self.seats.get(id).is_some_and(|seat| seat.timer_done));
         let paused = self.state.paused().next().is_some();
+        self.state.subnet.calls_first = self.desk_is_closed && !self.state.subnet.calls.is_empty();
         self.work.more = waits || queued || timers || paused;
         Ok(self.work)
     }

@@ -2,10 +2,10 @@
 //!
 //! A round is a series of iterations. An iteration takes canisters that have something to do, in
 //! the order of their ids but beginning behind the last one that was served before, and spreads
-//! them over [`VIRTUAL_LANES`] lanes. Each lane has an equal part of what is left of the round's
+//! them over [`VIRTUAL_LANES`] lanes (fewer where paused messages that ended wrote much). Each lane has an equal part of what is left of the round's
 //! budgets and serves its canisters one after the other. Lanes are a notion of the state machine,
-//! not of the machine: there are always as many, however many threads run them, so that the outcome
-//! of a round does not depend on the number of cores.
+//! not of the machine: how many there are follows from the state, however many threads run them, so
+//! that the outcome of a round does not depend on the number of cores.
 //!
 //! A canister prefers one lane for good (so that its memories stay mapped in one worker), and gives
 //! way to an emptier one.
@@ -121,9 +121,9 @@ fn union<const SETS: usize>(
     })
 }
 
-/// Spreads canisters over lanes.
-pub(crate) fn lanes(ids: Vec<CanisterId>) -> Vec<Vec<CanisterId>> {
-    let count = ids.len().clamp(1, VIRTUAL_LANES);
+/// Spreads canisters over at most so many lanes.
+pub(crate) fn lanes(ids: Vec<CanisterId>, most: usize) -> Vec<Vec<CanisterId>> {
+    let count = ids.len().min(most).max(1);
     let fair = ids.len().div_ceil(count);
     let mut lanes: Vec<Vec<CanisterId>> = vec![Vec::new(); count];
     for id in ids {
@@ -220,11 +220,12 @@ mod tests {
     #[test]
     fn lanes_are_even_and_depend_on_ids_alone() {
         let ids: Vec<_> = (0..10).map(ExecutorConfig::canister_id).collect();
-        let spread = lanes(ids.clone());
+        let spread = lanes(ids.clone(), VIRTUAL_LANES);
         assert_eq!(spread.len(), VIRTUAL_LANES);
         assert!(spread.iter().all(|lane| lane.len() <= 3));
         assert_eq!(spread.iter().map(Vec::len).sum::<usize>(), 10);
-        assert_eq!(spread, lanes(ids));
+        assert_eq!(spread, lanes(ids.clone(), VIRTUAL_LANES));
+        assert_eq!(lanes(ids, 1).len(), 1);
     }
 
     #[test]
@@ -243,7 +244,7 @@ mod tests {
 
     #[test]
     fn a_lone_canister_has_the_iteration_for_itself() {
-        assert_eq!(lanes(vec![ExecutorConfig::canister_id(3)]).len(), 1);
-        assert_eq!(lanes(vec![]).len(), 1);
+        assert_eq!(lanes(vec![ExecutorConfig::canister_id(3)], VIRTUAL_LANES).len(), 1);
+        assert_eq!(lanes(vec![], VIRTUAL_LANES).len(), 1);
     }
 }

@@ -2,13 +2,15 @@
 //!
 //! Every message but an installation's runs in slices of `execution.instructions_per_slice`. The
 //! first runs when it is taken up. If it is not over then, it is **paused**: what it was given when
-//! it began is written down in its canister ([`state::PausedMessage`]), and each round grants the
-//! `execution.paused_executions` oldest paused messages of the subnet one slice more, before
-//! anything else runs. So every one of them comes to its end, however many there are.
+//! it began is written down in its canister ([`state::PausedMessage`]), and each round grants
+//! `execution.paused_executions` paused messages of the subnet one slice more, before anything else
+//! runs: the oldest, and one whose canister has its turn. So every one of them comes to its end,
+//! however many there are, and a short one needs not wait for all long ones that began before it.
 //!
 //! One that has written more than a worker keeps (`execution.paused_dirty_bytes`) runs again from its
 //! beginning each time. What it wrote follows from the message, so all members know: it is granted
-//! twice as much each time, and only one such message goes on in a round. All of its runs together
+//! twice as much each time, and only one such message goes on in a round: the oldest, or in every
+//! second round the one that has its turn. All of its runs together
 //! take less than three times as long as one would.
 //!
 //! # What it comes to
@@ -22,8 +24,9 @@
 //! - **Growth.** What it has grown by counts against the subnet's capacity from pause to pause. Its
 //!   promise is a lane's part of what is free, as it is in each later slice. Should others have taken
 //!   the room that it was promised, the message fails.
-//! - **Storage** is charged meanwhile. A canister that cannot pay loses its code when it is due the
-//!   next time and no message is paused.
+//! - **Storage** is charged meanwhile, as far as the balance goes. The rest is owed until the message
+//!   is over and what it did not use of its prepayment is back: then a canister that cannot pay
+//!   loses its code.
 //!
 //! Meanwhile the canister runs nothing else, and calls of the management canister that would change
 //! it wait ([`crate::management`]); when the message is over, they are served before the canister
@@ -33,7 +36,7 @@ use sandbox::{Entry, Grant, Progress, SlicedName};
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 use state::{
-    CallContextId, CanisterState, Cycles, Height, Origin, PausedMessage, Reject, Shared,
+    CallContextId, CanisterState, Cycles, Height, HookTurn, Origin, PausedMessage, Reject, Shared,
     SubnetCall, WASM_PAGE_BYTES, heap,
 };
 
@@ -156,6 +159,7 @@ impl Turn<'_> {
         let Some(paused) = canister.paused.take() else { return Ok(()) };
         let queue_slots = self.core().limits().subnet.queue_slots;
         let mut running = Running::restore(canister, &paused, queue_slots)?;
+        let entry = running.begun.entry.clone();
         let ruled_out = self.take_up(canister, seat);
         self.effects.work += MESSAGE_OVERHEAD_INSTRUCTIONS;
         if ruled_out {
@@ -169,12 +173,16 @@ impl Turn<'_> {
             let more = if paused.is_large {
                 // All of it runs again.
                 self.effects.work += paused.instructions;
+                self.effects.repeated += paused.instructions;
                 running.granted
             } else {
                 self.slice()
             };
             running.granted = running.granted.saturating_add(more);
             self.run(canister, running)?;
+        }
+        if canister.paused.is_none() {
+            stand_back(&entry, canister, seat);
         }
         match &mut canister.paused {
             Some(still) => still.waiting = paused.waiting,
@@ -368,6 +376,23 @@ impl Turn<'_> {
         };
         let task = Task::Cleanup { instructions: ran.instructions, reject };
         self.begin(canister, task, context, invocation, prepaid)
+    }
+}
+
+/// A hook that took longer than a slice is over: it does not begin again before others had their
+/// turn. Otherwise one that takes a slice and a half and is due in each round would be all that its
+/// canister ever runs.
+fn stand_back(hook: &Entry, canister: &mut CanisterState, seat: &mut Seat) {
+    match hook {
+        Entry::Heartbeat => {
+            seat.heartbeat_done = true;
+            canister.hook_turn = HookTurn::Timer;
+        }
+        Entry::GlobalTimer => {
+            (seat.heartbeat_done, seat.timer_done) = (true, true);
+            canister.hook_turn = HookTurn::Message;
+        }
+        _ => {}
     }
 }
 

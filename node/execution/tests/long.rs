@@ -174,6 +174,135 @@ fn the_oldest_go_on_however_many_begin() {
     assert!(ids[..5].iter().all(|id| is_paused(&node, *id)));
 }
 
+/// Sends a message to each that does not end soon.
+fn crowd(node: &mut Node, ids: &[CanisterId], program: &[Op]) {
+    for few in ids.chunks(4) {
+        for id in few {
+            node.send(*id, program);
+        }
+        node.round();
+    }
+    assert!(ids.iter().all(|id| is_paused(node, *id)));
+}
+
+#[test]
+fn a_message_little_longer_than_a_slice_does_not_wait_for_all_that_began_before() {
+    let mut node = Node::with(short_slices());
+    let ids: Vec<_> = (0..42).map(|_| node.deploy(&Spec::default())).collect();
+    let strangers = &ids[1..41];
+    crowd(&mut node, strangers, &[slices(40), Op::Reply(vec![])]);
+    for id in [ids[0], ids[41]] {
+        let request = begin(&mut node, id, 2, &[Op::Reply(b"short".to_vec())]);
+        let rounds = finish(&mut node, id);
+        assert!(rounds <= 42, "{rounds}");
+        assert_eq!(node.result(&request).unwrap(), b"short");
+    }
+    assert!(strangers.iter().filter(|id| is_paused(&node, **id)).count() > 30);
+    assert!(strangers[..3].iter().all(|id| !is_paused(&node, *id)), "the oldest go on as well");
+    node.restart();
+}
+
+#[test]
+fn a_large_message_does_not_wait_for_all_large_ones_that_began_before() {
+    let mut limits = short_slices();
+    limits.execution.paused_dirty_bytes = 8 << 10;
+    let mut node = Node::with(limits);
+    let large = |count| [slices(count), Op::Note(vec![7; 64 << 10]), Op::Reply(b"large".to_vec())];
+    let ids: Vec<_> = (0..25).map(|_| node.deploy(&Spec::default())).collect();
+    let (strangers, id) = (&ids[..20], ids[24]);
+    crowd(&mut node, strangers, &large(40));
+    let small = &ids[20..24];
+    crowd(&mut node, small, &[slices(40), Op::Reply(vec![])]);
+    let request = begin(&mut node, id, 2, &large(1)[1..]);
+    let is_large = |id| node.canister(id).paused.as_ref().unwrap().is_large;
+    assert!(is_large(id) && strangers.iter().all(|id| is_large(*id)) && !is_large(small[0]));
+    let rounds = finish(&mut node, id);
+    assert!(rounds <= 2 * 22, "{rounds}");
+    assert_eq!(node.result(&request).unwrap(), b"large");
+    assert!(strangers.iter().filter(|id| is_paused(&node, **id)).count() > 10);
+    assert!(!is_paused(&node, strangers[0]), "the oldest goes on as well");
+    while small.iter().any(|id| is_paused(&node, *id)) {
+        node.round();
+        assert!(node.log.len() < 300);
+    }
+    node.restart();
+}
+
+/// Executes calls on a canister whose hooks take longer than a slice: each has its turn, and an
+/// answer comes in.
+fn answers_between_hooks(spec: &Spec) -> Vec<String> {
+    let mut node = Node::with(short_slices());
+    let (id, other) = (node.deploy(spec), node.deploy(&Spec::default()));
+    let mut call = CallOp::new(other, &[Op::Reply(b"x".to_vec())]);
+    call.on_reply = vec![Op::Note(b"callback".to_vec()), Op::ReplyArgument];
+    let call = call.op();
+    for round in 0..6 {
+        let long = if round % 2 == 0 { slices(2) } else { Op::Spend(1) };
+        let request = node.send(id, &[Op::Note(b"message".to_vec()), long, call.clone()]);
+        let rounds = (1..30).find(|_| {
+            node.round();
+            node.result_if_any(&request).is_some()
+        });
+        assert!(rounds.is_some_and(|rounds| rounds <= 16), "{round}: {rounds:?}");
+        assert_eq!(node.result(&request).unwrap(), b"x");
+        node = node.restart();
+    }
+    let request = node.send(id, &[Op::ReplyNotes]);
+    while node.result_if_any(&request).is_none() {
+        node.round();
+    }
+    let notes: Vec<Vec<u8>> = postcard::from_bytes(&node.result(&request).unwrap()).unwrap();
+    notes.into_iter().map(|note| String::from_utf8(note).unwrap()).collect()
+}
+
+fn heartbeat() -> Option<Vec<Op>> {
+    Some(vec![slices(2), Op::Note(b"heartbeat".to_vec())])
+}
+
+/// One that is due again when it is over.
+fn recurring_timer() -> Option<Vec<Op>> {
+    Some(vec![Op::Timer(1), slices(2), Op::Note(b"timer".to_vec())])
+}
+
+#[test]
+fn a_heartbeat_longer_than_a_slice_leaves_its_canister_a_turn() {
+    let notes = answers_between_hooks(&Spec { heartbeat: heartbeat(), ..Spec::default() });
+    assert!(notes.iter().filter(|note| *note == "heartbeat").count() >= 6, "{notes:?}");
+}
+
+#[test]
+fn a_recurring_timer_longer_than_a_slice_leaves_its_canister_a_turn() {
+    let (init, timer) = (vec![Op::Timer(1)], recurring_timer());
+    let notes = answers_between_hooks(&Spec { init, timer, ..Spec::default() });
+    assert!(notes.iter().filter(|note| *note == "timer").count() >= 6, "{notes:?}");
+}
+
+#[test]
+fn heartbeat_timer_and_messages_that_are_all_long_have_their_turns() {
+    let (init, timer) = (vec![Op::Timer(1)], recurring_timer());
+    let spec = Spec { init, timer, heartbeat: heartbeat(), ..Spec::default() };
+    let notes = answers_between_hooks(&spec);
+    for hook in ["heartbeat", "timer"] {
+        assert!(notes.iter().filter(|note| *note == hook).count() >= 6, "{hook}: {notes:?}");
+    }
+}
+
+#[test]
+fn a_hook_that_has_no_turn_in_the_round_of_its_end_does_not_come_before_messages_again() {
+    let mut limits = short_slices();
+    limits.execution.heap_delta_bytes_per_canister_round = 16 << 10;
+    let mut node = Node::with(limits);
+    // What it writes makes its canister wait for rounds after each of them.
+    let beat = vec![slices(2), Op::Grow(1), Op::Write(0, 10, 1)];
+    let id = node.deploy(&Spec { heartbeat: Some(beat), ..Spec::default() });
+    let request = node.send(id, &[Op::Reply(b"served".to_vec())]);
+    for _ in 0..30 {
+        node.round();
+    }
+    assert_eq!(node.result(&request).unwrap(), b"served");
+    node.restart();
+}
+
 fn manage<A: candid::CandidType>(
     node: &mut Node,
     id: CanisterId,
@@ -320,31 +449,78 @@ fn what_was_spent_meanwhile_is_not_spent_twice() {
     node.restart();
 }
 
-#[test]
-fn storage_is_paid_for_meanwhile_and_the_code_falls_afterwards() {
-    let mut node = Node::with(short_slices());
+/// A canister with so much besides what storage for its freezing threshold takes.
+fn poor(node: &mut Node, cycles: u64) -> CanisterId {
     let id = node.deploy(&Spec::default());
     node.call(id, &[Op::Grow(1_000), Op::Reply(vec![])]).unwrap();
     let balance = node.canister(id).cycles;
     node.call(id, &[Op::Burn(balance), Op::Reply(vec![])]).unwrap();
-    let top_up = management::ProvisionalTopUpCanisterArgs {
-        canister_id: id,
-        amount: 1_000_000_000u64.into(),
-    };
-    node.manage(user(1), id, "provisional_top_up_canister", &top_up).unwrap();
+    top_up(node, id, cycles);
+    node.settle();
+    id
+}
+
+fn top_up(node: &mut Node, id: CanisterId, cycles: u64) {
+    let amount =
+        management::ProvisionalTopUpCanisterArgs { canister_id: id, amount: cycles.into() };
+    manage(node, id, "provisional_top_up_canister", &amount);
+}
+
+const YEAR: u64 = 365 * 86_400;
+
+#[test]
+fn what_storage_costs_while_a_message_holds_the_balance_is_owed() {
+    let mut node = Node::with(short_slices());
+    let (id, other) = (poor(&mut node, 1_000_000_000), node.deploy(&Spec::default()));
     let request = begin(&mut node, id, 5, &[Op::Reply(b"last".to_vec())]);
-    node.seconds_per_round = 400 * 86_400;
+    node.seconds_per_round = YEAR;
     node.round();
     assert!(is_paused(&node, id));
-    assert_eq!((node.canister(id).charged_until.0, node.canister(id).cycles), (node.now(), 0));
+    assert_eq!(node.canister(id).cycles, 0);
+    let paid_until = node.canister(id).charged_until.0;
+    assert!(paid_until < node.now() - YEAR / 2 * SECOND, "the rest is owed");
+    // Who has nothing to pay with is not looked at again.
+    let due = node.executor.state().due_charges(state::Time(node.now() + SECOND), 10);
+    assert_eq!(due, [other]);
+    node = node.restart();
     node.seconds_per_round = 1;
+    let spent = node.canister(id).consumption.memory;
+    // It would be prepaid with what the first gives back.
+    let next = node.send(id, &[slices(5), Op::Reply(b"next".to_vec())]);
     finish(&mut node, id);
     assert_eq!(node.result(&request).unwrap(), b"last");
-    assert!(node.canister(id).execution.is_some(), "it has what was prepaid and not used");
-    node.seconds_per_round = 400 * 86_400;
+    assert!(node.canister(id).execution.is_none(), "what came back does not cover it");
+    assert!(node.canister(id).consumption.memory > spent + 300_000_000);
+    assert!(node.result(&next).is_err());
+    node.restart();
+}
+
+#[test]
+fn storage_that_is_owed_is_paid_as_soon_as_there_is_something() {
+    let mut node = Node::with(short_slices());
+    let ids = [0; 2].map(|_| poor(&mut node, 1_000_000_000));
+    let requests = ids.map(|id| node.send(id, &[slices(9), Op::Reply(b"kept".to_vec())]));
     node.round();
-    assert!(node.canister(id).execution.is_none());
+    node.seconds_per_round = YEAR;
+    node.round();
+    assert!(ids.iter().all(|id| is_paused(&node, *id) && node.canister(*id).cycles == 0));
     node.seconds_per_round = 1;
+    top_up(&mut node, ids[0], 1_000_000_000_000);
+    node.round();
+    node.round();
+    let [rich, poor] = ids.map(|id| node.canister(id).charged_until.0 + YEAR / 2 * SECOND);
+    assert!(is_paused(&node, ids[0]));
+    assert!(rich > node.now() && poor < node.now(), "{rich}, {poor}");
+    // The other can pay what it owes with what is sent before it is charged again.
+    top_up(&mut node, ids[1], 1_000_000_000_000);
+    node.settle();
+    for (id, request) in ids.iter().zip(&requests) {
+        assert_eq!(node.result(request).unwrap(), b"kept");
+        assert!(node.canister(*id).execution.is_some());
+    }
+    let paid = ids.map(|id| node.canister(id).consumption.memory);
+    let alike = |one, other| one < other + 100_000_000;
+    assert!(alike(paid[0], paid[1]) && alike(paid[1], paid[0]), "{paid:?}");
     node.restart();
 }
 
@@ -447,10 +623,76 @@ fn what_writes_much_runs_again_with_twice_the_slices_and_alone() {
             }
         }
     }
-    // 1, 2, 4, 8, 16, 32 slices; the other's turn comes then. The small one has one in each round.
-    assert_eq!(ends, [6, 11, 7]);
+    // 1, 2, 4, 8, 16, 32 slices: the older one in every second round, and each in its turn in the
+    // others. The small one has one in each round.
+    assert_eq!(ends, [7, 11, 7]);
     assert_eq!(node.result(&one).unwrap(), b"large");
     assert_eq!(node.result(&two).unwrap(), b"large");
+    node.restart();
+}
+
+#[test]
+fn what_runs_again_counts_for_the_next_checkpoint() {
+    let mut limits = short_slices();
+    limits.execution.paused_dirty_bytes = 8 << 10;
+    limits.pages.checkpoint_interval_rounds = 1_000;
+    limits.pages.checkpoint_instructions = 30 * SLICE;
+    let mut node = Node::with(limits);
+    let id = node.deploy(&Spec::default());
+    assert!(!node.executor.checkpoint_due());
+    begin(&mut node, id, 40, &[Op::Note(vec![7; 64 << 10]), Op::Reply(vec![])]);
+    for _ in 0..3 {
+        node.round();
+        assert!(!node.executor.checkpoint_due());
+    }
+    // 1, 2, 4, 8, 16: the message is at its sixteenth slice, and 31 have run.
+    let batch = node.batch();
+    node.executor.execute(&batch, &[]).unwrap();
+    let paused = node.canister(id).paused.clone().unwrap();
+    assert!(paused.granted == 16 * SLICE && paused.instructions <= 17 * SLICE);
+    assert!(node.executor.checkpoint_due());
+}
+
+/// Five messages may write 1,280 KiB, and the phases of an upgrade 1 MiB of them.
+fn small_delta() -> Limits {
+    let mut limits = short_slices();
+    let execution = &mut limits.execution;
+    execution.heap_dirty_bytes_per_message = 128 << 10;
+    execution.stable_dirty_bytes_per_message = 128 << 10;
+    execution.heap_dirty_bytes_per_install = 256 << 10;
+    execution.stable_dirty_bytes_per_install = 256 << 10;
+    execution.dirty_bytes_per_install = 512 << 10;
+    limits
+}
+
+#[test]
+fn calls_that_find_no_room_beside_paused_messages_come_first_in_the_next_round() {
+    let mut node = Node::with(small_delta());
+    let ids: Vec<_> = (0..4).map(|_| node.deploy(&Spec::default())).collect();
+    for id in &ids[..2] {
+        node.send(
+            *id,
+            &[Op::Grow(4), slices(2), Op::Write(0, 32, 1), Op::Note(vec![1]), Op::Reply(vec![])],
+        );
+    }
+    let other = node.send(ids[2], &[slices(9), Op::Reply(vec![])]);
+    node.round();
+    assert!(ids[..3].iter().all(|id| is_paused(&node, *id)));
+    let record = management::CanisterIdRecord { canister_id: ids[3] };
+    let stop = manage(&mut node, ids[3], "stop_canister", &record);
+    let update = node.send(ids[3], &[Op::Reply(vec![])]);
+    // Both that end write 128 KiB and their headers.
+    let result = node.round();
+    assert!(!is_paused(&node, ids[0]) && !is_paused(&node, ids[1]));
+    assert!(result.more && node.result_if_any(&stop).is_none(), "the call finds no room");
+    assert!(node.result(&update).is_ok(), "others are served");
+    let granted = node.canister(ids[2]).paused.as_ref().unwrap().granted;
+    node = node.restart();
+    node.round();
+    assert!(node.result(&stop).is_ok(), "it comes first");
+    assert_eq!(node.canister(ids[2]).paused.as_ref().unwrap().granted, granted);
+    node.settle();
+    assert!(node.result(&other).is_ok());
     node.restart();
 }
 

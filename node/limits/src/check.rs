@@ -280,10 +280,9 @@ impl Limits {
         rules.at_least(
             reserve,
             round.saturating_add(self.delta_beyond_round_bytes()),
-            "a started round writes its delta besides messages that were paused, and executions in \
-             flight then still finish (execution.heap_delta_bytes_per_round + \
-             execution.paused_executions x what a message may dirty + that of four lanes, or one \
-             install)",
+            "a started round writes its delta, and executions in flight then still finish \
+             (execution.heap_delta_bytes_per_round + what messages may dirty on four lanes or two \
+             phases of an upgrade, or half of it + what five messages may dirty)",
         );
         rules.at_least(
             limit!(self.pages.checkpoint_interval_rounds),

@@ -19,7 +19,7 @@ pub const PRESETS: [Preset; 3] = [
     Preset { name: "small", memory_bytes: 1024 * MIB },
 ];
 
-/// Lanes that a round spreads canisters over, and the most paused messages that go on in it: a notion
+/// The most lanes that a round spreads canisters over, and the most paused messages that go on in it: a notion
 /// of the state machine, the same on every machine.
 pub const VIRTUAL_LANES: u64 = 4;
 
@@ -274,14 +274,38 @@ impl Limits {
             .saturating_add(self.execution.stable_dirty_bytes_per_query)
     }
 
-    /// What a round may write beyond `heap_delta_bytes_per_round`: the messages that come to their
-    /// end before anything is counted, and then what each lane, or an install, had begun when the
-    /// round was used up. Lanes are always as many, however many threads run them.
+    /// What a round may write beyond `heap_delta_bytes_per_round`. Messages that were paused come to
+    /// their end before anything is counted, and count as half of that at most. Then each lane may
+    /// have begun a message when the round was used up, or the desk an upgrade, of two phases:
+    /// [`Self::lanes_beside`] and [`Self::has_room_for_upgrade`] see to it that both together are no
+    /// more than five messages.
     pub fn delta_beyond_round_bytes(&self) -> u64 {
-        let message = self.message_dirty_bytes();
-        let paused = self.execution.paused_executions.min(VIRTUAL_LANES);
-        let begun = message.saturating_mul(VIRTUAL_LANES).max(self.install_dirty_bytes());
-        message.saturating_mul(paused).saturating_add(begun)
+        let lanes = self.message_dirty_bytes().saturating_mul(VIRTUAL_LANES);
+        let counted = self.execution.heap_delta_bytes_per_round / 2;
+        let beside_paused = self.delta_with_paused_bytes().saturating_sub(counted);
+        lanes.max(self.upgrade_dirty_bytes()).max(beside_paused)
+    }
+
+    /// The most that paused messages which ended in a round write, with those that others had begun
+    /// when it was used up: one of each lane and one more.
+    fn delta_with_paused_bytes(&self) -> u64 {
+        self.message_dirty_bytes().saturating_mul(VIRTUAL_LANES + 1)
+    }
+
+    fn upgrade_dirty_bytes(&self) -> u64 {
+        self.install_dirty_bytes().saturating_mul(2)
+    }
+
+    /// Lanes of a round in which paused messages that ended wrote so much. At least one.
+    pub fn lanes_beside(&self, paused_delta_bytes: u64) -> u64 {
+        let left = self.delta_with_paused_bytes().saturating_sub(paused_delta_bytes);
+        (left / self.message_dirty_bytes().max(1)).clamp(1, VIRTUAL_LANES)
+    }
+
+    /// Whether an upgrade may begin in a round in which paused messages that ended wrote so much.
+    pub fn has_room_for_upgrade(&self, paused_delta_bytes: u64) -> bool {
+        let left = self.delta_with_paused_bytes().saturating_sub(self.upgrade_dirty_bytes());
+        paused_delta_bytes <= left
     }
 
     /// Scaled and fixed limits, with what follows from them; not checked.
@@ -353,8 +377,8 @@ impl Limits {
             .saturating_add(self.message_dirty_bytes().max(self.install_dirty_bytes()));
         set("sandbox.worker_anonymous_bytes", &mut self.sandbox.worker_anonymous_bytes, worker);
 
-        // A round starts while the reserve is free. It writes its own delta, and what is in flight
-        // when that is reached still finishes.
+        // A round starts while the reserve is free. It writes its own delta, and what ends before
+        // that is counted, or is in flight when it is reached, still finishes.
         let round = self.execution.heap_delta_bytes_per_round;
         let reserve = round.saturating_add(self.delta_beyond_round_bytes());
         set("pages.delta_reserve_bytes", &mut self.pages.delta_reserve_bytes, reserve);

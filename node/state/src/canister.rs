@@ -195,6 +195,19 @@ pub enum LowMemoryHook {
     Executed,
 }
 
+/// Which hooks of a canister stand back, because one of them took longer than a slice: heartbeat,
+/// timer and messages have their turns then, so that none keeps the others from running.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HookTurn {
+    /// None: they go before messages.
+    #[default]
+    Any,
+    /// The heartbeat, for the timer and for messages.
+    Timer,
+    /// Heartbeat and timer, for messages.
+    Message,
+}
+
 /// Everything replicated that belongs to one canister.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CanisterState {
@@ -257,6 +270,8 @@ pub struct CanisterState {
     /// Calls of the management canister that waited for a message which is over, and were not served
     /// since: until they are, no other message begins.
     pub released: u64,
+    /// Which hooks stand back until others had their turn.
+    pub hook_turn: HookTurn,
 }
 
 impl CanisterState {
@@ -293,7 +308,14 @@ impl CanisterState {
             delta_height: 0,
             paused: None,
             released: 0,
+            hook_turn: HookTurn::Any,
         }
+    }
+
+    /// Whether storage and allocation can be charged now. One that has nothing while its message is
+    /// paused owes them until the message is over and has given back what was prepaid for it.
+    pub(crate) fn can_be_charged(&self) -> bool {
+        self.paused.is_none() || self.cycles > 0
     }
 
     /// Whether none of its messages may begin now.
@@ -571,6 +593,7 @@ mod tests {
             })],
         });
         canister.released = 33;
+        canister.hook_turn = HookTurn::Message;
         canister
     }
 
@@ -583,6 +606,9 @@ mod tests {
             retired: [Principal::from_slice(&[4])].into(),
             root: [5; 32],
             served_last: Some(Principal::from_slice(&[6])),
+            calls_first: true,
+            paused_turn: Some(Principal::from_slice(&[7])),
+            paused_large_turn: Some(Principal::from_slice(&[8])),
             ..crate::SubnetState::default()
         };
         let samples = [

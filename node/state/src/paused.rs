@@ -5,15 +5,18 @@
 //! is over. Until then its canister runs nothing else. This module must not know how a message is
 //! run.
 
+use std::collections::BTreeSet;
+use std::ops::Bound;
+
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
-use crate::{CallContextId, Cycles, CyclesTotal, Height, Origin, Shared, SubnetCall};
+use crate::{CallContextId, CanisterId, Cycles, CyclesTotal, Height, Origin, Shared, SubnetCall};
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PausedMessage {
-    /// Height of the batch in which it began: the oldest are granted slices first.
+    /// Height of the batch in which it began: the oldest are granted slices first, but for one.
     pub since: Height,
     /// Its call context, which stays open until it is over.
     pub context: CallContextId,
@@ -59,5 +62,54 @@ impl PausedMessage {
     pub(crate) fn cycles_held(&self) -> CyclesTotal {
         let waiting: CyclesTotal = self.waiting.iter().map(|call| call.cycles).sum();
         waiting + self.prepaid
+    }
+}
+
+/// Canisters with a paused message, by its age and by their ids.
+#[derive(Debug, Default)]
+pub(crate) struct PausedIndex {
+    by_age: BTreeSet<(Height, CanisterId)>,
+    by_id: BTreeSet<CanisterId>,
+}
+
+impl PausedIndex {
+    /// Takes note of when the message of a canister began, or that it has none any more.
+    pub(crate) fn change(&mut self, id: CanisterId, old: Option<Height>, new: Option<Height>) {
+        if old == new {
+            return;
+        }
+        if let Some(old) = old {
+            self.by_age.remove(&(old, id));
+            self.by_id.remove(&id);
+        }
+        if let Some(new) = new {
+            self.by_age.insert((new, id));
+            self.by_id.insert(id);
+        }
+    }
+
+    /// All of them.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = CanisterId> + '_ {
+        self.by_id.iter().copied()
+    }
+
+    /// So many whose message began first.
+    pub(crate) fn oldest(&self, most: usize) -> impl Iterator<Item = (Height, CanisterId)> + '_ {
+        self.by_age.iter().take(most).copied()
+    }
+
+    /// The first behind `last`, and from the beginning again, that is none of `others`.
+    pub(crate) fn behind(
+        &self,
+        last: Option<CanisterId>,
+        others: &[CanisterId],
+    ) -> Option<CanisterId> {
+        let behind = last.map_or(Bound::Unbounded, Bound::Excluded);
+        let until = last.map_or(Bound::Unbounded, Bound::Included);
+        let behind = self.by_id.range((behind, Bound::Unbounded));
+        behind
+            .chain(self.by_id.range((Bound::Unbounded, until)))
+            .find(|id| !others.contains(id))
+            .copied()
     }
 }

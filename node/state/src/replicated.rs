@@ -19,6 +19,7 @@ use ic_principal::Principal;
 use pages::{MemoryId, MemoryLayout};
 use serde::{Deserialize, Serialize};
 
+use crate::paused::PausedIndex;
 use crate::{
     CanisterId, CanisterState, CanisterStatus, Consumption, Cycles, CyclesTotal, Height,
     IngressHistory, LowMemoryHook, MESSAGE_OVERHEAD_BYTES, ManifestClock, MerkleMap, ModuleHash,
@@ -87,6 +88,12 @@ pub struct SubnetState {
     /// The last canister that was served in its turn: the next iteration begins with the one
     /// behind it.
     pub served_last: Option<CanisterId>,
+    /// The calls found no room beside what paused messages wrote: those wait for one round.
+    pub calls_first: bool,
+    /// The last canister whose paused message went on in its turn.
+    pub paused_turn: Option<CanisterId>,
+    /// The same, of those whose message is large.
+    pub paused_large_turn: Option<CanisterId>,
     /// State root after the last batch.
     pub root: [u8; 32],
     /// When manifests are made, and which is certified.
@@ -105,7 +112,8 @@ struct Facts {
     ingress_expiry: Option<Time>,
     stopping: bool,
     stop_deadline: Option<Time>,
-    charged_until: Time,
+    /// None while it has nothing to pay with and a message that may give something back.
+    charged_until: Option<Time>,
     paused: Option<Height>,
     /// Those of them that are large.
     paused_large: Option<Height>,
@@ -223,8 +231,8 @@ pub struct ReplicatedState {
     stopping: BTreeSet<CanisterId>,
     stop_deadlines: BTreeSet<(Time, CanisterId)>,
     charges: BTreeSet<(Time, CanisterId)>,
-    paused: BTreeSet<(Height, CanisterId)>,
-    paused_large: BTreeSet<(Height, CanisterId)>,
+    paused: PausedIndex,
+    paused_large: PausedIndex,
     owners: BTreeMap<MemoryId, CanisterId>,
     /// How many canisters have each module.
     modules: BTreeMap<ModuleHash, u64>,
@@ -261,8 +269,8 @@ impl ReplicatedState {
             stopping: BTreeSet::new(),
             stop_deadlines: BTreeSet::new(),
             charges: BTreeSet::new(),
-            paused: BTreeSet::new(),
-            paused_large: BTreeSet::new(),
+            paused: PausedIndex::default(),
+            paused_large: PausedIndex::default(),
             owners: BTreeMap::new(),
             modules: BTreeMap::new(),
             chunk_holders: BTreeSet::new(),
@@ -428,16 +436,36 @@ impl ReplicatedState {
 
     /// Canisters with a paused message.
     pub fn paused(&self) -> impl Iterator<Item = CanisterId> + '_ {
-        self.paused.iter().chain(&self.paused_large).map(|(_, id)| *id)
+        self.paused.ids().chain(self.paused_large.ids())
     }
 
-    /// Canisters whose paused message goes on now: the `most` whose message began first, but only one
-    /// with a large message.
-    pub fn next_paused(&self, most: usize) -> Vec<CanisterId> {
-        let mut next: Vec<_> =
-            self.paused.iter().take(most).chain(self.paused_large.first()).copied().collect();
+    /// Canisters whose paused message goes on now, at most `most`: those whose message began first
+    /// but for one, who have their turn in the order of ids, so that nobody waits for all that began
+    /// before. Only one has a large message; of them the oldest and the one whose turn it is
+    /// alternate.
+    pub fn next_paused(&mut self, most: usize) -> Vec<CanisterId> {
+        let oldest = if most < 2 { most } else { most - 1 };
+        let turns = most - oldest;
+        let subnet = &mut self.subnet;
+        let large = self.paused_large.behind(subnet.paused_large_turn, &[]);
+        if let Some(large) = large.filter(|_| turns > 0 && subnet.height.0.is_multiple_of(2)) {
+            subnet.paused_large_turn = Some(large);
+            return self.paused.oldest(oldest).map(|(_, id)| id).chain([large]).collect();
+        }
+        let first_large = self.paused_large.oldest(1).next();
+        let mut next: Vec<_> = self.paused.oldest(oldest).chain(first_large).collect();
         next.sort_unstable();
-        next.into_iter().take(most).map(|(_, id)| id).collect()
+        let mut next: Vec<_> = next.into_iter().take(oldest).map(|(_, id)| id).collect();
+        if turns > 0 {
+            match self.paused.behind(subnet.paused_turn, &next) {
+                Some(id) => {
+                    subnet.paused_turn = Some(id);
+                    next.push(id);
+                }
+                None => next.extend(first_large.map(|(_, id)| id).filter(|id| !next.contains(id))),
+            }
+        }
+        next
     }
 
     /// Whether a canister has this module.
@@ -472,7 +500,6 @@ impl ReplicatedState {
                 self.totals.add(&new.totals);
             }
             let old = old.unwrap_or_default();
-            let present = new.is_some();
             let new_facts = new.unwrap_or_default();
             mark(&mut self.with_work, *id, new_facts.has_work);
             mark(&mut self.heartbeats, *id, new_facts.heartbeat);
@@ -489,14 +516,9 @@ impl ReplicatedState {
                 new_facts.ingress_expiry,
             );
             move_entry(&mut self.stop_deadlines, *id, old.stop_deadline, new_facts.stop_deadline);
-            move_entry(
-                &mut self.charges,
-                *id,
-                Some(old.charged_until),
-                present.then_some(new_facts.charged_until),
-            );
-            move_entry(&mut self.paused, *id, old.paused, new_facts.paused);
-            move_entry(&mut self.paused_large, *id, old.paused_large, new_facts.paused_large);
+            move_entry(&mut self.charges, *id, old.charged_until, new_facts.charged_until);
+            self.paused.change(*id, old.paused, new_facts.paused);
+            self.paused_large.change(*id, old.paused_large, new_facts.paused_large);
             if old.module != new_facts.module {
                 if let Some(module) = new_facts.module {
                     *self.modules.entry(module).or_default() += 1;
@@ -649,7 +671,8 @@ impl ReplicatedState {
             let calls = released.get(&canister.id).copied().unwrap_or_default();
             assert_eq!(canister.released, calls, "calls that {} waits for", canister.id);
         }
-        assert_eq!(self.charges.len(), self.facts.len(), "canisters that pay for storage");
+        let pay = self.facts.values().filter(|facts| facts.charged_until.is_some()).count();
+        assert_eq!(self.charges.len(), pay, "canisters that pay for storage");
         assert_eq!(self.cycles_in_all(), self.subnet.minted, "cycles there are and were minted");
     }
 
@@ -730,7 +753,7 @@ impl Facts {
             ingress_expiry: canister.queues.next_ingress_expiry(),
             stopping: matches!(canister.status, CanisterStatus::Stopping(_)),
             stop_deadline,
-            charged_until: canister.charged_until,
+            charged_until: canister.can_be_charged().then_some(canister.charged_until),
             paused: since(false),
             paused_large: since(true),
             memories: canister
