@@ -35,7 +35,8 @@ const INSTRUCTIONS_PER_INSPECT: u64 = 200_000_000;
 
 // Checkpoints. Rounds come as fast as work arrives, more than a hundred a second, so a checkpoint
 // every few rounds would be nothing but checkpoints. What an operator feels is how long a restart
-// after a crash replays: at most this many instructions, rounds, and delta.
+// after a crash replays: so many instructions (those that ran again included), rounds, and delta, and
+// what one round adds.
 const CHECKPOINT_INTERVAL_ROUNDS: u64 = 500;
 /// Rounds of a subnet are slower, tens of milliseconds at least, and who fetches a state should
 /// have few blocks to execute after it.

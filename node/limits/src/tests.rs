@@ -473,13 +473,12 @@ fn open_calls_follow_from_the_disk_and_leave_it_to_the_canisters() {
     };
     let mut limits = Limits::nano().unwrap();
     assert_eq!(open(&limits), 79, "without a disk they follow from the memory");
-    limits.set_disk(5 * GIB, 1);
-    assert_eq!(open(&limits), 39, "less on a small disk");
+    limits.set_disk(4 * GIB, 1);
+    assert_eq!(open(&limits), 31, "less on a small disk");
     limits.check().unwrap();
     limits.set_disk(20 * GIB, 1);
     assert_eq!(open(&limits), 79);
-    let capacity = limits.subnet.memory_capacity_bytes;
-    assert!(capacity >= 11 * GIB, "{capacity}");
+    assert!(limits.subnet.memory_capacity_bytes >= 12 * GIB);
     limits.set_disk(100 * GIB, 1);
     limits.check().unwrap();
     println!("{}", limits.sheet().to_text(&limits));

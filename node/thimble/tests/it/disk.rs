@@ -21,11 +21,17 @@ use crate::{
 };
 use testing::{SmallDisk, until_async};
 
+/// A disk that a node of 256 MiB takes updates on: what it keeps free, and some more.
+fn disk_for_little() -> String {
+    let reserve = limits::Limits::micro().unwrap().pages.disk_reserve_bytes;
+    format!("{}m", (reserve >> 20) + 200)
+}
+
 #[tokio::test]
 async fn a_disk_that_fills_up_stops_updates_and_loses_nothing() {
     let mount_point = tempfile::tempdir().unwrap();
-    let Some(disk) = SmallDisk::mount(mount_point.path(), "700m") else { return };
-    let mut node = Node::start_in(disk.path().join("data"), "512MiB", None).await;
+    let Some(disk) = SmallDisk::mount(mount_point.path(), &disk_for_little()) else { return };
+    let mut node = Node::start_in(disk.path().join("data"), "256MiB", None).await;
     let agent = node.agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
     for _ in 0..10 {
@@ -75,8 +81,8 @@ async fn a_disk_that_fills_up_stops_updates_and_loses_nothing() {
 #[tokio::test]
 async fn updates_are_taken_again_when_the_disk_has_room_without_a_restart() {
     let mount_point = tempfile::tempdir().unwrap();
-    let Some(disk) = SmallDisk::mount(mount_point.path(), "700m") else { return };
-    let node = Node::start_in(disk.path().join("data"), "512MiB", None).await;
+    let Some(disk) = SmallDisk::mount(mount_point.path(), &disk_for_little()) else { return };
+    let node = Node::start_in(disk.path().join("data"), "256MiB", None).await;
     let agent = node.agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
     let filler = disk.path().join("filler");
