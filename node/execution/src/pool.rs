@@ -1,9 +1,11 @@
 //! The execution threads: made once, handed jobs, joined at the end.
 //!
-//! Thread `n` is the only one that uses update worker `n`. How jobs are spread over threads has no
-//! influence on what they compute; results come back in the order of the jobs. A job that panics
-//! takes nothing with it: the caller is told that it is gone.
+//! Thread `n` is the only one that uses update worker `n`; the first is whoever calls, which would
+//! only wait otherwise: handing a message over and back costs as much as many a message. How jobs
+//! are spread over threads has no influence on what they compute; results come back in the order of
+//! the jobs. A job that panics takes nothing with it: the caller is told that it is gone.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 
@@ -13,13 +15,14 @@ type Job = Box<dyn FnOnce(usize) + Send>;
 
 /// See the module.
 pub(crate) struct LanePool {
-    threads: Vec<(SyncSender<Job>, JoinHandle<()>)>,
+    /// Threads 1 and up.
+    others: Vec<(SyncSender<Job>, JoinHandle<()>)>,
 }
 
 impl LanePool {
-    /// Starts `threads` threads.
+    /// Starts what `threads` threads need besides the caller.
     pub(crate) fn new(threads: usize) -> Result<Self, FatalError> {
-        let threads = (0..threads.max(1))
+        let others = (1..threads.max(1))
             .map(|lane| {
                 // A job at a time is handed over; the others wait with the caller.
                 let (sender, receiver): (_, Receiver<Job>) = sync_channel(1);
@@ -29,16 +32,14 @@ impl LanePool {
                         for job in receiver {
                             // The job's result channel closes with it, which is how the caller
                             // learns of a panic.
-                            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                                job(lane)
-                            }));
+                            let _ = catch_unwind(AssertUnwindSafe(|| job(lane)));
                         }
                     })
                     .map_err(|error| FatalError::Threads(error.to_string()))?;
                 Ok((sender, handle))
             })
             .collect::<Result<_, FatalError>>()?;
-        Ok(Self { threads })
+        Ok(Self { others })
     }
 
     /// Runs all jobs, each given the number of its thread, and returns their results in order.
@@ -47,22 +48,29 @@ impl LanePool {
         T: Send + 'static,
         F: FnOnce(usize) -> T + Send + 'static,
     {
-        let count = jobs.len();
+        let threads = self.others.len() + 1;
+        let mut done: Vec<Option<T>> = jobs.iter().map(|_| None).collect();
         let (results, incoming): (Sender<(usize, T)>, _) = channel();
-        for (index, job) in jobs.into_iter().enumerate() {
-            let results = results.clone();
-            let job: Job = Box::new(move |lane| {
-                // The receiver outlives all jobs unless one of them panicked.
-                let _ = results.send((index, job(lane)));
-            });
-            let (sender, _) = self
-                .threads
-                .get(index % self.threads.len().max(1))
-                .ok_or_else(|| FatalError::Threads("there are none".into()))?;
-            sender.send(job).map_err(|_| FatalError::Threads("a thread is gone".into()))?;
+        // A job per thread, the caller's last; then the next ones.
+        let mut jobs = jobs.into_iter().enumerate().peekable();
+        while jobs.peek().is_some() {
+            let own = jobs.next();
+            for ((index, job), (sender, _)) in jobs.by_ref().take(threads - 1).zip(&self.others) {
+                let results = results.clone();
+                let job: Job = Box::new(move |lane| {
+                    // The receiver outlives all jobs unless one of them panicked.
+                    let _ = results.send((index, job(lane)));
+                });
+                sender.send(job).map_err(|_| FatalError::Threads("a thread is gone".into()))?;
+            }
+            if let Some((index, job)) = own
+                && let Ok(result) = catch_unwind(AssertUnwindSafe(|| job(0)))
+                && let Some(slot) = done.get_mut(index)
+            {
+                *slot = Some(result);
+            }
         }
         drop(results);
-        let mut done: Vec<Option<T>> = (0..count).map(|_| None).collect();
         for (index, result) in incoming {
             if let Some(slot) = done.get_mut(index) {
                 *slot = Some(result);
@@ -78,7 +86,7 @@ impl LanePool {
 
 impl Drop for LanePool {
     fn drop(&mut self) {
-        for (sender, handle) in self.threads.drain(..) {
+        for (sender, handle) in self.others.drain(..) {
             drop(sender);
             // A thread that panicked has nothing more to say.
             let _ = handle.join();

@@ -315,7 +315,7 @@ impl Turn<'_> {
             grown_bytes,
             message_bytes,
             is_guaranteed,
-            is_large: progress.dirty_bytes > self.core().limits().execution.paused_dirty_bytes,
+            is_large: progress.held_bytes > self.core().limits().execution.paused_dirty_bytes,
             record: Shared::new(ByteBuf::from(heap::kept(record))),
             waiting: Vec::new(),
         });

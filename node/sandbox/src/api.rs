@@ -474,7 +474,7 @@ pub trait Sandbox: Send + Sync {
                 instructions: grant.until,
                 heap_wasm_pages: request.heap.wasm_pages,
                 stable_wasm_pages: request.stable.wasm_pages,
-                dirty_bytes: dirty_pages * pages::PAGE_BYTES,
+                held_bytes: dirty_pages * pages::PAGE_BYTES,
             })
         })
     }

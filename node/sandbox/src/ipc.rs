@@ -22,9 +22,10 @@ use std::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -186,6 +187,7 @@ impl Channel {
     ) -> Result<usize, IpcError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
+        self.wait_until_readable()?;
         let received = loop {
             match recvmsg(
                 &self.socket,
@@ -210,6 +212,28 @@ impl Channel {
             return Err(IpcError::Closed);
         }
         Ok(received.bytes)
+    }
+
+    /// Waits until there is something to read. Whoever waits in `recvmsg` itself is woken in vain by
+    /// the other side taking what was sent before, which makes room for more; that would be two
+    /// further switches of threads for each message.
+    fn wait_until_readable(&self) -> Result<(), IpcError> {
+        let deadline = self.timeout.map(|timeout| (Instant::now(), timeout));
+        loop {
+            let left = match deadline {
+                Some((since, timeout)) => {
+                    let left = timeout.saturating_sub(since.elapsed());
+                    Some(Timespec::try_from(left).map_err(|_| IpcError::TimedOut(timeout))?)
+                }
+                None => None,
+            };
+            match poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], left.as_ref()) {
+                Ok(0) => return Err(IpcError::TimedOut(self.timeout.unwrap_or_default())),
+                Ok(_) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(IpcError::Io(error.into())),
+            }
+        }
     }
 
     fn timed_out_or(&self, error: io::Error) -> IpcError {

@@ -524,7 +524,7 @@ impl Pool {
         match resumed {
             Ok(Executed::Paused(progress)) => {
                 place.granted = grant.until;
-                self.keep(grant.name, place, progress.dirty_bytes);
+                self.keep(grant.name, place, progress.held_bytes);
                 Ok(Slice::Paused(progress))
             }
             Ok(Executed::Ended(outcome)) => {
@@ -541,10 +541,11 @@ impl Pool {
     }
 
     /// Keeps a paused message, or ends the worker: also one that holds more than it may say.
-    fn keep(&self, name: SlicedName, place: Place, dirty_bytes: u64) {
-        // What it says of its pages is checked against what the kernel says of the process.
-        let held = memory_of(place.worker.pid()).map_or(0, |memory| memory.anonymous_bytes);
-        let fits = dirty_bytes <= self.paused_dirty_bytes && held <= self.paused_anonymous_bytes;
+    fn keep(&self, name: SlicedName, place: Place, held_bytes: u64) {
+        // What it says it holds is checked against what the kernel says of the process.
+        let anonymous = memory_of(place.worker.pid()).map_or(0, |memory| memory.anonymous_bytes);
+        let fits =
+            held_bytes <= self.paused_dirty_bytes && anonymous <= self.paused_anonymous_bytes;
         // Ended after the lock is let go: the process is waited for.
         let given_up = lock(&self.places).keep(name, place, fits);
         drop(given_up);
@@ -711,7 +712,7 @@ impl Sandbox for Pool {
                 if let Some(worker) = worker {
                     let layouts = [request.heap.layout.clone(), request.stable.layout.clone()];
                     let place = Place { worker, granted: grant.until, layouts };
-                    self.keep(grant.name, place, progress.dirty_bytes);
+                    self.keep(grant.name, place, progress.held_bytes);
                 }
                 Ok(Slice::Paused(progress))
             }

@@ -14,12 +14,18 @@ use ic_principal::Principal;
 use pages::{PAGE_BYTES, Run};
 use state::CyclesTotal;
 
-use crate::{Call, Changes, Entry, Global, Grant, Mount, Outcome, Progress, Request, Response};
+use crate::{
+    Call, Changes, Entry, Global, Grant, Mount, Outcome, Progress, Request, Response,
+    system_api::OUTGOING_PAYLOADS,
+};
 
 const WASM_PAGE_BYTES: u64 = 64 << 10;
 
 /// Longest reject text of a trap.
 const TRAP_TEXT_BYTES: usize = 64 << 10;
+
+/// Largest payloads that a message may hold: of its calls, of the one it is making, and its answer.
+const HELD_PAYLOADS: u64 = OUTGOING_PAYLOADS + 2;
 
 /// Longest method name.
 const METHOD_NAME_BYTES: usize = 20_000;
@@ -115,10 +121,14 @@ pub(crate) fn check_paused(
         progress.instructions <= request.limits.instructions,
         "a pause beyond the message's instructions",
     )?;
+    let held = [
+        request.limits.heap_dirty_bytes,
+        request.limits.stable_dirty_bytes,
+        request.context.payload_max_bytes.saturating_mul(HELD_PAYLOADS),
+    ];
     ensure(
-        progress.dirty_bytes
-            <= request.limits.heap_dirty_bytes.saturating_add(request.limits.stable_dirty_bytes),
-        "more pages than may be dirty",
+        progress.held_bytes <= held.into_iter().fold(0, u64::saturating_add),
+        "more pages, calls and answers than a message may hold",
     )?;
     check_growth(request, progress.heap_wasm_pages, progress.stable_wasm_pages).map(|_| ())
 }
@@ -557,7 +567,7 @@ mod tests {
             instructions,
             heap_wasm_pages,
             stable_wasm_pages,
-            dirty_bytes: 20 * PAGE_BYTES,
+            held_bytes: 20 * PAGE_BYTES,
         };
         assert_eq!(check_paused(&request(), Some(&grant), &paused(400, 3, 5)), Ok(()));
         assert_eq!(check_paused(&request(), Some(&grant), &paused(1_000, 2, 2)), Ok(()));
@@ -569,7 +579,7 @@ mod tests {
             ("growth beyond counting", paused(400, u64::MAX, 2)),
             (
                 "more pages than may be dirty",
-                Progress { dirty_bytes: 1 << 20, ..paused(400, 2, 2) },
+                Progress { held_bytes: 1 << 40, ..paused(400, 2, 2) },
             ),
         ];
         for (what, lie) in lies {

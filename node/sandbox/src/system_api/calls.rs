@@ -31,6 +31,12 @@ pub(crate) struct PendingCall {
     timeout_seconds: Option<u32>,
 }
 
+impl PendingCall {
+    pub(super) fn payload_bytes(&self) -> usize {
+        self.method_name.len() + self.arg.len()
+    }
+}
+
 /// Arguments of `ic0.call_new`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NewCall {
@@ -152,7 +158,7 @@ impl Host {
     pub(super) fn call_perform(&mut self) -> Result<u32, Failure> {
         self.pending("call_perform")?;
         let Some(call) = self.pending_call.take() else { return Ok(CANNOT_PERFORM) };
-        let payload_bytes = (call.method_name.len() + call.arg.len()) as u64;
+        let payload_bytes = call.payload_bytes() as u64;
         let prepaid = match self.mode {
             Context::CompositeQuery | Context::CompositeReply | Context::CompositeReject => 0,
             _ => self.call_cost(call.method_name.len() as u64, call.arg.len() as u64),

@@ -53,7 +53,7 @@ pub(crate) const DIRTY_PAGE_INSTRUCTIONS: u64 = 5_000;
 
 /// Payloads of the largest size that one message may hold at once, over its reply and all its
 /// calls.
-const OUTGOING_PAYLOADS: u64 = 8;
+pub(crate) const OUTGOING_PAYLOADS: u64 = 8;
 
 /// Longest text of a trap that is reported.
 const TRAP_TEXT_BYTES: u64 = 16 << 10;
@@ -176,6 +176,17 @@ impl Host {
             log: self.log,
         };
         (self.stable, did)
+    }
+
+    /// Bytes it holds besides pages: its answer and its calls.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        let answer = self.reply_data.len().max(match &self.response {
+            Response::None => 0,
+            Response::Reply(bytes) => bytes.len(),
+            Response::Reject(message) => message.len(),
+        });
+        let pending = self.pending_call.as_ref().map_or(0, PendingCall::payload_bytes);
+        self.outgoing_bytes.saturating_add((answer + pending) as u64)
     }
 
     /// Bytes of reply and calls one message may hold.

@@ -107,6 +107,7 @@ fn filter() -> Result<BpfProgram, seccompiler::BackendError> {
         // The socket, and files received over it.
         libc::SYS_sendmsg,
         libc::SYS_recvmsg,
+        libc::SYS_ppoll,
         libc::SYS_sendto,
         libc::SYS_recvfrom,
         libc::SYS_read,

@@ -23,13 +23,14 @@ use state::{Global, ModuleHash};
 use wasmtime::{Engine, Linker};
 
 use super::{
-    Stable,
+    Allocator, Stable,
     heap::{Creator, HeapCell, Undo},
     mapping::{Kind, Mapping},
     pacer::{AppendAnew, Pacer, Wire},
     protocol::{AppendOrder, Execute, Forget, MountOrder, Report},
     run::{LoadedModule, Message, Ran, run},
     stable::StableTrackers,
+    stack::Stacks,
 };
 use crate::{
     Changes, Entry, MessageLimits, Outcome, Response, Trap, engine,
@@ -58,9 +59,10 @@ pub(super) struct Keeper {
     clock: u64,
     /// For a message that is paused.
     wire: Wire,
+    allocator: Arc<Allocator>,
 }
 
-struct Memory {
+pub(super) struct Memory {
     mapping: Mapping,
     used: u64,
 }
@@ -172,10 +174,11 @@ impl Settlement {
 
 impl Keeper {
     /// Builds the engine, before the process is confined.
-    pub(super) fn new(wire: Wire) -> wasmtime::Result<Self> {
+    pub(super) fn new(wire: Wire, allocator: Arc<Allocator>) -> wasmtime::Result<Self> {
         let heap = Arc::new(HeapCell::default());
         let mut config = engine::config()?;
         config.with_host_memory(Arc::new(Creator(heap.clone())));
+        config.with_host_stack(Arc::new(Stacks::default()));
         let engine = Engine::new(&config)?;
         let linkers = [linker(&engine, false)?, linker(&engine, true)?];
         Ok(Self {
@@ -188,6 +191,7 @@ impl Keeper {
             kept: BTreeMap::new(),
             clock: 0,
             wire,
+            allocator,
         })
     }
 
@@ -249,7 +253,8 @@ impl Keeper {
         let pacer = order.slice.map(|slice| {
             let heap_aside = heap_taken.is_none().then_some(order.heap.wasm_pages);
             let (wire, heap) = (Arc::clone(&self.wire), (Arc::clone(&self.heap), heap_aside));
-            Arc::new(Pacer::new(wire, heap, &stable, slice, order.limits.instructions))
+            let others = (std::mem::take(&mut self.memories), Arc::clone(&self.allocator));
+            Arc::new(Pacer::new(wire, heap, &stable, slice, order.limits.instructions, others))
         });
         let mut settlement = Settlement {
             changes_state: changes_state(&order.entry, order.context.replicated),
@@ -272,6 +277,9 @@ impl Keeper {
         let Ran { instructions, failure, globals, query_for_update, did, stable } =
             run(&self.engine, module, message, &self.heap, stable, pacer.as_ref())
                 .map_err(text("running a message"))?;
+        if let Some(pacer) = &pacer {
+            self.memories = pacer.take_others();
+        }
         let ended = Ended { instructions, failure, globals, query_for_update, did };
         // Whatever the canister was told instead must not count: another machine would not have
         // said it.

@@ -12,7 +12,8 @@
 //!   what becomes of a message's pages.
 //! - [`mapping`] — one memory in the address space. [`dirty`] — which pages a message wrote.
 //!   [`heap`], [`stable`] — the two memories of the running message.
-//! - [`run`] — one message in one instance. [`pacer`] — how it waits at the end of a slice.
+//! - [`run`] — one message in one instance. [`pacer`] — how it waits at the end of a slice, on a
+//!   [`stack`] of its own.
 //! - [`confine`] — what the process may not do.
 //!
 //! # Threat model
@@ -32,6 +33,7 @@ mod pacer;
 pub(crate) mod protocol;
 mod run;
 mod stable;
+mod stack;
 
 use std::{
     ffi::OsString,
@@ -71,7 +73,7 @@ pub fn worker_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
 /// is freed if asked to.
 pub fn worker_main_with(
     args: impl IntoIterator<Item = OsString>,
-    heap: impl Fn(bool) -> HeapFigures,
+    heap: impl Fn(bool) -> HeapFigures + Send + Sync + 'static,
 ) -> ExitCode {
     let mut args = args.into_iter();
     let Some(parent) = args.next().and_then(|id| id.to_str()?.parse().ok()) else {
@@ -86,7 +88,7 @@ pub fn worker_main_with(
     // process uses it.
     let channel = Channel::new(unsafe { UnixStream::from_raw_fd(libc::STDIN_FILENO) });
     let channel = Arc::new(Mutex::new(channel));
-    match serve(&channel, parent, probes, heap) {
+    match serve(&channel, parent, probes, Arc::new(heap)) {
         Ok(()) | Err(Stop::Wire(IpcError::Closed)) => ExitCode::SUCCESS,
         Err(Stop::Wire(_)) => ExitCode::from(74),
         Err(Stop::Failed(text)) => {
@@ -97,6 +99,9 @@ pub fn worker_main_with(
         }
     }
 }
+
+/// Reads the allocator's figures, after handing back what is freed if asked to.
+type Allocator = dyn Fn(bool) -> HeapFigures + Send + Sync;
 
 /// Why a worker ends.
 enum Stop {
@@ -114,13 +119,13 @@ fn serve(
     channel: &Wire,
     parent: u32,
     probes: bool,
-    heap: impl Fn(bool) -> HeapFigures,
+    heap: Arc<Allocator>,
 ) -> Result<(), Stop> {
     // A panic is reported over the wire; standard error leads nowhere.
     std::panic::set_hook(Box::new(|_| {}));
     confine::prepare(parent)
         .map_err(|error| Stop::Failed(format!("cannot prepare the worker: {error}")))?;
-    let mut keeper = Keeper::new(Arc::clone(channel))
+    let mut keeper = Keeper::new(Arc::clone(channel), Arc::clone(&heap))
         .map_err(|error| Stop::Failed(format!("cannot start the engine: {error}")))?;
     confine::confine()
         .map_err(|error| Stop::Failed(format!("cannot confine the worker: {error}")))?;

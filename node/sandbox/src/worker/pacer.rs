@@ -8,6 +8,7 @@
 //! worker meanwhile. A worker whose message shall not go on is ended by the pool.
 
 use std::{
+    collections::BTreeMap,
     fs::File,
     os::fd::OwnedFd,
     sync::{
@@ -16,13 +17,18 @@ use std::{
     },
 };
 
-use pages::PAGE_BYTES;
+use pages::{MemoryId, PAGE_BYTES};
 
 use super::{
-    HeapCell, ORDER_BYTES_MAX, Stable,
+    Allocator, HeapCell, ORDER_BYTES_MAX, Stable,
+    keeper::Memory,
     protocol::{AppendOrder, Order, Report, Resume, SliceOrder},
 };
-use crate::{Progress, ipc::Channel, system_api::Failure};
+use crate::{
+    Progress,
+    ipc::Channel,
+    system_api::{Failure, Host},
+};
 
 const WASM_PAGE_BYTES: u64 = 64 << 10;
 
@@ -43,7 +49,6 @@ pub(super) struct AppendAnew {
 }
 
 /// See the module.
-#[derive(Debug)]
 pub(crate) struct Pacer {
     wire: Wire,
     heap: Arc<HeapCell>,
@@ -56,10 +61,20 @@ pub(crate) struct Pacer {
     used: AtomicU64,
     // Only system functions change it, so it is as the last one left it.
     stable_bytes: AtomicU64,
-    stable_dirty_pages: AtomicU64,
+    /// Of stable memory and of the calls and the answer.
+    held_bytes: AtomicU64,
     append: Mutex<Option<AppendAnew>>,
+    /// What else the worker has mapped: let go of where the message is paused.
+    others: Mutex<BTreeMap<MemoryId, Memory>>,
+    allocator: Arc<Allocator>,
     /// Why the worker has to end.
     failed: Mutex<Option<String>>,
+}
+
+impl std::fmt::Debug for Pacer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Pacer(used: {:?}, until: {:?})", self.used, self.until)
+    }
 }
 
 impl Pacer {
@@ -69,6 +84,7 @@ impl Pacer {
         stable: &Stable,
         order: SliceOrder,
         instructions_max: u64,
+        (others, allocator): (BTreeMap<MemoryId, Memory>, Arc<Allocator>),
     ) -> Self {
         Self {
             wire,
@@ -79,8 +95,10 @@ impl Pacer {
             until: AtomicU64::new(order.until),
             used: AtomicU64::new(0),
             stable_bytes: AtomicU64::new(stable.size_bytes()),
-            stable_dirty_pages: AtomicU64::new(0),
+            held_bytes: AtomicU64::new(0),
             append: Mutex::default(),
+            others: Mutex::new(others),
+            allocator,
             failed: Mutex::default(),
         }
     }
@@ -91,10 +109,13 @@ impl Pacer {
     }
 
     /// A system function is about to return, after which `used` instructions are used exactly.
-    pub(crate) fn called(&self, used: u64, stable: &Stable) -> Result<(), Failure> {
+    pub(crate) fn called(&self, used: u64, host: &Host) -> Result<(), Failure> {
         self.used.store(used, Relaxed);
-        self.stable_bytes.store(stable.size_bytes(), Relaxed);
-        self.stable_dirty_pages.store(stable.dirty_pages(), Relaxed);
+        self.stable_bytes.store(host.stable.size_bytes(), Relaxed);
+        self.held_bytes.store(
+            host.held_bytes().saturating_add(host.stable.dirty_pages() * PAGE_BYTES),
+            Relaxed,
+        );
         // The worker ends after a failure here: nobody reads the text.
         self.wait_while_due().map_err(|text| Failure::engine(&text))
     }
@@ -108,6 +129,18 @@ impl Pacer {
     /// Where the pages go, if the message was paused.
     pub(super) fn append_anew(&self) -> Option<AppendAnew> {
         self.append.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// What is mapped still of what was lent to it.
+    pub(super) fn take_others(&self) -> BTreeMap<MemoryId, Memory> {
+        std::mem::take(&mut *self.others.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A worker that waits holds its message and nothing else: neither private pages of other
+    /// canisters nor files that are deleted meanwhile. The pool counts on none of them afterwards.
+    fn let_go(&self) {
+        drop(self.take_others());
+        (self.allocator)(true);
     }
 
     /// Why the worker has to end, if it has to.
@@ -133,9 +166,10 @@ impl Pacer {
             instructions: self.used.load(Relaxed).min(self.instructions_max),
             heap_wasm_pages,
             stable_wasm_pages: self.stable_bytes.load(Relaxed) / WASM_PAGE_BYTES,
-            dirty_bytes: (self.heap.dirty_pages() + self.stable_dirty_pages.load(Relaxed))
-                * PAGE_BYTES,
+            held_bytes: (self.heap.dirty_pages() * PAGE_BYTES)
+                .saturating_add(self.held_bytes.load(Relaxed)),
         };
+        self.let_go();
         let mut channel = wire(&self.wire);
         channel.send(&Report::Paused(report), &[]).map_err(|error| error.to_string())?;
         let (order, descriptors) = channel
