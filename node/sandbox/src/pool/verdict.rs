@@ -577,10 +577,7 @@ mod tests {
             ("a smaller heap", paused(400, 1, 2)),
             ("more growth than granted", paused(400, 4, 5)),
             ("growth beyond counting", paused(400, u64::MAX, 2)),
-            (
-                "more pages than may be dirty",
-                Progress { held_bytes: 1 << 40, ..paused(400, 2, 2) },
-            ),
+            ("more pages than may be dirty", Progress { held_bytes: 1 << 40, ..paused(400, 2, 2) }),
         ];
         for (what, lie) in lies {
             assert!(check_paused(&request(), Some(&grant), &lie).is_err(), "{what}");

@@ -115,12 +115,7 @@ impl From<IpcError> for Stop {
     }
 }
 
-fn serve(
-    channel: &Wire,
-    parent: u32,
-    probes: bool,
-    heap: Arc<Allocator>,
-) -> Result<(), Stop> {
+fn serve(channel: &Wire, parent: u32, probes: bool, heap: Arc<Allocator>) -> Result<(), Stop> {
     // A panic is reported over the wire; standard error leads nowhere.
     std::panic::set_hook(Box::new(|_| {}));
     confine::prepare(parent)

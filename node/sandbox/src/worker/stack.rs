@@ -12,7 +12,9 @@ use std::{
 };
 
 use pages::PAGE_BYTES;
-use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
+use rustix::mm::{
+    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap,
+};
 use wasmtime::{Error, StackCreator, StackMemory};
 
 const PAGE: usize = PAGE_BYTES as usize;

@@ -18,6 +18,9 @@ const WORKER: &str = r#"(module
     (import "ic0" "stable64_read" (func $sread (param i64 i64 i64)))
     (import "ic0" "stable64_write" (func $swrite (param i64 i64 i64)))
     (import "ic0" "trap" (func $trap (param i32 i32)))
+    (import "ic0" "call_new" (func $call_new (param i32 i32 i32 i32 i32 i32 i32 i32)))
+    (import "ic0" "call_data_append" (func $call_append (param i32 i32)))
+    (import "ic0" "call_perform" (func $perform (result i32)))
     (memory 32)
     (global $n (mut i64) (i64.const 0))
     (func $compute (param $times i32)
@@ -52,6 +55,25 @@ const WORKER: &str = r#"(module
             (memory.fill (i32.const 0) (local.get $times) (i32.const 0x80000))
             (br_if $next (i32.lt_u (local.tee $times (i32.add (local.get $times) (i32.const 1))) (i32.const 30))))
         (call $show))
+    ;; Makes calls and goes on; so far down its stack; having written much.
+    (func (export "canister_update calls")
+        (local $times i32)
+        (loop $next
+            (call $call_new (i32.const 0) (i32.const 1) (i32.const 0) (i32.const 1)
+                (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0))
+            (call $call_append (i32.const 0) (i32.const 0xf0000))
+            (if (call $perform) (then (unreachable)))
+            (br_if $next (i32.lt_u (local.tee $times (i32.add (local.get $times) (i32.const 1))) (i32.const 3))))
+        (call $compute (i32.const 300000)))
+    (func $down (param $depth i32) (param $value i64)
+        (if (local.get $depth)
+            (then (call $down (i32.sub (local.get $depth) (i32.const 1)) (i64.add (local.get $value) (i64.const 3))))
+            (else (call $compute (i32.const 300000))))
+        (global.set $n (i64.add (global.get $n) (local.get $value))))
+    (func (export "canister_update deep")
+        (memory.fill (i32.const 0) (i32.const 1) (i32.const 0x180000))
+        (call $down (i32.const 60000) (i64.const 1))
+        (call $reply))
     (func (export "canister_update late") (call $compute (i32.const 300000)) (call $trap (i32.const 0) (i32.const 4)))
     (func (export "canister_update endless") (loop $next (call $compute (i32.const 1000)) (br $next)))
     (func (export "canister_update callless") (loop $next (drop (call $counter (i32.const 0))) (br $next)))
@@ -320,4 +342,63 @@ fn a_place_is_given_up_when_memory_is_short_and_when_what_it_maps_is_gone() {
     for pid in pids {
         assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "{pid}");
     }
+}
+
+/// Files of memories that a process has mapped.
+fn mapped(pid: u32) -> std::collections::BTreeSet<String> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let paths = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
+    paths.filter(|path| path.ends_with(".base")).map(str::to_owned).collect()
+}
+
+#[test]
+fn a_worker_that_waits_holds_its_message_and_nothing_of_others() {
+    let world = world(1);
+    let canister = world.install(WORKER);
+    let mut other = world.install(COUNTER);
+    let worker = world.pool.pids()[0];
+    world.update(&mut canister.clone(), "show", b"");
+    let inc = |other: &mut Canister| world.update(other, "inc", b"").result.unwrap();
+    assert_eq!(counters(&inc(&mut other)), [1; 3]);
+    assert_eq!(mapped(worker).len(), 4, "{:?}", mapped(worker));
+    let first = request(&world, &canister, "compute");
+    let slice = world.pool.run_slice(Lane::Update(0), &first, &grant(1)).unwrap();
+    assert!(matches!(slice, Slice::Paused(_)));
+    assert_eq!(world.pool.paused_pids(), [worker]);
+    assert_eq!(mapped(worker).len(), 2, "{:?}", mapped(worker));
+    // The worker comes back to the lane, where the other canister is mapped afresh.
+    let last = world.pool.run_slice(Lane::Update(0), &first, &grant(1_000)).unwrap();
+    assert!(matches!(last, Slice::Ended(_)));
+    drop(first);
+    assert_eq!(counters(&inc(&mut other)), [2; 3]);
+    assert_eq!(world.pool.statistics().restarts, 0);
+}
+
+#[test]
+fn calls_count_among_what_a_paused_message_holds() {
+    let world = world(1);
+    let canister = world.install(WORKER);
+    let request = request(&world, &canister, "calls");
+    let slice = world.pool.run_slice(Lane::Update(0), &request, &grant(9)).unwrap();
+    let Slice::Paused(progress) = slice else { panic!("{slice:?}") };
+    assert!(progress.held_bytes > 3 * 0xf0000 + 0x80000, "{progress:?}");
+}
+
+#[test]
+fn what_the_sheet_has_for_a_paused_message_is_enough_for_it() {
+    let limits = limits::Limits::nano().unwrap();
+    let world = World::with(HOST, |config| config.sandbox.paused_workers = 1);
+    let canister = world.install(WORKER);
+    // Private pages of others, as a lane that served many has them.
+    for _ in 0..16 {
+        let mut other = world.install(WORKER);
+        let request = request(&world, &other, "fill");
+        let outcome = world.pool.execute(Lane::Update(0), &request).unwrap();
+        world.commit(&mut other, request, &outcome);
+    }
+    let request = request(&world, &canister, "deep");
+    let slice = world.pool.run_slice(Lane::Update(0), &request, &grant(4)).unwrap();
+    let Slice::Paused(progress) = slice else { panic!("{slice:?}") };
+    assert!(progress.held_bytes <= limits.execution.paused_dirty_bytes, "{progress:?}");
+    assert_eq!(world.pool.statistics().paused, 1, "{progress:?}");
 }
