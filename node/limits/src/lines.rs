@@ -210,7 +210,8 @@ impl Limits {
                 "sandbox",
                 LineKind::Fixed,
                 times(sandbox.paused_workers, self.paused_worker_bytes()),
-                "workers that keep a message between two of its slices, with the pages it wrote",
+                "workers that keep a message between two of its slices, with its stack, the pages it \
+                 wrote and its calls",
             ),
             line(
                 pool::COMPILATIONS,

@@ -164,8 +164,8 @@ pub struct ExecutionLimits {
     pub instructions_per_slice: u64,
     /// Paused messages that are granted a slice in one round; the others wait their turn.
     pub paused_executions: u64,
-    /// Heap and stable bytes that a paused message may have dirtied for a worker to keep it. One that
-    /// has more runs again from its beginning, and is granted twice the slices each time.
+    /// Bytes that a paused message may hold for a worker to keep it: pages that it wrote, its calls and
+    /// its answer. One that has more runs again from its beginning, and is granted twice the slices each time.
     #[serde(default = "paused_dirty_bytes")]
     pub paused_dirty_bytes: u64,
     /// Stable bytes one message may dirty.

@@ -2,11 +2,11 @@
 //!
 //! A worker whose message is paused leaves its lane, which starts another for the messages of other
 //! canisters, and takes one of `sandbox.paused_workers` places. It may hold
-//! `execution.paused_dirty_bytes` of private pages there, and no more memory than the budget sheet
-//! has for it. One that finds no place, or holds more, is ended, and its message runs again from its
-//! beginning: that costs this machine time and changes nothing else. So does giving up a place when
-//! memory is short, or when a memory that is mapped there is gone. The oldest messages are granted slices first, so where places are short the
-//! youngest loses its own.
+//! `execution.paused_dirty_bytes` of pages, calls and answers there, and no more memory than the
+//! budget sheet has for it. One that finds no place, or holds more, is ended, and its message runs
+//! again from its beginning: that costs this machine time and changes nothing else. So does giving
+//! up a place when memory is short, or when a memory that is mapped there is gone. The oldest
+//! messages are granted slices first, so where places are short the youngest loses its own.
 
 use std::collections::BTreeMap;
 
