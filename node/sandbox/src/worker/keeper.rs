@@ -250,12 +250,8 @@ impl Keeper {
             order.limits.stable_accessed_bytes / PAGE_BYTES,
             stable_taken.kept.as_ref().map(|(dirty, _)| dirty.as_slice()),
         );
-        let pacer = order.slice.map(|slice| {
-            let heap_aside = heap_taken.is_none().then_some(order.heap.wasm_pages);
-            let (wire, heap) = (Arc::clone(&self.wire), (Arc::clone(&self.heap), heap_aside));
-            let others = (std::mem::take(&mut self.memories), Arc::clone(&self.allocator));
-            Arc::new(Pacer::new(wire, heap, &stable, slice, order.limits.instructions, others))
-        });
+        let heap_aside = heap_taken.is_none().then_some(order.heap.wasm_pages);
+        let pacer = self.pacer(&order, heap_aside, &stable);
         let mut settlement = Settlement {
             changes_state: changes_state(&order.entry, order.context.replicated),
             module: order.module,
@@ -302,6 +298,20 @@ impl Keeper {
         let outcome = self.settle(settlement, ended, heap, stable)?;
         self.evict();
         Ok(Report::Outcome(Box::new(outcome)))
+    }
+
+    /// For a message that runs in slices. What else is mapped is lent to it.
+    fn pacer(
+        &mut self,
+        order: &Execute<'_>,
+        heap_aside: Option<u64>,
+        stable: &Stable,
+    ) -> Option<Arc<Pacer>> {
+        order.slice.map(|slice| {
+            let (wire, heap) = (Arc::clone(&self.wire), (Arc::clone(&self.heap), heap_aside));
+            let others = (std::mem::take(&mut self.memories), Arc::clone(&self.allocator));
+            Arc::new(Pacer::new(wire, heap, stable, slice, order.limits.instructions, others))
+        })
     }
 
     /// Loads and mounts what came with the order; `None` when the module is not here. Both mounts
