@@ -14,6 +14,8 @@ use crate::{Disk, DiskFile, Open, SharedDisk};
 
 /// Zeros written at once where a file system makes no holes.
 const ZEROS_BYTES: usize = 256 << 10;
+/// Files that are synced one by one; more of them wait for their file system.
+const SYNCED_ALONE: usize = 32;
 
 /// Hands every operation on.
 #[derive(Clone, Copy, Debug, Default)]
@@ -98,6 +100,20 @@ impl Disk for RealDisk {
 
     fn sync_folder(&self, path: &Path) -> io::Result<()> {
         File::open(path)?.sync_all()
+    }
+
+    fn sync_files(&self, _: &Path, handle: &File, files: &[PathBuf]) -> io::Result<()> {
+        if files.len() > SYNCED_ALONE {
+            return self.check_writeback(handle);
+        }
+        for path in files {
+            match open(path, Open::Write) {
+                Ok(file) => file.sync_all()?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        handle.sync_all()
     }
 
     fn check_writeback(&self, handle: &File) -> io::Result<()> {

@@ -652,6 +652,17 @@ impl Disk for SimulatedDisk {
         State::ended(last, ())
     }
 
+    fn sync_files(&self, folder: &Path, _: &File, files: &[PathBuf]) -> io::Result<()> {
+        for path in files {
+            match self.open_file(path, Open::Write) {
+                Ok(file) => file.sync()?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.sync_folder(folder)
+    }
+
     fn check_writeback(&self, _: &File) -> io::Result<()> {
         let mut state = self.state();
         let life = state.life;

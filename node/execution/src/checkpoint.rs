@@ -1,11 +1,12 @@
 //! Checkpoints: making the state durable between rounds, so that a restart need not repeat the
 //! block log from its beginning.
 //!
-//! Order: the pages of changed memories are sealed and synced, new modules and chunks are synced,
-//! then one transaction takes the records of changed canisters, changed statuses, changed memory
-//! indexes, the subnet's own state and the height. After that, files nothing names any more are
-//! deleted, and folding of what was sealed begins on a thread of its own. A checkpoint that fails
-//! anywhere before its transaction is durable leaves the one before as it was.
+//! Order: the pages of changed memories are sealed and synced, new modules, chunks and payloads of
+//! messages are synced, then one transaction takes the records of changed canisters, changed
+//! statuses, changed memory indexes, the subnet's own state and the height. After that, files
+//! nothing names any more are deleted, and folding of what was sealed begins on a thread of its
+//! own. A checkpoint that fails anywhere before its transaction is durable leaves the one before as
+//! it was.
 //!
 //! When a checkpoint is taken has no influence on any state, only on how much is repeated after a
 //! crash. Some heights must have one, because their state is given a manifest (see `sync`); which,
@@ -39,7 +40,9 @@ pub(crate) struct SinceCheckpoint {
     delta_bytes: u64,
     /// Those that ran again included: a replay runs them again as well.
     instructions: u64,
-    /// Of messages that waited with records of their own when their round ended.
+    /// Messages that waited with records of their own when their round ended.
+    messages: u64,
+    /// Their bytes.
     message_bytes: u64,
 }
 
@@ -48,7 +51,8 @@ impl SinceCheckpoint {
         self.rounds += 1;
         self.delta_bytes += work.delta_bytes;
         self.instructions += work.instructions + work.repeated;
-        self.message_bytes += work.message_bytes;
+        self.messages += work.came.count;
+        self.message_bytes += work.came.bytes;
     }
 }
 
@@ -158,7 +162,7 @@ impl Executor {
         let (all, since) = (self.core.limits(), &self.since_checkpoint);
         // A checkpoint waits for the manifest that is computed, and rounds would with it.
         let most = if self.manifests.is_busy() {
-            all.subnet.guaranteed_response_message_bytes.max(all.checkpoint_message_bytes())
+            all.late_checkpoint_message_bytes()
         } else {
             all.checkpoint_message_bytes()
         };
@@ -168,6 +172,7 @@ impl Executor {
             || since.delta_bytes >= limits.checkpoint_delta_bytes
             || since.instructions >= limits.checkpoint_instructions
             || since.message_bytes >= most
+            || since.messages >= all.checkpoint_messages()
             || self.core.pages.needs_checkpoint()
     }
 
@@ -206,7 +211,10 @@ impl Executor {
         let ticket = pages.begin_checkpoint()?;
         ticket.sync()?;
         self.core.blobs.sync()?;
+        let payloads = Arc::clone(&self.core.payloads);
+        payloads.sync()?;
         self.state.begin_saving();
+        payloads.begin_saving(self.state.subnet.next_message);
         let metadata = encode_record("the subnet", &self.state.subnet).map_err(StoreError::from)?;
         let history = self.state.history.begin_checkpoint();
         let memories = ticket
@@ -243,6 +251,7 @@ impl Executor {
         self.snapshots.wrote_messages(message_bytes.get(), most);
         self.state.history.finish_checkpoint(history);
         self.state.mark_saved();
+        payloads.saved();
         // Before files are deleted, so that none has to be kept open for a canister at rest.
         self.state.renew_layouts(changed, |memory| pages.layout(memory).ok());
         pages.finish_checkpoint(ticket);
@@ -301,7 +310,7 @@ impl Executor {
     }
 
     fn try_to_make_room(&mut self) -> Result<(), FatalError> {
-        self.snapshots.give_up();
+        self.snapshots.give_up("the delta log is nearly full");
         self.checkpoint()?;
         while !self.core.pages.fold_over_readers(FOLD_STEP_BYTES)?.is_idle() {}
         // The same state once more: only where its pages lie has changed.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ic_principal::Principal;
 use limits::Limits;
-use state::{BlobError, CanisterId, Fault, RequestId, StoreError, SubnetInfo, Time};
+use state::{BlobError, CanisterId, Fault, PayloadError, RequestId, StoreError, SubnetInfo, Time};
 use thiserror::Error;
 
 use crate::retry::ExecutionPoint;
@@ -108,6 +108,9 @@ pub enum FatalError {
     /// Modules and chunks.
     #[error("module store: {0}")]
     Blobs(#[from] BlobError),
+    /// What large messages carry.
+    #[error(transparent)]
+    Payload(#[from] PayloadError),
     /// The heap on disk in which the state lies.
     #[error("the state's heap finds no room on disk: {0}")]
     StateHeap(std::io::Error),
@@ -198,6 +201,7 @@ impl FatalError {
             Self::Pages(error) => error.can_heal(),
             Self::Store(error) => error.can_heal(),
             Self::Blobs(error) => error.can_heal(),
+            Self::Payload(error) => error.can_heal(),
             Self::Manifest(error) => error.can_heal(),
             Self::StateHeap(_) => true,
             _ => false,

@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use limits::Limits;
 use pages::PageStore;
 use sandbox::{CostTable, MessageLimits, NotPrepared, Sandbox, Stored};
-use state::{BlobError, BlobStore, CanisterId, CanisterState, Fault, Height, ModuleHash, Time};
+use state::{
+    BlobError, BlobStore, CanisterId, CanisterState, Fault, Height, ModuleHash, PayloadStore, Time,
+};
 
 use crate::config::{ExecutorConfig, FatalError};
 use crate::cycles::CostSchedule;
@@ -22,6 +24,7 @@ pub(crate) struct Core {
     pub(crate) sandbox: Arc<dyn Sandbox>,
     pub(crate) pages: Arc<PageStore>,
     pub(crate) blobs: Arc<BlobStore>,
+    pub(crate) payloads: Arc<PayloadStore>,
     pub(crate) retry: Arc<dyn RetryPolicy>,
     /// Modules whose artefact this process has seen to. At most one per canister.
     prepared: Mutex<BTreeSet<ModuleHash>>,
@@ -38,7 +41,7 @@ impl Core {
         config: ExecutorConfig,
         sandbox: Arc<dyn Sandbox>,
         pages: Arc<PageStore>,
-        blobs: Arc<BlobStore>,
+        (blobs, payloads): (Arc<BlobStore>, Arc<PayloadStore>),
         retry: Arc<dyn RetryPolicy>,
     ) -> Self {
         let costs = CostSchedule::default();
@@ -51,6 +54,7 @@ impl Core {
             sandbox,
             pages,
             blobs,
+            payloads,
             retry,
             prepared: Mutex::default(),
             preparing: Mutex::default(),

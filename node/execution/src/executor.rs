@@ -19,8 +19,8 @@ use pages::PageStore;
 use sandbox::Sandbox;
 use state::{
     Batch, BlobStore, CanisterId, CanisterState, CertifiedReader, CertifiedState, Fault, Height,
-    HistoryLimits, IngressHistory, MessageError, MessageReader, ReplicatedState, StateStore,
-    SubnetKey, SubnetMetrics, SubnetState, SubnetTree, Time, certified::Uncertified,
+    HistoryLimits, IngressHistory, MessageError, MessageReader, PayloadStore, ReplicatedState,
+    StateStore, SubnetKey, SubnetMetrics, SubnetState, SubnetTree, Time, certified::Uncertified,
 };
 use statesync::{ManifestWorker, SnapshotSource};
 
@@ -43,6 +43,9 @@ const FILLED_AGAIN_MAX: usize = 4_096;
 /// one takes beside its bytes.
 const LOADED_BETWEEN_LOOKS: u64 = 2 << 20;
 const LOADED_BESIDE_BYTES: u64 = 512;
+
+/// Files that nothing refers to any more, removed between two rounds at most.
+const REMOVED_AT_ONCE: usize = 4_096;
 
 /// See the module.
 pub struct Executor {
@@ -85,8 +88,12 @@ impl Executor {
     ) -> Result<Self, FatalError> {
         let threads = usize::try_from(config.limits.execution.threads).unwrap_or(1);
         let subnet_tree = Arc::new(SubnetTree::new(config.subnet.clone()));
-        let core = Arc::new(Core::new(config, sandbox, Arc::clone(&pages), blobs, retry));
+        let folder = store.folder().join(PAYLOADS);
+        let payloads = Arc::new(PayloadStore::open_on(store.disk().clone(), &folder)?);
+        let stores = (blobs, payloads);
+        let core = Arc::new(Core::new(config, sandbox, Arc::clone(&pages), stores, retry));
         let state = load(&core, &store)?;
+        keep_payloads(&core, &state)?;
         let reader = CertifiedReader::new();
         let folder = Folder::start(pages, &core.limits().pages)?;
         let store = Arc::new(store);
@@ -184,6 +191,7 @@ impl Executor {
         let (core, pool, state) = (&self.core, &self.pool, &mut self.state);
         let work = unwound(|| round::run(core, pool, state, batch.clone(), rejected))
             .map_err(|what| FatalError::Defect { height: batch.height.0, what })??;
+        self.let_payloads_go();
         self.since_checkpoint.add(&work);
         self.advance_manifest(&work)?;
         let root = self.snapshot();
@@ -201,6 +209,14 @@ impl Executor {
             every_round: !self.state.heartbeats().is_empty(),
             manifest: self.manifest_owed,
         })
+    }
+
+    /// The round counts: payloads of messages that are over can go.
+    fn let_payloads_go(&mut self) {
+        for (number, bytes) in self.state.take_gone_payloads() {
+            self.core.payloads.release(number, bytes);
+        }
+        self.core.payloads.sweep(REMOVED_AT_ONCE);
     }
 
     /// Waits until the state's heap has room for what the round of `height` leaves behind.
@@ -319,6 +335,16 @@ impl Drop for Executor {
         // Whoever still has the source finds nothing in it, and the files can be closed.
         self.snapshots.close();
     }
+}
+
+/// The folder of payloads in that of the metadata store.
+pub(crate) const PAYLOADS: &str = "messages";
+
+/// Looks whether the payloads are there that the state refers to, and removes all others.
+fn keep_payloads(core: &Core, state: &ReplicatedState) -> Result<(), FatalError> {
+    let _here = state::heap::enter();
+    let live = state.payloads().map(|payload| (payload.number, payload.bytes)).collect();
+    Ok(core.payloads.keep_only(&live, state.subnet.next_message)?)
 }
 
 /// In the order of the tree.

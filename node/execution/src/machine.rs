@@ -20,8 +20,8 @@ use sandbox::{
 };
 use serde::{Deserialize, Serialize};
 use state::{
-    CROWD, CanisterState, CanisterStatus, Cycles, ExecutionState, LowMemoryHook, Memory, Reject,
-    SenderInfo, WASM_PAGE_BYTES,
+    CROWD, CanisterState, CanisterStatus, Carrier, Cycles, ExecutionState, LowMemoryHook, Memory,
+    Reject, SenderInfo, Shared, StoredPayload, Taken, WASM_PAGE_BYTES,
 };
 
 use crate::config::FatalError;
@@ -102,6 +102,52 @@ impl Begun {
         (text + self.context.arg.len()) as u64
     }
 
+    /// The parts of the message's payload, as queues have them.
+    pub(crate) fn payload_parts(&self) -> [&[u8]; 2] {
+        let name: &[u8] = match &self.entry {
+            Entry::Update(name) => name.as_bytes(),
+            _ => &[],
+        };
+        match &self.entry {
+            Entry::Callback { kind: CallbackKind::Reject { message, .. }, .. } => {
+                [name, message.as_bytes()]
+            }
+            _ => [name, &self.context.arg],
+        }
+    }
+
+    /// The same without its payload.
+    pub(crate) fn emptied(mut self) -> Self {
+        match &mut self.entry {
+            Entry::Update(name) => *name = String::new(),
+            Entry::Callback { kind: CallbackKind::Reject { message, .. }, .. } => {
+                *message = String::new();
+            }
+            _ => {}
+        }
+        self.context.arg = Vec::new();
+        self
+    }
+
+    /// The same with the payload that was taken away; `None` if it cannot be its own.
+    pub(crate) fn filled(mut self, mut content: Vec<u8>, payload: &StoredPayload) -> Option<Self> {
+        match &mut self.entry {
+            Entry::Update(name) => {
+                let name_bytes = usize::try_from(payload.name_bytes).ok()?;
+                let arg = content.get(name_bytes..)?.to_vec();
+                content.truncate(name_bytes);
+                *name = String::from_utf8(content).ok()?;
+                self.context.arg = arg;
+            }
+            Entry::Callback { kind: CallbackKind::Reject { message, .. }, .. } => {
+                *message = String::from_utf8(content).ok()?;
+            }
+            Entry::Callback { .. } => self.context.arg = content,
+            _ => return None,
+        }
+        Some(self)
+    }
+
     /// The same without what [`Self::told_by`] finds again: so what is written down of a message
     /// beside its own bytes is small.
     pub(crate) fn without_what_its_canister_tells(mut self) -> Self {
@@ -178,6 +224,14 @@ pub(crate) struct Ran {
     pub(crate) delta_bytes: u64,
 }
 
+/// A payload with the hash that its message states, which cannot be that message's.
+pub(crate) fn foreign_payload(number: u64) -> FatalError {
+    FatalError::Record {
+        what: format!("message {number}"),
+        reason: "its payload is that of another kind of message".into(),
+    }
+}
+
 /// Runs code on one worker.
 pub(crate) struct Machine<'a> {
     pub(crate) core: &'a Core,
@@ -221,6 +275,26 @@ impl<'a> Machine<'a> {
 
     fn attempts(&self) -> Attempts<'_> {
         self.core.attempts(self.place.clone())
+    }
+
+    /// The payload of a message that lies in a file.
+    pub(crate) fn read_payload(&self, payload: &StoredPayload) -> Result<Vec<u8>, FatalError> {
+        self.attempts().until(|| self.core.payloads.read(payload))
+    }
+
+    /// A message with its payload.
+    pub(crate) fn whole<T: Carrier + Clone>(&self, taken: Taken<T>) -> Result<T, FatalError> {
+        let number = taken.number;
+        taken.whole(|payload| self.read_payload(payload))?.ok_or_else(|| foreign_payload(number))
+    }
+
+    /// Puts the payload of a message that is paused into a file.
+    pub(crate) fn store_payload(
+        &self,
+        number: u64,
+        parts: [&[u8]; 2],
+    ) -> Result<Shared<StoredPayload>, FatalError> {
+        self.attempts().until(|| self.core.payloads.write(number, parts))
     }
 
     /// Fixes what a message sees: the balance of `canister` must already lack the prepayment.

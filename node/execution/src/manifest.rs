@@ -41,7 +41,8 @@ impl Executor {
     /// When the disk fails.
     pub fn local_state(&self) -> Result<Option<LocalState>, FatalError> {
         let Some(checkpoint) = self.store.load()? else { return Ok(None) };
-        Ok(Some(LocalState::new(checkpoint, self.pinned()?.layouts, Arc::clone(&self.core.blobs))))
+        let stores = (Arc::clone(&self.core.blobs), Arc::clone(&self.core.payloads));
+        Ok(Some(LocalState::new(checkpoint, self.pinned()?.layouts, stores)))
     }
 
     fn pace(&self) -> ManifestPace {
@@ -74,12 +75,16 @@ impl Executor {
     }
 
     /// Gives the snapshots up while the delta log is nearly full: they hold up the folding that
-    /// would empty it.
+    /// would empty it. Or when they hold more payloads of messages that are over than they may.
     pub(crate) fn relieve_snapshots(&self) {
+        let most = self.core.limits().leased_message_bytes();
+        if self.core.payloads.pinned_bytes() > most && !self.snapshots.give_up_older() {
+            self.snapshots.give_up("they hold too many messages that are over");
+        }
         let limits = &self.core.limits().pages;
         let full_above = limits.delta_capacity_bytes.saturating_sub(limits.delta_reserve_bytes);
         if self.core.pages.delta_bytes() >= full_above {
-            self.snapshots.give_up();
+            self.snapshots.give_up("the delta log is nearly full");
         }
     }
 
@@ -137,6 +142,15 @@ impl Executor {
                 layouts.insert(memory.id, held(&self.core.pages, memory.id)?);
             }
         }
-        Ok(Pinned { layouts, blobs, blob_store: Arc::clone(&self.core.blobs) })
+        let mut payloads: Vec<_> = self.state.payloads().cloned().collect();
+        payloads.sort_unstable_by_key(|payload| payload.number);
+        Ok(Pinned {
+            layouts,
+            blobs,
+            blob_store: Arc::clone(&self.core.blobs),
+            payloads,
+            payload_store: Arc::clone(&self.core.payloads),
+            payload_pin: self.core.payloads.pin(),
+        })
     }
 }

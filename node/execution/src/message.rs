@@ -13,7 +13,7 @@ use sandbox::{Call, CallbackKind, Entry, MessageLimits, Response};
 use state::{
     CallContextId, CallRequest, CallResponse, Callback, CanisterState, CanisterStatus, Cycles,
     Fault, HookTurn, Ingress, Input, LowMemoryHook, Origin, Payload, Reject, RequestId, SenderInfo,
-    Shared, SubnetCall, Time, heap,
+    Shared, StoredPayload, SubnetCall, Taken, Time, heap,
 };
 
 use crate::config::FatalError;
@@ -53,6 +53,8 @@ pub(crate) struct Effects {
     pub(crate) repeated: u64,
     /// Bytes of delta pages (4 KiB each) committed to canister memories.
     pub(crate) delta_bytes: u64,
+    /// Bytes of payloads of the calls and answers in here.
+    pub(crate) payload_bytes: u64,
     /// Canister messages executed, a cleanup callback counting separately, plus management calls
     /// served.
     pub(crate) messages: u64,
@@ -63,6 +65,7 @@ impl Effects {
     pub(crate) fn answer(&mut self, origin: &Origin, payload: Payload, refund: Cycles) -> Cycles {
         // Effects wait until an iteration's are merged, and answers until somebody takes them.
         let payload = payload.kept();
+        self.payload_bytes += payload.len();
         match origin {
             Origin::Ingress { request_id, .. } => {
                 let response = match payload {
@@ -124,6 +127,20 @@ struct Work {
     method_name: String,
     arg: Vec<u8>,
     cycles: Cycles,
+    source: Source,
+}
+
+/// Which message is executed, and where its payload lies.
+#[derive(Clone, Debug)]
+pub(crate) struct Source {
+    pub(crate) number: u64,
+    pub(crate) payload: Option<Shared<StoredPayload>>,
+}
+
+impl Source {
+    fn of<T>(taken: &Taken<T>) -> Self {
+        Self { number: taken.number, payload: taken.payload.clone() }
+    }
 }
 
 impl<'a> Turn<'a> {
@@ -247,30 +264,35 @@ impl<'a> Turn<'a> {
     fn ingress(
         &mut self,
         canister: &mut CanisterState,
-        ingress: Shared<Ingress>,
+        taken: Taken<Ingress>,
         ruled_out: bool,
     ) -> Result<(), FatalError> {
-        let ingress = ingress.take();
+        let message = taken.message();
         let origin = Origin::Ingress {
-            request_id: ingress.request_id,
-            sender: ingress.sender,
-            sender_info: ingress.sender_info,
+            request_id: message.request_id,
+            sender: message.sender,
+            sender_info: message.sender_info.clone(),
         };
-        if ingress.ingress_expiry < self.time() {
+        if message.ingress_expiry < self.time() {
             self.effects.answer(&origin, Payload::Reject(reject::ingress_timeout(&canister.id)), 0);
             return Ok(());
         }
-        let work = Work { origin, method_name: ingress.method_name, arg: ingress.arg, cycles: 0 };
-        self.call(canister, work, ruled_out)
+        if let Err(reject) = self.check_call(canister, ruled_out) {
+            self.effects.answer(&origin, Payload::Reject(reject), 0);
+            return Ok(());
+        }
+        let source = Source::of(&taken);
+        let Ingress { method_name, arg, .. } = self.machine.whole(taken)?;
+        self.call(canister, Work { origin, method_name, arg, cycles: 0, source })
     }
 
     fn request(
         &mut self,
         canister: &mut CanisterState,
-        request: Shared<CallRequest>,
+        taken: Taken<CallRequest>,
         ruled_out: bool,
     ) -> Result<(), FatalError> {
-        let request = request.take();
+        let request = taken.message();
         let origin = Origin::Canister {
             caller: request.sender,
             callback: request.callback,
@@ -289,31 +311,28 @@ impl<'a> Turn<'a> {
             self.effects.answer(&origin, Payload::Reject(reject), request.cycles);
             return Ok(());
         }
-        let work = Work {
-            origin,
-            method_name: request.method_name,
-            arg: request.arg,
-            cycles: request.cycles,
-        };
-        self.call(canister, work, ruled_out)
+        if let Err(reject) = self.check_call(canister, ruled_out) {
+            self.effects.answer(&origin, Payload::Reject(reject), request.cycles);
+            return Ok(());
+        }
+        let source = Source::of(&taken);
+        let CallRequest { method_name, arg, cycles, .. } = self.machine.whole(taken)?;
+        self.call(canister, Work { origin, method_name, arg, cycles, source })
+    }
+
+    /// Whether the canister takes the call up, as far as that does not depend on what it carries.
+    fn check_call(&self, canister: &CanisterState, ruled_out: bool) -> Result<(), Reject> {
+        if ruled_out {
+            return Err(reject::ruled_out(&canister.id));
+        }
+        check_callable(self.core(), canister)
     }
 
     /// A call of a public method.
-    fn call(
-        &mut self,
-        canister: &mut CanisterState,
-        work: Work,
-        ruled_out: bool,
-    ) -> Result<(), FatalError> {
-        if ruled_out {
-            let reject = reject::ruled_out(&canister.id);
-            self.effects.answer(&work.origin, Payload::Reject(reject), work.cycles);
-            return Ok(());
-        }
+    fn call(&mut self, canister: &mut CanisterState, work: Work) -> Result<(), FatalError> {
         let limits = self.core().message_limits();
         let prepaid = self.core().costs.execution(limits.instructions);
-        let callable = check_callable(self.core(), canister)
-            .and_then(|()| find_method(canister, &work.method_name))
+        let callable = find_method(canister, &work.method_name)
             .and_then(|is_update| prepay(self.core(), canister, prepaid).map(|()| is_update));
         let is_update = match callable {
             Ok(is_update) => is_update,
@@ -341,7 +360,7 @@ impl<'a> Turn<'a> {
         };
         let guaranteed = matches!(work.origin, Origin::Canister { deadline: None, .. });
         let task = Task::Call { counts: is_update, guaranteed };
-        self.begin(canister, task, context, invocation, prepaid)?;
+        self.begin(canister, task, context, (invocation, Some(work.source)), prepaid)?;
         if let Origin::Ingress { request_id, .. } = work.origin
             && canister.calls.context(context).is_some_and(|context| !context.responded)
         {
@@ -354,11 +373,11 @@ impl<'a> Turn<'a> {
     fn response(
         &mut self,
         canister: &mut CanisterState,
-        response: Shared<CallResponse>,
+        taken: Taken<CallResponse>,
         ruled_out: bool,
     ) -> Result<(), FatalError> {
         let core = self.core();
-        let response = response.take();
+        let response = taken.message();
         canister.credit(response.refund);
         let Some(callback) = canister.calls.close_callback(response.callback) else {
             return Ok(());
@@ -367,7 +386,7 @@ impl<'a> Turn<'a> {
         let cleanup_instructions = self.cleanup_instructions();
         let execution_prepaid = core.costs.execution(limits.instructions);
         // What transmission did not use of the rest goes back now.
-        let transmission = core.costs.transmission(callback.request_bytes, response.payload.len());
+        let transmission = core.costs.transmission(callback.request_bytes, taken.payload_bytes());
         let transmission_prepaid = callback.prepaid.saturating_sub(execution_prepaid);
         let transmission = transmission.min(transmission_prepaid);
         let execution_prepaid = callback.prepaid.min(execution_prepaid);
@@ -381,6 +400,8 @@ impl<'a> Turn<'a> {
             canister.calls.close_if_done(callback.context);
             return Ok(());
         };
+        let source = Source::of(&taken);
+        let response = self.machine.whole(taken)?;
         let reject_code = match &response.payload {
             Payload::Reply(_) => 0,
             Payload::Reject(reject) => reject.code as u32,
@@ -421,6 +442,7 @@ impl<'a> Turn<'a> {
         }
         let guaranteed = callback.deadline.is_none();
         let task = Task::Callback { on_cleanup: callback.on_cleanup, reject_code, guaranteed };
+        let invocation = (invocation, Some(source));
         self.begin(canister, task, callback.context, invocation, execution_prepaid)
     }
 
@@ -457,7 +479,7 @@ impl<'a> Turn<'a> {
         let context = canister.calls.open_context(Origin::System, 0);
         let mut invocation = Invocation::system(entry, limits);
         invocation.growable_bytes = self.growable(canister, false);
-        self.begin(canister, Task::System, context, invocation, prepaid)?;
+        self.begin(canister, Task::System, context, (invocation, None), prepaid)?;
         self.effects.work += MESSAGE_OVERHEAD_INSTRUCTIONS;
         Ok(Step::Done)
     }
@@ -585,6 +607,7 @@ impl<'a> Turn<'a> {
             deadline,
             answered: false,
         });
+        self.effects.payload_bytes += (call.method_name.len() + call.arg.len()) as u64;
         self.effects.requests.push(CallRequest {
             sender: canister.id,
             sender_version: version,

@@ -3,7 +3,8 @@
 //!
 //! Two pools bound the messages of all canisters together. A guaranteed-response call counts its
 //! request and room for the largest response from the moment it is made, so its answer always fits;
-//! a call that finds no room is answered by the system at once (`SYS_TRANSIENT`). Best-effort
+//! a call that finds no room is answered by the system at once (`SYS_TRANSIENT`), as is one beyond
+//! the number of such calls that may be open. Best-effort
 //! messages count their bytes, and users' messages that wait count with them; a request that finds
 //! no room is refused, a response is replaced by `SYS_UNKNOWN`.
 //!
@@ -13,7 +14,7 @@
 use std::collections::BTreeSet;
 
 use ic_principal::Principal;
-use limits::SubnetLimits;
+use limits::{SMALL_MANAGEMENT_CALLS_BYTES, SubnetLimits};
 use state::{
     CallRequest, CallResponse, CanisterId, CanisterStatus, MESSAGE_OVERHEAD_BYTES, Origin, Payload,
     Reject, ReplicatedState, Shared, SubnetCall, Time, heap,
@@ -23,16 +24,16 @@ use crate::core::Core;
 use crate::message::Effects;
 use crate::reject;
 
-/// Calls to the management canister may take as many times the largest argument while they wait.
-const LARGE_MANAGEMENT_CALLS: u64 = 4;
-/// Those of up to so many bytes find so much room where larger ones find none any more.
+/// Calls of the management canister of up to so many bytes find room where larger ones find none
+/// any more.
 const SMALL_MANAGEMENT_CALL_BYTES: u64 = 64 << 10;
-const SMALL_MANAGEMENT_CALLS_BYTES: u64 = 1 << 20;
 
 /// Message memory in use while effects are merged.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MessageMemory {
     guaranteed: u64,
+    /// Calls with guaranteed responses that are open.
+    guaranteed_calls: u64,
     best_effort: u64,
     /// Calls of canisters that wait for the management canister; part of the first.
     management: u64,
@@ -52,6 +53,7 @@ impl MessageMemory {
         let management = bytes(false);
         Self {
             guaranteed: totals.guaranteed_message_bytes + management,
+            guaranteed_calls: totals.guaranteed_calls,
             best_effort: totals.best_effort_message_bytes + bytes(true),
             // Those that wait for a paused message come to the others when it is over.
             management: management + totals.waiting_call_bytes,
@@ -100,8 +102,7 @@ impl MessageMemory {
     /// are bounded however many messages there may be; but some with the largest argument, such as
     /// installs, wait in the smallest memory too.
     fn check_management(&self, limits: &SubnetLimits, bytes: u64) -> Result<(), Reject> {
-        let large = limits.message_payload_bytes.saturating_mul(LARGE_MANAGEMENT_CALLS);
-        let (used, mut limit) = (self.management, limits.best_effort_message_bytes.max(large));
+        let (used, mut limit) = (self.management, limits.management_call_bytes());
         // Whoever sends large ones leaves room for `raw_rand` or `stop_canister` of others.
         if bytes <= SMALL_MANAGEMENT_CALL_BYTES {
             limit = limit.saturating_add(SMALL_MANAGEMENT_CALLS_BYTES);
@@ -110,7 +111,7 @@ impl MessageMemory {
             return Err(reject::queue_full(format!(
                 "The call needs {bytes} bytes; calls that wait for the management canister take \
                  {used} bytes of {limit} (the larger of subnet.best_effort_message_bytes and \
-                 {LARGE_MANAGEMENT_CALLS} times subnet.message_payload_bytes, and 1 MiB more for \
+                 4 times subnet.message_payload_bytes, and 1 MiB more for \
                  calls of at most 64 KiB). Try again."
             )));
         }
@@ -127,7 +128,15 @@ impl MessageMemory {
                  (subnet.guaranteed_response_message_bytes). Try again, or use a best-effort call."
             )));
         }
+        let (open, most) = (self.guaranteed_calls, limits.guaranteed_response_calls);
+        if open >= most {
+            return Err(reject::queue_full(format!(
+                "{open} calls with guaranteed responses are open, which is all that the subnet \
+                 takes (subnet.guaranteed_response_calls). Try again, or use a best-effort call."
+            )));
+        }
         self.guaranteed += needed;
+        self.guaranteed_calls += 1;
         Ok(())
     }
 
@@ -155,7 +164,8 @@ impl MessageMemory {
             match call.deadline {
                 None => {
                     self.guaranteed =
-                        self.guaranteed.saturating_sub(core.limits().subnet.message_payload_bytes)
+                        self.guaranteed.saturating_sub(core.limits().subnet.message_payload_bytes);
+                    self.guaranteed_calls = self.guaranteed_calls.saturating_sub(1);
                 }
                 Some(_) => {
                     self.best_effort = self.best_effort.saturating_sub(MESSAGE_OVERHEAD_BYTES)
@@ -402,7 +412,8 @@ mod tests {
         let payload = limits.message_payload_bytes;
         let largest = call(Principal::management_canister(), payload - MESSAGE_OVERHEAD_BYTES);
         let other = call(Principal::from_slice(&[2, 1]), 1_000);
-        let mut memory = MessageMemory { guaranteed: 0, best_effort: 0, management: 0 };
+        let mut memory =
+            MessageMemory { guaranteed: 0, guaranteed_calls: 0, best_effort: 0, management: 0 };
         for _ in 0..4 {
             memory.take_call(&limits, &largest, false).unwrap();
         }

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use pages::PagesError;
-use state::{BlobError, Fault, Height};
+use state::{BlobError, Fault, Height, PayloadError};
 use thiserror::Error;
 
 use crate::config::FatalError;
@@ -122,6 +122,12 @@ impl Transient for PagesError {
 }
 
 impl Transient for BlobError {
+    fn can_heal(&self) -> bool {
+        self.can_heal()
+    }
+}
+
+impl Transient for PayloadError {
     fn can_heal(&self) -> bool {
         self.can_heal()
     }

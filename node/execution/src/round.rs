@@ -18,7 +18,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
-use state::{Batch, CanisterId, CanisterState, Cycles, Fault, Payload, ReplicatedState, Time};
+use state::{
+    Batch, CameMessages, CanisterId, CanisterState, Cycles, Fault, Payload, ReplicatedState, Time,
+};
 
 use crate::config::{FatalError, unwound};
 use crate::core::{Core, RoundFacts};
@@ -28,6 +30,7 @@ use crate::message::{Effects, Seat};
 use crate::messaging::{self, MessageMemory};
 use crate::pool::LanePool;
 use crate::reject;
+use crate::retry::ExecutionPoint;
 use crate::scheduler::{self, LaneBudget, Served, VIRTUAL_LANES};
 
 /// Storage and allocations are paid this often.
@@ -44,10 +47,13 @@ pub(crate) struct RoundWork {
     pub(crate) repeated: u64,
     pub(crate) messages: u64,
     pub(crate) delta_bytes: u64,
-    /// Of messages that came and wait with records of their own.
-    pub(crate) message_bytes: u64,
+    /// Messages that came and wait with records of their own.
+    pub(crate) came: CameMessages,
     pub(crate) more: bool,
 }
+
+/// Payloads that should lie in files and do not, beyond which they are written within the round.
+const LOOSE_PAYLOAD_BYTES: u64 = 4 << 20;
 
 /// See the module.
 pub(crate) struct Round<'a> {
@@ -109,7 +115,7 @@ pub(crate) fn run(
         lanes_most: VIRTUAL_LANES,
         desk_is_closed: false,
     };
-    round.let_time_pass(&batch.randomness);
+    round.let_time_pass(&batch.randomness)?;
     induction::induct(core, round.state, batch.ingress);
     round.state.refresh();
     round.advance()?;
@@ -132,18 +138,18 @@ fn paid_seconds(seconds: u64, owed: Cycles, paid: Cycles) -> u64 {
 }
 
 impl Round<'_> {
-    fn let_time_pass(&mut self, randomness: &[u8; 32]) {
+    fn let_time_pass(&mut self, randomness: &[u8; 32]) -> Result<(), FatalError> {
         let now = self.facts.time;
         self.state.history.expire(now);
-        self.hand_out_randomness(randomness);
-        self.charge(now);
+        self.hand_out_randomness(randomness)?;
+        self.charge(now)?;
         messaging::expire_calls(self.state, now);
         messaging::expire_ingress(self.state, now);
         let effects = messaging::expire_stops(self.state, now, STOP_TIMEOUT_SECONDS);
-        self.merge_one(effects);
+        self.merge_one(effects)
     }
 
-    fn hand_out_randomness(&mut self, randomness: &[u8; 32]) {
+    fn hand_out_randomness(&mut self, randomness: &[u8; 32]) -> Result<(), FatalError> {
         let mut effects = Effects::default();
         let waiters = std::mem::take(&mut self.state.subnet.randomness_waiters);
         for (number, waiter) in waiters.into_iter().enumerate() {
@@ -159,21 +165,21 @@ impl Round<'_> {
             let unclaimed = effects.answer(&waiter.origin, payload, waiter.cycles);
             self.state.subnet.consumption.uninstall += unclaimed;
         }
-        self.merge_one(effects);
+        self.merge_one(effects)
     }
 
     /// Storage and allocations, for canisters that have not paid for a while.
-    fn charge(&mut self, now: Time) {
+    fn charge(&mut self, now: Time) -> Result<(), FatalError> {
         let mut effects = Effects::default();
         for id in self.state.due_charges(charged_before(now), CHARGES_PER_ROUND) {
             self.charge_canister(&id, now, &mut effects);
         }
-        self.merge_one(effects);
+        self.merge_one(effects)
     }
 
     /// The same for those of `ids` whose message is over: what they owe of the time when it was
     /// paused is taken before they begin another, which would be prepaid with it.
-    fn charge_ended(&mut self, ids: &[CanisterId]) {
+    fn charge_ended(&mut self, ids: &[CanisterId]) -> Result<(), FatalError> {
         let now = self.facts.time;
         let mut effects = Effects::default();
         for id in ids {
@@ -184,7 +190,7 @@ impl Round<'_> {
                 self.charge_canister(id, now, &mut effects);
             }
         }
-        self.merge_one(effects);
+        self.merge_one(effects)
     }
 
     /// Takes what a canister owes. One that cannot pay loses its code; while a message of it is
@@ -259,9 +265,9 @@ impl Round<'_> {
         }
         // Who waited for a message to end has its turn before the canister begins another.
         self.canisters_first &= all.iter().all(|effects| effects.management.is_empty());
-        self.merge(all);
-        self.finish_stops();
-        self.charge_ended(&ids);
+        self.merge(all)?;
+        self.finish_stops()?;
+        self.charge_ended(&ids)?;
         // Half of the round is for everybody else, however long the slices were and whatever those
         // wrote that ended. What they wrote takes lanes away: the delta log's reserve has room for
         // both together.
@@ -331,8 +337,8 @@ impl Round<'_> {
                 what: format!("{what}: {panic}"),
             })??;
             let effects = dispatcher.effects;
-            self.merge_one(effects);
-            self.finish_stops();
+            self.merge_one(effects)?;
+            self.finish_stops()?;
         }
         Ok(())
     }
@@ -388,16 +394,16 @@ impl Round<'_> {
         // Whoever was not served comes first next time.
         self.state.subnet.served_last =
             order.into_iter().take_while(|id| !unserved.contains(id)).last();
-        self.merge(all);
-        self.finish_stops();
+        self.merge(all)?;
+        self.finish_stops()?;
         Ok(())
     }
 
-    fn merge_one(&mut self, effects: Effects) {
-        self.merge(vec![effects]);
+    fn merge_one(&mut self, effects: Effects) -> Result<(), FatalError> {
+        self.merge(vec![effects])
     }
 
-    fn merge(&mut self, mut all: Vec<Effects>) {
+    fn merge(&mut self, mut all: Vec<Effects>) -> Result<(), FatalError> {
         self.state.refresh();
         messaging::release(self.state, &mut all);
         let mut memory = MessageMemory::of(self.state);
@@ -412,18 +418,33 @@ impl Round<'_> {
             self.spent += effects.work;
             messaging::merge(self.core, self.state, &mut memory, effects);
         }
+        self.state.refresh();
+        if self.state.totals().loose_payload_bytes > LOOSE_PAYLOAD_BYTES {
+            self.store_payloads()?;
+        }
+        Ok(())
+    }
+
+    /// Puts large payloads of messages that wait into files.
+    fn store_payloads(&mut self) -> Result<(), FatalError> {
+        let place = ExecutionPoint { height: self.facts.height, message: None };
+        let core = self.core;
+        let write = |number: u64, parts: [&[u8]; 2]| {
+            core.attempts(place.clone()).until(|| core.payloads.write(number, parts))
+        };
+        self.state.store_payloads(write)
     }
 
     /// Stops the canisters that waited for nothing but what just ended.
-    fn finish_stops(&mut self) {
+    fn finish_stops(&mut self) -> Result<(), FatalError> {
         self.state.refresh();
         let effects = messaging::finish_stops(self.state);
-        self.merge_one(effects);
-        self.state.refresh();
+        self.merge_one(effects)
     }
 
     fn finish(mut self) -> Result<RoundWork, FatalError> {
-        self.work.message_bytes = self.state.settle();
+        self.store_payloads()?;
+        self.work.came = self.state.settle();
         if cfg!(debug_assertions) {
             self.state.check();
         }

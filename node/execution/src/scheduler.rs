@@ -27,6 +27,10 @@ const CANISTERS_PER_ITERATION: usize = 256;
 /// Messages a canister may execute in one iteration.
 const MESSAGES_PER_TURN: u64 = 64;
 
+/// Payloads of calls and answers after which a lane takes up no further message in an iteration:
+/// they lie in the state's heap until it is over.
+const PAYLOAD_BYTES_PER_LANE: u64 = 4 << 20;
+
 /// What a lane may use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LaneBudget {
@@ -159,8 +163,10 @@ pub(crate) fn run_lane(
     let slice = limits.execution.instructions_per_slice.max(1);
     let mut served = Vec::with_capacity(canisters.len());
     let (mut work, mut delta_bytes, mut growable_bytes) = (0u64, 0u64, budget.growable_bytes);
+    let mut payload_bytes = 0;
     for (mut canister, mut seat) in canisters {
-        if work >= budget.work || delta_bytes >= budget.delta_bytes {
+        let is_used_up = work >= budget.work || delta_bytes >= budget.delta_bytes;
+        if is_used_up || payload_bytes >= PAYLOAD_BYTES_PER_LANE {
             served.push(Served { canister, seat, effects: None });
             continue;
         }
@@ -175,7 +181,8 @@ pub(crate) fn run_lane(
             progressed |= step == Step::Done;
             let used = &turn.effects;
             let over = work + used.work >= budget.work
-                || delta_bytes + used.delta_bytes >= budget.delta_bytes;
+                || delta_bytes + used.delta_bytes >= budget.delta_bytes
+                || payload_bytes + used.payload_bytes >= PAYLOAD_BYTES_PER_LANE;
             if canister.delta_debit >= per_round {
                 seat.paused = true;
             }
@@ -189,6 +196,7 @@ pub(crate) fn run_lane(
         growable_bytes = turn.growable_bytes;
         work += turn.effects.work;
         delta_bytes += turn.effects.delta_bytes;
+        payload_bytes += turn.effects.payload_bytes;
         served.push(Served { canister, seat, effects: Some(turn.effects) });
     }
     Ok(served)

@@ -37,15 +37,15 @@ use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 use state::{
     CallContextId, CanisterState, Cycles, Height, HookTurn, Origin, PausedMessage, Reject, Shared,
-    SubnetCall, WASM_PAGE_BYTES, heap,
+    StoredPayload, SubnetCall, WASM_PAGE_BYTES, heap, is_large,
 };
 
 use crate::config::FatalError;
-use crate::machine::{Attempted, Begun, Invocation, Ran, Targets};
-use crate::message::{MESSAGE_OVERHEAD_INSTRUCTIONS, Seat, Turn};
+use crate::machine::{Attempted, Begun, Invocation, Ran, Targets, foreign_payload};
+use crate::message::{MESSAGE_OVERHEAD_INSTRUCTIONS, Seat, Source, Turn};
 use crate::reject;
 
-/// Version of [`Record`].
+/// Version of [`Record`]. A large payload is no part of it.
 const RECORD_VERSION: u8 = 1;
 
 /// Why a message runs, as far as it decides what its end leads to.
@@ -69,6 +69,8 @@ pub(crate) struct Running {
     pub(crate) task: Task,
     pub(crate) context: CallContextId,
     pub(crate) begun: Begun,
+    /// The message of a queue that it began with.
+    source: Option<Source>,
     /// Cycles taken from the balance for it.
     pub(crate) prepaid: Cycles,
     since: Height,
@@ -109,6 +111,10 @@ impl Running {
             task,
             context: paused.context,
             begun,
+            source: paused
+                .payload
+                .clone()
+                .map(|payload| Source { number: payload.number, payload: Some(payload) }),
             prepaid: paused.prepaid,
             since: paused.since,
             granted: paused.granted,
@@ -133,13 +139,14 @@ impl Turn<'_> {
         canister: &mut CanisterState,
         task: Task,
         context: CallContextId,
-        invocation: Invocation,
+        (invocation, source): (Invocation, Option<Source>),
         prepaid: Cycles,
     ) -> Result<(), FatalError> {
         let running = Running {
             begun: self.machine.begin(canister, invocation),
             task,
             context,
+            source,
             prepaid,
             since: self.machine.round.height,
             granted: self.slice(),
@@ -179,6 +186,11 @@ impl Turn<'_> {
                 self.slice()
             };
             running.granted = running.granted.saturating_add(more);
+            if let Some(payload) = &paused.payload {
+                let content = self.machine.read_payload(payload)?;
+                let begun = running.begun.filled(content, payload);
+                running.begun = begun.ok_or_else(|| foreign_payload(payload.number))?;
+            }
             self.run(canister, running)?;
         }
         if canister.paused.is_none() {
@@ -285,7 +297,7 @@ impl Turn<'_> {
         self.effects.work += used;
         self.growable_bytes =
             self.growable_bytes.saturating_sub(grown_bytes.saturating_sub(running.grown_bytes));
-        let Running { task, context, begun, prepaid, since, granted, .. } = running;
+        let Running { task, context, begun, source, prepaid, since, granted, .. } = running;
         let is_guaranteed = match task {
             Task::Call { guaranteed, .. } | Task::Callback { guaranteed, .. } => guaranteed,
             Task::Cleanup { .. } | Task::System => false,
@@ -301,6 +313,7 @@ impl Turn<'_> {
             _ => 0,
         };
         let message_bytes = begun.message_bytes() + reject_bytes;
+        let (begun, payload) = self.put_payload_away(begun, source)?;
         let begun = begun.without_what_its_canister_tells();
         let record = encode(&Record { task, begun }).map_err(|error| FatalError::Record {
             what: format!("the paused message of canister {}", canister.id),
@@ -316,10 +329,31 @@ impl Turn<'_> {
             message_bytes,
             is_guaranteed,
             is_large: progress.held_bytes > self.core().limits().execution.paused_dirty_bytes,
+            payload,
             record: Shared::new(ByteBuf::from(heap::kept(record))),
             waiting: Vec::new(),
         });
         Ok(())
+    }
+
+    /// Takes a large payload away from a message that pauses: it lies in a file, or is put into
+    /// one.
+    fn put_payload_away(
+        &self,
+        begun: Begun,
+        source: Option<Source>,
+    ) -> Result<(Begun, Option<Shared<StoredPayload>>), FatalError> {
+        let parts = begun.payload_parts();
+        let Some(source) =
+            source.filter(|_| is_large(parts.iter().map(|part| part.len() as u64).sum()))
+        else {
+            return Ok((begun, None));
+        };
+        let payload = match source.payload {
+            Some(payload) => payload,
+            None => self.machine.store_payload(source.number, parts)?,
+        };
+        Ok((begun.emptied(), Some(payload)))
     }
 
     /// The message is over: commits what it wrote, settles its cost, and does what follows.
@@ -375,7 +409,7 @@ impl Turn<'_> {
             Ok(_) => return Ok(()),
         };
         let task = Task::Cleanup { instructions: ran.instructions, reject };
-        self.begin(canister, task, context, invocation, prepaid)
+        self.begin(canister, task, context, (invocation, None), prepaid)
     }
 }
 
@@ -531,6 +565,7 @@ mod tests {
             message_bytes: 0,
             is_guaranteed: false,
             is_large: false,
+            payload: None,
             record: Shared::new(ByteBuf::from(record)),
             waiting: Vec::new(),
         };

@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::collections::BTreeSet;
+
 use candid::Principal;
 use common::{CallOp, Node, Op, SECOND, Spec, decode, encode, limits, user};
 use execution::RoundResult;
@@ -799,4 +801,52 @@ fn messages_that_wait_are_counted_as_long_as_they_are_paused() {
     assert!(node.result(&request).is_ok());
     assert_eq!(node.executor.state().totals().best_effort_message_bytes, 0);
     assert!(encode(&arg).len() > 1 << 20);
+}
+
+#[test]
+fn a_paused_message_leaves_what_it_carries_in_a_file() {
+    let mut node = Node::with(short_slices());
+    let ids = [node.deploy(&Spec::default()), node.deploy(&Spec::default())];
+    let [caller, callee] = ids;
+    node.executor.checkpoint().unwrap();
+    // Calls, responses, rejects and users' calls, each of them long and large.
+    let large = Op::Note(vec![7; 400_000]);
+    for answer in [Op::ReplyArgument, Op::Reject("no".repeat(5_000))] {
+        let mut call = CallOp::new(callee, &[slices(3), large.clone(), answer]);
+        call.on_reply = vec![slices(3), Op::NoteArgument];
+        call.on_reject = vec![slices(3), Op::NoteReject];
+        node.send(caller, &[large.clone(), call.op(), slices(4), Op::Reply(vec![])]);
+    }
+    let (mut carried, mut records) = (BTreeSet::new(), vec![]);
+    let mut rounds = 0;
+    while node.round().more {
+        for canister in ids.map(|id| node.canister(id)) {
+            let Some(paused) = &canister.paused else { continue };
+            records.push(paused.record.len());
+            carried.extend(paused.payload.as_ref().map(|payload| payload.number));
+        }
+        let named = node.payloads();
+        assert!(node.payload_files().is_superset(&named), "{named:?}");
+        rounds += 1;
+        assert!(rounds < 100);
+        // Each time from another checkpoint, and what came after it again.
+        if rounds % 3 == 0 {
+            node = node.restart();
+        }
+        if rounds % 5 == 0 {
+            node.executor.checkpoint().unwrap();
+        }
+    }
+    // Two users' calls, two calls and two responses.
+    assert_eq!(carried.len(), 6, "{carried:?}");
+    assert!(records.iter().all(|bytes| *bytes < 4_000), "{records:?}");
+    node.executor.checkpoint().unwrap();
+    node.round();
+    assert_eq!((node.payloads(), node.payload_files()), Default::default());
+    let lengths: Vec<_> = node.notes(callee).iter().map(String::len).collect();
+    assert_eq!(lengths, [400_000; 2]);
+    let notes = node.notes(caller);
+    assert_eq!(notes.len(), 4, "two of its own, a reply and a reject");
+    assert!(notes.iter().any(|note| note.contains(&"no".repeat(4_000))), "cut to 8 KiB");
+    node.restart().executor.state().check();
 }

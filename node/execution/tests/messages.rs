@@ -405,6 +405,7 @@ struct Named {
 fn with_room_for_calls() -> limits::Limits {
     let mut limits = common::limits();
     limits.subnet.guaranteed_response_message_bytes = 20 << 30;
+    limits.subnet.guaranteed_response_calls = 40 << 10;
     limits.subnet.callback_soft_limit = 10_000;
     limits
 }
@@ -527,4 +528,112 @@ fn a_canister_with_thousands_of_open_calls_is_stopped_and_deleted() {
     assert!(!node.executor.state().contains(&caller));
     node.executor.checkpoint().unwrap();
     node.restart().executor.state().check();
+}
+
+/// A node whose caller made calls of so many bytes each towards a callee that takes up one in a
+/// round.
+fn with_large_calls(limits: limits::Limits, sizes: &[usize]) -> (Node, [Principal; 2]) {
+    let mut node = Node::with(limits);
+    let (caller, callee) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    node.executor.checkpoint().unwrap();
+    for (number, bytes) in (0u8..).zip(sizes) {
+        // It comes back as large as it went.
+        let program = [Op::Spend(3_990_000_000), Op::Note(vec![number; *bytes]), Op::ReplyArgument];
+        let mut call = CallOp::new(callee, &program);
+        (call.on_reply, call.on_reject) = (vec![Op::NoteArgument], vec![Op::NoteReject]);
+        node.send(caller, &[call.op(), Op::Reply(vec![])]);
+    }
+    (node, [caller, callee])
+}
+
+const SIZES: [usize; 6] = [20_000, 300_000, 9_000, 100, 1_000_000, 262_144];
+
+#[test]
+fn what_large_messages_carry_lies_in_files_while_they_wait() {
+    let (mut node, [caller, callee]) = with_large_calls(limits(), &SIZES);
+    node.round();
+    // Those that were taken up in the round they came in never had a file.
+    let waiting = node.payloads();
+    assert!(waiting.len() >= 3, "{waiting:?}");
+    assert_eq!(node.payload_files(), waiting);
+    let totals = *node.executor.state().totals();
+    assert!(totals.file_payload_bytes > 1_500_000, "{totals:?}");
+    assert!(totals.guaranteed_here_bytes < 10_000, "{totals:?}");
+    let record = state::encode_record("it", node.canister(callee)).unwrap();
+    assert!(record.len() < 5_000, "{} bytes", record.len());
+    // One restart without a checkpoint, one from a checkpoint, whose files stay until the next.
+    let mut node = node.restart();
+    assert_eq!((node.payloads(), node.payload_files()), (waiting.clone(), waiting.clone()));
+    node.executor.checkpoint().unwrap();
+    let mut node = node.restart();
+    assert_eq!((node.payloads(), node.payload_files()), (waiting.clone(), waiting.clone()));
+    while node.payloads().len() == waiting.len() {
+        node.round();
+    }
+    assert!(node.payload_files().is_superset(&waiting), "the checkpoint refers to all of them");
+    let mut node = node.restart();
+    node.settle();
+    assert_eq!(node.payloads(), [].into());
+    node.executor.checkpoint().unwrap();
+    node.round();
+    assert_eq!(node.payload_files(), [].into());
+    // Each was executed once, with what it carried, and its response came back whole.
+    let lengths = |node: &mut Node, id| {
+        let mut all: Vec<_> = node.notes(id).iter().map(String::len).collect();
+        all.sort_unstable();
+        all
+    };
+    let mut sizes = SIZES.to_vec();
+    sizes.sort_unstable();
+    assert_eq!(lengths(&mut node, callee), sizes);
+    let replies = lengths(&mut node, caller);
+    assert!(replies.iter().zip(&sizes).all(|(reply, size)| *reply > *size), "{replies:?}");
+    let totals = node.executor.state().totals();
+    assert_eq!((totals.file_payload_bytes, totals.guaranteed_calls), (0, 0));
+    node.restart().executor.state().check();
+}
+
+#[test]
+fn a_call_beyond_the_number_that_may_be_open_is_refused_and_all_are_answered() {
+    let mut limits = with_room_for_calls();
+    limits.subnet.guaranteed_response_calls = 50;
+    let mut node = Node::with(limits);
+    let (caller, callee) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    let mut call = CallOp::new(callee, &[Op::Reply(vec![])]);
+    (call.on_reply, call.on_reject) = (vec![Op::Note(b"on".to_vec())], vec![Op::NoteReject]);
+    let mut best_effort = call.clone();
+    best_effort.timeout = Some(300);
+    let program: Vec<_> = std::iter::repeat_n(call.op(), 60)
+        .chain(std::iter::repeat_n(best_effort.op(), 10))
+        .chain([Op::Reply(vec![])])
+        .collect();
+    node.call(caller, &program).unwrap();
+    let notes = node.notes(caller);
+    let (refused, answered): (Vec<_>, Vec<_>) =
+        notes.into_iter().partition(|note| note.contains("subnet.guaranteed_response_calls"));
+    assert_eq!((refused.len(), answered.len()), (10, 60), "{refused:?}");
+    assert!(answered.iter().all(|note| note == "on"), "{answered:?}");
+    assert_eq!(node.executor.state().totals().guaranteed_calls, 0);
+    node.restart();
+}
+
+#[test]
+fn payloads_are_written_within_a_round_that_brings_many() {
+    let mut limits = with_room_for_calls();
+    limits.execution.instructions_per_round = 40_000_000_000;
+    limits.subnet.best_effort_message_bytes = 256 << 20;
+    let mut node = Node::with(limits);
+    let (caller, callee) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    // More than a round may hold beside files, there and back.
+    let program = [Op::Spend(3_990_000_000), Op::Reply(vec![7; 1_900_000])];
+    let mut call = CallOp::new(callee, &program);
+    (call.on_reply, call.on_reject) = (vec![Op::Note(b"on".to_vec())], vec![Op::NoteReject]);
+    for _ in 0..40 {
+        node.send(caller, &[call.clone().op(), Op::Reply(vec![])]);
+    }
+    node.round();
+    assert!(node.payloads().len() >= 10, "{}", node.payloads().len());
+    let mut node = node.restart();
+    node.settle();
+    assert_eq!(node.notes(caller), ["on"; 40]);
 }

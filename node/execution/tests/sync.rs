@@ -250,7 +250,7 @@ fn check_from_scratch(node: &Node, height: Height) {
                 }
             }
             ObjectId::Records => records += 1,
-            ObjectId::Blob(_) => {}
+            ObjectId::Blob(_) | ObjectId::Payload(_) => {}
         }
     }
     assert_eq!((memories, records), (8, 1));
@@ -443,6 +443,7 @@ fn wrong_chunks_are_refused_and_cost_nothing() {
                 ChunkId::Leaf(ObjectId::Records, _) => 2,
                 ChunkId::Leaf(ObjectId::Memory(_), _) => 3,
                 ChunkId::Leaf(ObjectId::Blob(_), _) => 4,
+                ChunkId::Leaf(ObjectId::Payload(_), _) => 5,
             });
             let mut flipped = bytes.clone();
             let at = (refused * 7919) % flipped.len();
@@ -969,11 +970,88 @@ fn messages_that_wait_come_with_a_fetched_state() {
     let (height, root) = until_newer(&mut source, sent);
     let apart = source.canister(callee).queues.apart().count();
     assert!(apart > 5, "{apart} messages have records of their own");
+    let waiting = source.payloads();
+    assert!(waiting.len() > 5, "{waiting:?}");
     let snapshots = source.executor.snapshots();
     let dir = tempfile::tempdir().unwrap();
     let mut installer = begin(dir.path(), height, root, None);
     fetch(&mut installer, &snapshots, usize::MAX);
     installer.finish().unwrap();
+    let mut node = check_installed(dir.path(), &mut source, height);
+    assert!(!node.payloads().is_empty(), "some still wait");
+    // What this node has itself is not fetched again.
+    let local = node.executor.local_state().unwrap();
+    let (newer, root) = until_newer(&mut source, height);
+    assert!(!source.payloads().is_empty());
+    let beside = tempfile::tempdir().unwrap();
+    let mut installer = begin(beside.path(), newer, root, local);
+    let mut fetched = vec![];
+    while !installer.is_complete() {
+        for chunk in installer.missing(16).unwrap() {
+            fetched.push(chunk);
+            installer
+                .offer(chunk, &source.executor.snapshots().chunk(newer, chunk).unwrap())
+                .unwrap();
+        }
+    }
+    let is_payload = |chunk: &&ChunkId| matches!(chunk, ChunkId::Leaf(ObjectId::Payload(_), _));
+    assert_eq!(fetched.iter().find(is_payload), None);
+    installer.finish().unwrap();
+    node.settle();
+    check_installed(beside.path(), &mut source, newer);
+}
+
+#[test]
+fn payloads_of_a_leased_snapshot_stay_when_their_messages_are_over() {
+    let mut source = Node::of_subnet(sync_limits());
+    let (caller, callee) = (source.deploy(&Spec::default()), source.deploy(&Spec::default()));
+    let call = |number: u8| {
+        let program =
+            [Op::Spend(3_990_000_000), Op::Note(vec![number; 100_000]), Op::Reply(vec![])];
+        let mut call = CallOp::new(callee, &program);
+        (call.on_reply, call.on_reject) = (vec![], vec![]);
+        call.op()
+    };
+    let program: Vec<Op> = (0..15).map(call).chain([Op::Reply(vec![])]).collect();
+    source.send(caller, &program);
+    source.round();
+    let sent = source.executor.height();
+    let (height, root) = until_newer(&mut source, sent);
+    let snapshots = source.executor.snapshots();
+    let lease = snapshots.lease(height).unwrap();
+    let held = {
+        let dir = tempfile::tempdir().unwrap();
+        let mut installer = begin(dir.path(), height, root, None);
+        let mut held = BTreeSet::new();
+        while !installer.is_complete() {
+            for chunk in installer.missing(16).unwrap() {
+                if let ChunkId::Leaf(ObjectId::Payload(number), _) = chunk {
+                    held.insert(number);
+                }
+                installer.offer(chunk, &snapshots.chunk(height, chunk).unwrap()).unwrap();
+            }
+        }
+        held
+    };
+    assert!(held.len() > 5, "{held:?}");
+    let (newer, _) = until_newer(&mut source, height);
+    assert_eq!(snapshots.heights(), [newer, height]);
+    source.executor.checkpoint().unwrap();
+    let over: BTreeSet<_> = held.difference(&source.payloads()).copied().collect();
+    assert!(!over.is_empty(), "some are over");
+    assert!(source.payload_files().is_superset(&held));
+    // It is fetched whole all the same.
+    let dir = tempfile::tempdir().unwrap();
+    let mut installer = begin(dir.path(), height, root, None);
+    fetch(&mut installer, &snapshots, usize::MAX);
+    installer.finish().unwrap();
+    // With the lease, and the next manifest, they go.
+    drop(lease);
+    let (last, _) = until_newer(&mut source, newer);
+    until_newer(&mut source, last);
+    source.executor.checkpoint().unwrap();
+    source.round();
+    assert!(source.payload_files().is_disjoint(&over), "{over:?}");
     check_installed(dir.path(), &mut source, height);
 }
 

@@ -6,7 +6,8 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use common::{Node, Op, Spec, encode, limits, user};
+use common::{CallOp, Node, Op, Spec, encode, limits, user};
+use disk::{SharedDisk, SimulatedDisk};
 use execution::{Closing, FatalError, QueryRequest, Trouble};
 use ic_management_canister_types::CanisterInstallMode;
 use ic_principal::Principal;
@@ -326,4 +327,86 @@ fn files_that_cannot_be_made_are_waited_for() {
         "no message is to blame"
     );
     node.restart();
+}
+
+/// Calls of 100 kB each that wait for a callee which takes up one in a round.
+fn large_calls(node: &mut Node, count: u8) -> CanisterId {
+    let (caller, callee) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    for number in 0..count {
+        let program =
+            [Op::Spend(3_990_000_000), Op::Note(vec![number; 100_000]), Op::Reply(vec![])];
+        let mut call = CallOp::new(callee, &program);
+        (call.on_reply, call.on_reject) = (vec![], vec![Op::NoteReject]);
+        node.send(caller, &[call.op(), Op::Reply(vec![])]);
+    }
+    callee
+}
+
+#[test]
+fn a_disk_that_has_no_room_for_a_payload_is_waited_for() {
+    let temporary = tempfile::tempdir().unwrap();
+    let root = temporary.path().join("disk");
+    let disk = SimulatedDisk::new(&root, 7).unwrap();
+    let shared: SharedDisk = Arc::new(disk.clone());
+    let mut node = Node::on(Some(shared), root.clone(), common::config(limits()), None);
+    let mut other = Node::new();
+    let callee = large_calls(&mut node, 6);
+    assert_eq!(large_calls(&mut other, 6), callee);
+    // Room for two of them and a half.
+    disk.limit_growth_in(&root.join("state").join("messages"), Some(250_000));
+    let healed = disk.clone();
+    node.retry.act(move |trouble| {
+        if trouble.attempt == 3 {
+            healed.limit_growth(None);
+        }
+        Ok(())
+    });
+    let batch = node.batch();
+    other.waiting.clear();
+    let roots = [&mut node, &mut other].map(|node| node.execute(batch.clone(), &[]).root);
+    assert_eq!(roots[0], roots[1]);
+    let troubles = node.retry.troubles();
+    assert_eq!(troubles.len(), 3, "{troubles:?}");
+    assert!(troubles.iter().all(|trouble| trouble.to_string().contains("is full")), "{troubles:?}");
+    assert!(troubles.iter().all(|trouble| trouble.awaits_verdict().is_none()), "{troubles:?}");
+    assert_eq!(node.payload_files(), node.payloads());
+    assert!(node.payloads().len() >= 4);
+    // The power goes: what no checkpoint refers to comes again out of the block log.
+    let mut node = node.restart_after(|| {
+        disk.cut_power().unwrap();
+    });
+    // And what one refers to is durable with it.
+    node.executor.checkpoint().unwrap();
+    assert!(node.payloads().len() >= 4);
+    let mut node = node.restart_after(|| {
+        disk.cut_power().unwrap();
+    });
+    node.settle();
+    assert_eq!(node.notes(callee).len(), 6);
+}
+
+#[test]
+fn a_payload_that_is_not_what_it_was_ends_the_node_in_words() {
+    let mut node = Node::new();
+    large_calls(&mut node, 6);
+    node.round();
+    let number = *node.payloads().first().unwrap();
+    let path = node.dir.join("state").join("messages").join(format!("{number:016x}"));
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[50_000] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let error = (0..20)
+        .find_map(|_| {
+            let batch = node.batch();
+            let result = node.executor.execute(&batch, &[]);
+            result.map(|_| node.executor.certify(batch.height, vec![0; 48]).unwrap()).err()
+        })
+        .unwrap();
+    let text = error.to_string();
+    assert!(text.contains(path.to_str().unwrap()) && text.contains("another hash"), "{text}");
+    assert!(matches!(error, FatalError::Payload(_)) && !error.can_heal());
+    // It was the machine's, and the log has the batches: nothing is lost.
+    let mut node = node.restart();
+    node.settle();
+    assert_eq!(node.payloads(), [].into());
 }

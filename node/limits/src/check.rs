@@ -82,6 +82,7 @@ impl Limits {
         for limit in [
             limit!(self.subnet.memory_capacity_bytes),
             limit!(self.subnet.canisters_max),
+            limit!(self.subnet.guaranteed_response_calls),
             limit!(self.subnet.ingress_unfinished_max),
             limit!(self.subnet.callback_soft_limit),
             limit!(self.subnet.queue_slots),

@@ -19,8 +19,8 @@ pub const PRESETS: [Preset; 3] = [
     Preset { name: "small", memory_bytes: 1024 * MIB },
 ];
 
-/// The most lanes that a round spreads canisters over, and the most paused messages that go on in it: a notion
-/// of the state machine, the same on every machine.
+/// The most lanes that a round spreads canisters over, and the most paused messages that go on in
+/// it: a notion of the state machine, the same on every machine.
 pub const VIRTUAL_LANES: u64 = 4;
 
 // Instructions. A round is what fits between two certificates, so it is kept short: a slice is about
@@ -129,19 +129,24 @@ const METADATA_BYTES_MAX: u64 = 8 << 30;
 /// A canister's interface is a fourth of what else is known of it.
 const METADATA_BYTES_OF_SECTION_BYTE: u64 = 4;
 /// Messages with guaranteed responses get one part in so many of a disk budget beyond the larger of
-/// so many bytes and so many times the memory.
-const MESSAGES_PART: u64 = 128;
+/// so many bytes and so many times the memory: their files take some six parts of four of that, and
+/// more where a fetched state may lie beside the old one, so that they get less there.
+const MESSAGES_PART: u64 = 4;
+const SHARED_MESSAGES_PART: u64 = 8;
 const BESIDE_MESSAGES_BYTES: u64 = 20 << 30;
 const BESIDE_MESSAGES_PER_MEMORY_BYTE: u64 = 4;
 /// On a small disk they get no more than one part in so many of it.
-const SMALL_DISK_MESSAGES_PART: u64 = 64;
+const SMALL_DISK_MESSAGES_PART: u64 = 32;
 /// The most for each byte of memory, and for each byte beyond what small nodes need for everything
-/// else: page tables of the heap that they lie in stay a part of the memory so. And the most at all:
-/// all of them are hashed for each manifest.
-const MESSAGES_PER_MEMORY_BYTE: u64 = 2;
-const MESSAGES_PER_FREE_BYTE: u64 = 8;
+/// else, and the most at all: page tables of the heap in which the rest of these messages lies stay
+/// a part of the memory so, and lists of their files short.
+const MESSAGES_PER_MEMORY_BYTE: u64 = 40;
+const MESSAGES_PER_FREE_BYTE: u64 = 128;
 const BESIDE_MESSAGES_MEMORY: u64 = 256 * MIB;
-const MESSAGES_BYTES_MAX: u64 = 1 << 30;
+const MESSAGES_BYTES_MAX: u64 = 256 << 30;
+/// Bytes of messages with guaranteed responses for each such call that may be open: an unanswered
+/// one takes four times as much, an answered one what its response has.
+const MESSAGE_BYTES_PER_CALL: u64 = 512 << 10;
 /// Blocks that are kept without a disk budget.
 const RETENTION_BLOCK_BYTES: u64 = 128 * MIB;
 
@@ -413,6 +418,7 @@ impl Limits {
     fn follow_disk(&mut self, stays: impl Fn(&str) -> bool) {
         let disk = self.disk_budget_bytes;
         if disk == 0 {
+            self.follow_messages(&stays);
             return;
         }
         let whole = |bytes: u64| bytes - bytes % MIB;
@@ -430,6 +436,7 @@ impl Limits {
             let (least, part) = (self.least_messages_bytes(), self.messages_part_bytes());
             self.subnet.guaranteed_response_message_bytes = whole(least.max(part));
         }
+        self.follow_messages(&stays);
         if !stays("subnet.ingress_history_bytes") {
             let least = scale::INGRESS_HISTORY.bytes_at(memory);
             let most = memory.saturating_sub(BESIDE_HISTORY_BYTES) / HISTORY_MEMORY_PART;
@@ -456,6 +463,19 @@ impl Limits {
         }
     }
 
+    fn follow_messages(&mut self, stays: impl Fn(&str) -> bool) {
+        let bytes = self.subnet.guaranteed_response_message_bytes;
+        if !stays("subnet.guaranteed_response_calls") {
+            self.subnet.guaranteed_response_calls = (bytes / MESSAGE_BYTES_PER_CALL).max(1);
+        }
+        if !stays("subnet.callback_soft_limit") {
+            // One canister may have all of them open.
+            let open = bytes / self.subnet.message_payload_bytes.max(1);
+            let least = scale::CALLBACK_SOFT_LIMIT.at(self.memory_budget_bytes);
+            self.subnet.callback_soft_limit = least.max(open);
+        }
+    }
+
     /// What messages with guaranteed responses get in any case; less where the disk is small.
     fn least_messages_bytes(&self) -> u64 {
         let (disk, memory) = (self.disk_budget_bytes, self.memory_budget_bytes);
@@ -473,7 +493,9 @@ impl Limits {
         let beside = memory.saturating_mul(BESIDE_MESSAGES_PER_MEMORY_BYTE);
         let beyond = disk.saturating_sub(beside.max(BESIDE_MESSAGES_BYTES));
         let free = memory.saturating_sub(BESIDE_MESSAGES_MEMORY);
-        (beyond / MESSAGES_PART)
+        let is_alone = self.pages.states_on_disk <= 1;
+        let part = if is_alone { MESSAGES_PART } else { SHARED_MESSAGES_PART };
+        (beyond / part)
             .min(memory.saturating_mul(MESSAGES_PER_MEMORY_BYTE))
             .min(free.saturating_mul(MESSAGES_PER_FREE_BYTE))
             .min(MESSAGES_BYTES_MAX)
@@ -545,6 +567,7 @@ fn subnet(memory: u64) -> SubnetLimits {
         memory_threshold_bytes: 0,
         canisters_max: 0,
         guaranteed_response_message_bytes: scale::GUARANTEED_MESSAGES.bytes_at(memory),
+        guaranteed_response_calls: 0,
         best_effort_message_bytes: scale::BEST_EFFORT_MESSAGES.bytes_at(memory),
         ingress_history_bytes: scale::INGRESS_HISTORY.bytes_at(memory),
         ingress_unfinished_max: scale::INGRESS_UNFINISHED.at(memory),

@@ -34,7 +34,8 @@ mod table;
 
 pub use derive::{PRESETS, VIRTUAL_LANES, compile_instructions, validate_instructions};
 pub use lines::{
-    CERTIFICATE_BYTES, CONNECTION_BYTES, HEAP_LINES, STATE_HEAP_LINE, delta_index_bytes,
+    CERTIFICATE_BYTES, CONNECTION_BYTES, HEAP_LINES, MESSAGE_FILES_LINE,
+    SMALL_MANAGEMENT_CALLS_BYTES, STATE_HEAP_LINE, delta_index_bytes,
 };
 pub use sheet::{
     HeapLimits, LimitsError, LineKind, Preset, Sheet, SheetLine, Violation, Violations,

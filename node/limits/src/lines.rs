@@ -20,20 +20,38 @@ const PAGE_BYTES: u64 = 4096;
 /// Checkpoints whose records are on disk at once: the store writes new pages before it lets the old
 /// ones go.
 const RECORD_VERSIONS: u64 = 2;
-/// What the store takes for each byte of messages with guaranteed responses: its pages are powers
-/// of two, and those that were freed in a transaction are used again in later ones. Where there are
-/// several nodes, those stay besides that were freed since the snapshot that is hashed or shown.
+/// What the store takes for each byte of messages with guaranteed responses that are no files: its
+/// pages are powers of two, and those that were freed in a transaction are used again in later
+/// ones. Where there are several nodes, those stay besides that were freed since the snapshot that
+/// is hashed or shown.
 const STORE_PER_MESSAGE_BYTE: u64 = 3;
 const SHOWN_STORE_PER_MESSAGE_BYTE: u64 = 8;
-/// The rows in the store that a leased snapshot may keep: a part of the messages, and at least so
-/// much, so that ordinary traffic ends no lease.
-const LEASED_PART: u64 = 4;
-const LEASED_BYTES_MIN: u64 = 256 << 20;
-/// Of the messages, the part that comes between two checkpoints at most, so that one transaction
-/// stays bounded.
+/// Bytes of such a message that are in no file, at most: without its payload, if that is larger.
+const SMALL_MESSAGE_BYTES: u64 = 8 << 10;
+/// What a file of a payload takes beyond its bytes: the rest of its last page, an inode and a name.
+const FILE_BESIDE_BYTES: u64 = PAGE_BYTES + 1024;
+/// Of the messages, the part that comes between two checkpoints at most, so that one checkpoint
+/// stays bounded; and so much more may one round bring.
 const CHECKPOINT_MESSAGES_PART: u64 = 4;
 /// However few may wait: there would be nothing but checkpoints.
 const CHECKPOINT_MESSAGES_MIN: u64 = 4 << 20;
+const CHECKPOINT_MESSAGES_COUNT_MIN: u64 = 1_024;
+/// What may come while a manifest is computed, which a checkpoint would wait for: all that may
+/// wait, if that is no more than this.
+const LATE_CHECKPOINT_MESSAGES: u64 = 256 << 20;
+/// What snapshots that are hashed or shown may keep of messages that are over, in files and in the
+/// store: a part of the messages, and at least so much, so that ordinary traffic ends none.
+const LEASED_PART: u64 = 4;
+const LEASED_BYTES_MIN: u64 = 256 << 20;
+/// Calls that wait for the management canister take as many times the largest argument, or as much
+/// as messages that may be dropped if that is more; small ones find room besides.
+const LARGE_MANAGEMENT_CALLS: u64 = 4;
+/// What small calls of the management canister may take where larger ones find no room any more.
+pub const SMALL_MANAGEMENT_CALLS_BYTES: u64 = 1 << 20;
+/// Payloads that are under way within a round before they are in files: what four lanes have done
+/// before it is merged, each up to 4 MiB and one message more, of eight payloads and a reply; and 4
+/// MiB that wait.
+const ROUND_PAYLOAD_BYTES: u64 = 96 << 20;
 /// The line of canister state, on disk.
 pub(crate) const STATE_LINE: &str = "canister_state";
 /// The lines of what lies in the state's heap, in this order: messages with guaranteed responses,
@@ -47,9 +65,11 @@ pub const HEAP_LINES: [&str; 5] = [
 ];
 /// The line of what the state's heap takes besides.
 pub const STATE_HEAP_LINE: &str = "state_heap";
+/// The line of what messages carry in files.
+pub const MESSAGE_FILES_LINE: &str = "message_files";
 /// Of what lies in the heap, the part that gaps and forks may take besides.
 const HEAP_GAPS_PART: u64 = 4;
-/// What the heap takes for each byte of messages with guaranteed responses: states that are read,
+/// What the heap takes for each byte of such messages: states that are read,
 /// or not certified yet, hold what was taken from the queues since; and blocks are of certain sizes
 /// and leave holes.
 const HEAP_PER_MESSAGE_BYTE: u64 = 8;
@@ -350,7 +370,6 @@ impl Limits {
     fn heap_lines(&self) -> Vec<SheetLine> {
         use LineKind::Disk;
         let SubnetLimits {
-            guaranteed_response_message_bytes: guaranteed,
             best_effort_message_bytes: best_effort,
             ingress_history_bytes: history,
             canister_metadata_bytes: metadata,
@@ -359,6 +378,7 @@ impl Limits {
         } = self.subnet;
         let of_state =
             |name, bytes, made_of, reason| line(name, bytes, "state", Disk, made_of, reason);
+        let guaranteed = self.small_message_bytes();
         let held = [best_effort, history, metadata, sections];
         let held = held.into_iter().fold(0, u64::saturating_add);
         let old_messages = guaranteed.saturating_mul(HEAP_PER_MESSAGE_BYTE - 1);
@@ -366,8 +386,13 @@ impl Limits {
             of_state(
                 HEAP_LINES[0],
                 guaranteed,
-                String::new(),
-                "queued messages of calls with guaranteed responses, and room for the responses",
+                format!(
+                    "{} and {} of calls of the management canister",
+                    times(self.subnet.guaranteed_response_calls, SMALL_MESSAGE_BYTES),
+                    format_size(self.management_bytes())
+                ),
+                "queued messages of calls with guaranteed responses, beside payloads that lie in \
+                 files",
             ),
             of_state(
                 HEAP_LINES[1],
@@ -397,14 +422,17 @@ impl Limits {
                 STATE_HEAP_LINE,
                 (held / HEAP_GAPS_PART)
                     .saturating_add(old_messages)
+                    .saturating_add(ROUND_PAYLOAD_BYTES)
                     .saturating_add(HEAP_REST_BYTES),
                 format!(
-                    "{}, a part in {HEAP_GAPS_PART} of the other four, {}",
+                    "{}, a part in {HEAP_GAPS_PART} of the other four, {}, {}",
                     times(HEAP_PER_MESSAGE_BYTE - 1, guaranteed),
+                    format_size(ROUND_PAYLOAD_BYTES),
                     format_size(HEAP_REST_BYTES)
                 ),
                 "messages with guaranteed responses that older states hold, gaps between those \
-                 five in the heap on disk, and indexes over the canisters",
+                 five in the heap on disk, payloads before they are in files, and indexes over the \
+                 canisters",
             ),
         ]
     }
@@ -445,6 +473,7 @@ impl Limits {
                 "blocks since the last checkpoint, and in a subnet those that peers may still \
                  want; and the block that brings the next",
             ),
+            self.payloads_line(),
             self.records_line(),
             line(
                 "compile_heaps",
@@ -475,7 +504,7 @@ impl Limits {
         ]
     }
 
-    /// Bytes of messages in the store that a leased snapshot may keep.
+    /// Bytes of messages that are over, in files and in the store, which snapshots may keep.
     pub fn leased_message_bytes(&self) -> u64 {
         let messages = self.subnet.guaranteed_response_message_bytes;
         (messages / LEASED_PART).max(LEASED_BYTES_MIN)
@@ -487,29 +516,78 @@ impl Limits {
         (messages / CHECKPOINT_MESSAGES_PART).max(CHECKPOINT_MESSAGES_MIN)
     }
 
-    /// The store of checkpoints. A message apart is written once, and its room is used again; the
-    /// other records are there in two versions. Where there are several nodes, leased snapshots keep
-    /// rows, and the stream of a state that is fetched and the store made of it lie beside.
-    fn records_line(&self) -> SheetLine {
+    /// The same while a manifest is computed, which the checkpoint would wait for.
+    pub fn late_checkpoint_message_bytes(&self) -> u64 {
         let messages = self.subnet.guaranteed_response_message_bytes;
+        messages.min(LATE_CHECKPOINT_MESSAGES).max(self.checkpoint_message_bytes())
+    }
+
+    /// Number of messages with records of their own after which a checkpoint is due.
+    pub fn checkpoint_messages(&self) -> u64 {
+        let calls = self.subnet.guaranteed_response_calls;
+        (calls / CHECKPOINT_MESSAGES_PART).max(CHECKPOINT_MESSAGES_COUNT_MIN)
+    }
+
+    /// Bytes that calls may take which wait for the management canister.
+    fn management_bytes(&self) -> u64 {
+        self.subnet.management_call_bytes().saturating_add(SMALL_MANAGEMENT_CALLS_BYTES)
+    }
+
+    /// What messages with guaranteed responses take beside payloads in files.
+    fn small_message_bytes(&self) -> u64 {
+        let calls = self.subnet.guaranteed_response_calls;
+        calls.saturating_mul(SMALL_MESSAGE_BYTES).saturating_add(self.management_bytes())
+    }
+
+    /// Payloads in files. Those of the newest checkpoint stay until the next, and what came since
+    /// lies beside them: a part of all, and what one round brings. Where there are several nodes,
+    /// snapshots keep some, and those of a state that is fetched lie beside.
+    fn payloads_line(&self) -> SheetLine {
+        let beside = self.subnet.guaranteed_response_calls.saturating_mul(FILE_BESIDE_BYTES);
+        let messages = self.subnet.guaranteed_response_message_bytes.saturating_add(beside);
+        let states = self.pages.states_on_disk.max(1);
+        let part = messages / CHECKPOINT_MESSAGES_PART;
+        let (came, kept) = if states > 1 {
+            (self.late_checkpoint_message_bytes().max(part), self.leased_message_bytes().max(part))
+        } else {
+            (self.checkpoint_message_bytes().max(part), part)
+        };
+        let fetched = messages.saturating_mul(states - 1);
+        let all = [messages, came, kept, fetched].into_iter().fold(0, u64::saturating_add);
+        line(
+            MESSAGE_FILES_LINE,
+            all,
+            "state",
+            LineKind::Disk,
+            format!("{}, {} and {}", times(states, messages), format_size(came), format_size(kept)),
+            "what large messages carry that wait, and room for the largest response to each call; \
+             what came since the newest checkpoint; and what one round brings or, where there are \
+             several nodes, what leased snapshots keep, and the files of a state that is fetched",
+        )
+    }
+
+    /// The store of checkpoints. A message apart is written once, and its room is used again; the
+    /// other records are there in two versions. Where there are several nodes, the stream of a
+    /// state that is fetched and the store made of it lie beside.
+    fn records_line(&self) -> SheetLine {
+        let messages = self.small_message_bytes();
         let (others, states) = (self.records_bytes(), self.pages.states_on_disk.max(1));
         let factor = if states > 1 { SHOWN_STORE_PER_MESSAGE_BYTE } else { STORE_PER_MESSAGE_BYTE };
         let rows = messages.saturating_mul(factor);
         let store = rows.saturating_add(others.saturating_mul(RECORD_VERSIONS));
-        let leased = if states > 1 { self.leased_message_bytes() } else { 0 };
         let stream = messages.saturating_add(others);
         let fetched_store = messages.saturating_mul(STORE_PER_MESSAGE_BYTE);
         let fetched = stream.saturating_add(others).saturating_add(fetched_store);
         let fetched = fetched.saturating_mul(states - 1);
         line(
             "checkpoint_records",
-            store.saturating_add(leased).saturating_add(fetched),
+            store.saturating_add(fetched),
             "state",
             LineKind::Disk,
             format!("{} and {}", times(factor, messages), times(RECORD_VERSIONS, others)),
-            "queued messages; metadata and the ingress history, in the newest checkpoint and in \
-             the one being written; where there are several nodes, rows that leased snapshots \
-             keep, and the records of a state that is fetched",
+            "queued messages beside payloads in files; metadata and the ingress history, in the \
+             newest checkpoint and in the one being written; where there are several nodes, the \
+             records of a state that is fetched",
         )
     }
 
@@ -524,6 +602,14 @@ impl Limits {
         ]
         .into_iter()
         .fold(0, u64::saturating_add)
+    }
+}
+
+impl SubnetLimits {
+    /// Bytes that calls may take which wait for the management canister, unless they are small.
+    pub fn management_call_bytes(&self) -> u64 {
+        let large = self.message_payload_bytes.saturating_mul(LARGE_MANAGEMENT_CALLS);
+        self.best_effort_message_bytes.max(large)
     }
 }
 

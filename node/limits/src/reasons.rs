@@ -17,6 +17,11 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "held on disk; each call in progress reserves the largest response",
     ),
     (
+        "subnet.guaranteed_response_calls",
+        "follows guaranteed_response_message_bytes, one for each 512 KiB: what is known of a \
+         message beside its payload lies in the state's heap and in the store",
+    ),
+    (
         "subnet.best_effort_message_bytes",
         "held on disk; best-effort calls, and client calls inducted and not yet started",
     ),
@@ -30,7 +35,11 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "subnet.canister_metadata_bytes",
         "kept on disk, of what was touched last in memory: settings, contexts, callbacks, logs",
     ),
-    ("subnet.callback_soft_limit", "calls one canister may have open"),
+    (
+        "subnet.callback_soft_limit",
+        "calls one canister may have open: as many with guaranteed responses as there is room for, \
+         or what follows from the memory if that is more",
+    ),
     ("subnet.queue_slots", "messages between two canisters in one direction"),
     ("subnet.message_payload_bytes", "as on the Internet Computer: 2 MiB"),
     ("subnet.controllers_max", "interface specification: 10"),

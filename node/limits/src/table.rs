@@ -111,6 +111,9 @@ pub struct SubnetLimits {
     pub canisters_max: u64,
     /// Guaranteed-response messages: queued bytes and reservations.
     pub guaranteed_response_message_bytes: u64,
+    /// Calls with guaranteed responses that may be open, whether or not they are answered: so many
+    /// of their messages wait at most.
+    pub guaranteed_response_calls: u64,
     /// Messages the system may drop: queued bytes of best-effort calls and of ingress messages
     /// inducted and not yet started.
     pub best_effort_message_bytes: u64,

@@ -427,7 +427,7 @@ fn a_hundred_gib_of_state_fit_half_a_gib_of_memory() {
     let mut limits = Limits::nano().unwrap();
     let disk = limits.disk_bytes(1, 100 * GIB);
     println!("100 GiB of state need {}", budget::format_size(disk));
-    assert!(disk <= 125 * GIB, "{disk}");
+    assert!(disk <= 150 * GIB, "{disk}");
     limits.set_disk(disk, 1);
     assert!(limits.subnet.memory_capacity_bytes >= 100 * GIB);
     assert_eq!(limits.subnet.canisters_max, 131_072);
@@ -473,33 +473,51 @@ fn open_calls_follow_from_the_disk_and_leave_it_to_the_canisters() {
     };
     let mut limits = Limits::nano().unwrap();
     assert_eq!(open(&limits), 79, "without a disk they follow from the memory");
-    limits.set_disk(4 * GIB, 1);
-    assert_eq!(open(&limits), 31, "less on a small disk");
-    limits.check().unwrap();
+    assert_eq!(limits.subnet.guaranteed_response_calls, 320);
+    for (disk, calls) in [(5, 79), (20, 79), (22, 255)] {
+        limits.set_disk(disk * GIB, 1);
+        limits.check().unwrap();
+        assert_eq!(open(&limits), calls, "{disk} GiB");
+    }
     limits.set_disk(20 * GIB, 1);
-    assert_eq!(open(&limits), 79);
-    assert!(limits.subnet.memory_capacity_bytes >= 12 * GIB);
+    let capacity = limits.subnet.memory_capacity_bytes;
+    assert!(capacity >= 12 * GIB, "{capacity}");
     limits.set_disk(100 * GIB, 1);
     limits.check().unwrap();
     println!("{}", limits.sheet().to_text(&limits));
-    assert_eq!(open(&limits), 319);
+    assert!(open(&limits) >= 10_000, "{}", open(&limits));
+    assert_eq!(limits.subnet.guaranteed_response_calls, 40_960);
+    assert_eq!(limits.subnet.callback_soft_limit, 10_240, "of one canister or of many");
+    assert_eq!(limits.checkpoint_messages(), 10_240);
     let capacity = limits.subnet.memory_capacity_bytes;
-    assert!(capacity >= 80 * GIB, "{capacity}");
+    assert!(capacity >= 52 * GIB, "{capacity}");
+    let files = limits.sheet().line("message_files").unwrap().bytes;
+    assert!(files > 30 * GIB && files < 31 * GIB, "{files}");
+    // Where a fetched state needs room beside the old one, they are fewer.
+    let mut shared = limits.clone();
+    shared.set_disk(100 * GIB, 2);
+    shared.check().unwrap();
+    assert_eq!(open(&shared), 5_118);
+    println!("{}", shared.sheet().to_text(&shared));
     // What is the reference's number can be stated, and gives its disk back.
     let overrides = json!({"subnet": {"guaranteed_response_message_bytes": "64MiB"}});
     limits.apply_overrides(&overrides).unwrap();
     limits.check().unwrap();
     assert_eq!(limits.subnet.guaranteed_response_message_bytes, 64 * MIB);
-    assert_eq!(limits.subnet.memory_capacity_bytes, capacity + (640 - 64) * 11 * MIB);
+    assert_eq!(limits.subnet.guaranteed_response_calls, 128);
+    assert!(limits.subnet.memory_capacity_bytes > capacity + 33 * GIB);
     assert_eq!(limits.checkpoint_message_bytes(), 16 * MIB);
+    assert_eq!(limits.late_checkpoint_message_bytes(), 64 * MIB);
+    assert_eq!(limits.checkpoint_messages(), 1_024);
     assert_eq!(limits.leased_message_bytes(), 256 * MIB);
-    for (memory, most) in [(256 * MIB, 76 * MIB), (4 * GIB, GIB), (16 * GIB, 2 * GIB)] {
+    for (memory, most) in [(256 * MIB, 76 * MIB), (4 * GIB, 160 * GIB), (16 * GIB, 256 * GIB)] {
         let mut limits = Limits::derive(memory).unwrap();
         limits.set_disk(1 << 50, 1);
         assert_eq!(limits.subnet.guaranteed_response_message_bytes, most);
     }
     limits.subnet.guaranteed_response_message_bytes = 2 * GIB;
     assert_eq!(limits.leased_message_bytes(), GIB / 2);
+    assert_eq!(limits.late_checkpoint_message_bytes(), GIB / 2);
 }
 
 #[test]

@@ -123,6 +123,9 @@ pub struct CallTable {
     /// Unanswered callbacks with guaranteed responses.
     #[serde(skip)]
     reserved_responses: u64,
+    /// All callbacks with guaranteed responses.
+    #[serde(skip)]
+    guaranteed_open: u64,
 }
 
 /// What is stored of a [`CallTable`].
@@ -231,6 +234,7 @@ impl CallTable {
         if *open == CROWD {
             self.crowded.insert(callback.callee);
         }
+        self.guaranteed_open += u64::from(callback.deadline.is_none());
         match callback.deadline {
             _ if callback.answered => {}
             Some(deadline) => {
@@ -297,6 +301,7 @@ impl CallTable {
     pub fn close_callback(&mut self, id: CallbackId) -> Option<Callback> {
         self.mark_answered(id);
         let callback = self.callbacks.remove(id.0)?;
+        self.guaranteed_open -= u64::from(callback.deadline.is_none());
         if let Some(context) = self.contexts.get_mut(callback.context.0) {
             context.open_callbacks -= 1;
         }
@@ -321,6 +326,8 @@ impl CallTable {
         let mut open: BTreeMap<CallContextId, u64> = BTreeMap::new();
         let mut towards: BTreeMap<Principal, u64> = BTreeMap::new();
         let (mut deadlines, mut reserved) = (BTreeSet::new(), 0);
+        let guaranteed = self.callbacks().filter(|(_, callback)| callback.deadline.is_none());
+        assert_eq!(self.guaranteed_open, guaranteed.count() as u64, "guaranteed calls");
         for (id, callback) in self.callbacks() {
             assert!(id.0 < self.next_callback, "callback {} has a number yet to be given", id.0);
             *open.entry(callback.context).or_default() += 1;
@@ -355,6 +362,11 @@ impl CallTable {
     /// response.
     pub fn reserved_responses(&self) -> u64 {
         self.reserved_responses
+    }
+
+    /// Calls with guaranteed responses, answered or not.
+    pub fn guaranteed_open(&self) -> u64 {
+        self.guaranteed_open
     }
 
     /// Best-effort calls that are not answered.

@@ -374,6 +374,13 @@ impl CanisterState {
         )
     }
 
+    /// Calls with guaranteed responses that it has open, answered or not, and its paused message if
+    /// that came of one.
+    pub fn guaranteed_calls(&self) -> u64 {
+        let paused = self.paused.as_ref().is_some_and(|paused| paused.is_guaranteed);
+        self.calls.guaranteed_open() + u64::from(paused)
+    }
+
     /// Estimate of what the record takes in memory besides code, memories and messages. A paused
     /// message does not count beside its own bytes: a kilobyte or two, for which nobody's long
     /// messages shall have the installs of others refused.
@@ -485,7 +492,7 @@ mod tests {
         assert_eq!(postcard::to_stdvec(&back).unwrap(), bytes);
     }
 
-    const PINNED: &str = "1e551cee11c70239c47dd72aa604d72f";
+    const PINNED: &str = "b28c35ce9fff0be616e35c009709a648";
 
     /// Everything that a record of a canister can have, in values that are not defaults.
     #[expect(clippy::too_many_lines, reason = "one story, told in order")]
@@ -582,6 +589,12 @@ mod tests {
             message_bytes: 27,
             is_guaranteed: true,
             is_large: true,
+            payload: Some(Shared::new(crate::StoredPayload {
+                number: 34,
+                bytes: 35,
+                name_bytes: 36,
+                leaves: vec![[37; 32]],
+            })),
             record: Shared::new(vec![28, 29].into()),
             waiting: vec![Shared::new(crate::SubnetCall {
                 origin: Origin::System,

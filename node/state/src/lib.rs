@@ -5,7 +5,8 @@
 //! - [`history`]: the status of every call the subnet knows.
 //! - [`certified`]: the state a client can have proved, at one height.
 //! - [`manifest`]: what a state consists of, as hashes of pieces that other nodes can fetch.
-//! - [`store`] and [`blobs`]: checkpoints and canister modules on disk.
+//! - [`store`], [`blobs`] and [`payloads`]: checkpoints, canister modules and what large messages
+//!   carry, on disk.
 //! - [`heap`] (of the page store): in which memory of the process all of it lies.
 //!
 //! Deterministic throughout: no clock, no randomness, no iteration over unordered maps. It must
@@ -23,6 +24,7 @@ mod messages;
 mod module;
 mod numbered;
 mod paused;
+pub mod payloads;
 mod queues;
 mod record;
 mod replicated;
@@ -46,6 +48,7 @@ pub use messages::*;
 pub use module::*;
 pub use pages::heap;
 pub use paused::PausedMessage;
+pub use payloads::{PayloadError, PayloadPin, PayloadStore, StoredPayload};
 pub use queues::*;
 pub use record::{NotEncoded, encode_record};
 pub use replicated::*;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ic_principal::Principal;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{CanisterId, Cycles, Reject, Time, heap};
+use crate::{CanisterId, Cycles, Ingress, Reject, StoredPayload, Time, heap};
 
 /// Bytes a message between canisters is accounted with besides its payload.
 pub const MESSAGE_OVERHEAD_BYTES: u64 = 256;
@@ -143,5 +143,123 @@ impl CallResponse {
     /// Bytes it takes in a queue.
     pub fn accounted_bytes(&self) -> u64 {
         self.payload.len() + MESSAGE_OVERHEAD_BYTES
+    }
+}
+
+/// A message whose payload can lie in a file while the rest of it waits.
+pub trait Carrier: Sized {
+    /// The name of the method and the argument; or nothing, and the reply or the text of the
+    /// reject.
+    fn parts(&self) -> [&[u8]; 2];
+
+    /// The message with a payload of nothing, in the state's heap.
+    fn emptied(&self) -> Self;
+
+    /// Puts a payload into an emptied message; `None` if it cannot be its own.
+    fn filled(self, name: Vec<u8>, rest: Vec<u8>) -> Option<Self>;
+
+    /// Whether it is of a call with a guaranteed response.
+    fn is_guaranteed(&self) -> bool;
+
+    /// Bytes of the payload.
+    fn payload_bytes(&self) -> u64 {
+        self.parts().iter().map(|part| part.len() as u64).sum()
+    }
+
+    /// The message whose payload lay in a file of this content; `None` if it cannot be its own.
+    fn whole(self, mut content: Vec<u8>, payload: &StoredPayload) -> Option<Self> {
+        let name_bytes = usize::try_from(payload.name_bytes).ok()?;
+        if name_bytes == 0 {
+            return self.filled(Vec::new(), content);
+        }
+        let rest = heap::within(|| content.get(name_bytes..).map(<[u8]>::to_vec))?;
+        content.truncate(name_bytes);
+        self.filled(content, rest)
+    }
+}
+
+impl Carrier for CallRequest {
+    fn parts(&self) -> [&[u8]; 2] {
+        [self.method_name.as_bytes(), &self.arg]
+    }
+
+    fn is_guaranteed(&self) -> bool {
+        self.deadline.is_none()
+    }
+
+    fn emptied(&self) -> Self {
+        let Self { sender, sender_version, receiver, callback, cycles, deadline, .. } = *self;
+        let (method_name, arg) = (String::new(), Vec::new());
+        Self { sender, sender_version, receiver, callback, method_name, arg, cycles, deadline }
+    }
+
+    fn filled(self, name: Vec<u8>, arg: Vec<u8>) -> Option<Self> {
+        Some(Self { method_name: String::from_utf8(name).ok()?, arg, ..self })
+    }
+}
+
+impl Carrier for Ingress {
+    fn parts(&self) -> [&[u8]; 2] {
+        [self.method_name.as_bytes(), &self.arg]
+    }
+
+    fn is_guaranteed(&self) -> bool {
+        false
+    }
+
+    fn emptied(&self) -> Self {
+        Self {
+            request_id: self.request_id,
+            sender: self.sender,
+            canister_id: self.canister_id,
+            effective_canister_id: self.effective_canister_id,
+            method_name: String::new(),
+            arg: Vec::new(),
+            ingress_expiry: self.ingress_expiry,
+            sender_info: heap::within(|| self.sender_info.clone()),
+        }
+    }
+
+    fn filled(self, name: Vec<u8>, arg: Vec<u8>) -> Option<Self> {
+        Some(Self { method_name: String::from_utf8(name).ok()?, arg, ..self })
+    }
+}
+
+impl Carrier for CallResponse {
+    fn parts(&self) -> [&[u8]; 2] {
+        match &self.payload {
+            Payload::Reply(bytes) => [&[], bytes],
+            Payload::Reject(reject) => [&[], reject.message.as_bytes()],
+        }
+    }
+
+    fn is_guaranteed(&self) -> bool {
+        self.deadline.is_none()
+    }
+
+    fn emptied(&self) -> Self {
+        let payload = match &self.payload {
+            Payload::Reply(_) => Payload::Reply(Vec::new()),
+            Payload::Reject(reject) => {
+                let Reject { code, error_code, .. } = *reject;
+                Payload::Reject(Reject { code, message: String::new(), error_code })
+            }
+        };
+        let Self { originator, callback, refund, deadline, .. } = *self;
+        Self { originator, callback, payload, refund, deadline }
+    }
+
+    fn filled(self, name: Vec<u8>, rest: Vec<u8>) -> Option<Self> {
+        if !name.is_empty() {
+            return None;
+        }
+        let payload = match self.payload {
+            Payload::Reply(_) => Payload::Reply(rest),
+            Payload::Reject(reject) => {
+                let message = String::from_utf8(rest).ok()?;
+                Payload::Reject(Reject { message, ..reject })
+            }
+        };
+        Some(Self { payload, ..self })
     }
 }

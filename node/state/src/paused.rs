@@ -11,7 +11,10 @@ use std::ops::Bound;
 use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
-use crate::{CallContextId, CanisterId, Cycles, CyclesTotal, Height, Origin, Shared, SubnetCall};
+use crate::{
+    CallContextId, CanisterId, Cycles, CyclesTotal, Height, Origin, Shared, StoredPayload,
+    SubnetCall,
+};
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,6 +38,8 @@ pub struct PausedMessage {
     /// Whether it wrote more than a worker keeps: it runs again from its beginning each time, so it is
     /// granted twice the slices, and only one such message goes on in a round.
     pub is_large: bool,
+    /// Where its payload lies, if that is too large for the record.
+    pub payload: Option<Shared<StoredPayload>>,
     /// What execution needs to go on: its own encoding, with a version of its own.
     pub record: Shared<ByteBuf>,
     /// Calls of the management canister that must wait for the end of the message, in order.

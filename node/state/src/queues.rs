@@ -18,6 +18,10 @@
 //! record holds the number alone. Which it is follows from the queue as it was when the message
 //! came, and stays, so that all members of a subnet write the same records.
 //!
+//! What a large message carries lies in a file ([`crate::payloads`]), so that its record is small,
+//! too. Where such a message waits no longer than the round it came in, no file need be written:
+//! until [`InputQueues::store_payloads`] its payload is *loose*, in the state's heap.
+//!
 //! Copies share their messages, and all operations take time in the logarithm of what waits. This
 //! module must not know what a message does.
 
@@ -29,38 +33,117 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ic_principal::Principal;
 
+use crate::messages::Carrier;
 use crate::numbered::Numbered;
-use crate::{CallRequest, CallResponse, CanisterId, Ingress, Shared, Time, heap};
+use crate::{
+    CallRequest, CallResponse, CanisterId, Ingress, MESSAGE_OVERHEAD_BYTES, Shared, StoredPayload,
+    Time, heap,
+};
 
-pub use record::{MessageError, WaitingMessage};
+pub use record::{MessageError, MessageKind, WaitingMessage};
 
 /// Largest message, as accounted, that is part of its canister's record.
 pub const WHOLE_BYTES_MAX: u64 = 8 << 10;
 /// The most that messages in one canister's record come to, as accounted.
 pub const WHOLE_BYTES_SUM_MAX: u64 = 256 << 10;
 
+/// Whether a payload of so many bytes is too large for a record.
+pub fn is_large(payload_bytes: u64) -> bool {
+    payload_bytes.saturating_add(MESSAGE_OVERHEAD_BYTES) > WHOLE_BYTES_MAX
+}
+
 /// What a canister takes from its queues next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
     /// From a user.
-    Ingress(Shared<Ingress>),
+    Ingress(Taken<Ingress>),
     /// From a canister.
-    Request(Shared<CallRequest>),
+    Request(Taken<CallRequest>),
     /// The response to a call that the canister made.
-    Response(Shared<CallResponse>),
+    Response(Taken<CallResponse>),
 }
+
+/// A message taken from a queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Taken<T> {
+    /// Its number.
+    pub number: u64,
+    message: Shared<T>,
+    /// Where its payload lies, if in a file.
+    pub payload: Option<Shared<StoredPayload>>,
+}
+
+impl<T: Carrier + Clone> Taken<T> {
+    /// The message but for its payload, if that lies in a file.
+    pub fn message(&self) -> &T {
+        &self.message
+    }
+
+    /// Bytes of the payload, wherever it lies.
+    pub fn payload_bytes(&self) -> u64 {
+        self.payload.as_ref().map_or_else(|| self.message.payload_bytes(), |payload| payload.bytes)
+    }
+
+    /// The message with its payload, which `read` gets if it lies in a file.
+    ///
+    /// # Errors
+    /// Those of `read`; `None` if what was read cannot be the message's.
+    pub fn whole<E>(
+        self,
+        read: impl FnOnce(&StoredPayload) -> Result<Vec<u8>, E>,
+    ) -> Result<Option<T>, E> {
+        let message = self.message.take();
+        match &self.payload {
+            Some(payload) => Ok(message.whole(read(payload)?, payload)),
+            None => Ok(Some(message)),
+        }
+    }
+}
+
+/// Number of a message apart that went, and how long the file is that it left behind.
+pub type GoneMessage = (u64, Option<u64>);
 
 /// A message that waits.
 #[derive(Debug, PartialEq, Eq)]
 struct Waiting<T> {
     message: Shared<T>,
+    /// Where its payload lies, if in a file; then the message has none.
+    payload: Option<Shared<StoredPayload>>,
     /// Whether it has a record of its own.
     is_apart: bool,
 }
 
 impl<T> Clone for Waiting<T> {
     fn clone(&self) -> Self {
-        Self { message: self.message.clone(), is_apart: self.is_apart }
+        let Self { message, payload, is_apart } = self;
+        Self { message: message.clone(), payload: payload.clone(), is_apart: *is_apart }
+    }
+}
+
+impl<T: Carrier> Waiting<T> {
+    fn new(message: Shared<T>, is_apart: bool) -> Self {
+        Self { message, payload: None, is_apart }
+    }
+
+    /// Bytes of the payload that should lie in a file and does not.
+    fn loose_bytes(&self) -> u64 {
+        match &self.payload {
+            Some(_) => 0,
+            None => Some(self.message.payload_bytes()).filter(|b| is_large(*b)).unwrap_or(0),
+        }
+    }
+
+    fn file_bytes(&self) -> Option<u64> {
+        self.payload.as_ref().map(|payload| payload.bytes)
+    }
+
+    fn taken(self, number: u64) -> Taken<T> {
+        Taken { number, message: self.message, payload: self.payload }
+    }
+
+    /// Bytes the message takes in a queue, of which it has `bytes` in hand.
+    fn accounted(&self, bytes: u64) -> u64 {
+        bytes + self.file_bytes().unwrap_or(0)
     }
 }
 
@@ -98,9 +181,15 @@ pub struct InputQueues {
     ingress_bytes: u64,
     /// Of messages that are part of the canister's record.
     whole_bytes: u64,
+    /// Of payloads in files, and of those of calls with guaranteed responses.
+    file_bytes: u64,
+    guaranteed_file_bytes: u64,
 
+    /// Messages whose payload is loose.
+    loose: BTreeMap<u64, Class>,
+    loose_bytes: u64,
     /// Messages apart that went since [`InputQueues::take_gone`].
-    gone: Vec<u64>,
+    gone: Vec<GoneMessage>,
     /// While the canister is being loaded: messages apart whose records are still to come.
     missing: BTreeMap<u64, u8>,
 }
@@ -154,14 +243,18 @@ impl InputQueues {
     /// Queues an ingress message under a number above that of every message before.
     pub fn push_ingress(&mut self, number: u64, ingress: Shared<Ingress>) {
         let is_apart = self.place(ingress.accounted_bytes());
-        self.add_ingress(number, Waiting { message: ingress, is_apart });
+        let waiting = Waiting::new(ingress, is_apart);
+        self.note_loose(number, Class::Ingress, waiting.loose_bytes());
+        self.add_ingress(number, waiting);
     }
 
     /// Queues a request under a number above that of every message before.
     pub fn push_request(&mut self, number: u64, request: Shared<CallRequest>) {
         let sender = request.sender;
         let is_apart = self.place(request.accounted_bytes());
-        self.add_request(number, Waiting { message: request, is_apart });
+        let waiting = Waiting::new(request, is_apart);
+        self.note_loose(number, Class::Requests, waiting.loose_bytes());
+        self.add_request(number, waiting);
         if !self.turn_of.contains_key(&sender) {
             self.add_turn(sender);
         }
@@ -170,7 +263,67 @@ impl InputQueues {
     /// Queues a response under a number above that of every message before.
     pub fn push_response(&mut self, number: u64, response: Shared<CallResponse>) {
         let is_apart = self.place(response.accounted_bytes());
-        self.add_response(number, Waiting { message: response, is_apart });
+        let waiting = Waiting::new(response, is_apart);
+        self.note_loose(number, Class::Responses, waiting.loose_bytes());
+        self.add_response(number, waiting);
+    }
+
+    /// Bytes of payloads in files.
+    pub fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+
+    /// Of them, those of messages of calls with guaranteed responses.
+    pub fn guaranteed_file_bytes(&self) -> u64 {
+        self.guaranteed_file_bytes
+    }
+
+    /// Bytes of payloads that should lie in files and do not.
+    pub fn loose_bytes(&self) -> u64 {
+        self.loose_bytes
+    }
+
+    /// Puts loose payloads into files: `write` is given a message's number and the parts of its
+    /// payload.
+    ///
+    /// # Errors
+    /// Those of `write`; what was written until then stays.
+    pub fn store_payloads<E>(
+        &mut self,
+        mut write: impl FnMut(u64, [&[u8]; 2]) -> Result<Shared<StoredPayload>, E>,
+    ) -> Result<(), E> {
+        fn store<T: Carrier, E>(
+            queue: &mut Numbered<Waiting<T>>,
+            number: u64,
+            write: &mut impl FnMut(u64, [&[u8]; 2]) -> Result<Shared<StoredPayload>, E>,
+        ) -> Result<(u64, bool), E> {
+            let Some(waiting) = queue.get_mut(number) else { return Ok((0, false)) };
+            let payload = write(number, waiting.message.parts())?;
+            let stored = (payload.bytes, waiting.message.is_guaranteed());
+            waiting.payload = Some(payload);
+            waiting.message = Shared::new(waiting.message.emptied());
+            Ok(stored)
+        }
+        while let Some((number, class)) = self.loose.first_key_value().map(|(n, c)| (*n, *c)) {
+            let (bytes, is_guaranteed) = match class {
+                Class::Ingress => store(&mut self.ingress, number, &mut write)?,
+                Class::Requests => store(&mut self.requests, number, &mut write)?,
+                Class::Responses => store(&mut self.responses, number, &mut write)?,
+            };
+            self.file_bytes += bytes;
+            self.guaranteed_file_bytes += if is_guaranteed { bytes } else { 0 };
+            self.loose.remove(&number);
+        }
+        self.loose_bytes = 0;
+        Ok(())
+    }
+
+    fn note_loose(&mut self, number: u64, class: Class, bytes: u64) {
+        if bytes > 0 {
+            let _here = heap::enter();
+            self.loose.insert(number, class);
+            self.loose_bytes += bytes;
+        }
     }
 
     /// Takes the next message, the classes in turn.
@@ -191,12 +344,12 @@ impl InputQueues {
     }
 
     /// Takes the next response, whatever class is due.
-    pub fn pop_response(&mut self) -> Option<Shared<CallResponse>> {
+    pub fn pop_response(&mut self) -> Option<Taken<CallResponse>> {
         let (number, response) = self.responses.pop_first()?;
-        let bytes = response.message.accounted_bytes();
+        let bytes = response.accounted(response.message.accounted_bytes());
         *self.class_bytes(response.message.deadline) -= bytes;
-        self.leave(number, response.is_apart, bytes);
-        Some(response.message)
+        self.leave(number, &response, bytes);
+        Some(response.taken(number))
     }
 
     /// Takes the next request or ingress message, whatever class is due; for a canister that takes
@@ -205,20 +358,20 @@ impl InputQueues {
         self.pop_ingress().map(Input::Ingress).or_else(|| self.pop_request().map(Input::Request))
     }
 
-    fn pop_ingress(&mut self) -> Option<Shared<Ingress>> {
+    fn pop_ingress(&mut self) -> Option<Taken<Ingress>> {
         self.take_ingress(self.ingress.first()?)
     }
 
-    fn take_ingress(&mut self, number: u64) -> Option<Shared<Ingress>> {
+    fn take_ingress(&mut self, number: u64) -> Option<Taken<Ingress>> {
         let ingress = self.ingress.remove(number)?;
         self.expiries.remove(&(ingress.message.ingress_expiry, number));
-        let bytes = ingress.message.accounted_bytes();
+        let bytes = ingress.accounted(ingress.message.accounted_bytes());
         self.ingress_bytes -= bytes;
-        self.leave(number, ingress.is_apart, bytes);
-        Some(ingress.message)
+        self.leave(number, &ingress, bytes);
+        Some(ingress.taken(number))
     }
 
-    fn pop_request(&mut self) -> Option<Shared<CallRequest>> {
+    fn pop_request(&mut self) -> Option<Taken<CallRequest>> {
         let (turn, sender) = self.turns.first_key_value().map(|(turn, sender)| (*turn, *sender))?;
         let (_, number) = self.by_sender.range((sender, 0)..=(sender, u64::MAX)).next().copied()?;
         let request = self.take_request(number)?;
@@ -231,7 +384,7 @@ impl InputQueues {
     }
 
     /// Takes a request out, and its sender's turn with the sender's last.
-    fn take_request(&mut self, number: u64) -> Option<Shared<CallRequest>> {
+    fn take_request(&mut self, number: u64) -> Option<Taken<CallRequest>> {
         let request = self.requests.remove(number)?;
         let (sender, deadline) = (request.message.sender, request.message.deadline);
         self.by_sender.remove(&(sender, number));
@@ -243,31 +396,42 @@ impl InputQueues {
         if let Some(deadline) = deadline {
             self.deadlines.remove(&(deadline, number));
         }
-        let bytes = request.message.accounted_bytes();
+        let bytes = request.accounted(request.message.accounted_bytes());
         *self.class_bytes(deadline) -= bytes;
-        self.leave(number, request.is_apart, bytes);
-        Some(request.message)
+        self.leave(number, &request, bytes);
+        Some(request.taken(number))
     }
 
-    /// Removes the ingress messages that waited too long.
+    /// Removes the ingress messages that waited too long; payloads in files are not read.
     pub fn remove_expired_ingress(&mut self, now: Time) -> Vec<Shared<Ingress>> {
-        expired(&self.expiries, now).filter_map(|number| self.take_ingress(number)).collect()
+        let due = expired(&self.expiries, now);
+        due.filter_map(|number| self.take_ingress(number)).map(|taken| taken.message).collect()
     }
 
-    /// Removes the requests whose deadline has passed.
+    /// Removes the requests whose deadline has passed; payloads in files are not read.
     pub fn remove_expired_requests(&mut self, now: Time) -> Vec<Shared<CallRequest>> {
-        expired(&self.deadlines, now).filter_map(|number| self.take_request(number)).collect()
+        let due = expired(&self.deadlines, now);
+        due.filter_map(|number| self.take_request(number)).map(|taken| taken.message).collect()
     }
 
-    /// Numbers of messages apart that went since this was last asked.
-    pub fn take_gone(&mut self) -> Vec<u64> {
+    /// Messages apart that went since this was last asked.
+    pub fn take_gone(&mut self) -> Vec<GoneMessage> {
         std::mem::take(&mut self.gone)
     }
 
-    /// Numbers of all messages apart that wait.
-    pub fn apart(&self) -> impl Iterator<Item = u64> {
-        fn of<T>(queue: &Numbered<Waiting<T>>) -> impl Iterator<Item = u64> {
-            queue.iter().filter(|(_, waiting)| waiting.is_apart).map(|(number, _)| number)
+    /// All messages apart that wait, each as if it went.
+    pub fn apart(&self) -> impl Iterator<Item = GoneMessage> {
+        fn of<T: Carrier>(queue: &Numbered<Waiting<T>>) -> impl Iterator<Item = GoneMessage> {
+            let apart = queue.iter().filter(|(_, waiting)| waiting.is_apart);
+            apart.map(|(number, waiting)| (number, waiting.file_bytes()))
+        }
+        of(&self.ingress).chain(of(&self.responses)).chain(of(&self.requests))
+    }
+
+    /// The payloads that lie in files.
+    pub fn payloads(&self) -> impl Iterator<Item = &Shared<StoredPayload>> {
+        fn of<T>(queue: &Numbered<Waiting<T>>) -> impl Iterator<Item = &Shared<StoredPayload>> {
+            queue.values().filter_map(|waiting| waiting.payload.as_ref())
         }
         of(&self.ingress).chain(of(&self.responses)).chain(of(&self.requests))
     }
@@ -281,24 +445,39 @@ impl InputQueues {
         is_apart
     }
 
-    fn leave(&mut self, number: u64, is_apart: bool, bytes: u64) {
-        if is_apart {
+    fn leave<T: Carrier>(&mut self, number: u64, waiting: &Waiting<T>, bytes: u64) {
+        if self.loose.remove(&number).is_some() {
+            self.loose_bytes -= waiting.loose_bytes();
+        }
+        let in_file = waiting.file_bytes().unwrap_or(0);
+        self.file_bytes -= in_file;
+        self.guaranteed_file_bytes -= if waiting.message.is_guaranteed() { in_file } else { 0 };
+        if waiting.is_apart {
             let _here = heap::enter();
-            self.gone.push(number);
+            self.gone.push((number, waiting.file_bytes()));
         } else {
             self.whole_bytes -= bytes;
         }
     }
 
+    fn count_file<T: Carrier>(&mut self, waiting: &Waiting<T>) {
+        let in_file = waiting.file_bytes().unwrap_or(0);
+        self.file_bytes += in_file;
+        self.guaranteed_file_bytes += if waiting.message.is_guaranteed() { in_file } else { 0 };
+    }
+
     fn add_ingress(&mut self, number: u64, ingress: Waiting<Ingress>) {
-        self.ingress_bytes += ingress.message.accounted_bytes();
+        self.count_file(&ingress);
+        self.ingress_bytes += ingress.accounted(ingress.message.accounted_bytes());
         self.expiries.insert((ingress.message.ingress_expiry, number));
         self.ingress.insert(number, ingress);
     }
 
     fn add_request(&mut self, number: u64, request: Waiting<CallRequest>) {
+        self.count_file(&request);
         let (sender, deadline) = (request.message.sender, request.message.deadline);
-        *self.class_bytes(deadline) += request.message.accounted_bytes();
+        let bytes = request.accounted(request.message.accounted_bytes());
+        *self.class_bytes(deadline) += bytes;
         if let Some(deadline) = deadline {
             self.deadlines.insert((deadline, number));
         }
@@ -307,7 +486,9 @@ impl InputQueues {
     }
 
     fn add_response(&mut self, number: u64, response: Waiting<CallResponse>) {
-        *self.class_bytes(response.message.deadline) += response.message.accounted_bytes();
+        self.count_file(&response);
+        let bytes = response.accounted(response.message.accounted_bytes());
+        *self.class_bytes(response.message.deadline) += bytes;
         self.responses.insert(number, response);
     }
 
@@ -352,6 +533,12 @@ impl InputQueues {
         assert_eq!(self.by_sender, sums.by_sender, "requests by sender");
         assert_eq!(self.deadlines, sums.deadlines, "deadlines of requests");
         assert_eq!(self.expiries, sums.expiries, "expiries of ingress messages");
+        assert!(self.loose.is_empty() && self.loose_bytes == 0, "payloads of {id} have no files");
+        for payload in self.payloads() {
+            assert!(payload.is_sound(payload.number) && is_large(payload.bytes), "a payload");
+        }
+        assert_eq!(self.file_bytes, sums.file_bytes, "bytes in files");
+        assert_eq!(self.guaranteed_file_bytes, sums.guaranteed_file_bytes, "guaranteed in files");
         assert_eq!(self.whole_bytes, self.sum_of_whole(), "bytes in the canister's record");
         assert!(self.whole_bytes <= WHOLE_BYTES_SUM_MAX, "too much in the canister's record");
         let senders: BTreeSet<_> = self.by_sender.iter().map(|(sender, _)| *sender).collect();

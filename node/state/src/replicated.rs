@@ -23,7 +23,7 @@ use crate::paused::PausedIndex;
 use crate::{
     CanisterId, CanisterState, CanisterStatus, Consumption, Cycles, CyclesTotal, Height,
     IngressHistory, LowMemoryHook, MESSAGE_OVERHEAD_BYTES, ManifestClock, MerkleMap, ModuleHash,
-    Origin, PausedMessage, SubnetKey, Time, WaitingMessage, heap,
+    Origin, PausedMessage, Shared, StoredPayload, SubnetKey, Time, WaitingMessage, heap,
 };
 
 /// A call to the management canister, waiting its turn.
@@ -120,6 +120,8 @@ struct Facts {
     memories: Option<(MemoryId, MemoryId)>,
     module: Option<ModuleHash>,
     chunks: bool,
+    /// Whether it has payloads that have no files yet.
+    loose: bool,
     totals: Totals,
 }
 
@@ -140,6 +142,15 @@ pub struct Totals {
     pub best_effort_message_bytes: u64,
     /// Of the former, canisters' calls of the management canister that wait for paused messages.
     pub waiting_call_bytes: u64,
+    /// Calls with guaranteed responses that are open, answered or not, and paused messages that
+    /// came of them: no more such messages wait than that.
+    pub guaranteed_calls: u64,
+    /// Bytes of messages with guaranteed responses that are in no file.
+    pub guaranteed_here_bytes: u64,
+    /// Of payloads in files.
+    pub file_payload_bytes: u64,
+    /// Of payloads that should lie in files and do not yet.
+    pub loose_payload_bytes: u64,
     /// Percent of cores promised.
     pub compute_allocation: u64,
     /// Cycles spent by the canisters there are.
@@ -155,6 +166,10 @@ impl Totals {
         self.guaranteed_message_bytes += other.guaranteed_message_bytes;
         self.best_effort_message_bytes += other.best_effort_message_bytes;
         self.waiting_call_bytes += other.waiting_call_bytes;
+        self.guaranteed_calls += other.guaranteed_calls;
+        self.guaranteed_here_bytes += other.guaranteed_here_bytes;
+        self.file_payload_bytes += other.file_payload_bytes;
+        self.loose_payload_bytes += other.loose_payload_bytes;
         self.compute_allocation += other.compute_allocation;
         self.consumed += other.consumed;
     }
@@ -167,6 +182,10 @@ impl Totals {
         self.guaranteed_message_bytes -= other.guaranteed_message_bytes;
         self.best_effort_message_bytes -= other.best_effort_message_bytes;
         self.waiting_call_bytes -= other.waiting_call_bytes;
+        self.guaranteed_calls -= other.guaranteed_calls;
+        self.guaranteed_here_bytes -= other.guaranteed_here_bytes;
+        self.file_payload_bytes -= other.file_payload_bytes;
+        self.loose_payload_bytes -= other.loose_payload_bytes;
         self.compute_allocation -= other.compute_allocation;
         self.consumed -= other.consumed;
     }
@@ -216,6 +235,8 @@ pub struct ReplicatedState {
     /// Changed or removed since the last checkpoint.
     unsaved: BTreeSet<CanisterId>,
     rows: MessageRows,
+    /// Payloads in files that went since [`ReplicatedState::take_gone_payloads`], with their bytes.
+    gone_payloads: Vec<(u64, u64)>,
     response_bytes: u64,
 
     facts: BTreeMap<CanisterId, Facts>,
@@ -237,6 +258,17 @@ pub struct ReplicatedState {
     /// How many canisters have each module.
     modules: BTreeMap<ModuleHash, u64>,
     chunk_holders: BTreeSet<CanisterId>,
+    /// With payloads that have no files yet.
+    loose: BTreeSet<CanisterId>,
+}
+
+/// What came and waits with records of its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CameMessages {
+    /// How many.
+    pub count: u64,
+    /// Their bytes, those in files among them.
+    pub bytes: u64,
 }
 
 impl ReplicatedState {
@@ -256,6 +288,7 @@ impl ReplicatedState {
             taken_hot: BTreeSet::new(),
             touched: BTreeSet::new(),
             unsaved: BTreeSet::new(),
+            gone_payloads: Vec::new(),
             response_bytes,
             facts: BTreeMap::new(),
             totals: Totals::default(),
@@ -274,6 +307,7 @@ impl ReplicatedState {
             owners: BTreeMap::new(),
             modules: BTreeMap::new(),
             chunk_holders: BTreeSet::new(),
+            loose: BTreeSet::new(),
         };
         for canister in canisters {
             let _here = heap::enter();
@@ -340,9 +374,15 @@ impl ReplicatedState {
         let _here = heap::enter();
         let hot = self.hot.remove(id);
         let resting = self.canisters.remove(id.as_slice());
+        // Either may be the last to name the payload of a paused message.
+        let paused = [hot.as_ref(), resting.as_deref()].map(paused_payload);
         let mut canister = hot.or_else(|| resting.map(Arc::unwrap_or_clone))?;
-        self.rows.go(canister.queues.take_gone());
-        self.rows.go(canister.queues.apart());
+        let mut gone = canister.queues.take_gone();
+        gone.extend(canister.queues.apart());
+        self.rows.go(gone.iter().map(|(number, _)| *number));
+        let files = gone.into_iter().filter_map(|(number, bytes)| Some((number, bytes?)));
+        let files: BTreeSet<_> = files.chain(paused.into_iter().flatten()).collect();
+        self.gone_payloads.extend(files);
         self.touched.insert(*id);
         self.unsaved.insert(*id);
         Some(canister)
@@ -505,6 +545,7 @@ impl ReplicatedState {
             mark(&mut self.heartbeats, *id, new_facts.heartbeat);
             mark(&mut self.stopping, *id, new_facts.stopping);
             mark(&mut self.chunk_holders, *id, new_facts.chunks);
+            mark(&mut self.loose, *id, new_facts.loose);
             move_entry(&mut self.timers, *id, old.timer, new_facts.timer);
             let is_due = new_facts.timer.is_some_and(|time| time <= self.looked_until);
             mark(&mut self.due_timers, *id, is_due);
@@ -548,23 +589,64 @@ impl ReplicatedState {
         }
     }
 
-    /// Puts the hot canisters back. To be called at the end of a round, before the state is hashed.
-    /// Returns the bytes of messages apart that came since the last time and still wait.
-    pub fn settle(&mut self) -> u64 {
+    /// Puts payloads of messages that wait into files, as far as they lie in the state's heap:
+    /// `write` is given a message's number and the parts of its payload. Brings indexes and totals
+    /// up to date.
+    ///
+    /// # Errors
+    /// Those of `write`, which says when there is no sense in going on.
+    pub fn store_payloads<E>(
+        &mut self,
+        mut write: impl FnMut(u64, [&[u8]; 2]) -> Result<Shared<StoredPayload>, E>,
+    ) -> Result<(), E> {
+        self.refresh();
+        while let Some(id) = self.loose.first().copied() {
+            let Some(canister) = self.get_mut(&id) else { break };
+            canister.queues.store_payloads(&mut write)?;
+            self.refresh();
+        }
+        Ok(())
+    }
+
+    /// Payloads in files, with their bytes, that no message of the state has any more since this
+    /// was last asked.
+    pub fn take_gone_payloads(&mut self) -> Vec<(u64, u64)> {
+        std::mem::take(&mut self.gone_payloads)
+    }
+
+    /// All payloads in files. Costs a look at every canister and message.
+    pub fn payloads(&self) -> impl Iterator<Item = &Shared<StoredPayload>> {
+        self.canisters().flat_map(|canister| {
+            let paused = canister.paused.as_ref().and_then(|paused| paused.payload.as_ref());
+            canister.queues.payloads().chain(paused)
+        })
+    }
+
+    /// Puts the hot canisters back. To be called at the end of a round, before the state is hashed
+    /// and after [`Self::store_payloads`]. Returns what came since the last time and still waits.
+    pub fn settle(&mut self) -> CameMessages {
         self.refresh();
         let _here = heap::enter();
-        let mut came_bytes = 0;
+        let mut came = CameMessages::default();
         for (id, mut canister) in std::mem::take(&mut self.hot) {
             self.unsaved.insert(id);
-            self.rows.go(canister.queues.take_gone());
-            let came = canister.queues.apart_from(self.rows.settled_below);
-            came_bytes += came.map(|(_, message)| message.accounted_bytes()).sum::<u64>();
+            let gone = canister.queues.take_gone();
+            self.rows.go(gone.iter().map(|(number, _)| *number));
+            // A paused message has its payload as long as it is there.
+            let before = paused_payload(self.canisters.get(id.as_slice()).map(AsRef::as_ref));
+            let now = paused_payload(Some(&canister));
+            let files = gone.into_iter().filter_map(|(number, bytes)| Some((number, bytes?)));
+            self.gone_payloads.extend(files.chain(before).filter(|gone| Some(*gone) != now));
+            for (_, message) in canister.queues.apart_from(self.rows.settled_below) {
+                came.count += 1;
+                came.bytes += message.accounted_bytes();
+            }
             // What a round added to it lies elsewhere: a copy lies here as a whole.
             let resting = if heap::is_installed() { canister.clone() } else { canister };
             self.canisters.insert(Arc::new(resting));
         }
         self.rows.settled_below = self.subnet.next_message;
-        came_bytes
+        came
     }
 
     /// The map and the history, to be hashed and shared with a snapshot.
@@ -738,6 +820,11 @@ impl Facts {
         let running = free && canister.status == CanisterStatus::Running;
         let usage = canister.memory_usage();
         let (guaranteed, best_effort) = canister.message_memory(response_bytes);
+        let paused = paused_payload(Some(canister)).map_or(0, |(_, bytes)| bytes);
+        let is_guaranteed = canister.paused.as_ref().is_some_and(|paused| paused.is_guaranteed);
+        let in_files =
+            canister.queues.guaranteed_file_bytes() + if is_guaranteed { paused } else { 0 };
+        let reserved = canister.calls.reserved_responses() * response_bytes;
         let low_memory =
             running && hooks.on_low_wasm_memory && canister.low_memory_hook == LowMemoryHook::Ready;
         let stop_deadline = match &canister.status {
@@ -762,6 +849,7 @@ impl Facts {
                 .map(|execution| (execution.heap.id, execution.stable.id)),
             module: canister.module().map(|module| module.hash),
             chunks: !canister.chunks.is_empty(),
+            loose: canister.queues.loose_bytes() > 0,
             totals: Totals {
                 memory_taken: canister.memory_taken(),
                 memory_used: usage.total(),
@@ -773,11 +861,21 @@ impl Facts {
                     .paused
                     .as_ref()
                     .map_or(0, PausedMessage::waiting_call_bytes),
+                guaranteed_calls: canister.guaranteed_calls(),
+                guaranteed_here_bytes: guaranteed.saturating_sub(reserved + in_files),
+                file_payload_bytes: canister.queues.file_bytes() + paused,
+                loose_payload_bytes: canister.queues.loose_bytes(),
                 compute_allocation: canister.settings.compute_allocation,
                 consumed: canister.consumption.total(),
             },
         }
     }
+}
+
+/// Number and bytes of the payload of a canister's paused message, if it lies in a file.
+fn paused_payload(canister: Option<&CanisterState>) -> Option<(u64, u64)> {
+    let payload = canister?.paused.as_ref()?.payload.as_ref()?;
+    Some((payload.number, payload.bytes))
 }
 
 /// One holder less.

@@ -272,6 +272,11 @@ impl StateStore {
         &self.disk
     }
 
+    /// The folder it lies in.
+    pub fn folder(&self) -> &Path {
+        self.path.parent().unwrap_or(&self.path)
+    }
+
     /// The newest checkpoint; `None` if there was none yet.
     pub fn load(&self) -> Result<Option<LoadedCheckpoint>, StoreError> {
         let transaction = self.with_database(|database| Ok(database.begin_read()?))?;

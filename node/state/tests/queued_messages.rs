@@ -1,15 +1,18 @@
 //! Messages that wait in queues survive checkpoints, power cuts and checkpoints whose outcome
-//! nobody knows, each exactly once; and a checkpoint writes those only that came since the last.
+//! nobody knows, each exactly once and with what it carries; and a checkpoint writes those only
+//! that came since the last.
 #![allow(clippy::unwrap_used)]
 
 use std::{path::Path, sync::Arc};
 
 use disk::{SharedDisk, SimulatedDisk};
 use ic_principal::Principal;
+use sha2::{Digest as _, Sha256};
 use state::{
     CallRequest, CallResponse, CallbackId, CanisterId, CanisterState, CheckpointDelta, Height,
-    HistoryLimits, Ingress, IngressHistory, Payload, ReplicatedState, RequestId, Settings, Shared,
-    StateStore, StoreError, SubnetState, Time, encode_record,
+    HistoryLimits, Ingress, IngressHistory, Payload, PayloadError, PayloadStore, ReplicatedState,
+    RequestId, Settings, Shared, StateStore, StoreError, StoredPayload, SubnetState, Time,
+    encode_record, manifest::LEAF_BYTES,
 };
 
 const CACHE: u64 = 1 << 20;
@@ -60,9 +63,39 @@ fn request(receiver: u64, sender: u64, deadline: Option<Time>, bytes: usize) -> 
     }
 }
 
+/// What the store of payloads knows of one, found out without any disk.
+fn described(number: u64, parts: [&[u8]; 2]) -> Shared<StoredPayload> {
+    let (all, name_bytes) = (parts.concat(), parts[0].len() as u32);
+    let leaves = all.chunks(LEAF_BYTES).map(|leaf| Sha256::digest(leaf).into()).collect();
+    Shared::new(StoredPayload { number, bytes: all.len() as u64, name_bytes, leaves })
+}
+
+/// One round without a disk.
+fn play(state: &mut ReplicatedState, seed: u64) {
+    play_on(state, seed, |number, parts| Ok::<_, ()>(described(number, parts))).unwrap();
+}
+
+/// One round whose payloads lie in files.
+fn play_with(
+    state: &mut ReplicatedState,
+    seed: u64,
+    payloads: &PayloadStore,
+) -> Result<(), PayloadError> {
+    play_on(state, seed, |number, parts| payloads.write(number, parts))?;
+    for (number, bytes) in state.take_gone_payloads() {
+        payloads.release(number, bytes);
+    }
+    payloads.sweep(2);
+    Ok(())
+}
+
 /// One round: messages of many sizes come to canisters, are taken and expire; sometimes a canister
 /// goes with all that waits for it.
-fn play(state: &mut ReplicatedState, seed: u64) {
+fn play_on<E>(
+    state: &mut ReplicatedState,
+    seed: u64,
+    write: impl FnMut(u64, [&[u8]; 2]) -> Result<Shared<StoredPayload>, E>,
+) -> Result<(), E> {
     state.subnet.height.0 += 1;
     let height = state.subnet.height.0;
     let mut dice = Dice::new(seed, height);
@@ -117,7 +150,9 @@ fn play(state: &mut ReplicatedState, seed: u64) {
         state.remove(&canister(id)).unwrap();
         state.put(new_canister(id));
     }
+    state.store_payloads(write)?;
     state.settle();
+    Ok(())
 }
 
 /// All there is, in bytes.
@@ -162,6 +197,33 @@ fn checkpoint(store: &StateStore, state: &mut ReplicatedState) -> Result<(), Sto
     Ok(())
 }
 
+/// The same with payloads in files.
+fn checkpoint_with(
+    store: &StateStore,
+    payloads: &PayloadStore,
+    state: &mut ReplicatedState,
+) -> Result<(), String> {
+    payloads.sync().map_err(|error| error.to_string())?;
+    payloads.begin_saving(state.subnet.next_message);
+    checkpoint(store, state).map_err(|error| error.to_string())?;
+    payloads.saved();
+    Ok(())
+}
+
+/// Every payload of the state is in its file, and after a start nothing else is in the folder.
+fn check_payloads(payloads: &PayloadStore, state: &ReplicatedState, seed: u64) {
+    let live: std::collections::BTreeMap<_, _> =
+        state.payloads().map(|payload| (payload.number, payload.bytes)).collect();
+    payloads
+        .keep_only(&live, state.subnet.next_message)
+        .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    for payload in state.payloads() {
+        let content = payloads.read(payload).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        let (name, rest) = content.split_at(payload.name_bytes as usize);
+        assert_eq!(**payload, *described(payload.number, [name, rest]), "seed {seed}");
+    }
+}
+
 fn load(store: &StateStore) -> Result<ReplicatedState, StoreError> {
     let Some(loaded) = store.load()? else {
         let mut state = start();
@@ -192,6 +254,10 @@ fn open(disk: &SharedDisk, root: &Path) -> Result<StateStore, StoreError> {
     StateStore::open_on(disk.clone(), &root.join("state"), CACHE)
 }
 
+fn open_payloads(disk: &SharedDisk, root: &Path) -> Result<PayloadStore, PayloadError> {
+    PayloadStore::open_on(disk.clone(), &root.join("state").join("messages"))
+}
+
 /// Loads the newest checkpoint, which must be that of its height.
 fn load_and_compare(store: &StateStore, seed: u64) -> ReplicatedState {
     let state = load(store).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
@@ -211,17 +277,21 @@ fn a_power_cut_at_any_operation_loses_no_message_and_brings_none_back() {
         let mut acknowledged = 0;
         for life in 0..3 {
             simulated.end_after(40 + (seed * 37 + life * 101) % 500, seed.is_multiple_of(2));
-            if let Ok(store) = open(&disk, &root) {
+            if let (Ok(store), Ok(payloads)) = (open(&disk, &root), open_payloads(&disk, &root)) {
                 let mut state = load_and_compare(&store, seed);
+                check_payloads(&payloads, &state, seed);
                 let mut dice = Dice::new(seed, 1_000 + life);
                 // A failed checkpoint is tried again a few rounds later, until the disk ends.
                 let mut failures = 0;
                 while failures < 3 {
-                    (0..=dice.roll(4)).for_each(|_| play(&mut state, seed));
+                    // A round that cannot write would wait; the disk has ended here.
+                    if (0..=dice.roll(4)).any(|_| play_with(&mut state, seed, &payloads).is_err()) {
+                        break;
+                    }
                     if dice.roll(6) == 0 {
                         simulated.fail_syncs(1);
                     }
-                    match checkpoint(&store, &mut state) {
+                    match checkpoint_with(&store, &payloads, &mut state) {
                         Ok(()) => acknowledged = state.subnet.height.0,
                         Err(_) => failures += 1,
                     }
@@ -229,7 +299,9 @@ fn a_power_cut_at_any_operation_loses_no_message_and_brings_none_back() {
             }
             simulated.cut_power().unwrap();
             let store = open(&disk, &root).unwrap();
-            let height = load_and_compare(&store, seed).subnet.height.0;
+            let state = load_and_compare(&store, seed);
+            check_payloads(&open_payloads(&disk, &root).unwrap(), &state, seed);
+            let height = state.subnet.height.0;
             assert!(
                 height >= acknowledged,
                 "seed {seed}: {acknowledged} was durable, not {height}"
@@ -286,9 +358,10 @@ fn a_checkpoint_writes_the_messages_that_came_and_a_restart_none() {
         state.subnet.height.0 += 1;
         for _ in 0..count {
             let number = state.number_message();
-            let request = Shared::new(request(1, 2, None, 20_000));
+            let request = Shared::new(request(1, 2, None, 7_000));
             state.get_mut(&canister(1)).unwrap().queues.push_request(number, request);
         }
+        state.store_payloads(|number, parts| Ok::<_, ()>(described(number, parts))).unwrap();
         state.settle();
     };
     // Operations of the disk and records of messages that the next checkpoint takes.
@@ -299,7 +372,10 @@ fn a_checkpoint_writes_the_messages_that_came_and_a_restart_none() {
     };
     push(&mut state, MESSAGES);
     let (all, rows) = cost(&mut state);
-    assert_eq!(rows, MESSAGES);
+    // The others are part of the canister's record, and none is large enough for a file.
+    let whole = MESSAGES - rows;
+    assert!((30..40).contains(&whole), "{whole}");
+    assert_eq!(state.payloads().count(), 0);
     push(&mut state, 1);
     let (one, rows) = cost(&mut state);
     assert_eq!(rows, 1);
@@ -311,9 +387,11 @@ fn a_checkpoint_writes_the_messages_that_came_and_a_restart_none() {
     // The record of the canister holds none of them.
     let record = store.load().unwrap().unwrap();
     let record = record.canisters().unwrap().map(Result::unwrap).find(|(id, _)| *id == canister(1));
-    assert!(record.unwrap().1.len() < 16 * MESSAGES as usize);
+    assert!(record.unwrap().1.len() < 16 * MESSAGES as usize + (256 << 10));
     // Taking one deletes its record, and no other.
-    state.get_mut(&canister(1)).unwrap().queues.pop().unwrap();
+    for _ in 0..=whole {
+        state.get_mut(&canister(1)).unwrap().queues.pop().unwrap();
+    }
     push(&mut state, 0);
     assert_eq!(cost(&mut state).1, 1);
 }
@@ -326,6 +404,7 @@ fn a_store_of_another_set_of_messages_is_damaged() {
     let number = state.number_message();
     let large = Shared::new(request(1, 2, None, 20_000));
     state.get_mut(&canister(1)).unwrap().queues.push_request(number, large);
+    state.store_payloads(|number, parts| Ok::<_, ()>(described(number, parts))).unwrap();
     state.settle();
     checkpoint(&store, &mut state).unwrap();
     load(&store).unwrap();

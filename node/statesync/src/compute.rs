@@ -128,7 +128,7 @@ fn lay_down(
     writer: &mut ManifestWriter<'_>,
     go_on: &impl Fn() -> Result<(), Failure>,
 ) -> Result<Header, Failure> {
-    let Pinned { layouts, blobs, blob_store } = &job.pinned;
+    let Pinned { layouts, blobs, blob_store, payloads, .. } = &job.pinned;
     writer.retain_blobs(|blob| BlobHash::try_from(blob).is_ok_and(|hash| blobs.contains(&hash)))?;
     let mut body = BodyEncoder::default();
     let (length, hashes) = hash_records(checkpoint, writer, go_on)?;
@@ -153,6 +153,14 @@ fn lay_down(
         let (length, hashes) = hash_blob(checkpoint, blob_store, writer, blob)?;
         body.object(writer, &ObjectId::Blob(*blob), length, hashes.len() as u32)?;
         for (index, hash) in (0..).zip(&hashes) {
+            body.leaf(writer, index, hash)?;
+        }
+    }
+    for payload in payloads {
+        // Their hashes are known since they were written.
+        let leaves = payload.leaves.len() as u32;
+        body.object(writer, &ObjectId::Payload(payload.number), payload.bytes, leaves)?;
+        for (index, hash) in (0..).zip(&payload.leaves) {
             body.leaf(writer, index, hash)?;
         }
     }

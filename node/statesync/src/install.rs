@@ -9,6 +9,7 @@
 //! sync/records                  the stream of records
 //! sync/pages/<id>.base          memories, where the page store will want them
 //! sync/state/blobs/<hash>       modules and chunks
+//! sync/state/messages/<number>  what large messages carry
 //! sync/state/state.redb         made of the records at the end
 //! sync/complete                 everything above is durable: from here on the new state counts
 //! ```
@@ -48,7 +49,9 @@ use state::manifest::{
     piece_hash, root_of, stream_leaf_bytes, unpack_leaf,
 };
 use state::store::{KnownLeaf, LoadedCheckpoint, RowAt, RowError, RowKind, StoreBuilder};
-use state::{BlobError, BlobStore, ChunkId, Height, StateStore, StoreError};
+use state::{
+    BlobError, BlobStore, ChunkId, Height, PayloadError, PayloadStore, StateStore, StoreError,
+};
 use thiserror::Error;
 
 use crate::compute::LeafReader;
@@ -59,6 +62,8 @@ pub use swap::{complete_install, complete_install_on};
 
 /// Leaves looked at in one call of [`StateInstaller::missing`]: 64 MiB at most are read and hashed.
 const LOOKS_PER_CALL: u32 = 256;
+/// The folder of payloads in that of the store.
+const MESSAGES: &str = "messages";
 /// Cache of the store that is written at the end.
 const STORE_CACHE_BYTES: u64 = 4 << 20;
 /// Rows read from the body at once.
@@ -92,6 +97,9 @@ pub enum InstallError {
     /// The old state's modules.
     #[error(transparent)]
     Blobs(#[from] BlobError),
+    /// What the old state's messages carry.
+    #[error(transparent)]
+    Payloads(#[from] PayloadError),
     /// The manifest has the certified root and cannot be read: the nodes that certified it run
     /// another version.
     #[error("the certified manifest cannot be read ({0}): is this node of the subnet's version?")]
@@ -159,6 +167,7 @@ impl InstallError {
             Self::Pages(error) => error.can_heal(),
             Self::Store(error) => error.can_heal(),
             Self::Blobs(error) => error.can_heal(),
+            Self::Payloads(error) => error.can_heal(),
             _ => false,
         }
     }
@@ -226,19 +235,20 @@ pub struct LocalState {
     checkpoint: LoadedCheckpoint,
     layouts: BTreeMap<MemoryId, HeldLayout>,
     blobs: Arc<BlobStore>,
+    payloads: Arc<PayloadStore>,
     /// Open as long as the checkpoint is read, unless an executor has it.
     _store: Option<StateStore>,
 }
 
 impl LocalState {
-    /// Of an executor that runs: its newest checkpoint, the layouts of its memories as of now, and
-    /// its modules.
+    /// Of an executor that runs: its newest checkpoint, the layouts of its memories as of now, its
+    /// modules and what its messages carry.
     pub fn new(
         checkpoint: LoadedCheckpoint,
         layouts: BTreeMap<MemoryId, HeldLayout>,
-        blobs: Arc<BlobStore>,
+        (blobs, payloads): (Arc<BlobStore>, Arc<PayloadStore>),
     ) -> Self {
-        Self { checkpoint, layouts, blobs, _store: None }
+        Self { checkpoint, layouts, blobs, payloads, _store: None }
     }
 
     /// The state in a data directory whose executor is not running; `None` if there is none.
@@ -265,7 +275,9 @@ impl LocalState {
             &data_dir.join("state").join("blobs"),
             blob_bytes_max(limits),
         )?);
-        Ok(Some(Self { checkpoint, layouts, blobs, _store: Some(store) }))
+        let messages = data_dir.join("state").join(MESSAGES);
+        let payloads = Arc::new(PayloadStore::open_on(store.disk().clone(), &messages)?);
+        Ok(Some(Self { checkpoint, layouts, blobs, payloads, _store: Some(store) }))
     }
 }
 
@@ -721,7 +733,7 @@ impl StateInstaller {
         for number in 0.. {
             let Some(planned) = plan.object(number) else { break };
             match planned.id {
-                ObjectId::Records => {}
+                ObjectId::Records | ObjectId::Payload(_) => {}
                 ObjectId::Memory(id) => {
                     builder.memory(id, planned.length)?;
                     for row in 0..planned.leaves {
@@ -802,6 +814,12 @@ impl LocalState {
                     &mut reader.encoded,
                 )?;
                 Ok(piece_hash(&reader.encoded) == *hash)
+            }
+            ObjectId::Payload(number) => {
+                let mut leaf = std::mem::take(&mut reader.encoded);
+                let read = self.payloads.read_if_there(number, planned.length, index, &mut leaf);
+                reader.encoded = leaf;
+                Ok(read? && piece_hash(&reader.encoded) == *hash)
             }
         }
     }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use pages::{HeldLayout, MemoryId};
 use state::manifest::{Header, LEAF_BYTES, LeafHash, ObjectId, stream_leaf_bytes};
 use state::store::LoadedCheckpoint;
-use state::{BlobHash, BlobStore, ChunkId, Height};
+use state::{
+    BlobHash, BlobStore, ChunkId, Height, PayloadPin, PayloadStore, Shared, StoredPayload,
+};
 use thiserror::Error;
 
 use crate::compute::LeafReader;
@@ -19,6 +21,12 @@ pub struct Pinned {
     pub blobs: BTreeSet<BlobHash>,
     /// Where those lie.
     pub blob_store: Arc<BlobStore>,
+    /// What large messages of that state carry, by number.
+    pub payloads: Vec<Shared<StoredPayload>>,
+    /// Where it lies.
+    pub payload_store: Arc<PayloadStore>,
+    /// Keeps it there.
+    pub payload_pin: PayloadPin,
 }
 
 /// Why a chunk is not shown.
@@ -124,6 +132,14 @@ impl Snapshot {
                     &mut leaf,
                 )?;
                 Ok(Some(leaf))
+            }
+            ChunkId::Leaf(ObjectId::Payload(number), index) => {
+                let payloads = &self.pinned.payloads;
+                let found = payloads.binary_search_by_key(&number, |payload| payload.number);
+                let Some(payload) = found.ok().and_then(|at| payloads.get(at)) else {
+                    return Ok(None);
+                };
+                Ok(self.pinned.payload_store.read_leaf(payload, index)?)
             }
         }
     }

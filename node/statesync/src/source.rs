@@ -160,16 +160,26 @@ impl SnapshotSource {
         drop(gone);
     }
 
-    /// Lets go of every snapshot. The next manifest brings another.
-    pub fn give_up(&self) {
+    /// Lets go of the snapshot that is kept for leases beside the newest; true if there was one.
+    pub fn give_up_older(&self) -> bool {
+        let mut kept = self.lock();
+        let gone = kept.older.take();
+        kept.dropped |= gone.is_some();
+        kept.given_up += u64::from(gone.is_some());
+        drop(kept);
+        gone.is_some()
+    }
+
+    /// Lets go of every snapshot, for this reason. The next manifest brings another.
+    pub fn give_up(&self, reason: &'static str) {
         let mut kept = self.lock();
         let gone = (kept.computed.take(), kept.newest.take(), kept.older.take());
         if gone.0.is_some() || gone.1.is_some() || gone.2.is_some() {
             kept.given_up += 1;
             kept.dropped = true;
             tracing::info!(
-                "the snapshots for state sync were given up: the delta log is nearly full; the \
-                 next manifest brings another"
+                "the snapshots for state sync were given up: {reason}; the next manifest brings \
+                 another"
             );
         }
         drop(kept);

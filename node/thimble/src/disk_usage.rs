@@ -14,7 +14,7 @@ use std::{
 };
 
 use gateway::report;
-use limits::{HEAP_LINES, Limits, STATE_HEAP_LINE, SheetLine};
+use limits::{HEAP_LINES, Limits, MESSAGE_FILES_LINE, STATE_HEAP_LINE, SheetLine};
 use pages::PageStore;
 use state::CertifiedReader;
 
@@ -33,15 +33,23 @@ pub(crate) struct DiskUsage {
 }
 
 /// What of the state's heap the rules of replicated state count, after the last round: bytes of
-/// each of [`HEAP_LINES`].
+/// each of [`HEAP_LINES`]; and what messages that wait carry in files.
 #[derive(Debug, Default)]
-pub(crate) struct HeldInHeap([AtomicU64; HEAP_LINES.len()]);
+pub(crate) struct HeldInHeap([AtomicU64; HEAP_LINES.len()], AtomicU64);
 
 impl HeldInHeap {
     pub(crate) fn set(&self, bytes: [u64; HEAP_LINES.len()]) {
         for (line, bytes) in self.0.iter().zip(bytes) {
             line.store(bytes, Relaxed);
         }
+    }
+
+    pub(crate) fn set_message_files(&self, bytes: u64) {
+        self.1.store(bytes, Relaxed);
+    }
+
+    fn message_files(&self) -> u64 {
+        self.1.load(Relaxed)
     }
 
     /// Of the line of this name.
@@ -103,6 +111,7 @@ impl DiskUsage {
             "compiled_modules" => self.sandbox.preparer().cache_usage().0,
             "block_log" => self.files_bytes("blocks"),
             "checkpoint_records" => self.files_bytes("state"),
+            MESSAGE_FILES_LINE => self.in_heap.message_files(),
             STATE_HEAP_LINE => {
                 memory::file_heap().active_bytes.saturating_sub(self.in_heap.others())
             }

@@ -106,12 +106,13 @@ impl Observed {
     fn count(&mut self, state: &ReplicatedState, delta: u64, certificates: u64) {
         let totals = state.totals();
         self.in_heap.set([
-            totals.guaranteed_message_bytes,
+            totals.guaranteed_here_bytes,
             totals.best_effort_message_bytes,
             state.history.bytes(),
             totals.metadata_bytes,
             totals.custom_section_bytes,
         ]);
+        self.in_heap.set_message_files(totals.file_payload_bytes);
         let figures = [
             (&mut self.delta_index, limits::delta_index_bytes(delta)),
             (&mut self.certificates, certificates * limits::CERTIFICATE_BYTES),

@@ -114,11 +114,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Canisters that the memory of many is compared with.
 const FEW_CANISTERS: usize = 100;
 /// Canisters that one canister calls at once, calls towards each, and the cycles it needs for them.
-const CALLEES: u64 = 4;
+const CALLEES: u64 = 20;
 const CALLS_TO_EACH: u64 = 500;
 const CYCLES_OF_CALLER: u64 = 10_000_000_000_000_000;
 /// Calls that 512 MiB of memory and 100 GiB of disk must have room for.
-const OPEN_CALLS_GOAL: u64 = 300;
+const OPEN_CALLS_GOAL: u64 = 10_000;
 /// Time for a node to come to rest.
 const REST: Duration = Duration::from_secs(15);
 
@@ -425,7 +425,7 @@ impl Bench<'_> {
         self.table.held(
             "guaranteed calls open at once, all answered",
             format!("{replied} ({rejected} rejected, {not_sent} refused)"),
-            ">= 300 (100 GiB of disk)",
+            ">= 10,000 (100 GiB of disk)",
             replied >= OPEN_CALLS_GOAL,
         );
         self.table.row("the same, until the last answer", format!("{seconds:.1} s"));

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use candid::{CandidType, Principal};
+use disk::SharedDisk;
 use execution::{Closing, Executor, ExecutorConfig, RetryPolicy, RoundResult, Trouble};
 use limits::Limits;
 use pages::PageStore;
@@ -72,6 +73,8 @@ pub fn subnet_config(limits: Limits) -> ExecutorConfig {
 /// A node and the log of its batches.
 pub struct Node {
     pub dir: PathBuf,
+    /// What records and payloads lie on, unless that is the machine's disk.
+    pub disk: Option<SharedDisk>,
     pub temporary: Option<tempfile::TempDir>,
     pub config: ExecutorConfig,
     /// What runs the canisters, unless something else was made.
@@ -126,12 +129,15 @@ impl RetryPolicy for Waiting {
 pub type MakeSandbox = Arc<dyn Fn(&Path) -> Arc<dyn Sandbox>>;
 
 fn open(
-    dir: &Path,
+    (dir, disk): (&Path, Option<&SharedDisk>),
     config: &ExecutorConfig,
     sandbox: Arc<dyn Sandbox>,
     retry: Arc<Waiting>,
 ) -> (Arc<PageStore>, Executor) {
-    let store = StateStore::open(&dir.join("state"), 1 << 20).unwrap();
+    let store = match disk {
+        Some(disk) => StateStore::open_on(disk.clone(), &dir.join("state"), 1 << 20).unwrap(),
+        None => StateStore::open(&dir.join("state"), 1 << 20).unwrap(),
+    };
     let blobs = Arc::new(BlobStore::open(&dir.join("state").join("blobs"), 16 << 20).unwrap());
     let index: Vec<_> = match store.load().unwrap() {
         Some(checkpoint) => checkpoint
@@ -175,15 +181,26 @@ impl Node {
 
     /// The node in a directory, whatever is there.
     pub fn at(dir: PathBuf, config: ExecutorConfig, make: Option<MakeSandbox>) -> Self {
+        Self::on(None, dir, config, make)
+    }
+
+    /// The same with records and payloads on a disk of the test's own.
+    pub fn on(
+        disk: Option<SharedDisk>,
+        dir: PathBuf,
+        config: ExecutorConfig,
+        make: Option<MakeSandbox>,
+    ) -> Self {
         let sandbox = Arc::new(ScriptSandbox::default());
         let used = make
             .as_ref()
             .map_or_else(|| Arc::clone(&sandbox) as Arc<dyn Sandbox>, |make| make(&dir));
         let retry = Arc::new(Waiting::default());
-        let (pages, executor) = open(&dir, &config, used, retry.clone());
+        let (pages, executor) = open((&dir, disk.as_ref()), &config, used, retry.clone());
         Self {
             retry,
             dir,
+            disk,
             temporary: None,
             config,
             sandbox,
@@ -407,11 +424,29 @@ impl Node {
         BlobStore::open(&self.dir.join("state").join("blobs"), 16 << 20).unwrap().path(&module.0)
     }
 
+    /// Numbers of the messages whose payloads lie in files.
+    pub fn payload_files(&self) -> std::collections::BTreeSet<u64> {
+        let entries = std::fs::read_dir(self.dir.join("state").join("messages")).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.map(|name| state::payloads::parse_name(&name).unwrap()).collect()
+    }
+
+    /// Numbers of those that the state refers to.
+    pub fn payloads(&self) -> std::collections::BTreeSet<u64> {
+        self.executor.state().payloads().map(|payload| payload.number).collect()
+    }
+
     /// Throws the process away and starts from the disk; the log is repeated from there and must
     /// give the same roots.
     pub fn restart(self) -> Self {
+        self.restart_after(|| {})
+    }
+
+    /// The same; `between` happens while nothing is open.
+    pub fn restart_after(self, between: impl FnOnce()) -> Self {
         let Self {
             dir,
+            disk,
             temporary,
             config,
             make,
@@ -428,15 +463,17 @@ impl Node {
         drop(executor);
         drop(pages);
         drop(sandbox);
+        between();
         let sandbox = Arc::new(ScriptSandbox::default());
         let used = make
             .as_ref()
             .map_or_else(|| Arc::clone(&sandbox) as Arc<dyn Sandbox>, |make| make(&dir));
         let retry = Arc::new(Waiting::default());
-        let (pages, executor) = open(&dir, &config, used, retry.clone());
+        let (pages, executor) = open((&dir, disk.as_ref()), &config, used, retry.clone());
         let mut node = Self {
             retry,
             dir,
+            disk,
             temporary,
             config,
             sandbox,

@@ -289,7 +289,9 @@ pub(crate) fn work(rng: &mut StdRng, number: u64) -> Target {
             }
             _ => {
                 called.push(Op::Note(format!("{number} by way of another").into()));
-                called.push(Op::Reply(vec![2]));
+                // Some are so large that what they carry lies in a file while they wait.
+                let bytes = if rng.gen_bool(0.3) { 20_000 } else { 1 };
+                called.push(Op::Reply(vec![2; bytes]));
             }
         }
         program.push(CallOp::new(canister(second), &called).op());

@@ -59,7 +59,7 @@ pub enum ManifestError {
 pub struct Object {
     /// The object, in ascending order within a body.
     pub id: ObjectId,
-    /// Bytes of the stream, the base file or the blob.
+    /// Bytes of the stream, the base file, the blob or the payload.
     pub length: u64,
     /// How many leaves are listed.
     pub leaves: u32,
@@ -113,6 +113,7 @@ impl<R: Read> Body<R> {
             1 => ObjectId::Records,
             2 => ObjectId::Memory(MemoryId(u64::from_be_bytes(self.take()?))),
             3 => ObjectId::Blob(self.take()?),
+            4 => ObjectId::Payload(u64::from_be_bytes(self.take()?)),
             kind => return Err(ManifestError::Kind(kind)),
         };
         let in_order = match self.last {

@@ -16,6 +16,10 @@ pub(super) fn put_object_key(bytes: &mut Vec<u8>, object: &ObjectId) {
             bytes.push(3);
             bytes.extend_from_slice(hash);
         }
+        ObjectId::Payload(number) => {
+            bytes.push(4);
+            bytes.extend_from_slice(&number.to_be_bytes());
+        }
     }
 }
 

@@ -3,13 +3,15 @@
 //!
 //! # What is in it
 //!
-//! A state is three kinds of objects, each cut into leaves of [`LEAF_BYTES`]:
+//! A state is four kinds of objects, each cut into leaves of [`LEAF_BYTES`]:
 //!
 //! - the *records*, one stream: the subnet's own, canisters by id, messages apart by number,
 //!   statuses of calls by request id, row by row as the checkpoint store keeps them ([`crate::store::Row`]);
 //! - *memories*, by id: canister heaps and stable memories from their first byte to the end of
 //!   their base file. Leaves that are all zero are left out;
-//! - *blobs*, by hash: modules and chunks of modules.
+//! - *blobs*, by hash: modules and chunks of modules;
+//! - *payloads* of messages, by number ([`crate::payloads`]). The records of their messages have the
+//!   hashes of their leaves.
 //!
 //! Only what is replicated is in it: checkpoint intervals, page indexes, segments, layouts and
 //! caches are each node's own and are not. Two nodes that executed the same batches have the same
@@ -21,10 +23,11 @@
 //! are big-endian and of fixed width, so a body has one encoding:
 //!
 //! ```text
-//! body    = object*                    records first, then memories by id, then blobs by hash
+//! body    = object*                    records first, then memories by id, blobs by hash, payloads by number
 //! object  = 1 length:u64 rows          the records' stream of so many bytes
 //!         | 2 id:u64 length:u64 rows   a memory whose base file is so long
 //!         | 3 hash:32 length:u64 rows  a blob
+//!         | 4 number:u64 length:u64 rows   the payload of this message
 //! rows    = count:u32 (index:u32 hash:32)*   by rising index
 //! ```
 //!
@@ -70,7 +73,7 @@ pub use encode::{BodyEncoder, PieceSink};
 pub use leaf::{LeafError, encode_leaf, leaf_hash, unpack_leaf};
 
 /// Version of everything the root depends on.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 /// Bytes of one leaf: 64 pages, so that a word tells which of them are zero.
 pub const LEAF_BYTES: usize = 256 << 10;
 /// Bytes of one piece of the body.
@@ -93,6 +96,8 @@ pub enum ObjectId {
     Memory(MemoryId),
     /// A module or a chunk of one.
     Blob(BlobHash),
+    /// What the message of this number carries.
+    Payload(u64),
 }
 
 /// What can be asked for, one piece at a time.
@@ -135,6 +140,10 @@ impl ChunkId {
                 index,
             )),
             (3, _) => Some(Self::Leaf(ObjectId::Blob(key.try_into().ok()?), index)),
+            (4, _) => {
+                let number = u64::from_be_bytes(key.try_into().ok()?);
+                Some(Self::Leaf(ObjectId::Payload(number), index))
+            }
             _ => None,
         }
     }
@@ -147,6 +156,9 @@ impl fmt::Display for ChunkId {
             Self::Manifest(index) => write!(f, "piece {} of the manifest", index - 1),
             Self::Leaf(ObjectId::Records, index) => write!(f, "leaf {index} of the records"),
             Self::Leaf(ObjectId::Memory(id), index) => write!(f, "leaf {index} of memory {}", id.0),
+            Self::Leaf(ObjectId::Payload(number), index) => {
+                write!(f, "leaf {index} of the payload of message {number}")
+            }
             Self::Leaf(ObjectId::Blob(hash), index) => {
                 write!(f, "leaf {index} of blob ")?;
                 hash.iter().take(4).try_for_each(|byte| write!(f, "{byte:02x}"))
@@ -227,7 +239,7 @@ pub fn root_of(header: &[u8]) -> LeafHash {
     hasher.finalize().into()
 }
 
-/// Hash of a piece of the body, of a leaf of the records, or of a leaf of a blob: of its bytes.
+/// Hash of a piece of the body, or of a leaf of the records, a blob or a payload: of its bytes.
 pub fn piece_hash(bytes: &[u8]) -> LeafHash {
     Sha256::digest(bytes).into()
 }

@@ -59,9 +59,10 @@ fn state() -> impl Strategy<Value = Vec<Listed>> {
         1u64..2_000,
         prop::collection::btree_map(0u32..40, any::<[u8; 32]>(), 0..20),
     );
-    let blob = (any::<[u8; 32]>(), length.clone());
-    (length, prop::collection::vec(memory, 0..5), prop::collection::vec(blob, 0..4)).prop_map(
-        |(records, memories, blobs)| {
+    let blob = prop::collection::vec((any::<[u8; 32]>(), length.clone()), 0..4);
+    let payload = prop::collection::vec((any::<u64>(), length.clone()), 0..4);
+    (length, prop::collection::vec(memory, 0..5), blob, payload).prop_map(
+        |(records, memories, blobs, payloads)| {
             let mut objects = vec![(ObjectId::Records, records, dense(records))];
             for (id, pages, rows) in memories {
                 let length = pages * PAGE_BYTES;
@@ -71,6 +72,9 @@ fn state() -> impl Strategy<Value = Vec<Listed>> {
             }
             for (hash, length) in blobs {
                 objects.push((ObjectId::Blob(hash), length, dense(length)));
+            }
+            for (number, length) in payloads {
+                objects.push((ObjectId::Payload(number), length, dense(length)));
             }
             objects.sort_by_key(|(id, ..)| *id);
             objects.dedup_by_key(|(id, ..)| *id);
@@ -87,6 +91,8 @@ fn chunk_id() -> impl Strategy<Value = ChunkId> {
             .prop_map(|(id, index)| ChunkId::Leaf(ObjectId::Memory(MemoryId(id)), index)),
         any::<([u8; 32], u32)>()
             .prop_map(|(hash, index)| ChunkId::Leaf(ObjectId::Blob(hash), index)),
+        (any::<u64>(), any::<u32>())
+            .prop_map(|(number, index)| ChunkId::Leaf(ObjectId::Payload(number), index)),
     ]
 }
 
@@ -264,11 +270,12 @@ fn the_root_of_a_known_state_is_what_it_was() {
         (ObjectId::Records, 300_000, dense(300_000)),
         (ObjectId::Memory(MemoryId(3)), 1 << 20, vec![(1, [7; 32])]),
         (ObjectId::Blob([9; 32]), 5, dense(5)),
+        (ObjectId::Payload(4), 300_000, dense(300_000)),
     ];
     let (header, body) = encode(&objects, 42);
-    assert_eq!(body.len(), 13 + 2 * 36 + 21 + 36 + 45 + 36);
+    assert_eq!(body.len(), 13 + 2 * 36 + 21 + 36 + 45 + 36 + 21 + 2 * 36);
     let root: String = header.root().iter().map(|byte| format!("{byte:02x}")).collect();
-    assert_eq!(root, "7835aac7b50e6a4dcec362fcc618d9c3861502d8487f128a1fefe4372ce936b1");
+    assert_eq!(root, "0bfc1238e1d1ee9c165942ab519adab45d55d2db1a84472bb85100cd84734cae");
 }
 
 fn pace() -> ManifestPace {

@@ -14,15 +14,26 @@ use serde::{
 };
 use thiserror::Error;
 
-use super::{Class, InputQueues, Waiting};
+use super::{Class, InputQueues, Waiting, is_large};
+use crate::messages::Carrier;
 use crate::numbered::Numbered;
 use crate::{
-    CallRequest, CallResponse, CanisterId, Ingress, NotEncoded, Shared, encode_record, heap,
+    CallRequest, CallResponse, CanisterId, Ingress, NotEncoded, Shared, StoredPayload,
+    encode_record, heap,
 };
 
 /// A message apart, as it is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WaitingMessage<'a> {
+pub struct WaitingMessage<'a> {
+    /// The message, without a payload that lies in a file.
+    pub kind: MessageKind<'a>,
+    /// Where its payload lies, if in a file.
+    pub payload: Option<&'a StoredPayload>,
+}
+
+/// What kind of a message it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MessageKind<'a> {
     /// Of a user.
     Ingress(&'a Ingress),
     /// Of a canister.
@@ -34,11 +45,12 @@ pub enum WaitingMessage<'a> {
 impl WaitingMessage<'_> {
     /// Bytes it takes in a queue.
     pub fn accounted_bytes(&self) -> u64 {
-        match self {
-            Self::Ingress(message) => message.accounted_bytes(),
-            Self::Request(message) => message.accounted_bytes(),
-            Self::Response(message) => message.accounted_bytes(),
-        }
+        let bytes = match self.kind {
+            MessageKind::Ingress(message) => message.accounted_bytes(),
+            MessageKind::Request(message) => message.accounted_bytes(),
+            MessageKind::Response(message) => message.accounted_bytes(),
+        };
+        bytes + self.payload.map_or(0, |payload| payload.bytes)
     }
 
     /// Its record.
@@ -46,11 +58,17 @@ impl WaitingMessage<'_> {
     /// # Errors
     /// When it cannot be encoded.
     pub fn encode(&self, number: u64) -> Result<Vec<u8>, NotEncoded> {
-        let what = format_args!("message {number}");
-        match self {
-            Self::Ingress(message) => encode_record(what, &(Class::Ingress as u8, message)),
-            Self::Request(message) => encode_record(what, &(Class::Requests as u8, message)),
-            Self::Response(message) => encode_record(what, &(Class::Responses as u8, message)),
+        let (what, payload) = (format_args!("message {number}"), self.payload);
+        match self.kind {
+            MessageKind::Ingress(message) => {
+                encode_record(what, &(Class::Ingress as u8, message, payload))
+            }
+            MessageKind::Request(message) => {
+                encode_record(what, &(Class::Requests as u8, message, payload))
+            }
+            MessageKind::Response(message) => {
+                encode_record(what, &(Class::Responses as u8, message, payload))
+            }
         }
     }
 }
@@ -64,6 +82,9 @@ pub enum MessageError {
     /// The message of another queue.
     #[error("the record of message {0} holds the message of another queue")]
     Foreign(u64),
+    /// A payload that is no payload of such a message, or one that is not where it should be.
+    #[error("the record of message {0} does not say rightly where its payload lies")]
+    Payload(u64),
     /// The canister does not wait for a record of this number.
     #[error("no canister has message {0}")]
     Unknown(u64),
@@ -84,14 +105,17 @@ impl InputQueues {
         fn of<'a, T>(
             queue: &'a Numbered<Waiting<T>>,
             from: u64,
-            of_class: fn(&'a T) -> WaitingMessage<'a>,
+            kind: fn(&'a T) -> MessageKind<'a>,
         ) -> impl Iterator<Item = (u64, WaitingMessage<'a>)> {
             let apart = queue.from(from).filter(|(_, waiting)| waiting.is_apart);
-            apart.map(move |(number, waiting)| (number, of_class(&waiting.message)))
+            apart.map(move |(number, waiting)| {
+                let payload = waiting.payload.as_deref();
+                (number, WaitingMessage { kind: kind(&waiting.message), payload })
+            })
         }
-        of(&self.ingress, number, WaitingMessage::Ingress)
-            .chain(of(&self.responses, number, WaitingMessage::Response))
-            .chain(of(&self.requests, number, WaitingMessage::Request))
+        of(&self.ingress, number, MessageKind::Ingress)
+            .chain(of(&self.responses, number, MessageKind::Response))
+            .chain(of(&self.requests, number, MessageKind::Request))
     }
 
     /// While the canister is loaded: numbers of the messages apart whose records are to come.
@@ -175,10 +199,22 @@ fn check(holds: bool, error: MessageError) -> Result<(), MessageError> {
     if holds { Ok(()) } else { Err(error) }
 }
 
-fn apart<T: for<'a> Deserialize<'a>>(number: u64, rest: &[u8]) -> Result<Waiting<T>, MessageError> {
-    let decoded = heap::within(|| postcard::take_from_bytes::<T>(rest));
+fn apart<T: for<'a> Deserialize<'a> + Carrier>(
+    number: u64,
+    rest: &[u8],
+) -> Result<Waiting<T>, MessageError> {
+    let decoded =
+        heap::within(|| postcard::take_from_bytes::<(T, Option<Shared<StoredPayload>>)>(rest));
     match decoded {
-        Ok((message, [])) => Ok(Waiting { message: Shared::new(message), is_apart: true }),
+        Ok(((message, payload), [])) => {
+            let here = message.payload_bytes();
+            let is_right = match &payload {
+                Some(payload) => here == 0 && is_large(payload.bytes) && payload.is_sound(number),
+                None => !is_large(here),
+            };
+            check(is_right, MessageError::Payload(number))?;
+            Ok(Waiting { message: Shared::new(message), payload, is_apart: true })
+        }
         Ok(_) => Err(MessageError::Undecodable(number, "bytes follow it".into())),
         Err(error) => Err(MessageError::Undecodable(number, error.to_string())),
     }
@@ -282,6 +318,6 @@ impl InputQueues {
     }
 }
 
-fn whole<T>(message: T) -> Waiting<T> {
-    Waiting { message: Shared::new(message), is_apart: false }
+fn whole<T: Carrier>(message: T) -> Waiting<T> {
+    Waiting::new(Shared::new(message), false)
 }

@@ -57,6 +57,17 @@ fn ingress(number: u64, expiry: u64, bytes: usize) -> Shared<Ingress> {
     })
 }
 
+/// Puts payloads into files that nobody reads.
+fn store(queues: &mut InputQueues) {
+    let write = |number: u64, parts: [&[u8]; 2]| {
+        let bytes = (parts[0].len() + parts[1].len()) as u64;
+        let leaves = vec![[parts[1][0]; 32]; bytes.div_ceil(256 << 10) as usize];
+        let name_bytes = parts[0].len() as u32;
+        Ok::<_, ()>(Shared::new(StoredPayload { number, bytes, name_bytes, leaves }))
+    };
+    queues.store_payloads(write).unwrap();
+}
+
 /// The canister's record, and those of messages apart.
 fn stored(queues: &InputQueues) -> (Vec<u8>, BTreeMap<u64, Vec<u8>>) {
     let mut canister = CanisterState::new(canister(0), vec![], Settings::default(), 0, Time(1));
@@ -89,8 +100,8 @@ fn classes_and_senders_are_served_in_turn() {
     let mut order = Vec::new();
     while let Some(input) = queues.pop() {
         order.push(match input {
-            Input::Request(request) => request.callback.0,
-            Input::Response(response) => response.callback.0,
+            Input::Request(request) => request.message().callback.0,
+            Input::Response(response) => response.message().callback.0,
             Input::Ingress(_) => unreachable!(),
         });
     }
@@ -110,8 +121,12 @@ fn expired_requests_leave_and_take_their_bytes_along() {
     assert_eq!(queues.best_effort_bytes(), request(1, 1, None).accounted_bytes());
     assert_eq!(queues.len(), 2);
     queues.check(&canister(0), 4);
-    assert!(matches!(queues.pop(), Some(Input::Request(request)) if request.callback.0 == 1));
-    assert!(matches!(queues.pop(), Some(Input::Request(request)) if request.callback.0 == 3));
+    assert!(
+        matches!(queues.pop(), Some(Input::Request(request)) if request.message().callback.0 == 1)
+    );
+    assert!(
+        matches!(queues.pop(), Some(Input::Request(request)) if request.message().callback.0 == 3)
+    );
     assert!(queues.pop().is_none());
 }
 
@@ -122,7 +137,10 @@ fn large_messages_and_what_a_record_has_no_room_for_are_apart() {
     queues.push_request(1, request(1, 1, None));
     queues.push_response(2, response(2, 9_000));
     queues.push_ingress(3, ingress(3, 5, 20_000));
-    assert_eq!(queues.apart().collect::<Vec<_>>(), [3, 2, 0]);
+    assert_eq!(queues.apart().map(|gone| gone.0).collect::<Vec<_>>(), [3, 2, 0]);
+    assert_eq!(queues.loose_bytes(), 20_001 + 9_000 + (1 << 20) + 1);
+    store(&mut queues);
+    assert_eq!((queues.loose_bytes(), queues.payloads().count()), (0, 3));
     for number in 4..1_000 {
         queues.push_request(number, request(1, number, None));
     }
@@ -136,7 +154,8 @@ fn large_messages_and_what_a_record_has_no_room_for_are_apart() {
     let before: Vec<_> = queues.apart().collect();
     queues.push_request(1_000, request(1, 1_000, None));
     assert_eq!(queues.apart().collect::<Vec<_>>(), before);
-    assert_eq!(queues.take_gone(), [2, 3, 0]);
+    let gone = [(2, Some(9_000)), (3, Some(20_001)), (0, Some((1 << 20) + 1))];
+    assert_eq!(queues.take_gone(), gone);
     queues.check(&canister(0), 1_001);
 }
 
@@ -145,6 +164,7 @@ fn records_that_do_not_fit_are_refused() {
     let mut queues = InputQueues::default();
     queues.push_request(0, request_of(1, 0, None, 10_000));
     queues.push_response(1, response(2, 9_000));
+    store(&mut queues);
     let (record, apart) = stored(&queues);
     loaded(&record, &apart).unwrap().check(&canister(0), 2);
     let with = |number, bytes: Vec<u8>| {
@@ -156,11 +176,35 @@ fn records_that_do_not_fit_are_refused() {
     assert_eq!(with(0, apart[&1].clone()), MessageError::Foreign(0));
     let longer = [apart[&1].as_slice(), &[0]].concat();
     assert!(matches!(with(1, longer), MessageError::Undecodable(1, _)));
+    fn record_of(request: &CallRequest, payload: Option<&StoredPayload>) -> Vec<u8> {
+        WaitingMessage { kind: MessageKind::Request(request), payload }.encode(0).unwrap()
+    }
     let foreign = CallRequest { receiver: canister(9), ..(*request(1, 0, None)).clone() };
-    let foreign = WaitingMessage::Request(&foreign).encode(0).unwrap();
-    assert_eq!(with(0, foreign), MessageError::Foreign(0));
-    let other_sender = WaitingMessage::Request(&request(2, 0, None)).encode(0).unwrap();
-    assert_eq!(with(0, other_sender), MessageError::Turns);
+    assert_eq!(with(0, record_of(&foreign, None)), MessageError::Foreign(0));
+    assert_eq!(with(0, record_of(&request(2, 0, None), None)), MessageError::Turns);
+    // A payload that is here and in a file, too large to be here, too small for a file, or of
+    // another number, name or count of leaves.
+    let right = StoredPayload { number: 0, bytes: 9_000, name_bytes: 1, leaves: vec![[7; 32]] };
+    let empty = request(1, 0, None).emptied();
+    assert!(
+        loaded(&record, &{
+            let mut other = apart.clone();
+            other.insert(0, record_of(&empty, Some(&right)));
+            other
+        })
+        .is_ok()
+    );
+    assert_eq!(with(0, record_of(&request(1, 0, None), Some(&right))), MessageError::Payload(0));
+    let large = request_of(1, 0, None, 9_000);
+    assert_eq!(with(0, record_of(&large, None)), MessageError::Payload(0));
+    for wrong in [
+        StoredPayload { bytes: 7_000, ..right.clone() },
+        StoredPayload { number: 1, ..right.clone() },
+        StoredPayload { name_bytes: 9_001, ..right.clone() },
+        StoredPayload { leaves: vec![[7; 32]; 2], ..right.clone() },
+    ] {
+        assert_eq!(with(0, record_of(&empty, Some(&wrong))), MessageError::Payload(0));
+    }
     let mut less = apart.clone();
     less.remove(&1);
     assert_eq!(loaded(&record, &less).unwrap_err(), MessageError::Missing(1));
@@ -228,14 +272,17 @@ proptest! {
             match step {
                 Step::Request(who, deadline, bytes) => both(&|queues| {
                     queues.push_request(number, request_of(who, number, deadline.map(Time), bytes));
+                    store(queues);
                     vec![]
                 }),
                 Step::Response(bytes) => both(&|queues| {
                     queues.push_response(number, response(number, bytes));
+                    store(queues);
                     vec![]
                 }),
                 Step::Ingress(expiry, bytes) => both(&|queues| {
                     queues.push_ingress(number, ingress(number, expiry, bytes));
+                    store(queues);
                     vec![]
                 }),
                 Step::Pop => both(&|queues| queues.pop().into_iter().collect()),
@@ -243,7 +290,11 @@ proptest! {
                 Step::Expire(now) => both(&|queues| {
                     let requests = queues.remove_expired_requests(Time(now)).into_iter();
                     let ingress = queues.remove_expired_ingress(Time(now)).into_iter();
-                    requests.map(Input::Request).chain(ingress.map(Input::Ingress)).collect()
+                    fn taken<T>(message: Shared<T>) -> Taken<T> {
+                        Taken { number: 0, message, payload: None }
+                    }
+                    let requests = requests.map(taken).map(Input::Request);
+                    requests.chain(ingress.map(taken).map(Input::Ingress)).collect()
                 }),
                 Step::Reload => {
                     let (record, apart) = stored(&reloaded);

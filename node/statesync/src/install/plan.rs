@@ -107,6 +107,9 @@ impl Plan {
                     ("a memory", memory_max, u64::from(object.leaves) * LEAF_BYTES as u64)
                 }
                 ObjectId::Blob(_) => ("a blob", blob_bytes_max(limits), object.length),
+                ObjectId::Payload(_) => {
+                    ("a message", limits.subnet.message_payload_bytes, object.length)
+                }
             };
             if object.length > limit {
                 return Err(InstallError::Limit { what, bytes: object.length, limit });

@@ -10,11 +10,12 @@ use disk::{Disk, DiskFile, Lock, Open, SharedDisk};
 use pages::{MemoryId, StagedMemory, retain_staged, sync_dir};
 use state::BlobStore;
 use state::manifest::{Header, ObjectId, PIECE_BYTES, piece_hash};
+use state::payloads::{parse_name, payload_path};
 use state::store::RowReader;
 
-use super::InstallError;
 use super::plan::Plan;
 use super::swap::{COMPLETE, OLD, STAGING};
+use super::{InstallError, MESSAGES};
 
 /// Longest header that is read: that of a body of as many pieces as there may be.
 const HEADER_BYTES_MAX: u64 = 1 << 20;
@@ -49,6 +50,8 @@ pub(super) struct Staging {
     disk: SharedDisk,
     dir: PathBuf,
     blobs: BlobStore,
+    /// The folder of payloads, open since before they were written.
+    messages: File,
     _lock: Lock,
 }
 
@@ -60,7 +63,8 @@ impl Staging {
             // An installation before this one was not ended: its state counts already.
             super::complete_install_on(disk.as_ref(), data_dir)?;
         }
-        for dir in [dir.clone(), dir.join("pages"), dir.join("state").join("blobs")] {
+        let state = dir.join("state");
+        for dir in [dir.clone(), dir.join("pages"), state.join("blobs"), state.join(MESSAGES)] {
             disk.create_folder(&dir).map_err(|error| InstallError::io("create", &dir, error))?;
         }
         for name in OLD {
@@ -70,11 +74,18 @@ impl Staging {
         let lock = Lock::take(lock).map_err(|error| InstallError::io("lock", &dir, error))?;
         let Some(lock) = lock else { return Err(InstallError::InUse { path: dir }) };
         let blobs = BlobStore::open_on(disk.clone(), &dir.join("state").join("blobs"), u64::MAX)?;
-        Ok(Self { disk, dir, blobs, _lock: lock })
+        let messages = dir.join("state").join(MESSAGES);
+        let messages =
+            File::open(&messages).map_err(|error| InstallError::io("open", &messages, error))?;
+        Ok(Self { disk, dir, blobs, messages, _lock: lock })
     }
 
     pub(super) fn state_dir(&self) -> PathBuf {
         self.dir.join("state")
+    }
+
+    fn messages_dir(&self) -> PathBuf {
+        self.state_dir().join(MESSAGES)
     }
 
     fn pages_dir(&self) -> PathBuf {
@@ -155,6 +166,7 @@ impl Staging {
     ) -> Result<(StagedStream, bool), InstallError> {
         let path = match &id {
             ObjectId::Blob(hash) => self.blobs.path(hash),
+            ObjectId::Payload(number) => payload_path(&self.messages_dir(), *number),
             _ => self.dir.join("records"),
         };
         let file = self.open_or_create(&path)?;
@@ -174,6 +186,18 @@ impl Staging {
     pub(super) fn retain(&self, plan: &Plan) -> Result<(), InstallError> {
         retain_staged(self.disk.as_ref(), &self.pages_dir(), |id| plan.has(ObjectId::Memory(id)))?;
         self.blobs.retain(|hash| plan.has(ObjectId::Blob(*hash)))?;
+        let dir = self.messages_dir();
+        let failed = |error| InstallError::io("list", &dir, error);
+        for entry in fs::read_dir(&dir).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            let number = name.to_str().and_then(parse_name);
+            if number.is_none_or(|number| !plan.has(ObjectId::Payload(number))) {
+                let path = dir.join(name);
+                self.disk
+                    .remove(&path)
+                    .map_err(|error| InstallError::io("remove", &path, error))?;
+            }
+        }
         Ok(())
     }
 
@@ -194,7 +218,7 @@ impl Staging {
         }
         for planned in plan.objects() {
             match planned.id {
-                ObjectId::Records => {}
+                ObjectId::Records | ObjectId::Payload(_) => {}
                 ObjectId::Memory(id) => self.memory(id, planned.length)?.0.sync()?,
                 ObjectId::Blob(_) => {
                     let (stream, _) = self.stream(planned.id, planned.length)?;
@@ -205,12 +229,25 @@ impl Staging {
                 }
             }
         }
-        for dir in
-            [self.pages_dir(), self.state_dir().join("blobs"), self.state_dir(), self.dir.clone()]
-        {
+        self.sync_payloads(plan)?;
+        let (state, blobs) = (self.state_dir(), self.state_dir().join("blobs"));
+        for dir in [self.pages_dir(), blobs, state, self.dir.clone()] {
             sync_dir(self.disk.as_ref(), &dir)?;
         }
         Ok(())
+    }
+
+    /// There may be very many.
+    fn sync_payloads(&self, plan: &Plan) -> Result<(), InstallError> {
+        let dir = self.messages_dir();
+        let numbers = plan.objects().filter_map(|planned| match planned.id {
+            ObjectId::Payload(number) => Some(number),
+            _ => None,
+        });
+        let files: Vec<_> = numbers.map(|number| payload_path(&dir, number)).collect();
+        self.disk
+            .sync_files(&dir, &self.messages, &files)
+            .map_err(|error| InstallError::io("sync", &dir, error))
     }
 
     /// Says, durably, that the new state counts.

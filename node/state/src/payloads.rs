@@ -1,0 +1,529 @@
+//! Payloads of messages that wait, each in a file of its own, named by the number of its message.
+//!
+//! A message with more than [`crate::WHOLE_BYTES_MAX`] bytes keeps its payload (the name of its
+//! method and its argument, or the reply) here while it waits or is paused; what is known of it is
+//! [`StoredPayload`]: its length and the hashes of its leaves, computed once, when it was written.
+//! They are part of the message's record and of the manifest, so nothing is read or hashed again
+//! but by who takes the message up.
+//!
+//! # What is durable
+//!
+//! A file is written once, into the page cache, and is durable with the checkpoint that refers to
+//! it first ([`PayloadStore::sync`] before its transaction). A crash before loses nothing: the
+//! batches are executed again, and write the same content under the same number. After a failed
+//! sync the files are written anew before they count, because the operating system may have dropped
+//! what was not written.
+//!
+//! # When a file goes
+//!
+//! [`PayloadStore::release`] says that the state does not refer to it any more. It is removed at
+//! once if no checkpoint refers to it, else when a later checkpoint is durable
+//! ([`PayloadStore::saved`]) and no snapshot that is hashed or shown holds it ([`PayloadPin`]).
+//! Removals are carried out a bounded number at a time ([`PayloadStore::sweep`]). What a crash
+//! leaves behind, [`PayloadStore::keep_only`] removes at the next start; it also finds files that
+//! are missing or of another length, which is damage, as is content without its hash.
+//!
+//! Memory: a payload that is read; a few words for each file that is not durable yet, or gone and
+//! not removed, which lie in the state's heap. This module must not know what a payload says.
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fs::{self, File},
+    io,
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use disk::{Open, SharedDisk};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use thiserror::Error;
+
+use crate::heap;
+use crate::manifest::{LEAF_BYTES, LeafHash, leaves_of, stream_leaf_bytes};
+use crate::messages::Shared;
+
+/// What a new content is written as before it takes the place of the old.
+const TEMPORARY: &str = "tmp-";
+/// What a file takes on disk is a multiple of this.
+const PAGE_BYTES: u64 = 4096;
+
+/// A payload that lies in a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredPayload {
+    /// Number of the message, which names the file.
+    pub number: u64,
+    /// Bytes in all.
+    pub bytes: u64,
+    /// Of them, those of the name of the method, which stand in front; 0 for a response.
+    pub name_bytes: u32,
+    /// SHA-256 of each leaf of [`LEAF_BYTES`].
+    pub leaves: Vec<LeafHash>,
+}
+
+impl StoredPayload {
+    /// Whether it can be a payload of this message.
+    pub fn is_sound(&self, number: u64) -> bool {
+        self.number == number
+            && u64::from(self.name_bytes) <= self.bytes
+            && self.leaves.len() as u64 == leaves_of(self.bytes)
+    }
+}
+
+/// Why a payload cannot be kept or had.
+#[derive(Debug, Error)]
+pub enum PayloadError {
+    /// The disk is full.
+    #[error("the disk of {path} is full: free some space")]
+    DiskFull {
+        /// Directory or file.
+        path: PathBuf,
+    },
+    /// Any other error of the disk.
+    #[error("{path} cannot be read or written: {source}")]
+    Io {
+        /// Directory or file.
+        path: PathBuf,
+        /// From the operating system.
+        source: io::Error,
+    },
+    /// The file is not there, or its content is not what was written.
+    #[error(
+        "{path}, the payload of a message that waits, is damaged ({reason}); restore the data \
+         directory from a copy"
+    )]
+    Damaged {
+        /// File of the payload.
+        path: PathBuf,
+        /// What was found.
+        reason: String,
+    },
+}
+
+impl PayloadError {
+    /// Whether the same call may succeed later in the same process.
+    pub fn can_heal(&self) -> bool {
+        match self {
+            Self::DiskFull { .. } => true,
+            Self::Io { source, .. } => lifecycle::can_heal(source),
+            Self::Damaged { .. } => false,
+        }
+    }
+
+    fn io(path: &Path, source: io::Error) -> Self {
+        let path = path.to_path_buf();
+        match source.kind() {
+            io::ErrorKind::StorageFull
+            | io::ErrorKind::QuotaExceeded
+            | io::ErrorKind::FileTooLarge => Self::DiskFull { path },
+            _ => Self::Io { path, source },
+        }
+    }
+}
+
+/// A payload that no state refers to any more, which the newest checkpoint did when it went.
+#[derive(Clone, Copy, Debug)]
+struct Gone {
+    number: u64,
+    bytes: u64,
+    /// Of the newest durable checkpoint then.
+    checkpoint: u64,
+}
+
+#[derive(Debug, Default)]
+struct Ledger {
+    /// Written and not known to be durable.
+    unsynced: BTreeMap<u64, Shared<StoredPayload>>,
+    /// Durable checkpoints of this process so far.
+    checkpoints: u64,
+    /// A checkpoint may refer to numbers below this one.
+    tried_below: u64,
+    /// Gone since the newest durable checkpoint, which refers to them.
+    leaving: VecDeque<Gone>,
+    /// Gone, and held by snapshots alone.
+    pinned: VecDeque<Gone>,
+    pinned_bytes: u64,
+    /// To be removed.
+    dead: VecDeque<u64>,
+    /// The checkpoint that each snapshot is of, and the numbers that it may refer to.
+    pins: BTreeMap<u64, (u64, u64)>,
+    next_pin: u64,
+    unpinned: bool,
+}
+
+impl Ledger {
+    fn is_pinned(&self, gone: &Gone) -> bool {
+        let mut pins = self.pins.values();
+        pins.any(|(checkpoint, below)| *checkpoint <= gone.checkpoint && gone.number < *below)
+    }
+
+    /// Sorts what went into what snapshots hold and what can be removed.
+    fn sort(&mut self, all: VecDeque<Gone>) {
+        for gone in all {
+            if self.is_pinned(&gone) {
+                self.pinned_bytes += on_disk(gone.bytes);
+                self.pinned.push_back(gone);
+            } else {
+                self.dead.push_back(gone.number);
+            }
+        }
+    }
+}
+
+/// Bytes that a file of so many takes.
+fn on_disk(bytes: u64) -> u64 {
+    bytes.next_multiple_of(PAGE_BYTES)
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct PayloadStore {
+    disk: SharedDisk,
+    dir: PathBuf,
+    /// The folder, open since before anything was written into it.
+    handle: File,
+    ledger: Arc<Mutex<Ledger>>,
+}
+
+impl PayloadStore {
+    /// Opens or creates the store in `dir`.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub fn open_on(disk: SharedDisk, dir: &Path) -> Result<Self, PayloadError> {
+        let failed = |error| PayloadError::io(dir, error);
+        disk.create_folder(dir).map_err(failed)?;
+        let handle = File::open(dir).map_err(failed)?;
+        Ok(Self { disk, dir: dir.to_path_buf(), handle, ledger: Arc::default() })
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The file of a message's payload.
+    pub fn path(&self, number: u64) -> PathBuf {
+        payload_path(&self.dir, number)
+    }
+
+    /// Keeps the payload of a message, whose parts are the name of its method and the rest; durable
+    /// after the next [`PayloadStore::sync`]. Whatever the file held before is replaced.
+    ///
+    /// # Errors
+    /// When the disk fails; nothing is kept then, and the same call may be made again.
+    pub fn write(
+        &self,
+        number: u64,
+        parts: [&[u8]; 2],
+    ) -> Result<Shared<StoredPayload>, PayloadError> {
+        let path = self.path(number);
+        let leaves = self.write_file(&path, parts).map_err(|error| {
+            // What a start would remove.
+            let _ = self.disk.remove(&path);
+            PayloadError::io(&path, error)
+        })?;
+        let bytes = (parts[0].len() + parts[1].len()) as u64;
+        let name_bytes = u32::try_from(parts[0].len()).unwrap_or(u32::MAX);
+        let stored = Shared::new(StoredPayload { number, bytes, name_bytes, leaves });
+        let _here = heap::enter();
+        self.ledger().unsynced.insert(number, stored.clone());
+        Ok(stored)
+    }
+
+    /// Writes a file leaf by leaf; returns their hashes.
+    fn write_file(&self, path: &Path, parts: [&[u8]; 2]) -> io::Result<Vec<LeafHash>> {
+        let file = self.disk.open(path, Open::Truncate)?;
+        let mut leaves = heap::within(|| {
+            Vec::with_capacity((parts[0].len() + parts[1].len()).div_ceil(LEAF_BYTES))
+        });
+        let (mut hasher, mut in_leaf, mut at) = (Sha256::new(), 0, 0_u64);
+        for mut part in parts {
+            while !part.is_empty() {
+                let (now, later) = part.split_at(part.len().min(LEAF_BYTES - in_leaf));
+                file.write_at(now, at)?;
+                hasher.update(now);
+                (in_leaf, at, part) = (in_leaf + now.len(), at + now.len() as u64, later);
+                if in_leaf == LEAF_BYTES {
+                    leaves.push(hasher.finalize_reset().into());
+                    in_leaf = 0;
+                }
+            }
+        }
+        if in_leaf > 0 {
+            leaves.push(hasher.finalize().into());
+        }
+        Ok(leaves)
+    }
+
+    /// A payload, verified. It lies in the state's heap.
+    ///
+    /// # Errors
+    /// When the disk fails, or the content is not what was written.
+    pub fn read(&self, payload: &StoredPayload) -> Result<Vec<u8>, PayloadError> {
+        let file = self.open(payload)?;
+        let mut content =
+            heap::within(|| vec![0; usize::try_from(payload.bytes).unwrap_or(usize::MAX)]);
+        self.fill(&file, payload.number, 0, &mut content)?;
+        for (leaf, hash) in content.chunks(LEAF_BYTES).zip(&payload.leaves) {
+            if LeafHash::from(Sha256::digest(leaf)) != *hash {
+                return Err(self.damaged(payload.number, "its content has another hash".into()));
+            }
+        }
+        Ok(content)
+    }
+
+    /// A leaf of a payload, as it is in the file; `None` if there is none.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn read_leaf(
+        &self,
+        payload: &StoredPayload,
+        index: u32,
+    ) -> Result<Option<Vec<u8>>, PayloadError> {
+        let Some(bytes) = stream_leaf_bytes(payload.bytes, index) else { return Ok(None) };
+        let file = self.open(payload)?;
+        let mut leaf = vec![0; bytes];
+        self.fill(&file, payload.number, u64::from(index) * LEAF_BYTES as u64, &mut leaf)?;
+        Ok(Some(leaf))
+    }
+
+    /// Replaces `leaf` by that of a payload of so many bytes, if there is a file of this name and
+    /// length. Whose it is, is not known.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub fn read_if_there(
+        &self,
+        number: u64,
+        bytes: u64,
+        index: u32,
+        leaf: &mut Vec<u8>,
+    ) -> Result<bool, PayloadError> {
+        let path = self.path(number);
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(PayloadError::io(&path, error)),
+        };
+        let found = file.metadata().map_err(|error| PayloadError::io(&path, error))?.len();
+        let Some(length) = stream_leaf_bytes(bytes, index).filter(|_| found == bytes) else {
+            return Ok(false);
+        };
+        leaf.resize(length, 0);
+        self.fill(&file, number, u64::from(index) * LEAF_BYTES as u64, leaf)?;
+        Ok(true)
+    }
+
+    /// The file of a payload, which has its length.
+    fn open(&self, payload: &StoredPayload) -> Result<File, PayloadError> {
+        let path = self.path(payload.number);
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(self.damaged(payload.number, "it is missing".into()));
+            }
+            Err(error) => return Err(PayloadError::io(&path, error)),
+        };
+        let found = file.metadata().map_err(|error| PayloadError::io(&path, error))?.len();
+        self.check_length(payload.number, payload.bytes, found)?;
+        Ok(file)
+    }
+
+    fn check_length(&self, number: u64, expected: u64, found: u64) -> Result<(), PayloadError> {
+        if expected == found {
+            return Ok(());
+        }
+        Err(self.damaged(number, format!("it has {found} bytes and should have {expected}")))
+    }
+
+    fn fill(
+        &self,
+        file: &File,
+        number: u64,
+        offset: u64,
+        content: &mut [u8],
+    ) -> Result<(), PayloadError> {
+        file.read_exact_at(content, offset).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => self.damaged(number, "it ends too early".into()),
+            _ => PayloadError::io(&self.path(number), error),
+        })
+    }
+
+    fn damaged(&self, number: u64, reason: String) -> PayloadError {
+        PayloadError::Damaged { path: self.path(number), reason }
+    }
+
+    /// Makes all payloads written so far durable.
+    ///
+    /// # Errors
+    /// When the disk fails: then none of them counts as durable.
+    pub fn sync(&self) -> Result<(), PayloadError> {
+        let _here = heap::enter();
+        let unsynced = self.ledger().unsynced.clone();
+        if unsynced.is_empty() {
+            return Ok(());
+        }
+        let files: Vec<_> = unsynced.keys().map(|number| self.path(*number)).collect();
+        if let Err(error) = self.disk.sync_files(&self.dir, &self.handle, &files) {
+            unsynced.values().try_for_each(|payload| self.rewrite(payload))?;
+            return Err(PayloadError::io(&self.dir, error));
+        }
+        self.ledger().unsynced.retain(|number, _| !unsynced.contains_key(number));
+        Ok(())
+    }
+
+    /// Writes the content of a file whose sync failed to another file, which takes its place. What
+    /// the operating system dropped is damage: the next start executes the batches again.
+    fn rewrite(&self, payload: &StoredPayload) -> Result<(), PayloadError> {
+        let path = self.path(payload.number);
+        if !path.exists() {
+            return Ok(());
+        }
+        let content = self.read(payload)?;
+        let temporary = self.dir.join(format!("{TEMPORARY}{:016x}", payload.number));
+        let written = self
+            .write_file(&temporary, [&content, &[]])
+            .and_then(|_| self.disk.rename(&temporary, &path));
+        written.map_err(|error| {
+            let _ = self.disk.remove(&temporary);
+            PayloadError::io(&path, error)
+        })
+    }
+
+    /// The state does not refer to the payload of this message any more.
+    pub fn release(&self, number: u64, bytes: u64) {
+        let _here = heap::enter();
+        let mut ledger = self.ledger();
+        ledger.unsynced.remove(&number);
+        if number < ledger.tried_below {
+            let checkpoint = ledger.checkpoints;
+            ledger.leaving.push_back(Gone { number, bytes, checkpoint });
+        } else {
+            ledger.dead.push_back(number);
+        }
+    }
+
+    /// A checkpoint is about to be written that may refer to numbers below this one.
+    pub fn begin_saving(&self, below: u64) {
+        let mut ledger = self.ledger();
+        ledger.tried_below = ledger.tried_below.max(below);
+    }
+
+    /// A checkpoint of the state as it is now is durable.
+    pub fn saved(&self) {
+        let _here = heap::enter();
+        let mut ledger = self.ledger();
+        ledger.checkpoints += 1;
+        let leaving = std::mem::take(&mut ledger.leaving);
+        ledger.sort(leaving);
+    }
+
+    /// Holds all that the newest durable checkpoint refers to, which is the state as it is now.
+    pub fn pin(&self) -> PayloadPin {
+        let _here = heap::enter();
+        let mut ledger = self.ledger();
+        let pin = ledger.next_pin;
+        ledger.next_pin += 1;
+        let held = (ledger.checkpoints, ledger.tried_below);
+        ledger.pins.insert(pin, held);
+        PayloadPin { ledger: Arc::clone(&self.ledger), pin }
+    }
+
+    /// Bytes on disk of payloads that nothing but snapshots refers to.
+    pub fn pinned_bytes(&self) -> u64 {
+        self.ledger().pinned_bytes
+    }
+
+    /// Removes up to so many files that nothing refers to any more; true if there are none left.
+    /// What cannot be removed now is tried again next time.
+    pub fn sweep(&self, most: usize) -> bool {
+        let _here = heap::enter();
+        let mut ledger = self.ledger();
+        if std::mem::take(&mut ledger.unpinned) {
+            let pinned = std::mem::take(&mut ledger.pinned);
+            ledger.pinned_bytes = 0;
+            ledger.sort(pinned);
+        }
+        for _ in 0..most {
+            let Some(number) = ledger.dead.pop_front() else { break };
+            match self.disk.remove(&self.path(number)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    ledger.dead.push_back(number);
+                    break;
+                }
+                _ => {}
+            }
+        }
+        if ledger.dead.is_empty() {
+            ledger.dead.shrink_to(64);
+        }
+        ledger.dead.is_empty()
+    }
+
+    /// After the newest checkpoint was loaded, which refers to numbers below `next`: removes every
+    /// file that is not of one of these payloads, given by rising number, and looks whether theirs
+    /// are there and as long as they should be.
+    ///
+    /// # Errors
+    /// When the disk fails, or one of them is damaged.
+    pub fn keep_only(&self, live: &BTreeMap<u64, u64>, next: u64) -> Result<(), PayloadError> {
+        let failed = |error| PayloadError::io(&self.dir, error);
+        for entry in fs::read_dir(&self.dir).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            let number = name.to_str().and_then(parse_name);
+            if number.is_some_and(|number| live.contains_key(&number)) {
+                continue;
+            }
+            let path = self.dir.join(&name);
+            match self.disk.remove(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(PayloadError::io(&path, error));
+                }
+                _ => {}
+            }
+        }
+        for (number, bytes) in live {
+            let path = self.path(*number);
+            match fs::metadata(&path) {
+                Ok(found) => self.check_length(*number, *bytes, found.len())?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    return Err(self.damaged(*number, "it is missing".into()));
+                }
+                Err(error) => return Err(PayloadError::io(&path, error)),
+            }
+        }
+        self.begin_saving(next);
+        Ok(())
+    }
+}
+
+/// The file of a message's payload in a folder of payloads.
+pub fn payload_path(dir: &Path, number: u64) -> PathBuf {
+    dir.join(format!("{number:016x}"))
+}
+
+/// The number that a file of a payload is named by.
+pub fn parse_name(name: &str) -> Option<u64> {
+    let number = u64::from_str_radix(name, 16).ok()?;
+    (name == format!("{number:016x}")).then_some(number)
+}
+
+/// While it is there, no payload is removed that the checkpoint referred to which it was made of.
+#[derive(Debug)]
+pub struct PayloadPin {
+    ledger: Arc<Mutex<Ledger>>,
+    pin: u64,
+}
+
+impl Drop for PayloadPin {
+    fn drop(&mut self) {
+        let mut ledger = self.ledger.lock().unwrap_or_else(PoisonError::into_inner);
+        ledger.pins.remove(&self.pin);
+        ledger.unpinned = true;
+    }
+}
