@@ -85,10 +85,10 @@ pub trait Disk: Send + Sync + fmt::Debug {
     /// Makes the entries of a folder durable.
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
     /// Makes files of one folder, and their names, durable. `handle` is the folder, open since
-    /// before they were written. Many are synced with all of their file system at once (as of Linux
-    /// 5.8, which tells of what could not be written; it waits for all of the file system, and an
-    /// error of another file on it counts as one of these). When it fails, nothing is known of any
-    /// of them, as of a file whose sync failed. A file that is not there is passed over.
+    /// before they were written. All of their file system is synced (as of Linux 5.8, which tells
+    /// of what could not be written, also of files that nobody had open; an error of another file
+    /// on it counts as one of these). When it fails, nothing is known of any of them, as of a file
+    /// whose sync failed. A file that is not there is passed over.
     fn sync_files(&self, folder: &Path, handle: &File, files: &[PathBuf]) -> io::Result<()>;
     /// Whether the file system of an open file or folder failed to write anything since this was
     /// asked last with this handle, or since it was opened (as of Linux 5.8; before it is not told).

@@ -14,7 +14,8 @@ use crate::{Disk, DiskFile, Open, SharedDisk};
 
 /// Zeros written at once where a file system makes no holes.
 const ZEROS_BYTES: usize = 256 << 10;
-/// Files that are synced one by one; more of them wait for their file system.
+/// Files that are synced one by one before their file system is, which tells of errors on systems
+/// where that does not; more of them wait for the file system alone.
 const SYNCED_ALONE: usize = 32;
 
 /// Hands every operation on.
@@ -103,17 +104,16 @@ impl Disk for RealDisk {
     }
 
     fn sync_files(&self, _: &Path, handle: &File, files: &[PathBuf]) -> io::Result<()> {
-        if files.len() > SYNCED_ALONE {
-            return self.check_writeback(handle);
-        }
-        for path in files {
+        for path in files.iter().filter(|_| files.len() <= SYNCED_ALONE) {
             match open(path, Open::Write) {
                 Ok(file) => file.sync_all()?,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
         }
-        handle.sync_all()
+        // A file that nobody had open may have lost what the kernel failed to write, and with it
+        // the error: its file system alone knows then.
+        self.check_writeback(handle)
     }
 
     fn check_writeback(&self, handle: &File) -> io::Result<()> {

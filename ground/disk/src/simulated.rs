@@ -652,7 +652,7 @@ impl Disk for SimulatedDisk {
         State::ended(last, ())
     }
 
-    fn sync_files(&self, folder: &Path, _: &File, files: &[PathBuf]) -> io::Result<()> {
+    fn sync_files(&self, folder: &Path, handle: &File, files: &[PathBuf]) -> io::Result<()> {
         for path in files {
             match self.open_file(path, Open::Write) {
                 Ok(file) => file.sync()?,
@@ -660,7 +660,8 @@ impl Disk for SimulatedDisk {
                 Err(error) => return Err(error),
             }
         }
-        self.sync_folder(folder)
+        self.sync_folder(folder)?;
+        self.check_writeback(handle)
     }
 
     fn check_writeback(&self, _: &File) -> io::Result<()> {

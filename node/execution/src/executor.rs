@@ -44,8 +44,9 @@ const FILLED_AGAIN_MAX: usize = 4_096;
 const LOADED_BETWEEN_LOOKS: u64 = 2 << 20;
 const LOADED_BESIDE_BYTES: u64 = 512;
 
-/// Files that nothing refers to any more, removed between two rounds at most.
-const REMOVED_AT_ONCE: usize = 4_096;
+/// Files that nothing refers to any more, removed between two rounds; more of them after a round
+/// that wrote more.
+const REMOVED_AT_ONCE: usize = 256;
 
 /// See the module.
 pub struct Executor {

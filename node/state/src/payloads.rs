@@ -11,15 +11,15 @@
 //! A file is written once, into the page cache, and is durable with the checkpoint that refers to
 //! it first ([`PayloadStore::sync`] before its transaction). A crash before loses nothing: the
 //! batches are executed again, and write the same content under the same number. After a failed
-//! sync the files are written anew before they count, because the operating system may have dropped
-//! what was not written.
+//! sync all files that it was to cover are *suspect*: each is written anew before a later sync may
+//! count, because the operating system may have dropped what was not written, and tells once.
 //!
 //! # When a file goes
 //!
 //! [`PayloadStore::release`] says that the state does not refer to it any more. It is removed at
 //! once if no checkpoint refers to it, else when a later checkpoint is durable
 //! ([`PayloadStore::saved`]) and no snapshot that is hashed or shown holds it ([`PayloadPin`]).
-//! Removals are carried out a bounded number at a time ([`PayloadStore::sweep`]). What a crash
+//! Removals are carried out a few at a time ([`PayloadStore::sweep`]). What a crash
 //! leaves behind, [`PayloadStore::keep_only`] removes at the next start; it also finds files that
 //! are missing or of another length, which is damage, as is content without its hash.
 //!
@@ -30,7 +30,7 @@
 mod tests;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     fs::{self, File},
     io,
     os::unix::fs::FileExt as _,
@@ -92,15 +92,14 @@ pub enum PayloadError {
         source: io::Error,
     },
     /// The file is not there, or its content is not what was written.
-    #[error(
-        "{path}, the payload of a message that waits, is damaged ({reason}); restore the data \
-         directory from a copy"
-    )]
+    #[error("{path}, the payload of a message that waits, is damaged ({reason}); {cure}")]
     Damaged {
         /// File of the payload.
         path: PathBuf,
         /// What was found.
         reason: String,
+        /// What to do.
+        cure: &'static str,
     },
 }
 
@@ -138,6 +137,8 @@ struct Gone {
 struct Ledger {
     /// Written and not known to be durable.
     unsynced: BTreeMap<u64, Shared<StoredPayload>>,
+    /// Of those, the files that a sync failed for and that were not written anew since.
+    suspect: BTreeSet<u64>,
     /// Durable checkpoints of this process so far.
     checkpoints: u64,
     /// A checkpoint may refer to numbers below this one.
@@ -148,7 +149,9 @@ struct Ledger {
     pinned: VecDeque<Gone>,
     pinned_bytes: u64,
     /// To be removed.
-    dead: VecDeque<u64>,
+    dead: VecDeque<Gone>,
+    /// Bytes on disk of what was written since something was removed last.
+    written_bytes: u64,
     /// The checkpoint that each snapshot is of, and the numbers that it may refer to.
     pins: BTreeMap<u64, (u64, u64)>,
     next_pin: u64,
@@ -168,8 +171,17 @@ impl Ledger {
                 self.pinned_bytes += on_disk(gone.bytes);
                 self.pinned.push_back(gone);
             } else {
-                self.dead.push_back(gone.number);
+                self.dead.push_back(gone);
             }
+        }
+    }
+
+    /// Looks anew at what snapshots held that are there no more.
+    fn unpin(&mut self) {
+        if std::mem::take(&mut self.unpinned) {
+            let pinned = std::mem::take(&mut self.pinned);
+            self.pinned_bytes = 0;
+            self.sort(pinned);
         }
     }
 }
@@ -230,7 +242,10 @@ impl PayloadStore {
         let name_bytes = u32::try_from(parts[0].len()).unwrap_or(u32::MAX);
         let stored = Shared::new(StoredPayload { number, bytes, name_bytes, leaves });
         let _here = heap::enter();
-        self.ledger().unsynced.insert(number, stored.clone());
+        let mut ledger = self.ledger();
+        ledger.written_bytes = ledger.written_bytes.saturating_add(on_disk(bytes));
+        ledger.suspect.remove(&number);
+        ledger.unsynced.insert(number, stored.clone());
         Ok(stored)
     }
 
@@ -355,7 +370,13 @@ impl PayloadStore {
     }
 
     fn damaged(&self, number: u64, reason: String) -> PayloadError {
-        PayloadError::Damaged { path: self.path(number), reason }
+        let is_saved = number < self.ledger().tried_below;
+        let cure = if is_saved {
+            "restore the data directory from a copy"
+        } else {
+            "no checkpoint refers to it: start the node again, which executes the message anew"
+        };
+        PayloadError::Damaged { path: self.path(number), reason, cure }
     }
 
     /// Makes all payloads written so far durable.
@@ -364,26 +385,41 @@ impl PayloadStore {
     /// When the disk fails: then none of them counts as durable.
     pub fn sync(&self) -> Result<(), PayloadError> {
         let _here = heap::enter();
+        self.rewrite_suspects()?;
         let unsynced = self.ledger().unsynced.clone();
         if unsynced.is_empty() {
             return Ok(());
         }
         let files: Vec<_> = unsynced.keys().map(|number| self.path(*number)).collect();
         if let Err(error) = self.disk.sync_files(&self.dir, &self.handle, &files) {
-            unsynced.values().try_for_each(|payload| self.rewrite(payload))?;
+            self.ledger().suspect.extend(unsynced.keys());
+            // At once, as long as the operating system may still have the content.
+            self.rewrite_suspects()?;
             return Err(PayloadError::io(&self.dir, error));
         }
         self.ledger().unsynced.retain(|number, _| !unsynced.contains_key(number));
         Ok(())
     }
 
+    /// Writes all suspect files anew, or as many as the disk takes: the others stay suspect.
+    fn rewrite_suspects(&self) -> Result<(), PayloadError> {
+        loop {
+            let next = {
+                let ledger = self.ledger();
+                let Some(number) = ledger.suspect.first().copied() else { return Ok(()) };
+                (number, ledger.unsynced.get(&number).cloned())
+            };
+            if let (_, Some(payload)) = &next {
+                self.rewrite(payload)?;
+            }
+            self.ledger().suspect.remove(&next.0);
+        }
+    }
+
     /// Writes the content of a file whose sync failed to another file, which takes its place. What
     /// the operating system dropped is damage: the next start executes the batches again.
     fn rewrite(&self, payload: &StoredPayload) -> Result<(), PayloadError> {
         let path = self.path(payload.number);
-        if !path.exists() {
-            return Ok(());
-        }
         let content = self.read(payload)?;
         let temporary = self.dir.join(format!("{TEMPORARY}{:016x}", payload.number));
         let written = self
@@ -400,11 +436,12 @@ impl PayloadStore {
         let _here = heap::enter();
         let mut ledger = self.ledger();
         ledger.unsynced.remove(&number);
+        ledger.suspect.remove(&number);
+        let gone = Gone { number, bytes, checkpoint: ledger.checkpoints };
         if number < ledger.tried_below {
-            let checkpoint = ledger.checkpoints;
-            ledger.leaving.push_back(Gone { number, bytes, checkpoint });
+            ledger.leaving.push_back(gone);
         } else {
-            ledger.dead.push_back(number);
+            ledger.dead.push_back(gone);
         }
     }
 
@@ -439,30 +476,39 @@ impl PayloadStore {
         self.ledger().pinned_bytes
     }
 
-    /// Removes up to so many files that nothing refers to any more; true if there are none left.
-    /// What cannot be removed now is tried again next time.
-    pub fn sweep(&self, most: usize) -> bool {
+    /// Removes files that nothing refers to any more: so many, or as many bytes as were written
+    /// since the last time if that is more, so that they never grow more than what waits does. True
+    /// if there are none left. What cannot be removed now is tried again next time.
+    pub fn sweep(&self, least: usize) -> bool {
         let _here = heap::enter();
-        let mut ledger = self.ledger();
-        if std::mem::take(&mut ledger.unpinned) {
-            let pinned = std::mem::take(&mut ledger.pinned);
-            ledger.pinned_bytes = 0;
-            ledger.sort(pinned);
-        }
-        for _ in 0..most {
-            let Some(number) = ledger.dead.pop_front() else { break };
-            match self.disk.remove(&self.path(number)) {
+        let mut doomed = self.take_dead(least);
+        while let Some(gone) = doomed.pop_front() {
+            match self.disk.remove(&self.path(gone.number)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    ledger.dead.push_back(number);
+                    doomed.push_front(gone);
                     break;
                 }
                 _ => {}
             }
         }
-        if ledger.dead.is_empty() {
-            ledger.dead.shrink_to(64);
-        }
+        let mut ledger = self.ledger();
+        ledger.dead.append(&mut doomed);
         ledger.dead.is_empty()
+    }
+
+    /// What is removed now. The files themselves are removed while others may use the store.
+    fn take_dead(&self, least: usize) -> VecDeque<Gone> {
+        let mut ledger = self.ledger();
+        ledger.unpin();
+        let least_bytes = std::mem::take(&mut ledger.written_bytes);
+        let (mut count, mut bytes) = (0, 0_u64);
+        while count < ledger.dead.len() && (count < least || bytes < least_bytes) {
+            bytes =
+                bytes.saturating_add(ledger.dead.get(count).map_or(0, |gone| on_disk(gone.bytes)));
+            count += 1;
+        }
+        let later = ledger.dead.split_off(count);
+        std::mem::replace(&mut ledger.dead, later)
     }
 
     /// After the newest checkpoint was loaded, which refers to numbers below `next`: removes every
@@ -472,6 +518,7 @@ impl PayloadStore {
     /// # Errors
     /// When the disk fails, or one of them is damaged.
     pub fn keep_only(&self, live: &BTreeMap<u64, u64>, next: u64) -> Result<(), PayloadError> {
+        self.begin_saving(next);
         let failed = |error| PayloadError::io(&self.dir, error);
         for entry in fs::read_dir(&self.dir).map_err(failed)? {
             let name = entry.map_err(failed)?.file_name();
@@ -497,7 +544,6 @@ impl PayloadStore {
                 Err(error) => return Err(PayloadError::io(&path, error)),
             }
         }
-        self.begin_saving(next);
         Ok(())
     }
 }
