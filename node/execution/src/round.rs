@@ -6,7 +6,7 @@
 //! advance             some paused messages get a slice each (see `slices`)
 //! repeat              management calls, then one iteration over canisters with work (see `scheduler`), then merging; the canisters first in every
 //!                     second round that begins with management calls left from the one before
-//! until               no work is left, or the round's instructions or delta are used up
+//! until               no work is left, or the round's instructions are used up, or what it may write: delta, and what messages carry
 //! settle              canisters go back into the map that is hashed and shared
 //! ```
 //!
@@ -67,6 +67,9 @@ pub(crate) struct Round<'a> {
     spent: u64,
     /// Delta so far, counted likewise.
     delta_spent: u64,
+    /// What calls and answers carried so far, counted likewise: it is written as delta is, and
+    /// stays in files until the round is over.
+    payload_spent: u64,
     /// Management calls taken up so far.
     desk_ordinal: u64,
     /// Canisters run before the management calls, once.
@@ -110,6 +113,7 @@ pub(crate) fn run(
         work: RoundWork::default(),
         spent: 0,
         delta_spent: 0,
+        payload_spent: 0,
         desk_ordinal: 0,
         canisters_first,
         lanes_most: VIRTUAL_LANES,
@@ -275,7 +279,9 @@ impl Round<'_> {
             usize::try_from(limits.lanes_beside(self.delta_spent)).unwrap_or(VIRTUAL_LANES);
         self.desk_is_closed = !limits.has_room_for_upgrade(self.delta_spent);
         self.spent = self.spent.min(limits.execution.instructions_per_round / 2);
-        self.delta_spent = self.delta_spent.min(limits.execution.heap_delta_bytes_per_round / 2);
+        let half = limits.execution.heap_delta_bytes_per_round / 2;
+        self.delta_spent = self.delta_spent.min(half);
+        self.payload_spent = self.payload_spent.min(half - self.delta_spent);
         Ok(())
     }
 
@@ -308,7 +314,12 @@ impl Round<'_> {
     fn is_used_up(&self) -> bool {
         let limits = &self.core.limits().execution;
         self.spent >= limits.instructions_per_round
-            || self.delta_spent >= limits.heap_delta_bytes_per_round
+            || self.written() >= limits.heap_delta_bytes_per_round
+    }
+
+    /// Delta and payloads so far.
+    fn written(&self) -> u64 {
+        self.delta_spent.saturating_add(self.payload_spent)
     }
 
     /// Management calls, until none is left or the round is used up.
@@ -350,7 +361,7 @@ impl Round<'_> {
         let count = lanes.len() as u64;
         let budget = LaneBudget {
             work: (limits.execution.instructions_per_round - self.spent).div_ceil(count),
-            delta_bytes: (limits.execution.heap_delta_bytes_per_round - self.delta_spent)
+            delta_bytes: (limits.execution.heap_delta_bytes_per_round - self.written())
                 .div_ceil(count),
             growable_bytes: self.growable_bytes(),
         };
@@ -414,6 +425,7 @@ impl Round<'_> {
             self.work.messages += effects.messages;
             self.work.delta_bytes += effects.delta_bytes;
             self.delta_spent += effects.delta_bytes;
+            self.payload_spent += effects.payload_bytes;
             self.work.verdicts.append(&mut effects.verdicts);
             self.spent += effects.work;
             messaging::merge(self.core, self.state, &mut memory, effects);

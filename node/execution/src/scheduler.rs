@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
+use limits::LANE_PAYLOAD_BYTES;
 use state::{CanisterId, CanisterState, ReplicatedState, Time};
 
 use crate::config::{FatalError, unwound};
@@ -26,10 +27,6 @@ pub(crate) const VIRTUAL_LANES: usize = limits::VIRTUAL_LANES as usize;
 const CANISTERS_PER_ITERATION: usize = 256;
 /// Messages a canister may execute in one iteration.
 const MESSAGES_PER_TURN: u64 = 64;
-
-/// Payloads of calls and answers after which a lane takes up no further message in an iteration:
-/// they lie in the state's heap until it is over.
-const PAYLOAD_BYTES_PER_LANE: u64 = 4 << 20;
 
 /// What a lane may use.
 #[derive(Clone, Copy, Debug)]
@@ -166,7 +163,7 @@ pub(crate) fn run_lane(
     let mut payload_bytes = 0;
     for (mut canister, mut seat) in canisters {
         let is_used_up = work >= budget.work || delta_bytes >= budget.delta_bytes;
-        if is_used_up || payload_bytes >= PAYLOAD_BYTES_PER_LANE {
+        if is_used_up || payload_bytes >= LANE_PAYLOAD_BYTES {
             served.push(Served { canister, seat, effects: None });
             continue;
         }
@@ -182,7 +179,7 @@ pub(crate) fn run_lane(
             let used = &turn.effects;
             let over = work + used.work >= budget.work
                 || delta_bytes + used.delta_bytes >= budget.delta_bytes
-                || payload_bytes + used.payload_bytes >= PAYLOAD_BYTES_PER_LANE;
+                || payload_bytes + used.payload_bytes >= LANE_PAYLOAD_BYTES;
             if canister.delta_debit >= per_round {
                 seat.paused = true;
             }

@@ -501,8 +501,11 @@ fn messages_with_records_of_their_own_bring_a_checkpoint() {
     assert!(node.canister(callee).queues.apart().count() >= 8);
     assert!(!round(&mut node), "what waits longer does not count again");
     call_ten_times(&mut node);
+    assert!(!node.executor.checkpoint_pressing());
     assert!(round(&mut node), "with those before more than 16 MiB");
+    assert!(node.executor.checkpoint_pressing(), "the disk has no room for more beside it");
     node.executor.checkpoint().unwrap();
+    assert!(!node.executor.checkpoint_pressing());
     assert!(!round(&mut node));
     assert!(node.canister(callee).queues.apart().count() > 10);
 }
@@ -618,22 +621,29 @@ fn a_call_beyond_the_number_that_may_be_open_is_refused_and_all_are_answered() {
 }
 
 #[test]
-fn payloads_are_written_within_a_round_that_brings_many() {
+fn what_messages_carry_counts_in_what_a_round_may_write() {
     let mut limits = with_room_for_calls();
-    limits.execution.instructions_per_round = 40_000_000_000;
     limits.subnet.best_effort_message_bytes = 256 << 20;
+    let per_round = limits.execution.heap_delta_bytes_per_round;
     let mut node = Node::with(limits);
     let (caller, callee) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
-    // More than a round may hold beside files, there and back.
-    let program = [Op::Spend(3_990_000_000), Op::Reply(vec![7; 1_900_000])];
-    let mut call = CallOp::new(callee, &program);
+    // A round has the time for all of it, there and back.
+    let mut call = CallOp::new(callee, &[Op::Reply(vec![7; 1_900_000])]);
     (call.on_reply, call.on_reject) = (vec![Op::Note(b"on".to_vec())], vec![Op::NoteReject]);
-    for _ in 0..40 {
+    for _ in 0..60 {
         node.send(caller, &[call.clone().op(), Op::Reply(vec![])]);
     }
-    node.round();
-    assert!(node.payloads().len() >= 10, "{}", node.payloads().len());
+    let mut rounds = 0;
+    loop {
+        rounds += 1;
+        if !node.round().more {
+            break;
+        }
+    }
+    // With what the lanes of one round had begun when it was used up.
+    let most = per_round + 2 * (limits::LANE_PAYLOAD_BYTES + 2_000_000);
+    assert!(rounds >= 2 * 60 * 1_900_000 / most, "{rounds}");
+    assert!(rounds < 20, "{rounds}");
     let mut node = node.restart();
-    node.settle();
-    assert_eq!(node.notes(caller), ["on"; 40]);
+    assert_eq!(node.notes(caller), ["on"; 60]);
 }

@@ -386,6 +386,38 @@ fn a_disk_that_has_no_room_for_a_payload_is_waited_for() {
 }
 
 #[test]
+fn a_round_that_brings_much_writes_it_before_it_is_over() {
+    let temporary = tempfile::tempdir().unwrap();
+    let root = temporary.path().join("disk");
+    let disk = SimulatedDisk::new(&root, 7).unwrap();
+    let mut limits = limits();
+    limits.subnet.best_effort_message_bytes = 64 * MIB;
+    limits.subnet.guaranteed_response_message_bytes = 64 * MIB;
+    let shared: SharedDisk = Arc::new(disk.clone());
+    let mut node = Node::on(Some(shared), root.clone(), common::config(limits), None);
+    let (caller, callee) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    let mut call = CallOp::new(callee, &[Op::Reply(vec![7; 1_900_000])]);
+    (call.on_reply, call.on_reject) = (vec![Op::Note(b"on".to_vec())], vec![Op::NoteReject]);
+    for _ in 0..6 {
+        node.send(caller, &[call.clone().op(), Op::Reply(vec![])]);
+    }
+    disk.limit_growth_in(&root.join("state").join("messages"), Some(1_000_000));
+    node.retry.act(move |trouble| {
+        if trouble.attempt == 3 {
+            disk.limit_growth(None);
+        }
+        Ok(())
+    });
+    // Nothing is left when it is over, so nothing else would have had a file.
+    assert!(!node.round().more);
+    assert_eq!(node.payloads(), [].into());
+    let troubles = node.retry.troubles();
+    assert_eq!(troubles.len(), 3, "{troubles:?}");
+    assert!(troubles.iter().all(|trouble| trouble.to_string().contains("is full")), "{troubles:?}");
+    assert_eq!(node.notes(caller), ["on"; 6]);
+}
+
+#[test]
 fn a_payload_that_is_not_what_it_was_ends_the_node_in_words() {
     let mut node = Node::new();
     large_calls(&mut node, 6);
@@ -404,6 +436,7 @@ fn a_payload_that_is_not_what_it_was_ends_the_node_in_words() {
         .unwrap();
     let text = error.to_string();
     assert!(text.contains(path.to_str().unwrap()) && text.contains("another hash"), "{text}");
+    assert!(text.contains("start the node again"), "no checkpoint refers to it: {text}");
     assert!(matches!(error, FatalError::Payload(_)) && !error.can_heal());
     // It was the machine's, and the log has the batches: nothing is lost.
     let mut node = node.restart();
