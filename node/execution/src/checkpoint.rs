@@ -161,25 +161,34 @@ impl Executor {
     pub fn checkpoint_due(&self) -> bool {
         let (all, since) = (self.core.limits(), &self.since_checkpoint);
         // A checkpoint waits for the manifest that is computed, and rounds would with it.
-        let most = if self.manifests.is_busy() {
-            all.late_checkpoint_message_bytes()
+        let (bytes, count) = if self.manifests.is_busy() {
+            (all.late_checkpoint_message_bytes(), all.late_checkpoint_messages())
         } else {
-            all.checkpoint_message_bytes()
+            (all.checkpoint_message_bytes(), all.checkpoint_messages())
         };
         let limits = &all.pages;
         self.manifest_owed
             || since.rounds >= limits.checkpoint_interval_rounds
             || since.delta_bytes >= limits.checkpoint_delta_bytes
             || since.instructions >= limits.checkpoint_instructions
-            || since.message_bytes >= most
-            || since.messages >= all.checkpoint_messages()
+            || since.message_bytes >= bytes
+            || since.messages >= count
             || self.core.pages.needs_checkpoint()
     }
 
     /// Whether the next batch has to wait for a checkpoint: without one its state could not be
-    /// given a manifest, or its pages would find no room.
+    /// given a manifest, or its pages would find no room; or payloads of messages, of which those
+    /// that the newest checkpoint refers to stay as long as it is the newest.
     pub fn checkpoint_pressing(&self) -> bool {
-        self.manifest_owed || self.core.pages.needs_checkpoint()
+        let limits = self.core.limits();
+        let most = if self.manifests.is_busy() {
+            limits.late_checkpoint_message_bytes()
+        } else {
+            limits.pressing_message_bytes()
+        };
+        self.manifest_owed
+            || self.core.pages.needs_checkpoint()
+            || self.since_checkpoint.message_bytes > most
     }
 
     /// How often the next batch had to wait because the delta log was nearly full.

@@ -75,11 +75,13 @@ impl Executor {
     }
 
     /// Gives the snapshots up while the delta log is nearly full: they hold up the folding that
-    /// would empty it. Or when they hold more payloads of messages that are over than they may.
+    /// would empty it. When they hold more payloads of messages that are over than they may, the
+    /// leased one goes: the others, which every member needs to be fetched from, hold no more than
+    /// what could wait when they were made, and the disk has room for that.
     pub(crate) fn relieve_snapshots(&self) {
-        let most = self.core.limits().leased_message_bytes();
-        if self.core.payloads.pinned_bytes() > most && !self.snapshots.give_up_older() {
-            self.snapshots.give_up("they hold too many messages that are over");
+        let most = self.core.limits().pinned_message_bytes();
+        if self.core.payloads.pinned_bytes() > most {
+            self.snapshots.give_up_older();
         }
         let limits = &self.core.limits().pages;
         let full_above = limits.delta_capacity_bytes.saturating_sub(limits.delta_reserve_bytes);

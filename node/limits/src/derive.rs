@@ -129,10 +129,11 @@ const METADATA_BYTES_MAX: u64 = 8 << 30;
 /// A canister's interface is a fourth of what else is known of it.
 const METADATA_BYTES_OF_SECTION_BYTE: u64 = 4;
 /// Messages with guaranteed responses get one part in so many of a disk budget beyond the larger of
-/// so many bytes and so many times the memory: their files take some six parts of four of that, and
-/// more where a fetched state may lie beside the old one, so that they get less there.
+/// so many bytes and so many times the memory: their files take some five parts of four of that, and
+/// more than four times that where a fetched state may lie beside the old one and snapshots keep
+/// what is over, so that they get less there.
 const MESSAGES_PART: u64 = 4;
-const SHARED_MESSAGES_PART: u64 = 8;
+const SHARED_MESSAGES_PART: u64 = 12;
 const BESIDE_MESSAGES_BYTES: u64 = 20 << 30;
 const BESIDE_MESSAGES_PER_MEMORY_BYTE: u64 = 4;
 /// On a small disk they get no more than one part in so many of it.

@@ -7,7 +7,7 @@
 use budget::format_size;
 use sheet::{LineKind, SheetLine};
 
-use crate::{Limits, SubnetLimits, pool};
+use crate::{Limits, SubnetLimits, VIRTUAL_LANES, pool};
 
 /// Buffers of one open connection: read and write buffer, HTTP state.
 pub const CONNECTION_BYTES: u64 = 16 << 10;
@@ -36,10 +36,12 @@ const CHECKPOINT_MESSAGES_PART: u64 = 4;
 /// However few may wait: there would be nothing but checkpoints.
 const CHECKPOINT_MESSAGES_MIN: u64 = 4 << 20;
 const CHECKPOINT_MESSAGES_COUNT_MIN: u64 = 1_024;
+/// The same while a manifest is computed: small calls alone do not make every round wait for it.
+const LATE_CHECKPOINT_MESSAGES_COUNT_MIN: u64 = 10_000;
 /// What may come while a manifest is computed, which a checkpoint would wait for: all that may
 /// wait, if that is no more than this.
 const LATE_CHECKPOINT_MESSAGES: u64 = 256 << 20;
-/// What snapshots that are hashed or shown may keep of messages that are over, in files and in the
+/// What a snapshot that is kept for a lease may keep of messages that are over, in files and in the
 /// store: a part of the messages, and at least so much, so that ordinary traffic ends none.
 const LEASED_PART: u64 = 4;
 const LEASED_BYTES_MIN: u64 = 256 << 20;
@@ -52,6 +54,11 @@ pub const SMALL_MANAGEMENT_CALLS_BYTES: u64 = 1 << 20;
 /// before it is merged, each up to 4 MiB and one message more, of eight payloads and a reply; and 4
 /// MiB that wait.
 const ROUND_PAYLOAD_BYTES: u64 = 96 << 20;
+/// What one message sends at most: eight payloads and a reply.
+const PAYLOADS_PER_MESSAGE: u64 = 9;
+/// Payloads of calls and answers after which a lane takes up no further message in an iteration:
+/// they lie in the state's heap until it is over.
+pub const LANE_PAYLOAD_BYTES: u64 = 4 << 20;
 /// The line of canister state, on disk.
 pub(crate) const STATE_LINE: &str = "canister_state";
 /// The lines of what lies in the state's heap, in this order: messages with guaranteed responses,
@@ -504,7 +511,8 @@ impl Limits {
         ]
     }
 
-    /// Bytes of messages that are over, in files and in the store, which snapshots may keep.
+    /// Bytes of messages that are over, in files and in the store, which a snapshot may keep that is
+    /// there for a lease.
     pub fn leased_message_bytes(&self) -> u64 {
         let messages = self.subnet.guaranteed_response_message_bytes;
         (messages / LEASED_PART).max(LEASED_BYTES_MIN)
@@ -528,6 +536,45 @@ impl Limits {
         (calls / CHECKPOINT_MESSAGES_PART).max(CHECKPOINT_MESSAGES_COUNT_MIN)
     }
 
+    /// The same while a manifest is computed, which the checkpoint would wait for.
+    pub fn late_checkpoint_messages(&self) -> u64 {
+        self.checkpoint_messages().max(LATE_CHECKPOINT_MESSAGES_COUNT_MIN)
+    }
+
+    /// Bytes of messages with records of their own after which no batch is executed without a
+    /// checkpoint: the disk has room for no more that came since the newest.
+    pub fn pressing_message_bytes(&self) -> u64 {
+        match self.pages.states_on_disk {
+            0 | 1 => self.checkpoint_message_bytes(),
+            _ => self.late_checkpoint_message_bytes(),
+        }
+    }
+
+    /// Bytes of files of messages that are over which all snapshots may keep: what the newest and
+    /// the one that is not certified yet were made of, and what is leased.
+    pub fn pinned_message_bytes(&self) -> u64 {
+        self.file_bytes().saturating_mul(2).saturating_add(self.leased_message_bytes())
+    }
+
+    /// What the payloads of all messages take that may wait, in files.
+    fn file_bytes(&self) -> u64 {
+        let beside = self.subnet.guaranteed_response_calls.saturating_mul(FILE_BESIDE_BYTES);
+        self.subnet.guaranteed_response_message_bytes.saturating_add(beside)
+    }
+
+    /// What one round may put into files: its delta and its payloads are counted together, those of
+    /// messages that were paused as half of them at most; then four lanes may have begun a
+    /// message. And what a block brings. Each file takes more than it has.
+    fn round_file_bytes(&self) -> u64 {
+        let counted = self.execution.heap_delta_bytes_per_round;
+        let message = self.subnet.message_payload_bytes.saturating_mul(PAYLOADS_PER_MESSAGE);
+        let paused = message.saturating_mul(VIRTUAL_LANES).saturating_sub(counted / 2);
+        let begun = message.saturating_add(LANE_PAYLOAD_BYTES).saturating_mul(VIRTUAL_LANES);
+        let all = [counted, paused, begun, self.consensus.block_ingress_bytes];
+        let all = all.into_iter().fold(0, u64::saturating_add);
+        all.saturating_add((all / SMALL_MESSAGE_BYTES).saturating_mul(FILE_BESIDE_BYTES))
+    }
+
     /// Bytes that calls may take which wait for the management canister.
     fn management_bytes(&self) -> u64 {
         self.subnet.management_call_bytes().saturating_add(SMALL_MANAGEMENT_CALLS_BYTES)
@@ -541,28 +588,32 @@ impl Limits {
 
     /// Payloads in files. Those of the newest checkpoint stay until the next, and what came since
     /// lies beside them: a part of all, and what one round brings. Where there are several nodes,
-    /// snapshots keep some, and those of a state that is fetched lie beside.
+    /// snapshots keep what they were made of, and those of a state that is fetched lie beside.
     fn payloads_line(&self) -> SheetLine {
-        let beside = self.subnet.guaranteed_response_calls.saturating_mul(FILE_BESIDE_BYTES);
-        let messages = self.subnet.guaranteed_response_message_bytes.saturating_add(beside);
+        let messages = self.file_bytes();
         let states = self.pages.states_on_disk.max(1);
-        let part = messages / CHECKPOINT_MESSAGES_PART;
-        let (came, kept) = if states > 1 {
-            (self.late_checkpoint_message_bytes().max(part), self.leased_message_bytes().max(part))
-        } else {
-            (self.checkpoint_message_bytes().max(part), part)
-        };
-        let fetched = messages.saturating_mul(states - 1);
-        let all = [messages, came, kept, fetched].into_iter().fold(0, u64::saturating_add);
+        let came = self.pressing_message_bytes().max(messages / CHECKPOINT_MESSAGES_PART);
+        let round = self.round_file_bytes();
+        let kept = if states > 1 { self.pinned_message_bytes() } else { 0 };
+        let all = [messages.saturating_mul(states), came, round, kept];
         line(
             MESSAGE_FILES_LINE,
-            all,
+            all.into_iter().fold(0, u64::saturating_add),
             "state",
             LineKind::Disk,
-            format!("{}, {} and {}", times(states, messages), format_size(came), format_size(kept)),
+            format!(
+                "{}, {}, {} and {}",
+                times(states, messages),
+                format_size(came),
+                format_size(round),
+                format_size(kept)
+            ),
             "what large messages carry that wait, and room for the largest response to each call; \
-             what came since the newest checkpoint; and what one round brings or, where there are \
-             several nodes, what leased snapshots keep, and the files of a state that is fetched",
+             what came since the newest checkpoint; what one round may bring, \
+             execution.heap_delta_bytes_per_round and what its lanes had begun, each file rounded \
+             up; where there are several nodes, the files of a state that is fetched, and what \
+             snapshots keep: all that the newest and the one before its certificate were made of, \
+             and a part for leases",
         )
     }
 

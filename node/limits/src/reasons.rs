@@ -96,7 +96,8 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ),
     (
         "execution.heap_delta_bytes_per_round",
-        "what one round may add to the delta log before no further message starts",
+        "what one round may add to the delta log and what its messages may carry, together, before \
+         no further message starts",
     ),
     (
         "execution.heap_delta_bytes_per_canister_round",

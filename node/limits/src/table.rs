@@ -111,8 +111,8 @@ pub struct SubnetLimits {
     pub canisters_max: u64,
     /// Guaranteed-response messages: queued bytes and reservations.
     pub guaranteed_response_message_bytes: u64,
-    /// Calls with guaranteed responses that may be open, whether or not they are answered: so many
-    /// of their messages wait at most.
+    /// Calls with guaranteed responses that may be open, whether or not they are answered. Those
+    /// that are refused for want of room are open too until their caller takes up the reject.
     pub guaranteed_response_calls: u64,
     /// Messages the system may drop: queued bytes of best-effort calls and of ingress messages
     /// inducted and not yet started.
@@ -190,7 +190,7 @@ pub struct ExecutionLimits {
     pub heap_dirty_bytes_per_query: u64,
     /// Stable bytes one query may dirty, over all frames of a composite one.
     pub stable_dirty_bytes_per_query: u64,
-    /// Delta one round may add.
+    /// Delta one round may add, and what its messages carry.
     pub heap_delta_bytes_per_round: u64,
     /// Delta one canister may add per round.
     pub heap_delta_bytes_per_canister_round: u64,

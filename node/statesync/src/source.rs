@@ -160,14 +160,14 @@ impl SnapshotSource {
         drop(gone);
     }
 
-    /// Lets go of the snapshot that is kept for leases beside the newest; true if there was one.
-    pub fn give_up_older(&self) -> bool {
+    /// Lets go of the snapshot that is kept for leases beside the newest.
+    pub fn give_up_older(&self) {
         let mut kept = self.lock();
         let gone = kept.older.take();
         kept.dropped |= gone.is_some();
         kept.given_up += u64::from(gone.is_some());
         drop(kept);
-        gone.is_some()
+        drop(gone);
     }
 
     /// Lets go of every snapshot, for this reason. The next manifest brings another.
