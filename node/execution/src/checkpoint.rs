@@ -205,7 +205,13 @@ impl Executor {
             // The checkpoint was made and something failed between it and this.
             return if self.manifest_owed { self.begin_manifest() } else { Ok(()) };
         }
-        self.write_checkpoint()
+        let written = self.write_checkpoint();
+        if written.as_ref().is_err_and(FatalError::can_heal) {
+            // No round may come before there is room, and rounds remove what is over.
+            self.snapshots.give_up_older();
+            self.core.payloads.sweep(usize::MAX);
+        }
+        written
     }
 
     fn write_checkpoint(&mut self) -> Result<(), FatalError> {

@@ -9,7 +9,8 @@ use limits::Limits;
 use pages::PageStore;
 use sandbox::{CostTable, MessageLimits, NotPrepared, Sandbox, Stored};
 use state::{
-    BlobError, BlobStore, CanisterId, CanisterState, Fault, Height, ModuleHash, PayloadStore, Time,
+    BlobError, BlobStore, CanisterId, CanisterState, Fault, Height, ModuleHash, PayloadError,
+    PayloadStore, Shared, StoredPayload, Time,
 };
 
 use crate::config::{ExecutorConfig, FatalError};
@@ -74,6 +75,18 @@ impl Core {
     /// A step that is tried until it succeeds.
     pub(crate) fn attempts(&self, place: ExecutionPoint) -> Attempts<'_> {
         Attempts::new(&self.retry, place)
+    }
+
+    /// Puts a payload into its file. If that fails, what may be removed goes at once: the round in
+    /// which it would have gone is the one that waits for the room.
+    pub(crate) fn write_payload(
+        &self,
+        number: u64,
+        parts: [&[u8]; 2],
+    ) -> Result<Shared<StoredPayload>, PayloadError> {
+        self.payloads.write(number, parts).inspect_err(|_| {
+            self.payloads.sweep(usize::MAX);
+        })
     }
 
     pub(crate) fn limits(&self) -> &Limits {

@@ -294,7 +294,7 @@ impl<'a> Machine<'a> {
         number: u64,
         parts: [&[u8]; 2],
     ) -> Result<Shared<StoredPayload>, FatalError> {
-        self.attempts().until(|| self.core.payloads.write(number, parts))
+        self.attempts().until(|| self.core.write_payload(number, parts))
     }
 
     /// Fixes what a message sees: the balance of `canister` must already lack the prepayment.

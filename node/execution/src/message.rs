@@ -400,6 +400,13 @@ impl<'a> Turn<'a> {
             canister.calls.close_if_done(callback.context);
             return Ok(());
         };
+        if ruled_out {
+            // Its cleanup is part of the same message.
+            canister.credit(execution_prepaid);
+            let ran = Ran::failed(reject::ruled_out(&canister.id));
+            self.conclude(canister, callback.context, canister.version, ran, true);
+            return Ok(());
+        }
         let source = Source::of(&taken);
         let response = self.machine.whole(taken)?;
         let reject_code = match &response.payload {
@@ -433,13 +440,6 @@ impl<'a> Turn<'a> {
             grows_frozen: true,
             keeps_changes: true,
         };
-        if ruled_out {
-            // Its cleanup is part of the same message.
-            canister.credit(execution_prepaid);
-            let ran = Ran::failed(reject::ruled_out(&canister.id));
-            self.conclude(canister, callback.context, canister.version, ran, true);
-            return Ok(());
-        }
         let guaranteed = callback.deadline.is_none();
         let task = Task::Callback { on_cleanup: callback.on_cleanup, reject_code, guaranteed };
         let invocation = (invocation, Some(source));

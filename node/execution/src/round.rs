@@ -442,7 +442,7 @@ impl Round<'_> {
         let place = ExecutionPoint { height: self.facts.height, message: None };
         let core = self.core;
         let write = |number: u64, parts: [&[u8]; 2]| {
-            core.attempts(place.clone()).until(|| core.payloads.write(number, parts))
+            core.attempts(place.clone()).until(|| core.write_payload(number, parts))
         };
         self.state.store_payloads(write)
     }

@@ -507,8 +507,7 @@ impl PayloadStore {
                 bytes.saturating_add(ledger.dead.get(count).map_or(0, |gone| on_disk(gone.bytes)));
             count += 1;
         }
-        let later = ledger.dead.split_off(count);
-        std::mem::replace(&mut ledger.dead, later)
+        ledger.dead.drain(..count).collect()
     }
 
     /// After the newest checkpoint was loaded, which refers to numbers below `next`: removes every

@@ -637,6 +637,13 @@ impl ReplicatedState {
             let now = paused_payload(Some(&canister));
             let files = gone.into_iter().filter_map(|(number, bytes)| Some((number, bytes?)));
             self.gone_payloads.extend(files.chain(before).filter(|gone| Some(*gone) != now));
+            // One that came and was taken up since is in no queue.
+            if let Some((_, bytes)) =
+                now.filter(|(number, _)| before != now && *number >= self.rows.settled_below)
+            {
+                came.count += 1;
+                came.bytes += bytes;
+            }
             for (_, message) in canister.queues.apart_from(self.rows.settled_below) {
                 came.count += 1;
                 came.bytes += message.accounted_bytes();
