@@ -61,7 +61,7 @@ async fn the_disk_that_was_found_is_remembered_and_another_may_be_stated() {
     node.reconfigure("disk = \"100GiB\"\n").await;
     let (stated, _, cap) = disk(&node, "canister_state").await;
     assert_eq!(stated, 100 << 30);
-    assert!(cap > 80 << 30, "{cap}");
+    assert!(cap > 56 << 30, "{cap}");
     let (_, _, code) = disk(&node, "compiled_modules").await;
     assert_eq!(code, 4 << 30);
 }
