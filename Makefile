@@ -109,7 +109,7 @@ bench: build ## Measure start, idle, latency, rates and memory, and print the ta
 
 bench-state: build ## Measure a node with more than fits its memory: STATE of state, CANISTERS, calls signed far ahead for DURATION seconds, MODULES; a table with goals.
 	@"$(BIN)/thimble-lab" bench-state --node "$(BIN)/thimble" --memory "$(MEMORY)" $(if $(STATE),--state "$(STATE)") $(if $(CANISTERS),--canisters "$(CANISTERS)") \
-		$(if $(MODULES),--modules "$(MODULES)") $(if $(DURATION),--seconds "$(DURATION)") $(if $(PARTS),--parts "$(PARTS)") --json target/bench/bench-state.json
+		$(if $(DISK),--disk "$(DISK)") $(if $(MODULES),--modules "$(MODULES)") $(if $(DURATION),--seconds "$(DURATION)") $(if $(PARTS),--parts "$(PARTS)") --json target/bench/bench-state.json
 
 storm: build ## Storm a node that is capped at MEMORY with the hammer's MODE for DURATION seconds, and judge what its memory did.
 	@"$(BIN)/thimble-lab" storm --node "$(BIN)/thimble" --memory "$(MEMORY)" --mode "$(MODE)" $(if $(DURATION),--seconds "$(DURATION)") --out target/storm
