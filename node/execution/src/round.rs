@@ -449,7 +449,6 @@ impl Round<'_> {
 
     /// Stops the canisters that waited for nothing but what just ended.
     fn finish_stops(&mut self) -> Result<(), FatalError> {
-        self.state.refresh();
         let effects = messaging::finish_stops(self.state);
         self.merge_one(effects)
     }

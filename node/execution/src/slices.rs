@@ -7,11 +7,11 @@
 //! runs: the oldest, and one whose canister has its turn. So every one of them comes to its end,
 //! however many there are, and a short one needs not wait for all long ones that began before it.
 //!
-//! One that has written more than a worker keeps (`execution.paused_dirty_bytes`) runs again from its
-//! beginning each time. What it wrote follows from the message, so all members know: it is granted
-//! twice as much each time, and only one such message goes on in a round: the oldest, or in every
-//! second round the one that has its turn. All of its runs together
-//! take less than three times as long as one would.
+//! One that holds more than a worker keeps (`execution.paused_dirty_bytes`: pages that it wrote, its
+//! calls, its answer) runs again from its beginning each time. What it holds follows from the
+//! message, so all members know: it is granted twice as much each time, and only one such message
+//! goes on in a round: the oldest, or in every second round the one that has its turn. All of its
+//! runs together take less than three times as long as one would.
 //!
 //! # What it comes to
 //!

@@ -87,7 +87,7 @@ const HEAP_REST_BYTES: u64 = 16 << 20;
 const HEAP_BYTES_PER_TABLE_BYTE: u64 = 512;
 const KERNEL_TABLES_PART: u64 = 4;
 /// The stack of a message: what a canister may use, and what functions of the system need below.
-const STACK_BYTES: u64 = 5 << 20;
+pub const STACK_BYTES: u64 = 5 << 20;
 /// One element of a table of an instance.
 const TABLE_ELEMENT_BYTES: u64 = 8;
 

@@ -22,8 +22,8 @@
 //!
 //! # Bounds
 //!
-//! Processes: one per lane and one per place. Mapped canisters: `sandbox.canisters_max` over all lanes, the longest
-//! unused go first; those idle for `sandbox.idle_seconds` go when the node calls
+//! Processes: one per lane and one per place. Mapped canisters: `sandbox.canisters_max` over all
+//! lanes, the longest unused go first; those idle for `sandbox.idle_seconds` go when the node calls
 //! [`Pool::evict_idle`], as long as the workers hold more than `sandbox.resident_floor_bytes`. A
 //! worker whose anonymous memory exceeds `sandbox.worker_anonymous_bytes` is replaced between two
 //! messages.
@@ -102,7 +102,7 @@ pub struct SandboxConfig {
     pub module: ModuleLimits,
     /// Limits on workers and compilation.
     pub sandbox: SandboxLimits,
-    /// `execution.paused_dirty_bytes`: a paused message that wrote more is not kept.
+    /// `execution.paused_dirty_bytes`: a paused message that holds more is not kept.
     pub paused_dirty_bytes: u64,
     /// Anonymous memory that a worker which keeps a paused message may hold.
     pub paused_anonymous_bytes: u64,

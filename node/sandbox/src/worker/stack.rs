@@ -17,10 +17,17 @@ use rustix::mm::{
 };
 use wasmtime::{Error, StackCreator, StackMemory};
 
+use crate::engine::{HOST_STACK_BYTES, WASM_STACK_BYTES};
+
 const PAGE: usize = PAGE_BYTES as usize;
 
 /// What stays of a stack between two messages.
 const KEPT_BYTES: usize = 64 << 10;
+
+const _: () = assert!(
+    (WASM_STACK_BYTES + HOST_STACK_BYTES) as u64 == limits::STACK_BYTES,
+    "the sheet has room for the stack of a paused message"
+);
 
 /// Makes stacks, and keeps one.
 #[derive(Debug, Default)]
