@@ -16,6 +16,8 @@
 //!   that no pool explains is itself a figure that tests and operators watch; the governor says
 //!   when freed memory is handed back, and the throttle ([`Throttle`]) how far work is held back.
 //!
+//! * **[`processor`]**: threads that take turns with a worker process stay on its processor.
+//!
 //! What bounds it: the number of pools is fixed at start; a pool is a handful of atomics; a reading
 //! allocates at most [`READ_BYTES_MAX`].
 //!
@@ -29,6 +31,7 @@ mod governor;
 mod ledger;
 pub mod pressure;
 pub mod process;
+pub mod processor;
 mod read;
 mod size;
 mod throttle;

@@ -4,10 +4,15 @@
 //! only wait otherwise: handing a message over and back costs as much as many a message. How jobs
 //! are spread over threads has no influence on what they compute; results come back in the order of
 //! the jobs. A job that panics takes nothing with it: the caller is told that it is gone.
+//!
+//! Each thread takes turns with its worker, so both stay on one processor ([`budget::processor`]):
+//! the caller where it is at its first job until [`LanePool::roam`], the others on those behind it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
+
+use budget::processor::{Processors, stay_on};
 
 use crate::config::FatalError;
 
@@ -17,6 +22,7 @@ type Job = Box<dyn FnOnce(usize) + Send>;
 pub(crate) struct LanePool {
     /// Threads 1 and up.
     others: Vec<(SyncSender<Job>, JoinHandle<()>)>,
+    processors: Processors,
 }
 
 impl LanePool {
@@ -39,7 +45,12 @@ impl LanePool {
                 Ok((sender, handle))
             })
             .collect::<Result<_, FatalError>>()?;
-        Ok(Self { others })
+        Ok(Self { others, processors: Processors::of_this_thread() })
+    }
+
+    /// The caller, whom [`Self::run`] keeps on a processor, may leave it.
+    pub(crate) fn roam(&self) {
+        self.processors.roam();
     }
 
     /// Runs all jobs, each given the number of its thread, and returns their results in order.
@@ -49,15 +60,21 @@ impl LanePool {
         F: FnOnce(usize) -> T + Send + 'static,
     {
         let threads = self.others.len() + 1;
+        let here = self.processors.stay();
         let mut done: Vec<Option<T>> = jobs.iter().map(|_| None).collect();
         let (results, incoming): (Sender<(usize, T)>, _) = channel();
         // A job per thread, the caller's last; then the next ones.
         let mut jobs = jobs.into_iter().enumerate().peekable();
         while jobs.peek().is_some() {
             let own = jobs.next();
-            for ((index, job), (sender, _)) in jobs.by_ref().take(threads - 1).zip(&self.others) {
+            let others = self.others.iter().zip(1..);
+            for ((index, job), ((sender, _), distance)) in
+                jobs.by_ref().take(threads - 1).zip(others)
+            {
                 let results = results.clone();
+                let there = here.and_then(|here| self.processors.beside(here, distance));
                 let job: Job = Box::new(move |lane| {
+                    there.map(stay_on);
                     // The receiver outlives all jobs unless one of them panicked.
                     let _ = results.send((index, job(lane)));
                 });
@@ -104,6 +121,21 @@ mod tests {
         let pool = LanePool::new(3).unwrap();
         let jobs: Vec<_> = (0..20u64).map(|number| move |_lane: usize| number * 2).collect();
         assert_eq!(pool.run(jobs).unwrap(), (0..20).map(|number| number * 2).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn every_thread_stays_on_a_processor_and_the_caller_roams_again() {
+        let usable = rustix::thread::sched_getaffinity(None).unwrap();
+        let pool = LanePool::new(2).unwrap();
+        let where_it_may_be = |_: usize| rustix::thread::sched_getaffinity(None).unwrap();
+        let jobs = [where_it_may_be; 2].to_vec();
+        let [own, other] = pool.run(jobs).unwrap().try_into().unwrap();
+        if usable.count() > 1 {
+            assert_eq!((own.count(), other.count()), (1, 1));
+            assert_ne!(own, other);
+        }
+        pool.roam();
+        assert_eq!(rustix::thread::sched_getaffinity(None).unwrap(), usable);
     }
 
     #[test]

@@ -122,8 +122,9 @@ pub(crate) fn run(
     round.let_time_pass(&batch.randomness)?;
     induction::induct(core, round.state, batch.ingress);
     round.state.refresh();
-    round.advance()?;
-    round.execute()?;
+    let executed = round.advance().and_then(|()| round.execute());
+    pool.roam();
+    executed?;
     round.finish()
 }
 
@@ -326,6 +327,8 @@ impl Round<'_> {
     fn serve_desk(&mut self) -> Result<(), FatalError> {
         while !self.is_used_up() && !self.desk_is_closed {
             let Some(call) = self.state.subnet.calls.pop_front() else { return Ok(()) };
+            // What it starts, a compilation for one, need not run on this processor.
+            self.pool.roam();
             if let Some(canister) = call.released_by.and_then(|id| self.state.get_mut(&id)) {
                 canister.released = canister.released.saturating_sub(1);
             }

@@ -10,6 +10,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use budget::processor::Processors;
 use tokio::sync::oneshot;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -18,6 +19,8 @@ type Job = Box<dyn FnOnce() + Send>;
 pub(crate) struct Places {
     limit: usize,
     queue: Mutex<Queue>,
+    /// Where threads stay while they work.
+    processors: Option<Processors>,
 }
 
 #[derive(Default)]
@@ -48,7 +51,13 @@ impl Drop for Ticket<'_> {
 
 impl Places {
     pub(crate) fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { limit: limit.max(1), queue: Mutex::default() })
+        Arc::new(Self { limit: limit.max(1), queue: Mutex::default(), processors: None })
+    }
+
+    /// Places of work that is handed to worker processes.
+    pub(crate) fn beside_workers(limit: usize) -> Arc<Self> {
+        let processors = Some(Processors::of_this_thread());
+        Arc::new(Self { limit: limit.max(1), queue: Mutex::default(), processors })
     }
 
     /// Does `work` on a blocking thread once there is a place. Work that was begun is done to its
@@ -82,6 +91,7 @@ impl Places {
     }
 
     fn work_on(&self, first: Job) {
+        let _stay = self.processors.as_ref().map(Processors::stay_for);
         let mut next = Some(first);
         while let Some(job) = next {
             if catch_unwind(AssertUnwindSafe(job)).is_err() {

@@ -121,8 +121,8 @@ impl Permits {
         Self {
             requests: semaphore(limits.requests_in_flight),
             queries: semaphore(limits.queries_in_flight),
-            query_threads: Places::new(permits(query_threads)),
-            inspect_threads: Places::new(permits(query_threads)),
+            query_threads: Places::beside_workers(permits(query_threads)),
+            inspect_threads: Places::beside_workers(permits(query_threads)),
             verify_threads: Places::new(permits(verify_threads)),
             scrapes: Places::new(SCRAPES_MAX),
             reports: Places::new(REPORTS_MAX),

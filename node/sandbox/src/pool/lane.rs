@@ -19,6 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use budget::processor;
 use pages::{MemoryId, MemoryLayout, PageFile, PagesError, SegmentId};
 use state::ModuleHash;
 
@@ -132,6 +133,8 @@ pub(super) struct Worker {
     /// Memories it may have mapped at once.
     memories_max: usize,
     pub(super) messages: u64,
+    /// The processor that it was brought to.
+    processor: Option<usize>,
     /// As it last said.
     pub(super) heap: HeapFigures,
 }
@@ -185,6 +188,7 @@ impl Worker {
             forget: Forget::default(),
             memories_max,
             messages: 0,
+            processor: None,
             heap: HeapFigures::default(),
         };
         worker.channel.set_timeout(Some(START_TIMEOUT))?;
@@ -312,6 +316,15 @@ impl Worker {
         }
     }
 
+    /// Brings it to where the caller stays, if the caller does.
+    fn accompany(&mut self) {
+        if let Some(here) = processor::stays_on().filter(|here| self.processor != Some(*here)) {
+            // It runs elsewhere where that is refused, and is not asked again there.
+            processor::bring(self.pid(), here);
+            self.processor = Some(here);
+        }
+    }
+
     /// Sets how long the next report may take: a message that begins runs all it is granted.
     fn expect(
         &mut self,
@@ -320,6 +333,7 @@ impl Worker {
         granted: u64,
         timeout_factor: u32,
     ) -> Result<(), WorkerError> {
+        self.accompany();
         let limit = time_limit(&request.limits, grant, granted).saturating_mul(timeout_factor);
         Ok(self.channel.set_timeout(Some(limit))?)
     }

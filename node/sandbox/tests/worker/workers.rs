@@ -61,6 +61,29 @@ fn a_worker_killed_in_the_middle_of_a_message_costs_that_message() {
     assert_eq!(world.pool.pids().len(), 3);
 }
 
+#[test]
+fn a_worker_is_brought_to_where_its_thread_stays() {
+    let world = World::new(HOST);
+    let mut canister = world.install(LOOPS);
+    let usable = budget::processor::Processors::of_this_thread();
+    let at = |pid: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find(|line| line.starts_with("Cpus_allowed_list:")).unwrap();
+        line.split_ascii_whitespace().nth(1).unwrap().to_owned()
+    };
+    let everywhere = at(world.pool.pids()[0]);
+    assert!(world.update(&mut canister, "ok", b"").result.is_ok());
+    assert_eq!(at(world.pool.pids()[0]), everywhere, "its thread stays nowhere");
+    let Some(here) = usable.stay() else { return };
+    let there = usable.beside(here, 1).unwrap();
+    for processor in [here, there] {
+        assert!(budget::processor::stay_on(processor));
+        assert!(world.update(&mut canister, "ok", b"").result.is_ok());
+        assert_eq!(at(world.pool.pids()[0]), processor.to_string());
+    }
+    usable.roam();
+}
+
 fn cpu_ticks(pid: u32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_ascii_whitespace().collect();
