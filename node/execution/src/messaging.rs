@@ -213,8 +213,13 @@ fn route(
     core: &Core,
     state: &mut ReplicatedState,
     memory: &mut MessageMemory,
-    request: CallRequest,
+    mut request: CallRequest,
 ) {
+    // A subnet's id names its management canister (interface specification, "The IC management
+    // canister").
+    if request.receiver == core.config.subnet.subnet_id {
+        request.receiver = Principal::management_canister();
+    }
     let is_known = state.contains(&request.receiver);
     if let Err(reject) = memory.take_call(&core.limits().subnet, &request, is_known) {
         let response = CallResponse {

@@ -419,10 +419,27 @@ fn canisters_create_look_at_and_pay_for_others() {
     assert_eq!(node.canister(b).cycles, 1_000_000_000_007);
 
     let ask = ic::CanisterInfoArgs { canister_id: a, num_requested_changes: Some(1) };
-    let info: ic::CanisterInfoResult = decode(
-        &node.call(a, &manage("canister_info", candid::encode_one(ask).unwrap(), 0)).unwrap(),
-    );
-    assert_eq!((info.total_num_changes, info.recent_changes.len()), (2, 1));
+    let mut info = manage("canister_info", candid::encode_one(ask).unwrap(), 0);
+    let reply = node.call(a, &info).unwrap();
+    let read: ic::CanisterInfoResult = decode(&reply);
+    assert_eq!((read.total_num_changes, read.recent_changes.len()), (2, 1));
+    // The interface's `details` is no option: who expects none can read it.
+    #[derive(candid::CandidType, candid::Deserialize)]
+    struct Strict {
+        recent_changes: Vec<StrictChange>,
+    }
+    #[derive(candid::CandidType, candid::Deserialize)]
+    struct StrictChange {
+        details: ic::ChangeDetails,
+    }
+    let strict: Strict = decode(&reply);
+    assert!(matches!(strict.recent_changes[0].details, ic::ChangeDetails::CodeDeployment(_)));
+
+    // The subnet's own id names the management canister too.
+    if let [Op::Call(call)] = &mut info[..] {
+        call.callee = node.config.subnet.subnet_id;
+    }
+    assert_eq!(node.call(a, &info).unwrap(), reply);
     let metadata = |name: &str| {
         candid::encode_one(ic::CanisterMetadataArgs { canister_id: a, name: name.into() }).unwrap()
     };

@@ -81,8 +81,7 @@ pub(super) fn read(
     let mut settings = current.clone();
     let controllers = match asked.controllers {
         Some(mut controllers) => {
-            controllers.sort();
-            controllers.dedup();
+            // As they were named: repeating one makes no room for others.
             let max = limits.subnet.controllers_max;
             if controllers.len() as u64 > max {
                 return Err(reject::invalid_payload(format!(
@@ -90,6 +89,8 @@ pub(super) fn read(
                     controllers.len()
                 )));
             }
+            controllers.sort();
+            controllers.dedup();
             Some(controllers)
         }
         None => None,

@@ -8,7 +8,7 @@ use state::{
     DeploymentMode, Reject, SubnetCall, Visibility,
 };
 
-use super::types::{DefiniteSettings, StatusResult, SubnetArgument};
+use super::types::{self, DefiniteSettings, StatusResult, SubnetArgument};
 use super::{Dispatcher, Handled, Handling, decode, encode};
 use crate::core::Core;
 use crate::reject;
@@ -121,8 +121,8 @@ pub(super) fn canister_metrics(canister: &CanisterState) -> Result<Vec<u8>, Reje
     })
 }
 
-fn change(change: &Change) -> ic::Change {
-    ic::Change {
+fn change(change: &Change) -> types::Change {
+    types::Change {
         timestamp_nanos: change.time.0,
         canister_version: change.version,
         origin: match &change.origin {
@@ -136,7 +136,7 @@ fn change(change: &Change) -> ic::Change {
                 })
             }
         },
-        details: Some(match &change.details {
+        details: match &change.details {
             ChangeDetails::Creation { controllers, environment_hash } => {
                 ic::ChangeDetails::Creation(ic::CreationRecord {
                     controllers: controllers.clone(),
@@ -159,7 +159,7 @@ fn change(change: &Change) -> ic::Change {
                     controllers: controllers.clone(),
                 })
             }
-        }),
+        },
     }
 }
 
@@ -170,7 +170,7 @@ impl Dispatcher<'_> {
         let kept = canister.history.changes().len();
         let asked =
             usize::try_from(argument.num_requested_changes.unwrap_or(0)).unwrap_or(usize::MAX);
-        let result = ic::CanisterInfoResult {
+        let result = types::InfoResult {
             total_num_changes: canister.history.total(),
             recent_changes: canister
                 .history
@@ -178,7 +178,7 @@ impl Dispatcher<'_> {
                 .skip(kept.saturating_sub(asked))
                 .map(change)
                 .collect(),
-            module_hash: canister.module().map(|module| module.hash.0.to_vec()),
+            module_hash: canister.module().map(|module| ByteBuf::from(module.hash.0)),
             controllers: canister.controllers.clone(),
         };
         Ok(Handled::Reply(encode(&result)?))

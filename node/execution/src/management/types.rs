@@ -3,8 +3,8 @@
 
 use candid::{CandidType, Nat, Principal};
 use ic_management_canister_types::{
-    CanisterInstallMode, CanisterStatusType, EnvironmentVariable, LogVisibility, MemoryMetrics,
-    QueryStats, SnapshotVisibility,
+    CanisterInstallMode, CanisterStatusType, ChangeDetails, ChangeOrigin, EnvironmentVariable,
+    LogVisibility, MemoryMetrics, QueryStats, SnapshotVisibility,
 };
 use serde::Deserialize;
 use serde_bytes::ByteBuf;
@@ -118,6 +118,24 @@ pub(crate) struct StatusResult {
     pub(crate) reserved_cycles: Nat,
     pub(crate) idle_cycles_burned_per_day: Nat,
     pub(crate) query_stats: QueryStats,
+}
+
+/// Candid type `change` of the interface specification, where `details` is no option.
+#[derive(CandidType, Deserialize, Debug)]
+pub(crate) struct Change {
+    pub(crate) timestamp_nanos: u64,
+    pub(crate) canister_version: u64,
+    pub(crate) origin: ChangeOrigin,
+    pub(crate) details: ChangeDetails,
+}
+
+/// Candid type `canister_info_result` of the interface specification.
+#[derive(CandidType, Deserialize, Debug)]
+pub(crate) struct InfoResult {
+    pub(crate) total_num_changes: u64,
+    pub(crate) recent_changes: Vec<Change>,
+    pub(crate) module_hash: Option<ByteBuf>,
+    pub(crate) controllers: Vec<Principal>,
 }
 
 /// `subnet_info`, asked for a subnet.
