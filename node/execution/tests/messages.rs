@@ -383,15 +383,27 @@ fn users_messages_beyond_the_pool_are_refused_by_name() {
     let id = node.deploy(&Spec::default());
     let mut program = vec![Op::Reply(vec![])];
     program.push(Op::Note(vec![0; 1_900_000]));
-    let requests: Vec<_> = (0..6).map(|_| node.send(id, &program)).collect();
+    let others: Vec<_> = (0..4).map(|_| node.deploy(&Spec::default())).collect();
+    let receivers = [id, id, id].into_iter().chain(others);
+    let requests: Vec<_> = receivers.map(|id| node.send(id, &program)).collect();
     node.settle();
-    let refused: Vec<_> =
-        requests.iter().filter_map(|request| node.result(request).err()).collect();
-    assert_eq!(refused.len(), 2);
-    assert!(
-        refused.iter().all(|reject| reject.error_code.0 == 201
-            && reject.message.contains("best_effort_message_bytes"))
-    );
+    let refused = |request| node.result(request).err();
+    let refused: Vec<_> = requests.iter().map(refused).collect();
+    // The third has more than is left for others behind it; the last two find the pool full.
+    let is_taken: Vec<_> = refused.iter().map(Option::is_none).collect();
+    assert_eq!(is_taken, [true, true, false, true, true, false, false]);
+    let why =
+        ["", "", "left for others", "", "", "messages that wait take", "messages that wait take"];
+    for (reject, why) in
+        refused.iter().zip(why).filter_map(|(reject, why)| Some((reject.as_ref()?, why)))
+    {
+        assert_eq!(reject.error_code.0, 201);
+        let message = &reject.message;
+        assert!(
+            message.contains("best_effort_message_bytes") && message.contains(why),
+            "{message}"
+        );
+    }
     assert_eq!(node.executor.state().totals().best_effort_message_bytes, 0);
 }
 
