@@ -12,7 +12,7 @@ use state::{
 
 use crate::core::Core;
 use crate::management;
-use crate::messaging::MessageMemory;
+use crate::messaging::{MessageMemory, SMALL_MANAGEMENT_CALL_BYTES};
 use crate::reject;
 
 /// Takes in all calls of a batch, in order.
@@ -69,7 +69,10 @@ fn accept(
             let spares_frozen = ingress.method_name == "update_settings";
             charge(core, state, &id, ingress.accounted_bytes(), spares_frozen)?;
         }
-        memory.take_ingress(core, accounted_bytes)?;
+        // However many calls wait for a canister, its controllers can stop it or look at it.
+        let is_large = accounted_bytes > SMALL_MANAGEMENT_CALL_BYTES;
+        let shares = named.filter(|_| is_large).and_then(|id| state.get(&id));
+        memory.take_ingress(core, accounted_bytes, shares)?;
         let ingress = kept(ingress);
         let call = SubnetCall {
             origin: Origin::Ingress {
@@ -93,7 +96,7 @@ fn accept(
         CanisterStatus::Stopping(_) => return Err(reject::stopping(&id)),
         CanisterStatus::Stopped => return Err(reject::stopped(&id)),
     }
-    memory.take_ingress(core, accounted_bytes)?;
+    memory.take_ingress(core, accounted_bytes, Some(canister))?;
     charge(core, state, &id, accounted_bytes, false)?;
     let number = state.number_message();
     if let Some(canister) = state.get_mut(&id) {

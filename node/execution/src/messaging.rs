@@ -16,8 +16,8 @@ use std::collections::BTreeSet;
 use ic_principal::Principal;
 use limits::{SMALL_MANAGEMENT_CALLS_BYTES, SubnetLimits};
 use state::{
-    CallRequest, CallResponse, CanisterId, CanisterStatus, MESSAGE_OVERHEAD_BYTES, Origin, Payload,
-    Reject, ReplicatedState, Shared, SubnetCall, Time, heap,
+    CallRequest, CallResponse, CanisterId, CanisterState, CanisterStatus, MESSAGE_OVERHEAD_BYTES,
+    Origin, Payload, Reject, ReplicatedState, Shared, SubnetCall, Time, heap,
 };
 
 use crate::core::Core;
@@ -26,7 +26,7 @@ use crate::reject;
 
 /// Calls of the management canister of up to so many bytes find room where larger ones find none
 /// any more.
-const SMALL_MANAGEMENT_CALL_BYTES: u64 = 64 << 10;
+pub(crate) const SMALL_MANAGEMENT_CALL_BYTES: u64 = 64 << 10;
 
 /// Message memory in use while effects are merged.
 #[derive(Clone, Copy, Debug)]
@@ -60,14 +60,35 @@ impl MessageMemory {
         }
     }
 
-    /// Takes room for a user's message.
-    pub(crate) fn take_ingress(&mut self, core: &Core, bytes: u64) -> Result<(), Reject> {
+    /// Takes room for a user's message. It counts to the share of `canister`, if that is told: those
+    /// that wait for one canister, or are paused there, take no more than is left for all others.
+    /// So `n` canisters that take what they can leave one part in `n + 1`, however large the pool
+    /// is, and a message to a canister with nothing in it needs no more than room.
+    pub(crate) fn take_ingress(
+        &mut self,
+        core: &Core,
+        bytes: u64,
+        canister: Option<&CanisterState>,
+    ) -> Result<(), Reject> {
         let (used, limit) = (self.best_effort, core.limits().subnet.best_effort_message_bytes);
         if used + bytes > limit {
             return Err(reject::queue_full(format!(
                 "The message needs {bytes} bytes; users' and best-effort messages that wait take \
                  {used} bytes of the subnet's {limit} (subnet.best_effort_message_bytes). Try \
                  again."
+            )));
+        }
+        let left = limit - used;
+        let taken = canister.map_or(0, CanisterState::user_message_bytes);
+        if taken > 0
+            && taken + bytes > left
+            && let Some(canister) = canister
+        {
+            return Err(reject::queue_full(format!(
+                "The message needs {bytes} bytes; those that wait for canister {}, or are paused \
+                 there, take {taken} bytes and may take no more than is left for others, {left} \
+                 bytes of {limit} (subnet.best_effort_message_bytes). Try again.",
+                canister.id
             )));
         }
         self.best_effort += bytes;

@@ -756,6 +756,64 @@ fn calls_that_wait_behind_a_paused_message_expire() {
 }
 
 #[test]
+fn whatever_waits_behind_paused_messages_leaves_others_room() {
+    const POOL: u64 = 32 << 20;
+    let mut limits = short_slices();
+    limits.subnet.best_effort_message_bytes = POOL;
+    let mut node = Node::with(limits);
+    let (hogs, other) =
+        ([0; 3].map(|_| node.deploy(&Spec::default())), node.deploy(&Spec::default()));
+    let mib = Op::Note(vec![7; 1 << 20]);
+    let long: Vec<_> = hogs
+        .iter()
+        .map(|id| node.send(*id, &[slices(39), mib.clone(), Op::Reply(vec![])]))
+        .collect();
+    node.round();
+    assert!(hogs.iter().all(|id| is_paused(&node, *id)));
+    // More than there is room for, to each.
+    let mut waiting = Vec::new();
+    for id in hogs {
+        let calls = (0..40).map(|_| node.send(id, &[Op::Reply(vec![]), mib.clone()]));
+        waiting.extend(calls.collect::<Vec<_>>());
+        node.round();
+    }
+    let totals = node.executor.state().totals().best_effort_message_bytes;
+    // A half, a fourth, an eighth, and what an argument less or more makes of it.
+    assert!((POOL * 3 / 4..POOL * 15 / 16).contains(&totals), "{totals}");
+    let share = |node: &Node, id| node.canister(id).user_message_bytes();
+    for (id, part) in hogs.into_iter().zip([2, 4, 8]) {
+        let (bytes, most) = (share(&node, id), POOL / part + (2 << 20));
+        assert!((POOL / part - (2 << 20)..most).contains(&bytes), "{bytes} of {most}");
+    }
+    let refused = waiting.iter().filter_map(|call| node.result_if_any(call)?.err());
+    let refused: Vec<_> = refused.map(|reject| reject.message).collect();
+    assert!(refused.len() > 60, "{}", refused.len());
+    let name = "left for others";
+    assert!(refused.iter().all(|text| text.contains(name)), "{:?}", refused.first());
+    // Others are served, with large arguments too, and controllers get through.
+    for round in 0..5 {
+        let served = node.send(other, &[mib.clone(), Op::Reply(vec![round])]);
+        let status = manage(
+            &mut node,
+            hogs[0],
+            "canister_status",
+            &management::CanisterIdRecord { canister_id: hogs[0] },
+        );
+        node.round();
+        assert_eq!(node.result(&served).unwrap(), [round]);
+        assert!(node.result(&status).is_ok());
+    }
+    // A large call that would wait there counts to its share.
+    let install = large_install(&mut node, hogs[0], 1 << 20);
+    node.round();
+    assert!(node.result(&install).unwrap_err().message.contains(name));
+    node = node.restart();
+    node.settle();
+    assert!(long.iter().all(|request| node.result(request).is_ok()));
+    assert_eq!(node.executor.state().totals().best_effort_message_bytes, 0);
+}
+
+#[test]
 fn growth_that_others_left_no_room_for_fails_the_message() {
     let mut limits = short_slices();
     limits.subnet.memory_capacity_bytes = 256 << 20;

@@ -330,6 +330,105 @@ fn timers_that_are_due_at_once_run_over_several_rounds() {
     assert_eq!(ran(&node), 250);
 }
 
+/// Goes on with rounds of so many instructions.
+fn with_round_of(mut node: Node, instructions: u64) -> Node {
+    node.executor.checkpoint().unwrap();
+    let mut limits = limits::Limits::clone(&node.config.limits);
+    limits.execution.instructions_per_round = instructions;
+    node.config.limits = std::sync::Arc::new(limits);
+    node.restart()
+}
+
+/// So many canisters with the same code, made and installed many in a batch.
+fn deploy_many(node: &mut Node, spec: &Spec, count: usize) -> Vec<Principal> {
+    const AT_ONCE: usize = 250;
+    #[derive(candid::CandidType)]
+    struct Creation {
+        amount: Option<candid::Nat>,
+    }
+    let aaaaa = Principal::management_canister();
+    let creation = candid::encode_one(Creation { amount: None }).unwrap();
+    let mut ids = Vec::new();
+    while ids.len() < count {
+        let method = "provisional_create_canister_with_cycles";
+        let some = AT_ONCE.min(count - ids.len());
+        let create = |_| node.ingress(user(1), aaaaa, aaaaa, method, creation.clone());
+        let created: Vec<_> = (0..some).map(create).collect();
+        node.settle();
+        for request in created {
+            let record: ic_management_canister_types::CanisterIdRecord =
+                common::decode(&node.result(&request).unwrap());
+            ids.push(record.canister_id);
+        }
+        let installs = ids[ids.len() - some..].iter().map(|id| {
+            let install = ic_management_canister_types::InstallCodeArgs {
+                mode: ic_management_canister_types::CanisterInstallMode::Install,
+                canister_id: *id,
+                wasm_module: spec.wasm(),
+                arg: vec![],
+                sender_canister_version: None,
+            };
+            node.ingress(user(1), aaaaa, *id, "install_code", candid::encode_one(install).unwrap())
+        });
+        let installs: Vec<_> = installs.collect();
+        node.settle();
+        assert!(installs.iter().all(|request| node.result(request).is_ok()));
+    }
+    ids
+}
+
+/// Nothing in a round looks at all timers that are due: it begins those that the instructions of one
+/// round pay for, a million each at least, behind the last one in the order of ids. So with more of
+/// them there are more rounds, and none is longer; and whoever else has something to do has a turn
+/// between them.
+#[test]
+fn thousands_of_timers_at_once_hold_up_no_round_and_leave_others_their_turn() {
+    const TIMERS: usize = 2_000;
+    const PER_ROUND: usize = 100;
+    let mut limits = limits();
+    limits.pages.checkpoint_interval_rounds = 1_000;
+    limits.subnet.canisters_max = 2 * TIMERS as u64;
+    let mut node = Node::with(limits);
+    let due = node.now() + 86_400 * SECOND;
+    let spec = Spec {
+        init: vec![Op::Timer(due)],
+        timer: Some(vec![Op::Note(b"tick".to_vec())]),
+        ..Spec::default()
+    };
+    let mut ids = deploy_many(&mut node, &spec, TIMERS / 2);
+    let other = node.deploy(&Spec::default());
+    ids.extend(deploy_many(&mut node, &spec, TIMERS / 2));
+    let mut node = with_round_of(node, PER_ROUND as u64 * 1_000_000);
+    let ran = |node: &Node| ids.iter().filter(|id| node.canister(**id).global_timer.0 == 0).count();
+    assert_eq!(ran(&node), 0);
+    node.seconds_per_round = 86_400;
+    node.round();
+    node.seconds_per_round = 1;
+    let call = node.send(other, &[Op::Reply(b"here".to_vec())]);
+    let mut served = None;
+    let mut rounds = 1;
+    while ran(&node) < TIMERS {
+        let before = ran(&node);
+        let result = node.round();
+        rounds += 1;
+        let now = ran(&node);
+        assert!(now - before <= PER_ROUND, "{} timers in round {rounds}", now - before);
+        assert!(result.instructions < PER_ROUND as u64 * 1_100_000, "{}", result.instructions);
+        assert!(rounds <= 2 * TIMERS / PER_ROUND, "{} of them ran", ran(&node));
+        served = served.or_else(|| node.result_if_any(&call).map(|_| now));
+        // What ran since the checkpoint runs again, and comes to the same.
+        if rounds == 7 {
+            node = node.restart();
+        }
+    }
+    // Half of them come before it.
+    let served = served.expect("the call has its turn before all timers had theirs");
+    assert!(served < TIMERS * 3 / 4, "{served} timers ran before it");
+    assert_eq!(node.result(&call).unwrap(), b"here");
+    let ticks = ids.iter().step_by(97).map(|id| node.notes(*id));
+    assert!(ticks.into_iter().all(|notes| notes == ["tick"]));
+}
+
 #[test]
 fn a_busy_canister_does_not_starve_the_others() {
     let mut node = Node::new();
@@ -383,15 +482,27 @@ fn users_messages_beyond_the_pool_are_refused_by_name() {
     let id = node.deploy(&Spec::default());
     let mut program = vec![Op::Reply(vec![])];
     program.push(Op::Note(vec![0; 1_900_000]));
-    let requests: Vec<_> = (0..6).map(|_| node.send(id, &program)).collect();
+    let others: Vec<_> = (0..4).map(|_| node.deploy(&Spec::default())).collect();
+    let receivers = [id, id, id].into_iter().chain(others);
+    let requests: Vec<_> = receivers.map(|id| node.send(id, &program)).collect();
     node.settle();
-    let refused: Vec<_> =
-        requests.iter().filter_map(|request| node.result(request).err()).collect();
-    assert_eq!(refused.len(), 2);
-    assert!(
-        refused.iter().all(|reject| reject.error_code.0 == 201
-            && reject.message.contains("best_effort_message_bytes"))
-    );
+    let refused = |request| node.result(request).err();
+    let refused: Vec<_> = requests.iter().map(refused).collect();
+    // The third has more than is left for others behind it; the last two find the pool full.
+    let is_taken: Vec<_> = refused.iter().map(Option::is_none).collect();
+    assert_eq!(is_taken, [true, true, false, true, true, false, false]);
+    let why =
+        ["", "", "left for others", "", "", "messages that wait take", "messages that wait take"];
+    for (reject, why) in
+        refused.iter().zip(why).filter_map(|(reject, why)| Some((reject.as_ref()?, why)))
+    {
+        assert_eq!(reject.error_code.0, 201);
+        let message = &reject.message;
+        assert!(
+            message.contains("best_effort_message_bytes") && message.contains(why),
+            "{message}"
+        );
+    }
     assert_eq!(node.executor.state().totals().best_effort_message_bytes, 0);
 }
 
@@ -413,7 +524,10 @@ fn with_room_for_calls() -> limits::Limits {
 /// A canister with so many guaranteed calls open towards each of `callees`, none of which had its
 /// turn.
 fn with_open_calls(node: &mut Node, callees: &[Principal], calls: usize) -> Principal {
-    let caller = node.deploy(&Spec::default());
+    // Enough to prepay the responses to all of them.
+    let caller = node.create_with(1_000_000_000_000_000);
+    let mode = ic_management_canister_types::CanisterInstallMode::Install;
+    node.install(caller, mode, &Spec::default()).unwrap();
     for callee in callees {
         // Small ones, which lie in the callee's record, and some that have records of their own.
         let program = |number: usize| {
@@ -511,25 +625,57 @@ fn messages_with_records_of_their_own_bring_a_checkpoint() {
 }
 
 #[test]
-fn a_canister_with_thousands_of_open_calls_is_stopped_and_deleted() {
+fn a_canister_with_ten_thousand_open_calls_is_stopped_emptied_and_deleted() {
+    const CALLEES: usize = 25;
+    const CALLS: usize = 400;
     let mut node = Node::with(with_room_for_calls());
-    let callees: Vec<_> = (0..3).map(|_| node.deploy(&Spec::default())).collect();
-    let caller = with_open_calls(&mut node, &callees, 400);
-    assert!(node.canister(caller).calls.callbacks_open() > 1_000);
-    // Code goes; what was called goes on, and its responses are dropped as they come.
+    let callees: Vec<_> = (0..CALLEES).map(|_| node.deploy(&Spec::default())).collect();
+    // Rounds in which ten of the calls are executed, until all are made.
+    let mut node = with_round_of(node, 400_000_000);
+    let caller = with_open_calls(&mut node, &callees, CALLS);
+    while node.canister(caller).queues.ingress().next().is_some() {
+        node.round();
+    }
+    let open = |node: &Node| node.canister(caller).calls.callbacks_open();
+    assert!(open(&node) > 9_000, "{} are open", open(&node));
+    assert!(node.payload_files().len() > 500, "{} payloads", node.payload_files().len());
     node.executor.checkpoint().unwrap();
+    // It is told to stop, which it cannot while calls are open. Then its code goes: what was called
+    // goes on, and responses are dropped as they come.
     let argument = Named { canister_id: caller };
-    node.manage(user(1), caller, "uninstall_code", &argument).unwrap();
+    let (aaaaa, arg) = (Principal::management_canister(), candid::encode_one(&argument).unwrap());
+    let stop = node.ingress(user(1), aaaaa, caller, "stop_canister", arg.clone());
+    let empty = node.ingress(user(1), aaaaa, caller, "uninstall_code", arg);
+    while node.result_if_any(&empty).is_none() {
+        node.round();
+    }
+    assert!(node.result(&empty).is_ok() && node.result_if_any(&stop).is_none());
+    let left = open(&node);
+    assert!(left > 8_000, "{left} are open");
     node.executor.checkpoint().unwrap();
-    let mut node = node.restart();
+    let node = node.restart();
+    assert_eq!(open(&node), left);
+    let mut node = with_round_of(node, 40_000_000_000);
+    assert_eq!(open(&node), left);
     node.settle();
-    assert_eq!(node.canister(caller).calls.callbacks_open(), 0);
-    node.manage(user(1), caller, "stop_canister", &argument).unwrap();
+    assert!(node.result(&stop).is_ok());
+    assert_eq!(open(&node), 0);
     node.manage(user(1), caller, "delete_canister", &argument).unwrap();
-    let totals = node.executor.state().totals();
-    assert_eq!(totals.guaranteed_message_bytes, 0, "all bytes were given back");
     assert!(!node.executor.state().contains(&caller));
+    // Each call ran once, though nobody waited for most of the responses, and nothing is left.
+    let answered: usize = callees.iter().map(|id| node.notes(*id).len()).sum();
+    assert_eq!(answered, CALLEES * CALLS);
+    let totals = *node.executor.state().totals();
+    assert_eq!((totals.guaranteed_message_bytes, totals.guaranteed_calls), (0, 0));
+    assert_eq!((totals.best_effort_message_bytes, totals.file_payload_bytes), (0, 0));
+    for id in &callees {
+        let canister = node.canister(*id);
+        assert!(canister.queues.is_empty() && canister.calls.has_no_contexts(), "{id}");
+    }
+    // Files go when no checkpoint refers to them any more.
     node.executor.checkpoint().unwrap();
+    (0..20).for_each(|_| drop(node.round()));
+    assert_eq!(node.payload_files(), [].into());
     node.restart().executor.state().check();
 }
 

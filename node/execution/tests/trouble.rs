@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -12,6 +13,7 @@ use execution::{Closing, FatalError, QueryRequest, Trouble};
 use ic_management_canister_types::CanisterInstallMode;
 use ic_principal::Principal;
 use limits::Limits;
+use state::heap::StateHeap;
 use state::{Batch, CanisterId, Fault, RejectCode};
 
 const MIB: u64 = 1 << 20;
@@ -383,6 +385,41 @@ fn a_disk_that_has_no_room_for_a_payload_is_waited_for() {
     });
     node.settle();
     assert_eq!(node.notes(callee).len(), 6);
+}
+
+thread_local! {
+    /// Times the disk under the state's heap still has no room, as this thread finds it.
+    static NO_ROOM: Cell<u64> = const { Cell::new(0) };
+}
+
+#[test]
+fn a_disk_that_has_no_room_for_the_state_s_heap_is_waited_for() {
+    let ready = || {
+        NO_ROOM.with(|times| match times.get() {
+            0 => Ok(()),
+            left => {
+                times.set(left - 1);
+                Err(std::io::ErrorKind::StorageFull.into())
+            }
+        })
+    };
+    state::heap::install(StateHeap { switch: |heap| heap, number: 0, holds: |_| true, ready });
+    let (mut node, ids) = writers(limits());
+    let (mut other, _) = writers(limits());
+    for round in 0..3 {
+        let batch = write(&mut other, &ids, round);
+        NO_ROOM.set(if round == 1 { 4 } else { 0 });
+        let roots = [&mut node, &mut other].map(|node| node.execute(batch.clone(), &[]).root);
+        assert_eq!(roots[0], roots[1], "round {round}");
+    }
+    let troubles = node.retry.troubles();
+    // Asked once before it counts as trouble.
+    assert_eq!(troubles.len(), 3, "{troubles:?}");
+    let name = |trouble: &Trouble| trouble.to_string().contains("heap");
+    assert!(troubles.iter().all(name), "{troubles:?}");
+    assert!(troubles.iter().all(|trouble| trouble.awaits_verdict().is_none()));
+    assert_eq!(node.retry.over.load(Relaxed), 1, "it is told that there is room again");
+    node.restart();
 }
 
 #[test]

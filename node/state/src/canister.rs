@@ -374,6 +374,13 @@ impl CanisterState {
         )
     }
 
+    /// Of the second: users' messages that wait, its paused message, and users' calls of the
+    /// management canister that wait for that.
+    pub fn user_message_bytes(&self) -> u64 {
+        let paused = self.paused.as_ref().map_or(0, |paused| paused.message_memory().1);
+        self.queues.ingress_bytes() + paused
+    }
+
     /// Calls with guaranteed responses that it has open, answered or not, and its paused message if
     /// that came of one.
     pub fn guaranteed_calls(&self) -> u64 {

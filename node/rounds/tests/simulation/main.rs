@@ -700,12 +700,13 @@ fn a_node_that_lost_its_disk_fetches_a_real_state() {
     assert_eq!(heals(7, true, true).0, 1);
 }
 
-/// How long each of some calls waits.
-fn waits(seed: u64) -> Vec<Duration> {
+/// How long each of some calls waits, where making something durable takes so long.
+fn waits(seed: u64, sync_millis: u64) -> Vec<Duration> {
     let config = history(seed).with_timeout(Some(Duration::from_secs(600)));
     deterministic::Runner::new(config).start(|context| async move {
         let rng = &mut StdRng::seed_from_u64(seed);
         let net = Net::started(&context, rng, false).await;
+        net.members.iter().for_each(|member| member.disk.slow(sync_millis));
         context.sleep(Duration::from_secs(10)).await;
         let mut waits = Vec::new();
         // Between two idle blocks, again and again through the same node, while the lead goes round
@@ -732,10 +733,21 @@ fn waits(seed: u64) -> Vec<Duration> {
 #[test]
 fn a_call_does_not_wait_for_the_idle_block_whoever_leads() {
     for seed in [1, 2] {
-        let waits = waits(seed);
+        let waits = waits(seed, 0);
         assert!(
             waits.iter().all(|waited| *waited < Duration::from_millis(700)),
             "seed {seed}: {waits:?}"
         );
     }
+}
+
+#[test]
+fn a_call_waits_for_slow_disks_as_long_as_they_take_and_not_for_seconds() {
+    let (fast, slow) = (waits(1, 0), waits(1, 20));
+    let sum = |waits: &[Duration]| waits.iter().sum::<Duration>();
+    println!("{:?} and {:?} in all", sum(&fast), sum(&slow));
+    let some = u32::try_from(slow.len()).unwrap();
+    // A vote and a block are made durable for each call.
+    assert!(sum(&slow) > sum(&fast) + some * 2 * Duration::from_millis(20));
+    assert!(slow.iter().all(|waited| *waited < Duration::from_millis(1_500)), "{slow:?}");
 }

@@ -21,4 +21,5 @@ mod memory;
 mod provisional;
 mod randomness;
 mod resharing;
+mod situations;
 mod subnet;
