@@ -260,7 +260,7 @@ impl Worker {
                     self.memories.remove(&request.stable.layout.id);
                 }
                 Report::Failed(text) => return Err(WorkerError::Failed(text)),
-                Report::Ready | Report::Done | Report::Heap(_) => {
+                Report::Ready | Report::Done | Report::Spilled | Report::Heap(_) => {
                     return Err(WorkerError::Lied("a report out of turn".into()));
                 }
             }
@@ -306,9 +306,20 @@ impl Worker {
                 Ok(Executed::Paused(paused))
             }
             Report::Failed(text) => Err(WorkerError::Failed(text)),
-            Report::Ready | Report::Done | Report::Missing | Report::Heap(_) => {
+            Report::Ready | Report::Done | Report::Spilled | Report::Missing | Report::Heap(_) => {
                 Err(WorkerError::Lied("a report out of turn".into()))
             }
+        }
+    }
+
+    /// Has the message that is paused here put what it holds into `file`.
+    pub(super) fn spill(&mut self, file: &File) -> Result<(), WorkerError> {
+        self.channel.set_timeout(Some(GRACE))?;
+        self.channel.send(&Order::Spill, &[file.as_fd()])?;
+        match self.channel.receive::<Report>(64 << 10)?.0 {
+            Report::Spilled => Ok(()),
+            Report::Failed(text) => Err(WorkerError::Failed(text)),
+            _ => Err(WorkerError::Lied("a report out of turn".into())),
         }
     }
 

@@ -1,14 +1,15 @@
 //! Workers that hold a paused message, until it goes on.
 //!
 //! A worker whose message is paused leaves its lane, which starts another for the messages of other
-//! canisters, and takes one of `sandbox.paused_workers` places. It may hold
-//! `execution.paused_dirty_bytes` of pages, calls and answers there, and no more memory than the
-//! budget sheet has for it. One that finds no place, or holds more, is ended, and its message runs
-//! again from its beginning: that costs this machine time and changes nothing else. So does giving
-//! up a place when memory is short, or when a memory that is mapped there is gone. The oldest
-//! messages are granted slices first, so where places are short the youngest loses its own.
+//! canisters, and takes one of `sandbox.paused_workers` places. There it puts the pages that the
+//! message wrote, its calls and its answer into a file without a name, and may hold no more memory
+//! than the budget sheet has for it, nor more of the disk. One that finds no place, or cannot, is
+//! ended, and its message runs again from its beginning: that costs this machine time and changes
+//! nothing else. So does giving up a place when memory is short, or when a memory that is mapped
+//! there is gone. The oldest messages are granted slices first, so where places are short the youngest
+//! loses its own.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fs::File};
 
 use pages::{MemoryId, MemoryLayout};
 
@@ -21,6 +22,8 @@ pub(super) struct Place {
     pub(super) worker: Worker,
     /// Instructions it was granted.
     pub(super) granted: u64,
+    /// Where its pages, calls and answer lie.
+    pub(super) spill: File,
     /// What it has mapped stays as it is: it still reads from there.
     pub(super) layouts: [MemoryLayout; 2],
 }
@@ -62,17 +65,27 @@ impl Places {
         self.running.remove(name);
     }
 
-    /// Keeps a paused message, if its worker `fits`. What is returned is to be ended.
-    pub(super) fn keep(&mut self, name: SlicedName, place: Place, fits: bool) -> Option<Place> {
+    /// Makes room for a paused message of the worker `pid`, which is to be kept; whether there is any.
+    /// What is returned besides is to be ended.
+    pub(super) fn make_room(&mut self, name: SlicedName, pid: u32) -> (bool, Option<Place>) {
+        self.running.insert(name, pid);
+        if self.waiting.len() + self.running.len() <= self.most {
+            return (true, None);
+        }
+        if self.waiting.last_key_value().is_some_and(|(youngest, _)| *youngest > name) {
+            return (true, self.waiting.pop_last().map(|(_, place)| place));
+        }
         self.running.remove(&name);
-        if !fits || place.is_cut_off() {
+        (false, None)
+    }
+
+    /// Keeps a paused message that there is room for. What is returned is to be ended.
+    pub(super) fn keep(&mut self, name: SlicedName, place: Place) -> Option<Place> {
+        self.running.remove(&name);
+        if place.is_cut_off() {
             return Some(place);
         }
-        self.waiting.insert(name, place);
-        if self.waiting.len() + self.running.len() > self.most {
-            return self.waiting.pop_last().map(|(_, place)| place);
-        }
-        None
+        self.waiting.insert(name, place)
     }
 
     /// The message will not go on.
