@@ -88,8 +88,13 @@ const HEAP_BYTES_PER_TABLE_BYTE: u64 = 512;
 const KERNEL_TABLES_PART: u64 = 4;
 /// The stack of a message: what a canister may use, and what functions of the system need below.
 pub const STACK_BYTES: u64 = 5 << 20;
-/// What a worker knows of a page that a message wrote: where it is in two lists, and its bits.
-const DIRTY_PAGE_BYTES: u64 = 40;
+/// What a worker knows of a page that a message wrote: where it is in up to five lists.
+const DIRTY_PAGE_BYTES: u64 = 80;
+/// What it takes besides for a page of stable memory that a message touched far from all others: a
+/// piece of three sets of bits each.
+const LONE_PAGE_BYTES: u64 = 3 * 144;
+/// The part of its file that extents of a paused message may take besides, one in so many.
+const SPILL_BESIDE_PART: u64 = 64;
 /// A call beside what it carries, in a file.
 const CALL_BYTES: u64 = 512;
 /// One element of a table of an instance.
@@ -121,7 +126,10 @@ impl Limits {
 
     /// What a worker knows of the pages that a paused message wrote.
     fn paused_index_bytes(&self) -> u64 {
-        (self.paused_page_bytes() / PAGE_BYTES).saturating_mul(DIRTY_PAGE_BYTES)
+        let stable_pages = self.execution.stable_accessed_bytes_per_message / PAGE_BYTES;
+        (self.paused_page_bytes() / PAGE_BYTES)
+            .saturating_mul(DIRTY_PAGE_BYTES)
+            .saturating_add(stable_pages.saturating_mul(LONE_PAGE_BYTES))
     }
 
     /// The most that a paused message or installation writes to pages.
@@ -134,7 +142,8 @@ impl Limits {
     pub fn paused_spill_bytes(&self) -> u64 {
         let payloads = self.subnet.message_payload_bytes.saturating_mul(PAYLOADS_PER_MESSAGE + 1);
         let calls = self.subnet.callback_soft_limit.saturating_mul(CALL_BYTES);
-        self.paused_page_bytes().saturating_add(payloads).saturating_add(calls)
+        let bytes = self.paused_page_bytes().saturating_add(payloads).saturating_add(calls);
+        bytes.saturating_add(bytes / SPILL_BESIDE_PART)
     }
 
     /// Anonymous memory that such a worker may hold.

@@ -474,6 +474,10 @@ pub trait Sandbox: Send + Sync {
             })
         })
     }
+
+    /// The machine lacks something: what is kept to save time alone is given up, bit by bit.
+    fn give_room(&self) {}
+
     /// A paused message will not go on: nothing of it need be kept.
     fn abandon(&self, _name: &SlicedName) {}
     /// Releases what `keep_token` keeps.

@@ -38,6 +38,7 @@ mod view;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs::File,
     os::unix::fs::MetadataExt,
     path::PathBuf,
     sync::{
@@ -60,6 +61,7 @@ use crate::{
         lane::{Executed, Worker, WorkerError},
         places::{Place, Places},
     },
+    worker::spilled_bytes,
 };
 
 /// Longest wait before a worker is started again.
@@ -84,8 +86,10 @@ const FORGET_MAX: usize = 4096;
 /// it, all of it runs again.
 const RESUMED_FACTOR: u32 = 4;
 
-/// The part of its file that the extents of a paused message may take besides, one in so many.
-const SPILL_BESIDE_PART: u64 = 16;
+/// How long a paused message may take to be put into its file, besides its bytes.
+const SPILL_GRACE: Duration = Duration::from_secs(30);
+/// Bytes of it a second: only a disk that hangs is slower.
+const SPILL_RATE: u64 = 1 << 20;
 
 /// Most that the time limit of a message grows when its worker reached it.
 const TIMEOUT_FACTOR_MAX: u32 = 8;
@@ -525,6 +529,8 @@ impl Pool {
         self.counters.messages.fetch_add(1, Ordering::Relaxed);
         let resumed =
             place.worker.resume(request, grant, place.granted, self.globals_max, RESUMED_FACTOR);
+        // Pages that the disk lost may have been read meanwhile: then nothing of it counts.
+        let resumed = resumed.and_then(|executed| place.check_writeback().map(|()| executed));
         match resumed {
             Ok(Executed::Paused(progress)) => {
                 place.granted = grant.until;
@@ -552,7 +558,7 @@ impl Pool {
         if !is_room {
             return;
         }
-        match self.preparer.unnamed_file() {
+        match self.spill_file(request) {
             Ok(spill) => {
                 let layouts = [request.heap.layout.clone(), request.stable.layout.clone()];
                 let place = Place { worker, granted: grant.until, spill, layouts };
@@ -565,19 +571,37 @@ impl Pool {
         }
     }
 
+    /// The file of a place. It has its full length from the beginning: some file systems take blocks
+    /// ahead where a file grows.
+    fn spill_file(&self, request: &Request) -> Result<File, WorkerError> {
+        let file = self.preparer.unnamed_file()?;
+        let full = file.set_len(spilled_bytes(request.stable.layout.base_bytes));
+        full.map_err(|error| WorkerError::Spill(error.to_string()))?;
+        Ok(file)
+    }
+
     /// Keeps a paused message, or ends the worker: also one that holds more than it may.
     fn keep(&self, name: SlicedName, mut place: Place) {
-        if let Err(error) = place.worker.spill(&place.spill) {
+        let timeout = SPILL_GRACE + Duration::from_secs(self.paused_spill_bytes / SPILL_RATE);
+        if let Err(error) = place.worker.spill(&place.spill, timeout) {
             lock(&self.places).leave(&name);
             return self.count_death(&error);
         }
         // What it holds is what the kernel says of the process and of the file.
         let anonymous = memory_of(place.worker.pid()).map_or(0, |memory| memory.anonymous_bytes);
         let spilled = place.spill.metadata().map_or(u64::MAX, |file| file.blocks() * 512);
-        let spilled_max = self.paused_spill_bytes + self.paused_spill_bytes / SPILL_BESIDE_PART;
+        let spilled_max = self.paused_spill_bytes;
         if anonymous > self.paused_anonymous_bytes || spilled > spilled_max {
             lock(&self.places).leave(&name);
-            tracing::debug!(anonymous, spilled, "a paused message is too large to be kept");
+            let anonymous_max = self.paused_anonymous_bytes;
+            tracing::warn!(
+                message = ?name,
+                anonymous,
+                anonymous_max,
+                spilled,
+                spilled_max,
+                "a paused message is too large to be kept and runs again in every round"
+            );
             return;
         }
         let given_up = lock(&self.places).keep(name, place);
@@ -748,6 +772,11 @@ impl Sandbox for Pool {
                 Ok(Slice::Paused(progress))
             }
         }
+    }
+
+    fn give_room(&self) {
+        let given_up = lock(&self.places).give_up_youngest();
+        drop(given_up);
     }
 
     fn abandon(&self, name: &SlicedName) {

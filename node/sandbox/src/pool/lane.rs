@@ -92,6 +92,9 @@ pub(super) enum WorkerError {
     /// No artefact of the module can be had.
     #[error(transparent)]
     Artefact(#[from] PrepareError),
+    /// What a paused message holds cannot be kept in a file.
+    #[error("the file of a paused message: {0}")]
+    Spill(String),
     /// A file of a memory cannot be opened.
     #[error(transparent)]
     Memory(#[from] PagesError),
@@ -313,8 +316,8 @@ impl Worker {
     }
 
     /// Has the message that is paused here put what it holds into `file`.
-    pub(super) fn spill(&mut self, file: &File) -> Result<(), WorkerError> {
-        self.channel.set_timeout(Some(GRACE))?;
+    pub(super) fn spill(&mut self, file: &File, timeout: Duration) -> Result<(), WorkerError> {
+        self.channel.set_timeout(Some(timeout))?;
         self.channel.send(&Order::Spill, &[file.as_fd()])?;
         match self.channel.receive::<Report>(64 << 10)?.0 {
             Report::Spilled => Ok(()),

@@ -9,11 +9,11 @@
 //! there is gone. The oldest messages are granted slices first, so where places are short the youngest
 //! loses its own.
 
-use std::{collections::BTreeMap, fs::File};
+use std::{collections::BTreeMap, fs::File, os::fd::AsRawFd};
 
 use pages::{MemoryId, MemoryLayout};
 
-use super::lane::Worker;
+use super::lane::{Worker, WorkerError};
 use crate::SlicedName;
 
 /// A paused message.
@@ -29,6 +29,22 @@ pub(super) struct Place {
 }
 
 impl Place {
+    /// Whether everything that was to reach the disk did: what could not be written, the kernel may
+    /// have dropped, and reads as it was before. That is told to whoever had the file open then.
+    pub(super) fn check_writeback(&self) -> Result<(), WorkerError> {
+        // Behind the end there is nothing to wait for.
+        let (behind, bytes) = (i64::MAX - 1, 1);
+        // SAFETY: the descriptor is open; the call takes no pointer.
+        let asked = unsafe {
+            let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
+            libc::sync_file_range(self.spill.as_raw_fd(), behind, bytes, flags)
+        };
+        if asked == 0 {
+            return Ok(());
+        }
+        Err(WorkerError::Spill(std::io::Error::last_os_error().to_string()))
+    }
+
     /// Whether what it reads was overwritten.
     fn is_cut_off(&self) -> bool {
         self.layouts.iter().any(MemoryLayout::is_cut_off)

@@ -27,12 +27,14 @@
 //!
 //! # Bounds
 //!
-//! One bit per page of the largest memory this worker has seen, allocated but untouched until used,
-//! one more where a message was paused, and one entry per stretch found, at most one per page of the
-//! cap. [`Tracker::open`] and [`Tracker::touch`] allocate nothing, because they run in a signal
-//! handler.
+//! One bit per page ([`Bits`]): of a heap as many as the largest had that this worker has seen, of a
+//! stable memory those near pages that were written; one more where a message was paused; and one
+//! entry per stretch found, at most one per page of the cap. Of a heap's tracker [`Tracker::open`] and
+//! [`Tracker::touch`] allocate nothing, because they run in a signal handler.
 
 use std::ops::Range;
+
+use super::bits::Bits;
 
 /// Stretches up to which a fault unprotects a single page.
 pub(crate) const STRETCHES_PER_PAGE: u64 = 8192;
@@ -45,10 +47,9 @@ const TOUCHES_OF_A_PAGE: usize = 2048;
 pub(crate) struct CapReached;
 
 /// Pages written by one execution.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Tracker {
-    /// A bit per page.
-    bits: Vec<u64>,
+    bits: Bits,
     /// Every range of pages newly marked, in the order of marking; disjoint.
     marked: Vec<Range<u64>>,
     /// Number of pages marked, at most `pages_max`.
@@ -57,24 +58,45 @@ pub(crate) struct Tracker {
     pages_max: u64,
     /// Stretches of adjacent marked pages.
     stretches: u64,
-    /// A bit per page: marked, spilled, and not written since. Empty where nothing was spilled.
-    spilled: Vec<u64>,
+    /// Marked, spilled, and not written since; there are none where nothing was spilled.
+    spilled: Bits,
+    is_sparse: bool,
     /// Entries of `marked` that came before the last spill.
     spilled_marks: usize,
     /// Spilled pages that were written since, disjoint.
     touched: Vec<Range<u64>>,
 }
 
+impl Default for Tracker {
+    fn default() -> Self {
+        Self::new(false)
+    }
+}
+
 impl Tracker {
+    /// Of a heap, or of a stable memory, whose tracker may allocate at any time.
+    pub(crate) fn new(is_sparse: bool) -> Self {
+        Self {
+            bits: Bits::new(0, is_sparse),
+            marked: Vec::new(),
+            pages: 0,
+            pages_max: 0,
+            stretches: 0,
+            spilled: Bits::new(0, is_sparse),
+            is_sparse,
+            spilled_marks: 0,
+            touched: Vec::new(),
+        }
+    }
+
     /// Prepares for an execution over a memory of at most `memory_pages` that may write
     /// `pages_max`.
     pub(crate) fn begin(&mut self, memory_pages: u64, pages_max: u64) {
         self.clear();
         self.pages_max = pages_max.min(memory_pages);
-        let words = memory_pages.div_ceil(64) as usize;
-        if self.bits.len() < words {
+        if self.bits.pages() < memory_pages {
             // A fresh zeroed allocation stays untouched until used, resizing would touch it.
-            self.bits = vec![0; words];
+            self.bits = Bits::new(memory_pages, self.is_sparse);
         }
         if self.marked.capacity() < self.pages_max as usize + 1 {
             self.marked = Vec::with_capacity(self.pages_max as usize + 1);
@@ -93,19 +115,19 @@ impl Tracker {
 
     /// Whether `page` is marked.
     pub(crate) fn contains(&self, page: u64) -> bool {
-        is_set(&self.bits, page)
+        self.bits.is_set(page)
     }
 
     /// Whether `page` was spilled and is unchanged since.
     pub(crate) fn is_spilled(&self, page: u64) -> bool {
-        is_set(&self.spilled, page)
+        self.spilled.is_set(page)
     }
 
     /// The pages that were written since the last spill, as disjoint ranges in order, none adjacent.
     /// From now on they count as spilled.
     pub(crate) fn spill(&mut self) -> Vec<Range<u64>> {
-        if self.spilled.len() < self.bits.len() {
-            self.spilled = vec![0; self.bits.len()];
+        if self.spilled.pages() < self.bits.pages() {
+            self.spilled = Bits::new(self.bits.pages(), self.is_sparse);
         }
         let mut ranges: Vec<_> = self.marked.get(self.spilled_marks..).unwrap_or_default().to_vec();
         ranges.append(&mut self.touched);
@@ -113,9 +135,7 @@ impl Tracker {
             self.touched = Vec::with_capacity(self.marked.capacity());
         }
         self.spilled_marks = self.marked.len();
-        for page in ranges.iter().cloned().flatten() {
-            set(&mut self.spilled, page, true);
-        }
+        ranges.iter().cloned().flatten().for_each(|page| self.spilled.set(page));
         joined(&mut ranges)
     }
 
@@ -133,7 +153,7 @@ impl Tracker {
         while page < range.end {
             let start = page;
             while page < range.end && self.is_spilled(page) {
-                set(&mut self.spilled, page, false);
+                self.spilled.unset(page);
                 page += 1;
             }
             if start < page {
@@ -178,7 +198,7 @@ impl Tracker {
         if unmarked == 0 {
             return Ok(());
         }
-        if self.pages + unmarked > self.pages_max || range.end > self.bits.len() as u64 * 64 {
+        if self.pages + unmarked > self.pages_max || range.end > self.bits.pages() {
             return Err(CapReached);
         }
         let mut page = range.start;
@@ -189,9 +209,7 @@ impl Tracker {
             }
             let start = page;
             while page < range.end && !self.contains(page) {
-                if let Some(word) = self.bits.get_mut((page / 64) as usize) {
-                    *word |= 1 << (page % 64);
-                }
+                self.bits.set(page);
                 page += 1;
             }
             let joined =
@@ -214,27 +232,13 @@ impl Tracker {
 
     fn clear(&mut self) {
         for page in self.marked.drain(..).flatten() {
-            for bits in [&mut self.bits, &mut self.spilled] {
-                if let Some(word) = bits.get_mut((page / 64) as usize) {
-                    *word = 0;
-                }
-            }
+            self.bits.forget(page);
+            self.spilled.forget(page);
         }
         self.touched.clear();
         self.spilled_marks = 0;
         self.pages = 0;
         self.stretches = 0;
-    }
-}
-
-fn is_set(bits: &[u64], page: u64) -> bool {
-    bits.get((page / 64) as usize).is_some_and(|word| word & (1 << (page % 64)) != 0)
-}
-
-fn set(bits: &mut [u64], page: u64, to: bool) {
-    if let Some(word) = bits.get_mut((page / 64) as usize) {
-        let bit = 1 << (page % 64);
-        *word = if to { *word | bit } else { *word & !bit };
     }
 }
 
@@ -261,7 +265,7 @@ mod tests {
     use super::*;
 
     fn tracker(memory_pages: u64, pages_max: u64) -> Tracker {
-        let mut tracker = Tracker::default();
+        let mut tracker = Tracker::new(false);
         tracker.begin(memory_pages, pages_max);
         tracker
     }
@@ -331,8 +335,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn marks_agree_with_a_set(operations in prop::collection::vec((0_u64..300, 1_u64..40, any::<bool>()), 0..60), cap in 1_u64..300) {
-            let mut tracker = tracker(300, cap);
+        fn marks_agree_with_a_set(operations in prop::collection::vec((0_u64..300, 1_u64..40, any::<bool>()), 0..60), cap in 1_u64..300, is_sparse: bool) {
+            let mut tracker = Tracker::new(is_sparse);
+            tracker.begin(300, cap);
             let mut model = BTreeSet::new();
             for (start, length, single) in operations {
                 let range = if single { start..start + 1 } else { start..(start + length).min(300) };

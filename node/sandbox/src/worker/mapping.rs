@@ -70,6 +70,11 @@ pub(super) const SPILLED_ANSWER_AT: u64 = 16 << 30;
 
 const _: () = assert!(HEAP_RESERVATION_BYTES <= SPILLED_ANSWER_AT);
 
+/// Length of the file of a pause where stable memory may grow to so many bytes.
+pub(crate) fn spilled_bytes(stable_bytes: u64) -> u64 {
+    SPILLED_STABLE_AT.saturating_add(stable_bytes)
+}
+
 /// Set by a probe: memories grow no more, as if the kernel refused.
 pub(super) static REFUSE_GROWTH: AtomicBool = AtomicBool::new(false);
 

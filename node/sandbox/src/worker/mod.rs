@@ -24,6 +24,7 @@
 //! writing, and for a message that was paused the file where that waited, which nobody else reads. It can lie to the pool about the canisters of its lane; the pool checks
 //! what it says against what is possible, but cannot tell a plausible lie.
 
+mod bits;
 mod confine;
 mod dirty;
 mod heap;
@@ -44,6 +45,7 @@ use std::{
 };
 
 pub(crate) use heap::{HeapCell, WriteRefused};
+pub(crate) use mapping::spilled_bytes;
 pub(crate) use pacer::Pacer;
 pub(crate) use stable::{Stable, StableRefused};
 

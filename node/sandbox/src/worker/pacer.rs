@@ -176,6 +176,10 @@ impl Pacer {
     }
 
     fn pause(&self) -> Result<(), String> {
+        // What the canister was told then, other machines did not tell it: no report may follow.
+        if self.heap.kernel_refused() || lock(&self.stable).kernel_refused() {
+            return Err("the kernel refused memory".into());
+        }
         let heap_wasm_pages =
             self.heap_aside.unwrap_or_else(|| self.heap.size_bytes() / WASM_PAGE_BYTES);
         let report = Progress {

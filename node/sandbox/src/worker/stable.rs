@@ -31,10 +31,16 @@ pub(crate) enum StableRefused {
 }
 
 /// Trackers, which outlive messages.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct StableTrackers {
     dirty: Tracker,
     accessed: Tracker,
+}
+
+impl Default for StableTrackers {
+    fn default() -> Self {
+        Self { dirty: Tracker::new(true), accessed: Tracker::new(true) }
+    }
 }
 
 /// The stable memory of one message.

@@ -77,7 +77,7 @@ const WORKER: &str = r#"(module
     ;; Writes pages far apart in both memories, again and again, between calls that are made, one that
     ;; is under construction and an answer that is begun; then sums all of it up.
     (func $wide
-        (local $times i32) (local $at i32) (local $sum i64)
+        (local $times i32) (local $at i32)
         (drop (memory.grow (i32.const 256)))
         (drop (call $grow (i64.const 512)))
         (i64.store (i32.const 0) (i64.const 0))
@@ -99,7 +99,11 @@ const WORKER: &str = r#"(module
             (i64.store (local.get $at) (i64.add (global.get $n) (i64.load (local.get $at))))
             (i64.store (i32.const 0x1f0000) (global.get $n))
             (br_if $next (i32.lt_u (local.tee $times (i32.add (local.get $times) (i32.const 1))) (i32.const 6000))))
-        (local.set $at (i32.const 0))
+        (if (call $perform) (then (unreachable)))
+        (call $show_sum))
+    ;; A sum over some of each page of both memories.
+    (func $show_sum
+        (local $at i32) (local $sum i64)
         (loop $next
             (call $sread (i64.const 0x1f0000) (i64.extend_i32_u (local.get $at)) (i64.const 8))
             (local.set $sum (i64.add (i64.mul (local.get $sum) (i64.const 3)) (i64.load (i32.const 0x1f0000))))
@@ -109,7 +113,6 @@ const WORKER: &str = r#"(module
             (if (i32.and (local.get $at) (i32.const 0x40))
                 (then (local.set $at (i32.add (i32.and (local.get $at) (i32.const 0xfffff000)) (i32.const 0x1000)))))
             (br_if $next (i32.lt_u (local.get $at) (i32.const 0x2000000))))
-        (if (call $perform) (then (unreachable)))
         (i64.store (i32.const 0x100000) (local.get $sum))
         (call $append (i32.const 0x100000) (i32.const 8))
         (call $reply))
@@ -118,6 +121,7 @@ const WORKER: &str = r#"(module
     (func (export "canister_update late") (call $compute (i32.const 300000)) (call $trap (i32.const 0) (i32.const 4)))
     (func (export "canister_update endless") (loop $next (call $compute (i32.const 1000)) (br $next)))
     (func (export "canister_update callless") (loop $next (drop (call $counter (i32.const 0))) (br $next)))
+    (func (export "canister_query sum") (call $show_sum))
     (func (export "canister_query show") (call $show)))"#;
 
 const NAMES: [&str; 5] = ["compute", "call", "grow", "fill", "wide"];
@@ -195,7 +199,9 @@ fn a_message_comes_to_the_same_in_one_piece_in_slices_and_after_its_worker_was_l
         // Once before, so that some pages lie in the delta, some of them as private copies.
         whole.update(&mut canister, "call", b"");
         let expected = told(whole.update(&mut canister, method, b""));
-        let shown = whole.query(&canister, "show", b"").result.unwrap();
+        // What lies in the memories afterwards, those pages too that were written slices ago.
+        let look = if method == "wide" { "sum" } else { "show" };
+        let shown = whole.query(&canister, look, b"").result.unwrap();
         let mut pauses = None;
         type Between = fn(&World);
         let ways: [(&str, u64, Between); 4] = [
@@ -214,7 +220,7 @@ fn a_message_comes_to_the_same_in_one_piece_in_slices_and_after_its_worker_was_l
             assert_eq!(pauses.get_or_insert_with(|| paused.clone()), &paused, "{method} {way}");
             let repeated = world.pool.statistics().repeated;
             assert_eq!(repeated > 0, way == "killed" || places == 0, "{method} {way}");
-            assert_eq!(world.query(&canister, "show", b"").result.unwrap(), shown);
+            assert_eq!(world.query(&canister, look, b"").result.unwrap(), shown);
             // The worker goes on with others.
             let mut other = world.install(COUNTER);
             let reply = world.update(&mut other, "inc", b"").result.unwrap();
@@ -383,6 +389,55 @@ fn a_place_is_given_up_when_memory_is_short_and_when_what_it_maps_is_gone() {
     for pid in pids {
         assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "{pid}");
     }
+}
+
+#[test]
+fn what_the_kernel_refused_is_in_no_report_of_a_pause() {
+    let expected = {
+        let world = world(1);
+        let mut canister = world.install(WORKER);
+        let (outcome, pauses) = in_slices(&world, &mut canister, "grow", |_| {});
+        (told(outcome), pauses)
+    };
+    let world = World::with(HOST, |config| {
+        config.sandbox.paused_workers = 1;
+        config.probes = true;
+    });
+    let mut canister = world.install(WORKER);
+    let timeout = std::time::Duration::from_secs(20);
+    assert!(world.pool.probe(Lane::Update(0), sandbox::Probe::RefuseGrowth, timeout));
+    let (mut pauses, mut refused) = (Vec::new(), 0);
+    let outcome = loop {
+        let request = request(&world, &canister, "grow");
+        let number = 1 + pauses.len() as u64;
+        match world.pool.run_slice(Lane::Update(0), &request, &grant(number)) {
+            Ok(Slice::Paused(progress)) => pauses.push(progress),
+            Ok(Slice::Ended(outcome)) => {
+                world.commit(&mut canister, request, &outcome);
+                break *outcome;
+            }
+            Err(trouble) => {
+                assert!(trouble.to_string().contains("the kernel refused"), "{trouble}");
+                refused += 1;
+            }
+        }
+    };
+    assert_eq!(refused, 1);
+    assert_eq!((told(outcome), pauses), expected);
+}
+
+#[test]
+fn a_place_is_given_up_for_what_the_machine_lacks() {
+    let world = world(1);
+    let mut canister = world.install(WORKER);
+    let first = request(&world, &canister, "fill");
+    world.pool.run_slice(Lane::Update(0), &first, &grant(1)).unwrap();
+    drop(first);
+    assert_eq!(world.pool.statistics().paused, 1);
+    world.pool.give_room();
+    assert_eq!(world.pool.statistics().paused, 0);
+    let (outcome, _) = in_slices(&world, &mut canister, "fill", |_| {});
+    assert!(outcome.result.is_ok());
 }
 
 /// Files of memories that a process has mapped.
