@@ -38,7 +38,6 @@ const FOLD_STEP_BYTES: u64 = 4 << 20;
 pub(crate) struct SinceCheckpoint {
     rounds: u64,
     delta_bytes: u64,
-    /// Those that ran again included: a replay runs them again as well.
     instructions: u64,
     /// Messages that waited with records of their own when their round ended.
     messages: u64,
@@ -50,7 +49,7 @@ impl SinceCheckpoint {
     pub(crate) fn add(&mut self, work: &RoundWork) {
         self.rounds += 1;
         self.delta_bytes += work.delta_bytes;
-        self.instructions += work.instructions + work.repeated;
+        self.instructions += work.instructions;
         self.messages += work.came.count;
         self.message_bytes += work.came.bytes;
     }

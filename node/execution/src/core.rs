@@ -74,7 +74,7 @@ impl Core {
 
     /// A step that is tried until it succeeds.
     pub(crate) fn attempts(&self, place: ExecutionPoint) -> Attempts<'_> {
-        Attempts::new(&self.retry, place)
+        Attempts::new(&self.retry, &*self.sandbox, place)
     }
 
     /// Puts a payload into its file. If that fails, what may be removed goes at once: the round in

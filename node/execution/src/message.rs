@@ -49,8 +49,6 @@ pub(crate) struct Effects {
     pub(crate) instructions: u64,
     /// The same with what messages cost besides.
     pub(crate) work: u64,
-    /// Instructions that ran in rounds before and ran again, on all members.
-    pub(crate) repeated: u64,
     /// Bytes of delta pages (4 KiB each) committed to canister memories.
     pub(crate) delta_bytes: u64,
     /// Bytes of payloads of the calls and answers in here.

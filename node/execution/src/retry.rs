@@ -9,6 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use pages::PagesError;
+use sandbox::Sandbox;
 use state::{BlobError, Fault, Height, PayloadError};
 use thiserror::Error;
 
@@ -142,15 +143,21 @@ impl Transient for FatalError {
 /// One step that is tried until it succeeds.
 pub(crate) struct Attempts<'a> {
     retry: &'a Arc<dyn RetryPolicy>,
+    sandbox: &'a dyn Sandbox,
     trouble: Trouble,
     /// Attempts that the machine failed before the message could begin.
     of_machine: u32,
 }
 
 impl<'a> Attempts<'a> {
-    pub(crate) fn new(retry: &'a Arc<dyn RetryPolicy>, place: ExecutionPoint) -> Self {
+    pub(crate) fn new(
+        retry: &'a Arc<dyn RetryPolicy>,
+        sandbox: &'a dyn Sandbox,
+        place: ExecutionPoint,
+    ) -> Self {
         Self {
             retry,
+            sandbox,
             trouble: Trouble { place, what: String::new(), attempt: 0, runs_message: false },
             of_machine: 0,
         }
@@ -193,6 +200,8 @@ impl<'a> Attempts<'a> {
     pub(crate) fn wait(&mut self, what: String) -> Result<(), FatalError> {
         self.trouble.what = what;
         self.trouble.attempt = self.trouble.attempt.saturating_add(1);
+        // Room that this node has taken itself is not what it should wait for.
+        self.sandbox.give_room();
         self.retry.wait(&self.trouble).map_err(|Closing| FatalError::Closing)
     }
 }

@@ -43,8 +43,6 @@ const CHARGES_PER_ROUND: usize = 1_000;
 pub(crate) struct RoundWork {
     pub(crate) verdicts: Vec<Fault>,
     pub(crate) instructions: u64,
-    /// Instructions that ran in rounds before and ran again, as they do in a replay.
-    pub(crate) repeated: u64,
     pub(crate) messages: u64,
     pub(crate) delta_bytes: u64,
     /// Messages that came and wait with records of their own.
@@ -424,7 +422,6 @@ impl Round<'_> {
         memory.release(self.core, all.iter().flat_map(|effects| &effects.requests));
         for mut effects in all {
             self.work.instructions += effects.instructions;
-            self.work.repeated += effects.repeated;
             self.work.messages += effects.messages;
             self.work.delta_bytes += effects.delta_bytes;
             self.delta_spent += effects.delta_bytes;

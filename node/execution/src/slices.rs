@@ -7,12 +7,6 @@
 //! runs: the oldest, and one whose canister has its turn. So every one of them comes to its end,
 //! however many there are, and a short one needs not wait for all long ones that began before it.
 //!
-//! One that holds more than a worker keeps (`execution.paused_dirty_bytes`: pages that it wrote, its
-//! calls, its answer) runs again from its beginning each time. What it holds follows from the
-//! message, so all members know: it is granted twice as much each time, and only one such message
-//! goes on in a round: the oldest, or in every second round the one that has its turn. All of its
-//! runs together take less than three times as long as one would.
-//!
 //! # What it comes to
 //!
 //! is what it would have come to without a pause, for it sees nothing but what was written down:
@@ -177,15 +171,7 @@ impl Turn<'_> {
             }
             self.end(canister, running, ran, None)?;
         } else {
-            let more = if paused.is_large {
-                // All of it runs again.
-                self.effects.work += paused.instructions;
-                self.effects.repeated += paused.instructions;
-                running.granted
-            } else {
-                self.slice()
-            };
-            running.granted = running.granted.saturating_add(more);
+            running.granted = running.granted.saturating_add(self.slice());
             if let Some(payload) = &paused.payload {
                 let content = self.machine.read_payload(payload)?;
                 let begun = running.begun.filled(content, payload);
@@ -328,7 +314,6 @@ impl Turn<'_> {
             grown_bytes,
             message_bytes,
             is_guaranteed,
-            is_large: progress.held_bytes > self.core().limits().execution.paused_dirty_bytes,
             payload,
             record: Shared::new(ByteBuf::from(heap::kept(record))),
             waiting: Vec::new(),
@@ -564,7 +549,6 @@ mod tests {
             grown_bytes: 0,
             message_bytes: 0,
             is_guaranteed: false,
-            is_large: false,
             payload: None,
             record: Shared::new(ByteBuf::from(record)),
             waiting: Vec::new(),

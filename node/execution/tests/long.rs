@@ -204,32 +204,6 @@ fn a_message_little_longer_than_a_slice_does_not_wait_for_all_that_began_before(
     node.restart();
 }
 
-#[test]
-fn a_large_message_does_not_wait_for_all_large_ones_that_began_before() {
-    let mut limits = short_slices();
-    limits.execution.paused_dirty_bytes = 8 << 10;
-    let mut node = Node::with(limits);
-    let large = |count| [slices(count), Op::Note(vec![7; 64 << 10]), Op::Reply(b"large".to_vec())];
-    let ids: Vec<_> = (0..25).map(|_| node.deploy(&Spec::default())).collect();
-    let (strangers, id) = (&ids[..20], ids[24]);
-    crowd(&mut node, strangers, &large(40));
-    let small = &ids[20..24];
-    crowd(&mut node, small, &[slices(40), Op::Reply(vec![])]);
-    let request = begin(&mut node, id, 2, &large(1)[1..]);
-    let is_large = |id| node.canister(id).paused.as_ref().unwrap().is_large;
-    assert!(is_large(id) && strangers.iter().all(|id| is_large(*id)) && !is_large(small[0]));
-    let rounds = finish(&mut node, id);
-    assert!(rounds <= 2 * 22, "{rounds}");
-    assert_eq!(node.result(&request).unwrap(), b"large");
-    assert!(strangers.iter().filter(|id| is_paused(&node, **id)).count() > 10);
-    assert!(!is_paused(&node, strangers[0]), "the oldest goes on as well");
-    while small.iter().any(|id| is_paused(&node, *id)) {
-        node.round();
-        assert!(node.log.len() < 300);
-    }
-    node.restart();
-}
-
 /// Executes calls on a canister whose hooks take longer than a slice: each has its turn, and an
 /// answer comes in.
 fn answers_between_hooks(spec: &Spec) -> Vec<String> {
@@ -601,58 +575,6 @@ fn a_paused_message_takes_no_room_from_what_is_known_of_canisters() {
     node.settle();
     assert!(node.result(&request).unwrap().len() >= 8_192);
     node.restart();
-}
-
-#[test]
-fn what_writes_much_runs_again_with_twice_the_slices_and_alone() {
-    let mut limits = short_slices();
-    limits.execution.paused_dirty_bytes = 8 << 10;
-    let mut node = Node::with(limits);
-    let ids: Vec<_> = (0..4).map(|_| node.deploy(&Spec::default())).collect();
-    let large = |node: &mut Node, id| {
-        node.send(id, &[slices(20), Op::Note(vec![7; 64 << 10]), Op::Reply(b"large".to_vec())])
-    };
-    let (one, two) = (large(&mut node, ids[0]), large(&mut node, ids[1]));
-    let small = node.send(ids[2], &[slices(7), Op::Reply(b"small".to_vec())]);
-    let mut ends = [0; 3];
-    for round in 1..=12 {
-        let quick = node.send(ids[3], &[Op::Reply(vec![])]);
-        node.round();
-        assert!(node.result(&quick).is_ok(), "round {round}");
-        for (end, request) in ends.iter_mut().zip([&one, &two, &small]) {
-            if *end == 0 && node.result_if_any(request).is_some() {
-                *end = round;
-            }
-        }
-    }
-    // 1, 2, 4, 8, 16, 32 slices: the older one in every second round, and each in its turn in the
-    // others. The small one has one in each round.
-    assert_eq!(ends, [7, 11, 7]);
-    assert_eq!(node.result(&one).unwrap(), b"large");
-    assert_eq!(node.result(&two).unwrap(), b"large");
-    node.restart();
-}
-
-#[test]
-fn what_runs_again_counts_for_the_next_checkpoint() {
-    let mut limits = short_slices();
-    limits.execution.paused_dirty_bytes = 8 << 10;
-    limits.pages.checkpoint_interval_rounds = 1_000;
-    limits.pages.checkpoint_instructions = 30 * SLICE;
-    let mut node = Node::with(limits);
-    let id = node.deploy(&Spec::default());
-    assert!(!node.executor.checkpoint_due());
-    begin(&mut node, id, 40, &[Op::Note(vec![7; 64 << 10]), Op::Reply(vec![])]);
-    for _ in 0..3 {
-        node.round();
-        assert!(!node.executor.checkpoint_due());
-    }
-    // 1, 2, 4, 8, 16: the message is at its sixteenth slice, and 31 have run.
-    let batch = node.batch();
-    node.executor.execute(&batch, &[]).unwrap();
-    let paused = node.canister(id).paused.clone().unwrap();
-    assert!(paused.granted == 16 * SLICE && paused.instructions <= 17 * SLICE);
-    assert!(node.executor.checkpoint_due());
 }
 
 /// Five messages may write 1,280 KiB, and the phases of an upgrade 1 MiB of them.

@@ -89,7 +89,7 @@ fn pools(limits: &limits::Limits) -> (MakeSandbox, Slot) {
                 query_workers: given.execution.query_threads as usize,
                 module: given.module.clone(),
                 sandbox: given.sandbox.clone(),
-                paused_dirty_bytes: given.execution.paused_dirty_bytes,
+                paused_spill_bytes: given.paused_spill_bytes(),
                 paused_anonymous_bytes: given.paused_anonymous_bytes(),
                 source: None,
                 probes: false,
@@ -344,12 +344,7 @@ fn threads_and_restarts_change_no_root() {
 
 /// Three canisters with messages of many slices and one with short ones, on a node that keeps so
 /// many paused messages. `after` is what happens after each round.
-fn long_life(
-    places: u64,
-    threads: u64,
-    dirty_mib: u64,
-    after: fn(u64, Real) -> Real,
-) -> Vec<[u8; 32]> {
+fn long_life(places: u64, threads: u64, after: fn(u64, Real) -> Real) -> Vec<[u8; 32]> {
     let mut limits = limits();
     limits.execution.threads = threads;
     limits.execution.instructions_per_slice = 10_000_000;
@@ -358,7 +353,6 @@ fn long_life(
     limits.execution.paused_executions = 2;
     limits.pages.checkpoint_interval_rounds = 4;
     limits.sandbox.paused_workers = places;
-    limits.execution.paused_dirty_bytes = dirty_mib << 20;
     let (make, pool) = pools(&limits);
     let mut real = Real { node: Node::with_sandbox(limits, Some(make)), pool };
     let long: Vec<_> = (0..3).map(|_| real.deploy("workbench.wasm")).collect();
@@ -388,12 +382,9 @@ fn long_life(
 }
 
 fn long_messages_come_to_the_same_whatever_is_kept() {
-    let kept = long_life(4, 2, 16, |_, real| real);
-    assert_eq!(kept, long_life(0, 1, 16, |_, real| real));
-    // One of them writes more than is kept.
-    let large = long_life(4, 2, 4, |_, real| real);
-    assert_eq!(large, long_life(0, 1, 4, |_, real| real));
-    let killed = long_life(2, 2, 16, |round, real| {
+    let kept = long_life(4, 2, |_, real| real);
+    assert_eq!(kept, long_life(0, 1, |_, real| real));
+    let killed = long_life(2, 2, |round, real| {
         let pool = real.pool.lock().unwrap().clone().unwrap();
         let pids = if round % 3 == 0 { pool.pids() } else { pool.paused_pids() };
         for pid in pids.into_iter().filter(|_| round % 2 == 0) {
@@ -407,7 +398,6 @@ fn long_messages_come_to_the_same_whatever_is_kept() {
         long_life(
             1,
             2,
-            16,
             |round, real| {
                 if [3, 4, 17, 30].contains(&round) { real.restart() } else { real }
             },

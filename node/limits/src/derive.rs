@@ -597,7 +597,6 @@ fn execution(memory: u64) -> ExecutionLimits {
         instructions_per_round: INSTRUCTIONS_PER_ROUND,
         instructions_per_slice: INSTRUCTIONS_PER_SLICE,
         paused_executions: scale::PAUSED_EXECUTIONS.step_at(memory),
-        paused_dirty_bytes: scale::PAUSED_DIRTY.bytes_at(memory),
         stable_dirty_bytes_per_message: scale::STABLE_DIRTY_PER_MESSAGE.bytes_at(memory),
         stable_dirty_bytes_per_install: scale::STABLE_DIRTY_PER_INSTALL.bytes_at(memory),
         stable_accessed_bytes_per_message: scale::STABLE_DIRTY_PER_MESSAGE.bytes_at(memory),

@@ -88,6 +88,15 @@ const HEAP_BYTES_PER_TABLE_BYTE: u64 = 512;
 const KERNEL_TABLES_PART: u64 = 4;
 /// The stack of a message: what a canister may use, and what functions of the system need below.
 pub const STACK_BYTES: u64 = 5 << 20;
+/// What a worker knows of a page that a message wrote: where it is in up to five lists.
+const DIRTY_PAGE_BYTES: u64 = 80;
+/// What it takes besides for a page of stable memory that a message touched far from all others: a
+/// piece of three sets of bits each.
+const LONE_PAGE_BYTES: u64 = 3 * 144;
+/// The part of its file that extents of a paused message may take besides, one in so many.
+const SPILL_BESIDE_PART: u64 = 64;
+/// A call beside what it carries, in a file.
+const CALL_BYTES: u64 = 512;
 /// One element of a table of an instance.
 const TABLE_ELEMENT_BYTES: u64 = 8;
 
@@ -106,13 +115,35 @@ impl Limits {
         self.subnet.message_payload_bytes.saturating_mul(2).saturating_add(tables)
     }
 
-    /// What a worker takes that keeps a paused message.
+    /// What a worker takes that keeps a paused message, whose pages, calls and answer lie in a file.
     fn paused_worker_bytes(&self) -> u64 {
         self.process
             .worker_base_bytes
             .saturating_add(self.worker_buffer_bytes())
             .saturating_add(STACK_BYTES)
-            .saturating_add(self.execution.paused_dirty_bytes)
+            .saturating_add(self.paused_index_bytes())
+    }
+
+    /// What a worker knows of the pages that a paused message wrote.
+    fn paused_index_bytes(&self) -> u64 {
+        let stable_pages = self.execution.stable_accessed_bytes_per_message / PAGE_BYTES;
+        (self.paused_page_bytes() / PAGE_BYTES)
+            .saturating_mul(DIRTY_PAGE_BYTES)
+            .saturating_add(stable_pages.saturating_mul(LONE_PAGE_BYTES))
+    }
+
+    /// The most that a paused message or installation writes to pages.
+    fn paused_page_bytes(&self) -> u64 {
+        self.message_dirty_bytes().max(self.install_dirty_bytes())
+    }
+
+    /// What a paused message may take of the disk: pages that it wrote, its calls with the one it is
+    /// making, and its answer.
+    pub fn paused_spill_bytes(&self) -> u64 {
+        let payloads = self.subnet.message_payload_bytes.saturating_mul(PAYLOADS_PER_MESSAGE + 1);
+        let calls = self.subnet.callback_soft_limit.saturating_mul(CALL_BYTES);
+        let bytes = self.paused_page_bytes().saturating_add(payloads).saturating_add(calls);
+        bytes.saturating_add(bytes / SPILL_BESIDE_PART)
     }
 
     /// Anonymous memory that such a worker may hold.
@@ -237,8 +268,8 @@ impl Limits {
                 "sandbox",
                 LineKind::Fixed,
                 times(sandbox.paused_workers, self.paused_worker_bytes()),
-                "workers that keep a message between two of its slices, with its stack, the pages it \
-                 wrote and its calls",
+                "workers that keep a message between two of its slices, with its stack; the pages it \
+                 wrote and its calls lie in a file",
             ),
             line(
                 pool::COMPILATIONS,
@@ -490,6 +521,15 @@ impl Limits {
                 times(sandbox.compile_threads, sandbox.compile_memory_bytes),
                 "what compile children work in, gone with them; their files are sparse, and a \
                  module that is accepted fills half of one at most",
+            ),
+            line(
+                "paused_messages",
+                sandbox.paused_workers.saturating_mul(self.paused_spill_bytes()),
+                "sandbox",
+                Disk,
+                times(sandbox.paused_workers, self.paused_spill_bytes()),
+                "pages that paused messages wrote, their calls and answers, in files that are gone \
+                 with their workers",
             ),
             line(
                 "compiled_modules",

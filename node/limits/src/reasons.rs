@@ -69,7 +69,6 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ("execution.instructions_per_round", "keeps rounds short, so that certificates stay fresh"),
     ("execution.instructions_per_slice", "a tenth of a second that others wait for"),
     ("execution.paused_executions", "half of a round at most is theirs"),
-    ("execution.paused_dirty_bytes", "anonymous memory between two slices of a message"),
     ("execution.stable_dirty_bytes_per_message", "anonymous memory until the message ends"),
     (
         "execution.stable_dirty_bytes_per_install",

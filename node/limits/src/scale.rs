@@ -56,7 +56,6 @@ pub(crate) const EVICTION_BATCH: Row<9> = SCALE.mib([12, 12, 24, 32, 64, 128, 25
 
 // The smallest nodes have no memory for one worker more: what is paused there runs again.
 pub(crate) const PAUSED_WORKERS: Row<9> = SCALE.values([0, 1, 1, 2, 4, 4, 4, 4, 4]);
-pub(crate) const PAUSED_DIRTY: Row<9> = SCALE.mib([1, 1, 8, 11, 16, 32, 64, 192, 384]);
 
 // Subnet.
 pub(crate) const MEMORY_CAPACITY: Row<9> =

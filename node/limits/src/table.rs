@@ -167,10 +167,6 @@ pub struct ExecutionLimits {
     pub instructions_per_slice: u64,
     /// Paused messages that are granted a slice in one round; the others wait their turn.
     pub paused_executions: u64,
-    /// Bytes that a paused message may hold for a worker to keep it: pages that it wrote, its calls and
-    /// its answer. One that has more runs again from its beginning, and is granted twice the slices each time.
-    #[serde(default = "paused_dirty_bytes")]
-    pub paused_dirty_bytes: u64,
     /// Stable bytes one message may dirty.
     pub stable_dirty_bytes_per_message: u64,
     /// Stable bytes one install or upgrade may dirty.
@@ -298,11 +294,6 @@ pub struct PagesLimits {
 /// For tables that were written down before a compile child had its heap in a file.
 fn compile_anonymous_bytes() -> u64 {
     COMPILE_ANONYMOUS_BYTES
-}
-
-/// For tables that were written down before messages ran in slices.
-fn paused_dirty_bytes() -> u64 {
-    4 << 20
 }
 
 /// For tables that were written down before there was such a limit.

@@ -490,7 +490,7 @@ fn open_calls_follow_from_the_disk_and_leave_it_to_the_canisters() {
     assert_eq!(limits.subnet.callback_soft_limit, 10_240, "of one canister or of many");
     assert_eq!(limits.checkpoint_messages(), 10_240);
     let capacity = limits.subnet.memory_capacity_bytes;
-    assert!(capacity >= 58 * GIB, "{capacity}");
+    assert!(capacity >= 57 * GIB, "{capacity}");
     let files = limits.sheet().line("message_files").unwrap().bytes;
     assert!(files > 25 * GIB && files < 26 * GIB, "{files}");
     // What came since the newest checkpoint, and what one round writes and its lanes had begun,

@@ -464,9 +464,6 @@ pub trait Sandbox: Send + Sync {
     ) -> Result<Slice, WorkerTrouble> {
         let outcome = self.execute(lane, request)?;
         let over = outcome.instructions <= grant.until;
-        let runs =
-            outcome.changes.iter().flat_map(|all| all.heap_runs.iter().chain(&all.stable_runs));
-        let dirty_pages: u64 = runs.map(|run| run.pages).sum();
         Ok(if over {
             Slice::Ended(Box::new(outcome))
         } else {
@@ -474,10 +471,13 @@ pub trait Sandbox: Send + Sync {
                 instructions: grant.until,
                 heap_wasm_pages: request.heap.wasm_pages,
                 stable_wasm_pages: request.stable.wasm_pages,
-                held_bytes: dirty_pages * pages::PAGE_BYTES,
             })
         })
     }
+
+    /// The machine lacks something: what is kept to save time alone is given up, bit by bit.
+    fn give_room(&self) {}
+
     /// A paused message will not go on: nothing of it need be kept.
     fn abandon(&self, _name: &SlicedName) {}
     /// Releases what `keep_token` keeps.

@@ -141,6 +141,10 @@ impl Sandbox for Budgeted {
         self.inner.run_slice(lane, request, grant)
     }
 
+    fn give_room(&self) {
+        self.inner.give_room();
+    }
+
     fn abandon(&self, name: &SlicedName) {
         self.inner.abandon(name);
     }

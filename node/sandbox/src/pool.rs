@@ -17,8 +17,8 @@
 //!
 //! # Messages in slices
 //!
-//! A worker whose message is paused moves from its lane to a place ([`places`]), where the message
-//! goes on whatever lane asks. When it is over, the worker is the lane's again if that has none.
+//! A worker whose message is paused moves from its lane to a place ([`places`]), where it puts what it
+//! holds into a file, and where the message goes on whatever lane asks. When it is over, the worker is the lane's again if that has none.
 //!
 //! # Bounds
 //!
@@ -38,6 +38,8 @@ mod view;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs::File,
+    os::unix::fs::MetadataExt,
     path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -59,6 +61,7 @@ use crate::{
         lane::{Executed, Worker, WorkerError},
         places::{Place, Places},
     },
+    worker::spilled_bytes,
 };
 
 /// Longest wait before a worker is started again.
@@ -83,6 +86,11 @@ const FORGET_MAX: usize = 4096;
 /// it, all of it runs again.
 const RESUMED_FACTOR: u32 = 4;
 
+/// How long a paused message may take to be put into its file, besides its bytes.
+const SPILL_GRACE: Duration = Duration::from_secs(30);
+/// Bytes of it a second: only a disk that hangs is slower.
+const SPILL_RATE: u64 = 1 << 20;
+
 /// Most that the time limit of a message grows when its worker reached it.
 const TIMEOUT_FACTOR_MAX: u32 = 8;
 
@@ -102,8 +110,8 @@ pub struct SandboxConfig {
     pub module: ModuleLimits,
     /// Limits on workers and compilation.
     pub sandbox: SandboxLimits,
-    /// `execution.paused_dirty_bytes`: a paused message that holds more is not kept.
-    pub paused_dirty_bytes: u64,
+    /// What a paused message may take of the disk: one that takes more is not kept.
+    pub paused_spill_bytes: u64,
     /// Anonymous memory that a worker which keeps a paused message may hold.
     pub paused_anonymous_bytes: u64,
     /// For modules whose artefact is gone.
@@ -183,7 +191,7 @@ pub struct Pool {
     preparer: Preparer,
     globals_max: usize,
     sandbox: SandboxLimits,
-    paused_dirty_bytes: u64,
+    paused_spill_bytes: u64,
     paused_anonymous_bytes: u64,
     update_workers: usize,
     lanes: Vec<LaneCell>,
@@ -288,7 +296,7 @@ impl Pool {
             preparer,
             globals_max: usize::try_from(config.module.globals).unwrap_or(usize::MAX),
             sandbox: config.sandbox,
-            paused_dirty_bytes: config.paused_dirty_bytes,
+            paused_spill_bytes: config.paused_spill_bytes,
             paused_anonymous_bytes: config.paused_anonymous_bytes,
             update_workers,
             lanes: (0..lanes).map(|_| cell()).collect(),
@@ -521,10 +529,12 @@ impl Pool {
         self.counters.messages.fetch_add(1, Ordering::Relaxed);
         let resumed =
             place.worker.resume(request, grant, place.granted, self.globals_max, RESUMED_FACTOR);
+        // Pages that the disk lost may have been read meanwhile: then nothing of it counts.
+        let resumed = resumed.and_then(|executed| place.check_writeback().map(|()| executed));
         match resumed {
             Ok(Executed::Paused(progress)) => {
                 place.granted = grant.until;
-                self.keep(grant.name, place, progress.held_bytes);
+                self.keep(grant.name, place);
                 Ok(Slice::Paused(progress))
             }
             Ok(Executed::Ended(outcome)) => {
@@ -540,14 +550,61 @@ impl Pool {
         }
     }
 
-    /// Keeps a paused message, or ends the worker: also one that holds more than it may say.
-    fn keep(&self, name: SlicedName, place: Place, held_bytes: u64) {
-        // What it says it holds is checked against what the kernel says of the process.
-        let anonymous = memory_of(place.worker.pid()).map_or(0, |memory| memory.anonymous_bytes);
-        let fits =
-            held_bytes <= self.paused_dirty_bytes && anonymous <= self.paused_anonymous_bytes;
+    /// Keeps a message that was just paused for the first time, if there is a place.
+    fn keep_first(&self, request: &Request, grant: &Grant, worker: Worker) {
+        let (is_room, given_up) = lock(&self.places).make_room(grant.name, worker.pid());
         // Ended after the lock is let go: the process is waited for.
-        let given_up = lock(&self.places).keep(name, place, fits);
+        drop(given_up);
+        if !is_room {
+            return;
+        }
+        match self.spill_file(request) {
+            Ok(spill) => {
+                let layouts = [request.heap.layout.clone(), request.stable.layout.clone()];
+                let place = Place { worker, granted: grant.until, spill, layouts };
+                self.keep(grant.name, place);
+            }
+            Err(error) => {
+                lock(&self.places).leave(&grant.name);
+                tracing::warn!(%error, "a paused message is not kept and will run again");
+            }
+        }
+    }
+
+    /// The file of a place. It has its full length from the beginning: some file systems take blocks
+    /// ahead where a file grows.
+    fn spill_file(&self, request: &Request) -> Result<File, WorkerError> {
+        let file = self.preparer.unnamed_file()?;
+        let full = file.set_len(spilled_bytes(request.stable.layout.base_bytes));
+        full.map_err(|error| WorkerError::Spill(error.to_string()))?;
+        Ok(file)
+    }
+
+    /// Keeps a paused message, or ends the worker: also one that holds more than it may.
+    fn keep(&self, name: SlicedName, mut place: Place) {
+        let timeout = SPILL_GRACE + Duration::from_secs(self.paused_spill_bytes / SPILL_RATE);
+        if let Err(error) = place.worker.spill(&place.spill, timeout) {
+            lock(&self.places).leave(&name);
+            return self.count_death(&error);
+        }
+        // What it holds is what the kernel says of the process and of the file.
+        let anonymous = memory_of(place.worker.pid()).map_or(0, |memory| memory.anonymous_bytes);
+        let spilled = place.spill.metadata().map_or(u64::MAX, |file| file.blocks() * 512);
+        let spilled_max = self.paused_spill_bytes;
+        if anonymous > self.paused_anonymous_bytes || spilled > spilled_max {
+            lock(&self.places).leave(&name);
+            let anonymous_max = self.paused_anonymous_bytes;
+            tracing::warn!(
+                message = ?name,
+                anonymous,
+                anonymous_max,
+                spilled,
+                spilled_max,
+                "a paused message is too large to be kept and runs again in every round"
+            );
+            return;
+        }
+        let given_up = lock(&self.places).keep(name, place);
         drop(given_up);
     }
 
@@ -710,13 +767,16 @@ impl Sandbox for Pool {
             (Executed::Ended(outcome), _) => Ok(Slice::Ended(outcome)),
             (Executed::Paused(progress), worker) => {
                 if let Some(worker) = worker {
-                    let layouts = [request.heap.layout.clone(), request.stable.layout.clone()];
-                    let place = Place { worker, granted: grant.until, layouts };
-                    self.keep(grant.name, place, progress.held_bytes);
+                    self.keep_first(request, grant, worker);
                 }
                 Ok(Slice::Paused(progress))
             }
         }
+    }
+
+    fn give_room(&self) {
+        let given_up = lock(&self.places).give_up_youngest();
+        drop(given_up);
     }
 
     fn abandon(&self, name: &SlicedName) {

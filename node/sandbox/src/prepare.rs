@@ -161,6 +161,12 @@ impl Preparer {
         self.compiler.children.pids()
     }
 
+    /// A file without a name beside the cache, which is gone when nobody has it open.
+    pub(crate) fn unnamed_file(&self) -> Result<File, PrepareError> {
+        let file = self.cache.temporary()?.into_unnamed();
+        Ok(file.map_err(|error| self.cache.failed(error))?)
+    }
+
     /// Bytes and modules in the cache.
     pub fn cache_usage(&self) -> (u64, usize) {
         (self.cache.bytes(), self.cache.modules())

@@ -75,6 +75,4 @@ pub struct Progress {
     pub heap_wasm_pages: u64,
     /// Size of the stable memory in Wasm pages.
     pub stable_wasm_pages: u64,
-    /// Bytes it holds: of the pages of both that it wrote, of its reply and of its calls.
-    pub held_bytes: u64,
 }

@@ -35,9 +35,6 @@ pub struct PausedMessage {
     pub message_bytes: u64,
     /// Whether it is a call with a guaranteed response, whose bytes are of that pool.
     pub is_guaranteed: bool,
-    /// Whether it holds more than a worker keeps: it runs again from its beginning each time, so it is
-    /// granted twice the slices, and only one such message goes on in a round.
-    pub is_large: bool,
     /// Where its payload lies, if that is too large for the record.
     pub payload: Option<Shared<StoredPayload>>,
     /// What execution needs to go on: its own encoding, with a version of its own.

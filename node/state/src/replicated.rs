@@ -92,8 +92,6 @@ pub struct SubnetState {
     pub calls_first: bool,
     /// The last canister whose paused message went on in its turn.
     pub paused_turn: Option<CanisterId>,
-    /// The same, of those whose message is large.
-    pub paused_large_turn: Option<CanisterId>,
     /// State root after the last batch.
     pub root: [u8; 32],
     /// When manifests are made, and which is certified.
@@ -115,8 +113,6 @@ struct Facts {
     /// None while it has nothing to pay with and a message that may give something back.
     charged_until: Option<Time>,
     paused: Option<Height>,
-    /// Those of them that are large.
-    paused_large: Option<Height>,
     memories: Option<(MemoryId, MemoryId)>,
     module: Option<ModuleHash>,
     chunks: bool,
@@ -253,7 +249,6 @@ pub struct ReplicatedState {
     stop_deadlines: BTreeSet<(Time, CanisterId)>,
     charges: BTreeSet<(Time, CanisterId)>,
     paused: PausedIndex,
-    paused_large: PausedIndex,
     owners: BTreeMap<MemoryId, CanisterId>,
     /// How many canisters have each module.
     modules: BTreeMap<ModuleHash, u64>,
@@ -303,7 +298,6 @@ impl ReplicatedState {
             stop_deadlines: BTreeSet::new(),
             charges: BTreeSet::new(),
             paused: PausedIndex::default(),
-            paused_large: PausedIndex::default(),
             owners: BTreeMap::new(),
             modules: BTreeMap::new(),
             chunk_holders: BTreeSet::new(),
@@ -476,34 +470,20 @@ impl ReplicatedState {
 
     /// Canisters with a paused message.
     pub fn paused(&self) -> impl Iterator<Item = CanisterId> + '_ {
-        self.paused.ids().chain(self.paused_large.ids())
+        self.paused.ids()
     }
 
     /// Canisters whose paused message goes on now, at most `most`: those whose message began first
     /// but for one, who have their turn in the order of ids, so that nobody waits for all that began
-    /// before. Only one has a large message; of them the oldest and the one whose turn it is
-    /// alternate.
+    /// before.
     pub fn next_paused(&mut self, most: usize) -> Vec<CanisterId> {
         let oldest = if most < 2 { most } else { most - 1 };
-        let turns = most - oldest;
-        let subnet = &mut self.subnet;
-        let large = self.paused_large.behind(subnet.paused_large_turn, &[]);
-        if let Some(large) = large.filter(|_| turns > 0 && subnet.height.0.is_multiple_of(2)) {
-            subnet.paused_large_turn = Some(large);
-            return self.paused.oldest(oldest).map(|(_, id)| id).chain([large]).collect();
-        }
-        let first_large = self.paused_large.oldest(1).next();
-        let mut next: Vec<_> = self.paused.oldest(oldest).chain(first_large).collect();
-        next.sort_unstable();
-        let mut next: Vec<_> = next.into_iter().take(oldest).map(|(_, id)| id).collect();
-        if turns > 0 {
-            match self.paused.behind(subnet.paused_turn, &next) {
-                Some(id) => {
-                    subnet.paused_turn = Some(id);
-                    next.push(id);
-                }
-                None => next.extend(first_large.map(|(_, id)| id).filter(|id| !next.contains(id))),
-            }
+        let mut next: Vec<_> = self.paused.oldest(oldest).map(|(_, id)| id).collect();
+        if oldest < most
+            && let Some(id) = self.paused.behind(self.subnet.paused_turn, &next)
+        {
+            self.subnet.paused_turn = Some(id);
+            next.push(id);
         }
         next
     }
@@ -559,7 +539,6 @@ impl ReplicatedState {
             move_entry(&mut self.stop_deadlines, *id, old.stop_deadline, new_facts.stop_deadline);
             move_entry(&mut self.charges, *id, old.charged_until, new_facts.charged_until);
             self.paused.change(*id, old.paused, new_facts.paused);
-            self.paused_large.change(*id, old.paused_large, new_facts.paused_large);
             if old.module != new_facts.module {
                 if let Some(module) = new_facts.module {
                     *self.modules.entry(module).or_default() += 1;
@@ -750,7 +729,7 @@ impl ReplicatedState {
         let is_due = |facts: &&Facts| facts.timer.is_some_and(|time| time <= self.looked_until);
         let due = self.facts.values().filter(is_due).count();
         assert_eq!(self.due_timers.len(), due, "due timers");
-        let is_paused = |facts: &&Facts| facts.paused.is_some() || facts.paused_large.is_some();
+        let is_paused = |facts: &&Facts| facts.paused.is_some();
         let paused = self.facts.values().filter(is_paused).count();
         assert_eq!(self.paused().count(), paused, "canisters with a paused message");
         let mut released: BTreeMap<CanisterId, u64> = BTreeMap::new();
@@ -821,9 +800,6 @@ impl Facts {
     fn of(canister: &CanisterState, response_bytes: u64) -> Self {
         let hooks = canister.module().map(|module| module.info.hooks).unwrap_or_default();
         let free = !canister.is_held();
-        let since = |is_large: bool| {
-            canister.paused.as_ref().filter(|paused| paused.is_large == is_large).map(|p| p.since)
-        };
         let running = free && canister.status == CanisterStatus::Running;
         let usage = canister.memory_usage();
         let (guaranteed, best_effort) = canister.message_memory(response_bytes);
@@ -848,8 +824,7 @@ impl Facts {
             stopping: matches!(canister.status, CanisterStatus::Stopping(_)),
             stop_deadline,
             charged_until: canister.can_be_charged().then_some(canister.charged_until),
-            paused: since(false),
-            paused_large: since(true),
+            paused: canister.paused.as_ref().map(|paused| paused.since),
             memories: canister
                 .execution
                 .as_ref()

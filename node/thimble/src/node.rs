@@ -415,7 +415,7 @@ fn open_sandbox(data: &Path, limits: &Limits, blobs: &Arc<BlobStore>) -> Result<
         query_workers: limits.execution.query_threads as usize,
         module: limits.module.clone(),
         sandbox: limits.sandbox.clone(),
-        paused_dirty_bytes: limits.execution.paused_dirty_bytes,
+        paused_spill_bytes: limits.paused_spill_bytes(),
         paused_anonymous_bytes: limits.paused_anonymous_bytes(),
         source: Some(Arc::new(Modules(blobs.clone()))),
         probes: false,

@@ -93,6 +93,9 @@ pub(super) enum WorkerError {
     /// No artefact of the module can be had.
     #[error(transparent)]
     Artefact(#[from] PrepareError),
+    /// What a paused message holds cannot be kept in a file.
+    #[error("the file of a paused message: {0}")]
+    Spill(String),
     /// A file of a memory cannot be opened.
     #[error(transparent)]
     Memory(#[from] PagesError),
@@ -264,7 +267,7 @@ impl Worker {
                     self.memories.remove(&request.stable.layout.id);
                 }
                 Report::Failed(text) => return Err(WorkerError::Failed(text)),
-                Report::Ready | Report::Done | Report::Heap(_) => {
+                Report::Ready | Report::Done | Report::Spilled | Report::Heap(_) => {
                     return Err(WorkerError::Lied("a report out of turn".into()));
                 }
             }
@@ -310,7 +313,7 @@ impl Worker {
                 Ok(Executed::Paused(paused))
             }
             Report::Failed(text) => Err(WorkerError::Failed(text)),
-            Report::Ready | Report::Done | Report::Missing | Report::Heap(_) => {
+            Report::Ready | Report::Done | Report::Spilled | Report::Missing | Report::Heap(_) => {
                 Err(WorkerError::Lied("a report out of turn".into()))
             }
         }
@@ -322,6 +325,17 @@ impl Worker {
             // It runs elsewhere where that is refused, and is not asked again there.
             processor::bring(self.pid(), here);
             self.processor = Some(here);
+        }
+    }
+
+    /// Has the message that is paused here put what it holds into `file`.
+    pub(super) fn spill(&mut self, file: &File, timeout: Duration) -> Result<(), WorkerError> {
+        self.channel.set_timeout(Some(timeout))?;
+        self.channel.send(&Order::Spill, &[file.as_fd()])?;
+        match self.channel.receive::<Report>(64 << 10)?.0 {
+            Report::Spilled => Ok(()),
+            Report::Failed(text) => Err(WorkerError::Failed(text)),
+            _ => Err(WorkerError::Lied("a report out of turn".into())),
         }
     }
 

@@ -1,18 +1,19 @@
 //! Workers that hold a paused message, until it goes on.
 //!
 //! A worker whose message is paused leaves its lane, which starts another for the messages of other
-//! canisters, and takes one of `sandbox.paused_workers` places. It may hold
-//! `execution.paused_dirty_bytes` of pages, calls and answers there, and no more memory than the
-//! budget sheet has for it. One that finds no place, or holds more, is ended, and its message runs
-//! again from its beginning: that costs this machine time and changes nothing else. So does giving
-//! up a place when memory is short, or when a memory that is mapped there is gone. The oldest
-//! messages are granted slices first, so where places are short the youngest loses its own.
+//! canisters, and takes one of `sandbox.paused_workers` places. There it puts the pages that the
+//! message wrote, its calls and its answer into a file without a name, and may hold no more memory
+//! than the budget sheet has for it, nor more of the disk. One that finds no place, or cannot, is
+//! ended, and its message runs again from its beginning: that costs this machine time and changes
+//! nothing else. So does giving up a place when memory is short, or when a memory that is mapped
+//! there is gone. The oldest messages are granted slices first, so where places are short the youngest
+//! loses its own.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fs::File, os::fd::AsRawFd};
 
 use pages::{MemoryId, MemoryLayout};
 
-use super::lane::Worker;
+use super::lane::{Worker, WorkerError};
 use crate::SlicedName;
 
 /// A paused message.
@@ -21,11 +22,29 @@ pub(super) struct Place {
     pub(super) worker: Worker,
     /// Instructions it was granted.
     pub(super) granted: u64,
+    /// Where its pages, calls and answer lie.
+    pub(super) spill: File,
     /// What it has mapped stays as it is: it still reads from there.
     pub(super) layouts: [MemoryLayout; 2],
 }
 
 impl Place {
+    /// Whether everything that was to reach the disk did: what could not be written, the kernel may
+    /// have dropped, and reads as it was before. That is told to whoever had the file open then.
+    pub(super) fn check_writeback(&self) -> Result<(), WorkerError> {
+        // Behind the end there is nothing to wait for.
+        let (behind, bytes) = (i64::MAX - 1, 1);
+        // SAFETY: the descriptor is open; the call takes no pointer.
+        let asked = unsafe {
+            let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
+            libc::sync_file_range(self.spill.as_raw_fd(), behind, bytes, flags)
+        };
+        if asked == 0 {
+            return Ok(());
+        }
+        Err(WorkerError::Spill(std::io::Error::last_os_error().to_string()))
+    }
+
     /// Whether what it reads was overwritten.
     fn is_cut_off(&self) -> bool {
         self.layouts.iter().any(MemoryLayout::is_cut_off)
@@ -62,17 +81,27 @@ impl Places {
         self.running.remove(name);
     }
 
-    /// Keeps a paused message, if its worker `fits`. What is returned is to be ended.
-    pub(super) fn keep(&mut self, name: SlicedName, place: Place, fits: bool) -> Option<Place> {
+    /// Makes room for a paused message of the worker `pid`, which is to be kept; whether there is any.
+    /// What is returned besides is to be ended.
+    pub(super) fn make_room(&mut self, name: SlicedName, pid: u32) -> (bool, Option<Place>) {
+        self.running.insert(name, pid);
+        if self.waiting.len() + self.running.len() <= self.most {
+            return (true, None);
+        }
+        if self.waiting.last_key_value().is_some_and(|(youngest, _)| *youngest > name) {
+            return (true, self.waiting.pop_last().map(|(_, place)| place));
+        }
         self.running.remove(&name);
-        if !fits || place.is_cut_off() {
+        (false, None)
+    }
+
+    /// Keeps a paused message that there is room for. What is returned is to be ended.
+    pub(super) fn keep(&mut self, name: SlicedName, place: Place) -> Option<Place> {
+        self.running.remove(&name);
+        if place.is_cut_off() {
             return Some(place);
         }
-        self.waiting.insert(name, place);
-        if self.waiting.len() + self.running.len() > self.most {
-            return self.waiting.pop_last().map(|(_, place)| place);
-        }
-        None
+        self.waiting.insert(name, place)
     }
 
     /// The message will not go on.

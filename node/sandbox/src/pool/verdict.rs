@@ -14,18 +14,12 @@ use ic_principal::Principal;
 use pages::{PAGE_BYTES, Run};
 use state::CyclesTotal;
 
-use crate::{
-    Call, Changes, Entry, Global, Grant, Mount, Outcome, Progress, Request, Response,
-    system_api::OUTGOING_PAYLOADS,
-};
+use crate::{Call, Changes, Entry, Global, Grant, Mount, Outcome, Progress, Request, Response};
 
 const WASM_PAGE_BYTES: u64 = 64 << 10;
 
 /// Longest reject text of a trap.
 const TRAP_TEXT_BYTES: usize = 64 << 10;
-
-/// Largest payloads that a message may hold: of its calls, of the one it is making, and its answer.
-const HELD_PAYLOADS: u64 = OUTGOING_PAYLOADS + 2;
 
 /// Longest method name.
 const METHOD_NAME_BYTES: usize = 20_000;
@@ -120,15 +114,6 @@ pub(crate) fn check_paused(
     ensure(
         progress.instructions <= request.limits.instructions,
         "a pause beyond the message's instructions",
-    )?;
-    let held = [
-        request.limits.heap_dirty_bytes,
-        request.limits.stable_dirty_bytes,
-        request.context.payload_max_bytes.saturating_mul(HELD_PAYLOADS),
-    ];
-    ensure(
-        progress.held_bytes <= held.into_iter().fold(0, u64::saturating_add),
-        "more pages, calls and answers than a message may hold",
     )?;
     check_growth(request, progress.heap_wasm_pages, progress.stable_wasm_pages).map(|_| ())
 }
@@ -567,7 +552,6 @@ mod tests {
             instructions,
             heap_wasm_pages,
             stable_wasm_pages,
-            held_bytes: 20 * PAGE_BYTES,
         };
         assert_eq!(check_paused(&request(), Some(&grant), &paused(400, 3, 5)), Ok(()));
         assert_eq!(check_paused(&request(), Some(&grant), &paused(1_000, 2, 2)), Ok(()));
@@ -577,7 +561,6 @@ mod tests {
             ("a smaller heap", paused(400, 1, 2)),
             ("more growth than granted", paused(400, 4, 5)),
             ("growth beyond counting", paused(400, u64::MAX, 2)),
-            ("more pages than may be dirty", Progress { held_bytes: 1 << 40, ..paused(400, 2, 2) }),
         ];
         for (what, lie) in lies {
             assert!(check_paused(&request(), Some(&grant), &lie).is_err(), "{what}");

@@ -1,6 +1,7 @@
 //! Calls to other canisters: assembled step by step, then performed or discarded.
 
 use ic_principal::Principal;
+use serde::{Deserialize, Serialize};
 use state::Cycles;
 
 use super::{Context, Failure, Host};
@@ -19,10 +20,11 @@ const CALL_OVERHEAD_BYTES: u64 = 128;
 const CANNOT_PERFORM: u32 = 2;
 
 /// A call under construction.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct PendingCall {
     callee: Principal,
     method_name: String,
+    #[serde(with = "serde_bytes")]
     arg: Vec<u8>,
     pub(super) cycles: Cycles,
     on_reply: (u64, u64),
@@ -48,13 +50,19 @@ pub(super) struct NewCall {
 
 impl Host {
     pub(super) fn discard_pending_call(&mut self) {
-        if let Some(call) = self.pending_call.take() {
+        let discarded = self.outgoing().pending_call.take();
+        if let Some(call) = discarded {
             self.balance += call.cycles;
         }
     }
 
-    fn pending(&mut self, function: &str) -> Result<&mut PendingCall, Failure> {
-        self.pending_call.as_mut().ok_or_else(|| {
+    /// Does something with the call under construction.
+    fn pending<T>(
+        &self,
+        function: &str,
+        act: impl FnOnce(&mut PendingCall) -> T,
+    ) -> Result<T, Failure> {
+        self.outgoing().pending_call.as_mut().map(act).ok_or_else(|| {
             Failure::contract(&format!("ic0.{function}: no call is under construction"))
         })
     }
@@ -64,7 +72,7 @@ impl Host {
         self.discard_pending_call();
         let callee = self.read_principal(FUNCTION, call.callee.0, call.callee.1)?;
         let method_name = self.read_text(FUNCTION, call.name.0, call.name.1, METHOD_NAME_BYTES)?;
-        self.pending_call = Some(PendingCall {
+        self.outgoing().pending_call = Some(PendingCall {
             callee,
             method_name,
             arg: Vec::new(),
@@ -97,34 +105,36 @@ impl Host {
     }
 
     pub(super) fn call_on_cleanup(&mut self, fun: u64, env: u64) -> Result<(), Failure> {
-        let pending = self.pending("call_on_cleanup")?;
-        if pending.on_cleanup.is_some() {
-            return Err(Failure::contract(
-                "ic0.call_on_cleanup: this call has a cleanup callback already",
-            ));
-        }
-        pending.on_cleanup = Some((fun, env));
-        Ok(())
+        self.pending("call_on_cleanup", |pending| {
+            if pending.on_cleanup.is_some() {
+                return Err(Failure::contract(
+                    "ic0.call_on_cleanup: this call has a cleanup callback already",
+                ));
+            }
+            pending.on_cleanup = Some((fun, env));
+            Ok(())
+        })?
     }
 
     pub(super) fn call_with_best_effort_response(
         &mut self,
         timeout_seconds: u32,
     ) -> Result<(), Failure> {
-        let pending = self.pending("call_with_best_effort_response")?;
-        if pending.timeout_seconds.is_some() {
-            return Err(Failure::contract(
-                "ic0.call_with_best_effort_response: this call has a timeout already",
-            ));
-        }
-        pending.timeout_seconds = Some(timeout_seconds.min(CALL_TIMEOUT_SECONDS));
-        Ok(())
+        self.pending("call_with_best_effort_response", |pending| {
+            if pending.timeout_seconds.is_some() {
+                return Err(Failure::contract(
+                    "ic0.call_with_best_effort_response: this call has a timeout already",
+                ));
+            }
+            pending.timeout_seconds = Some(timeout_seconds.min(CALL_TIMEOUT_SECONDS));
+            Ok(())
+        })?
     }
 
     pub(super) fn call_data_append(&mut self, src: u64, size: u64) -> Result<(), Failure> {
         const FUNCTION: &str = "call_data_append";
         let limit = self.context.payload_max_bytes;
-        let have = self.pending(FUNCTION)?.arg.len() as u64;
+        let have = self.pending(FUNCTION, |pending| pending.arg.len() as u64)?;
         if have.checked_add(size).is_none_or(|all| all > limit) {
             return Err(Failure::contract(&format!(
                 "ic0.{FUNCTION}: an argument of {have} + {size} bytes, the limit is {limit} bytes"
@@ -132,8 +142,7 @@ impl Host {
         }
         let range = self.heap_range(FUNCTION, src, size)?;
         let heap = self.heap.clone();
-        self.pending(FUNCTION)?.arg.extend_from_slice(heap.read(range));
-        Ok(())
+        self.pending(FUNCTION, |pending| pending.arg.extend_from_slice(heap.read(range)))
     }
 
     pub(super) fn call_cycles_add(
@@ -142,7 +151,7 @@ impl Host {
         amount: Cycles,
     ) -> Result<(), Failure> {
         let liquid = self.liquid_balance();
-        let pending = self.pending(function)?;
+        self.pending(function, |_| ())?;
         if amount > liquid {
             return Err(Failure::contract(&format!(
                 "ic0.{function}: {amount} cycles, but only {liquid} are above what keeps the \
@@ -150,22 +159,26 @@ impl Host {
             )));
         }
         // `msg_cycles_accept` keeps both together within one amount.
-        pending.cycles += amount;
+        self.pending(function, |pending| pending.cycles += amount)?;
         self.balance -= amount;
         Ok(())
     }
 
     pub(super) fn call_perform(&mut self) -> Result<u32, Failure> {
-        self.pending("call_perform")?;
-        let Some(call) = self.pending_call.take() else { return Ok(CANNOT_PERFORM) };
+        self.pending("call_perform", |_| ())?;
+        let (call, calls, bytes) = {
+            let mut outgoing = self.outgoing();
+            (outgoing.pending_call.take(), outgoing.calls.len() as u64, outgoing.bytes)
+        };
+        let Some(call) = call else { return Ok(CANNOT_PERFORM) };
         let payload_bytes = call.payload_bytes() as u64;
         let prepaid = match self.mode {
             Context::CompositeQuery | Context::CompositeReply | Context::CompositeReject => 0,
             _ => self.call_cost(call.method_name.len() as u64, call.arg.len() as u64),
         };
         let outgoing_bytes =
-            self.outgoing_bytes.saturating_add(payload_bytes).saturating_add(CALL_OVERHEAD_BYTES);
-        let refused = self.calls.len() as u64 >= self.context.calls_max
+            bytes.saturating_add(payload_bytes).saturating_add(CALL_OVERHEAD_BYTES);
+        let refused = calls >= self.context.calls_max
             || payload_bytes > self.context.payload_max_bytes
             || outgoing_bytes > self.outgoing_bytes_max()
             || prepaid > self.liquid_balance()
@@ -179,8 +192,9 @@ impl Host {
         }
         self.charge(payload_bytes)?;
         self.balance -= prepaid;
-        self.outgoing_bytes = outgoing_bytes;
-        self.calls.push(Call {
+        let mut outgoing = self.outgoing();
+        outgoing.bytes = outgoing_bytes;
+        outgoing.calls.push(Call {
             callee: call.callee,
             method_name: call.method_name,
             arg: call.arg,
@@ -194,14 +208,13 @@ impl Host {
         Ok(0)
     }
 
-    fn take_queue_slot(&mut self, callee: &Principal) -> bool {
-        let slots = self.context.queue_slots;
-        let left = self.context.queue_slots_left.entry(*callee).or_insert(slots);
-        if *left == 0 {
-            return false;
-        }
-        *left -= 1;
-        true
+    fn take_queue_slot(&self, callee: &Principal) -> bool {
+        let slots = self.context.queue_slots_left.get(callee).unwrap_or(&self.context.queue_slots);
+        let mut outgoing = self.outgoing();
+        let taken = outgoing.slots_taken.entry(*callee).or_default();
+        let is_free = *taken < *slots;
+        *taken += u64::from(is_free);
+        is_free
     }
 
     /// What a call takes from the balance, reservations included.

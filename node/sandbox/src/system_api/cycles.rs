@@ -65,7 +65,8 @@ impl Host {
     pub(super) fn msg_cycles_accept(&mut self, amount_max: Cycles) -> Cycles {
         // Balance and what the call under construction holds stay one amount together: it may come
         // back to the balance.
-        let held = self.balance + self.pending_call.as_ref().map_or(0, |call| call.cycles);
+        let held =
+            self.balance + self.outgoing().pending_call.as_ref().map_or(0, |call| call.cycles);
         let amount = amount_max.min(self.cycles_available).min(Cycles::MAX - held);
         self.cycles_available -= amount;
         self.cycles_accepted += amount;

@@ -73,7 +73,7 @@ fn enter<R>(
     let mut result = result.and_then(|()| act(host));
     if let Some(pacer) = host.pacer.as_ref().filter(|_| result.is_ok()) {
         let used = host.limits.instructions.saturating_sub(host.fuel);
-        let paced = pacer.called(used, host);
+        let paced = pacer.called(used);
         result = result.and_then(|done| paced.map(|()| done));
     }
     let fuel = host.fuel;
@@ -91,7 +91,7 @@ fn look_at_count(caller: &mut Caller<'_, Host>, bytes: u64) -> wasmtime::Result<
     let fuel = caller.get_fuel()?;
     let host = caller.data();
     if let Some(pacer) = &host.pacer {
-        pacer.called(host.limits.instructions.saturating_sub(fuel), host)?;
+        pacer.called(host.limits.instructions.saturating_sub(fuel))?;
     }
     // The next step is counted from here.
     caller.set_fuel(fuel)

@@ -15,7 +15,7 @@ pub(super) const CANNOT_GROW: i64 = -1;
 impl Host {
     /// Traps when stable memory is larger than the 32-bit functions can address.
     pub(super) fn stable_in_32_bits(&self, function: &str) -> Result<(), Failure> {
-        let bytes = self.stable.size_bytes();
+        let bytes = self.stable().size_bytes();
         if bytes > ADDRESS32_BYTES {
             return Err(Failure::contract(&format!(
                 "ic0.{function}: the stable memory of {bytes} bytes is beyond the \
@@ -27,18 +27,18 @@ impl Host {
     }
 
     pub(super) fn stable_size(&self) -> u64 {
-        self.stable.size_bytes() / WASM_PAGE_BYTES
+        self.stable().size_bytes() / WASM_PAGE_BYTES
     }
 
     /// Grows to at most `limit_bytes` in all.
     pub(super) fn stable_grow(&mut self, pages: u64, limit_bytes: u64) -> i64 {
-        let before = self.stable.size_bytes();
+        let before = self.stable().size_bytes();
         let limit_bytes = limit_bytes.min(self.limits.stable_max_bytes);
         let more = pages.checked_mul(WASM_PAGE_BYTES).filter(|more| *more <= self.growable_bytes);
         let after =
             more.and_then(|more| before.checked_add(more)).filter(|after| *after <= limit_bytes);
         match after {
-            Some(after) if self.stable.grow(after) => {
+            Some(after) if self.stable().grow(after) => {
                 self.growable_bytes -= after - before;
                 (before / WASM_PAGE_BYTES) as i64
             }
@@ -52,7 +52,7 @@ impl Host {
         offset: u64,
         size: u64,
     ) -> Result<std::ops::Range<u64>, Failure> {
-        let memory_bytes = self.stable.size_bytes();
+        let memory_bytes = self.stable().size_bytes();
         match offset.checked_add(size).filter(|end| *end <= memory_bytes) {
             Some(end) => Ok(offset..end),
             None => Err(Failure::stable_bounds(function, offset, size, memory_bytes)),
@@ -81,11 +81,12 @@ impl Host {
     ) -> Result<(), Failure> {
         self.stable_range(function, offset, size)?;
         let range = self.heap_range(function, src, size)?;
-        let before = self.stable.dirty_pages();
-        self.stable
-            .write(offset, self.heap.read(range))
-            .map_err(|refused| self.stable_refused(refused))?;
-        let pages = self.stable.dirty_pages() - before;
+        let mut stable = self.stable();
+        let before = stable.dirty_pages();
+        let written = stable.write(offset, self.heap.read(range));
+        let pages = stable.dirty_pages() - before;
+        drop(stable);
+        written.map_err(|refused| self.stable_refused(refused))?;
         self.charge(pages.saturating_mul(DIRTY_PAGE_INSTRUCTIONS))
     }
 
@@ -99,7 +100,7 @@ impl Host {
         let from = self.stable_range(function, offset, size)?;
         self.heap_range(function, dst, size)?;
         let heap = self.heap.clone();
-        match self.stable.read(from) {
+        match self.stable().read(from) {
             Ok(bytes) => heap.write(dst, bytes).map_err(|refused| self.write_refused(refused)),
             Err(refused) => Err(self.stable_refused(refused)),
         }

@@ -63,7 +63,7 @@ impl Host {
     }
 
     fn may_respond(&self, function: &str) -> Result<(), Failure> {
-        if self.context.already_responded || self.response != Response::None {
+        if self.context.already_responded || self.outgoing().response != Response::None {
             return Err(Failure::contract(&format!(
                 "ic0.{function}: the call is already replied to, or needs no reply"
             )));
@@ -74,20 +74,23 @@ impl Host {
     pub(super) fn msg_reply_data_append(&mut self, src: u64, size: u64) -> Result<(), Failure> {
         const FUNCTION: &str = "msg_reply_data_append";
         self.may_respond(FUNCTION)?;
-        let (have, limit) = (self.reply_data.len() as u64, self.context.payload_max_bytes);
+        let (have, limit) =
+            (self.outgoing().reply_data.len() as u64, self.context.payload_max_bytes);
         if have.checked_add(size).is_none_or(|all| all > limit) {
             return Err(Failure::contract(&format!(
                 "ic0.{FUNCTION}: a reply of {have} + {size} bytes, the limit is {limit} bytes"
             )));
         }
         let range = self.heap_range(FUNCTION, src, size)?;
-        self.reply_data.extend_from_slice(self.heap.read(range));
+        self.outgoing().reply_data.extend_from_slice(self.heap.read(range));
         Ok(())
     }
 
     pub(super) fn msg_reply(&mut self) -> Result<(), Failure> {
         self.may_respond("msg_reply")?;
-        self.response = Response::Reply(std::mem::take(&mut self.reply_data));
+        let mut outgoing = self.outgoing();
+        outgoing.response = Response::Reply(std::mem::take(&mut outgoing.reply_data));
+        drop(outgoing);
         self.cycles_available = 0;
         Ok(())
     }
@@ -95,8 +98,10 @@ impl Host {
     pub(super) fn msg_reject(&mut self, src: u64, size: u64) -> Result<(), Failure> {
         self.may_respond("msg_reject")?;
         let message = self.read_text("msg_reject", src, size, self.context.payload_max_bytes)?;
-        self.reply_data = Vec::new();
-        self.response = Response::Reject(message);
+        let mut outgoing = self.outgoing();
+        outgoing.reply_data = Vec::new();
+        outgoing.response = Response::Reject(message);
+        drop(outgoing);
         self.cycles_available = 0;
         Ok(())
     }

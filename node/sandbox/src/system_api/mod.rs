@@ -28,16 +28,17 @@ mod error;
 mod link;
 mod memory;
 mod message;
+mod outgoing;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_bytes::ByteBuf;
 use state::{Cycles, Time};
 
-pub(crate) use calls::PendingCall;
 pub(crate) use contexts::Context;
 pub(crate) use error::Failure;
 pub(crate) use link::linker;
+pub(crate) use outgoing::Outgoing;
 
 use crate::{
     Call, Entry, MessageLimits, Response, SystemContext,
@@ -63,7 +64,7 @@ const TRAP_TEXT_BYTES: u64 = 16 << 10;
 pub(crate) struct Host {
     // What it runs on.
     pub(crate) heap: Arc<HeapCell>,
-    pub(crate) stable: Stable,
+    pub(crate) stable: Arc<Mutex<Stable>>,
     pub(crate) limits: MessageLimits,
     pub(crate) heap_bytes_max: u64,
     pub(crate) enforce_wasm_memory_limit: bool,
@@ -80,17 +81,13 @@ pub(crate) struct Host {
     method_name: String,
 
     // What it did.
-    response: Response,
-    reply_data: Vec<u8>,
+    pub(crate) outgoing: Arc<Mutex<Outgoing>>,
     accepted: bool,
     height_read: bool,
     balance: Cycles,
     cycles_available: Cycles,
     cycles_accepted: Cycles,
     cycles_burned: Cycles,
-    pending_call: Option<PendingCall>,
-    calls: Vec<Call>,
-    outgoing_bytes: u64,
     certified_data: Option<ByteBuf>,
     global_timer: Option<Time>,
     growable_bytes: u64,
@@ -105,7 +102,7 @@ impl Host {
     /// A message about to run.
     pub(crate) fn new(
         heap: Arc<HeapCell>,
-        stable: Stable,
+        stable: Arc<Mutex<Stable>>,
         context: SystemContext,
         limits: MessageLimits,
         entry: &Entry,
@@ -138,17 +135,13 @@ impl Host {
             reject,
             reject_code,
             method_name,
-            response: Response::None,
-            reply_data: Vec::new(),
+            outgoing: Arc::default(),
             accepted: false,
             height_read: false,
             balance: context.balance,
             cycles_available: context.cycles_available,
             cycles_accepted: 0,
             cycles_burned: 0,
-            pending_call: None,
-            calls: Vec::new(),
-            outgoing_bytes: 0,
             certified_data: None,
             global_timer: None,
             growable_bytes: context.growable_bytes,
@@ -161,16 +154,17 @@ impl Host {
     }
 
     /// The entry point returned: what was begun and not finished is undone.
-    pub(crate) fn finish(mut self) -> (Stable, Did) {
+    pub(crate) fn finish(mut self) -> (Arc<Mutex<Stable>>, Did) {
         self.discard_pending_call();
+        let outgoing = std::mem::take(&mut *self.outgoing());
         let did = Did {
-            response: self.response,
+            response: outgoing.response,
             accepted: self.accepted,
             height_read: self.height_read,
             balance: self.balance,
             cycles_accepted: self.cycles_accepted,
             cycles_burned: self.cycles_burned,
-            calls: self.calls,
+            calls: outgoing.calls,
             certified_data: self.certified_data,
             global_timer: self.global_timer,
             log: self.log,
@@ -178,15 +172,14 @@ impl Host {
         (self.stable, did)
     }
 
-    /// Bytes it holds besides pages: its answer and its calls.
-    pub(crate) fn held_bytes(&self) -> u64 {
-        let answer = self.reply_data.len().max(match &self.response {
-            Response::None => 0,
-            Response::Reply(bytes) => bytes.len(),
-            Response::Reject(message) => message.len(),
-        });
-        let pending = self.pending_call.as_ref().map_or(0, PendingCall::payload_bytes);
-        self.outgoing_bytes.saturating_add((answer + pending) as u64)
+    /// What it answers and calls.
+    fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
+        self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its stable memory.
+    fn stable(&self) -> MutexGuard<'_, Stable> {
+        self.stable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Bytes of reply and calls one message may hold.

@@ -18,26 +18,38 @@
 //!
 //! Stable memory is never protected, so there every page is counted by itself ([`Tracker::mark`]).
 //!
+//! # Pages of a paused message
+//!
+//! lie in a file after [`Tracker::spill`], protected again in a heap. They stay counted; a write to
+//! one is noted ([`Tracker::touch`]), so that the next pause writes what changed since. In a heap it
+//! also unprotects: single pages up to [`TOUCHES_OF_A_PAGE`], then all that were counted of 256
+//! pages. That decides nothing but the number of mappings.
+//!
 //! # Bounds
 //!
-//! One bit per page of the largest memory this worker has seen, allocated but untouched until used,
-//! and one entry per stretch found, at most one per page of the cap. [`Tracker::open`] allocates
-//! nothing, because it runs in a signal handler.
+//! One bit per page ([`Bits`]): of a heap as many as the largest had that this worker has seen, of a
+//! stable memory those near pages that were written; one more where a message was paused; and one
+//! entry per stretch found, at most one per page of the cap. Of a heap's tracker [`Tracker::open`] and
+//! [`Tracker::touch`] allocate nothing, because they run in a signal handler.
 
 use std::ops::Range;
 
+use super::bits::Bits;
+
 /// Stretches up to which a fault unprotects a single page.
 pub(crate) const STRETCHES_PER_PAGE: u64 = 8192;
+
+/// Writes to spilled pages up to which a fault unprotects a single one.
+const TOUCHES_OF_A_PAGE: usize = 2048;
 
 /// The message would have written more pages than it may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CapReached;
 
 /// Pages written by one execution.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Tracker {
-    /// A bit per page.
-    bits: Vec<u64>,
+    bits: Bits,
     /// Every range of pages newly marked, in the order of marking; disjoint.
     marked: Vec<Range<u64>>,
     /// Number of pages marked, at most `pages_max`.
@@ -46,18 +58,45 @@ pub(crate) struct Tracker {
     pages_max: u64,
     /// Stretches of adjacent marked pages.
     stretches: u64,
+    /// Marked, spilled, and not written since; there are none where nothing was spilled.
+    spilled: Bits,
+    is_sparse: bool,
+    /// Entries of `marked` that came before the last spill.
+    spilled_marks: usize,
+    /// Spilled pages that were written since, disjoint.
+    touched: Vec<Range<u64>>,
+}
+
+impl Default for Tracker {
+    fn default() -> Self {
+        Self::new(false)
+    }
 }
 
 impl Tracker {
+    /// Of a heap, or of a stable memory, whose tracker may allocate at any time.
+    pub(crate) fn new(is_sparse: bool) -> Self {
+        Self {
+            bits: Bits::new(0, is_sparse),
+            marked: Vec::new(),
+            pages: 0,
+            pages_max: 0,
+            stretches: 0,
+            spilled: Bits::new(0, is_sparse),
+            is_sparse,
+            spilled_marks: 0,
+            touched: Vec::new(),
+        }
+    }
+
     /// Prepares for an execution over a memory of at most `memory_pages` that may write
     /// `pages_max`.
     pub(crate) fn begin(&mut self, memory_pages: u64, pages_max: u64) {
         self.clear();
         self.pages_max = pages_max.min(memory_pages);
-        let words = memory_pages.div_ceil(64) as usize;
-        if self.bits.len() < words {
+        if self.bits.pages() < memory_pages {
             // A fresh zeroed allocation stays untouched until used, resizing would touch it.
-            self.bits = vec![0; words];
+            self.bits = Bits::new(memory_pages, self.is_sparse);
         }
         if self.marked.capacity() < self.pages_max as usize + 1 {
             self.marked = Vec::with_capacity(self.pages_max as usize + 1);
@@ -69,9 +108,61 @@ impl Tracker {
         self.pages
     }
 
+    /// Stretches of adjacent pages that are marked.
+    pub(crate) fn stretches(&self) -> u64 {
+        self.stretches
+    }
+
     /// Whether `page` is marked.
     pub(crate) fn contains(&self, page: u64) -> bool {
-        self.bits.get((page / 64) as usize).is_some_and(|word| word & (1 << (page % 64)) != 0)
+        self.bits.is_set(page)
+    }
+
+    /// Whether `page` was spilled and is unchanged since.
+    pub(crate) fn is_spilled(&self, page: u64) -> bool {
+        self.spilled.is_set(page)
+    }
+
+    /// The pages that were written since the last spill, as disjoint ranges in order, none adjacent.
+    /// From now on they count as spilled.
+    pub(crate) fn spill(&mut self) -> Vec<Range<u64>> {
+        if self.spilled.pages() < self.bits.pages() {
+            self.spilled = Bits::new(self.bits.pages(), self.is_sparse);
+        }
+        let mut ranges: Vec<_> = self.marked.get(self.spilled_marks..).unwrap_or_default().to_vec();
+        ranges.append(&mut self.touched);
+        if self.touched.capacity() < self.marked.capacity() {
+            self.touched = Vec::with_capacity(self.marked.capacity());
+        }
+        self.spilled_marks = self.marked.len();
+        ranges.iter().cloned().flatten().for_each(|page| self.spilled.set(page));
+        joined(&mut ranges)
+    }
+
+    /// Notes a write to `range`, which is marked: tells `again` of each part that was spilled and is
+    /// to be unprotected.
+    pub(crate) fn touch(&mut self, range: Range<u64>, mut again: impl FnMut(Range<u64>)) {
+        if self.spilled_marks == 0 || !range.clone().any(|page| self.is_spilled(page)) {
+            return;
+        }
+        let range = match self.touched.len() {
+            ..TOUCHES_OF_A_PAGE => range,
+            _ => range.start - range.start % 256..range.end.next_multiple_of(256),
+        };
+        let mut page = range.start;
+        while page < range.end {
+            let start = page;
+            while page < range.end && self.is_spilled(page) {
+                self.spilled.unset(page);
+                page += 1;
+            }
+            if start < page {
+                self.touched.push(start..page);
+                again(start..page);
+            } else {
+                page += 1;
+            }
+        }
     }
 
     /// A first write to `range` of a memory of `memory_pages`, where unmarked pages are protected:
@@ -107,7 +198,7 @@ impl Tracker {
         if unmarked == 0 {
             return Ok(());
         }
-        if self.pages + unmarked > self.pages_max || range.end > self.bits.len() as u64 * 64 {
+        if self.pages + unmarked > self.pages_max || range.end > self.bits.pages() {
             return Err(CapReached);
         }
         let mut page = range.start;
@@ -118,9 +209,7 @@ impl Tracker {
             }
             let start = page;
             while page < range.end && !self.contains(page) {
-                if let Some(word) = self.bits.get_mut((page / 64) as usize) {
-                    *word |= 1 << (page % 64);
-                }
+                self.bits.set(page);
                 page += 1;
             }
             let joined =
@@ -136,29 +225,34 @@ impl Tracker {
     /// Ends the execution: the marked pages as disjoint ranges in order, none adjacent. The tracker
     /// is empty afterwards.
     pub(crate) fn take(&mut self) -> Vec<Range<u64>> {
-        self.marked.sort_unstable_by_key(|range| range.start);
-        let mut ranges: Vec<Range<u64>> = Vec::with_capacity(self.stretches as usize);
-        for range in &self.marked {
-            match ranges.last_mut() {
-                Some(last) if last.end == range.start => last.end = range.end,
-                _ => ranges.push(range.clone()),
-            }
-        }
+        let ranges = joined(&mut self.marked);
         self.clear();
         ranges
     }
 
     fn clear(&mut self) {
-        for range in self.marked.drain(..) {
-            for page in range {
-                if let Some(word) = self.bits.get_mut((page / 64) as usize) {
-                    *word = 0;
-                }
-            }
+        for page in self.marked.drain(..).flatten() {
+            self.bits.forget(page);
+            self.spilled.forget(page);
         }
+        self.touched.clear();
+        self.spilled_marks = 0;
         self.pages = 0;
         self.stretches = 0;
     }
+}
+
+/// Disjoint ranges in order, adjacent ones as one.
+fn joined(ranges: &mut [Range<u64>]) -> Vec<Range<u64>> {
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut all: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match all.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => all.push(range.clone()),
+        }
+    }
+    all
 }
 
 #[cfg(test)]
@@ -171,7 +265,7 @@ mod tests {
     use super::*;
 
     fn tracker(memory_pages: u64, pages_max: u64) -> Tracker {
-        let mut tracker = Tracker::default();
+        let mut tracker = Tracker::new(false);
         tracker.begin(memory_pages, pages_max);
         tracker
     }
@@ -204,10 +298,46 @@ mod tests {
         assert!(tracker.pages() <= cap);
     }
 
+    #[test]
+    fn what_was_spilled_counts_once_and_is_spilled_again_when_it_was_written() {
+        let mut tracker = tracker(1 << 16, 1 << 15);
+        tracker.mark(5..8, |_| {}).unwrap();
+        tracker.mark(9..10, |_| {}).unwrap();
+        assert_eq!(tracker.spill(), vec![5..8, 9..10]);
+        assert_eq!(tracker.spill(), vec![]);
+        tracker.mark(4..7, |fresh| assert_eq!(fresh, 4..5)).unwrap();
+        let mut again = Vec::new();
+        tracker.touch(4..7, |range| again.push(range));
+        tracker.touch(6..7, |_| panic!("it was written already"));
+        tracker.touch(8..9, |_| panic!("it is not marked"));
+        assert_eq!((again, tracker.pages()), (vec![5..7], 5));
+        assert!(tracker.is_spilled(7) && !tracker.is_spilled(4) && !tracker.is_spilled(6));
+        assert_eq!(tracker.spill(), vec![4..7]);
+        assert_eq!(tracker.take(), vec![4..8, 9..10]);
+        // Nothing of it is left to the next message.
+        tracker.begin(1 << 16, 1 << 15);
+        tracker.mark(5..6, |_| {}).unwrap();
+        tracker.touch(5..6, |_| panic!("nothing was spilled"));
+    }
+
+    #[test]
+    fn scattered_writes_to_what_was_spilled_make_few_more_stretches() {
+        let mut tracker = tracker(1 << 18, 1 << 18);
+        tracker.mark(0..1 << 18, |_| {}).unwrap();
+        assert_eq!(tracker.spill(), vec![0..1 << 18]);
+        let mut stretches = 0;
+        for page in (0..1 << 18).step_by(2) {
+            tracker.touch(page..page + 1, |_| stretches += 1);
+            assert!(!tracker.is_spilled(page));
+        }
+        assert!(stretches <= TOUCHES_OF_A_PAGE + (1 << 18) / 256);
+    }
+
     proptest! {
         #[test]
-        fn marks_agree_with_a_set(operations in prop::collection::vec((0_u64..300, 1_u64..40, any::<bool>()), 0..60), cap in 1_u64..300) {
-            let mut tracker = tracker(300, cap);
+        fn marks_agree_with_a_set(operations in prop::collection::vec((0_u64..300, 1_u64..40, any::<bool>()), 0..60), cap in 1_u64..300, is_sparse: bool) {
+            let mut tracker = Tracker::new(is_sparse);
+            tracker.begin(300, cap);
             let mut model = BTreeSet::new();
             for (start, length, single) in operations {
                 let range = if single { start..start + 1 } else { start..(start + length).min(300) };

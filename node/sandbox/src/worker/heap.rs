@@ -8,6 +8,9 @@
 //! [`HeapCell::cap_reached`] says why. Bulk operations and the System API announce their writes
 //! with [`HeapCell::will_write`], because a fault inside the runtime could not become a trap.
 //!
+//! The pages of a message that is paused lie in a file ([`HeapCell::spill`]) and are protected again;
+//! a write to one faults once more, is not counted, and makes the kernel copy it.
+//!
 //! # Continuing a composite query
 //!
 //! A callback of a composite query starts from memory its query wrote and that no file holds.
@@ -22,6 +25,7 @@
 
 use std::{
     cell::{Cell, UnsafeCell},
+    fs::File,
     io,
     ops::Range,
     ptr::NonNull,
@@ -106,6 +110,16 @@ impl HeapCell {
         self.with_tracker(|tracker| tracker.pages())
     }
 
+    /// Writes what the message wrote since the last pause to `file` and maps it from there.
+    pub(crate) fn spill(&self, file: &File) -> io::Result<()> {
+        let pages = self.with_tracker(Tracker::spill);
+        // SAFETY: the message is paused: no slice of the heap is alive, and nothing runs in it.
+        match unsafe { (*self.mapping.get()).as_mut() } {
+            Some(mapping) => mapping.spill(&pages, file, true),
+            None => Ok(()),
+        }
+    }
+
     /// Current size; 0 without a heap.
     pub(crate) fn size_bytes(&self) -> u64 {
         self.mapping().map_or(0, |mapping| mapping.size_bytes() as u64)
@@ -145,11 +159,14 @@ impl HeapCell {
         let pages = range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES);
         let mut protection = Ok(());
         let marked = self.with_tracker(|tracker| {
-            tracker.open(pages, mapping.size_bytes() as u64 / PAGE_BYTES, |fresh| {
+            let mut open = |pages: Range<u64>| {
                 if protection.is_ok() {
-                    protection = self.open(mapping, &fresh);
+                    protection = self.open(mapping, &pages);
                 }
-            })
+            };
+            tracker.open(pages.clone(), mapping.size_bytes() as u64 / PAGE_BYTES, &mut open)?;
+            tracker.touch(pages, open);
+            Ok(())
         });
         marked.map_err(|CapReached| {
             self.cap_reached.set(true);
@@ -195,16 +212,21 @@ impl HeapCell {
         let page = offset as u64 / PAGE_BYTES;
         let memory_pages = mapping.size_bytes() as u64 / PAGE_BYTES;
         let mut opened = Ok(());
+        let mut open = |pages: Range<u64>| {
+            if opened.is_ok() {
+                opened = self.open(mapping, &pages);
+            }
+        };
         let counted = self.with_tracker(|tracker| {
+            if tracker.is_spilled(page) {
+                tracker.touch(page..page + 1, open);
+                return Some(Ok(()));
+            }
             if tracker.contains(page) {
                 // The page is writable already: this fault is none of ours.
                 return None;
             }
-            Some(tracker.open(page..page + 1, memory_pages, |fresh| {
-                if opened.is_ok() {
-                    opened = self.open(mapping, &fresh);
-                }
-            }))
+            Some(tracker.open(page..page + 1, memory_pages, &mut open))
         });
         match counted {
             None => false,
@@ -232,8 +254,8 @@ impl HeapCell {
     }
 
     fn mapping(&self) -> Option<&Mapping> {
-        // SAFETY: only `enter`, `leave` and `grow` change the cell; the first two run between
-        // messages, the last while no slice of the heap is alive.
+        // SAFETY: only `enter`, `leave`, `grow` and `spill` change the cell; the first two run between
+        // messages, the others while no slice of the heap is alive.
         unsafe { (*self.mapping.get()).as_ref() }
     }
 

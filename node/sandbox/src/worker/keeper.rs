@@ -16,7 +16,13 @@
 //! memories (the memory used longest ago goes first), [`MEMORIES_MAX`] memories, and for all kept
 //! executions together as many dirty bytes as one message may write.
 
-use std::{collections::BTreeMap, fs::File, ops::Range, os::fd::OwnedFd, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    ops::Range,
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use pages::{MemoryId, PAGE_BYTES, Run};
 use state::{Global, ModuleHash};
@@ -251,6 +257,7 @@ impl Keeper {
             stable_taken.kept.as_ref().map(|(dirty, _)| dirty.as_slice()),
         );
         let heap_aside = heap_taken.is_none().then_some(order.heap.wasm_pages);
+        let stable = Arc::new(Mutex::new(stable));
         let pacer = self.pacer(&order, heap_aside, &stable);
         let mut settlement = Settlement {
             changes_state: changes_state(&order.entry, order.context.replicated),
@@ -273,9 +280,12 @@ impl Keeper {
         let Ran { instructions, failure, globals, query_for_update, did, stable } =
             run(&self.engine, module, message, &self.heap, stable, pacer.as_ref())
                 .map_err(text("running a message"))?;
-        if let Some(pacer) = &pacer {
+        let append_anew = pacer.and_then(|pacer| {
             self.memories = pacer.take_others();
-        }
+            pacer.append_anew()
+        });
+        let stable = Arc::into_inner(stable).ok_or("a message that is over holds its memory")?;
+        let stable = stable.into_inner().unwrap_or_else(PoisonError::into_inner);
         let ended = Ended { instructions, failure, globals, query_for_update, did };
         // Whatever the canister was told instead must not count: another machine would not have
         // said it.
@@ -294,7 +304,7 @@ impl Keeper {
         let (mapping, dirty, undo, trackers) = stable.leave();
         self.trackers = trackers;
         let stable = After { mapping, dirty, undo, taken: stable_taken };
-        settlement.append_anew = pacer.and_then(|pacer| pacer.append_anew());
+        settlement.append_anew = append_anew;
         let outcome = self.settle(settlement, ended, heap, stable)?;
         self.evict();
         Ok(Report::Outcome(Box::new(outcome)))
@@ -305,12 +315,19 @@ impl Keeper {
         &mut self,
         order: &Execute<'_>,
         heap_aside: Option<u64>,
-        stable: &Stable,
+        stable: &Arc<Mutex<Stable>>,
     ) -> Option<Arc<Pacer>> {
         order.slice.map(|slice| {
             let (wire, heap) = (Arc::clone(&self.wire), (Arc::clone(&self.heap), heap_aside));
             let others = (std::mem::take(&mut self.memories), Arc::clone(&self.allocator));
-            Arc::new(Pacer::new(wire, heap, stable, slice, order.limits.instructions, others))
+            Arc::new(Pacer::new(
+                wire,
+                heap,
+                Arc::clone(stable),
+                slice,
+                order.limits.instructions,
+                others,
+            ))
         })
     }
 

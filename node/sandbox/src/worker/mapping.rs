@@ -12,6 +12,12 @@
 //! appends to it; the pool says when somebody did, and [`Mapping::distrust`] maps the file in their
 //! place.
 //!
+//! # A message that is paused
+//!
+//! leaves its dirty pages in a file ([`Mapping::spill`]), each at its own place, and has them mapped
+//! from there. When the message is over such a mapping is not used again: what it maps is gone with
+//! the file.
+//!
 //! # A heap
 //!
 //! is readable up to its size and inaccessible from there to the end of the reservation, so that
@@ -55,6 +61,20 @@ pub(crate) const MAPPINGS_MAX: usize = 12_000;
 /// then cost neither a mapping nor a copy per message.
 pub(crate) const RETAINED_PAGES_MAX: usize = 32;
 
+/// Where stable memory begins in the file of a pause: behind the heap, and behind what the message
+/// answers ([`SPILLED_ANSWER_AT`]).
+const SPILLED_STABLE_AT: u64 = 2 * SPILLED_ANSWER_AT;
+
+/// Where the answer and the calls of a message begin in the file of a pause.
+pub(super) const SPILLED_ANSWER_AT: u64 = 16 << 30;
+
+const _: () = assert!(HEAP_RESERVATION_BYTES <= SPILLED_ANSWER_AT);
+
+/// Length of the file of a pause where stable memory may grow to so many bytes.
+pub(crate) fn spilled_bytes(stable_bytes: u64) -> u64 {
+    SPILLED_STABLE_AT.saturating_add(stable_bytes)
+}
+
 /// Set by a probe: memories grow no more, as if the kernel refused.
 pub(super) static REFUSE_GROWTH: AtomicBool = AtomicBool::new(false);
 
@@ -89,6 +109,8 @@ pub(crate) struct Mapping {
     copied: bool,
     /// An operation failed half-way; not to be used again.
     broken: bool,
+    /// Dirty pages lie in the file of a pause: good for the message that goes on and nothing else.
+    spilled: bool,
 }
 
 // SAFETY: the reservation belongs to this value alone, as a `Vec`'s allocation does; nothing about
@@ -130,6 +152,7 @@ impl Mapping {
             mappings: 3,
             copied: false,
             broken: false,
+            spilled: false,
         };
         if file_bytes > 0 {
             mapping.map_file(base, 0, 0..file_bytes, ProtFlags::empty())?;
@@ -217,11 +240,45 @@ impl Mapping {
         else {
             return Err(io::Error::other("no append file"));
         };
+        let runs = self.append_pages(dirty, *segment, file, order)?;
+        if self.spilled {
+            return Ok(runs);
+        }
+        let pages = runs.iter().map(|run| run.pages as usize).sum::<usize>();
+        // What lies elsewhere now must not be mapped from where it lay.
+        for run in &runs {
+            self.forget_retained(run);
+        }
+        if self.retained.len() + pages > RETAINED_PAGES_MAX {
+            self.settle()?;
+        }
+        if pages <= RETAINED_PAGES_MAX {
+            for run in &runs {
+                self.retained.extend(
+                    (0..run.pages).map(|page| (run.start_page + page, run.offset_page + page)),
+                );
+            }
+            self.rest(dirty)?;
+        } else {
+            self.map_appended(&runs)?;
+        }
+        self.broken = false;
+        Ok(runs)
+    }
+
+    /// Writes the pages of `dirty` to `file`, one behind the other.
+    fn append_pages(
+        &self,
+        dirty: &[Range<u64>],
+        segment: SegmentId,
+        file: &File,
+        order: &AppendOrder,
+    ) -> io::Result<Vec<Run>> {
         let mut runs = Vec::with_capacity(dirty.len());
         let mut offset_page = order.offset_page;
         for range in dirty {
             let pages = range.end - range.start;
-            runs.push(Run { start_page: range.start, pages, segment: *segment, offset_page });
+            runs.push(Run { start_page: range.start, pages, segment, offset_page });
             offset_page += pages;
         }
         if offset_page - order.offset_page > order.pages_max {
@@ -244,26 +301,61 @@ impl Mapping {
             let offset = part.first().map_or(0, |run| run.offset_page) * PAGE_BYTES;
             write_all_vectored(file, &mut vectors, offset)?;
         }
-        let pages = (offset_page - order.offset_page) as usize;
-        // What lies elsewhere now must not be mapped from where it lay.
-        for run in &runs {
-            self.forget_retained(run);
+        Ok(runs)
+    }
+
+    /// Writes `pages`, which changed since they were spilled last, to `file`, and maps them from
+    /// there, protected again in a heap. Or, unless `is_mapped`, drops them: [`Self::read_back`]
+    /// brings them back.
+    pub(crate) fn spill(
+        &mut self,
+        pages: &[Range<u64>],
+        file: &File,
+        is_mapped: bool,
+    ) -> io::Result<()> {
+        (self.spilled, self.broken) = (true, true);
+        for range in pages {
+            let bytes = self.page_bytes(range)?;
+            // SAFETY: the range is accessible (the message wrote to it) and nothing writes to it
+            // while the slice lives.
+            let content = unsafe {
+                std::slice::from_raw_parts(self.base.as_ptr().add(bytes.start), bytes.len())
+            };
+            file.write_all_at(content, self.spilled_at(bytes.start))?;
         }
-        if self.retained.len() + pages > RETAINED_PAGES_MAX {
-            self.settle()?;
-        }
-        if pages <= RETAINED_PAGES_MAX {
-            for run in &runs {
-                self.retained.extend(
-                    (0..run.pages).map(|page| (run.start_page + page, run.offset_page + page)),
-                );
+        for range in pages {
+            let bytes = self.page_bytes(range)?;
+            if is_mapped {
+                self.map_file(file, self.spilled_at(bytes.start), bytes, self.mapped())?;
+            } else {
+                self.drop_copies(bytes)?;
             }
-            self.rest(dirty)?;
-        } else {
-            self.map_appended(&runs)?;
         }
         self.broken = false;
-        Ok(runs)
+        Ok(())
+    }
+
+    /// Reads pages that were spilled and dropped, which must be writable.
+    pub(crate) fn read_back(&mut self, pages: &[Range<u64>], file: &File) -> io::Result<()> {
+        let broken = std::mem::replace(&mut self.broken, true);
+        for range in pages {
+            let bytes = self.page_bytes(range)?;
+            // SAFETY: the range lies in this mapping, is writable, and no reference into it exists.
+            let content = unsafe {
+                std::slice::from_raw_parts_mut(self.base.as_ptr().add(bytes.start), bytes.len())
+            };
+            file.read_exact_at(content, self.spilled_at(bytes.start))?;
+        }
+        self.broken = broken;
+        Ok(())
+    }
+
+    /// Where a byte of this memory lies in the file of a pause.
+    fn spilled_at(&self, byte: usize) -> u64 {
+        match self.kind {
+            Kind::Heap => byte as u64,
+            Kind::Stable => SPILLED_STABLE_AT + byte as u64,
+        }
     }
 
     /// Maps the append file over pages that were written to it. What would map beyond the allowance
@@ -320,8 +412,8 @@ impl Mapping {
     /// Drops the private copies of `dirty` and shrinks to `size_bytes`, the size before the
     /// execution.
     pub(crate) fn discard(&mut self, dirty: &[Range<u64>], size_bytes: usize) -> io::Result<()> {
-        if self.copied && !dirty.is_empty() {
-            // A dirty page may have been a copy, and what it held is in no mapping any more.
+        if (self.copied || self.spilled) && !dirty.is_empty() {
+            // What a dirty page held before is in no mapping any more.
             self.broken = true;
             return Ok(());
         }

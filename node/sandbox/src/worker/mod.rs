@@ -20,10 +20,11 @@
 //!
 //! Canister code is hostile and may escape the engine. It then controls a process with no network,
 //! no file system, no way to make a process, no privileges, and descriptors of this shape: base
-//! files and segments read-only, and for each memory it ran an update of, that memory's open
-//! segment for writing. It can lie to the pool about the canisters of its lane; the pool checks
+//! files and segments read-only, for each memory it ran an update of that memory's open segment for
+//! writing, and for a message that was paused the file where that waited, which nobody else reads. It can lie to the pool about the canisters of its lane; the pool checks
 //! what it says against what is possible, but cannot tell a plausible lie.
 
+mod bits;
 mod confine;
 mod dirty;
 mod heap;
@@ -44,6 +45,7 @@ use std::{
 };
 
 pub(crate) use heap::{HeapCell, WriteRefused};
+pub(crate) use mapping::spilled_bytes;
 pub(crate) use pacer::Pacer;
 pub(crate) use stable::{Stable, StableRefused};
 
@@ -134,7 +136,9 @@ fn serve(channel: &Wire, parent: u32, probes: bool, heap: Arc<Allocator>) -> Res
                     catch_unwind(AssertUnwindSafe(|| keeper.execute(*execute, descriptors)));
                 executed.unwrap_or_else(|panic| Err(panic_text(&*panic))).map_err(Stop::Failed)?
             }
-            Order::Resume(_) => return Err(Stop::Failed("no message is paused".into())),
+            Order::Spill | Order::Resume(_) => {
+                return Err(Stop::Failed("no message is paused".into()));
+            }
             Order::Forget(forget) => {
                 keeper.forget(&forget).map_err(Stop::Failed)?;
                 Report::Done

@@ -2,14 +2,19 @@
 //!
 //! A message that runs in slices looks at the count of its instructions at fixed points
 //! ([`crate::Grant`]). At a point that the grant does not reach beyond, the worker reports
-//! [`Report::Paused`] and waits on its socket for [`Order::Resume`], with the message on its stack
-//! and its pages private: in the middle of a system function where the point is the end of one, and
-//! beside the suspended stack of the instance where the engine yielded. Nothing else runs in the
-//! worker meanwhile. A worker whose message shall not go on is ended by the pool.
+//! [`Report::Paused`] and waits on its socket: in the middle of a system function where the point is
+//! the end of one, and beside the suspended stack of the instance where the engine yielded. Nothing
+//! else runs in the worker meanwhile. A worker whose message shall not go on is ended by the pool.
+//!
+//! One that is kept gets [`Order::Spill`] with a file that has no name: it writes there what the
+//! message wrote to pages since the last pause, its answer and its calls, and lets go of them, so
+//! that it holds its stack, its argument and little else until [`Order::Resume`]. Failing at that
+//! ends the worker, and the message runs again from its beginning.
 
 use std::{
     collections::BTreeMap,
     fs::File,
+    io,
     os::fd::OwnedFd,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -17,17 +22,18 @@ use std::{
     },
 };
 
-use pages::{MemoryId, PAGE_BYTES};
+use pages::MemoryId;
 
 use super::{
     Allocator, HeapCell, ORDER_BYTES_MAX, Stable,
     keeper::Memory,
+    mapping::SPILLED_ANSWER_AT,
     protocol::{AppendOrder, Order, Report, Resume, SliceOrder},
 };
 use crate::{
     Progress,
     ipc::Channel,
-    system_api::{Failure, Host},
+    system_api::{Failure, Outgoing},
 };
 
 const WASM_PAGE_BYTES: u64 = 64 << 10;
@@ -37,7 +43,7 @@ pub(super) type Wire = Arc<Mutex<Channel>>;
 
 /// Takes the wire for one frame.
 pub(super) fn wire(wire: &Wire) -> MutexGuard<'_, Channel> {
-    wire.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(wire)
 }
 
 /// Where the dirty pages of a message go that was paused: not to where its beginning was told, for
@@ -59,10 +65,8 @@ pub(crate) struct Pacer {
     step: u64,
     until: AtomicU64,
     used: AtomicU64,
-    // Only system functions change it, so it is as the last one left it.
-    stable_bytes: AtomicU64,
-    /// Of stable memory and of the calls and the answer.
-    held_bytes: AtomicU64,
+    stable: Arc<Mutex<Stable>>,
+    outgoing: Arc<Mutex<Outgoing>>,
     append: Mutex<Option<AppendAnew>>,
     /// What else the worker has mapped: let go of where the message is paused.
     others: Mutex<BTreeMap<MemoryId, Memory>>,
@@ -81,7 +85,7 @@ impl Pacer {
     pub(super) fn new(
         wire: Wire,
         (heap, heap_aside): (Arc<HeapCell>, Option<u64>),
-        stable: &Stable,
+        stable: Arc<Mutex<Stable>>,
         order: SliceOrder,
         instructions_max: u64,
         (others, allocator): (BTreeMap<MemoryId, Memory>, Arc<Allocator>),
@@ -94,8 +98,8 @@ impl Pacer {
             step: order.step.max(1),
             until: AtomicU64::new(order.until),
             used: AtomicU64::new(0),
-            stable_bytes: AtomicU64::new(stable.size_bytes()),
-            held_bytes: AtomicU64::new(0),
+            stable,
+            outgoing: Arc::default(),
             append: Mutex::default(),
             others: Mutex::new(others),
             allocator,
@@ -109,13 +113,8 @@ impl Pacer {
     }
 
     /// A system function is about to return, after which `used` instructions are used exactly.
-    pub(crate) fn called(&self, used: u64, host: &Host) -> Result<(), Failure> {
+    pub(crate) fn called(&self, used: u64) -> Result<(), Failure> {
         self.used.store(used, Relaxed);
-        self.stable_bytes.store(host.stable.size_bytes(), Relaxed);
-        self.held_bytes.store(
-            host.held_bytes().saturating_add(host.stable.dirty_pages() * PAGE_BYTES),
-            Relaxed,
-        );
         // The worker ends after a failure here: nobody reads the text.
         self.wait_while_due().map_err(|text| Failure::engine(&text))
     }
@@ -126,26 +125,43 @@ impl Pacer {
         self.wait_while_due()
     }
 
+    /// What the message answers and calls.
+    pub(super) fn outgoing(&self) -> Arc<Mutex<Outgoing>> {
+        Arc::clone(&self.outgoing)
+    }
+
     /// Where the pages go, if the message was paused.
     pub(super) fn append_anew(&self) -> Option<AppendAnew> {
-        self.append.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.append).take()
     }
 
     /// What is mapped still of what was lent to it.
     pub(super) fn take_others(&self) -> BTreeMap<MemoryId, Memory> {
-        std::mem::take(&mut *self.others.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *lock(&self.others))
     }
 
-    /// A worker that waits holds its message and nothing else: neither private pages of other
-    /// canisters nor files that are deleted meanwhile. The pool counts on none of them afterwards.
-    fn let_go(&self) {
+    /// Puts away what the message holds. A worker that waits holds nothing else either: neither
+    /// private pages of other canisters nor files that are deleted meanwhile. The pool counts on none
+    /// of them afterwards.
+    fn spill(&self, file: File) -> io::Result<Spilled> {
         drop(self.take_others());
+        self.heap.spill(&file)?;
+        lock(&self.stable).spill(&file)?;
+        let answer_bytes = lock(&self.outgoing).put_away(&file, SPILLED_ANSWER_AT)?;
         (self.allocator)(true);
+        Ok(Spilled { file, answer_bytes })
+    }
+
+    /// Takes back what cannot stay in the file while the message runs.
+    fn take_back(&self, spilled: &Spilled) -> io::Result<()> {
+        let Spilled { file, answer_bytes } = spilled;
+        *lock(&self.outgoing) = Outgoing::brought_back(file, SPILLED_ANSWER_AT, *answer_bytes)?;
+        lock(&self.stable).read_back(file)
     }
 
     /// Why the worker has to end, if it has to.
     pub(super) fn failed(&self) -> Option<String> {
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.failed).take()
     }
 
     fn wait_while_due(&self) -> Result<(), String> {
@@ -153,36 +169,64 @@ impl Pacer {
             && self.until.load(Relaxed) < self.instructions_max
         {
             self.pause().inspect_err(|text| {
-                *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.clone());
+                *lock(&self.failed) = Some(text.clone());
             })?;
         }
         Ok(())
     }
 
     fn pause(&self) -> Result<(), String> {
+        // What the canister was told then, other machines did not tell it: no report may follow.
+        if self.heap.kernel_refused() || lock(&self.stable).kernel_refused() {
+            return Err("the kernel refused memory".into());
+        }
         let heap_wasm_pages =
             self.heap_aside.unwrap_or_else(|| self.heap.size_bytes() / WASM_PAGE_BYTES);
         let report = Progress {
             instructions: self.used.load(Relaxed).min(self.instructions_max),
             heap_wasm_pages,
-            stable_wasm_pages: self.stable_bytes.load(Relaxed) / WASM_PAGE_BYTES,
-            held_bytes: (self.heap.dirty_pages() * PAGE_BYTES)
-                .saturating_add(self.held_bytes.load(Relaxed)),
+            stable_wasm_pages: lock(&self.stable).size_bytes() / WASM_PAGE_BYTES,
         };
-        self.let_go();
-        let mut channel = wire(&self.wire);
-        channel.send(&Report::Paused(report), &[]).map_err(|error| error.to_string())?;
-        let (order, descriptors) = channel
-            .receive::<Order<'static>>(ORDER_BYTES_MAX)
-            .map_err(|error| error.to_string())?;
-        let Order::Resume(resume) = order else {
-            return Err("an order out of turn while a message is paused".into());
+        let mut spilled = None;
+        let (resume, descriptors) = loop {
+            let report = match spilled {
+                Some(_) => Report::Spilled,
+                None => Report::Paused(report),
+            };
+            let mut channel = wire(&self.wire);
+            channel.send(&report, &[]).map_err(|error| error.to_string())?;
+            let (order, descriptors) = channel
+                .receive::<Order<'static>>(ORDER_BYTES_MAX)
+                .map_err(|error| error.to_string())?;
+            match order {
+                Order::Resume(resume) => break (resume, descriptors),
+                Order::Spill if spilled.is_none() => {
+                    let file = descriptors.into_iter().next().ok_or("no file to spill to")?;
+                    let done = self.spill(file.into());
+                    spilled =
+                        Some(done.map_err(|error| format!("putting a message away: {error}"))?);
+                }
+                _ => return Err("an order out of turn while a message is paused".into()),
+            }
         };
+        if let Some(spilled) = &spilled {
+            self.take_back(spilled).map_err(|error| format!("taking it back: {error}"))?;
+        }
         let append = append_anew(&resume, descriptors)?;
-        *self.append.lock().unwrap_or_else(PoisonError::into_inner) = Some(append);
+        *lock(&self.append) = Some(append);
         self.until.store(resume.until, Relaxed);
         Ok(())
     }
+}
+
+/// What a message that waits has in a file.
+struct Spilled {
+    file: File,
+    answer_bytes: u64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The append files that came with an order, which are in the order of its fields.

@@ -7,8 +7,9 @@
 //!
 //! Descriptors of [`Order::Execute`], in this order: the artefact, when [`Execute::artefact`]; then
 //! for the heap and for the stable memory, each: the base file, when [`MapOrder::base`]; the
-//! segments of [`MapOrder::segments`]; the append file, when [`AppendOrder::file`]. Those of
-//! [`Order::Resume`]: the append files of heap and stable memory, for each that it names.
+//! segments of [`MapOrder::segments`]; the append file, when [`AppendOrder::file`]. The one of
+//! [`Order::Spill`]: a file without a name. Those of [`Order::Resume`]: the append files of heap and
+//! stable memory, for each that it names.
 
 use std::borrow::Cow;
 
@@ -23,8 +24,10 @@ use crate::{Entry, MessageLimits, Outcome, Progress, SystemContext};
 pub(crate) enum Order<'a> {
     /// Run a message.
     Execute(Box<Execute<'a>>),
-    /// Go on with the message that is paused, the answer to [`Report::Paused`]; answered as
-    /// [`Order::Execute`] is.
+    /// Put what the paused message holds into the file that comes with this, after
+    /// [`Report::Paused`]; answered by [`Report::Spilled`].
+    Spill,
+    /// Go on with the message that is paused; answered as [`Order::Execute`] is.
     Resume(Resume),
     /// Drop kept executions, mappings and modules; answered by [`Report::Done`].
     Forget(Forget),
@@ -187,6 +190,8 @@ pub(crate) enum Report {
     Outcome(Box<Outcome>),
     /// The message used what it was granted and waits in the worker.
     Paused(Progress),
+    /// It holds no pages, answer and calls in memory now.
+    Spilled,
     /// Nothing was run: the worker lacks the module, a mapping or an append file.
     Missing,
     /// The worker failed in a way that is not the canister's doing; it ends after this. Bounded

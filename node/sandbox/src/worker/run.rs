@@ -13,7 +13,7 @@
 
 use std::{
     pin::pin,
-    sync::Arc,
+    sync::{Arc, Mutex},
     task::{Context as Polling, Poll, Waker},
 };
 
@@ -82,7 +82,7 @@ pub(crate) struct Ran {
     /// Everything else it did.
     pub(crate) did: Did,
     /// Stable memory with what it wrote.
-    pub(crate) stable: Stable,
+    pub(crate) stable: Arc<Mutex<Stable>>,
 }
 
 /// Runs `message` over the heap that is in place in `heap`, if the module has one, and over
@@ -92,12 +92,13 @@ pub(crate) fn run(
     module: &LoadedModule,
     message: Message,
     heap: &Arc<HeapCell>,
-    stable: Stable,
+    stable: Arc<Mutex<Stable>>,
     pacer: Option<&Arc<Pacer>>,
 ) -> wasmtime::Result<Ran> {
     let Message { entry, globals, context, limits } = message;
     let mut host = Host::new(heap.clone(), stable, context, limits, &entry, module.memory64);
     host.pacer = pacer.cloned();
+    host.outgoing = pacer.map(|pacer| pacer.outgoing()).unwrap_or_default();
     let mut store = Store::new(engine, host);
     store.set_fuel(limits.instructions)?;
     store.limiter(|host| host);

@@ -3,8 +3,12 @@
 //! Only the System API touches stable memory, in ranges it knows, so pages written and pages
 //! accessed are counted exactly before anything moves and no page is ever protected. Both counts
 //! have a cap; the access that would pass one is refused and nothing of it happens.
+//!
+//! The pages of a message that is paused lie in a file ([`Stable::spill`]). While they make few
+//! stretches they are mapped from there. Those that came later are dropped, and read back when the
+//! message goes on: each mapped stretch costs the kernel two mappings.
 
-use std::ops::Range;
+use std::{fs::File, io, ops::Range};
 
 use pages::PAGE_BYTES;
 
@@ -13,6 +17,9 @@ use super::{
     heap::Undo,
     mapping::Mapping,
 };
+
+/// Stretches of dirty pages up to which what is spilled is mapped.
+const SPILLED_STRETCHES_MAX: u64 = 1024;
 
 /// The cap that an access would pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,10 +31,16 @@ pub(crate) enum StableRefused {
 }
 
 /// Trackers, which outlive messages.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct StableTrackers {
     dirty: Tracker,
     accessed: Tracker,
+}
+
+impl Default for StableTrackers {
+    fn default() -> Self {
+        Self { dirty: Tracker::new(true), accessed: Tracker::new(true) }
+    }
 }
 
 /// The stable memory of one message.
@@ -37,6 +50,8 @@ pub(crate) struct Stable {
     trackers: StableTrackers,
     undo: Option<Undo>,
     kernel_refused: bool,
+    /// Spilled pages that are not mapped while the message is paused, disjoint.
+    dropped: Vec<Range<u64>>,
 }
 
 impl Stable {
@@ -53,7 +68,7 @@ impl Stable {
         trackers.dirty.begin(memory_pages, dirty_pages_max);
         trackers.accessed.begin(memory_pages, accessed_pages_max);
         let undo = kept.map(|kept| Undo::new(memory_pages, kept));
-        Self { undo, mapping, trackers, kernel_refused: false }
+        Self { undo, mapping, trackers, kernel_refused: false, dropped: Vec::new() }
     }
 
     /// The kernel refused a change of protection: the worker cannot go on.
@@ -77,6 +92,27 @@ impl Stable {
     /// Pages written so far.
     pub(crate) fn dirty_pages(&self) -> u64 {
         self.trackers.dirty.pages()
+    }
+
+    /// Writes what the message wrote since the last pause to `file` and keeps none of it in memory.
+    pub(crate) fn spill(&mut self, file: &File) -> io::Result<()> {
+        let pages = self.trackers.dirty.spill();
+        let is_mapped = self.trackers.dirty.stretches() <= SPILLED_STRETCHES_MAX;
+        self.mapping.spill(&pages, file, is_mapped)?;
+        if !is_mapped {
+            self.dropped = pages;
+        }
+        Ok(())
+    }
+
+    /// Makes what [`Self::spill`] wrote accessible again.
+    pub(crate) fn read_back(&mut self, file: &File) -> io::Result<()> {
+        let dropped = std::mem::take(&mut self.dropped);
+        self.mapping.read_back(&dropped, file)?;
+        // They are copies in memory from now on, and must be let go of at the next pause.
+        let dirty = &mut self.trackers.dirty;
+        dropped.into_iter().for_each(|range| dirty.touch(range, |_| {}));
+        Ok(())
     }
 
     /// Grows to `bytes`; false when the file behind does not reach so far, or the kernel refuses,
@@ -127,6 +163,7 @@ impl Stable {
             }
         });
         marked.map_err(|CapReached| StableRefused::Dirty)?;
+        self.trackers.dirty.touch(pages_of(&range), |_| {});
         // SAFETY: the range is accessible and writable; `bytes` lies in the heap, never in this
         // mapping.
         unsafe {

@@ -1,7 +1,7 @@
 //! Messages in slices: paused and resumed, lost and run again, told apart by nobody.
 
 use sandbox::{
-    Entry, Grant, Lane, Outcome, Progress, Request, Response, Sandbox, Slice, SlicedName,
+    Changes, Entry, Grant, Lane, Outcome, Progress, Request, Response, Sandbox, Slice, SlicedName,
 };
 use state::{ErrorCode, Height};
 
@@ -74,12 +74,57 @@ const WORKER: &str = r#"(module
         (memory.fill (i32.const 0) (i32.const 1) (i32.const 0x180000))
         (call $down (i32.const 60000) (i64.const 1))
         (call $reply))
+    ;; Writes pages far apart in both memories, again and again, between calls that are made, one that
+    ;; is under construction and an answer that is begun; then sums all of it up.
+    (func $wide
+        (local $times i32) (local $at i32)
+        (drop (memory.grow (i32.const 256)))
+        (drop (call $grow (i64.const 512)))
+        (i64.store (i32.const 0) (i64.const 0))
+        (call $call_new (i32.const 0) (i32.const 1) (i32.const 0) (i32.const 1)
+            (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0))
+        (call $call_append (i32.const 0) (i32.const 0xf0000))
+        (if (call $perform) (then (unreachable)))
+        (call $call_new (i32.const 0) (i32.const 1) (i32.const 0) (i32.const 1)
+            (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0))
+        (call $call_append (i32.const 0) (i32.const 0x80000))
+        (call $append (i32.const 0) (i32.const 0x40000))
+        (loop $next
+            (global.set $n (i64.add (i64.mul (global.get $n) (i64.const 6364136223846793005)) (i64.const 1442695040888963407)))
+            (local.set $at (i32.or
+                (i32.wrap_i64 (i64.and (i64.shr_u (global.get $n) (i64.const 20)) (i64.const 0x1fff000)))
+                (i32.wrap_i64 (i64.and (i64.shr_u (global.get $n) (i64.const 50)) (i64.const 0x38)))))
+            (call $swrite (i64.extend_i32_u (local.get $at)) (i64.const 0x1f0000) (i64.const 8))
+            (local.set $at (i32.add (i32.const 0x200000) (i32.and (local.get $at) (i32.const 0xffffff))))
+            (i64.store (local.get $at) (i64.add (global.get $n) (i64.load (local.get $at))))
+            (i64.store (i32.const 0x1f0000) (global.get $n))
+            (br_if $next (i32.lt_u (local.tee $times (i32.add (local.get $times) (i32.const 1))) (i32.const 6000))))
+        (if (call $perform) (then (unreachable)))
+        (call $show_sum))
+    ;; A sum over some of each page of both memories.
+    (func $show_sum
+        (local $at i32) (local $sum i64)
+        (loop $next
+            (call $sread (i64.const 0x1f0000) (i64.extend_i32_u (local.get $at)) (i64.const 8))
+            (local.set $sum (i64.add (i64.mul (local.get $sum) (i64.const 3)) (i64.load (i32.const 0x1f0000))))
+            (local.set $sum (i64.add (i64.mul (local.get $sum) (i64.const 5)) (i64.load
+                (i32.add (i32.const 0x200000) (i32.and (local.get $at) (i32.const 0xffffff))))))
+            (local.set $at (i32.add (local.get $at) (i32.const 8)))
+            (if (i32.and (local.get $at) (i32.const 0x40))
+                (then (local.set $at (i32.add (i32.and (local.get $at) (i32.const 0xfffff000)) (i32.const 0x1000)))))
+            (br_if $next (i32.lt_u (local.get $at) (i32.const 0x2000000))))
+        (i64.store (i32.const 0x100000) (local.get $sum))
+        (call $append (i32.const 0x100000) (i32.const 8))
+        (call $reply))
+    (func (export "canister_update wide") (call $wide))
+    (func (export "canister_update wide_and_late") (call $wide) (call $compute (i32.const 300000)) (call $trap (i32.const 0) (i32.const 4)))
     (func (export "canister_update late") (call $compute (i32.const 300000)) (call $trap (i32.const 0) (i32.const 4)))
     (func (export "canister_update endless") (loop $next (call $compute (i32.const 1000)) (br $next)))
     (func (export "canister_update callless") (loop $next (drop (call $counter (i32.const 0))) (br $next)))
+    (func (export "canister_query sum") (call $show_sum))
     (func (export "canister_query show") (call $show)))"#;
 
-const NAMES: [&str; 4] = ["compute", "call", "grow", "fill"];
+const NAMES: [&str; 5] = ["compute", "call", "grow", "fill", "wide"];
 
 fn name() -> SlicedName {
     SlicedName { since: Height(7), canister_id: ic_principal::Principal::from_slice(&[7]) }
@@ -92,7 +137,6 @@ fn grant(number: u64) -> Grant {
 fn world(places: u64) -> World {
     World::with(HOST, |config| {
         config.sandbox.paused_workers = places;
-        config.paused_dirty_bytes = 4 * MIB;
     })
 }
 
@@ -127,11 +171,13 @@ fn in_slices(
 }
 
 /// All that is to be the same.
-fn told(outcome: Outcome) -> (u64, Response, Vec<sandbox::Global>, u64, u64, u64) {
-    let changes = outcome.changes.unwrap();
-    let pages = changes.heap_runs.iter().chain(&changes.stable_runs).map(|run| run.pages).sum();
-    let sizes = (changes.heap_wasm_pages, changes.stable_wasm_pages);
-    (outcome.instructions, outcome.result.unwrap(), changes.globals, sizes.0, sizes.1, pages)
+fn told(outcome: Outcome) -> (u64, Response, Changes, u64) {
+    let mut changes = outcome.changes.unwrap_or_else(|| panic!("{:?}", outcome.result));
+    // Where they lie is nobody's business.
+    let mut runs = std::mem::take(&mut changes.heap_runs);
+    runs.append(&mut changes.stable_runs);
+    let pages = runs.iter().map(|run| run.pages).sum();
+    (outcome.instructions, outcome.result.unwrap(), changes, pages)
 }
 
 fn checkpoint(world: &World) {
@@ -153,7 +199,9 @@ fn a_message_comes_to_the_same_in_one_piece_in_slices_and_after_its_worker_was_l
         // Once before, so that some pages lie in the delta, some of them as private copies.
         whole.update(&mut canister, "call", b"");
         let expected = told(whole.update(&mut canister, method, b""));
-        let shown = whole.query(&canister, "show", b"").result.unwrap();
+        // What lies in the memories afterwards, those pages too that were written slices ago.
+        let look = if method == "wide" { "sum" } else { "show" };
+        let shown = whole.query(&canister, look, b"").result.unwrap();
         let mut pauses = None;
         type Between = fn(&World);
         let ways: [(&str, u64, Between); 4] = [
@@ -172,7 +220,7 @@ fn a_message_comes_to_the_same_in_one_piece_in_slices_and_after_its_worker_was_l
             assert_eq!(pauses.get_or_insert_with(|| paused.clone()), &paused, "{method} {way}");
             let repeated = world.pool.statistics().repeated;
             assert_eq!(repeated > 0, way == "killed" || places == 0, "{method} {way}");
-            assert_eq!(world.query(&canister, "show", b"").result.unwrap(), shown);
+            assert_eq!(world.query(&canister, look, b"").result.unwrap(), shown);
             // The worker goes on with others.
             let mut other = world.install(COUNTER);
             let reply = world.update(&mut other, "inc", b"").result.unwrap();
@@ -295,7 +343,7 @@ fn the_youngest_gives_way_and_what_holds_too_much_is_not_kept() {
 
     let world = World::with(HOST, |config| {
         config.sandbox.paused_workers = 1;
-        config.paused_dirty_bytes = MIB / 8;
+        config.paused_spill_bytes = MIB / 8;
     });
     let canister = world.install(WORKER);
     for number in 1..4 {
@@ -306,7 +354,6 @@ fn the_youngest_gives_way_and_what_holds_too_much_is_not_kept() {
     }
     assert_eq!(world.pool.statistics().repeated, 2);
 
-    // More than it says it wrote is noticed as well.
     let world = World::with(HOST, |config| {
         config.sandbox.paused_workers = 1;
         config.paused_anonymous_bytes = MIB / 8;
@@ -344,6 +391,55 @@ fn a_place_is_given_up_when_memory_is_short_and_when_what_it_maps_is_gone() {
     }
 }
 
+#[test]
+fn what_the_kernel_refused_is_in_no_report_of_a_pause() {
+    let expected = {
+        let world = world(1);
+        let mut canister = world.install(WORKER);
+        let (outcome, pauses) = in_slices(&world, &mut canister, "grow", |_| {});
+        (told(outcome), pauses)
+    };
+    let world = World::with(HOST, |config| {
+        config.sandbox.paused_workers = 1;
+        config.probes = true;
+    });
+    let mut canister = world.install(WORKER);
+    let timeout = std::time::Duration::from_secs(20);
+    assert!(world.pool.probe(Lane::Update(0), sandbox::Probe::RefuseGrowth, timeout));
+    let (mut pauses, mut refused) = (Vec::new(), 0);
+    let outcome = loop {
+        let request = request(&world, &canister, "grow");
+        let number = 1 + pauses.len() as u64;
+        match world.pool.run_slice(Lane::Update(0), &request, &grant(number)) {
+            Ok(Slice::Paused(progress)) => pauses.push(progress),
+            Ok(Slice::Ended(outcome)) => {
+                world.commit(&mut canister, request, &outcome);
+                break *outcome;
+            }
+            Err(trouble) => {
+                assert!(trouble.to_string().contains("the kernel refused"), "{trouble}");
+                refused += 1;
+            }
+        }
+    };
+    assert_eq!(refused, 1);
+    assert_eq!((told(outcome), pauses), expected);
+}
+
+#[test]
+fn a_place_is_given_up_for_what_the_machine_lacks() {
+    let world = world(1);
+    let mut canister = world.install(WORKER);
+    let first = request(&world, &canister, "fill");
+    world.pool.run_slice(Lane::Update(0), &first, &grant(1)).unwrap();
+    drop(first);
+    assert_eq!(world.pool.statistics().paused, 1);
+    world.pool.give_room();
+    assert_eq!(world.pool.statistics().paused, 0);
+    let (outcome, _) = in_slices(&world, &mut canister, "fill", |_| {});
+    assert!(outcome.result.is_ok());
+}
+
 /// Files of memories that a process has mapped.
 fn mapped(pid: u32) -> std::collections::BTreeSet<String> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
@@ -374,20 +470,88 @@ fn a_worker_that_waits_holds_its_message_and_nothing_of_others() {
     assert_eq!(world.pool.statistics().restarts, 0);
 }
 
+/// Anonymous memory of a process.
+fn anonymous_bytes(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
+    let line = text.lines().find(|line| line.starts_with("Anonymous:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+}
+
 #[test]
-fn calls_count_among_what_a_paused_message_holds() {
+fn whatever_a_paused_message_wrote_and_called_it_holds_next_to_no_memory() {
     let world = world(1);
-    let canister = world.install(WORKER);
-    let request = request(&world, &canister, "calls");
-    let slice = world.pool.run_slice(Lane::Update(0), &request, &grant(9)).unwrap();
-    let Slice::Paused(progress) = slice else { panic!("{slice:?}") };
-    assert!(progress.held_bytes > 3 * 0xf0000 + 0x80000, "{progress:?}");
+    let mut canister = world.install(WORKER);
+    let mut most = 0;
+    let rest = anonymous_bytes(world.pool.pids()[0]);
+    let (outcome, pauses) = in_slices(&world, &mut canister, "wide", |world| {
+        let pids = world.pool.paused_pids();
+        most = most.max(anonymous_bytes(pids[0]));
+    });
+    let pages = told(outcome).3;
+    // Scattered, so that many pages of stable memory are not mapped.
+    assert!(pages > 6_000 && pauses.len() > 20, "{pages} pages, {} slices", pauses.len());
+    assert!(most < rest + 6 * MIB, "{most} of {rest} at rest");
+    assert_eq!((world.pool.statistics().repeated, world.pool.paused_pids().len()), (0, 0));
+}
+
+#[test]
+fn what_fails_after_it_was_put_away_leaves_the_memories_as_they_were() {
+    let world = world(1);
+    let mut canister = world.install(WORKER);
+    world.update(&mut canister, "call", b"");
+    let before = world.query(&canister, "show", b"").result.unwrap();
+    let (outcome, pauses) = in_slices(&world, &mut canister, "wide_and_late", |_| {});
+    assert!(pauses.len() > 20, "{outcome:?}");
+    assert!(outcome.result.is_err());
+    assert_eq!(world.query(&canister, "show", b"").result.unwrap(), before);
+    let other = super::World::new(HOST);
+    let mut expected = other.install(WORKER);
+    other.update(&mut expected, "call", b"");
+    let expected = told(other.update(&mut expected, "wide", b""));
+    assert_eq!(told(world.update(&mut canister, "wide", b"")), expected);
+}
+
+#[test]
+fn a_message_that_finds_no_room_on_the_disk_runs_again_and_comes_to_the_same() {
+    let expected = {
+        let world = world(1);
+        let mut canister = world.install(WORKER);
+        told(world.update(&mut canister, "fill", b""))
+    };
+    type Trouble = fn(&World);
+    // A worker that may write no more is ended by the kernel.
+    let no_room: Trouble = |world| {
+        for pid in world.pool.pids() {
+            let limit = libc::rlimit { rlim_cur: 4096, rlim_max: 4096 };
+            // SAFETY: lowers a limit of a process that this one started.
+            let done = unsafe {
+                libc::prlimit(pid as i32, libc::RLIMIT_FSIZE, &limit, std::ptr::null_mut())
+            };
+            assert_eq!(done, 0);
+        }
+    };
+    let no_file: Trouble = |world| std::fs::rename(world.cache(), world.aside()).unwrap();
+    for (what, trouble) in [("no room", no_room), ("no file", no_file)] {
+        let world = world(1);
+        let mut canister = world.install(WORKER);
+        let first = request(&world, &canister, "fill");
+        trouble(&world);
+        let slice = world.pool.run_slice(Lane::Update(0), &first, &grant(1)).unwrap();
+        assert!(matches!(slice, Slice::Paused(_)), "{what}");
+        assert_eq!(world.pool.statistics().paused, 0, "{what}");
+        assert!(world.pool.paused_pids().is_empty(), "{what}");
+        drop(first);
+        if world.aside().exists() {
+            std::fs::rename(world.aside(), world.cache()).unwrap();
+        }
+        let (outcome, _) = in_slices(&world, &mut canister, "fill", |_| {});
+        assert_eq!(told(outcome), expected, "{what}");
+    }
 }
 
 #[test]
 fn what_the_sheet_has_for_a_paused_message_is_enough_for_it() {
-    let limits = limits::Limits::nano().unwrap();
-    let world = World::with(HOST, |config| config.sandbox.paused_workers = 1);
+    let world = world(1);
     let canister = world.install(WORKER);
     // Private pages of others, as a lane that served many has them.
     for _ in 0..16 {
@@ -398,7 +562,6 @@ fn what_the_sheet_has_for_a_paused_message_is_enough_for_it() {
     }
     let request = request(&world, &canister, "deep");
     let slice = world.pool.run_slice(Lane::Update(0), &request, &grant(4)).unwrap();
-    let Slice::Paused(progress) = slice else { panic!("{slice:?}") };
-    assert!(progress.held_bytes <= limits.execution.paused_dirty_bytes, "{progress:?}");
-    assert_eq!(world.pool.statistics().paused, 1, "{progress:?}");
+    assert!(matches!(slice, Slice::Paused(_)), "{slice:?}");
+    assert_eq!(world.pool.statistics().paused, 1);
 }

@@ -48,10 +48,10 @@ impl World {
         let dir = tempfile::tempdir().unwrap();
         let limits = limits::Limits::nano().unwrap();
         let store = PageStore::open(dir.path().join("pages"), &limits.pages, []).unwrap();
-        let (paused_dirty_bytes, paused_anonymous_bytes) =
-            (limits.execution.paused_dirty_bytes, limits.paused_anonymous_bytes());
+        let (paused_spill_bytes, paused_anonymous_bytes) =
+            (limits.paused_spill_bytes(), limits.paused_anonymous_bytes());
         let mut config = SandboxConfig {
-            paused_dirty_bytes,
+            paused_spill_bytes,
             paused_anonymous_bytes,
             exe: exe.into(),
             cache_dir: dir.path().join("cache"),
@@ -69,6 +69,15 @@ impl World {
             next_memory: AtomicU64::new(1),
             dir,
         }
+    }
+
+    /// The folder of compiled code, and another name for it.
+    pub(crate) fn cache(&self) -> PathBuf {
+        self.dir.path().join("cache")
+    }
+
+    pub(crate) fn aside(&self) -> PathBuf {
+        self.dir.path().join("cache-aside")
     }
 
     /// Files of memories cannot be opened while `during` runs.
