@@ -470,6 +470,8 @@ impl Limits {
     fn disk_lines(&self) -> Vec<SheetLine> {
         use LineKind::Disk;
         let Limits { subnet, sandbox, pages, consensus, .. } = self;
+        // Of those that are paused, what the first phase wrote; of the one that runs, both.
+        let kept = sandbox.paused_workers.saturating_add(2);
         let in_flight = self.in_flight_bytes();
         let delta_most = self.delta_bytes();
         vec![
@@ -521,6 +523,15 @@ impl Limits {
                 times(sandbox.paused_workers, self.paused_spill_bytes()),
                 "pages that paused messages wrote, their calls and answers, in files that are gone \
                  with their workers",
+            ),
+            line(
+                "installations",
+                kept.saturating_mul(self.install_dirty_bytes()),
+                "execution",
+                Disk,
+                times(kept, self.install_dirty_bytes()),
+                "pages that installations wrote, until all of it ended well: both phases of the one that \
+                 runs, and the first of those that are paused",
             ),
             line(
                 "compiled_modules",
