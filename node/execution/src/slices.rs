@@ -1,11 +1,12 @@
 //! Messages from their beginning to their end, which may lie many rounds later.
 //!
 //! Every message runs in slices of `execution.instructions_per_slice`, and so do installations
-//! ([`crate::management`]). The first runs when it is taken up. If it is not over then, it is **paused**: what it was given when
-//! it began is written down in its canister ([`state::PausedMessage`]), and each round grants
-//! `execution.paused_executions` paused messages of the subnet one slice more, before anything else
-//! runs: the oldest, and one whose canister has its turn. So every one of them comes to its end,
-//! however many there are, and a short one needs not wait for all long ones that began before it.
+//! ([`crate::management`]). The first runs when it is taken up. If it is not over then, it is
+//! **paused**: what it was given when it began is written down in its canister
+//! ([`state::PausedMessage`]), and each round grants `execution.paused_executions` paused messages of
+//! the subnet one slice more, before anything else runs: the oldest, and one whose canister has its
+//! turn. So every one of them comes to its end, however many there are, and a short one needs not wait
+//! for all long ones that began before it.
 //!
 //! # What it comes to
 //!

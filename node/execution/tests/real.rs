@@ -567,6 +567,28 @@ fn a_heap_kept_for_a_module_without_a_memory_holds_up_no_round() {
     real.restart();
 }
 
+/// Another process would be the other node; here it is another directory with other workers.
+fn fetch(
+    source: &Node,
+    limits: &limits::Limits,
+    (height, root): (state::Height, [u8; 32]),
+    least_bytes: u64,
+) -> tempfile::TempDir {
+    let snapshots = source.executor.snapshots();
+    let dir = tempfile::tempdir().unwrap();
+    let mut installer =
+        StateInstaller::begin(dir.path(), height, root, Arc::new(limits.clone()), None).unwrap();
+    while !installer.is_complete() {
+        for chunk in installer.missing(16).unwrap() {
+            installer.offer(chunk, &snapshots.chunk(height, chunk).unwrap()).unwrap();
+        }
+    }
+    let bytes = installer.progress().bytes_total;
+    assert!(bytes > least_bytes, "{bytes}");
+    installer.finish().unwrap();
+    dir
+}
+
 fn a_fetched_state_goes_on_as_its_source_does() {
     let mut limits = limits();
     limits.execution.instructions_per_slice = 1_000_000;
@@ -600,19 +622,8 @@ fn a_fetched_state_goes_on_as_its_source_does() {
             snapshots.newest().filter(|(height, _)| *height > from)
         })
         .expect("a manifest within sixty rounds");
-    // Another process would be the other node; here it is another directory with other workers.
-    let dir = tempfile::tempdir().unwrap();
-    let mut installer =
-        StateInstaller::begin(dir.path(), height, root, Arc::new(limits.clone()), None).unwrap();
-    while !installer.is_complete() {
-        for chunk in installer.missing(16).unwrap() {
-            installer.offer(chunk, &snapshots.chunk(height, chunk).unwrap()).unwrap();
-        }
-    }
+    let dir = fetch(&source.node, &limits, (height, root), 40 * mib);
     assert!(source.node.result(&spin).is_ok() && source.node.result_if_any(&long).is_none());
-    let bytes = installer.progress().bytes_total;
-    assert!(bytes > 40 * mib, "{bytes}");
-    installer.finish().unwrap();
     // What happens then: calls between canisters, writes over what was fetched, an upgrade.
     for number in 0..4u64 {
         source.node.ingress(user(1), ids[0], ids[0], "call_inc", Encode!(&ids[1]).unwrap());

@@ -439,7 +439,11 @@ fn a_hundred_gib_of_state_fit_half_a_gib_of_memory() {
     let mut limits = Limits::nano().unwrap();
     let disk = limits.disk_bytes(1, 100 * GIB);
     println!("100 GiB of state need {}", budget::format_size(disk));
-    println!([1, 2].map(|states| budget::format_size(limits.smallest_disk_bytes(states))));
+    for memory in [256 * MIB, 512 * MIB] {
+        let limits = Limits::derive(memory).unwrap();
+        let smallest = limits.smallest_disk_bytes(1);
+        println!("the smallest disk is {}", budget::format_size(smallest));
+    }
     assert!(disk <= 150 * GIB, "{disk}");
     limits.set_disk(disk, 1);
     assert!(limits.subnet.memory_capacity_bytes >= 100 * GIB);

@@ -198,10 +198,6 @@ impl Dispatcher<'_> {
         Ok(())
     }
 
-    #[expect(
-        clippy::too_many_lines,
-        reason = "steps of one matter, each on what those before it left"
-    )]
     fn install(&mut self, call: &SubnetCall, order: &Order<'_>) -> Handling {
         let core = self.core;
         let limits = core.limits();

@@ -30,7 +30,7 @@ use state::{
 };
 
 use super::overlay::{mount_over, overlay, part};
-use super::{Dispatcher, Handled, Handling, Refusal, no_value};
+use super::{CALL_INSTRUCTIONS, Dispatcher, Handled, Handling, Refusal, no_value};
 use crate::config::FatalError;
 use crate::machine::{Begun, Invocation, Machine, Ran, Targets};
 use crate::reject;
@@ -231,6 +231,7 @@ impl Dispatcher<'_> {
             return Ok(());
         };
         self.state.refresh();
+        self.effects.work += CALL_INSTRUCTIONS;
         let mut installing = Installing::restore(*id, &paused)?;
         let call = installing.record.call.clone();
         if let Some(canister) = self.state.get(id) {
@@ -413,23 +414,14 @@ impl Dispatcher<'_> {
         if plan.runs_pre_upgrade {
             let outcome = match first.take() {
                 Some(outcome) => outcome,
-                None => {
-                    let grant = Grant::new(installing.name(0), installing.granted, self.slice());
-                    let heap = room.old_heap.as_ref().unwrap_or(&room.heap);
-                    let targets = Targets {
-                        heap: part(heap, 0, limits.heap_dirty_bytes),
-                        stable: part(&room.stable, 0, limits.stable_dirty_bytes),
-                    };
-                    match machine.run(canister, begun, targets, &grant)? {
-                        Slice::Ended(outcome) => *outcome,
-                        Slice::Paused(progress) => {
-                            keep(None);
-                            return Ok(paused(progress));
-                        }
+                None => match self.last_word(canister, installing, &room)? {
+                    Slice::Ended(outcome) => *outcome,
+                    Slice::Paused(progress) => {
+                        keep(None);
+                        return Ok(paused(progress));
                     }
-                }
+                },
             };
-            begun = record.begun.clone();
             let balance = outcome.changes.as_ref().map(|changes| changes.balance);
             let ran = machine.judged(canister, &begun, outcome.clone());
             match after(canister, ran, &mut tally) {
@@ -452,15 +444,10 @@ impl Dispatcher<'_> {
         let mut next = new_code(canister, record, &room);
         let (heap_used, stable_used) =
             changes.as_ref().map_or((0, 0), |first| carry_over(&mut next, first, &room, plan));
-        let left = limits.instructions.saturating_sub(tally.instructions).max(1);
-        self.follow(&mut begun, &next, record, left);
-        let targets = Targets {
-            heap: part(&room.heap, heap_used, limits.heap_dirty_bytes),
-            stable: part(&room.stable, stable_used, limits.stable_dirty_bytes),
-        };
-        let until = installing.granted.saturating_sub(tally.instructions).max(1);
-        let grant = Grant::new(installing.name(1), until, self.slice());
-        let outcome = match machine.run(&next, begun.clone(), targets, &grant)? {
+        self.follow(&mut begun, &next, record, tally.instructions);
+        let used = (heap_used, stable_used);
+        let slice = self.first_word(&next, installing, &begun, &room, used, tally.instructions)?;
+        let outcome = match slice {
             Slice::Ended(outcome) => *outcome,
             Slice::Paused(progress) => {
                 keep(first);
@@ -485,9 +472,47 @@ impl Dispatcher<'_> {
         Ok(Step::Ended(Ok(Box::new(Done { next, changes, room })), tally))
     }
 
+    /// Runs as much of the old code's `canister_pre_upgrade` as is granted.
+    fn last_word(
+        &self,
+        canister: &CanisterState,
+        installing: &Installing,
+        room: &Room,
+    ) -> Result<Slice, FatalError> {
+        let begun = &installing.record.begun;
+        let heap = room.old_heap.as_ref().unwrap_or(&room.heap);
+        let targets = Targets {
+            heap: part(heap, 0, begun.limits.heap_dirty_bytes),
+            stable: part(&room.stable, 0, begun.limits.stable_dirty_bytes),
+        };
+        let grant = Grant::new(installing.name(0), installing.granted, self.slice());
+        self.machine().run(canister, begun.clone(), targets, &grant)
+    }
+
+    /// Runs as much of the new code's first execution as is granted, after so many `instructions` of
+    /// the old code, which used so many pages of the room.
+    fn first_word(
+        &self,
+        next: &CanisterState,
+        installing: &Installing,
+        begun: &Begun,
+        room: &Room,
+        (heap_used, stable_used): (u64, u64),
+        instructions: u64,
+    ) -> Result<Slice, FatalError> {
+        let targets = Targets {
+            heap: part(&room.heap, heap_used, begun.limits.heap_dirty_bytes),
+            stable: part(&room.stable, stable_used, begun.limits.stable_dirty_bytes),
+        };
+        let until = installing.granted.saturating_sub(instructions).max(1);
+        let grant = Grant::new(installing.name(1), until, self.slice());
+        self.machine().run(next, begun.clone(), targets, &grant)
+    }
+
     /// What the execution of the new code sees, after what the old one's saw.
-    fn follow(&self, begun: &mut Begun, next: &CanisterState, record: &Record, left: u64) {
+    fn follow(&self, begun: &mut Begun, next: &CanisterState, record: &Record, used: u64) {
         begun.entry = last_entry(record.plan);
+        let left = begun.limits.instructions.saturating_sub(used).max(1);
         begun.limits = MessageLimits { instructions: left, ..begun.limits };
         let context = &mut begun.context;
         context.arg.clone_from(&record.arg);
