@@ -498,7 +498,7 @@ fn open_calls_follow_from_the_disk_and_leave_it_to_the_canisters() {
     }
     limits.set_disk(20 * GIB, 1);
     let capacity = limits.subnet.memory_capacity_bytes;
-    assert!(capacity >= 12 * GIB, "{capacity}");
+    assert!(capacity >= 11 * GIB, "{capacity}");
     limits.set_disk(100 * GIB, 1);
     limits.check().unwrap();
     println!("{}", limits.sheet().to_text(&limits));
