@@ -15,6 +15,7 @@ use state::{
 
 use crate::config::{ExecutorConfig, FatalError};
 use crate::cycles::CostSchedule;
+use crate::management::Installations;
 use crate::retry::{Attempts, ExecutionPoint, RetryPolicy};
 
 /// See the module.
@@ -25,6 +26,8 @@ pub(crate) struct Core {
     pub(crate) sandbox: Arc<dyn Sandbox>,
     pub(crate) pages: Arc<PageStore>,
     pub(crate) blobs: Arc<BlobStore>,
+    /// Those that are paused, as far as this machine keeps them.
+    pub(crate) installations: Installations,
     pub(crate) payloads: Arc<PayloadStore>,
     pub(crate) retry: Arc<dyn RetryPolicy>,
     /// Modules whose artefact this process has seen to. At most one per canister.
@@ -57,6 +60,7 @@ impl Core {
             blobs,
             payloads,
             retry,
+            installations: Installations::default(),
             prepared: Mutex::default(),
             preparing: Mutex::default(),
             blobs_changed: AtomicBool::new(true),

@@ -26,6 +26,7 @@ use state::{
 
 use crate::config::FatalError;
 use crate::core::{Core, EnsureError, RoundFacts};
+use crate::management::is_scratch;
 use crate::reject;
 use crate::retry::{Attempts, ExecutionPoint};
 
@@ -308,18 +309,32 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Runs a message to its end, but commits nothing: see [`Attempted::Ended`].
-    pub(crate) fn attempt_all(
+    /// Runs as much of an execution of an installation as is granted. What it comes to,
+    /// [`Self::judged`] says.
+    pub(crate) fn run(
         &self,
         canister: &CanisterState,
-        invocation: Invocation,
-        targets: Option<Targets>,
-    ) -> Result<(Ran, Option<Targets>), FatalError> {
-        let begun = self.begin(canister, invocation);
-        match self.attempt(canister, begun, targets, None)?.1 {
-            Attempted::Ended(ran, targets) => Ok((*ran, targets)),
-            // Nobody granted a part of it.
-            Attempted::Paused(_) => Ok((Ran::failed(reject::did_not_reply(&canister.id)), None)),
+        begun: Begun,
+        targets: Targets,
+        grant: &Grant,
+    ) -> Result<Slice, FatalError> {
+        let Some(execution) = canister.execution.as_ref() else {
+            return Err(FatalError::Record {
+                what: format!("canister {}", canister.id),
+                reason: "an execution of an installation has no code".into(),
+            });
+        };
+        self.ensure_prepared(canister, execution)?;
+        let Targets { heap, stable } = targets;
+        let request = self.request(execution, begun, Some(heap), Some(stable))?;
+        self.execute(&request, Some(grant))
+    }
+
+    /// What an outcome of [`Self::run`] comes to for a canister as it is now.
+    pub(crate) fn judged(&self, canister: &CanisterState, begun: &Begun, outcome: Outcome) -> Ran {
+        match canister.execution.as_ref() {
+            Some(execution) => self.judge(canister, execution, begun, outcome),
+            None => Ran::failed(reject::no_module(&canister.id)),
         }
     }
 
@@ -443,8 +458,13 @@ impl<'a> Machine<'a> {
         for (mount, runs) in
             [(&request.heap, &changes.heap_runs), (&request.stable, &changes.stable_runs)]
         {
-            if let Some(append) = mount.append.as_ref().filter(|_| !runs.is_empty()) {
-                self.core.pages.verify(append, runs)?;
+            let pages = &self.core.pages;
+            match mount.append.as_ref().filter(|_| !runs.is_empty()) {
+                Some(append) if is_scratch(append.segment) => {
+                    pages.verify_scratch(mount.layout.base_bytes, append, runs)?;
+                }
+                Some(append) => pages.verify(append, runs)?,
+                None => {}
             }
         }
         Ok(())

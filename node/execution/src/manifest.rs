@@ -137,6 +137,7 @@ impl Executor {
         let mut layouts: BTreeMap<MemoryId, HeldLayout> = BTreeMap::new();
         let mut blobs: BTreeSet<BlobHash> = BTreeSet::new();
         for canister in self.state.canisters() {
+            blobs.extend(canister.paused.iter().filter_map(|paused| paused.module).map(|m| m.0));
             blobs.extend(canister.chunks.keys());
             let Some(execution) = &canister.execution else { continue };
             blobs.insert(execution.module.hash.0);

@@ -19,7 +19,8 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 use state::{
-    Batch, CameMessages, CanisterId, CanisterState, Cycles, Fault, Payload, ReplicatedState, Time,
+    Batch, CameMessages, CanisterId, CanisterState, Cycles, Fault, PausedMessage, Payload,
+    ReplicatedState, Time,
 };
 
 use crate::config::{FatalError, unwound};
@@ -243,8 +244,20 @@ impl Round<'_> {
         if ids.is_empty() {
             return Ok(());
         }
+        let installs = |id: &CanisterId| {
+            let paused = self.state.get(id).and_then(|canister| canister.paused.as_ref());
+            paused.is_some_and(PausedMessage::is_installation)
+        };
+        let (installations, mut messages): (Vec<_>, Vec<_>) =
+            ids.iter().copied().partition(installs);
+        for id in installations {
+            if limits.has_room_for_upgrade(self.delta_spent) {
+                self.go_on_install(&id)?;
+            }
+        }
+        messages.truncate(usize::try_from(limits.paused_beside(self.delta_spent)).unwrap_or(0));
         let growable_bytes = self.growable_bytes();
-        let jobs: Vec<_> = ids
+        let jobs: Vec<_> = messages
             .iter()
             .filter_map(|id| self.state.take(id))
             .map(|canister| {
@@ -282,6 +295,34 @@ impl Round<'_> {
         self.delta_spent = self.delta_spent.min(half);
         self.payload_spent = self.payload_spent.min(half - self.delta_spent);
         Ok(())
+    }
+
+    /// Grants a slice to the paused installation of a canister.
+    fn go_on_install(&mut self, id: &CanisterId) -> Result<(), FatalError> {
+        let mut dispatcher = self.dispatcher();
+        let place = dispatcher.place.clone();
+        unwound(|| dispatcher.go_on_install(id)).map_err(|panic| FatalError::Panicked {
+            place,
+            what: format!("the installation of canister {id}: {panic}"),
+        })??;
+        let effects = dispatcher.effects;
+        // Who waited for it to end has its turn before the canister begins a message.
+        self.canisters_first &= effects.management.is_empty();
+        self.merge_one(effects)?;
+        self.finish_stops()
+    }
+
+    /// For one more call of the management canister.
+    fn dispatcher(&mut self) -> Dispatcher<'_> {
+        let place = self.facts.place(CanisterId::management_canister(), self.desk_ordinal);
+        self.desk_ordinal += 1;
+        Dispatcher {
+            place,
+            core: self.core,
+            state: self.state,
+            round: &self.facts,
+            effects: Effects::default(),
+        }
     }
 
     /// Bytes that the canisters of one lane may grow by. Lanes that nobody is on count too: so what
@@ -330,22 +371,15 @@ impl Round<'_> {
             if let Some(canister) = call.released_by.and_then(|id| self.state.get_mut(&id)) {
                 canister.released = canister.released.saturating_sub(1);
             }
-            let place = self.facts.place(CanisterId::management_canister(), self.desk_ordinal);
-            self.desk_ordinal += 1;
-            let mut dispatcher = Dispatcher {
-                place: place.clone(),
-                core: self.core,
-                state: self.state,
-                round: &self.facts,
-                effects: Effects::default(),
-            };
+            let mut dispatcher = self.dispatcher();
+            let place = dispatcher.place.clone();
             let what = format!(
                 "management call {} of {}",
                 call.method_name.escape_debug(),
                 call.origin.caller()
             );
             unwound(|| dispatcher.serve(call)).map_err(|panic| FatalError::Panicked {
-                place: place.clone(),
+                place,
                 what: format!("{what}: {panic}"),
             })??;
             let effects = dispatcher.effects;

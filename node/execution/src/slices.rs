@@ -1,11 +1,12 @@
 //! Messages from their beginning to their end, which may lie many rounds later.
 //!
-//! Every message but an installation's runs in slices of `execution.instructions_per_slice`. The
-//! first runs when it is taken up. If it is not over then, it is **paused**: what it was given when
-//! it began is written down in its canister ([`state::PausedMessage`]), and each round grants
-//! `execution.paused_executions` paused messages of the subnet one slice more, before anything else
-//! runs: the oldest, and one whose canister has its turn. So every one of them comes to its end,
-//! however many there are, and a short one needs not wait for all long ones that began before it.
+//! Every message runs in slices of `execution.instructions_per_slice`, and so do installations
+//! ([`crate::management`]). The first runs when it is taken up. If it is not over then, it is
+//! **paused**: what it was given when it began is written down in its canister
+//! ([`state::PausedMessage`]), and each round grants `execution.paused_executions` paused messages of
+//! the subnet one slice more, before anything else runs: the oldest, and one whose canister has its
+//! turn. So every one of them comes to its end, however many there are, and a short one needs not wait
+//! for all long ones that began before it.
 //!
 //! # What it comes to
 //!
@@ -103,7 +104,7 @@ impl Running {
         begun.told_by(canister, queue_slots);
         Ok(Self {
             task,
-            context: paused.context,
+            context: paused.context.ok_or_else(|| unreadable("it has no context".into()))?,
             begun,
             source: paused
                 .payload
@@ -118,7 +119,7 @@ impl Running {
     }
 
     fn name(&self, canister: &CanisterState) -> SlicedName {
-        SlicedName { since: self.since, canister_id: canister.id }
+        SlicedName { since: self.since, canister_id: canister.id, part: 0 }
     }
 }
 
@@ -307,10 +308,12 @@ impl Turn<'_> {
         })?;
         canister.paused = Some(PausedMessage {
             since,
-            context,
+            context: Some(context),
             granted,
             instructions: progress.instructions,
             prepaid,
+            cycles: 0,
+            module: None,
             grown_bytes,
             message_bytes,
             is_guaranteed,
@@ -425,7 +428,7 @@ fn grown_bytes(canister: &CanisterState, wasm_pages: u64) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     #![allow(clippy::unwrap_used)]
     use std::collections::BTreeMap;
 
@@ -437,7 +440,7 @@ mod tests {
 
     const PINNED: &str = "bd33a857188ad1b0a36fa0311f1e0ded";
 
-    fn begun(entry: Entry) -> Begun {
+    pub(crate) fn begun(entry: Entry) -> Begun {
         let principal = |byte| Principal::from_slice(&[byte, 1]);
         let context = SystemContext {
             canister_id: principal(1),
@@ -542,10 +545,12 @@ mod tests {
         );
         let paused = |record: Vec<u8>| PausedMessage {
             since: Height(1),
-            context: CallContextId(1),
+            context: Some(CallContextId(1)),
             granted: 1,
             instructions: 1,
             prepaid: 0,
+            cycles: 0,
+            module: None,
             grown_bytes: 0,
             message_bytes: 0,
             is_guaranteed: false,

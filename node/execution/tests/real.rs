@@ -18,7 +18,7 @@ use ic_management_canister_types::{
     CanisterInstallMode as Mode, UpgradeFlags, WasmMemoryPersistence,
 };
 use sandbox::{Pool, Sandbox, SandboxConfig};
-use state::{CanisterId, Reject};
+use state::{CanisterId, Reject, RequestId};
 use statesync::StateInstaller;
 
 fn main() -> ExitCode {
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     }
     let filter =
         std::env::args().nth(1).filter(|argument| !argument.starts_with('-')).unwrap_or_default();
-    let stories: [(&str, fn()); 10] = [
+    let stories: [(&str, fn()); 11] = [
         ("a_counter_counts", a_counter_counts),
         ("motoko_survives_upgrades", motoko_survives_upgrades),
         ("workbenches_call_each_other", workbenches_call_each_other),
@@ -45,6 +45,10 @@ fn main() -> ExitCode {
         (
             "a_heap_kept_for_a_module_without_a_memory_holds_up_no_round",
             a_heap_kept_for_a_module_without_a_memory_holds_up_no_round,
+        ),
+        (
+            "an_upgrade_in_slices_comes_to_the_same_whatever_is_kept",
+            an_upgrade_in_slices_comes_to_the_same_whatever_is_kept,
         ),
         ("a_fetched_state_goes_on_as_its_source_does", a_fetched_state_goes_on_as_its_source_does),
     ];
@@ -405,6 +409,124 @@ fn long_messages_come_to_the_same_whatever_is_kept() {
     assert_eq!(kept, restarted);
 }
 
+/// Code whose last word and first word write both memories for some ten million instructions.
+fn upgrader(version: u64) -> Vec<u8> {
+    let text = r#"(module
+        (import "ic0" "msg_reply" (func $reply))
+        (import "ic0" "msg_reply_data_append" (func $append (param i32 i32)))
+        (import "ic0" "stable64_grow" (func $grow (param i64) (result i64)))
+        (import "ic0" "stable64_size" (func $size (result i64)))
+        (import "ic0" "stable64_read" (func $sread (param i64 i64 i64)))
+        (import "ic0" "stable64_write" (func $swrite (param i64 i64 i64)))
+        (memory 40)
+        (global $n (mut i64) (i64.const VERSION))
+        (func $work (param $times i32)
+            (loop $next
+                (global.set $n (i64.add (i64.mul (global.get $n) (i64.const 6364136223846793005)) (i64.const VERSION)))
+                (i64.store (i32.and (i32.wrap_i64 (i64.shr_u (global.get $n) (i64.const 20))) (i32.const 0x1fffff)) (global.get $n))
+                (if (i32.eqz (i32.and (local.get $times) (i32.const 0xff))) (then
+                    (call $sread (i64.const 0x200000) (i64.and (global.get $n) (i64.const 0x3ffff8)) (i64.const 8))
+                    (i64.store (i32.const 0x200000) (i64.add (i64.load (i32.const 0x200000)) (global.get $n)))
+                    (call $swrite (i64.and (i64.shr_u (global.get $n) (i64.const 8)) (i64.const 0x3ffff8)) (i64.const 0x200000) (i64.const 8))))
+                (br_if $next (local.tee $times (i32.sub (local.get $times) (i32.const 1))))))
+        (func (export "canister_init") (drop (call $grow (i64.const 64))))
+        (func (export "canister_pre_upgrade") (call $work (i32.const 300000)))
+        (func (export "canister_post_upgrade") (drop (call $grow (i64.const 1))) (call $work (i32.const 400000)))
+        (func (export "canister_query sum")
+            (local $at i32) (local $sum i64)
+            (loop $next
+                (call $sread (i64.const 0x200000) (i64.extend_i32_u (local.get $at)) (i64.const 0x10000))
+                (local.set $sum (i64.add (i64.mul (local.get $sum) (i64.const 3)) (i64.load
+                    (i32.add (i32.const 0x200000) (i32.and (local.get $at) (i32.const 0xfff8))))))
+                (local.set $sum (i64.add (i64.mul (local.get $sum) (i64.const 3)) (i64.load (i32.and (local.get $at) (i32.const 0x1ffff8)))))
+                (br_if $next (i32.lt_u (local.tee $at (i32.add (local.get $at) (i32.const 0x3f8))) (i32.const 0x400000))))
+            (i64.store (i32.const 0x200000) (i64.add (local.get $sum) (call $size)))
+            (call $append (i32.const 0x200000) (i32.const 8))
+            (call $reply)))"#;
+    wat::parse_str(text.replace("VERSION", &version.to_string())).unwrap()
+}
+
+fn begin_upgrade(node: &mut Node, id: CanisterId, version: u64) -> RequestId {
+    let argument = ic_management_canister_types::InstallCodeArgs {
+        mode: Mode::Upgrade(None),
+        canister_id: id,
+        wasm_module: upgrader(version),
+        arg: vec![],
+        sender_canister_version: None,
+    };
+    let arg = candid::encode_one(&argument).unwrap();
+    node.ingress(user(1), Principal::management_canister(), id, "install_code", arg)
+}
+
+/// Two canisters that are upgraded beside a long message, in slices of so many instructions.
+fn upgrade_life(
+    places: u64,
+    slice: u64,
+    loses: bool,
+    after: fn(u64, Real) -> Real,
+) -> (Vec<[u8; 32]>, Vec<Vec<u8>>, u64) {
+    let mut limits = limits();
+    limits.execution.threads = 2;
+    limits.execution.instructions_per_slice = slice;
+    limits.execution.instructions_per_round = 8 * slice;
+    limits.pages.checkpoint_interval_rounds = 4;
+    limits.sandbox.paused_workers = places;
+    let (make, pool) = pools(&limits);
+    let mut real = Real { node: Node::with_sandbox(limits, Some(make)), pool };
+    let ids = [(); 2].map(|()| real.node.create());
+    for id in ids {
+        real.node.install_wasm(id, Mode::Install, upgrader(1), vec![]).unwrap();
+    }
+    let other = real.deploy("workbench.wasm");
+    real.node.ingress(user(1), other, other, "spin", Encode!(&30_000_000u64).unwrap());
+    let requests = [
+        begin_upgrade(&mut real.node, ids[0], 2),
+        begin_upgrade(&mut real.node, ids[1], 3),
+        begin_upgrade(&mut real.node, ids[0], 5),
+    ];
+    let mut rounds = 0;
+    for round in 1..=60u64 {
+        real.node.round();
+        let over = |request| real.node.result_if_any(request).is_some();
+        if !requests.iter().all(over) {
+            rounds = round;
+        }
+        real = after(round, real);
+    }
+    assert!(requests.iter().all(|request| real.node.result(request).is_ok()));
+    let sums = ids.map(|id| real.query(id, "sum", vec![]).unwrap()).to_vec();
+    // After the last restart, that is.
+    let repeated = real.pool.lock().unwrap().as_ref().unwrap().statistics().repeated;
+    // Checkpoints take nothing of what is kept.
+    assert_eq!(repeated > 0, loses, "{repeated}");
+    (real.node.log.iter().map(|(.., root)| *root).collect(), sums, rounds)
+}
+
+fn an_upgrade_in_slices_comes_to_the_same_whatever_is_kept() {
+    let (roots, sums, rounds) = upgrade_life(4, 1_000_000, false, |_, real| real);
+    assert!(rounds > 20, "{rounds}");
+    let (_, whole, rounds) = upgrade_life(4, 1_000_000_000, false, |_, real| real);
+    assert_eq!((sums.clone(), 0), (whole, rounds), "as in one piece");
+    let none_kept = upgrade_life(0, 1_000_000, true, |_, real| real);
+    assert_eq!((&roots, &sums), (&none_kept.0, &none_kept.1));
+    let one_kept = upgrade_life(1, 1_000_000, true, |_, real| real);
+    assert_eq!((&roots, &sums), (&one_kept.0, &one_kept.1));
+    let killed = upgrade_life(4, 1_000_000, true, |round, real| {
+        let pool = real.pool.lock().unwrap().clone().unwrap();
+        let pids = if round % 3 == 0 { pool.pids() } else { pool.paused_pids() };
+        for pid in pids.into_iter().filter(|_| round % 2 == 0) {
+            // SAFETY: sends a signal to a process that this one started.
+            unsafe { libc::kill(pid as i32, libc::SIGKILL) };
+        }
+        real
+    });
+    assert_eq!((&roots, &sums), (&killed.0, &killed.1));
+    let restarted = upgrade_life(4, 1_000_000, true, |round, real| {
+        if [1, 5, 6, 9, 14, 21].contains(&round) { real.restart() } else { real }
+    });
+    assert_eq!((&roots, &sums), (&restarted.0, &restarted.1));
+}
+
 fn a_heap_kept_for_a_module_without_a_memory_holds_up_no_round() {
     let mut limits = limits();
     limits.execution.instructions_per_slice = 10_000_000;
@@ -445,6 +567,28 @@ fn a_heap_kept_for_a_module_without_a_memory_holds_up_no_round() {
     real.restart();
 }
 
+/// Another process would be the other node; here it is another directory with other workers.
+fn fetch(
+    source: &Node,
+    limits: &limits::Limits,
+    (height, root): (state::Height, [u8; 32]),
+    least_bytes: u64,
+) -> tempfile::TempDir {
+    let snapshots = source.executor.snapshots();
+    let dir = tempfile::tempdir().unwrap();
+    let mut installer =
+        StateInstaller::begin(dir.path(), height, root, Arc::new(limits.clone()), None).unwrap();
+    while !installer.is_complete() {
+        for chunk in installer.missing(16).unwrap() {
+            installer.offer(chunk, &snapshots.chunk(height, chunk).unwrap()).unwrap();
+        }
+    }
+    let bytes = installer.progress().bytes_total;
+    assert!(bytes > least_bytes, "{bytes}");
+    installer.finish().unwrap();
+    dir
+}
+
 fn a_fetched_state_goes_on_as_its_source_does() {
     let mut limits = limits();
     limits.execution.instructions_per_slice = 1_000_000;
@@ -463,8 +607,11 @@ fn a_fetched_state_goes_on_as_its_source_does() {
         source.node.update(*id, "heap_fill", Encode!(&(20 * mib), &number).unwrap()).unwrap();
         source.node.update(*id, "inc", none()).unwrap();
     }
+    let upgraded = source.node.create();
+    source.node.install_wasm(upgraded, Mode::Install, upgrader(1), vec![]).unwrap();
     let snapshots = source.node.executor.snapshots();
-    // The state that is fetched has a message that is not over.
+    // The state that is fetched has a message and an upgrade that are not over.
+    let upgrade = begin_upgrade(&mut source.node, upgraded, 2);
     let spin = source.node.ingress(user(1), ids[2], ids[2], "inc", none());
     let long = Encode!(&40_000_000u64).unwrap();
     let long = source.node.ingress(user(1), ids[0], ids[0], "spin", long);
@@ -475,19 +622,8 @@ fn a_fetched_state_goes_on_as_its_source_does() {
             snapshots.newest().filter(|(height, _)| *height > from)
         })
         .expect("a manifest within sixty rounds");
-    // Another process would be the other node; here it is another directory with other workers.
-    let dir = tempfile::tempdir().unwrap();
-    let mut installer =
-        StateInstaller::begin(dir.path(), height, root, Arc::new(limits.clone()), None).unwrap();
-    while !installer.is_complete() {
-        for chunk in installer.missing(16).unwrap() {
-            installer.offer(chunk, &snapshots.chunk(height, chunk).unwrap()).unwrap();
-        }
-    }
+    let dir = fetch(&source.node, &limits, (height, root), 40 * mib);
     assert!(source.node.result(&spin).is_ok() && source.node.result_if_any(&long).is_none());
-    let bytes = installer.progress().bytes_total;
-    assert!(bytes > 40 * mib, "{bytes}");
-    installer.finish().unwrap();
     // What happens then: calls between canisters, writes over what was fetched, an upgrade.
     for number in 0..4u64 {
         source.node.ingress(user(1), ids[0], ids[0], "call_inc", Encode!(&ids[1]).unwrap());
@@ -497,13 +633,15 @@ fn a_fetched_state_goes_on_as_its_source_does() {
     }
     source.node.install_wasm(ids[3], Mode::Upgrade(None), wasm("counter-c.wasm"), none()).unwrap();
     source.node.settle();
+    assert!(source.node.result(&upgrade).is_ok());
     let (make, pool) = pools(&limits);
     let mut other = Real {
         node: Node::at(dir.path().to_path_buf(), source.node.config.clone(), Some(make)),
         pool,
     };
     assert_eq!(other.node.executor.height(), height);
-    assert_eq!(other.node.executor.state().paused().collect::<Vec<_>>(), [ids[0]]);
+    let paused = other.node.executor.state().paused().collect::<Vec<_>>();
+    assert_eq!(paused, [ids[0], upgraded]);
     for (batch, verdicts, root) in source.node.log.clone() {
         if batch.height > height {
             assert!(verdicts.is_empty());
@@ -511,6 +649,8 @@ fn a_fetched_state_goes_on_as_its_source_does() {
         }
     }
     let arg = Encode!(&0u64, &(20 * mib)).unwrap();
+    let sums = [&source, &other].map(|real| real.query(upgraded, "sum", vec![]).unwrap());
+    assert_eq!(sums[0], sums[1]);
     for id in &ids[..2] {
         let sums =
             [&source, &other].map(|real| real.query(*id, "heap_read_sum", arg.clone()).unwrap());

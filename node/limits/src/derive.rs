@@ -28,8 +28,8 @@ pub const VIRTUAL_LANES: u64 = 4;
 const INSTRUCTIONS_PER_SLICE: u64 = 1_000_000_000;
 const INSTRUCTIONS_PER_ROUND: u64 = 4_000_000_000;
 const INSTRUCTIONS_PER_MESSAGE: u64 = 40_000_000_000;
-// An install is not cut into slices, so the node's other canisters wait for it.
-const INSTRUCTIONS_PER_INSTALL: u64 = 20_000_000_000;
+// So may an installation, of both its executions together.
+const INSTRUCTIONS_PER_INSTALL: u64 = 300_000_000_000;
 const INSTRUCTIONS_PER_QUERY: u64 = 5_000_000_000;
 const INSTRUCTIONS_PER_INSPECT: u64 = 200_000_000;
 
@@ -290,7 +290,10 @@ impl Limits {
         let lanes = self.message_dirty_bytes().saturating_mul(VIRTUAL_LANES);
         let counted = self.execution.heap_delta_bytes_per_round / 2;
         let beside_paused = self.delta_with_paused_bytes().saturating_sub(counted);
-        lanes.max(self.upgrade_dirty_bytes()).max(beside_paused)
+        // An installation that was paused is counted like a message, and a lane begins beside it.
+        let installed = self.upgrade_dirty_bytes().saturating_add(self.message_dirty_bytes());
+        let beside_installed = installed.saturating_sub(counted);
+        lanes.max(self.upgrade_dirty_bytes()).max(beside_paused).max(beside_installed)
     }
 
     /// The most that paused messages which ended in a round write, with those that others had begun
@@ -309,7 +312,13 @@ impl Limits {
         (left / self.message_dirty_bytes().max(1)).clamp(1, VIRTUAL_LANES)
     }
 
-    /// Whether an upgrade may begin in a round in which paused messages that ended wrote so much.
+    /// Paused messages that may go on in a round in which installations that ended wrote so much.
+    pub fn paused_beside(&self, delta_bytes: u64) -> u64 {
+        let left = self.delta_with_paused_bytes().saturating_sub(delta_bytes);
+        (left / self.message_dirty_bytes().max(1)).saturating_sub(1).min(VIRTUAL_LANES)
+    }
+
+    /// Whether an upgrade may begin or end in a round in which paused messages that ended wrote so much.
     pub fn has_room_for_upgrade(&self, paused_delta_bytes: u64) -> bool {
         let left = self.delta_with_paused_bytes().saturating_sub(self.upgrade_dirty_bytes());
         paused_delta_bytes <= left

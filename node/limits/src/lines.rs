@@ -159,6 +159,7 @@ impl Limits {
             self.cache_lines(),
             self.heap_lines(),
             self.disk_lines(),
+            self.work_lines(),
         ]
         .concat()
     }
@@ -514,6 +515,33 @@ impl Limits {
             self.payloads_line(),
             self.records_line(),
             line(
+                "compiled_modules",
+                sandbox.compilation_cache_bytes,
+                "sandbox",
+                Disk,
+                String::new(),
+                "compiled artefacts, mapped when they run",
+            ),
+            line(
+                STATE_LINE,
+                subnet.memory_capacity_bytes.saturating_mul(pages.states_on_disk),
+                "pages",
+                Disk,
+                times(pages.states_on_disk, subnet.memory_capacity_bytes),
+                "heaps, stable memories, modules and chunks of all canisters; where there are \
+                 several nodes, a state that is fetched lies beside the old one",
+            ),
+        ]
+    }
+
+    /// What is on disk while something runs, in files that nobody finds again.
+    fn work_lines(&self) -> Vec<SheetLine> {
+        use LineKind::Disk;
+        let Limits { sandbox, .. } = self;
+        // Of those that are paused, what the first phase wrote; of the one that runs, both.
+        let kept = sandbox.paused_workers.saturating_add(2);
+        vec![
+            line(
                 "compile_heaps",
                 sandbox.compile_threads.saturating_mul(sandbox.compile_memory_bytes),
                 "sandbox",
@@ -532,21 +560,13 @@ impl Limits {
                  with their workers",
             ),
             line(
-                "compiled_modules",
-                sandbox.compilation_cache_bytes,
-                "sandbox",
+                "installations",
+                kept.saturating_mul(self.install_dirty_bytes()),
+                "execution",
                 Disk,
-                String::new(),
-                "compiled artefacts, mapped when they run",
-            ),
-            line(
-                STATE_LINE,
-                subnet.memory_capacity_bytes.saturating_mul(pages.states_on_disk),
-                "pages",
-                Disk,
-                times(pages.states_on_disk, subnet.memory_capacity_bytes),
-                "heaps, stable memories, modules and chunks of all canisters; where there are \
-                 several nodes, a state that is fetched lies beside the old one",
+                times(kept, self.install_dirty_bytes()),
+                "pages that installations wrote, until all of it ended well: both phases of the one that \
+                 runs, and the first of those that are paused",
             ),
         ]
     }

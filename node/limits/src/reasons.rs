@@ -60,7 +60,7 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "of the subnet capacity per thread, so that callbacks can finish when it is full",
     ),
     ("execution.instructions_per_message", "as much as on the Internet Computer, in slices"),
-    ("execution.instructions_per_install", "other canisters wait for it: it is not cut"),
+    ("execution.instructions_per_install", "as much as on the Internet Computer, in slices"),
     ("execution.instructions_per_query", "a few seconds of a query worker"),
     (
         "execution.instructions_per_inspect",

@@ -10,7 +10,10 @@
 use std::{
     collections::BTreeMap,
     fs::File,
+    io,
     ops::Range,
+    os::unix::fs::FileExt,
+    path::Path,
     sync::{
         Arc, Weak,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -31,6 +34,9 @@ use crate::{
 /// megabytes of page cache and of checkpoint instead of filling the log.
 const REWRITE_DEAD_PAGES: u64 = 1024;
 const REWRITE_DEAD_PER_LIVE: u64 = 4;
+
+/// Bytes of pages that are copied at once.
+const COPY_BYTES: usize = 1 << 20;
 
 /// What all memories together have on disk and did so far. Bytes of delta count from commit until
 /// the file is deleted.
@@ -328,20 +334,8 @@ impl Memory {
         if !is_out || target.offset_page < self.used_pages(target.segment) {
             return Err(PagesError::ForeignTarget(self.id));
         }
-        let end_page = check_runs(self.base_bytes / PAGE_BYTES, target, runs)
-            .map_err(|(run, fault)| PagesError::BadRun { id: self.id, run, fault })?;
-        if let Some(last) = runs.iter().max_by_key(|run| run.offset_page) {
-            // A mapping beyond the end of its file is a SIGBUS in whoever reads it.
-            let len = files::len(&target.file, &dir.segment_path(self.id, target.segment))?;
-            if len < end_page * PAGE_BYTES {
-                return Err(PagesError::BadRun {
-                    id: self.id,
-                    run: *last,
-                    fault: RunFault::NotWritten,
-                });
-            }
-        }
-        Ok(end_page)
+        let path = dir.segment_path(self.id, target.segment);
+        verify_written(self.base_bytes, target, runs, &path)
     }
 
     /// Makes `runs` the newest version and returns its number. On an error nothing has changed and
@@ -750,6 +744,48 @@ fn release(
 /// A length that a base file can have.
 pub(crate) fn check_base_bytes(base_bytes: u64) -> Option<()> {
     (base_bytes <= FILE_BYTES_MAX && base_bytes.is_multiple_of(PAGE_BYTES)).then_some(())
+}
+
+/// Checks what a worker returned, and that it was written to the file of `target`, which lies at
+/// `path`. Answers with the first free page after it.
+pub(crate) fn verify_written(
+    base_bytes: u64,
+    target: &AppendTarget,
+    runs: &[Run],
+    path: &Path,
+) -> Result<u64> {
+    let id = target.id;
+    let end_page = check_runs(base_bytes / PAGE_BYTES, target, runs)
+        .map_err(|(run, fault)| PagesError::BadRun { id, run, fault })?;
+    if let Some(last) = runs.iter().max_by_key(|run| run.offset_page) {
+        // A mapping beyond the end of its file is a SIGBUS in whoever reads it.
+        let len = files::len(&target.file, path)?;
+        if len < end_page * PAGE_BYTES {
+            return Err(PagesError::BadRun { id, run: *last, fault: RunFault::NotWritten });
+        }
+    }
+    Ok(end_page)
+}
+
+/// Copies the pages of `runs` from a file to the beginning of a target.
+pub(crate) fn copy_pages(target: &AppendTarget, from: &File, runs: &[Run]) -> io::Result<Vec<Run>> {
+    let mut buffer = vec![0; COPY_BYTES];
+    let mut offset_page = target.offset_page;
+    let mut copied = Vec::with_capacity(runs.len());
+    for run in runs {
+        copied.push(Run { segment: target.segment, offset_page, ..*run });
+        let (mut at, mut to) = (run.offset_page * PAGE_BYTES, offset_page * PAGE_BYTES);
+        let mut left = run.pages * PAGE_BYTES;
+        while left > 0 {
+            let part = &mut buffer[..COPY_BYTES.min(usize::try_from(left).unwrap_or(COPY_BYTES))];
+            from.read_exact_at(part, at)?;
+            target.file.write_all_at(part, to)?;
+            (at, to, left) =
+                (at + part.len() as u64, to + part.len() as u64, left - part.len() as u64);
+        }
+        offset_page += run.pages;
+    }
+    Ok(copied)
 }
 
 /// Checks what a worker returned and answers with the first free page of the segment after it.

@@ -10,6 +10,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
+    fs::File,
     ops::Bound::{Excluded, Included, Unbounded},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard,
@@ -190,6 +191,34 @@ impl PageStore {
         }
         lock(&self.opened).insert(id);
         self.with(id, |memory| memory.reserve(&self.dir, &self.accounts, pages_max))
+    }
+
+    /// A file of `len` bytes without a name, all of them a hole: for pages that are no version of a
+    /// memory yet. `id` is that of no memory. Should the node end before the name is gone, the next
+    /// start removes it.
+    pub fn scratch(&self, id: MemoryId, len: u64) -> Result<File> {
+        let path = self.dir.base_path(id);
+        let file = self.dir.create(&path, len)?;
+        self.dir.unlink(&path)?;
+        Ok(file)
+    }
+
+    /// [`PageStore::verify`] of a target whose file is a scratch, for a memory of `base_bytes`.
+    pub fn verify_scratch(
+        &self,
+        base_bytes: u64,
+        target: &AppendTarget,
+        runs: &[Run],
+    ) -> Result<()> {
+        let path = self.dir.segment_path(target.id, target.segment);
+        memory::verify_written(base_bytes, target, runs, &path).map(|_| ())
+    }
+
+    /// Copies pages of a scratch file to the beginning of `target`, in the order of `runs`. Where
+    /// they lie there.
+    pub fn copy_pages(&self, target: &AppendTarget, from: &File, runs: &[Run]) -> Result<Vec<Run>> {
+        let path = self.dir.segment_path(target.id, target.segment);
+        memory::copy_pages(target, from, runs).map_err(|error| PagesError::io("copy", &path, error))
     }
 
     /// Has the next checkpoint delete files that layouts still name and that cannot be kept open

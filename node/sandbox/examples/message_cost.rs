@@ -50,7 +50,8 @@ fn main() -> ExitCode {
     let mut canister = world.install(CANISTER);
     let only = arguments.next();
     let whole = arguments.next().is_some();
-    let name = SlicedName { since: Height(1), canister_id: ic_principal::Principal::anonymous() };
+    let name =
+        SlicedName { since: Height(1), canister_id: ic_principal::Principal::anonymous(), part: 0 };
     let grant = Grant::new(name, 1_000_000_000, 1_000_000_000);
     let methods = [
         "trivial",

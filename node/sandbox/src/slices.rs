@@ -30,6 +30,8 @@ pub struct SlicedName {
     pub since: Height,
     /// The canister that runs it.
     pub canister_id: CanisterId,
+    /// Which execution of those that belong to one installation; 0 of a message.
+    pub part: u8,
 }
 
 /// How far a message may run now.

@@ -499,7 +499,7 @@ mod tests {
         assert_eq!(postcard::to_stdvec(&back).unwrap(), bytes);
     }
 
-    const PINNED: &str = "dad0fce4d490ff22f3c7b460dcb3b8ae";
+    const PINNED: &str = "9cce23b49d252428faa6d74f4e2a0c13";
 
     /// Everything that a record of a canister can have, in values that are not defaults.
     #[expect(clippy::too_many_lines, reason = "one story, told in order")]
@@ -588,10 +588,12 @@ mod tests {
         });
         canister.paused = Some(PausedMessage {
             since: crate::Height(22),
-            context,
+            context: Some(context),
             granted: 23,
             instructions: 24,
             prepaid: 25,
+            cycles: 38,
+            module: Some(ModuleHash([39; 32])),
             grown_bytes: 26,
             message_bytes: 27,
             is_guaranteed: true,

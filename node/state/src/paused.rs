@@ -1,9 +1,10 @@
-//! A message that used up its slice, as its canister keeps it until it goes on.
+//! A message or an installation that used up its slice, as its canister keeps it until it goes on.
 //!
 //! The message has begun: it left its queue, its call context is open and its execution is prepaid.
 //! What it saw when it began lies here, as execution wrote it down; nothing it did counts before it
-//! is over. Until then its canister runs nothing else. This module must not know how a message is
-//! run.
+//! is over. Until then its canister runs nothing else. An installation is a call of the management
+//! canister that is being served: it has no call context, and names the module that it brings, which
+//! stays in the module store for it. This module must not know how a message is run.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -12,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use serde_bytes::ByteBuf;
 
 use crate::{
-    CallContextId, CanisterId, Cycles, CyclesTotal, Height, Origin, Shared, StoredPayload,
-    SubnetCall,
+    CallContextId, CanisterId, Cycles, CyclesTotal, Height, ModuleHash, Origin, Shared,
+    StoredPayload, SubnetCall,
 };
 
 /// See the module.
@@ -21,14 +22,18 @@ use crate::{
 pub struct PausedMessage {
     /// Height of the batch in which it began: the oldest are granted slices first, but for one.
     pub since: Height,
-    /// Its call context, which stays open until it is over.
-    pub context: CallContextId,
+    /// Its call context, which stays open until it is over; none of an installation.
+    pub context: Option<CallContextId>,
     /// Instructions granted so far.
     pub granted: u64,
     /// Instructions counted when it was paused last.
     pub instructions: u64,
     /// Cycles taken from the balance for its execution.
     pub prepaid: Cycles,
+    /// Cycles that came with the call of an installation.
+    pub cycles: Cycles,
+    /// The module that an installation brings.
+    pub module: Option<ModuleHash>,
     /// Bytes that its memories have grown by, which count against the subnet's capacity.
     pub grown_bytes: u64,
     /// Bytes of the message in the pools of messages, as long as it is here.
@@ -44,6 +49,11 @@ pub struct PausedMessage {
 }
 
 impl PausedMessage {
+    /// Whether it is an installation.
+    pub fn is_installation(&self) -> bool {
+        self.context.is_none()
+    }
+
     /// Bytes in the pool of guaranteed responses and in that of other messages.
     pub(crate) fn message_memory(&self) -> (u64, u64) {
         let own =
@@ -63,7 +73,7 @@ impl PausedMessage {
     /// Cycles held for the message and for the calls that wait.
     pub(crate) fn cycles_held(&self) -> CyclesTotal {
         let waiting: CyclesTotal = self.waiting.iter().map(|call| call.cycles).sum();
-        waiting + self.prepaid
+        waiting + self.prepaid + self.cycles
     }
 }
 

@@ -115,6 +115,8 @@ struct Facts {
     paused: Option<Height>,
     memories: Option<(MemoryId, MemoryId)>,
     module: Option<ModuleHash>,
+    /// The module that a paused installation brings.
+    next_module: Option<ModuleHash>,
     chunks: bool,
     /// Whether it has payloads that have no files yet.
     loose: bool,
@@ -488,12 +490,12 @@ impl ReplicatedState {
         next
     }
 
-    /// Whether a canister has this module.
+    /// Whether a canister has this module, or is getting it.
     pub fn has_module(&self, module: &ModuleHash) -> bool {
         self.modules.contains_key(module)
     }
 
-    /// Modules that canisters have, each with how many.
+    /// Modules that canisters have or are getting, each with how many.
     pub fn modules(&self) -> impl Iterator<Item = (&ModuleHash, u64)> {
         self.modules.iter().map(|(module, count)| (module, *count))
     }
@@ -539,11 +541,12 @@ impl ReplicatedState {
             move_entry(&mut self.stop_deadlines, *id, old.stop_deadline, new_facts.stop_deadline);
             move_entry(&mut self.charges, *id, old.charged_until, new_facts.charged_until);
             self.paused.change(*id, old.paused, new_facts.paused);
-            if old.module != new_facts.module {
-                if let Some(module) = new_facts.module {
+            let modules = |facts: &Facts| [facts.module, facts.next_module];
+            if modules(&old) != modules(&new_facts) {
+                for module in modules(&new_facts).into_iter().flatten() {
                     *self.modules.entry(module).or_default() += 1;
                 }
-                if let Some(module) = old.module {
+                for module in modules(&old).into_iter().flatten() {
                     release(&mut self.modules, module);
                 }
             }
@@ -717,7 +720,7 @@ impl ReplicatedState {
             let facts = Facts::of(canister, self.response_bytes);
             assert_eq!(self.facts.get(&canister.id), Some(&facts), "facts of {}", canister.id);
             totals.add(&facts.totals);
-            if let Some(module) = facts.module {
+            for module in [facts.module, facts.next_module].into_iter().flatten() {
                 *modules.entry(module).or_default() += 1;
             }
             assert_eq!(self.chunk_holders.contains(&canister.id), facts.chunks, "chunk holders");
@@ -759,7 +762,7 @@ impl CanisterState {
     /// The part of [`ReplicatedState::check`] that concerns one canister.
     fn check(&self, next_message: u64) {
         self.queues.check(&self.id, next_message);
-        self.calls.check(self.paused.as_ref().map(|paused| paused.context));
+        self.calls.check(self.paused.as_ref().and_then(|paused| paused.context));
         let answered = self.calls.callbacks().filter(|(_, callback)| callback.answered).count();
         assert_eq!(self.queues.responses().count(), answered, "responses of {}", self.id);
         for response in self.queues.responses() {
@@ -771,9 +774,12 @@ impl CanisterState {
             );
         }
         if let Some(paused) = &self.paused {
-            assert!(self.execution.is_some(), "{} has a paused message and no code", self.id);
-            let context = self.calls.context(paused.context);
-            assert!(context.is_some(), "{}: a paused message without a context", self.id);
+            if let Some(context) = paused.context {
+                assert!(self.execution.is_some(), "{} has a paused message and no code", self.id);
+                let context = self.calls.context(context);
+                assert!(context.is_some(), "{}: a paused message without a context", self.id);
+            }
+            assert_eq!(paused.context.is_none(), paused.module.is_some(), "of {}", self.id);
             assert!(paused.granted > 0, "{} has a message that did not begin", self.id);
         }
     }
@@ -830,6 +836,7 @@ impl Facts {
                 .as_ref()
                 .map(|execution| (execution.heap.id, execution.stable.id)),
             module: canister.module().map(|module| module.hash),
+            next_module: canister.paused.as_ref().and_then(|paused| paused.module),
             chunks: !canister.chunks.is_empty(),
             loose: canister.queues.loose_bytes() > 0,
             totals: Totals {

@@ -3,31 +3,29 @@
 //! An installation is atomic: it happens whole or leaves nothing but its costs and its log lines
 //! behind. Up to two executions belong to it, the old code's `canister_pre_upgrade` and the new
 //! code's `(start)` with `canister_init` or `canister_post_upgrade`. Nothing either of them writes
-//! is committed before both have ended well: what the first wrote is mounted for the second as an
-//! overlay that no other execution ever sees, and then the pages of both are committed as one
-//! version.
-
-use std::collections::BTreeSet;
+//! lies in a memory before both have ended well: what the first wrote is mounted for the second as an
+//! overlay that no other execution ever sees, and then the pages of both are copied and committed as
+//! one version. How they run, in slices and over rounds, is [`super::installing`]'s matter; here is
+//! what comes before and after.
 
 use ic_management_canister_types::{
     CanisterInstallMode, ChunkHash, InstallChunkedCodeArgs, WasmMemoryPersistence,
 };
-use pages::{AppendTarget, MemoryId, MemoryLayout, PAGE_BYTES};
+use pages::MemoryId;
 use sandbox::module::HEAD_BYTES;
-use sandbox::{Changes, Entry, MessageLimits, NotPrepared, Stored, Uploaded};
+use sandbox::{Changes, NotPrepared, Stored, Uploaded};
 use sha2::{Digest, Sha256};
 use state::{
     BlobError, BlobHash, CanisterId, CanisterState, Change, ChangeDetails, Cycles, DeploymentMode,
-    ExecutionState, InstalledModule, Memory, ModuleHash, ModuleInfo, Reject, Shared, SubnetCall,
-    Time,
+    InstalledModule, ModuleHash, ModuleInfo, Reject, SubnetCall,
 };
 
-use super::overlay::{mount_over, overlay, part};
+use super::installing::{Installing, Plan, Record, Tally};
 use super::types::InstallCode;
-use super::{Dispatcher, Handled, Handling, Refusal, decode, no_value};
+use super::{Dispatcher, Handling, Refusal, decode};
 use crate::config::FatalError;
 use crate::core::Core;
-use crate::machine::{Invocation, Machine, Ran, Targets, watch_memory};
+use crate::machine::watch_memory;
 use crate::reject;
 
 /// Chunks that may make up one module.
@@ -36,7 +34,6 @@ const CHUNKS_MAX: usize = 100;
 /// What is to be installed where.
 struct Order<'a> {
     id: CanisterId,
-    caller: candid::Principal,
     mode: CanisterInstallMode,
     code: Code<'a>,
     arg: &'a [u8],
@@ -120,37 +117,12 @@ pub(crate) fn chunks(
     Ok((parts, bytes))
 }
 
-/// How the mode treats what is there.
-#[derive(Clone, Copy)]
-struct Plan {
-    deployment: DeploymentMode,
-    runs_pre_upgrade: bool,
-    keeps_heap: bool,
-    keeps_stable: bool,
-}
-
-/// Room for everything an installation may write. `heap` is of the memory that the canister has
-/// afterwards.
-struct Room {
-    heap: AppendTarget,
-    stable: AppendTarget,
-    /// For what `canister_pre_upgrade` does to a heap that is then thrown away.
-    old_heap: Option<AppendTarget>,
-}
-
-/// What the executions of an installation came to.
-struct Tally {
-    instructions: u64,
-    log: Vec<serde_bytes::ByteBuf>,
-}
-
 impl Dispatcher<'_> {
     pub(super) fn install_code(&mut self, call: &SubnetCall) -> Handling {
         let argument: InstallCode = decode(&call.arg)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
         let order = Order {
             id: argument.canister_id,
-            caller: call.origin.caller(),
             mode: argument.mode,
             code: Code::Whole(&argument.wasm_module),
             arg: &argument.arg,
@@ -187,7 +159,6 @@ impl Dispatcher<'_> {
         }
         let order = Order {
             id: argument.target_canister,
-            caller,
             mode: argument.mode,
             code: Code::Chunks(Stored { blobs: &core.blobs, parts, bytes }, ModuleHash(found)),
             arg: &argument.arg,
@@ -227,10 +198,6 @@ impl Dispatcher<'_> {
         Ok(())
     }
 
-    #[expect(
-        clippy::too_many_lines,
-        reason = "steps of one matter, each on what those before it left"
-    )]
     fn install(&mut self, call: &SubnetCall, order: &Order<'_>) -> Handling {
         let core = self.core;
         let limits = core.limits();
@@ -244,7 +211,6 @@ impl Dispatcher<'_> {
 
         // Nothing is unpacked, hashed or compiled for a canister that cannot pay for the most it
         // may come to.
-        let install_limits = core.install_limits();
         let head = core.attempts(self.place.clone()).until(|| order.code.head())?;
         let (prepaid, compile_most) = prepayment(core, wasm_bytes, &head);
         let liquid = core.costs.liquid(&canister);
@@ -281,61 +247,53 @@ impl Dispatcher<'_> {
             return self.refuse_compiled(&order.id, compile_cost, reject);
         }
 
-        // From here on memories exist that are removed again unless the installation succeeds.
-        let mut next = canister.clone();
-        let created = self.lay_out(&mut next, module, plan)?;
-        match self.install_on(&canister, &mut next, plan, order, prepaid, install_limits) {
-            Ok(tally) => {
-                self.finish_install(
-                    call,
-                    &canister,
-                    next,
-                    plan,
-                    order,
-                    tally,
-                    prepaid,
-                    compile_cost,
-                )?;
-                Ok(Handled::Reply(no_value()))
-            }
-            Err((failure, tally)) => {
-                created.iter().for_each(|memory| core.pages.remove(*memory));
-                // Overlays of memories that stay were mounted too, and the next attempt's would
-                // look the same.
-                core.sandbox
-                    .forget(&created.into_iter().chain(memories(&canister)).collect::<Vec<_>>());
-                match (failure, tally) {
-                    (Refusal::Reject(reject), None) => {
-                        self.refuse_compiled(&order.id, compile_cost, reject)
-                    }
-                    (failure, Some(tally)) => {
-                        let cost = core.costs.execution(tally.instructions) + compile_cost;
-                        self.charge_failed(&order.id, cost.min(prepaid), &tally)?;
-                        Err(failure)
-                    }
-                    (failure, None) => Err(failure),
-                }
-            }
-        }
+        let usage = usage_with(&canister, &module, plan);
+        let capacity = limits.subnet.memory_capacity_bytes;
+        let others = self.state.totals().memory_taken.saturating_sub(canister.memory_taken());
+        let Some(growable_bytes) = capacity.saturating_sub(others).checked_sub(usage) else {
+            let reject = reject::subnet_oversubscribed(format!(
+                "The code needs {usage} bytes: {others} of the subnet's {capacity} bytes are taken \
+                 (subnet.memory_capacity_bytes)."
+            ));
+            return self.refuse_compiled(&order.id, compile_cost, reject);
+        };
+        self.keep_code(&order.code)?;
+        let call = SubnetCall {
+            origin: call.origin.clone(),
+            sender_version: call.sender_version,
+            method_name: call.method_name.clone(),
+            arg: Vec::new(),
+            cycles: call.cycles,
+            released_by: call.released_by,
+        };
+        let given = (order.told_version, order.arg.to_vec());
+        let (target, costs) = ((order.id, growable_bytes), (prepaid, compile_cost));
+        self.begin_install(call, given, plan, module, target, costs)
     }
 
     /// What ran of an installation that failed is paid for, and what it logged stays.
-    fn charge_failed(
+    pub(super) fn charge_failed(
         &mut self,
-        id: &CanisterId,
-        cost: Cycles,
+        installing: &Installing,
         tally: &Tally,
     ) -> Result<(), Refusal> {
         let time = self.round.time;
-        let canister = self.target_mut(id)?;
-        canister.cycles -= cost;
+        let cost = self.cost(installing, tally);
+        let canister = self.target_mut(&installing.id)?;
+        canister.cycles += installing.prepaid - cost;
         canister.consumption.instructions += cost;
         let log_bytes_max = canister.settings.log_memory_limit;
         for line in &tally.log {
             canister.log.push(time, line.to_vec(), log_bytes_max);
         }
-        self.count(tally.instructions, 0);
+        self.count(tally.instructions.saturating_sub(installing.counted), 0);
         Ok(())
+    }
+
+    /// What of the prepayment an installation used.
+    fn cost(&self, installing: &Installing, tally: &Tally) -> Cycles {
+        let execution = self.core.costs.execution(tally.instructions);
+        (execution + installing.record.compile_cost).min(installing.prepaid)
     }
 
     /// Refuses an installation of which nothing ran, but whose module was compiled or at least
@@ -384,152 +342,8 @@ impl Dispatcher<'_> {
         }
     }
 
-    /// Gives `next` its code and the memories it starts with. Returns the memories that were
-    /// created.
-    fn lay_out(
-        &mut self,
-        next: &mut CanisterState,
-        module: InstalledModule,
-        plan: Plan,
-    ) -> Result<BTreeSet<MemoryId>, Refusal> {
-        let limits = &self.core.limits().module;
-        let heap_bytes =
-            if module.info.memory64 { limits.heap64_bytes } else { limits.heap32_bytes };
-        let (old_heap, old_stable) = match next.execution.take() {
-            Some(execution) => (Some(execution.heap), Some(execution.stable)),
-            None => (None, None),
-        };
-        let mut created = BTreeSet::new();
-        let subnet = &mut self.state.subnet;
-        let mut fresh = |bytes: u64| -> Result<Memory, FatalError> {
-            let id = MemoryId(subnet.next_memory);
-            subnet.next_memory += 1;
-            let mut attempts = self.core.attempts(self.place.clone());
-            let layout = attempts.until(|| self.core.pages.create(id, bytes))?;
-            created.insert(id);
-            Ok(Memory { id, wasm_pages: 0, layout: Some(layout) })
-        };
-        let heap = match old_heap.filter(|_| plan.keeps_heap) {
-            Some(heap) => heap,
-            None => fresh(heap_bytes)?,
-        };
-        let stable = match old_stable.filter(|_| plan.keeps_stable) {
-            Some(stable) => stable,
-            None => fresh(limits.stable_bytes)?,
-        };
-        next.execution =
-            Some(ExecutionState { module: Shared::new(module), globals: Vec::new(), heap, stable });
-        Ok(created)
-    }
-
-    /// Runs both executions and commits. On failure, what they cost is told if any code ran.
-    #[allow(clippy::type_complexity)]
-    #[expect(
-        clippy::too_many_lines,
-        reason = "steps of one matter, each on what those before it left"
-    )]
-    fn install_on(
-        &mut self,
-        canister: &CanisterState,
-        next: &mut CanisterState,
-        plan: Plan,
-        order: &Order<'_>,
-        prepaid: Cycles,
-        limits: MessageLimits,
-    ) -> Result<Tally, (Refusal, Option<Tally>)> {
-        let early = |refusal: Refusal| (refusal, None);
-        let capacity = self.core.limits().subnet.memory_capacity_bytes;
-        let others = self.state.totals().memory_taken.saturating_sub(canister.memory_taken());
-        let usage = next.memory_usage().total();
-        let Some(growable_bytes) = capacity.saturating_sub(others).checked_sub(usage) else {
-            return Err(early(
-                reject::subnet_oversubscribed(format!(
-                    "The code needs {usage} bytes: {others} of the subnet's {capacity} bytes are \
-                     taken (subnet.memory_capacity_bytes)."
-                ))
-                .into(),
-            ));
-        };
-        let fatal = |error: FatalError| early(error.into());
-        self.keep_code(&order.code).map_err(fatal)?;
-        let machine = Machine::new(self.core, self.round, 0, self.place.clone());
-        let Some(room) = room(&machine, canister, next, plan, &limits).map_err(fatal)? else {
-            return Err(early(reject::no_module(&canister.id).into()));
-        };
-        let mut tally = Tally { instructions: 0, log: Vec::new() };
-        let invoke = |entry, limits| Invocation {
-            caller: order.caller,
-            growable_bytes,
-            heap_limited: true,
-            ..Invocation::system(entry, limits)
-        };
-
-        // The old code's last word.
-        let mut first: Option<Changes> = None;
-        let mut working = canister.clone();
-        working.cycles -= prepaid;
-        if plan.runs_pre_upgrade {
-            let heap = room.old_heap.as_ref().unwrap_or(&room.heap);
-            let targets = Targets {
-                heap: part(heap, 0, limits.heap_dirty_bytes),
-                stable: part(&room.stable, 0, limits.stable_dirty_bytes),
-            };
-            let mut invocation = invoke(Entry::PreUpgrade, limits);
-            invocation.heap_limited = false;
-            let ran = machine.attempt_all(&working, invocation, Some(targets));
-            let ran = after(canister, ran, &mut tally);
-            match ran {
-                Ok(changes) => first = Some(changes),
-                Err(refusal) => return Err((refusal, Some(tally))),
-            }
-        }
-
-        // The new code's first.
-        next.version += 1;
-        next.global_timer = Time(0);
-        next.cycles = working.cycles;
-        if plan.deployment != DeploymentMode::Upgrade {
-            next.certified_data.clear();
-        }
-        let (heap_used, stable_used) =
-            first.as_ref().map_or((0, 0), |first| carry_over(next, first, &room, plan));
-        let targets = Targets {
-            heap: part(&room.heap, heap_used, limits.heap_dirty_bytes),
-            stable: part(&room.stable, stable_used, limits.stable_dirty_bytes),
-        };
-        let entry = match plan.deployment {
-            DeploymentMode::Upgrade => Entry::PostUpgrade { keep_heap: plan.keeps_heap },
-            DeploymentMode::Install | DeploymentMode::Reinstall => Entry::Init,
-        };
-        let left = limits.instructions.saturating_sub(tally.instructions).max(1);
-        let mut invocation = invoke(entry, MessageLimits { instructions: left, ..limits });
-        invocation.arg = order.arg.to_vec();
-        let ran = machine.attempt_all(next, invocation, Some(targets));
-        let mut changes = match after(canister, ran, &mut tally) {
-            Ok(changes) => changes,
-            Err(refusal) => return Err((refusal, Some(tally))),
-        };
-        next.cycles = changes.balance;
-        next.consumption.burned += changes.cycles_burned;
-        let cost = self.core.costs.execution(tally.instructions).min(prepaid);
-        if let Err(reject) = self.check_lasting(next, &changes, prepaid - cost) {
-            return Err((reject.into(), Some(tally)));
-        }
-
-        if let Some(first) = &first {
-            merge(canister, next, first, &mut changes, plan);
-        }
-        let Room { heap, stable, old_heap } = room;
-        drop(old_heap);
-        match machine.commit(next, &changes, Targets { heap, stable }) {
-            Ok(delta_bytes) => self.count(0, delta_bytes),
-            Err(error) => return Err((error.into(), Some(tally))),
-        }
-        Ok(tally)
-    }
-
     /// What the canister would keep after the installation must last its freezing threshold.
-    fn check_lasting(
+    pub(super) fn check_lasting(
         &self,
         next: &CanisterState,
         changes: &Changes,
@@ -556,23 +370,20 @@ impl Dispatcher<'_> {
         ))
     }
 
-    #[allow(clippy::too_many_arguments)]
-    fn finish_install(
+    /// The installation ended well and is committed in `next`.
+    pub(super) fn finish_install(
         &mut self,
-        call: &SubnetCall,
+        installing: &Installing,
         before: &CanisterState,
         mut next: CanisterState,
-        plan: Plan,
-        order: &Order<'_>,
-        tally: Tally,
-        prepaid: Cycles,
-        compile_cost: Cycles,
+        tally: &Tally,
     ) -> Result<(), Refusal> {
         let core = self.core;
         let time = self.round.time;
-        let module_hash = next.module().map_or(ModuleHash([0; 32]), |module| module.hash);
-        let cost = (core.costs.execution(tally.instructions) + compile_cost).min(prepaid);
-        next.cycles += prepaid - cost;
+        let Record { call, plan, told_version, module, .. } = &installing.record;
+        let module_hash = module.hash;
+        let cost = self.cost(installing, tally);
+        next.cycles += installing.prepaid - cost;
         next.consumption.instructions += cost;
         next.installed_at = Some(time);
         if plan.deployment == DeploymentMode::Reinstall {
@@ -583,7 +394,7 @@ impl Dispatcher<'_> {
         next.history.push(Change {
             time,
             version: next.version,
-            origin: Self::change_origin(call, order.told_version),
+            origin: Self::change_origin(call, *told_version),
             details: ChangeDetails::CodeDeployment { mode: plan.deployment, module_hash },
         });
         watch_memory(core, &mut next);
@@ -594,104 +405,27 @@ impl Dispatcher<'_> {
         // Mappings of what is gone, and of overlays that never were a version.
         core.sandbox.forget(&memories(before).collect::<Vec<_>>());
         self.state.put(next);
-        self.count(tally.instructions, 0);
         Ok(())
     }
 
-    fn count(&mut self, instructions: u64, delta_bytes: u64) {
+    pub(super) fn count(&mut self, instructions: u64, delta_bytes: u64) {
         self.effects.instructions += instructions;
         self.effects.work += instructions;
         self.effects.delta_bytes += delta_bytes;
     }
 }
 
-/// Takes note of an execution; its changes, if it ended well.
-fn after(
-    canister: &CanisterState,
-    ran: Result<(Ran, Option<Targets>), FatalError>,
-    tally: &mut Tally,
-) -> Result<Changes, Refusal> {
-    // The targets that come back are parts; the whole ones are still held.
-    let (ran, _parts) = ran?;
-    tally.instructions += ran.instructions;
-    tally.log.extend(ran.log);
-    match (ran.result, ran.changes) {
-        (Err(reject), _) => Err(reject.into()),
-        (Ok(_), Some(changes)) => Ok(changes),
-        // An installation always has changes, or the worker's answer would not have been taken.
-        (Ok(_), None) => Err(reject::did_not_reply(&canister.id).into()),
-    }
-}
-
-/// Finds room for everything at once.
-fn room(
-    machine: &Machine<'_>,
-    canister: &CanisterState,
-    next: &CanisterState,
-    plan: Plan,
-    limits: &MessageLimits,
-) -> Result<Option<Room>, FatalError> {
-    let Some(execution) = &next.execution else { return Ok(None) };
-    let pages = |bytes: u64| bytes.div_ceil(PAGE_BYTES);
-    let twice = 1 + u64::from(plan.runs_pre_upgrade);
-    let old_heap =
-        canister.execution.as_ref().filter(|_| plan.runs_pre_upgrade && !plan.keeps_heap);
-    Ok(Some(Room {
-        old_heap: old_heap
-            .map(|old| machine.reserve_pages(old.heap.id, pages(limits.heap_dirty_bytes)))
-            .transpose()?,
-        heap: machine.reserve_pages(execution.heap.id, twice * pages(limits.heap_dirty_bytes))?,
-        stable: machine
-            .reserve_pages(execution.stable.id, twice * pages(limits.stable_dirty_bytes))?,
-    }))
-}
-
-fn memories(canister: &CanisterState) -> impl Iterator<Item = MemoryId> + '_ {
+pub(super) fn memories(canister: &CanisterState) -> impl Iterator<Item = MemoryId> + '_ {
     canister.execution.iter().flat_map(|execution| [execution.heap.id, execution.stable.id])
 }
 
-/// Gives the new code what the old code's last execution left: its balance, its certified data,
-/// and its pages as overlays. How many pages of the room are taken, of heap and stable memory.
-fn carry_over(next: &mut CanisterState, first: &Changes, room: &Room, plan: Plan) -> (u64, u64) {
-    next.cycles = first.balance;
-    next.consumption.burned += first.cycles_burned;
-    if let Some(data) = &first.certified_data {
-        next.certified_data = data.to_vec();
-    }
-    let Some(execution) = next.execution.as_mut() else { return (0, 0) };
-    let (runs, wasm_pages) = (&first.stable_runs, first.stable_wasm_pages);
-    let stable_used = mount_over(&mut execution.stable, &room.stable, runs, wasm_pages);
-    if !plan.keeps_heap {
-        return (0, stable_used);
-    }
-    let (runs, wasm_pages) = (&first.heap_runs, first.heap_wasm_pages);
-    (mount_over(&mut execution.heap, &room.heap, runs, wasm_pages), stable_used)
-}
-
-/// Both executions ended well: their pages become one version.
-fn merge(
-    canister: &CanisterState,
-    next: &mut CanisterState,
-    first: &Changes,
-    changes: &mut Changes,
-    plan: Plan,
-) {
-    let Some(execution) = next.execution.as_mut() else { return };
-    let (old_heap, old_stable) = layouts(canister);
-    execution.stable.layout = old_stable;
-    changes.stable_runs = overlay(&first.stable_runs, &changes.stable_runs);
-    if plan.keeps_heap {
-        execution.heap.layout = old_heap;
-        changes.heap_runs = overlay(&first.heap_runs, &changes.heap_runs);
-    }
-}
-
-fn layouts(canister: &CanisterState) -> (Option<MemoryLayout>, Option<MemoryLayout>) {
-    let execution = canister.execution.as_ref();
-    (
-        execution.and_then(|execution| execution.heap.layout.clone()),
-        execution.and_then(|execution| execution.stable.layout.clone()),
-    )
+/// Bytes that the canister uses when its new code begins.
+fn usage_with(canister: &CanisterState, module: &InstalledModule, plan: Plan) -> u64 {
+    let usage = canister.memory_usage();
+    let heap = if plan.keeps_heap { usage.heap } else { 0 };
+    let stable = if plan.keeps_stable { usage.stable } else { 0 };
+    let kept = heap + stable + usage.history + usage.chunks + usage.log;
+    kept + module.bytes + module.custom_section_bytes()
 }
 
 fn module_too_large(bytes: u64, limit: u64) -> Reject {

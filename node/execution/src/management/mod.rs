@@ -12,6 +12,7 @@
 mod chunks;
 mod create;
 pub(crate) mod install;
+mod installing;
 mod lifecycle;
 mod overlay;
 pub(crate) mod queries;
@@ -22,8 +23,8 @@ pub(crate) mod types;
 use candid::{CandidType, Principal};
 use serde::de::DeserializeOwned;
 use state::{
-    CanisterId, CanisterState, ChangeOrigin, Cycles, Ingress, Origin, Payload, RandomnessWaiter,
-    Reject, ReplicatedState, Shared, SubnetCall, Visibility, heap,
+    CanisterId, CanisterState, ChangeOrigin, Cycles, Fault, Ingress, Origin, Payload,
+    RandomnessWaiter, Reject, ReplicatedState, Shared, SubnetCall, Visibility, heap,
 };
 
 use crate::config::FatalError;
@@ -32,6 +33,7 @@ use crate::message::{Effects, MESSAGE_OVERHEAD_INSTRUCTIONS};
 use crate::reject;
 use crate::retry::ExecutionPoint;
 
+pub(crate) use installing::{Installations, is_scratch};
 pub(crate) use lifecycle::{STOP_TIMEOUT_SECONDS, uninstall};
 
 /// Candid work that skipping unknown fields may do, besides what it takes per byte: bounds what a
@@ -114,6 +116,8 @@ struct Method {
     /// Whether a message of that canister must not be paused meanwhile: it changes what the message
     /// goes on with, or what it may do.
     awaits_message: bool,
+    /// The same of a paused installation.
+    awaits_installation: bool,
 }
 
 impl Method {
@@ -126,8 +130,13 @@ impl Method {
                 | "update_settings"
                 | "delete_canister"
         );
+        let awaits_installation = awaits_message
+            || matches!(
+                name,
+                "start_canister" | "stop_canister" | "upload_chunk" | "clear_chunk_store"
+            );
         let method = |access, ingress, names_canister| {
-            Some(Self { access, ingress, names_canister, awaits_message })
+            Some(Self { access, ingress, names_canister, awaits_message, awaits_installation })
         };
         match name {
             "install_code" | "install_chunked_code" | "update_settings" => {
@@ -321,15 +330,23 @@ impl Dispatcher<'_> {
     pub(crate) fn serve(&mut self, call: SubnetCall) -> Result<(), FatalError> {
         self.effects.work += CALL_INSTRUCTIONS;
         self.effects.messages += 1;
-        let verdict =
-            self.place.message.as_ref().and_then(|m| self.round.verdict(m.canister_id, m.ordinal));
-        let handling = match verdict {
+        let handling = match self.verdict() {
             Some(verdict) => {
                 self.effects.verdicts.push(verdict);
                 Err(reject::ruled_out(&Principal::management_canister()).into())
             }
             None => self.dispatch(&call),
         };
+        self.conclude(call, handling)
+    }
+
+    /// The operator's verdict on what is served.
+    fn verdict(&self) -> Option<Fault> {
+        self.place.message.as_ref().and_then(|m| self.round.verdict(m.canister_id, m.ordinal))
+    }
+
+    /// Answers a call, unless it waits.
+    fn conclude(&mut self, call: SubnetCall, handling: Handling) -> Result<(), FatalError> {
         let (payload, refund) = match handling {
             Ok(Handled::Reply(bytes)) => (Payload::Reply(bytes), call.cycles),
             Ok(Handled::ReplyWithRefund(bytes, refund)) => (Payload::Reply(bytes), refund),
@@ -366,7 +383,11 @@ impl Dispatcher<'_> {
         {
             let target = self.target(&id)?;
             check_access(self.core, method.access, target, &caller)?;
-            if method.awaits_message && target.paused.is_some() {
+            let awaits = target.paused.as_ref().is_some_and(|paused| match paused.context {
+                Some(_) => method.awaits_message,
+                None => method.awaits_installation,
+            });
+            if awaits {
                 return Ok(Handled::Awaits(id));
             }
         }

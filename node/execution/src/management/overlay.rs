@@ -2,8 +2,7 @@
 //!
 //! An installation may run two executions before it knows whether either counts. What the first
 //! wrote lies in an append target; here it becomes a layout that the second can mount, the rest of
-//! the target becomes the second one's, and in the end the runs of both become one list that can be
-//! committed. What comes from workers was checked before it is laid over anything.
+//! the target becomes the second one's, and in the end the runs of both become one list. What comes from workers was checked before it is laid over anything.
 
 use std::sync::Arc;
 

@@ -656,7 +656,7 @@ mod tests {
             stable_max_bytes: 1 << 40,
             log_max_bytes: 4096,
         };
-        let name = SlicedName { since: Height(1), canister_id: Principal::anonymous() };
+        let name = SlicedName { since: Height(1), canister_id: Principal::anonymous(), part: 0 };
         let slice = |number: u64| {
             let grant = Grant::new(name, number * SLICE, SLICE);
             time_limit(&limits, Some(&grant), (number - 1) * SLICE)

@@ -545,8 +545,11 @@ mod tests {
 
     #[test]
     fn a_pause_comes_when_the_grant_is_used_and_not_before() {
-        let name =
-            crate::SlicedName { since: state::Height(1), canister_id: Principal::anonymous() };
+        let name = crate::SlicedName {
+            since: state::Height(1),
+            canister_id: Principal::anonymous(),
+            part: 0,
+        };
         let grant = Grant::new(name, 400, 100);
         let paused = |instructions, heap_wasm_pages, stable_wasm_pages| Progress {
             instructions,

@@ -310,9 +310,10 @@ mod tests {
         tracker.touch(4..7, |range| again.push(range));
         tracker.touch(6..7, |_| panic!("it was written already"));
         tracker.touch(8..9, |_| panic!("it is not marked"));
-        assert_eq!((again, tracker.pages()), (vec![5..7], 5));
+        assert_eq!(again.into_iter().flatten().collect::<Vec<u64>>(), [5, 6]);
+        assert_eq!(tracker.pages(), 5);
         assert!(tracker.is_spilled(7) && !tracker.is_spilled(4) && !tracker.is_spilled(6));
-        assert_eq!(tracker.spill(), vec![4..7]);
+        assert!(tracker.spill().into_iter().flatten().eq(4..7));
         assert_eq!(tracker.take(), vec![4..8, 9..10]);
         // Nothing of it is left to the next message.
         tracker.begin(1 << 16, 1 << 15);
@@ -324,7 +325,7 @@ mod tests {
     fn scattered_writes_to_what_was_spilled_make_few_more_stretches() {
         let mut tracker = tracker(1 << 18, 1 << 18);
         tracker.mark(0..1 << 18, |_| {}).unwrap();
-        assert_eq!(tracker.spill(), vec![0..1 << 18]);
+        assert!(tracker.spill().into_iter().flatten().eq(0..1 << 18));
         let mut stretches = 0;
         for page in (0..1 << 18).step_by(2) {
             tracker.touch(page..page + 1, |_| stretches += 1);

@@ -249,15 +249,8 @@ impl Keeper {
             taken
         });
         let (mapping, stable_taken) = stable;
-        let stable = Stable::enter(
-            mapping,
-            std::mem::take(&mut self.trackers),
-            order.limits.stable_dirty_bytes / PAGE_BYTES,
-            order.limits.stable_accessed_bytes / PAGE_BYTES,
-            stable_taken.kept.as_ref().map(|(dirty, _)| dirty.as_slice()),
-        );
+        let stable = self.enter_stable(mapping, &order.limits, &stable_taken);
         let heap_aside = heap_taken.is_none().then_some(order.heap.wasm_pages);
-        let stable = Arc::new(Mutex::new(stable));
         let pacer = self.pacer(&order, heap_aside, &stable);
         let mut settlement = Settlement {
             changes_state: changes_state(&order.entry, order.context.replicated),
@@ -308,6 +301,22 @@ impl Keeper {
         let outcome = self.settle(settlement, ended, heap, stable)?;
         self.evict();
         Ok(Report::Outcome(Box::new(outcome)))
+    }
+
+    /// Prepares the stable memory of a message.
+    fn enter_stable(
+        &mut self,
+        mapping: Mapping,
+        limits: &MessageLimits,
+        taken: &Taken,
+    ) -> Arc<Mutex<Stable>> {
+        Arc::new(Mutex::new(Stable::enter(
+            mapping,
+            std::mem::take(&mut self.trackers),
+            limits.stable_dirty_bytes / PAGE_BYTES,
+            limits.stable_accessed_bytes / PAGE_BYTES,
+            taken.kept.as_ref().map(|(dirty, _)| dirty.as_slice()),
+        )))
     }
 
     /// For a message that runs in slices. What else is mapped is lent to it.

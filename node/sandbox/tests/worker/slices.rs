@@ -127,7 +127,7 @@ const WORKER: &str = r#"(module
 const NAMES: [&str; 5] = ["compute", "call", "grow", "fill", "wide"];
 
 fn name() -> SlicedName {
-    SlicedName { since: Height(7), canister_id: ic_principal::Principal::from_slice(&[7]) }
+    SlicedName { since: Height(7), canister_id: ic_principal::Principal::from_slice(&[7]), part: 0 }
 }
 
 fn grant(number: u64) -> Grant {

@@ -1,0 +1,818 @@
+//! Installations from their first slice to their last.
+//!
+//! An installation runs in slices as messages do ([`crate::slices`]). What decides about it is written
+//! down in its canister when it is paused ([`state::PausedMessage`], without a call context): the call
+//! without the module, the module's hash and plan, and what the first of its executions saw. Its grant
+//! counts the instructions of both executions together, so where a slice ends is a function of the
+//! installation alone, also where it goes over from one execution to the other.
+//!
+//! # What this machine keeps
+//!
+//! What the executions write is appended to files without a name ([`Room`]), which are no part of any
+//! memory: checkpoints know nothing of them, and nothing is left of them when the node ends. They and
+//! the outcome of `canister_pre_upgrade` stay between two slices ([`Kept`]), of as many installations
+//! as there are places for paused messages. A machine that has lost them runs the installation from
+//! its beginning up to the newest grant. Only when all of it ended well, memories are created, the
+//! pages are copied into them and become one version.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use candid::Principal;
+use pages::{AppendTarget, MemoryId, MemoryLayout, PAGE_BYTES, PageFile, SegmentId};
+use sandbox::{Changes, Entry, Grant, MessageLimits, Outcome, Slice, SlicedName};
+use serde::{Deserialize, Serialize};
+use serde_bytes::ByteBuf;
+use state::{
+    CanisterId, CanisterState, Cycles, DeploymentMode, ExecutionState, Height, InstalledModule,
+    Memory, Origin, PausedMessage, Reject, Shared, SubnetCall, Time, WASM_PAGE_BYTES, heap,
+};
+
+use super::overlay::{mount_over, overlay, part};
+use super::{CALL_INSTRUCTIONS, Dispatcher, Handled, Handling, Refusal, no_value};
+use crate::config::FatalError;
+use crate::machine::{Begun, Invocation, Machine, Ran, Targets};
+use crate::reject;
+
+/// Version of [`Record`].
+const RECORD_VERSION: u8 = 1;
+
+/// Numbers of memories and segments that belong to no memory of the store.
+const SCRATCH: u64 = 1 << 63;
+
+/// Whether a segment is a file of an installation.
+pub(crate) fn is_scratch(segment: SegmentId) -> bool {
+    segment.0 & SCRATCH != 0
+}
+
+/// How the mode treats what is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Plan {
+    pub(super) deployment: DeploymentMode,
+    pub(super) runs_pre_upgrade: bool,
+    pub(super) keeps_heap: bool,
+    pub(super) keeps_stable: bool,
+}
+
+/// What is written down of an installation.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Record {
+    /// The call, without its argument.
+    pub(super) call: SubnetCall,
+    pub(super) told_version: Option<u64>,
+    pub(super) plan: Plan,
+    pub(super) module: InstalledModule,
+    /// Argument of the new code.
+    #[serde(with = "serde_bytes")]
+    pub(super) arg: Vec<u8>,
+    pub(super) compile_cost: Cycles,
+    /// The first of the executions.
+    begun: Begun,
+}
+
+/// An installation that runs.
+#[derive(Debug)]
+pub(super) struct Installing {
+    pub(super) id: CanisterId,
+    pub(super) record: Record,
+    /// Cycles taken from the balance for it.
+    pub(super) prepaid: Cycles,
+    since: Height,
+    /// Instructions granted so far.
+    granted: u64,
+    /// Of them, those that were counted in rounds before.
+    pub(super) counted: u64,
+}
+
+/// Room for everything an installation may write, in files of its own. `heap` is of the memory that
+/// the canister has afterwards.
+#[derive(Debug)]
+struct Room {
+    heap: AppendTarget,
+    stable: AppendTarget,
+    /// For what `canister_pre_upgrade` does to a heap that is then thrown away.
+    old_heap: Option<AppendTarget>,
+    /// The memories that the new code begins with, where it does not keep the old ones.
+    fresh_heap: Option<MemoryLayout>,
+    fresh_stable: Option<MemoryLayout>,
+}
+
+/// What this machine keeps of an installation between two slices.
+#[derive(Debug)]
+struct Kept {
+    since: Height,
+    room: Arc<Room>,
+    /// What came of `canister_pre_upgrade`, if it is over.
+    first: Option<Outcome>,
+}
+
+/// Installations that are paused, as far as this machine keeps them.
+#[derive(Debug, Default)]
+pub(crate) struct Installations {
+    kept: Mutex<BTreeMap<CanisterId, Kept>>,
+    numbers: AtomicU64,
+}
+
+/// What the executions of an installation came to.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    pub(super) instructions: u64,
+    pub(super) log: Vec<ByteBuf>,
+}
+
+/// Both executions ended well.
+struct Done {
+    next: CanisterState,
+    /// Of both executions.
+    changes: Changes,
+    room: Arc<Room>,
+}
+
+/// What came of a slice.
+enum Step {
+    Paused { instructions: u64, wasm_pages: u64 },
+    Ended(Result<Box<Done>, Refusal>, Tally),
+}
+
+impl Installations {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<CanisterId, Kept>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps what is there of an installation, of `most` in all: those that began last give way.
+    fn keep(&self, id: CanisterId, kept: Kept, most: u64) {
+        let mut all = self.lock();
+        all.insert(id, kept);
+        while all.len() as u64 > most {
+            let youngest =
+                all.iter().max_by_key(|(id, kept)| (kept.since, **id)).map(|(id, _)| *id);
+            youngest.and_then(|id| all.remove(&id));
+        }
+    }
+
+    fn number(&self) -> u64 {
+        SCRATCH | self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl Installing {
+    fn restore(id: CanisterId, paused: &PausedMessage) -> Result<Self, FatalError> {
+        let unreadable = |reason: String| FatalError::Record {
+            what: format!("the paused installation of canister {id}"),
+            reason,
+        };
+        let record = match paused.record.split_first() {
+            Some((&RECORD_VERSION, record)) => record,
+            Some((version, _)) => return Err(unreadable(format!("it has version {version}"))),
+            None => return Err(unreadable("it is empty".into())),
+        };
+        let record = postcard::from_bytes(record).map_err(|error| unreadable(error.to_string()))?;
+        Ok(Self {
+            id,
+            record,
+            prepaid: paused.prepaid,
+            since: paused.since,
+            granted: paused.granted,
+            counted: paused.instructions,
+        })
+    }
+
+    fn name(&self, part: u8) -> SlicedName {
+        SlicedName { since: self.since, canister_id: self.id, part }
+    }
+}
+
+fn encode(record: &Record) -> Result<Vec<u8>, FatalError> {
+    postcard::to_extend(record, vec![RECORD_VERSION]).map_err(|error| FatalError::Record {
+        what: format!("the paused installation of canister {}", record.begun.context.canister_id),
+        reason: error.to_string(),
+    })
+}
+
+impl Dispatcher<'_> {
+    /// Takes the prepayment and runs the first slice. `order` is the call without its argument.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn begin_install(
+        &mut self,
+        call: SubnetCall,
+        (told_version, arg): (Option<u64>, Vec<u8>),
+        plan: Plan,
+        module: InstalledModule,
+        (id, growable_bytes): (CanisterId, u64),
+        (prepaid, compile_cost): (Cycles, Cycles),
+    ) -> Handling {
+        let canister = self.target_mut(&id)?;
+        canister.cycles -= prepaid;
+        let canister = canister.clone();
+        let entry = if plan.runs_pre_upgrade { Entry::PreUpgrade } else { last_entry(plan) };
+        let invocation = Invocation {
+            caller: call.origin.caller(),
+            growable_bytes,
+            heap_limited: !plan.runs_pre_upgrade,
+            ..Invocation::system(entry, self.core.install_limits())
+        };
+        let begun = self.machine().begin(&canister, invocation);
+        let installing = Installing {
+            id,
+            record: Record { call, told_version, plan, module, arg, compile_cost, begun },
+            prepaid,
+            since: self.round.height,
+            granted: self.slice(),
+            counted: 0,
+        };
+        self.run_install(installing, Vec::new())
+    }
+
+    /// Grants a slice to the paused installation of a canister and runs it.
+    pub(crate) fn go_on_install(&mut self, id: &CanisterId) -> Result<(), FatalError> {
+        let Some(paused) = self.state.get_mut(id).and_then(|canister| canister.paused.take())
+        else {
+            return Ok(());
+        };
+        self.state.refresh();
+        self.effects.work += CALL_INSTRUCTIONS;
+        let mut installing = Installing::restore(*id, &paused)?;
+        let call = installing.record.call.clone();
+        if let Some(canister) = self.state.get(id) {
+            let slots = self.core.limits().subnet.queue_slots;
+            installing.record.begun.told_by(canister, slots);
+        }
+        installing.granted = installing.granted.saturating_add(self.slice());
+        let handling = match self.verdict() {
+            Some(verdict) => {
+                self.effects.verdicts.push(verdict);
+                let reject = reject::ruled_out(&Principal::management_canister());
+                self.forget_install(&installing);
+                let tally = Tally { instructions: installing.counted, log: Vec::new() };
+                match self.charge_failed(&installing, &tally) {
+                    Ok(()) => Err(reject.into()),
+                    Err(refusal) => Err(refusal),
+                }
+            }
+            None => self.run_install(installing, paused.waiting.clone()),
+        };
+        let is_over = self.state.get(id).is_none_or(|canister| canister.paused.is_none());
+        if is_over {
+            heap::within(|| {
+                if let Some(canister) = self.state.get_mut(id) {
+                    canister.released = paused.waiting.len() as u64;
+                }
+                let released = paused.waiting.into_iter().map(Shared::take);
+                let released = released.map(|call| SubnetCall { released_by: Some(*id), ..call });
+                self.effects.management.extend(released);
+            });
+        }
+        self.conclude(call, handling)
+    }
+
+    fn slice(&self) -> u64 {
+        self.core.limits().execution.instructions_per_slice.max(1)
+    }
+
+    fn machine(&self) -> Machine<'_> {
+        Machine::new(self.core, self.round, 0, self.place.clone())
+    }
+
+    fn run_install(
+        &mut self,
+        installing: Installing,
+        waiting: Vec<Shared<SubnetCall>>,
+    ) -> Handling {
+        self.state.refresh();
+        let canister = self.target(&installing.id)?.clone();
+        match self.slice_of(&canister, &installing)? {
+            Step::Paused { instructions, wasm_pages } => {
+                let before = wasm_pages_of(&canister);
+                let grown_bytes = wasm_pages.saturating_sub(before).saturating_mul(WASM_PAGE_BYTES);
+                let usage = canister.memory_usage().total().saturating_add(grown_bytes);
+                if let Err(reject) = self.check_room(&canister, usage) {
+                    let tally = Tally { instructions, log: Vec::new() };
+                    self.forget_install(&installing);
+                    self.charge_failed(&installing, &tally)?;
+                    return Err(reject.into());
+                }
+                self.count(instructions.saturating_sub(installing.counted), 0);
+                self.pause_install(installing, instructions, grown_bytes, waiting)?;
+                Ok(Handled::Waits)
+            }
+            Step::Ended(Ok(done), tally) => {
+                let Done { mut next, changes, room } = *done;
+                let lasting = self.check_end(&canister, &installing, &next, &changes, &tally);
+                if let Err(reject) = lasting {
+                    self.forget_install(&installing);
+                    self.charge_failed(&installing, &tally)?;
+                    return Err(reject.into());
+                }
+                let delta_bytes = self.commit_install(&mut next, &changes, &room)?;
+                drop(room);
+                self.count(tally.instructions.saturating_sub(installing.counted), delta_bytes);
+                self.forget_install(&installing);
+                self.finish_install(&installing, &canister, next, &tally)?;
+                Ok(Handled::Reply(no_value()))
+            }
+            Step::Ended(Err(refusal), tally) => {
+                self.forget_install(&installing);
+                self.charge_failed(&installing, &tally)?;
+                Err(refusal)
+            }
+        }
+    }
+
+    /// Writes an installation down that goes on in a later round.
+    fn pause_install(
+        &mut self,
+        installing: Installing,
+        instructions: u64,
+        grown_bytes: u64,
+        waiting: Vec<Shared<SubnetCall>>,
+    ) -> Result<(), Refusal> {
+        let Installing { id, mut record, prepaid, since, granted, .. } = installing;
+        record.begun = record.begun.without_what_its_canister_tells();
+        let message_bytes = record.call.accounted_bytes() + record.arg.len() as u64;
+        let paused = PausedMessage {
+            since,
+            context: None,
+            granted,
+            instructions,
+            prepaid,
+            cycles: record.call.cycles,
+            module: Some(record.module.hash),
+            grown_bytes,
+            message_bytes,
+            is_guaranteed: matches!(record.call.origin, Origin::Canister { .. }),
+            payload: None,
+            record: Shared::new(ByteBuf::from(heap::kept(encode(&record)?))),
+            waiting,
+        };
+        self.target_mut(&id)?.paused = Some(paused);
+        Ok(())
+    }
+
+    /// Nothing of an installation that is over need be kept. Its overlays were mounted, and the
+    /// next one's would look the same.
+    fn forget_install(&self, installing: &Installing) {
+        for part in [0, 1] {
+            self.core.sandbox.abandon(&installing.name(part));
+        }
+        let kept = self.core.installations.lock().remove(&installing.id);
+        let fresh = kept.iter().flat_map(|kept| kept.room.fresh());
+        let own = self.state.get(&installing.id).into_iter().flat_map(super::install::memories);
+        self.core.sandbox.forget(&fresh.chain(own).collect::<Vec<_>>());
+    }
+
+    /// Whether the subnet has room for the canister when it uses so much.
+    fn check_room(&self, canister: &CanisterState, usage: u64) -> Result<(), Reject> {
+        let capacity = self.core.limits().subnet.memory_capacity_bytes;
+        let others = self.state.totals().memory_taken.saturating_sub(canister.memory_taken());
+        let needed = usage.max(canister.settings.memory_allocation);
+        if others.saturating_add(needed) <= capacity {
+            return Ok(());
+        }
+        Err(reject::subnet_oversubscribed(format!(
+            "The installation was paused, and with it canister {} needs {usage} bytes: {others} of \
+             the subnet's {capacity} bytes are taken (subnet.memory_capacity_bytes).",
+            canister.id
+        )))
+    }
+
+    fn check_end(
+        &self,
+        canister: &CanisterState,
+        installing: &Installing,
+        next: &CanisterState,
+        changes: &Changes,
+        tally: &Tally,
+    ) -> Result<(), Reject> {
+        let cost = self.core.costs.execution(tally.instructions).min(installing.prepaid);
+        self.check_lasting(next, changes, installing.prepaid - cost)?;
+        let pages = changes.heap_wasm_pages + changes.stable_wasm_pages;
+        let grown = pages.saturating_sub(wasm_pages_of(next)).saturating_mul(WASM_PAGE_BYTES);
+        self.check_room(canister, next.memory_usage().total().saturating_add(grown))
+    }
+
+    /// Runs as much as is granted.
+    fn slice_of(
+        &self,
+        canister: &CanisterState,
+        installing: &Installing,
+    ) -> Result<Step, FatalError> {
+        let record = &installing.record;
+        let (plan, limits) = (record.plan, record.begun.limits);
+        let Kept { room, mut first, .. } = self.kept(canister, installing)?;
+        let keep = |first: Option<Outcome>| {
+            let kept = Kept { since: installing.since, room: Arc::clone(&room), first };
+            let most = self.core.limits().sandbox.paused_workers;
+            self.core.installations.keep(installing.id, kept, most);
+        };
+        let machine = self.machine();
+        let mut tally = Tally::default();
+
+        // The old code's last word.
+        let mut begun = record.begun.clone();
+        let mut changes: Option<Changes> = None;
+        if plan.runs_pre_upgrade {
+            let outcome = match first.take() {
+                Some(outcome) => outcome,
+                None => match self.last_word(canister, installing, &room)? {
+                    Slice::Ended(outcome) => *outcome,
+                    Slice::Paused(progress) => {
+                        keep(None);
+                        return Ok(paused(progress));
+                    }
+                },
+            };
+            let balance = outcome.changes.as_ref().map(|changes| changes.balance);
+            let ran = machine.judged(canister, &begun, outcome.clone());
+            match after(canister, ran, &mut tally) {
+                Ok(all) => changes = Some(all),
+                Err(refusal) => return Ok(Step::Ended(Err(refusal), tally)),
+            }
+            begun.context.balance = balance.unwrap_or(begun.context.balance);
+            first = Some(outcome);
+            if tally.instructions >= installing.granted && tally.instructions < limits.instructions
+            {
+                keep(first);
+                let wasm_pages = changes
+                    .as_ref()
+                    .map_or(0, |all| all.heap_wasm_pages.saturating_add(all.stable_wasm_pages));
+                return Ok(Step::Paused { instructions: tally.instructions, wasm_pages });
+            }
+        }
+
+        // The new code's first.
+        let mut next = new_code(canister, record, &room);
+        let (heap_used, stable_used) =
+            changes.as_ref().map_or((0, 0), |first| carry_over(&mut next, first, &room, plan));
+        self.follow(&mut begun, &next, record, tally.instructions);
+        let used = (heap_used, stable_used);
+        let slice = self.first_word(&next, installing, &begun, &room, used, tally.instructions)?;
+        let outcome = match slice {
+            Slice::Ended(outcome) => *outcome,
+            Slice::Paused(progress) => {
+                keep(first);
+                let so_far = sandbox::Progress {
+                    instructions: progress.instructions.saturating_add(tally.instructions),
+                    ..progress
+                };
+                return Ok(paused(so_far));
+            }
+        };
+        let ran = machine.judged(&next, &begun, outcome);
+        let last = match after(canister, ran, &mut tally) {
+            Ok(changes) => changes,
+            Err(refusal) => return Ok(Step::Ended(Err(refusal), tally)),
+        };
+        next.cycles = last.balance;
+        next.consumption.burned += last.cycles_burned;
+        let changes = match &changes {
+            Some(first) => merged(canister, &mut next, first, last, plan),
+            None => last,
+        };
+        Ok(Step::Ended(Ok(Box::new(Done { next, changes, room })), tally))
+    }
+
+    /// Runs as much of the old code's `canister_pre_upgrade` as is granted.
+    fn last_word(
+        &self,
+        canister: &CanisterState,
+        installing: &Installing,
+        room: &Room,
+    ) -> Result<Slice, FatalError> {
+        let begun = &installing.record.begun;
+        let heap = room.old_heap.as_ref().unwrap_or(&room.heap);
+        let targets = Targets {
+            heap: part(heap, 0, begun.limits.heap_dirty_bytes),
+            stable: part(&room.stable, 0, begun.limits.stable_dirty_bytes),
+        };
+        let grant = Grant::new(installing.name(0), installing.granted, self.slice());
+        self.machine().run(canister, begun.clone(), targets, &grant)
+    }
+
+    /// Runs as much of the new code's first execution as is granted, after so many `instructions` of
+    /// the old code, which used so many pages of the room.
+    fn first_word(
+        &self,
+        next: &CanisterState,
+        installing: &Installing,
+        begun: &Begun,
+        room: &Room,
+        (heap_used, stable_used): (u64, u64),
+        instructions: u64,
+    ) -> Result<Slice, FatalError> {
+        let targets = Targets {
+            heap: part(&room.heap, heap_used, begun.limits.heap_dirty_bytes),
+            stable: part(&room.stable, stable_used, begun.limits.stable_dirty_bytes),
+        };
+        let until = installing.granted.saturating_sub(instructions).max(1);
+        let grant = Grant::new(installing.name(1), until, self.slice());
+        self.machine().run(next, begun.clone(), targets, &grant)
+    }
+
+    /// What the execution of the new code sees, after what the old one's saw.
+    fn follow(&self, begun: &mut Begun, next: &CanisterState, record: &Record, used: u64) {
+        begun.entry = last_entry(record.plan);
+        let left = begun.limits.instructions.saturating_sub(used).max(1);
+        begun.limits = MessageLimits { instructions: left, ..begun.limits };
+        let context = &mut begun.context;
+        context.arg.clone_from(&record.arg);
+        context.canister_version = next.version;
+        context.global_timer = next.global_timer;
+        context.freezing_threshold = self.core.costs.freezing_limit(next);
+        let limit = next.settings.wasm_memory_limit;
+        context.wasm_memory_limit = (limit > 0).then_some(limit);
+    }
+
+    /// What this machine has of the installation, or room for it to begin again.
+    fn kept(&self, canister: &CanisterState, installing: &Installing) -> Result<Kept, FatalError> {
+        let kept = self.core.installations.lock().remove(&installing.id);
+        if let Some(kept) = kept.filter(|kept| kept.since == installing.since) {
+            return Ok(kept);
+        }
+        if installing.granted > self.slice() {
+            // Overlays that were mounted look like those that will be.
+            let memories: Vec<_> = super::install::memories(canister).collect();
+            self.core.sandbox.forget(&memories);
+        }
+        let room = self.room(canister, &installing.record)?;
+        Ok(Kept { since: installing.since, room: Arc::new(room), first: None })
+    }
+
+    /// Finds room for everything at once.
+    fn room(&self, canister: &CanisterState, record: &Record) -> Result<Room, FatalError> {
+        let limits = &record.begun.limits;
+        let pages = |bytes: u64| bytes.div_ceil(PAGE_BYTES);
+        let twice = 1 + u64::from(record.plan.runs_pre_upgrade);
+        let sizes = &self.core.limits().module;
+        let is_memory64 = record.module.info.memory64;
+        let heap_bytes = if is_memory64 { sizes.heap64_bytes } else { sizes.heap32_bytes };
+        let old = canister.execution.as_ref();
+        let kept_heap = old.filter(|_| record.plan.keeps_heap).map(|old| old.heap.id);
+        let kept_stable = old.filter(|_| record.plan.keeps_stable).map(|old| old.stable.id);
+        let fresh_heap = self.fresh(kept_heap, heap_bytes)?;
+        let fresh_stable = self.fresh(kept_stable, sizes.stable_bytes)?;
+        let id = |kept: Option<MemoryId>, fresh: &Option<MemoryLayout>| {
+            kept.or(fresh.as_ref().map(|layout| layout.id)).unwrap_or(MemoryId(SCRATCH))
+        };
+        let old_heap = old.filter(|_| record.plan.runs_pre_upgrade && !record.plan.keeps_heap);
+        Ok(Room {
+            old_heap: old_heap
+                .map(|old| self.target_of(old.heap.id, pages(limits.heap_dirty_bytes)))
+                .transpose()?,
+            heap: self
+                .target_of(id(kept_heap, &fresh_heap), twice * pages(limits.heap_dirty_bytes))?,
+            stable: self.target_of(
+                id(kept_stable, &fresh_stable),
+                twice * pages(limits.stable_dirty_bytes),
+            )?,
+            fresh_heap,
+            fresh_stable,
+        })
+    }
+
+    /// A memory of zeros that is none of the store's, unless one is kept.
+    fn fresh(
+        &self,
+        kept: Option<MemoryId>,
+        base_bytes: u64,
+    ) -> Result<Option<MemoryLayout>, FatalError> {
+        if kept.is_some() {
+            return Ok(None);
+        }
+        let id = MemoryId(self.core.installations.number());
+        let base = Arc::new(PageFile::of(Arc::new(self.scratch(base_bytes)?)));
+        Ok(Some(MemoryLayout {
+            id,
+            version: 0,
+            epoch: 0,
+            base,
+            base_bytes,
+            segments: Arc::default(),
+            runs: Arc::default(),
+            pin: Arc::default(),
+        }))
+    }
+
+    /// A place to append pages of a memory to that is none of the store's.
+    fn target_of(&self, id: MemoryId, pages_max: u64) -> Result<AppendTarget, FatalError> {
+        Ok(AppendTarget {
+            id,
+            segment: SegmentId(self.core.installations.number()),
+            file: Arc::new(self.scratch(0)?),
+            offset_page: 0,
+            pages_max,
+        })
+    }
+
+    fn scratch(&self, bytes: u64) -> Result<std::fs::File, FatalError> {
+        let id = MemoryId(self.core.installations.number());
+        self.core.attempts(self.place.clone()).until(|| self.core.pages.scratch(id, bytes))
+    }
+
+    /// Creates the memories that are new and copies the pages of both executions into all of them.
+    /// Returns the bytes of delta.
+    fn commit_install(
+        &mut self,
+        next: &mut CanisterState,
+        changes: &Changes,
+        room: &Room,
+    ) -> Result<u64, FatalError> {
+        let core = self.core;
+        let mut attempts = core.attempts(self.place.clone());
+        let Some(execution) = next.execution.as_mut() else { return Ok(0) };
+        for (memory, fresh) in
+            [(&mut execution.heap, &room.fresh_heap), (&mut execution.stable, &room.fresh_stable)]
+        {
+            let Some(fresh) = fresh else { continue };
+            memory.id = MemoryId(self.state.subnet.next_memory);
+            self.state.subnet.next_memory += 1;
+            let create = || core.pages.create(memory.id, fresh.base_bytes);
+            memory.layout = Some(attempts.until(create)?);
+        }
+        let (heap_id, stable_id) = (execution.heap.id, execution.stable.id);
+        let mut copied = changes.clone();
+        let mut copy = |id, from: &AppendTarget, runs: &mut Vec<pages::Run>| {
+            let pages = runs.iter().map(|run| run.pages).sum::<u64>();
+            let target = attempts.until(|| core.pages.reserve(id, pages.max(1)))?;
+            *runs = attempts.until(|| core.pages.copy_pages(&target, &from.file, runs))?;
+            Ok::<_, FatalError>(target)
+        };
+        let heap = copy(heap_id, &room.heap, &mut copied.heap_runs)?;
+        let stable = copy(stable_id, &room.stable, &mut copied.stable_runs)?;
+        self.machine().commit(next, &copied, Targets { heap, stable })
+    }
+}
+
+impl Room {
+    fn fresh(&self) -> impl Iterator<Item = MemoryId> + '_ {
+        self.fresh_heap.iter().chain(&self.fresh_stable).map(|layout| layout.id)
+    }
+}
+
+fn paused(progress: sandbox::Progress) -> Step {
+    Step::Paused {
+        instructions: progress.instructions,
+        wasm_pages: progress.heap_wasm_pages.saturating_add(progress.stable_wasm_pages),
+    }
+}
+
+fn last_entry(plan: Plan) -> Entry {
+    match plan.deployment {
+        DeploymentMode::Upgrade => Entry::PostUpgrade { keep_heap: plan.keeps_heap },
+        DeploymentMode::Install | DeploymentMode::Reinstall => Entry::Init,
+    }
+}
+
+fn wasm_pages_of(canister: &CanisterState) -> u64 {
+    let execution = canister.execution.as_ref();
+    execution.map_or(0, |execution| execution.heap.wasm_pages + execution.stable.wasm_pages)
+}
+
+/// The canister with its new code and the memories that it starts with.
+fn new_code(canister: &CanisterState, record: &Record, room: &Room) -> CanisterState {
+    let mut next = canister.clone();
+    let (old_heap, old_stable) = match next.execution.take() {
+        Some(execution) => (Some(execution.heap), Some(execution.stable)),
+        None => (None, None),
+    };
+    let memory = |old: Option<Memory>, fresh: &Option<MemoryLayout>, id| match fresh {
+        Some(layout) => Memory { id: layout.id, wasm_pages: 0, layout: Some(layout.clone()) },
+        None => old.unwrap_or(Memory { id, wasm_pages: 0, layout: None }),
+    };
+    next.execution = Some(ExecutionState {
+        module: Shared::new(record.module.clone()),
+        globals: Vec::new(),
+        heap: memory(old_heap, &room.fresh_heap, room.heap.id),
+        stable: memory(old_stable, &room.fresh_stable, room.stable.id),
+    });
+    next.version += 1;
+    next.global_timer = Time(0);
+    if record.plan.deployment != DeploymentMode::Upgrade {
+        next.certified_data.clear();
+    }
+    next
+}
+
+/// Takes note of an execution; its changes, if it ended well.
+fn after(canister: &CanisterState, ran: Ran, tally: &mut Tally) -> Result<Changes, Refusal> {
+    tally.instructions += ran.instructions;
+    tally.log.extend(ran.log);
+    match (ran.result, ran.changes) {
+        (Err(reject), _) => Err(reject.into()),
+        (Ok(_), Some(changes)) => Ok(changes),
+        // An installation always has changes, or the worker's answer would not have been taken.
+        (Ok(_), None) => Err(reject::did_not_reply(&canister.id).into()),
+    }
+}
+
+/// Gives the new code what the old code's last execution left: its balance, its certified data,
+/// and its pages as overlays. How many pages of the room are taken, of heap and stable memory.
+fn carry_over(next: &mut CanisterState, first: &Changes, room: &Room, plan: Plan) -> (u64, u64) {
+    next.cycles = first.balance;
+    next.consumption.burned += first.cycles_burned;
+    if let Some(data) = &first.certified_data {
+        next.certified_data = data.to_vec();
+    }
+    let Some(execution) = next.execution.as_mut() else { return (0, 0) };
+    let (runs, wasm_pages) = (&first.stable_runs, first.stable_wasm_pages);
+    let stable_used = mount_over(&mut execution.stable, &room.stable, runs, wasm_pages);
+    if !plan.keeps_heap {
+        return (0, stable_used);
+    }
+    let (runs, wasm_pages) = (&first.heap_runs, first.heap_wasm_pages);
+    (mount_over(&mut execution.heap, &room.heap, runs, wasm_pages), stable_used)
+}
+
+/// The changes of both executions, which ended well: their pages become one version.
+fn merged(
+    canister: &CanisterState,
+    next: &mut CanisterState,
+    first: &Changes,
+    mut last: Changes,
+    plan: Plan,
+) -> Changes {
+    let old = canister.execution.as_ref();
+    let Some(execution) = next.execution.as_mut() else { return last };
+    execution.stable.layout = old.and_then(|old| old.stable.layout.clone());
+    last.stable_runs = overlay(&first.stable_runs, &last.stable_runs);
+    if plan.keeps_heap {
+        execution.heap.layout = old.and_then(|old| old.heap.layout.clone());
+        last.heap_runs = overlay(&first.heap_runs, &last.heap_runs);
+    }
+    last
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use state::{Hooks, ModuleHash, ModuleInfo, RequestId};
+
+    use super::*;
+
+    const PINNED: &str = "4028b1b63d3d62bb3049bd85baff5ad6";
+
+    fn record(plan: Plan, origin: Origin) -> Record {
+        let call = SubnetCall {
+            origin,
+            sender_version: Some(1),
+            method_name: "install_code".into(),
+            arg: Vec::new(),
+            cycles: 2,
+            released_by: Some(Principal::from_slice(&[3])),
+        };
+        let info = ModuleInfo {
+            updates: vec!["u".into()],
+            queries: vec!["q".into()],
+            composite_queries: vec!["c".into()],
+            hooks: Hooks { init: true, ..Hooks::default() },
+            memory64: true,
+            heap_initial_wasm_pages: 4,
+            custom_sections: Vec::new(),
+            enhanced_orthogonal_persistence: true,
+            compile_instructions: 5,
+        };
+        Record {
+            call,
+            told_version: Some(6),
+            plan,
+            module: InstalledModule::new(ModuleHash([7; 32]), 8, info),
+            arg: vec![9],
+            compile_cost: 10,
+            begun: crate::slices::tests::begun(last_entry(plan)),
+        }
+    }
+
+    #[test]
+    fn what_is_written_down_has_the_bytes_of_its_format() {
+        let plan = |deployment, runs_pre_upgrade, keeps_heap, keeps_stable| Plan {
+            deployment,
+            runs_pre_upgrade,
+            keeps_heap,
+            keeps_stable,
+        };
+        let user = Origin::Ingress {
+            request_id: RequestId([11; 32]),
+            sender: Principal::anonymous(),
+            sender_info: None,
+        };
+        let canister = Origin::Canister {
+            caller: Principal::from_slice(&[12]),
+            callback: state::CallbackId(13),
+            deadline: Some(Time(14)),
+        };
+        let all = [
+            ("install", record(plan(DeploymentMode::Install, false, false, false), user.clone())),
+            ("reinstall", record(plan(DeploymentMode::Reinstall, false, false, false), user)),
+            ("upgrade", record(plan(DeploymentMode::Upgrade, true, true, true), canister)),
+        ];
+        let samples = all.map(|(name, record)| {
+            let bytes = encode(&record).unwrap();
+            assert_eq!(bytes[0], RECORD_VERSION);
+            let back: Record = postcard::from_bytes(&bytes[1..]).unwrap();
+            assert_eq!(encode(&back).unwrap(), bytes, "{name}");
+            (name, bytes)
+        });
+        let version = RECORD_VERSION.into();
+        testing::formats::check("paused installations", version, &samples, PINNED);
+    }
+}
