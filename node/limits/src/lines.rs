@@ -137,13 +137,26 @@ impl Limits {
         self.message_dirty_bytes().max(self.install_dirty_bytes())
     }
 
-    /// What a paused message may take of the disk: pages that it wrote, its calls with the one it is
-    /// making, and its answer.
+    /// What paused messages may take of the disk together: pages that they wrote, their calls with
+    /// the one that each is making, and their answers. Of installations, which write more, as many are
+    /// kept as [`Self::installations_kept`] says.
     pub fn paused_spill_bytes(&self) -> u64 {
         let payloads = self.subnet.message_payload_bytes.saturating_mul(PAYLOADS_PER_MESSAGE + 1);
         let calls = self.subnet.callback_soft_limit.saturating_mul(CALL_BYTES);
-        let bytes = self.paused_page_bytes().saturating_add(payloads).saturating_add(calls);
+        let message = self.message_dirty_bytes().saturating_add(payloads).saturating_add(calls);
+        let more = self.install_dirty_bytes().saturating_sub(self.message_dirty_bytes());
+        let bytes = self
+            .sandbox
+            .paused_workers
+            .saturating_mul(message)
+            .saturating_add(self.installations_kept().saturating_mul(more));
         bytes.saturating_add(bytes / SPILL_BESIDE_PART)
+    }
+
+    /// Paused installations of which a machine keeps what they wrote: the oldest, and one that has its
+    /// turn. Others run again from their beginning.
+    pub fn installations_kept(&self) -> u64 {
+        self.sandbox.paused_workers.min(2)
     }
 
     /// Anonymous memory that such a worker may hold.
@@ -539,7 +552,7 @@ impl Limits {
         use LineKind::Disk;
         let Limits { sandbox, .. } = self;
         // Of those that are paused, what the first phase wrote; of the one that runs, both.
-        let kept = sandbox.paused_workers.saturating_add(2);
+        let kept = self.installations_kept().saturating_add(2);
         vec![
             line(
                 "compile_heaps",
@@ -552,10 +565,10 @@ impl Limits {
             ),
             line(
                 "paused_messages",
-                sandbox.paused_workers.saturating_mul(self.paused_spill_bytes()),
+                self.paused_spill_bytes(),
                 "sandbox",
                 Disk,
-                times(sandbox.paused_workers, self.paused_spill_bytes()),
+                format!("{} places", sandbox.paused_workers),
                 "pages that paused messages wrote, their calls and answers, in files that are gone \
                  with their workers",
             ),

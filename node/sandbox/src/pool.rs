@@ -110,7 +110,7 @@ pub struct SandboxConfig {
     pub module: ModuleLimits,
     /// Limits on workers and compilation.
     pub sandbox: SandboxLimits,
-    /// What a paused message may take of the disk: one that takes more is not kept.
+    /// What paused messages may take of the disk together: one that takes more is not kept.
     pub paused_spill_bytes: u64,
     /// Anonymous memory that a worker which keeps a paused message may hold.
     pub paused_anonymous_bytes: u64,
@@ -561,7 +561,8 @@ impl Pool {
         match self.spill_file(request) {
             Ok(spill) => {
                 let layouts = [request.heap.layout.clone(), request.stable.layout.clone()];
-                let place = Place { worker, granted: grant.until, spill, layouts };
+                let place =
+                    Place { worker, granted: grant.until, spill, spilled_bytes: 0, layouts };
                 self.keep(grant.name, place);
             }
             Err(error) => {
@@ -590,7 +591,7 @@ impl Pool {
         // What it holds is what the kernel says of the process and of the file.
         let anonymous = memory_of(place.worker.pid()).map_or(0, |memory| memory.anonymous_bytes);
         let spilled = place.spill.metadata().map_or(u64::MAX, |file| file.blocks() * 512);
-        let spilled_max = self.paused_spill_bytes;
+        let spilled_max = self.paused_spill_bytes.saturating_sub(lock(&self.places).spilled(&name));
         if anonymous > self.paused_anonymous_bytes || spilled > spilled_max {
             lock(&self.places).leave(&name);
             let anonymous_max = self.paused_anonymous_bytes;
@@ -604,6 +605,7 @@ impl Pool {
             );
             return;
         }
+        place.spilled_bytes = spilled;
         let given_up = lock(&self.places).keep(name, place);
         drop(given_up);
     }

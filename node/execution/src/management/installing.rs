@@ -10,8 +10,8 @@
 //!
 //! What the executions write is appended to files without a name ([`Room`]), which are no part of any
 //! memory: checkpoints know nothing of them, and nothing is left of them when the node ends. They and
-//! the outcome of `canister_pre_upgrade` stay between two slices ([`Kept`]), of as many installations
-//! as there are places for paused messages. A machine that has lost them runs the installation from
+//! the outcome of `canister_pre_upgrade` stay between two slices ([`Kept`]), of the two installations
+//! that began first. A machine that has lost them runs the installation from
 //! its beginning up to the newest grant. Only when all of it ended well, memories are created, the
 //! pages are copied into them and become one version.
 
@@ -402,7 +402,7 @@ impl Dispatcher<'_> {
         let Kept { room, mut first, .. } = self.kept(canister, installing)?;
         let keep = |first: Option<Outcome>| {
             let kept = Kept { since: installing.since, room: Arc::clone(&room), first };
-            let most = self.core.limits().sandbox.paused_workers;
+            let most = self.core.limits().installations_kept();
             self.core.installations.keep(installing.id, kept, most);
         };
         let machine = self.machine();

@@ -24,6 +24,8 @@ pub(super) struct Place {
     pub(super) granted: u64,
     /// Where its pages, calls and answer lie.
     pub(super) spill: File,
+    /// How much that takes of the disk.
+    pub(super) spilled_bytes: u64,
     /// What it has mapped stays as it is: it still reads from there.
     pub(super) layouts: [MemoryLayout; 2],
 }
@@ -56,8 +58,8 @@ impl Place {
 pub(super) struct Places {
     most: usize,
     waiting: BTreeMap<SlicedName, Place>,
-    /// Process ids of those that run now.
-    running: BTreeMap<SlicedName, u32>,
+    /// Process ids of those that run now, and what they have on disk.
+    running: BTreeMap<SlicedName, (u32, u64)>,
 }
 
 impl Places {
@@ -72,7 +74,7 @@ impl Places {
     /// Takes the message out to go on, if it is here; it keeps its place.
     pub(super) fn take(&mut self, name: &SlicedName) -> Option<Place> {
         let place = self.waiting.remove(name).filter(|place| !place.is_cut_off())?;
-        self.running.insert(*name, place.worker.pid());
+        self.running.insert(*name, (place.worker.pid(), place.spilled_bytes));
         Some(place)
     }
 
@@ -84,7 +86,7 @@ impl Places {
     /// Makes room for a paused message of the worker `pid`, which is to be kept; whether there is any.
     /// What is returned besides is to be ended.
     pub(super) fn make_room(&mut self, name: SlicedName, pid: u32) -> (bool, Option<Place>) {
-        self.running.insert(name, pid);
+        self.running.insert(name, (pid, 0));
         if self.waiting.len() + self.running.len() <= self.most {
             return (true, None);
         }
@@ -102,6 +104,13 @@ impl Places {
             return Some(place);
         }
         self.waiting.insert(name, place)
+    }
+
+    /// What all but this one have on disk.
+    pub(super) fn spilled(&self, but: &SlicedName) -> u64 {
+        let waiting = self.waiting.iter().map(|(name, place)| (name, place.spilled_bytes));
+        let running = self.running.iter().map(|(name, (_, bytes))| (name, *bytes));
+        waiting.chain(running).filter(|(name, _)| *name != but).map(|(_, bytes)| bytes).sum()
     }
 
     /// The message will not go on.
@@ -125,7 +134,7 @@ impl Places {
     /// Process ids of all workers here.
     pub(super) fn pids(&self) -> impl Iterator<Item = u32> + '_ {
         let waiting = self.waiting.values().map(|place| place.worker.pid());
-        waiting.chain(self.running.values().copied())
+        waiting.chain(self.running.values().map(|(pid, _)| *pid))
     }
 
     /// Messages that wait here.
