@@ -233,6 +233,8 @@ fn what_would_change_the_canister_waits_for_the_installation_in_order() {
     node.round();
     assert!(node.result(&status).is_ok() && node.result(&elsewhere).is_ok());
     let waiting = [&settings, &upload, &second, &stop, &delete];
+    assert!(is_paused(&node, id));
+    assert!(waiting.iter().all(|request| node.result_if_any(request).is_none()));
     let rounds = finish(&mut node, &first);
     assert!(rounds >= 3, "{rounds}");
     node.settle();

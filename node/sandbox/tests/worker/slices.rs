@@ -118,13 +118,22 @@ const WORKER: &str = r#"(module
         (call $reply))
     (func (export "canister_update wide") (call $wide))
     (func (export "canister_update wide_and_late") (call $wide) (call $compute (i32.const 300000)) (call $trap (i32.const 0) (i32.const 4)))
+    ;; Writes the same pages of stable memory over and over.
+    (func (export "canister_update refill")
+        (local $times i32)
+        (drop (call $grow (i64.const 128)))
+        (loop $next
+            (memory.fill (i32.const 0) (local.get $times) (i32.const 0x10000))
+            (call $swrite (i64.extend_i32_u (i32.shl (i32.and (local.get $times) (i32.const 7)) (i32.const 20))) (i64.const 0) (i64.const 0x100000))
+            (br_if $next (i32.lt_u (local.tee $times (i32.add (local.get $times) (i32.const 1))) (i32.const 40))))
+        (call $show))
     (func (export "canister_update late") (call $compute (i32.const 300000)) (call $trap (i32.const 0) (i32.const 4)))
     (func (export "canister_update endless") (loop $next (call $compute (i32.const 1000)) (br $next)))
     (func (export "canister_update callless") (loop $next (drop (call $counter (i32.const 0))) (br $next)))
     (func (export "canister_query sum") (call $show_sum))
     (func (export "canister_query show") (call $show)))"#;
 
-const NAMES: [&str; 5] = ["compute", "call", "grow", "fill", "wide"];
+const NAMES: [&str; 6] = ["compute", "call", "grow", "fill", "wide", "refill"];
 
 fn name() -> SlicedName {
     SlicedName { since: Height(7), canister_id: ic_principal::Principal::from_slice(&[7]), part: 0 }
@@ -479,19 +488,22 @@ fn anonymous_bytes(pid: u32) -> u64 {
 
 #[test]
 fn whatever_a_paused_message_wrote_and_called_it_holds_next_to_no_memory() {
-    let world = world(1);
-    let mut canister = world.install(WORKER);
-    let mut most = 0;
-    let rest = anonymous_bytes(world.pool.pids()[0]);
-    let (outcome, pauses) = in_slices(&world, &mut canister, "wide", |world| {
-        let pids = world.pool.paused_pids();
-        most = most.max(anonymous_bytes(pids[0]));
-    });
-    let pages = told(outcome).3;
-    // Scattered, so that many pages of stable memory are not mapped.
-    assert!(pages > 6_000 && pauses.len() > 20, "{pages} pages, {} slices", pauses.len());
-    assert!(most < rest + 6 * MIB, "{most} of {rest} at rest");
-    assert_eq!((world.pool.statistics().repeated, world.pool.paused_pids().len()), (0, 0));
+    // Scattered, so that many pages of stable memory are not mapped; and the same ones again.
+    for (method, least_pages) in [("wide", 6_000), ("refill", 2_000)] {
+        let world = world(1);
+        let mut canister = world.install(WORKER);
+        let mut most = 0;
+        let rest = anonymous_bytes(world.pool.pids()[0]);
+        let (outcome, pauses) = in_slices(&world, &mut canister, method, |world| {
+            let pids = world.pool.paused_pids();
+            most = most.max(anonymous_bytes(pids[0]));
+        });
+        let pages = told(outcome).3;
+        assert!(pages > least_pages && pauses.len() > 20, "{method}: {pages}, {}", pauses.len());
+        assert!(most < rest + 6 * MIB, "{method}: {most} of {rest} at rest");
+        let statistics = world.pool.statistics();
+        assert_eq!((statistics.repeated, world.pool.paused_pids().len()), (0, 0));
+    }
 }
 
 #[test]
