@@ -8,7 +8,7 @@ use ic_management_canister_types as ic;
 use ic_management_canister_types::CanisterInstallMode as Mode;
 use ic_principal::Principal;
 use limits::Limits;
-use state::{CanisterId, RequestId, Status};
+use state::{CanisterId, Fault, RequestId, Status};
 
 /// Instructions of a slice in these tests.
 const SLICE: u64 = 1_000_000_000;
@@ -365,5 +365,126 @@ fn room_that_others_took_fails_the_installation() {
         "{refused:?}"
     );
     assert_eq!(node.notes(id), ["old"]);
+    node.restart();
+}
+
+#[test]
+fn one_long_installation_goes_on_at_a_time_and_short_ones_beside_it() {
+    let mut node = Node::with(short_slices());
+    let ids: Vec<_> = (0..3).map(|_| node.deploy(&Spec::default())).collect();
+    let long = |count| Spec { init: vec![slices(count), note("long")], ..Spec::default() };
+    let first = send(&mut node, ids[0], Mode::Reinstall, &long(4));
+    node.round();
+    assert!(is_paused(&node, ids[0]));
+    let before = node.canister(ids[1]).cycles;
+    let second = send(&mut node, ids[1], Mode::Reinstall, &long(3));
+    let short = Spec { init: vec![note("short")], ..Spec::default() };
+    let short = send(&mut node, ids[2], Mode::Reinstall, &short);
+    node.round();
+    assert!(node.result(&short).is_ok());
+    assert!(!is_paused(&node, ids[1]));
+    assert_eq!(node.status(&second), Status::Received, "it waits");
+    let paid = before - node.canister(ids[1]).cycles;
+    let slice = u128::from(SLICE);
+    assert!((slice..2 * slice).contains(&paid), "{paid} for the slice that it ran in vain");
+    // Meanwhile its canister works as before.
+    let quick = node.send(ids[1], &[Op::Reply(vec![])]);
+    node.round();
+    assert!(node.result(&quick).is_ok() && is_paused(&node, ids[0]));
+    let mut node = node.restart();
+    finish(&mut node, &first);
+    assert!(node.result(&first).is_ok() && node.result_if_any(&second).is_none());
+    finish(&mut node, &second);
+    assert!(node.result(&second).is_ok());
+    assert_eq!(node.notes(ids[1]), ["long"]);
+    assert_eq!(node.executor.state().subnet.installing, None);
+    node.restart();
+}
+
+#[test]
+fn what_a_full_balance_cannot_take_back_is_lost_and_ends_nothing() {
+    let verdict = |node: &mut Node| {
+        let batch = node.batch();
+        let fault = Fault { canister_id: Principal::management_canister(), ordinal: 0 };
+        node.execute(batch, &[fault]);
+    };
+    for is_rejected in [false, true] {
+        let mut node = Node::with(short_slices());
+        let id = node.deploy(&Spec::default());
+        let top_up = |node: &mut Node, amount: u128| {
+            let amount = amount.into();
+            let argument = ic::ProvisionalTopUpCanisterArgs { canister_id: id, amount };
+            manage(node, id, "provisional_top_up_canister", &argument)
+        };
+        let missing = u128::MAX - node.canister(id).cycles;
+        top_up(&mut node, missing);
+        node.settle();
+        assert_eq!(node.canister(id).cycles, u128::MAX);
+        let spec = Spec { init: vec![slices(3), note("new")], ..Spec::default() };
+        let request = send(&mut node, id, Mode::Reinstall, &spec);
+        node.round();
+        let prepaid = u128::MAX - node.canister(id).cycles;
+        assert!(is_paused(&node, id) && prepaid > 0);
+        let filled = top_up(&mut node, prepaid);
+        node.round();
+        assert!(node.result(&filled).is_ok() && is_paused(&node, id));
+        if is_rejected {
+            verdict(&mut node);
+            let reject = node.result(&request).unwrap_err();
+            assert!(reject.message.contains("rejected by the operators"), "{}", reject.message);
+        } else {
+            finish(&mut node, &request);
+            assert!(node.result(&request).is_ok());
+        }
+        assert!(!is_paused(&node, id));
+        assert_eq!(node.canister(id).cycles, u128::MAX);
+        node.restart();
+    }
+}
+
+#[test]
+fn what_was_released_before_still_comes_before_the_canisters_next_message() {
+    let mut node = Node::with(short_slices());
+    let id = node.deploy(&old(1));
+    let first = send(&mut node, id, Mode::Upgrade(None), &new(2, &[]));
+    node.round();
+    // They wait for the first; the second of them is paused itself, before the third is served.
+    let second = send(&mut node, id, Mode::Upgrade(None), &new(4, &[]));
+    let third = send(&mut node, id, Mode::Reinstall, &old(1));
+    let stop = manage(&mut node, id, "stop_canister", &record(id));
+    let message = node.send(id, &[Op::Reply(vec![])]);
+    for _ in 0..40 {
+        node.round();
+        if node.canister(id).paused.is_none() && node.result_if_any(&stop).is_some() {
+            break;
+        }
+        assert!(node.result_if_any(&message).is_none(), "a message ran between them");
+    }
+    node.settle();
+    for request in [&first, &second, &third, &stop] {
+        assert!(node.result(request).is_ok(), "{:?}", node.result(request));
+    }
+    assert!(node.result(&message).is_err(), "it came when the canister was stopped");
+    node.restart();
+}
+
+#[test]
+fn what_is_known_of_modules_finds_room_when_an_installation_ends() {
+    let mut limits = short_slices();
+    limits.subnet.wasm_custom_sections_bytes = 3_000;
+    let mut node = Node::with(limits);
+    let (id, other) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
+    let sections = vec![(true, "x".into(), vec![7; 2_000])];
+    let long = Spec { init: vec![slices(3)], sections: sections.clone(), ..Spec::default() };
+    let long = send(&mut node, id, Mode::Reinstall, &long);
+    node.round();
+    assert!(is_paused(&node, id));
+    let quick = Spec { sections, ..Spec::default() };
+    let quick = send(&mut node, other, Mode::Reinstall, &quick);
+    node.round();
+    assert!(node.result(&quick).is_ok());
+    finish(&mut node, &long);
+    let reject = node.result(&long).unwrap_err();
+    assert!(reject.message.contains("wasm_custom_sections_bytes"), "{}", reject.message);
     node.restart();
 }

@@ -28,8 +28,10 @@ pub const VIRTUAL_LANES: u64 = 4;
 const INSTRUCTIONS_PER_SLICE: u64 = 1_000_000_000;
 const INSTRUCTIONS_PER_ROUND: u64 = 4_000_000_000;
 const INSTRUCTIONS_PER_MESSAGE: u64 = 40_000_000_000;
-// So may an installation, of both its executions together.
+// So may an installation, of both its executions together; where no worker can keep one that is
+// paused, all of it runs again in each slice.
 const INSTRUCTIONS_PER_INSTALL: u64 = 300_000_000_000;
+const INSTRUCTIONS_PER_INSTALL_AGAIN: u64 = 20_000_000_000;
 const INSTRUCTIONS_PER_QUERY: u64 = 5_000_000_000;
 const INSTRUCTIONS_PER_INSPECT: u64 = 200_000_000;
 
@@ -154,7 +156,7 @@ const RETENTION_BLOCK_BYTES: u64 = 128 * MIB;
 const _: () = {
     assert!(INSTRUCTIONS_PER_SLICE <= INSTRUCTIONS_PER_ROUND);
     assert!(INSTRUCTIONS_PER_ROUND <= INSTRUCTIONS_PER_MESSAGE);
-    assert!(INSTRUCTIONS_PER_ROUND <= INSTRUCTIONS_PER_INSTALL);
+    assert!(INSTRUCTIONS_PER_ROUND <= INSTRUCTIONS_PER_INSTALL_AGAIN);
     assert!(
         INSTRUCTIONS_PER_INSPECT <= INSTRUCTIONS_PER_QUERY
             && INSTRUCTIONS_PER_QUERY <= INSTRUCTIONS_PER_MESSAGE
@@ -600,7 +602,10 @@ fn execution(memory: u64) -> ExecutionLimits {
         query_threads_per_canister: scale::QUERY_THREADS_PER_CANISTER.step_at(memory),
         response_callback_reservation_bytes: scale::RESPONSE_CALLBACK_RESERVATION.bytes_at(memory),
         instructions_per_message: INSTRUCTIONS_PER_MESSAGE,
-        instructions_per_install: INSTRUCTIONS_PER_INSTALL,
+        instructions_per_install: match scale::PAUSED_WORKERS.step_at(memory) {
+            0 => INSTRUCTIONS_PER_INSTALL_AGAIN,
+            _ => INSTRUCTIONS_PER_INSTALL,
+        },
         instructions_per_query: INSTRUCTIONS_PER_QUERY,
         instructions_per_inspect: INSTRUCTIONS_PER_INSPECT,
         instructions_per_round: INSTRUCTIONS_PER_ROUND,

@@ -153,10 +153,9 @@ impl Limits {
         bytes.saturating_add(bytes / SPILL_BESIDE_PART)
     }
 
-    /// Paused installations of which a machine keeps what they wrote: the oldest, and one that has its
-    /// turn. Others run again from their beginning.
+    /// Paused installations of which a machine keeps what they wrote: there is one at a time.
     pub fn installations_kept(&self) -> u64 {
-        self.sandbox.paused_workers.min(2)
+        self.sandbox.paused_workers.min(1)
     }
 
     /// Anonymous memory that such a worker may hold.

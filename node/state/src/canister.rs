@@ -629,6 +629,7 @@ mod tests {
             served_last: Some(Principal::from_slice(&[6])),
             calls_first: true,
             paused_turn: Some(Principal::from_slice(&[7])),
+            installing: Some(Principal::from_slice(&[8])),
             ..crate::SubnetState::default()
         };
         let samples = [

@@ -92,6 +92,8 @@ pub struct SubnetState {
     pub calls_first: bool,
     /// The last canister whose paused message went on in its turn.
     pub paused_turn: Option<CanisterId>,
+    /// The canister whose installation is paused: there is one at a time.
+    pub installing: Option<CanisterId>,
     /// State root after the last batch.
     pub root: [u8; 32],
     /// When manifests are made, and which is certified.
@@ -477,9 +479,13 @@ impl ReplicatedState {
 
     /// Canisters whose paused message goes on now, at most `most`: those whose message began first
     /// but for one, who have their turn in the order of ids, so that nobody waits for all that began
-    /// before.
+    /// before. If only one may go on, it is either by turns.
     pub fn next_paused(&mut self, most: usize) -> Vec<CanisterId> {
-        let oldest = if most < 2 { most } else { most - 1 };
+        let oldest = match most {
+            0 => 0,
+            1 => usize::from(self.subnet.height.0.is_multiple_of(2)),
+            _ => most - 1,
+        };
         let mut next: Vec<_> = self.paused.oldest(oldest).map(|(_, id)| id).collect();
         if oldest < most
             && let Some(id) = self.paused.behind(self.subnet.paused_turn, &next)

@@ -168,7 +168,7 @@ impl Dispatcher<'_> {
     }
 
     /// Whether the subnet keeps what is known of one more `module`, in place of the canister's own.
-    fn has_room_for(
+    pub(super) fn has_room_for(
         &self,
         canister: &CanisterState,
         module: &InstalledModule,
@@ -280,7 +280,7 @@ impl Dispatcher<'_> {
         let time = self.round.time;
         let cost = self.cost(installing, tally);
         let canister = self.target_mut(&installing.id)?;
-        canister.cycles += installing.prepaid - cost;
+        canister.credit(installing.prepaid - cost);
         canister.consumption.instructions += cost;
         let log_bytes_max = canister.settings.log_memory_limit;
         for line in &tally.log {
@@ -356,7 +356,7 @@ impl Dispatcher<'_> {
         });
         let bytes = next.memory_usage().total() + grown * state::WASM_PAGE_BYTES;
         let needed = self.core.costs.freezing_limit_with(next, bytes);
-        let balance = next.cycles + refund;
+        let balance = next.cycles.saturating_add(refund);
         if balance >= needed {
             return Ok(());
         }
@@ -383,7 +383,7 @@ impl Dispatcher<'_> {
         let Record { call, plan, told_version, module, .. } = &installing.record;
         let module_hash = module.hash;
         let cost = self.cost(installing, tally);
-        next.cycles += installing.prepaid - cost;
+        next.credit(installing.prepaid - cost);
         next.consumption.instructions += cost;
         next.installed_at = Some(time);
         if plan.deployment == DeploymentMode::Reinstall {

@@ -6,12 +6,17 @@
 //! counts the instructions of both executions together, so where a slice ends is a function of the
 //! installation alone, also where it goes over from one execution to the other.
 //!
+//! # One at a time
+//!
+//! While an installation is paused, others run as far as one slice takes them. One that takes longer
+//! has run in vain then: it pays for the slice and waits until the paused one is over. So no machine
+//! has to keep more than one, and what the subnet has room for is taken by one at a time.
+//!
 //! # What this machine keeps
 //!
 //! What the executions write is appended to files without a name ([`Room`]), which are no part of any
 //! memory: checkpoints know nothing of them, and nothing is left of them when the node ends. They and
-//! the outcome of `canister_pre_upgrade` stay between two slices ([`Kept`]), of the two installations
-//! that began first. A machine that has lost them runs the installation from
+//! the outcome of `canister_pre_upgrade` stay between two slices ([`Kept`]). A machine that has lost them runs the installation from
 //! its beginning up to the newest grant. Only when all of it ended well, memories are created, the
 //! pages are copied into them and become one version.
 
@@ -83,6 +88,8 @@ pub(super) struct Installing {
     granted: u64,
     /// Of them, those that were counted in rounds before.
     pub(super) counted: u64,
+    /// Memories that are none of the store's, which workers may have mapped.
+    fresh: Vec<MemoryId>,
 }
 
 /// Room for everything an installation may write, in files of its own. `heap` is of the memory that
@@ -175,6 +182,7 @@ impl Installing {
             since: paused.since,
             granted: paused.granted,
             counted: paused.instructions,
+            fresh: Vec::new(),
         })
     }
 
@@ -220,6 +228,7 @@ impl Dispatcher<'_> {
             since: self.round.height,
             granted: self.slice(),
             counted: 0,
+            fresh: Vec::new(),
         };
         self.run_install(installing, Vec::new())
     }
@@ -254,9 +263,11 @@ impl Dispatcher<'_> {
         };
         let is_over = self.state.get(id).is_none_or(|canister| canister.paused.is_none());
         if is_over {
+            self.state.subnet.installing = None;
             heap::within(|| {
                 if let Some(canister) = self.state.get_mut(id) {
-                    canister.released = paused.waiting.len() as u64;
+                    // Of those that waited for something before, some may still do.
+                    canister.released += paused.waiting.len() as u64;
                 }
                 let released = paused.waiting.into_iter().map(Shared::take);
                 let released = released.map(|call| SubnetCall { released_by: Some(*id), ..call });
@@ -276,15 +287,28 @@ impl Dispatcher<'_> {
 
     fn run_install(
         &mut self,
-        installing: Installing,
+        mut installing: Installing,
         waiting: Vec<Shared<SubnetCall>>,
     ) -> Handling {
         self.state.refresh();
         let canister = self.target(&installing.id)?.clone();
-        match self.slice_of(&canister, &installing)? {
+        match self.slice_of(&canister, &mut installing)? {
             Step::Paused { instructions, wasm_pages } => {
+                let other = self.state.subnet.installing.filter(|id| *id != installing.id);
+                if let Some(other) = other {
+                    // Compiling is paid for by the run that counts.
+                    installing.record.compile_cost = 0;
+                    self.forget_install(&installing);
+                    let tally = Tally { instructions, log: Vec::new() };
+                    self.charge_failed(&installing, &tally)?;
+                    return Ok(Handled::Awaits(other));
+                }
                 let before = wasm_pages_of(&canister);
-                let grown_bytes = wasm_pages.saturating_sub(before).saturating_mul(WASM_PAGE_BYTES);
+                let module = &installing.record.module;
+                let grown_bytes = wasm_pages
+                    .saturating_sub(before)
+                    .saturating_mul(WASM_PAGE_BYTES)
+                    .saturating_add(module.bytes + module.custom_section_bytes());
                 let usage = canister.memory_usage().total().saturating_add(grown_bytes);
                 if let Err(reject) = self.check_room(&canister, usage) {
                     let tally = Tally { instructions, log: Vec::new() };
@@ -346,17 +370,19 @@ impl Dispatcher<'_> {
             waiting,
         };
         self.target_mut(&id)?.paused = Some(paused);
+        self.state.subnet.installing = Some(id);
         Ok(())
     }
 
-    /// Nothing of an installation that is over need be kept. Its overlays were mounted, and the
-    /// next one's would look the same.
+    /// Nothing of an installation that is over need be kept, and a module may be nobody's now. Its
+    /// overlays were mounted, and the next one's would look the same.
     fn forget_install(&self, installing: &Installing) {
         for part in [0, 1] {
             self.core.sandbox.abandon(&installing.name(part));
         }
-        let kept = self.core.installations.lock().remove(&installing.id);
-        let fresh = kept.iter().flat_map(|kept| kept.room.fresh());
+        self.core.installations.lock().remove(&installing.id);
+        self.core.note_blobs_changed();
+        let fresh = installing.fresh.iter().copied();
         let own = self.state.get(&installing.id).into_iter().flat_map(super::install::memories);
         self.core.sandbox.forget(&fresh.chain(own).collect::<Vec<_>>());
     }
@@ -386,6 +412,11 @@ impl Dispatcher<'_> {
     ) -> Result<(), Reject> {
         let cost = self.core.costs.execution(tally.instructions).min(installing.prepaid);
         self.check_lasting(next, changes, installing.prepaid - cost)?;
+        if installing.counted == 0 {
+            // There was room when it began, and nobody took any.
+            return Ok(());
+        }
+        self.has_room_for(canister, &installing.record.module)?;
         let pages = changes.heap_wasm_pages + changes.stable_wasm_pages;
         let grown = pages.saturating_sub(wasm_pages_of(next)).saturating_mul(WASM_PAGE_BYTES);
         self.check_room(canister, next.memory_usage().total().saturating_add(grown))
@@ -395,11 +426,13 @@ impl Dispatcher<'_> {
     fn slice_of(
         &self,
         canister: &CanisterState,
-        installing: &Installing,
+        installing: &mut Installing,
     ) -> Result<Step, FatalError> {
+        let Kept { room, mut first, .. } = self.kept(canister, installing)?;
+        installing.fresh = room.fresh().collect();
+        let installing = &*installing;
         let record = &installing.record;
         let (plan, limits) = (record.plan, record.begun.limits);
-        let Kept { room, mut first, .. } = self.kept(canister, installing)?;
         let keep = |first: Option<Outcome>| {
             let kept = Kept { since: installing.since, room: Arc::clone(&room), first };
             let most = self.core.limits().installations_kept();
@@ -605,8 +638,11 @@ impl Dispatcher<'_> {
     }
 
     fn scratch(&self, bytes: u64) -> Result<std::fs::File, FatalError> {
-        let id = MemoryId(self.core.installations.number());
-        self.core.attempts(self.place.clone()).until(|| self.core.pages.scratch(id, bytes))
+        self.core.attempts(self.place.clone()).until(|| {
+            // Another name each time: what an attempt left behind must not be in the way of the next.
+            let id = MemoryId(self.core.installations.number());
+            self.core.pages.scratch(id, bytes)
+        })
     }
 
     /// Creates the memories that are new and copies the pages of both executions into all of them.
