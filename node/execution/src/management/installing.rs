@@ -433,11 +433,7 @@ impl Dispatcher<'_> {
         let installing = &*installing;
         let record = &installing.record;
         let (plan, limits) = (record.plan, record.begun.limits);
-        let keep = |first: Option<Outcome>| {
-            let kept = Kept { since: installing.since, room: Arc::clone(&room), first };
-            let most = self.core.limits().installations_kept();
-            self.core.installations.keep(installing.id, kept, most);
-        };
+        let keep = |first| self.keep_installing(installing, &room, first);
         let machine = self.machine();
         let mut tally = Tally::default();
 
@@ -503,6 +499,13 @@ impl Dispatcher<'_> {
             None => last,
         };
         Ok(Step::Ended(Ok(Box::new(Done { next, changes, room })), tally))
+    }
+
+    /// Keeps what there is of an installation until it goes on, if this machine keeps any.
+    fn keep_installing(&self, installing: &Installing, room: &Arc<Room>, first: Option<Outcome>) {
+        let kept = Kept { since: installing.since, room: Arc::clone(room), first };
+        let most = self.core.limits().installations_kept();
+        self.core.installations.keep(installing.id, kept, most);
     }
 
     /// Runs as much of the old code's `canister_pre_upgrade` as is granted.
