@@ -12,6 +12,7 @@
 
 use std::cell::Cell;
 
+use rustix::process::getpid;
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 thread_local! {
@@ -59,8 +60,9 @@ impl Processors {
 
     /// Lets the calling thread go where the kernel puts it.
     pub fn roam(&self) {
-        if stays_on().is_some() && set(None, &self.usable) {
+        if stays_on().is_some() {
             STAYS_ON.set(None);
+            let_roam(None);
         }
     }
 }
@@ -91,6 +93,21 @@ pub fn stay_on(processor: usize) -> bool {
 /// Where the calling thread stays.
 pub fn stays_on() -> Option<usize> {
     STAYS_ON.get()
+}
+
+/// Lets a process that was brought somewhere go where the kernel puts it again.
+pub fn let_go(pid: u32) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        let_roam(Some(pid));
+    }
+}
+
+/// On what the process may use now: its first thread never stays anywhere.
+fn let_roam(pid: Option<Pid>) {
+    if let Ok(all) = sched_getaffinity(Some(getpid())) {
+        // Without it, a thread works on where it is.
+        let _ = sched_setaffinity(pid, &all);
+    }
 }
 
 /// Brings a process to `processor`; whether it is there.

@@ -44,7 +44,7 @@ impl MessageMemory {
     pub(crate) fn of(state: &ReplicatedState) -> Self {
         let totals = state.totals();
         let bytes = |from_user: bool| -> u64 {
-            let calls = state.subnet.calls.iter();
+            let calls = state.subnet.waiting_calls();
             calls
                 .filter(|call| matches!(call.origin, Origin::Ingress { .. }) == from_user)
                 .map(SubnetCall::accounted_bytes)

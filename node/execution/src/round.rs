@@ -279,8 +279,6 @@ impl Round<'_> {
             all.extend(effects);
             self.state.put(canister);
         }
-        // Who waited for a message to end has its turn before the canister begins another.
-        self.canisters_first &= all.iter().all(|effects| effects.management.is_empty());
         self.merge(all)?;
         self.finish_stops()?;
         self.charge_ended(&ids)?;
@@ -306,8 +304,8 @@ impl Round<'_> {
             what: format!("the installation of canister {id}: {panic}"),
         })??;
         let effects = dispatcher.effects;
-        // Who waited for it to end has its turn before the canister begins a message.
-        self.canisters_first &= effects.management.is_empty();
+        // Who waited for it to end has its turn before the canister begins a message, which others
+        // need not wait for.
         self.merge_one(effects)?;
         self.finish_stops()
     }

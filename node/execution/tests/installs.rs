@@ -387,6 +387,7 @@ fn one_long_installation_goes_on_at_a_time_and_short_ones_beside_it() {
     let paid = before - node.canister(ids[1]).cycles;
     let slice = u128::from(SLICE);
     assert!((slice..2 * slice).contains(&paid), "{paid} for the slice that it ran in vain");
+    assert_eq!(node.executor.state().subnet.long_installs.len(), 1);
     // Meanwhile its canister works as before.
     let quick = node.send(ids[1], &[Op::Reply(vec![])]);
     node.round();
@@ -486,5 +487,56 @@ fn what_is_known_of_modules_finds_room_when_an_installation_ends() {
     finish(&mut node, &long);
     let reject = node.result(&long).unwrap_err();
     assert!(reject.message.contains("wasm_custom_sections_bytes"), "{}", reject.message);
+    node.restart();
+}
+
+#[test]
+fn many_long_installations_take_turns_and_hold_up_no_message() {
+    let mut node = Node::with(short_slices());
+    let ids: Vec<_> = (0..9).map(|_| node.deploy(&Spec::default())).collect();
+    let other = node.deploy(&Spec::default());
+    let long = Spec { init: vec![slices(2), note("long")], ..Spec::default() };
+    let requests: Vec<_> =
+        ids.iter().map(|id| send(&mut node, *id, Mode::Reinstall, &long)).collect();
+    let mut answered = 0;
+    for _ in 0..40 {
+        let quick = node.send(other, &[Op::Reply(vec![])]);
+        node.round();
+        node.round();
+        assert!(node.result_if_any(&quick).is_some(), "canisters run every second round");
+        answered += 1;
+        if requests.iter().all(|request| node.result_if_any(request).is_some()) {
+            break;
+        }
+    }
+    let (done, refused): (Vec<_>, Vec<_>) =
+        requests.iter().map(|request| node.result(request)).partition(Result::is_ok);
+    assert!(done.len() >= 5, "{} of them in {answered} rounds", done.len());
+    let full = |result: &Result<_, state::Reject>| {
+        let reject = result.as_ref().unwrap_err();
+        reject.message.contains("execution.instructions_per_slice")
+    };
+    assert!(refused.iter().all(full), "{refused:?}");
+    node.restart();
+}
+
+#[test]
+fn an_upgrade_takes_no_more_room_than_there_is_whatever_each_phase_grows_by() {
+    let mut limits = short_slices();
+    let mut node = Node::with(limits.clone());
+    node.deploy(&old(1));
+    let taken = node.executor.state().totals().memory_taken;
+    drop(node);
+    limits.subnet.memory_capacity_bytes = taken + (100 << 16);
+    let mut node = Node::with(limits);
+    let mut before = old(1);
+    before.pre_upgrade = Some(vec![Op::Grow(60)]);
+    let id = node.deploy(&before);
+    let after = Spec { post_upgrade: vec![Op::Grow(60)], ..new(1, &[]) };
+    let request = send(&mut node, id, Mode::Upgrade(None), &after);
+    node.settle();
+    let reject = node.result(&request).unwrap_err();
+    assert!(reject.message.contains("memory_capacity_bytes"), "{}", reject.message);
+    assert!(node.executor.state().totals().memory_taken <= taken + (100 << 16));
     node.restart();
 }

@@ -485,7 +485,7 @@ fn upgrade_life(
         begin_upgrade(&mut real.node, ids[0], 5),
     ];
     let mut rounds = 0;
-    for round in 1..=60u64 {
+    for round in 1..=120u64 {
         real.node.round();
         let over = |request| real.node.result_if_any(request).is_some();
         if !requests.iter().all(over) {

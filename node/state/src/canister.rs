@@ -499,7 +499,7 @@ mod tests {
         assert_eq!(postcard::to_stdvec(&back).unwrap(), bytes);
     }
 
-    const PINNED: &str = "9cce23b49d252428faa6d74f4e2a0c13";
+    const PINNED: &str = "9473207745b40c6dafc7203d1a21e821";
 
     /// Everything that a record of a canister can have, in values that are not defaults.
     #[expect(clippy::too_many_lines, reason = "one story, told in order")]
@@ -630,6 +630,15 @@ mod tests {
             calls_first: true,
             paused_turn: Some(Principal::from_slice(&[7])),
             installing: Some(Principal::from_slice(&[8])),
+            long_installs: [crate::SubnetCall {
+                origin: Origin::System,
+                sender_version: Some(9),
+                method_name: "install_code".into(),
+                arg: vec![10],
+                cycles: 11,
+                released_by: None,
+            }]
+            .into(),
             ..crate::SubnetState::default()
         };
         let samples = [

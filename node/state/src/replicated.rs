@@ -94,6 +94,8 @@ pub struct SubnetState {
     pub paused_turn: Option<CanisterId>,
     /// The canister whose installation is paused: there is one at a time.
     pub installing: Option<CanisterId>,
+    /// Installations that take longer than a slice and wait for that one to be over.
+    pub long_installs: VecDeque<SubnetCall>,
     /// State root after the last batch.
     pub root: [u8; 32],
     /// When manifests are made, and which is certified.
@@ -268,6 +270,14 @@ pub struct CameMessages {
     pub count: u64,
     /// Their bytes, those in files among them.
     pub bytes: u64,
+}
+
+impl SubnetState {
+    /// Calls of the management canister that are not begun, but for those that wait for a paused
+    /// message.
+    pub fn waiting_calls(&self) -> impl Iterator<Item = &SubnetCall> {
+        self.calls.iter().chain(&self.long_installs)
+    }
 }
 
 impl ReplicatedState {
@@ -742,6 +752,12 @@ impl ReplicatedState {
         let paused = self.facts.values().filter(is_paused).count();
         assert_eq!(self.paused().count(), paused, "canisters with a paused message");
         let mut released: BTreeMap<CanisterId, u64> = BTreeMap::new();
+        let installs = |canister: &&CanisterState| {
+            canister.paused.as_ref().is_some_and(PausedMessage::is_installation)
+        };
+        let installing = self.canisters().find(installs).map(|canister| canister.id);
+        assert_eq!(self.subnet.installing, installing, "the paused installation");
+        assert!(installing.is_some() || self.subnet.long_installs.is_empty(), "others wait for it");
         let by = self.subnet.calls.iter().filter_map(|call| call.released_by);
         by.for_each(|id| *released.entry(id).or_default() += 1);
         for canister in self.canisters() {
@@ -757,7 +773,8 @@ impl ReplicatedState {
     /// responses, spent and lost. Equal to what was minted, always.
     pub fn cycles_in_all(&self) -> CyclesTotal {
         let mut total: CyclesTotal = self.canisters().map(CanisterState::cycles_held).sum();
-        total += self.subnet.calls.iter().map(|call| call.cycles).sum::<CyclesTotal>();
+        let calls = self.subnet.waiting_calls();
+        total += calls.map(|call| call.cycles).sum::<CyclesTotal>();
         let waiters = self.subnet.randomness_waiters.iter();
         total += waiters.map(|waiter| waiter.cycles).sum::<CyclesTotal>();
         total + self.subnet.consumption.total()

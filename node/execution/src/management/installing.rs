@@ -9,8 +9,9 @@
 //! # One at a time
 //!
 //! While an installation is paused, others run as far as one slice takes them. One that takes longer
-//! has run in vain then: it pays for the slice and waits until the paused one is over. So no machine
-//! has to keep more than one, and what the subnet has room for is taken by one at a time.
+//! has run in vain then: it pays for that, and waits for its turn behind those that waited before.
+//! Only a few wait, and with little to carry; more are rejected. So no machine has to keep more than
+//! one, and what the subnet has room for is taken by one at a time.
 //!
 //! # What this machine keeps
 //!
@@ -264,6 +265,7 @@ impl Dispatcher<'_> {
         let is_over = self.state.get(id).is_none_or(|canister| canister.paused.is_none());
         if is_over {
             self.state.subnet.installing = None;
+            let next = self.state.subnet.long_installs.pop_front();
             heap::within(|| {
                 if let Some(canister) = self.state.get_mut(id) {
                     // Of those that waited for something before, some may still do.
@@ -272,6 +274,7 @@ impl Dispatcher<'_> {
                 let released = paused.waiting.into_iter().map(Shared::take);
                 let released = released.map(|call| SubnetCall { released_by: Some(*id), ..call });
                 self.effects.management.extend(released);
+                self.effects.management.extend(next);
             });
         }
         self.conclude(call, handling)
@@ -294,14 +297,11 @@ impl Dispatcher<'_> {
         let canister = self.target(&installing.id)?.clone();
         match self.slice_of(&canister, &mut installing)? {
             Step::Paused { instructions, wasm_pages } => {
-                let other = self.state.subnet.installing.filter(|id| *id != installing.id);
-                if let Some(other) = other {
-                    // Compiling is paid for by the run that counts.
-                    installing.record.compile_cost = 0;
+                if self.is_installing_another(&installing) {
                     self.forget_install(&installing);
                     let tally = Tally { instructions, log: Vec::new() };
                     self.charge_failed(&installing, &tally)?;
-                    return Ok(Handled::Awaits(other));
+                    return Ok(Handled::AwaitsTurn);
                 }
                 let before = wasm_pages_of(&canister);
                 let module = &installing.record.module;
@@ -341,6 +341,10 @@ impl Dispatcher<'_> {
                 Err(refusal)
             }
         }
+    }
+
+    fn is_installing_another(&self, installing: &Installing) -> bool {
+        self.state.subnet.installing.is_some_and(|id| id != installing.id)
     }
 
     /// Writes an installation down that goes on in a later round.
@@ -396,8 +400,8 @@ impl Dispatcher<'_> {
             return Ok(());
         }
         Err(reject::subnet_oversubscribed(format!(
-            "The installation was paused, and with it canister {} needs {usage} bytes: {others} of \
-             the subnet's {capacity} bytes are taken (subnet.memory_capacity_bytes).",
+            "After the installation canister {} would need {usage} bytes: {others} of the subnet's \
+             {capacity} bytes are taken (subnet.memory_capacity_bytes).",
             canister.id
         )))
     }
@@ -412,8 +416,8 @@ impl Dispatcher<'_> {
     ) -> Result<(), Reject> {
         let cost = self.core.costs.execution(tally.instructions).min(installing.prepaid);
         self.check_lasting(next, changes, installing.prepaid - cost)?;
-        if installing.counted == 0 {
-            // There was room when it began, and nobody took any.
+        if installing.counted == 0 && !installing.record.plan.runs_pre_upgrade {
+            // There was room when it began, nobody took any, and what it grew by was bounded by it.
             return Ok(());
         }
         self.has_room_for(canister, &installing.record.module)?;
@@ -503,6 +507,9 @@ impl Dispatcher<'_> {
 
     /// Keeps what there is of an installation until it goes on, if this machine keeps any.
     fn keep_installing(&self, installing: &Installing, room: &Arc<Room>, first: Option<Outcome>) {
+        if self.is_installing_another(installing) {
+            return;
+        }
         let kept = Kept { since: installing.since, room: Arc::clone(room), first };
         let most = self.core.limits().installations_kept();
         self.core.installations.keep(installing.id, kept, most);

@@ -43,6 +43,10 @@ const SKIPPING_QUOTA: usize = 50_000;
 const DECODING_QUOTA: usize = 2_000_000;
 /// Candid work per byte of the argument; the decoder charges 50 times for what it skips.
 const QUOTA_PER_BYTE: usize = 64;
+/// Installations that may wait because another one is paused.
+const LONG_INSTALLS_MAX: usize = 4;
+/// The part of the room for users' messages that these may take, one in so many.
+const LONG_INSTALLS_PART: u64 = 8;
 /// Instructions a management call counts with in a round, besides what it executes.
 const CALL_INSTRUCTIONS: u64 = MESSAGE_OVERHEAD_INSTRUCTIONS;
 
@@ -304,6 +308,8 @@ enum Handled {
     Waits,
     /// The call is served when the paused message of this canister is over.
     Awaits(CanisterId),
+    /// The installation takes longer than a slice, and is served when those before it are over.
+    AwaitsTurn,
 }
 
 type Handling = Result<Handled, Refusal>;
@@ -347,7 +353,16 @@ impl Dispatcher<'_> {
 
     /// Answers a call, unless it waits.
     fn conclude(&mut self, call: SubnetCall, handling: Handling) -> Result<(), FatalError> {
+        let handling = match handling {
+            Ok(Handled::AwaitsTurn) => self.check_turns(&call).map(|()| Handled::AwaitsTurn),
+            handling => handling,
+        };
         let (payload, refund) = match handling {
+            Ok(Handled::AwaitsTurn) => {
+                let call = SubnetCall { released_by: None, ..call };
+                heap::within(|| self.state.subnet.long_installs.push_back(call));
+                return Ok(());
+            }
             Ok(Handled::Reply(bytes)) => (Payload::Reply(bytes), call.cycles),
             Ok(Handled::ReplyWithRefund(bytes, refund)) => (Payload::Reply(bytes), refund),
             Ok(Handled::Awaits(id)) => {
@@ -370,6 +385,26 @@ impl Dispatcher<'_> {
         let unclaimed = self.effects.answer(&call.origin, payload, refund);
         self.state.subnet.consumption.uninstall += unclaimed;
         Ok(())
+    }
+
+    /// Whether one more installation may wait for its turn. What it carries stays in the subnet's
+    /// record, and in the room for messages, until those before it are over.
+    fn check_turns(&self, call: &SubnetCall) -> Result<(), Refusal> {
+        let waiting = &self.state.subnet.long_installs;
+        let limit = self.core.limits().subnet.best_effort_message_bytes / LONG_INSTALLS_PART;
+        let bytes = waiting.iter().map(SubnetCall::accounted_bytes).sum::<u64>();
+        let needed = call.accounted_bytes();
+        if waiting.len() < LONG_INSTALLS_MAX && bytes + needed <= limit {
+            return Ok(());
+        }
+        Err(Refusal::from(reject::queue_full(format!(
+            "The installation takes longer than {} instructions (execution.instructions_per_slice) \
+             and would have to wait for others. {} such wait, of at most {LONG_INSTALLS_MAX}, with \
+             {bytes} bytes, and this one has {needed}, of at most {limit} (an eighth of \
+             subnet.best_effort_message_bytes). Try again later; a module in chunks needs less.",
+            self.core.limits().execution.instructions_per_slice,
+            waiting.len(),
+        ))))
     }
 
     fn dispatch(&mut self, call: &SubnetCall) -> Handling {

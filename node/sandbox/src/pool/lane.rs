@@ -319,13 +319,18 @@ impl Worker {
         }
     }
 
-    /// Brings it to where the caller stays, if the caller does.
+    /// Brings it to where the caller stays, or lets it go if the caller stays nowhere.
     fn accompany(&mut self) {
-        if let Some(here) = processor::stays_on().filter(|here| self.processor != Some(*here)) {
-            // It runs elsewhere where that is refused, and is not asked again there.
-            processor::bring(self.pid(), here);
-            self.processor = Some(here);
+        let here = processor::stays_on();
+        if here == self.processor {
+            return;
         }
+        // It runs elsewhere where that is refused, and is not asked again there.
+        match here {
+            Some(here) => drop(processor::bring(self.pid(), here)),
+            None => processor::let_go(self.pid()),
+        }
+        self.processor = here;
     }
 
     /// Has the message that is paused here put what it holds into `file`.
