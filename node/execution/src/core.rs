@@ -26,7 +26,7 @@ pub(crate) struct Core {
     pub(crate) sandbox: Arc<dyn Sandbox>,
     pub(crate) pages: Arc<PageStore>,
     pub(crate) blobs: Arc<BlobStore>,
-    /// Those that are paused, as far as this machine keeps them.
+    /// The one that is paused, as far as this machine keeps it.
     pub(crate) installations: Installations,
     pub(crate) payloads: Arc<PayloadStore>,
     pub(crate) retry: Arc<dyn RetryPolicy>,

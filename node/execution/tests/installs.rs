@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{CallOp, Node, Op, Spec, limits, user};
+use common::{CallOp, Node, Op, Spec, is_paused, limits, manage};
 use ic_management_canister_types as ic;
 use ic_management_canister_types::CanisterInstallMode as Mode;
 use ic_principal::Principal;
@@ -14,12 +14,7 @@ use state::{CanisterId, Fault, RequestId, Status};
 const SLICE: u64 = 1_000_000_000;
 
 fn short_slices() -> Limits {
-    let mut limits = limits();
-    limits.execution.instructions_per_slice = SLICE;
-    limits.execution.instructions_per_message = 40 * SLICE;
-    limits.execution.instructions_per_install = 40 * SLICE;
-    limits.execution.instructions_per_round = 8 * SLICE;
-    limits
+    common::short_slices(SLICE)
 }
 
 /// So many slices of work.
@@ -29,10 +24,6 @@ fn slices(count: u64) -> Op {
 
 fn note(text: &str) -> Op {
     Op::Note(text.as_bytes().to_vec())
-}
-
-fn is_paused(node: &Node, id: CanisterId) -> bool {
-    node.executor.state().get(&id).is_some_and(|canister| canister.paused.is_some())
 }
 
 /// An old version whose last word takes so many slices.
@@ -59,16 +50,6 @@ fn send(node: &mut Node, id: CanisterId, mode: Mode, spec: &Spec) -> RequestId {
         sender_canister_version: None,
     };
     manage(node, id, "install_code", &argument)
-}
-
-fn manage<A: candid::CandidType>(
-    node: &mut Node,
-    id: CanisterId,
-    method: &str,
-    arg: &A,
-) -> RequestId {
-    let arg = candid::encode_one(arg).unwrap();
-    node.ingress(user(1), Principal::management_canister(), id, method, arg)
 }
 
 fn record(id: CanisterId) -> ic::CanisterIdRecord {

@@ -7,7 +7,7 @@ mod common;
 use std::collections::BTreeSet;
 
 use candid::Principal;
-use common::{CallOp, Node, Op, SECOND, Spec, decode, encode, limits, user};
+use common::{CallOp, Node, Op, SECOND, Spec, decode, encode, is_paused, manage, user};
 use execution::RoundResult;
 use ic_management_canister_types as management;
 use limits::Limits;
@@ -17,20 +17,12 @@ const SLICE: u64 = 10_000_000;
 
 /// Slices so short that a message of many is quick.
 fn short_slices() -> Limits {
-    let mut limits = limits();
-    limits.execution.instructions_per_slice = SLICE;
-    limits.execution.instructions_per_message = 40 * SLICE;
-    limits.execution.instructions_per_round = 8 * SLICE;
-    limits
+    common::short_slices(SLICE)
 }
 
 /// So many slices of work.
 fn slices(count: u64) -> Op {
     Op::Spend(count * SLICE - SLICE / 2)
-}
-
-fn is_paused(node: &Node, id: CanisterId) -> bool {
-    node.canister(id).paused.is_some()
 }
 
 /// Sends a message of so many slices and executes the first one.
@@ -277,16 +269,6 @@ fn a_hook_that_has_no_turn_in_the_round_of_its_end_does_not_come_before_messages
     }
     assert_eq!(node.result(&request).unwrap(), b"served");
     node.restart();
-}
-
-fn manage<A: candid::CandidType>(
-    node: &mut Node,
-    id: CanisterId,
-    method: &str,
-    arg: &A,
-) -> RequestId {
-    let arg = candid::encode_one(arg).unwrap();
-    node.ingress(user(1), Principal::management_canister(), id, method, arg)
 }
 
 #[test]

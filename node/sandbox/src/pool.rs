@@ -17,8 +17,9 @@
 //!
 //! # Messages in slices
 //!
-//! A worker whose message is paused moves from its lane to a place ([`places`]), where it puts what it
-//! holds into a file, and where the message goes on whatever lane asks. When it is over, the worker is the lane's again if that has none.
+//! A worker whose message is paused moves from its lane to a place ([`places`]), where it puts what
+//! it holds into a file, and where the message goes on whatever lane asks. When it is over, the
+//! worker is the lane's again if that has none.
 //!
 //! # Bounds
 //!

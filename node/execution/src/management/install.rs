@@ -3,10 +3,10 @@
 //! An installation is atomic: it happens whole or leaves nothing but its costs and its log lines
 //! behind. Up to two executions belong to it, the old code's `canister_pre_upgrade` and the new
 //! code's `(start)` with `canister_init` or `canister_post_upgrade`. Nothing either of them writes
-//! lies in a memory before both have ended well: what the first wrote is mounted for the second as an
-//! overlay that no other execution ever sees, and then the pages of both are copied and committed as
-//! one version. How they run, in slices and over rounds, is [`super::installing`]'s matter; here is
-//! what comes before and after.
+//! lies in a memory before both have ended well: what the first wrote is mounted for the second as
+//! an overlay that no other execution ever sees, and then the pages of both are copied and committed
+//! as one version. How they run, in slices and over rounds, is [`super::installing`]'s matter; here
+//! is what comes before and after.
 
 use ic_management_canister_types::{
     CanisterInstallMode, ChunkHash, InstallChunkedCodeArgs, WasmMemoryPersistence,

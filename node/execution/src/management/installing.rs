@@ -1,10 +1,10 @@
 //! Installations from their first slice to their last.
 //!
-//! An installation runs in slices as messages do ([`crate::slices`]). What decides about it is written
-//! down in its canister when it is paused ([`state::PausedMessage`], without a call context): the call
-//! without the module, the module's hash and plan, and what the first of its executions saw. Its grant
-//! counts the instructions of both executions together, so where a slice ends is a function of the
-//! installation alone, also where it goes over from one execution to the other.
+//! An installation runs in slices as messages do ([`crate::slices`]). What decides about it is
+//! written down in its canister when it is paused ([`state::PausedMessage`], without a call context):
+//! the call without the module, the module's hash and plan, and what the first of its executions saw.
+//! Its grant counts the instructions of both executions together, so where a slice ends is a function
+//! of the installation alone, also where it goes over from one execution to the other.
 //!
 //! # One at a time
 //!
@@ -15,13 +15,12 @@
 //!
 //! # What this machine keeps
 //!
-//! What the executions write is appended to files without a name ([`Room`]), which are no part of any
-//! memory: checkpoints know nothing of them, and nothing is left of them when the node ends. They and
-//! the outcome of `canister_pre_upgrade` stay between two slices ([`Kept`]). A machine that has lost them runs the installation from
-//! its beginning up to the newest grant. Only when all of it ended well, memories are created, the
-//! pages are copied into them and become one version.
+//! What the executions write is appended to files without a name ([`Room`]), which are no part of
+//! any memory: checkpoints know nothing of them, and nothing is left of them when the node ends.
+//! They and the outcome of `canister_pre_upgrade` stay between two slices ([`Kept`]). A machine that
+//! has lost them runs the installation from its beginning up to the newest grant. Only when all of
+//! it ended well, memories are created, the pages are copied into them and become one version.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -109,16 +108,17 @@ struct Room {
 /// What this machine keeps of an installation between two slices.
 #[derive(Debug)]
 struct Kept {
+    id: CanisterId,
     since: Height,
     room: Arc<Room>,
     /// What came of `canister_pre_upgrade`, if it is over.
     first: Option<Outcome>,
 }
 
-/// Installations that are paused, as far as this machine keeps them.
+/// The installation that is paused, as far as this machine keeps it.
 #[derive(Debug, Default)]
 pub(crate) struct Installations {
-    kept: Mutex<BTreeMap<CanisterId, Kept>>,
+    kept: Mutex<Option<Kept>>,
     numbers: AtomicU64,
 }
 
@@ -144,19 +144,13 @@ enum Step {
 }
 
 impl Installations {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<CanisterId, Kept>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Kept>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps what is there of an installation, of `most` in all: those that began last give way.
-    fn keep(&self, id: CanisterId, kept: Kept, most: u64) {
-        let mut all = self.lock();
-        all.insert(id, kept);
-        while all.len() as u64 > most {
-            let youngest =
-                all.iter().max_by_key(|(id, kept)| (kept.since, **id)).map(|(id, _)| *id);
-            youngest.and_then(|id| all.remove(&id));
-        }
+    /// Takes what is kept of this canister's installation.
+    fn take(&self, id: CanisterId) -> Option<Kept> {
+        self.lock().take_if(|kept| kept.id == id)
     }
 
     fn number(&self) -> u64 {
@@ -384,7 +378,7 @@ impl Dispatcher<'_> {
         for part in [0, 1] {
             self.core.sandbox.abandon(&installing.name(part));
         }
-        self.core.installations.lock().remove(&installing.id);
+        self.core.installations.take(installing.id);
         self.core.note_blobs_changed();
         let fresh = installing.fresh.iter().copied();
         let own = self.state.get(&installing.id).into_iter().flat_map(super::install::memories);
@@ -507,12 +501,12 @@ impl Dispatcher<'_> {
 
     /// Keeps what there is of an installation until it goes on, if this machine keeps any.
     fn keep_installing(&self, installing: &Installing, room: &Arc<Room>, first: Option<Outcome>) {
-        if self.is_installing_another(installing) {
-            return;
+        let keeps_any = self.core.limits().installations_kept() > 0;
+        if keeps_any && !self.is_installing_another(installing) {
+            let Installing { id, since, .. } = *installing;
+            let kept = Kept { id, since, room: Arc::clone(room), first };
+            *self.core.installations.lock() = Some(kept);
         }
-        let kept = Kept { since: installing.since, room: Arc::clone(room), first };
-        let most = self.core.limits().installations_kept();
-        self.core.installations.keep(installing.id, kept, most);
     }
 
     /// Runs as much of the old code's `canister_pre_upgrade` as is granted.
@@ -568,7 +562,7 @@ impl Dispatcher<'_> {
 
     /// What this machine has of the installation, or room for it to begin again.
     fn kept(&self, canister: &CanisterState, installing: &Installing) -> Result<Kept, FatalError> {
-        let kept = self.core.installations.lock().remove(&installing.id);
+        let kept = self.core.installations.take(installing.id);
         if let Some(kept) = kept.filter(|kept| kept.since == installing.since) {
             return Ok(kept);
         }
@@ -578,7 +572,7 @@ impl Dispatcher<'_> {
             self.core.sandbox.forget(&memories);
         }
         let room = self.room(canister, &installing.record)?;
-        Ok(Kept { since: installing.since, room: Arc::new(room), first: None })
+        Ok(Kept { id: installing.id, since: installing.since, room: Arc::new(room), first: None })
     }
 
     /// Finds room for everything at once.

@@ -33,6 +33,32 @@ pub fn limits() -> Limits {
     limits
 }
 
+/// Slices of so many instructions, for messages and installations of forty.
+pub fn short_slices(slice: u64) -> Limits {
+    let mut limits = limits();
+    limits.execution.instructions_per_slice = slice;
+    limits.execution.instructions_per_message = 40 * slice;
+    limits.execution.instructions_per_install = 40 * slice;
+    limits.execution.instructions_per_round = 8 * slice;
+    limits
+}
+
+/// Whether a message or the installation of a canister is paused.
+pub fn is_paused(node: &Node, id: CanisterId) -> bool {
+    node.executor.state().get(&id).is_some_and(|canister| canister.paused.is_some())
+}
+
+/// Sends a call of the management canister about a canister.
+pub fn manage<A: CandidType>(
+    node: &mut Node,
+    about: CanisterId,
+    method: &str,
+    arg: &A,
+) -> RequestId {
+    let arg = candid::encode_one(arg).unwrap();
+    node.ingress(user(1), Principal::management_canister(), about, method, arg)
+}
+
 pub fn user(number: u8) -> Principal {
     Principal::self_authenticating([number])
 }
