@@ -550,7 +550,7 @@ impl Limits {
     fn work_lines(&self) -> Vec<SheetLine> {
         use LineKind::Disk;
         let Limits { sandbox, .. } = self;
-        // Of those that are paused, what the first phase wrote; of the one that runs, both.
+        // Of the one that is paused, what the first phase wrote; of one that runs, both.
         let kept = self.installations_kept().saturating_add(2);
         vec![
             line(

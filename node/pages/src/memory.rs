@@ -769,7 +769,10 @@ pub(crate) fn verify_written(
 
 /// Copies the pages of `runs` from a file to the beginning of a target.
 pub(crate) fn copy_pages(target: &AppendTarget, from: &File, runs: &[Run]) -> io::Result<Vec<Run>> {
-    let mut buffer = vec![0; COPY_BYTES];
+    let bytes = |run: &Run| usize::try_from(run.pages * PAGE_BYTES).unwrap_or(COPY_BYTES);
+    // Most installations write a few pages.
+    let longest = runs.iter().map(bytes).max().unwrap_or(0);
+    let mut buffer = vec![0; longest.min(COPY_BYTES)];
     let mut offset_page = target.offset_page;
     let mut copied = Vec::with_capacity(runs.len());
     for run in runs {
@@ -777,7 +780,8 @@ pub(crate) fn copy_pages(target: &AppendTarget, from: &File, runs: &[Run]) -> io
         let (mut at, mut to) = (run.offset_page * PAGE_BYTES, offset_page * PAGE_BYTES);
         let mut left = run.pages * PAGE_BYTES;
         while left > 0 {
-            let part = &mut buffer[..COPY_BYTES.min(usize::try_from(left).unwrap_or(COPY_BYTES))];
+            let most = buffer.len();
+            let part = &mut buffer[..most.min(usize::try_from(left).unwrap_or(most))];
             from.read_exact_at(part, at)?;
             target.file.write_all_at(part, to)?;
             (at, to, left) =
