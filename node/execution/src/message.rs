@@ -357,7 +357,7 @@ impl<'a> Turn<'a> {
             keeps_changes: is_update,
         };
         let guaranteed = matches!(work.origin, Origin::Canister { deadline: None, .. });
-        let task = Task::Call { counts: is_update, guaranteed };
+        let task = Task::Call { guaranteed };
         self.begin(canister, task, context, (invocation, Some(work.source)), prepaid)?;
         if let Origin::Ingress { request_id, .. } = work.origin
             && canister.calls.context(context).is_some_and(|context| !context.responded)
@@ -402,7 +402,7 @@ impl<'a> Turn<'a> {
             // Its cleanup is part of the same message.
             canister.credit(execution_prepaid);
             let ran = Ran::failed(reject::ruled_out(&canister.id));
-            self.conclude(canister, callback.context, canister.version, ran, true);
+            self.conclude(canister, callback.context, canister.version, ran);
             return Ok(());
         }
         let source = Source::of(&taken);
@@ -541,7 +541,6 @@ impl<'a> Turn<'a> {
         id: CallContextId,
         version: u64,
         ran: Ran,
-        counts: bool,
     ) {
         let mut accepted = 0;
         if let Some(changes) = ran.changes {
@@ -550,7 +549,8 @@ impl<'a> Turn<'a> {
                 self.perform(canister, id, version, call);
             }
         }
-        if counts && ran.result.is_ok() {
+        // Of a query as well: it paid, and the balance is part of what has a version.
+        if ran.result.is_ok() {
             canister.version += 1;
         }
         let Some(context) = canister.calls.context_mut(id) else { return };

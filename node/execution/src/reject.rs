@@ -100,28 +100,39 @@ pub(crate) fn canister_not_found(id: &Principal) -> Reject {
     reject(301, format!("Canister {id} not found."))
 }
 
-pub(crate) fn insufficient_memory_allocation(message: impl Into<String>) -> Reject {
-    reject(402, message)
-}
 
 pub(crate) fn unknown_management_method(name: &str) -> Reject {
+    reject(536, format!("Management canister has no method '{}'.", name.escape_debug()))
+}
+
+pub(crate) fn unknown_management_query(name: &str) -> Reject {
+    reject(536, format!("Management canister has no query method '{}'.", name.escape_debug()))
+}
+
+pub(crate) fn not_by_ingress(name: &str) -> Reject {
     reject(
-        407,
-        format!(
-            "Management canister has no method '{}' that can be called this way.",
-            name.escape_debug()
-        ),
+        406,
+        format!("The management canister's method '{name}' cannot be called by ingress messages."),
     )
+}
+
+pub(crate) fn not_by_update(name: &str) -> Reject {
+    reject(406, format!("The management canister's method '{name}' can only be queried."))
 }
 
 pub(crate) fn not_provisional(name: &str) -> Reject {
     reject(
-        407,
+        406,
         format!(
             "{name} is switched off on this subnet (features.provisional = false): canisters and \
              cycles cannot be made out of nothing."
         ),
     )
+}
+
+/// What the specification's rules on the values of settings and on chunks are broken with.
+pub(crate) fn contract_violation(message: impl Into<String>) -> Reject {
+    reject(504, message)
 }
 
 pub(crate) fn invalid_payload(message: impl Into<String>) -> Reject {

@@ -225,7 +225,6 @@ impl Round<'_> {
             ));
             management::uninstall(self.core, canister, effects, &rejection);
             canister.history.clear();
-            canister.chunks.clear();
             canister.settings.compute_allocation = 0;
             canister.settings.memory_allocation = 0;
         }

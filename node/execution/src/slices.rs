@@ -46,9 +46,8 @@ const RECORD_VERSION: u8 = 1;
 /// Why a message runs, as far as it decides what its end leads to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Task {
-    /// A call of an update method, or of a query method as one: then it `counts` for nothing. Whether
-    /// a response is guaranteed.
-    Call { counts: bool, guaranteed: bool },
+    /// A call of an update method, or of a query method as one. Whether a response is guaranteed.
+    Call { guaranteed: bool },
     /// A callback; its cleanup, and the reject code that it sees. Whether the response that it runs
     /// for was guaranteed.
     Callback { on_cleanup: Option<(u64, u64)>, reject_code: u32, guaranteed: bool },
@@ -356,14 +355,13 @@ impl Turn<'_> {
         let ran = self.settle(canister, ran, targets, prepaid, (counted, grown_bytes))?;
         let version = begun.context.canister_version;
         match task {
-            Task::Call { counts, .. } => self.conclude(canister, context, version, ran, counts),
-            Task::System => self.conclude(canister, context, version, ran, true),
+            Task::Call { .. } | Task::System => self.conclude(canister, context, version, ran),
             Task::Callback { on_cleanup: Some(cleanup), reject_code, .. }
                 if ran.result.is_err() =>
             {
                 return self.clean_up(canister, context, begun, ran, (cleanup, reject_code));
             }
-            Task::Callback { .. } => self.conclude(canister, context, version, ran, true),
+            Task::Callback { .. } => self.conclude(canister, context, version, ran),
             Task::Cleanup { instructions, reject } => {
                 if ran.result.is_ok() {
                     canister.version += 1;
@@ -371,7 +369,7 @@ impl Turn<'_> {
                 // What the callback came to; the calls of a cleanup, which makes none, do not count.
                 let mut failed = Ran::failed(reject);
                 failed.instructions = instructions.saturating_add(ran.instructions);
-                self.conclude(canister, context, version, failed, true);
+                self.conclude(canister, context, version, failed);
             }
         }
         Ok(())
@@ -503,7 +501,7 @@ pub(crate) mod tests {
         };
         let callback = |kind| Entry::Callback { fun: 1, env: 2, kind };
         let tasks = [
-            ("call", Task::Call { counts: true, guaranteed: true }, Entry::Update("method".into())),
+            ("call", Task::Call { guaranteed: true }, Entry::Update("method".into())),
             (
                 "callback",
                 Task::Callback { on_cleanup: Some((3, 4)), reject_code: 5, guaranteed: true },

@@ -102,8 +102,8 @@ pub struct RequestFacts {
     pub sender: Principal,
     /// Effective canister id (or subnet id) it was sent to.
     pub effective_canister_id: Principal,
-    /// Whom it called; `None` where the history does not keep it.
-    pub canister_id: Option<CanisterId>,
+    /// Whom it called.
+    pub canister_id: CanisterId,
     /// Whether its status is replied, rejected or done.
     pub terminal: bool,
 }
@@ -141,7 +141,11 @@ impl<C: CanisterFacts + Send + Sync> CertifiedView for CertifiedStateOf<C> {
         CertifiedStateOf::request(self, id).map(|entry| RequestFacts {
             sender: entry.sender,
             effective_canister_id: entry.effective_canister_id,
-            canister_id: None,
+            canister_id: if entry.to_management {
+                CanisterId::management_canister()
+            } else {
+                entry.effective_canister_id
+            },
             terminal: entry.status.is_terminal(),
         })
     }

@@ -52,9 +52,7 @@ impl From<EnvelopeError> for Refused {
 
 impl From<AuthError> for Refused {
     fn from(error: AuthError) -> Self {
-        let status =
-            if error.is_forbidden() { StatusCode::FORBIDDEN } else { StatusCode::BAD_REQUEST };
-        Self::new(status, error.reason(), error.to_string())
+        Self::bad(error.reason(), error)
     }
 }
 
@@ -87,6 +85,15 @@ impl From<Refusal> for Refused {
             }
         }
     }
+}
+
+/// Whom a request comes from, and whether it belongs at the URL.
+struct Checked {
+    authenticated: Authenticated,
+    /// A call of the management canister from whose argument no destination can be read. Such a
+    /// call is rejected by the subnet, not by the endpoint (interface specification, "Effective
+    /// canister id"); should the subnet find nothing wrong with it, this is the answer.
+    without_destination: Option<EffectiveError>,
 }
 
 /// What an endpoint takes.
@@ -123,13 +130,13 @@ impl Service {
         effective: Effective,
         kind: Kind,
         body: Bytes,
-    ) -> Result<(Envelope, Authenticated), Refused> {
+    ) -> Result<(Envelope, Checked), Refused> {
         let mut decoded = None;
         if body.len() <= INLINE_BYTES {
             let envelope = Envelope::decode(&body, &self.bounds)?;
             if !envelope.is_signed() {
-                let authenticated = self.check(effective, kind, &envelope)?;
-                return Ok((envelope, authenticated));
+                let checked = self.check(effective, kind, &envelope)?;
+                return Ok((envelope, checked));
             }
             decoded = Some(envelope);
         }
@@ -139,8 +146,8 @@ impl Service {
                 Some(envelope) => envelope,
                 None => Envelope::decode(&body, &service.bounds)?,
             };
-            let authenticated = service.check(effective, kind, &envelope)?;
-            Ok((envelope, authenticated))
+            let checked = service.check(effective, kind, &envelope)?;
+            Ok((envelope, checked))
         })
         .await?
     }
@@ -150,24 +157,26 @@ impl Service {
         effective: Effective,
         kind: Kind,
         envelope: &Envelope,
-    ) -> Result<Authenticated, Refused> {
+    ) -> Result<Checked, Refused> {
         let request = &envelope.content.request;
         check_kind(request, kind)?;
         let authenticated = auth::authenticate(envelope, self.node.now(), &self.auth)?;
-        match request {
-            Request::Call(call) | Request::Query(call) => {
-                effective::check(&effective, call, kind == Kind::Query, &self.subnet_id, |id| {
-                    self.node.hosts(id)
-                })?;
+        let fits = match (request, effective) {
+            (Request::Call(call) | Request::Query(call), _) => {
+                let query = kind == Kind::Query;
+                effective::check(&effective, call, query, &self.subnet_id, |id| self.node.hosts(id))
             }
-            Request::ReadState(_) => match effective {
-                Effective::Subnet(url) if url != self.subnet_id => {
-                    return Err(EffectiveError::OtherSubnet { url, own: self.subnet_id }.into());
-                }
-                _ => {}
-            },
-        }
-        Ok(authenticated)
+            (Request::ReadState(_), Effective::Subnet(url)) if url != self.subnet_id => {
+                Err(EffectiveError::OtherSubnet { url, own: self.subnet_id })
+            }
+            (Request::ReadState(_), _) => Ok(()),
+        };
+        let without_destination = match fits {
+            Ok(()) => None,
+            Err(error @ EffectiveError::NoDestination { .. }) => Some(error),
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Checked { authenticated, without_destination })
     }
 
     /// `call`: asynchronous (v2), or synchronous (v3, v4) for somebody who waits since then.
@@ -179,13 +188,25 @@ impl Service {
     ) -> Result<Answer, Refused> {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
-        let (envelope, authenticated) =
+        let (envelope, Checked { authenticated, without_destination }) =
             self.authenticate(effective, Kind::Call, bytes.clone()).await?;
         let (id, expiry) = (envelope.request_id, envelope.content.ingress_expiry);
         let validity = auth::validity(&envelope, &self.auth);
         let Request::Call(call) = envelope.content.request else {
             return Err(Refused::bad("request_type", "this endpoint takes \"call\""));
         };
+        let call_bytes = (call.arg.len() + call.method_name.len()) as u64;
+        if call_bytes > self.call_bytes {
+            return Err(Refused::new(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "message_payload_bytes",
+                format!(
+                    "the call has {call_bytes} bytes of method name and argument, over the limit \
+                     message_payload_bytes = {}",
+                    self.call_bytes
+                ),
+            ));
+        }
         let effective_id = effective::of_call(&call, effective.id());
         // No view is held while waiting: it would keep an old state alive.
         let known = self.latest()?.request(&id);
@@ -208,6 +229,9 @@ impl Service {
         if let Err(reject) = inspected {
             self.metrics.refused("inspect");
             return self.accounted(answer::rejected_call(&reject, waits_since.is_some()));
+        }
+        if let Some(error) = without_destination {
+            return Err(error.into());
         }
         // What nobody signed and nobody reads stays behind. A copy of its own in any case: what
         // came may be a piece of a larger read buffer, which must not live for as long as
@@ -290,7 +314,8 @@ impl Service {
     ) -> Result<Answer, Refused> {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
-        let (envelope, authenticated) = self.authenticate(effective, Kind::Query, bytes).await?;
+        let (envelope, Checked { authenticated, without_destination }) =
+            self.authenticate(effective, Kind::Query, bytes).await?;
         let Request::Query(call) = envelope.content.request else {
             return Err(Refused::bad("request_type", "this endpoint takes \"query\""));
         };
@@ -306,13 +331,14 @@ impl Service {
         let service = self.clone();
         let ran = self.on_thread(Work::Query, move || {
             let _reservation = reservation;
-            match service.node.query(&query) {
+            match (service.node.query(&query), without_destination) {
+                (Ok(_), Some(error)) => Ran::Answered(Err(error.into())),
                 // No long reply is held outside the pool of responses: the thread goes on with the
                 // next query, whether or not anybody takes this one's.
-                Ok(reply) if reply.len() > INLINE_BYTES => {
+                (Ok(reply), None) if reply.len() > INLINE_BYTES => {
                     Ran::Answered(service.query_answer(&id, &Ok(reply)))
                 }
-                outcome => Ran::Short(outcome),
+                (outcome, _) => Ran::Short(outcome),
             }
         });
         match ran.await? {
@@ -338,7 +364,7 @@ impl Service {
     ) -> Result<Answer, Refused> {
         self.latest()?;
         let ReceivedBody { bytes, reservation } = body;
-        let (envelope, authenticated) =
+        let (envelope, Checked { authenticated, .. }) =
             self.authenticate(effective, Kind::ReadState, bytes).await?;
         let Request::ReadState(paths) = envelope.content.request else {
             return Err(Refused::bad("request_type", "this endpoint takes \"read_state\""));

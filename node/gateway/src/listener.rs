@@ -50,6 +50,8 @@ pub struct GatewayConfig {
     pub listen: SocketAddr,
     /// Limits of the interface.
     pub limits: GatewayLimits,
+    /// Bytes of method name and argument of a call (`subnet.message_payload_bytes`).
+    pub call_bytes: u64,
     /// How far ahead of the node's clock a request may expire
     /// (`consensus.ingress_expiry_seconds`).
     pub ingress_expiry: Duration,

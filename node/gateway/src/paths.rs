@@ -150,6 +150,14 @@ pub(crate) fn permitted(
         }
         permitted.push(path);
     }
+    // Calls that make a canister may have been sent to any id, and their senders ask there.
+    if let Effective::Canister(canister_id) = *scope.effective
+        && !scope.hosted
+        && request.is_none()
+        && canister_id != Principal::management_canister()
+    {
+        return Err(PathError::NotHosted { canister_id });
+    }
     if let Some(id) = request
         && let Some(facts) = view.request(&id)
         && !scope.may_see(&facts, sender)
@@ -161,16 +169,7 @@ pub(crate) fn permitted(
 
 impl Scope<'_> {
     fn may_see(&self, facts: &RequestFacts, sender: &Authenticated) -> bool {
-        // Where the history does not keep the callee, the effective canister stands for it; calls
-        // to the management canister have another one, so a chain that targets it passes
-        // too.
-        let targeted = match facts.canister_id {
-            Some(callee) => sender.may_target(&callee),
-            None => {
-                sender.may_target(&facts.effective_canister_id)
-                    || sender.may_target(&Principal::management_canister())
-            }
-        };
+        let targeted = sender.may_target(&facts.canister_id);
         // A call that makes a canister is asked about wherever it was sent, and one envelope may be
         // sent to many places.
         let anywhere = facts.effective_canister_id == Principal::management_canister();
@@ -465,7 +464,7 @@ mod tests {
         let facts = RequestFacts {
             sender: id(60),
             effective_canister_id: id(1),
-            canister_id: None,
+            canister_id: id(1),
             terminal: true,
         };
         let of = |facts: RequestFacts, effective, sender| {

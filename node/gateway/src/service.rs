@@ -68,6 +68,7 @@ pub(crate) struct Service {
     stage: watch::Receiver<Stage>,
     // Configuration.
     pub(crate) limits: GatewayLimits,
+    pub(crate) call_bytes: u64,
     pub(crate) auth: AuthConfig,
     pub(crate) bounds: EnvelopeBounds,
     pub(crate) subnet_id: Principal,
@@ -191,6 +192,7 @@ impl Service {
             auth: shared.auth,
             bounds: EnvelopeBounds::new(&config.limits),
             limits: config.limits,
+            call_bytes: config.call_bytes,
             subnet_id: config.subnet_id,
             root_subnet_id,
             root_key_der: config.root_key_der,

@@ -272,21 +272,21 @@ async fn requests_that_are_not_authentic() {
     forged.sender_sig.as_mut().unwrap()[0] ^= 1;
     told(
         &world.post(&path("call"), &forged.encode_bytes()).await,
-        403,
+        400,
         "no valid Ed25519 signature",
     );
     let stranger = ed25519(2).sender().unwrap();
     told(
         &world.post(&path("call"), &body(&identity, call(stranger, "echo"))).await,
-        403,
+        400,
         "is not the principal of",
     );
     assert_eq!(world.script.inspected.load(Ordering::SeqCst), 0);
     assert_eq!(world.metric("gateway_refusals_total{reason=\"signature\"}").await, Some(1.0));
     assert_eq!(world.metric("gateway_refusals_total{reason=\"expired\"}").await, Some(1.0));
     assert_eq!(
-        world.metric("gateway_requests_total{route=\"call\",status=\"403\"}").await,
-        Some(2.0)
+        world.metric("gateway_requests_total{route=\"call\",status=\"400\"}").await,
+        Some(4.0)
     );
 }
 

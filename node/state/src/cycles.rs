@@ -91,17 +91,17 @@ impl<T: Into<Self>> Sum<T> for CyclesTotal {
 
 impl CanisterState {
     /// Gives cycles back to a canister. A balance holds at most 2^128 - 1: what is beyond that is
-    /// lost, and counted as burned. Where a caller can still be
-    /// refused, [`Self::room_for_cycles`] is asked instead.
+    /// lost, and counted as burned. Where cycles can still go back to whoever sent them,
+    /// [`Self::room_for_cycles`] is asked first.
     pub fn credit(&mut self, amount: Cycles) {
         let fits = amount.min(Cycles::MAX - self.cycles);
         self.cycles += fits;
         self.consumption.burned += amount - fits;
     }
 
-    /// Whether the balance can take `amount` more.
-    pub fn room_for_cycles(&self, amount: Cycles) -> bool {
-        amount <= Cycles::MAX - self.cycles
+    /// What the balance can still take.
+    pub fn room_for_cycles(&self) -> Cycles {
+        Cycles::MAX - self.cycles
     }
 }
 
@@ -140,7 +140,7 @@ mod tests {
             Cycles::MAX - 3,
             Time(0),
         );
-        assert!(canister.room_for_cycles(3) && !canister.room_for_cycles(4));
+        assert_eq!(canister.room_for_cycles(), 3);
         let before = canister.cycles_held();
         canister.credit(10);
         assert_eq!((canister.cycles, canister.consumption.burned), (Cycles::MAX, 7u128.into()));

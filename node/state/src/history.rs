@@ -158,6 +158,8 @@ pub struct HistoryEntry {
     pub sender: Principal,
     /// From the URL; the status is read through the same.
     pub effective_canister_id: CanisterId,
+    /// Whether it calls the management canister; if not, it calls the effective canister.
+    pub to_management: bool,
     /// Until then it must be remembered.
     pub expiry: Time,
     /// Where it stands.
@@ -377,6 +379,7 @@ impl IngressHistory {
             id: ingress.request_id,
             sender: ingress.sender,
             effective_canister_id: ingress.effective_canister_id,
+            to_management: ingress.canister_id == CanisterId::management_canister(),
             expiry: ingress.ingress_expiry,
             status: Status::Received,
             finished: Time(0),
@@ -424,6 +427,7 @@ impl IngressHistory {
                 id: shared.id,
                 sender: shared.sender,
                 effective_canister_id: shared.effective_canister_id,
+                to_management: shared.to_management,
                 expiry: shared.expiry,
                 status,
                 finished: now,
@@ -518,6 +522,7 @@ impl IngressHistory {
                     id: shared.id,
                     sender: shared.sender,
                     effective_canister_id: shared.effective_canister_id,
+                    to_management: shared.to_management,
                     expiry: shared.expiry,
                     status: Status::Done,
                     finished: shared.finished,

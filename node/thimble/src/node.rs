@@ -572,6 +572,7 @@ async fn start_gateway(
     let gateway = GatewayConfig {
         listen: config.listen,
         limits: limits.gateway.clone(),
+        call_bytes: limits.subnet.message_payload_bytes,
         ingress_expiry: ingress_window(limits).0,
         ingress_drift: ingress_window(limits).1,
         query_threads: limits.execution.query_threads,

@@ -117,6 +117,8 @@ const FEW_CANISTERS: usize = 100;
 const CALLEES: u64 = 20;
 const CALLS_TO_EACH: u64 = 500;
 const CYCLES_OF_CALLER: u64 = 10_000_000_000_000_000;
+/// Bytes of the three counts that a fanout replies.
+const FAN_COUNTS_BYTES: usize = 24;
 /// Calls that 512 MiB of memory and 100 GiB of disk must have room for.
 const OPEN_CALLS_GOAL: u64 = 10_000;
 /// Time for a node to come to rest.
@@ -129,7 +131,6 @@ pub async fn run(options: Options) -> Result<()> {
     let outcome = bench.measure_all().await;
     let table = bench.table;
     let _ = std::fs::remove_dir_all(&scratch);
-    outcome?;
     let report = serde_json::json!({
         "format": compare::figure::FORMAT, "bench": "bench-state", "machine": machine(),
         "memory": options.memory, "state": options.state, "canisters": options.canisters,
@@ -137,7 +138,9 @@ pub async fn run(options: Options) -> Result<()> {
         "rows": table.rows, "figures": table.figures,
     });
     let node = format!("--memory {}; {} calls in flight", options.memory, options.concurrency);
-    table.publish(&report, options.json.as_deref(), &node)
+    // What was measured before a part failed is shown all the same.
+    table.publish(&report, options.json.as_deref(), &node)?;
+    outcome
 }
 
 struct Bench<'a> {
@@ -417,7 +420,9 @@ impl Bench<'_> {
         let reply = agent.update(&caller, "fan").with_arg(route.encode()).call_and_wait().await?;
         let seconds = started.elapsed().as_secs_f64();
         let anonymous = peak.end().await;
-        let [replied, rejected, not_sent] = to_words(&reply)[..] else {
+        // Behind the counts lies the text of one of the rejects.
+        let (counts, text) = reply.split_at(reply.len().min(FAN_COUNTS_BYTES));
+        let [replied, rejected, not_sent] = to_words(counts)[..] else {
             anyhow::bail!("a fanout replied {} bytes, {reply:?}", reply.len());
         };
         self.table.figure("guaranteed calls open at once", replied as f64, "calls");
@@ -428,6 +433,9 @@ impl Bench<'_> {
             ">= 10,000 (100 GiB of disk)",
             replied >= OPEN_CALLS_GOAL,
         );
+        if !text.is_empty() {
+            eprintln!("bench-state: one was rejected: {}", String::from_utf8_lossy(text));
+        }
         self.table.row("the same, until the last answer", format!("{seconds:.1} s"));
         self.table.row("the same, anonymous peak", measure::mib(anonymous));
         self.leave(node, &data).await

@@ -207,20 +207,6 @@ pub enum AuthError {
 }
 
 impl AuthError {
-    /// Whether the request is refused for lack of authority rather than for its form or timing: 403
-    /// rather than 400.
-    pub fn is_forbidden(&self) -> bool {
-        !matches!(
-            self,
-            Self::Expired { .. }
-                | Self::TooFarAhead { .. }
-                | Self::DelegationExpired { .. }
-                | Self::AnonymousWith { .. }
-                | Self::Key { .. }
-                | Self::DelegationCycle { .. }
-        )
-    }
-
     /// A label for metrics.
     pub fn reason(&self) -> &'static str {
         match self {

@@ -23,7 +23,7 @@ impl Dispatcher<'_> {
         let limits = &self.core.limits().subnet;
         let bytes = argument.chunk.len() as u64;
         if bytes > limits.chunk_bytes {
-            return Err(reject::invalid_payload(format!(
+            return Err(reject::contract_violation(format!(
                 "The chunk has {bytes} bytes, the most is {} (subnet.chunk_bytes).",
                 limits.chunk_bytes
             ))
@@ -35,7 +35,7 @@ impl Dispatcher<'_> {
         if !current.chunks.contains_key(&hash) {
             let used = current.chunks.len() as u64 * CHUNK_ACCOUNTED_BYTES;
             if used + CHUNK_ACCOUNTED_BYTES > limits.chunk_store_bytes {
-                return Err(reject::insufficient_memory_allocation(format!(
+                return Err(reject::contract_violation(format!(
                     "The chunk store of canister {} holds {} chunks, which count {used} bytes of \
                      {} (subnet.chunk_store_bytes); clear it.",
                     current.id,

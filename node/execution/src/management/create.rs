@@ -5,7 +5,7 @@ use state::{
     CanisterId, CanisterState, Change, ChangeDetails, Cycles, Reject, Settings, SubnetCall,
 };
 
-use super::settings::{self, check_promises, read};
+use super::settings::{self, Asked, check_promises, read};
 use super::types::{CreateCanister, ProvisionalCreateCanister, SettingsArgument};
 use super::{Dispatcher, Handled, Handling, decode, encode};
 use crate::config::ExecutorConfig;
@@ -23,6 +23,7 @@ impl Dispatcher<'_> {
             decode(&call.arg)?
         };
         self.check_sender_version(call, argument.sender_canister_version)?;
+        let asked = self.asked_of_new(argument.settings)?;
         // Subnets with admins make canisters free of charge (interface specification,
         // `create_canister`).
         let fee = if self.core.config.subnet_admins.is_empty() {
@@ -40,17 +41,17 @@ impl Dispatcher<'_> {
             )
             .into());
         }
-        let id = self.fresh_id()?;
-        let settings = argument.settings.unwrap_or_default();
+        let (id, next) = self.fresh_id()?;
         let mut canister = self.new_canister(
             call,
             id,
-            settings,
+            asked,
             call.cycles - fee,
             argument.sender_canister_version,
         )?;
         canister.consumption.canister_creation += fee;
         self.add_canister(canister)?;
+        self.state.subnet.next_canister = next;
         Ok(Handled::ReplyWithRefund(encode(&CanisterIdRecord { canister_id: id })?, 0))
     }
 
@@ -58,26 +59,37 @@ impl Dispatcher<'_> {
         let argument: ProvisionalCreateCanister = decode(&call.arg)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
         let amount = match &argument.amount {
-            Some(amount) => settings::cycles(amount, "amount")?,
+            Some(amount) => settings::saturating_cycles(amount),
             None => DEFAULT_PROVISIONAL_BALANCE,
         };
-        let id = match argument.specified_id {
-            Some(id) => self.specified_id(id)?,
+        let asked = self.asked_of_new(argument.settings)?;
+        let (id, next) = match argument.specified_id {
+            Some(id) => (self.specified_id(id)?, self.state.subnet.next_canister),
             None => self.fresh_id()?,
         };
-        let settings = argument.settings.unwrap_or_default();
         let canister =
-            self.new_canister(call, id, settings, amount, argument.sender_canister_version)?;
+            self.new_canister(call, id, asked, amount, argument.sender_canister_version)?;
         self.add_canister(canister)?;
+        self.state.subnet.next_canister = next;
         self.state.subnet.minted += amount;
         Ok(Handled::Reply(encode(&CanisterIdRecord { canister_id: id })?))
+    }
+
+    /// Settings of a canister that is to be made, read before anything is paid or given out.
+    fn asked_of_new(&self, settings: Option<SettingsArgument>) -> Result<Asked, Reject> {
+        let limit = self.core.limits().subnet.canister_log_bytes;
+        let defaults = Settings {
+            log_memory_limit: Settings::default().log_memory_limit.min(limit),
+            ..Settings::default()
+        };
+        read(self.core, settings.unwrap_or_default(), &defaults)
     }
 
     fn new_canister(
         &mut self,
         call: &SubnetCall,
         id: CanisterId,
-        settings: SettingsArgument,
+        asked: Asked,
         cycles: Cycles,
         told_version: Option<u64>,
     ) -> Result<CanisterState, Reject> {
@@ -86,11 +98,6 @@ impl Dispatcher<'_> {
         if self.state.len() >= limits.canisters_max {
             return Err(reject::too_many_canisters(limits.canisters_max));
         }
-        let defaults = Settings {
-            log_memory_limit: Settings::default().log_memory_limit.min(limits.canister_log_bytes),
-            ..Settings::default()
-        };
-        let asked = read(self.core, settings, &defaults)?;
         let environment_hash = asked.environment_hash();
         let settings = asked.settings().clone();
         let controllers = asked.controllers.unwrap_or_else(|| vec![call.origin.caller()]);
@@ -113,18 +120,19 @@ impl Dispatcher<'_> {
         Ok(())
     }
 
-    fn fresh_id(&mut self) -> Result<CanisterId, Reject> {
+    /// The next id that nobody has or had, and where the search goes on once it is given out.
+    fn fresh_id(&self) -> Result<(CanisterId, u64), Reject> {
         // Ids asked for by name may lie in the way; there are no more of them than canisters and
         // remembered ids.
         let attempts = self.state.len() + self.state.subnet.retired.len() as u64 + 1;
-        for _ in 0..attempts {
-            let id = ExecutorConfig::canister_id(self.state.subnet.next_canister);
+        let first = self.state.subnet.next_canister;
+        for number in (first..).take(usize::try_from(attempts).unwrap_or(usize::MAX)) {
+            let id = ExecutorConfig::canister_id(number);
             if !self.core.config.in_range(&id) {
                 break;
             }
-            self.state.subnet.next_canister += 1;
             if !self.state.contains(&id) && !self.state.subnet.retired.contains(&id) {
-                return Ok(id);
+                return Ok((id, number + 1));
             }
         }
         Err(reject::reject(102, "The subnet's canister ranges hold no further id."))
@@ -143,10 +151,13 @@ impl Dispatcher<'_> {
         // Whatever was given out without being asked for is used up, also when it was deleted.
         let given =
             (self.core.config.first_canister..self.state.subnet.next_canister).contains(&number);
-        if self.state.contains(&id) || self.state.subnet.retired.contains(&id) || given {
+        if self.state.contains(&id) {
+            return Err(reject::reject(538, format!("Canister {id} exists already.")));
+        }
+        if self.state.subnet.retired.contains(&id) || given {
             return Err(reject::reject(
-                205,
-                format!("Canister id {id} exists already or was used before."),
+                538,
+                format!("Canister id {id} was used before, and no id is given out twice."),
             ));
         }
         if self.state.subnet.retired.len() >= RETIRED_MAX {

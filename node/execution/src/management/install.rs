@@ -93,7 +93,7 @@ pub(crate) fn chunks(
     hashes: &[ChunkHash],
 ) -> Result<(Vec<BlobHash>, u64), Reject> {
     if hashes.len() > CHUNKS_MAX {
-        return Err(reject::invalid_payload(format!(
+        return Err(reject::contract_violation(format!(
             "{} chunks, the most is {CHUNKS_MAX}.",
             hashes.len()
         )));
@@ -106,7 +106,7 @@ pub(crate) fn chunks(
             .and_then(|name| store.chunks.get(&name).map(|bytes| (name, *bytes)));
         let Some((name, chunk_bytes)) = known else {
             let name = hex::encode(hash.hash.get(..32).unwrap_or(&hash.hash));
-            return Err(reject::invalid_payload(format!(
+            return Err(reject::contract_violation(format!(
                 "Chunk {name} is not in the chunk store of canister {}.",
                 store.id
             )));
@@ -152,7 +152,7 @@ impl Dispatcher<'_> {
             reason: "its bytes are not in the module store".into(),
         })?;
         if found[..] != argument.wasm_module_hash[..] {
-            return Err(reject::invalid_payload(
+            return Err(reject::contract_violation(
                 "The chunks do not make up a module with the hash in wasm_module_hash.",
             )
             .into());

@@ -114,7 +114,7 @@ impl Dispatcher<'_> {
     }
 }
 
-/// Takes code, memories, chunks' users and open calls away from a canister; answers everyone who
+/// Takes code, memories, chunks and open calls away from a canister; answers everyone who
 /// waits for it. The version moves on.
 pub(crate) fn uninstall(
     core: &Core,
@@ -123,6 +123,7 @@ pub(crate) fn uninstall(
     rejection: &Reject,
 ) {
     drop_code(core, canister);
+    canister.chunks.clear();
     canister.certified_data.clear();
     canister.global_timer = Time(0);
     canister.installed_at = None;

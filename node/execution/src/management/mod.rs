@@ -170,14 +170,56 @@ impl Method {
     }
 }
 
-/// The refusal of a method that there is not, or not for this caller.
-fn unknown(core: &Core, name: &str) -> Reject {
-    let provisional =
-        matches!(name, "provisional_create_canister_with_cycles" | "provisional_top_up_canister");
-    if provisional && !core.config.provisional {
+/// Methods of the interface specification that this subnet does not offer, and what a canister is
+/// told that calls them: with the code that says that a method is switched off, or that there is
+/// no such destination.
+fn not_offered(name: &str) -> Option<Reject> {
+    let (code, what) = match name {
+        "http_request" | "flexible_http_request" => {
+            (504, "HTTPS outcalls are switched off on this subnet.")
+        }
+        "take_canister_snapshot"
+        | "load_canister_snapshot"
+        | "list_canister_snapshots"
+        | "delete_canister_snapshot"
+        | "read_canister_snapshot_metadata"
+        | "read_canister_snapshot_data"
+        | "upload_canister_snapshot_metadata"
+        | "upload_canister_snapshot_data" => (504, "This subnet keeps no canister snapshots."),
+        "node_metrics_history" => (504, "This subnet keeps no history of its nodes' metrics."),
+        "ecdsa_public_key" | "sign_with_ecdsa" | "schnorr_public_key" | "sign_with_schnorr"
+        | "vetkd_public_key" | "vetkd_derive_key" => (301, "This subnet holds no threshold keys."),
+        "bitcoin_get_balance"
+        | "bitcoin_get_utxos"
+        | "bitcoin_send_transaction"
+        | "bitcoin_get_current_fee_percentiles"
+        | "bitcoin_get_block_headers" => (301, "This subnet has no Bitcoin adapter."),
+        _ => return None,
+    };
+    Some(reject::reject(code, format!("{what} The call of '{name}' cannot be served.")))
+}
+
+fn is_provisional(name: &str) -> bool {
+    matches!(name, "provisional_create_canister_with_cycles" | "provisional_top_up_canister")
+}
+
+/// The refusal of a method that canisters cannot call.
+fn unknown_to_canisters(core: &Core, name: &str) -> Reject {
+    if is_provisional(name) && !core.config.provisional {
         return reject::not_provisional(name);
     }
-    reject::unknown_management_method(name)
+    if queries::is_query(name) {
+        return reject::not_by_update(name);
+    }
+    not_offered(name).unwrap_or_else(|| reject::unknown_management_method(name))
+}
+
+/// The refusal of a method that users cannot call.
+fn unknown_to_users(core: &Core, name: &str) -> Reject {
+    if Method::of(core, name).is_some() || not_offered(name).is_some() {
+        return reject::not_by_ingress(name);
+    }
+    unknown_to_canisters(core, name)
 }
 
 /// Canister that a call of a user is about, by its argument; `None` where the method names none.
@@ -187,7 +229,7 @@ pub(crate) fn named_canister(
     arg: &[u8],
 ) -> Result<Option<CanisterId>, Reject> {
     let Some(method) = Method::of(core, method_name) else {
-        return Err(unknown(core, method_name));
+        return Err(unknown_to_users(core, method_name));
     };
     if !method.names_canister {
         return Ok(None);
@@ -208,9 +250,9 @@ pub(crate) fn check_ingress(
 ) -> Result<(), Reject> {
     let name = &ingress.method_name;
     let method = Method::of(core, name).filter(|method| method.ingress);
-    let method = method.ok_or_else(|| unknown(core, name))?;
+    let method = method.ok_or_else(|| unknown_to_users(core, name))?;
     if name == "create_canister" && !core.config.subnet_admins.contains(&ingress.sender) {
-        return Err(reject::unknown_management_method(name));
+        return Err(reject::not_by_ingress(name));
     }
     if !method.names_canister {
         return Ok(());
@@ -411,7 +453,7 @@ impl Dispatcher<'_> {
         let name = call.method_name.as_str();
         let from_canister = matches!(call.origin, Origin::Canister { .. });
         let method = Method::of(self.core, name).filter(|method| method.ingress || from_canister);
-        let method = method.ok_or_else(|| self.refuse_method(name))?;
+        let method = method.ok_or_else(|| unknown_to_canisters(self.core, name))?;
         let caller = call.origin.caller();
         if method.names_canister
             && let Some(id) = named_canister(self.core, name, &call.arg)?
@@ -455,20 +497,6 @@ impl Dispatcher<'_> {
             "raw_rand" => self.raw_rand(call),
             _ => Err(reject::unknown_management_method(name).into()),
         }
-    }
-
-    fn refuse_method(&self, name: &str) -> Reject {
-        let what = match name {
-            "http_request" | "flexible_http_request" => {
-                "HTTPS outcalls are switched off on this subnet."
-            }
-            "ecdsa_public_key" | "sign_with_ecdsa" | "schnorr_public_key" | "sign_with_schnorr"
-            | "vetkd_public_key" | "vetkd_derive_key" => "This subnet holds no threshold keys.",
-            _ if name.starts_with("bitcoin_") => "This subnet has no Bitcoin adapter.",
-            _ if name.contains("snapshot") => "This subnet keeps no canister snapshots.",
-            _ => return unknown(self.core, name),
-        };
-        reject::reject(407, what)
     }
 
     fn target(&self, id: &CanisterId) -> Result<&CanisterState, Reject> {
@@ -515,21 +543,16 @@ impl Dispatcher<'_> {
     fn deposit_cycles(&mut self, call: &SubnetCall) -> Handling {
         let id = decode::<types::CanisterArgument>(&call.arg)?.canister_id;
         let canister = self.target_mut(&id)?;
-        if !canister.room_for_cycles(call.cycles) {
-            return Err(reject::balance_full(canister, call.cycles).into());
-        }
-        canister.credit(call.cycles);
-        Ok(Handled::ReplyWithRefund(no_value(), 0))
+        let fits = canister.room_for_cycles().min(call.cycles);
+        canister.credit(fits);
+        Ok(Handled::ReplyWithRefund(no_value(), call.cycles - fits))
     }
 
     fn provisional_top_up(&mut self, call: &SubnetCall) -> Handling {
         let argument: ic_management_canister_types::ProvisionalTopUpCanisterArgs =
             decode(&call.arg)?;
-        let amount = settings::cycles(&argument.amount, "amount")?;
         let canister = self.target_mut(&argument.canister_id)?;
-        if !canister.room_for_cycles(amount) {
-            return Err(reject::balance_full(canister, amount).into());
-        }
+        let amount = settings::saturating_cycles(&argument.amount).min(canister.room_for_cycles());
         canister.credit(amount);
         self.state.subnet.minted += amount;
         Ok(Handled::Reply(no_value()))

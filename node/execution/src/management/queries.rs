@@ -31,8 +31,13 @@ pub(crate) fn query(
         }
         "fetch_canister_logs" => fetch_canister_logs(state, caller, arg),
         "list_canisters" => list_canisters(core, state, caller),
-        _ => Err(reject::unknown_management_method(method_name)),
+        _ => Err(reject::unknown_management_query(method_name)),
     }
+}
+
+/// Whether the method can be queried and not called.
+pub(crate) fn is_query(method_name: &str) -> bool {
+    matches!(method_name, "fetch_canister_logs" | "list_canisters")
 }
 
 /// Canister that a query to `aaaaa-aa` is about.
@@ -42,7 +47,7 @@ pub(crate) fn named_canister(method_name: &str, arg: &[u8]) -> Result<Option<Pri
             Ok(Some(decode::<CanisterArgument>(arg)?.canister_id))
         }
         "list_canisters" => Ok(None),
-        _ => Err(reject::unknown_management_method(method_name)),
+        _ => Err(reject::unknown_management_query(method_name)),
     }
 }
 

@@ -28,10 +28,15 @@ fn small(value: &Nat) -> Option<u128> {
     u128::try_from(&value.0).ok()
 }
 
+/// An amount of cycles made out of nothing: no balance holds more than the largest number.
+pub(super) fn saturating_cycles(value: &Nat) -> Cycles {
+    small(value).unwrap_or(Cycles::MAX)
+}
+
 /// An amount of cycles.
-pub(super) fn cycles(value: &Nat, what: &str) -> Result<Cycles, Reject> {
+fn cycles(value: &Nat, what: &str) -> Result<Cycles, Reject> {
     small(value).ok_or_else(|| {
-        reject::invalid_payload(format!("{what} is over 2^128 - 1, which is the most."))
+        reject::contract_violation(format!("{what} is over 2^128 - 1, which is the most."))
     })
 }
 
@@ -39,10 +44,10 @@ fn number(value: &Nat, what: &str, max: u64) -> Result<u64, Reject> {
     match small(value) {
         Some(number) if number <= Cycles::from(max) => Ok(u64::try_from(number).unwrap_or(max)),
         Some(number) => {
-            Err(reject::invalid_payload(format!("{what} is {number}, the most is {max}.")))
+            Err(reject::contract_violation(format!("{what} is {number}, the most is {max}.")))
         }
         None => {
-            Err(reject::invalid_payload(format!("{what} is over 2^128 - 1, the most is {max}.")))
+            Err(reject::contract_violation(format!("{what} is over 2^128 - 1, the most is {max}.")))
         }
     }
 }

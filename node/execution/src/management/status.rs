@@ -188,7 +188,9 @@ impl Dispatcher<'_> {
         let argument: ic::CanisterMetadataArgs = decode(&call.arg)?;
         let caller = call.origin.caller();
         let canister = self.target(&argument.canister_id)?;
-        let module = canister.module().ok_or_else(|| reject::no_module(&canister.id))?;
+        let module = canister.module().ok_or_else(|| {
+            reject::rejected_message(format!("Canister {} contains no Wasm module.", canister.id))
+        })?;
         let section =
             module.info.custom_sections.iter().find(|section| section.name == argument.name);
         let section = section

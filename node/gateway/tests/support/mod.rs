@@ -288,7 +288,7 @@ impl Node for ScriptNode {
                 RequestFacts {
                     sender: ingress.sender,
                     effective_canister_id: ingress.effective_canister_id,
-                    canister_id: None,
+                    canister_id: ingress.canister_id,
                     terminal: !matches!(known.outcome, Outcome::Pending),
                 },
             )

@@ -50,7 +50,7 @@ pub use validate::{Validated, validate};
 
 /// Counts changes to what modules weigh (`weight.rs`) and to any other rule by which one is
 /// refused: nodes that judge modules differently must not be in one subnet.
-pub const RULES_VERSION: u32 = 1;
+pub const RULES_VERSION: u32 = 2;
 
 /// The whole path: what was uploaded in; what to compile, what was found out, and the size of the
 /// unpacked module out.

@@ -168,9 +168,7 @@ impl<'a> Pass<'a> {
                 within("number of imports", "functions", limits.functions, section.count().into())
             }
             Payload::FunctionSection(section) => {
-                let functions =
-                    u64::from(section.count()) + u64::from(self.shape.imported_functions);
-                within("number of functions", "functions", limits.functions, functions)
+                within("number of functions", "functions", limits.functions, section.count().into())
             }
             Payload::GlobalSection(section) => {
                 within("number of globals", "globals", limits.globals, section.count().into())

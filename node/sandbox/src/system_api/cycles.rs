@@ -40,7 +40,7 @@ impl Host {
 
     fn in_64_bits(function: &str, amount: Cycles) -> Result<u64, Failure> {
         u64::try_from(amount).map_err(|_| {
-            Failure::contract(&format!(
+            Failure::trapped(&format!(
                 "ic0.{function}: {amount} cycles do not fit 64 bits, use ic0.{function}128"
             ))
         })

@@ -16,11 +16,14 @@ pub(crate) struct Failure {
     pub(crate) code: u16,
     /// For the caller.
     pub(crate) message: String,
+    /// For the canister's log.
+    pub(crate) logged: String,
 }
 
 impl Failure {
     fn new(code: u16, message: String) -> Self {
-        Self { code, message }
+        let logged = format!("[TRAP]: {message}");
+        Self { code, message, logged }
     }
 
     /// A WebAssembly trap.
@@ -30,7 +33,10 @@ impl Failure {
 
     /// The canister called `ic0.trap` with this text (`IC0503`).
     pub(crate) fn called_trap(text: &str) -> Self {
-        Self::new(503, format!("Canister called `ic0.trap` with message: '{text}'"))
+        Self {
+            logged: format!("[TRAP]: {text}"),
+            ..Self::new(503, format!("Canister called `ic0.trap` with message: '{text}'"))
+        }
     }
 
     /// A rule of the System API broken.
@@ -45,7 +51,7 @@ impl Failure {
 
     /// An address range outside the Wasm memory.
     pub(crate) fn heap_bounds(function: &str, at: u64, size: u64, memory_bytes: u64) -> Self {
-        Self::trapped(&format!(
+        Self::contract(&format!(
             "ic0.{function}: {size} bytes at {at} are outside the Wasm memory of {memory_bytes} \
              bytes"
         ))

@@ -17,7 +17,7 @@ impl Host {
     pub(super) fn stable_in_32_bits(&self, function: &str) -> Result<(), Failure> {
         let bytes = self.stable().size_bytes();
         if bytes > ADDRESS32_BYTES {
-            return Err(Failure::contract(&format!(
+            return Err(Failure::trapped(&format!(
                 "ic0.{function}: the stable memory of {bytes} bytes is beyond the \
                  {ADDRESS32_BYTES} bytes of this function, use ic0.{}",
                 function.replace("stable", "stable64")

@@ -702,7 +702,7 @@ fn outcome(
 ) -> Outcome {
     let result = match ended.failure {
         Some(failure) => {
-            ended.did.log.push(failure.message.as_bytes());
+            ended.did.log.push(failure.logged.as_bytes());
             Err(Trap { reject: failure.reject() })
         }
         None => Ok(std::mem::replace(&mut ended.did.response, Response::None)),
