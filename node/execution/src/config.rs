@@ -15,6 +15,9 @@ use crate::retry::ExecutionPoint;
 pub struct ExecutorConfig {
     /// Limits of the node; those that decide the outcome of a batch are the same on every node.
     pub limits: Arc<Limits>,
+    /// Threads of this machine that execute messages, usually `execution.threads`. What a batch
+    /// comes to does not depend on it.
+    pub threads: u64,
     /// The subnet: its id, key, canister ranges and nodes.
     pub subnet: SubnetInfo,
     /// Public key of the subnet in DER, which `ic0.root_key_copy` returns.

@@ -87,7 +87,7 @@ impl Executor {
         blobs: Arc<BlobStore>,
         retry: Arc<dyn RetryPolicy>,
     ) -> Result<Self, FatalError> {
-        let threads = usize::try_from(config.limits.execution.threads).unwrap_or(1);
+        let threads = usize::try_from(config.threads).unwrap_or(1);
         let subnet_tree = Arc::new(SubnetTree::new(config.subnet.clone()));
         let folder = store.folder().join(PAYLOADS);
         let payloads = Arc::new(PayloadStore::open_on(store.disk().clone(), &folder)?);

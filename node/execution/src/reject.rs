@@ -100,7 +100,6 @@ pub(crate) fn canister_not_found(id: &Principal) -> Reject {
     reject(301, format!("Canister {id} not found."))
 }
 
-
 pub(crate) fn unknown_management_method(name: &str) -> Reject {
     reject(536, format!("Management canister has no method '{}'.", name.escape_debug()))
 }

@@ -8,7 +8,7 @@ use common::{CallOp, Node, Op, SECOND, Spec, decode, encode, user};
 use ic_management_canister_types as ic;
 use ic_management_canister_types::CanisterInstallMode as Mode;
 use ic_principal::Principal;
-use state::{CanisterId, CanisterStatus, RequestId, Status};
+use state::{CanisterId, CanisterStatus, RejectCode, RequestId, Status};
 
 fn named(name: &str) -> Spec {
     Spec { name: name.into(), ..Spec::default() }
@@ -59,7 +59,7 @@ fn canisters_are_made_under_an_id_of_ones_own() {
     let again = node
         .manage(user(1), aaaaa(), "provisional_create_canister_with_cycles", &argument(wanted))
         .unwrap_err();
-    assert_eq!(again.error_code.0, 205);
+    assert_eq!(again.error_code.0, 538);
     let outside = execution::ExecutorConfig::canister_id(1 << 40);
     let outside = node
         .manage(user(1), aaaaa(), "provisional_create_canister_with_cycles", &argument(outside))
@@ -200,7 +200,7 @@ fn large_modules_come_in_chunks() {
     };
     assert_eq!(
         node.manage(user(1), id, "install_chunked_code", &install).unwrap_err().error_code.0,
-        408
+        504
     );
     install.wasm_module_hash = hash(&wasm);
     node.manage(user(1), id, "install_chunked_code", &install).unwrap();
@@ -250,7 +250,7 @@ fn settings_change_what_is_named_and_are_shown() {
     };
     let too_much =
         ic::CanisterSettings { compute_allocation: Some(Nat::from(101u8)), ..Default::default() };
-    assert_eq!(refused(too_much, &mut node).error_code.0, 408);
+    assert_eq!(refused(too_much, &mut node).error_code.0, 504);
     let everything =
         ic::CanisterSettings { memory_allocation: Some(Nat::from(u64::MAX)), ..Default::default() };
     let reject = refused(everything, &mut node);
@@ -461,6 +461,71 @@ fn canisters_create_look_at_and_pay_for_others() {
 }
 
 #[test]
+fn what_this_subnet_does_not_offer_is_said_to_canisters_in_the_usual_codes() {
+    let mut node = Node::new();
+    let a = node.deploy(&Spec::default());
+    for (method, code) in [
+        ("http_request", RejectCode::CanisterError),
+        ("take_canister_snapshot", RejectCode::CanisterError),
+        ("sign_with_schnorr", RejectCode::DestinationInvalid),
+        ("bitcoin_get_balance", RejectCode::DestinationInvalid),
+        ("list_canisters", RejectCode::CanisterReject),
+        ("make_tea", RejectCode::CanisterError),
+    ] {
+        let mut call = CallOp::new(aaaaa(), &[]);
+        call.method = method.into();
+        call.on_reject = vec![Op::ReplyReject];
+        let told = String::from_utf8(node.call(a, &[call.op()]).unwrap()).unwrap();
+        assert!(told.starts_with(&format!("{}: ", code as u64)), "{method}: {told}");
+        assert!(told.contains(method), "{told}");
+    }
+}
+
+#[test]
+fn a_creation_that_is_refused_costs_no_id() {
+    let mut node = Node::new();
+    let a = node.deploy(&Spec::default());
+    let too_much =
+        ic::CanisterSettings { compute_allocation: Some(Nat::from(101u8)), ..Default::default() };
+    // The settings are looked at before the fee, which this call does not bring.
+    let mut call = CallOp::new(aaaaa(), &[]);
+    call.method = "create_canister".into();
+    call.arg = candid::encode_one(ic::CreateCanisterArgs {
+        settings: Some(too_much.clone()),
+        sender_canister_version: None,
+    })
+    .unwrap();
+    call.on_reject = vec![Op::ReplyReject];
+    let told = String::from_utf8(node.call(a, &[call.op()]).unwrap()).unwrap();
+    assert!(told.starts_with("5: ") && told.contains("compute_allocation"), "{told}");
+    let promised =
+        ic::CanisterSettings { memory_allocation: Some(Nat::from(u64::MAX)), ..Default::default() };
+    for (settings, code) in [(too_much, 504), (promised, 101)] {
+        let argument = ic::ProvisionalCreateCanisterWithCyclesArgs {
+            settings: Some(settings),
+            ..Default::default()
+        };
+        let refused = node
+            .manage(user(1), aaaaa(), "provisional_create_canister_with_cycles", &argument)
+            .unwrap_err();
+        assert_eq!(refused.error_code.0, code);
+    }
+    let number = execution::ExecutorConfig::canister_number(&a).unwrap();
+    assert_eq!(node.create(), execution::ExecutorConfig::canister_id(number + 1));
+}
+
+#[test]
+fn uninstalling_clears_the_chunk_store() {
+    let mut node = Node::new();
+    let id = node.deploy(&Spec::default());
+    let chunk = ic::UploadChunkArgs { canister_id: id, chunk: vec![7; 10] };
+    node.manage(user(1), id, "upload_chunk", &chunk).unwrap();
+    assert_eq!(node.canister(id).chunks.len(), 1);
+    node.manage(user(1), id, "uninstall_code", &record(id)).unwrap();
+    assert!(node.canister(id).chunks.is_empty());
+}
+
+#[test]
 fn users_may_not_call_what_only_canisters_may() {
     let mut node = Node::new();
     let id = node.create();
@@ -470,11 +535,14 @@ fn users_may_not_call_what_only_canisters_may() {
         "canister_info",
         "create_canister",
         "http_request",
-        "nonsense",
+        "sign_with_ecdsa",
+        "fetch_canister_logs",
     ] {
         let error = node.manage(user(1), id, method, &record(id)).unwrap_err();
-        assert_eq!(error.error_code.0, 407, "{method}");
+        assert_eq!(error.error_code.0, 406, "{method}");
     }
+    let error = node.manage(user(1), id, "nonsense", &record(id)).unwrap_err();
+    assert_eq!(error.error_code.0, 536);
     // The effective canister id must be the one in the argument.
     let other = node.create();
     let arg = candid::encode_one(record(id)).unwrap();

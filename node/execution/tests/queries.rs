@@ -133,7 +133,7 @@ fn the_management_canister_answers_some_queries() {
     let logs: ic::FetchCanisterLogsResult =
         decode(&ask(&node, aaaaa, "fetch_canister_logs", fetch).unwrap().bytes);
     assert_eq!(logs.canister_log_records[0].content, b"born");
-    assert_eq!(ask(&node, aaaaa, "start_canister", record).unwrap_err().error_code.0, 407);
+    assert_eq!(ask(&node, aaaaa, "start_canister", record).unwrap_err().error_code.0, 536);
     assert!(ask(&node, aaaaa, "list_canisters", vec![]).is_err());
 }
 
@@ -186,6 +186,6 @@ fn calls_are_checked_before_they_are_taken_in() {
     );
     assert_eq!(
         queries.inspect(&ingress(aaaaa, id, "raw_rand", vec![], 1)).unwrap_err().error_code.0,
-        407
+        406
     );
 }

@@ -81,6 +81,7 @@ fn config() -> GatewayConfig {
     let key = SubnetKey::new(1);
     GatewayConfig {
         listen: "127.0.0.1:0".parse().unwrap(),
+        call_bytes: 2 << 20,
         ingress_expiry: Duration::from_secs(300),
         ingress_drift: Duration::from_secs(60),
         query_threads: 1,

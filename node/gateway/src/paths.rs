@@ -443,12 +443,16 @@ mod tests {
             shown(canister, false, 101, true, "/subnet"),
             ["subnet/OWN/metrics", "subnet/OWN/node", "subnet/OWN/public_key", "subnet/OWN/type"]
         );
-        // A canister that is not this subnet's hides nodes and metrics.
-        assert_eq!(
-            shown(canister, false, 100, false, "/subnet/OWN"),
-            ["subnet/OWN/canister_ranges", "subnet/OWN/public_key", "subnet/OWN/type"]
-        );
-        assert!(shown(canister, false, 100, false, "/subnet/OWN/node").is_empty());
+        // Nothing is read at an id that is not this subnet's, but for statuses of calls that made
+        // canisters; nodes and metrics are hidden even then.
+        let foreign = |paths: &[&str]| ask(canister, false, 100, false, paths, None, 1);
+        for path in ["/time", "/subnet/OWN"] {
+            let refused = Err(PathError::NotHosted { canister_id: id(1) });
+            assert_eq!(foreign(&[path]), refused, "{path}");
+        }
+        assert_eq!(foreign(&["/request_status/RID", "/subnet/OWN"]).unwrap().len(), 4);
+        let management = Effective::Canister(Principal::management_canister());
+        assert!(ask(management, false, 100, false, &["/time"], None, 1).is_ok());
         assert_eq!(
             shown(canister, false, 100, true, "/subnet/OTHER"),
             ["subnet/OTHER/public_key", "subnet/OTHER/type"]

@@ -93,7 +93,7 @@ async fn a_queries_only_delegation_queries_and_reads_but_does_not_call() {
     agent.query(&canister(1), "echo").call().await.unwrap();
     agent.read_state_canister_info(canister(1), "module_hash").await.unwrap();
     let error = agent.update(&canister(1), "echo").call_and_wait().await.unwrap_err();
-    assert!(matches!(&error, AgentError::HttpError(payload) if payload.status == 403), "{error}");
+    assert!(matches!(&error, AgentError::HttpError(payload) if payload.status == 400), "{error}");
     assert_eq!(world.script.submitted.load(Ordering::SeqCst), 0);
 }
 

@@ -291,6 +291,18 @@ async fn requests_that_are_not_authentic() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_larger_than_a_message_may_be_is_refused_at_once() {
+    let world = World::start().await;
+    let identity = ed25519(1);
+    let mut large = call(identity.sender().unwrap(), "echo");
+    let EnvelopeContent::Call { arg, .. } = &mut large else { panic!("a call") };
+    *arg = vec![7; 200_001];
+    let answered = world.post(&path("call"), &body(&identity, large)).await;
+    told(&answered, 413, "message_payload_bytes = 200000");
+    assert_eq!(world.script.submitted.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replayed_call_is_not_submitted_again() {
     let world = World::start().await;
     let identity = ed25519(1);

@@ -10,7 +10,7 @@ use crate::{
     genesis::{self, GenesisCommand},
     init,
     members::MembersCommand,
-    node, status, verdicts,
+    node, replay, status, verdicts,
 };
 
 /// Whose functions `thimble heap` takes for the program's own.
@@ -142,6 +142,35 @@ enum Command {
         canister: String,
         /// Which message that the canister takes up in the round, from 0.
         ordinal: u64,
+    },
+    /// Execute again what a data folder's block log holds above its newest checkpoint, and compare
+    /// every state root with the one that the node recorded.
+    ///
+    /// The folder stays as it is, and its node must not run: a copy of the state is executed, in
+    /// a temporary folder. Every height and its root are printed; with --check the log is executed
+    /// by one thread, by as many as the node has, and by twice as many, and the outcome is printed.
+    /// The first root that differs ends the command with exit status 1, and so does a log without
+    /// a root to compare with. A node that stops makes a checkpoint, after which there is nothing
+    /// left to execute: copy the folder of one that was killed, or while it stands still.
+    ///
+    /// Example: thimble replay --check /var/lib/thimble
+    Replay {
+        /// The data folder.
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+        /// Execute with several numbers of threads.
+        #[arg(long)]
+        check: bool,
+        /// By so many threads, one execution for each: 1,2,4. [default: as many as the node has]
+        #[arg(long, value_name = "COUNT", value_delimiter = ',')]
+        threads: Vec<u64>,
+        /// Where the copy is made; it needs as much room as the state. [default: the folder for
+        /// temporary files]
+        #[arg(long, value_name = "DIR")]
+        scratch: Option<PathBuf>,
+        /// For machines: print what was executed and compared as JSON.
+        #[arg(long)]
+        json: bool,
     },
     /// Print the budget sheets, of memory and of disk: every pool with its cap, owner and reason,
     /// and every other limit.
@@ -284,6 +313,9 @@ impl Cli {
             Command::Members(command) => command.run(),
             Command::Reject { data_dir, height, canister, ordinal } => {
                 verdicts::reject(&data_dir, height, &canister, ordinal)
+            }
+            Command::Replay { folder, check, threads, scratch, json } => {
+                replay::run(&replay::Options { folder, check, threads, scratch, json })
             }
             Command::Manual { share } => {
                 for file in setup::write_manual(<Self as clap::CommandFactory>::command(), &share)?

@@ -1,15 +1,17 @@
 //! One configuration file, flags over it, defaults under it.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use ic_principal::Principal;
 use limits::Limits;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use crate::{cli::Settings, disk_budget, genesis::check_peers};
 
@@ -47,7 +49,15 @@ pub(crate) struct Features {
     /// management canister). Unset: see [`Self::provisional`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) provisional: Option<bool>,
+    /// Who may list, stop, start, uninstall and delete any canister and make canisters by ingress
+    /// messages (interface specification, subnet admins). Where there are any, canisters are made
+    /// free of charge.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) subnet_admins: Vec<Principal>,
 }
+
+/// Subnet admins that there may be.
+const SUBNET_ADMINS_MAX: usize = 100;
 
 impl Features {
     /// Whether `provisional_*` are on. Where nothing is set: on for a node that is alone in its
@@ -58,7 +68,21 @@ impl Features {
 
     /// The same with everything set.
     pub(crate) fn settled(&self, several: bool) -> Self {
-        Self { provisional: Some(self.provisional(several)) }
+        Self { provisional: Some(self.provisional(several)), ..self.clone() }
+    }
+
+    /// As a number that members can compare: 0 where there are none.
+    fn subnet_admins_digest(&self) -> u64 {
+        if self.subnet_admins.is_empty() {
+            return 0;
+        }
+        let admins: BTreeSet<&Principal> = self.subnet_admins.iter().collect();
+        let mut digest = Sha256::new();
+        for admin in admins {
+            digest.update([admin.as_slice().len() as u8]);
+            digest.update(admin.as_slice());
+        }
+        digest.finalize().first_chunk::<8>().map_or(0, |bytes| u64::from_be_bytes(*bytes))
     }
 }
 
@@ -155,6 +179,12 @@ impl Config {
         p2p.listen = settings.p2p_listen.or(p2p.listen);
         p2p.peers.extend(settings.p2p_peers.iter().cloned());
         check_peers(p2p.peers.iter())?;
+        let admins = file.features.subnet_admins.len();
+        if admins > SUBNET_ADMINS_MAX {
+            bail!(
+                "features.subnet_admins names {admins} principals, the most is {SUBNET_ADMINS_MAX}"
+            );
+        }
         Ok(Self {
             memory: budget::format_size(limits.memory_budget_bytes),
             disk: disk.map(|_| budget::format_size(limits.disk_budget_bytes)),
@@ -164,7 +194,10 @@ impl Config {
             log: settings.log.clone().or(file.log).unwrap_or_else(|| "info".into()),
             heap_profile: settings.heap_profile.or(file.heap_profile).unwrap_or(false),
             p2p,
-            features: Features { provisional: settings.provisional.or(file.features.provisional) },
+            features: Features {
+                provisional: settings.provisional.or(file.features.provisional),
+                ..file.features
+            },
             limits,
         })
     }
@@ -175,6 +208,8 @@ impl Config {
         let provisional = self.features.provisional.unwrap_or_default();
         let mut agreed = self.limits.agreed();
         agreed.push(("features.provisional".to_owned(), u64::from(provisional)));
+        let admins = self.features.subnet_admins_digest();
+        agreed.push(("features.subnet_admins".to_owned(), admins));
         agreed.extend(sandbox::engine::agreed()?);
         agreed.sort();
         Ok(agreed)
@@ -284,6 +319,27 @@ mod tests {
         assert!(!flag.features.provisional(false));
         let unknown = load("[features]\nprovisonal = true\n", Settings::default()).unwrap_err();
         assert!(format!("{unknown:#}").contains("provisonal"), "{unknown:#}");
+    }
+
+    #[test]
+    fn members_have_the_same_admins_in_any_order() {
+        let admins = |list: &str| {
+            let text = format!("[features]\nsubnet_admins = [{list}]\n");
+            let config = load(&text, Settings::default()).unwrap();
+            let again = load(&config.to_toml().unwrap(), Settings::default()).unwrap();
+            assert_eq!(again.features.subnet_admins, config.features.subnet_admins);
+            let name = "features.subnet_admins";
+            config.agreed().unwrap().into_iter().find(|(agreed, _)| agreed == name).unwrap().1
+        };
+        let one = "\"rwlgt-iiaaa-aaaaa-aaaaa-cai\"";
+        let other = "\"ryjl3-tyaaa-aaaaa-aaaba-cai\"";
+        assert_eq!(admins(""), 0);
+        assert_eq!(admins(&format!("{one}, {other}")), admins(&format!("{other}, {one}, {one}")));
+        assert_ne!(admins(one), admins(other));
+        let crowd = vec![one; 101].join(", ");
+        let text = format!("[features]\nsubnet_admins = [{crowd}]\n");
+        let refused = load(&text, Settings::default()).unwrap_err();
+        assert!(format!("{refused:#}").contains("the most is 100"), "{refused:#}");
     }
 
     #[test]

@@ -4,7 +4,10 @@ use std::{
     fs,
     io::IsTerminal,
     path::Path,
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -42,6 +45,7 @@ use crate::{
     keystore::KeyFiles,
     metrics::{Readings, RoundMetrics},
     observer::{NodeObserver, Observed},
+    replay,
     retry::NodeRetryPolicy,
     rules,
     verdicts::Verdicts,
@@ -50,10 +54,14 @@ use crate::{
 
 /// What a process gets that writes beyond the file size it is allowed.
 const SIGXFSZ: i32 = 25;
-/// Number of the first canister; ids below are left free for `specified_id`.
-const FIRST_CANISTER: u64 = 0;
-/// Canister numbers of this subnet.
-const CANISTER_NUMBERS: (u64, u64) = (0, (1 << 20) - 1);
+/// Numbers of the public network's canisters: `specified_id` may name them, so that what tools
+/// expect under a well-known id can be installed there, and no other canister is given one.
+const WELL_KNOWN_NUMBERS: (u64, u64) = (0, (1 << 28) - 1);
+/// Number of the first canister that asks for no id. The public network's own ids do not come so
+/// far.
+const FIRST_CANISTER: u64 = 0x8000_0000_0010_0000;
+/// The last.
+const LAST_CANISTER: u64 = FIRST_CANISTER + (1 << 20) - 1;
 /// Segment of the block log; a checkpoint deletes whole segments.
 const BLOCK_SEGMENT_BYTES: u64 = 8 << 20;
 /// Time for requests in flight when the node stops.
@@ -203,13 +211,30 @@ fn http_runtime() -> Result<tokio::runtime::Runtime> {
 /// Executes the block log to its end and makes a checkpoint there, by the limits of this
 /// configuration; nothing is served.
 fn replay(config: &Config) -> Result<()> {
+    replay_as(config, Role::Replay)
+}
+
+/// The same in a copy of a data folder, by so many threads. Returns how many roots were compared.
+pub(crate) fn replay_copy(config: &Config, threads: u64, print: bool) -> Result<u64> {
+    let tally = Arc::new(AtomicU64::new(0));
+    raise_descriptor_limit(&config.limits)?;
+    replay_as(config, Role::Copy { threads, print, tally: tally.clone() })?;
+    Ok(tally.load(Ordering::Relaxed))
+}
+
+/// Heights of the first and the last block above the newest checkpoint of a data folder.
+pub(crate) fn to_be_executed(data: &Path) -> Result<Option<(u64, u64)>> {
+    rules::to_be_executed(data, BLOCK_SEGMENT_BYTES)
+}
+
+fn replay_as(config: &Config, role: Role) -> Result<()> {
     let keys = Keys::open_or_create(&config.data_dir.join("keys"))?;
     let limits = Arc::new(config.limits.clone());
     let ledger = limits.ledger()?;
     let registry = Mutex::new(Registry::default());
     let cgroup = Cgroup::own().unwrap_or_default();
     let Opened { driver, pool, .. } =
-        open(config, &limits, &ledger, cgroup, keys, &registry, Role::Replay)?;
+        open(config, &limits, &ledger, cgroup, keys, &registry, role)?;
     // The round loop executes what the log holds; then it stops, with a checkpoint.
     pool.close();
     match futures::executor::block_on(driver.run())? {
@@ -251,6 +276,8 @@ enum Role {
     Member,
     /// To execute what the block log holds.
     Replay,
+    /// The same in a copy of a data folder, by so many threads; counts the roots that it compared.
+    Copy { threads: u64, print: bool, tally: Arc<AtomicU64> },
 }
 
 struct Opened {
@@ -304,7 +331,11 @@ fn open(
     let store = StateStore::open(&state_dir, limits.pages.metadata_cache_bytes)?;
     let blob_bytes_max = limits.module.wasm_bytes.max(limits.subnet.chunk_bytes);
     let blobs = Arc::new(BlobStore::open(&state_dir.join("blobs"), blob_bytes_max)?);
-    let sandbox = Arc::new(open_sandbox(data, limits, &blobs)?);
+    let threads = match role {
+        Role::Copy { threads, .. } => threads,
+        Role::Member | Role::Replay => limits.execution.threads,
+    };
+    let sandbox = Arc::new(open_sandbox(data, limits, &blobs, threads)?);
     make_state_heap(data, limits)?;
     let pages = Arc::new(open_pages(data, limits, &store)?);
     let named =
@@ -315,7 +346,7 @@ fn open(
     ingress.count_in(&named(pool::INGRESS_POOL)?);
     let retry = Arc::new(NodeRetryPolicy::new(ingress.clone(), data));
     let mut executor = Executor::open(
-        executor_config(config, limits, &keys)?,
+        executor_config(config, limits, &keys, threads)?,
         budgeted,
         pages.clone(),
         store,
@@ -336,6 +367,10 @@ fn open(
     let (consensus, subnet): (Box<dyn Consensus>, _) = match &role {
         // Alone: peers must not hear of the limits of before.
         Role::Replay => (Box::new(LogReplay::new(wiring, height)?), None),
+        Role::Copy { print, tally, .. } => {
+            let replay = LogReplay::new(wiring, height)?;
+            (Box::new(replay::Counted::new(replay, *print, tally.clone())), None)
+        }
         Role::Member => agreement(
             config,
             &keys,
@@ -402,16 +437,24 @@ fn open(
 
 /// The canisters of this subnet, first and last.
 fn canister_ranges() -> Vec<(CanisterId, CanisterId)> {
-    let (first, last) = CANISTER_NUMBERS;
-    vec![(ExecutorConfig::canister_id(first), ExecutorConfig::canister_id(last))]
+    [WELL_KNOWN_NUMBERS, (FIRST_CANISTER, LAST_CANISTER)]
+        .map(|(first, last)| {
+            (ExecutorConfig::canister_id(first), ExecutorConfig::canister_id(last))
+        })
+        .to_vec()
 }
 
 /// The pool of worker processes: this program, with another role.
-fn open_sandbox(data: &Path, limits: &Limits, blobs: &Arc<BlobStore>) -> Result<sandbox::Pool> {
+fn open_sandbox(
+    data: &Path,
+    limits: &Limits,
+    blobs: &Arc<BlobStore>,
+    threads: u64,
+) -> Result<sandbox::Pool> {
     Ok(sandbox::Pool::open(SandboxConfig {
         exe: std::env::current_exe().context("finding this program's file")?,
         cache_dir: data.join("artifacts"),
-        update_workers: limits.execution.threads as usize,
+        update_workers: threads as usize,
         query_workers: limits.execution.query_threads as usize,
         module: limits.module.clone(),
         sandbox: limits.sandbox.clone(),
@@ -423,9 +466,15 @@ fn open_sandbox(data: &Path, limits: &Limits, blobs: &Arc<BlobStore>) -> Result<
 }
 
 /// What the executor knows of its subnet.
-fn executor_config(config: &Config, limits: &Arc<Limits>, keys: &Keys) -> Result<ExecutorConfig> {
+fn executor_config(
+    config: &Config,
+    limits: &Arc<Limits>,
+    keys: &Keys,
+    threads: u64,
+) -> Result<ExecutorConfig> {
     Ok(ExecutorConfig {
         limits: limits.clone(),
+        threads,
         subnet: SubnetInfo {
             subnet_id: keys.subnet_id(),
             public_key_der: keys.root_key_der(),
@@ -436,7 +485,7 @@ fn executor_config(config: &Config, limits: &Arc<Limits>, keys: &Keys) -> Result
         root_key_der: keys.root_key_der(),
         first_canister: FIRST_CANISTER,
         provisional: config.features.provisional(several(keys)),
-        subnet_admins: vec![],
+        subnet_admins: config.features.subnet_admins.clone(),
     })
 }
 
@@ -659,7 +708,7 @@ fn raise_descriptor_limit(limits: &Limits) -> Result<()> {
     Ok(())
 }
 
-async fn stop_signal() -> Result<&'static str> {
+pub(crate) async fn stop_signal() -> Result<&'static str> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     Ok(tokio::select! {

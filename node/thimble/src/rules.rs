@@ -25,10 +25,10 @@ use limits::Limits;
 use serde::{Deserialize, Serialize};
 use state::{Height, StateStore};
 
-use crate::config::Config;
+use crate::{cli::Settings, config::Config};
 
 /// To be raised with every change of what a batch comes to.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 const KIND: Kind = Kind { name: *b"rules\0\0\0", version: 1, bytes_max: 1 << 20 };
 /// A small cache is enough to read the height of a checkpoint.
 const CACHE_BYTES: u64 = 1 << 20;
@@ -116,6 +116,36 @@ pub(crate) fn recorded_disk(data_dir: &Path) -> Result<Option<u64>> {
     Ok(disk.filter(|bytes| *bytes > 0))
 }
 
+fn recorded(data_dir: &Path) -> Result<Rules> {
+    let slot = slot(data_dir);
+    let bytes = slot.read()?.with_context(|| format!("{} holds nothing", slot.path.display()))?;
+    serde_json::from_slice(&bytes)
+        .with_context(|| format!("{} does not decode", slot.path.display()))
+}
+
+/// Threads that executed the blocks of a data folder.
+pub(crate) fn recorded_threads(data_dir: &Path) -> Result<u64> {
+    let limits: Limits = serde_json::from_value(recorded(data_dir)?.limits)
+        .context("the limits in the file `rules` are of another version of this program")?;
+    Ok(limits.execution.threads)
+}
+
+/// The configuration by which the blocks of a data folder were executed, with that folder.
+pub(crate) fn recorded_configuration(data_dir: &Path) -> Result<Config> {
+    let rules = recorded(data_dir)?;
+    if rules.version != VERSION {
+        bail!(
+            "the blocks were executed by rules of version {} (Thimble {}), and this program \
+             (Thimble {}) follows version {VERSION}: use the program that executed them",
+            rules.version,
+            rules.program,
+            env!("CARGO_PKG_VERSION"),
+        );
+    }
+    let any = Settings { data_dir: Some(data_dir.into()), ..Settings::default() };
+    rules.configure(&Config::load(&any)?)
+}
+
 /// Sees to it that what the log holds is executed by the rules it was executed by, and that the
 /// configured rules are recorded before anything is executed by them. `replay` executes the log to
 /// its end, under the configuration it is given, and makes a checkpoint there. Nothing of the node
@@ -183,7 +213,7 @@ pub(crate) fn settle(
 }
 
 /// Heights of the first and the last block above the newest checkpoint, if there are any.
-fn to_be_executed(data: &Path, segment_bytes: u64) -> Result<Option<(u64, u64)>> {
+pub(crate) fn to_be_executed(data: &Path, segment_bytes: u64) -> Result<Option<(u64, u64)>> {
     statesync::complete_install(data)?;
     let store = StateStore::open(&data.join("state"), CACHE_BYTES)?;
     let height = store.load()?.map_or(Height(0), |checkpoint| checkpoint.height);

@@ -65,6 +65,7 @@ pub fn user(number: u8) -> Principal {
 
 pub fn config(limits: Limits) -> ExecutorConfig {
     let public_key_der = vec![7; 133];
+    let threads = limits.execution.threads;
     ExecutorConfig {
         limits: Arc::new(limits),
         subnet: SubnetInfo {
@@ -78,6 +79,7 @@ pub fn config(limits: Limits) -> ExecutorConfig {
             nodes: vec![],
         },
         root_key_der: public_key_der,
+        threads,
         first_canister: 0x100,
         provisional: true,
         subnet_admins: vec![],

@@ -349,6 +349,7 @@ impl World {
         let config = GatewayConfig {
             listen: "127.0.0.1:0".parse().unwrap(),
             limits,
+            call_bytes: 200_000,
             ingress_expiry: Duration::from_secs(300),
             ingress_drift: Duration::from_secs(60),
             query_threads: 2,

@@ -101,8 +101,10 @@ fn config(genesis: &Summary, is_tight: bool) -> ExecutorConfig {
         node_id: member.node_id(),
         public_key_der: genesis::node_key_der(member.node_key()),
     });
+    let limits = limits(is_tight);
     ExecutorConfig {
-        limits: Arc::new(limits(is_tight)),
+        threads: limits.execution.threads,
+        limits: Arc::new(limits),
         subnet: SubnetInfo {
             subnet_id: Principal::self_authenticating(&public_key_der),
             public_key_der: public_key_der.clone(),

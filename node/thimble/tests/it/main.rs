@@ -20,6 +20,7 @@ mod members;
 mod memory;
 mod provisional;
 mod randomness;
+mod replay;
 mod resharing;
 mod situations;
 mod subnet;

@@ -1,0 +1,291 @@
+//! `thimble replay`: what a node's block log holds above its newest checkpoint is executed again,
+//! and every state root is compared with the one that the node recorded.
+//!
+//! The folder stays as it is. Executing changes a state and makes checkpoints, so a copy of what is
+//! needed is executed: the checkpoint, canister memory, the log, and the rules that the blocks were
+//! executed by. Keys stay where they are, compiled code is made anew. The log knows nothing of how
+//! many threads executed it, and what a block comes to must not depend on it either: that is what a
+//! check with several numbers shows.
+//!
+//! This module must never know what a block means.
+
+use std::{
+    fs::{self, File},
+    io::{self, Seek, SeekFrom, Write},
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use consensus::{Certificate, Consensus, ConsensusError, Demand, Fetched, LogReplay, Step, Want};
+use futures::future::BoxFuture;
+use serde::Serialize;
+use state::{Fault, Height};
+
+use crate::{config::Config, keys::files::lock, node, rules};
+
+/// What a replay needs of a data folder, besides the keys.
+const PARTS: [&str; 5] = ["state", "pages", "blocks", "rules", "verdicts.txt"];
+/// Threads that a replay may take.
+const THREADS_MAX: u64 = 64;
+
+/// What `thimble replay` is asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    pub(crate) folder: PathBuf,
+    pub(crate) check: bool,
+    pub(crate) threads: Vec<u64>,
+    pub(crate) scratch: Option<PathBuf>,
+    pub(crate) json: bool,
+}
+
+/// One execution of the log.
+#[derive(Debug, Serialize)]
+struct Run {
+    threads: u64,
+    first: u64,
+    last: u64,
+    /// Roots that the log held and that came out again.
+    compared: u64,
+    seconds: f64,
+}
+
+/// Executes the log of a folder as often as asked for.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let folder = fs::canonicalize(&options.folder)
+        .with_context(|| format!("finding the data folder {}", options.folder.display()))?;
+    ensure!(
+        folder.join("rules").is_file(),
+        "{} holds no file `rules`: it is no data folder of a node that executed anything",
+        folder.display()
+    );
+    let _lock = lock(&folder)?;
+    let scratch = match &options.scratch {
+        Some(scratch) => scratch.clone(),
+        None => std::env::temp_dir(),
+    };
+    let own = rules::recorded_threads(&folder)?;
+    let counts = match (options.threads.as_slice(), options.check) {
+        ([], true) => vec![1, own, own * 2],
+        ([], false) => vec![own],
+        (threads, _) => threads.to_vec(),
+    };
+    if let Some(count) = counts.iter().find(|count| !(1..=THREADS_MAX).contains(*count)) {
+        bail!("{count} threads: from 1 to {THREADS_MAX} can be asked for");
+    }
+    let mut runs = Vec::new();
+    for threads in counts {
+        let copy = tempfile::Builder::new()
+            .prefix("thimble-replay-")
+            .tempdir_in(&scratch)
+            .with_context(|| format!("making a folder in {}", scratch.display()))?;
+        remove_when_interrupted(copy.path());
+        copy_folder(&folder, copy.path())?;
+        let run = execute(copy.path(), threads, !options.check && !options.json)?;
+        if !options.json {
+            println!(
+                "heights {} to {} with {}: {} roots compared, all as recorded, {:.1} s",
+                run.first,
+                run.last,
+                threads_of(threads),
+                run.compared,
+                run.seconds
+            );
+        }
+        runs.push(run);
+    }
+    if options.json {
+        println!("{}", serde_json::to_string_pretty(&runs)?);
+    }
+    Ok(())
+}
+
+/// Whoever presses Ctrl-C gets the room of the copy back.
+fn remove_when_interrupted(copy: &Path) {
+    let copy = copy.to_owned();
+    let waiting = std::thread::Builder::new().name("interrupts".into()).spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(node::stop_signal())?;
+        let _ = fs::remove_dir_all(&copy);
+        std::process::exit(130);
+        #[expect(unreachable_code, reason = "the type of what went before")]
+        anyhow::Ok(())
+    });
+    // Without that thread the copy stays where it is named.
+    if waiting.is_err() {
+        let _ = writeln!(io::stderr(), "thimble: an interrupt would leave the copy behind");
+    }
+}
+
+fn threads_of(count: u64) -> String {
+    if count == 1 { "1 thread".into() } else { format!("{count} threads") }
+}
+
+/// Executes the log in a folder that may change, and prints its roots if asked to.
+fn execute(copy: &Path, threads: u64, print: bool) -> Result<Run> {
+    let started = Instant::now();
+    let Some((first, last)) = node::to_be_executed(copy)? else {
+        bail!(
+            "the log holds no block above the newest checkpoint, so there is nothing to execute \
+             again: copy the folder before the node has made a checkpoint, which it does when it \
+             stops"
+        );
+    };
+    let config = rules::recorded_configuration(copy)?;
+    let mut compared = 0;
+    let mut reached = first;
+    while let Some((next, _)) = node::to_be_executed(copy)? {
+        // The round loop may end with a checkpoint before the log does.
+        ensure!(compared == 0 || next > reached, "blocks {next} to {last} are not executed");
+        reached = next;
+        let tally = node::replay_copy(&config, threads, print)?;
+        compared += tally;
+    }
+    ensure!(compared > 0, "no root of heights {first} to {last} was recorded: nothing to compare");
+    Ok(Run { threads, first, last, compared, seconds: started.elapsed().as_secs_f64() })
+}
+
+/// A [`LogReplay`] that counts the roots it compares, and prints them.
+pub(crate) struct Counted {
+    replay: LogReplay,
+    print: bool,
+    /// Whether the batch that is being executed has a root to compare with.
+    recorded: bool,
+    tally: Arc<AtomicU64>,
+}
+
+impl Counted {
+    pub(crate) fn new(replay: LogReplay, print: bool, tally: Arc<AtomicU64>) -> Self {
+        Self { replay, print, recorded: false, tally }
+    }
+}
+
+impl Consensus for Counted {
+    fn next(&mut self, demand: Demand) -> BoxFuture<'_, Result<Step, ConsensusError>> {
+        Box::pin(async move {
+            let step = self.replay.next(demand).await?;
+            if let Step::Execute(batch) = &step {
+                self.recorded = batch.recorded.is_some();
+            }
+            Ok(step)
+        })
+    }
+
+    fn executed(
+        &mut self,
+        height: Height,
+        root: [u8; 32],
+        faults: Vec<Fault>,
+    ) -> BoxFuture<'_, Result<Vec<Certificate>, ConsensusError>> {
+        Box::pin(async move {
+            let certificates = self.replay.executed(height, root, faults).await?;
+            if std::mem::take(&mut self.recorded) {
+                self.tally.fetch_add(1, Ordering::Relaxed);
+            }
+            if self.print {
+                // Whoever reads may stop reading; the check goes on.
+                let _ = writeln!(io::stdout(), "{} {}", height.0, hex::encode(root));
+            }
+            Ok(certificates)
+        })
+    }
+
+    fn checkpointed(&mut self, height: Height) -> Result<(), ConsensusError> {
+        self.replay.checkpointed(height)
+    }
+
+    fn certificates_pending(&self) -> u64 {
+        self.replay.certificates_pending()
+    }
+
+    fn fetch(&mut self, want: Want) -> BoxFuture<'_, Result<Fetched, ConsensusError>> {
+        self.replay.fetch(want)
+    }
+}
+
+/// Copies what a replay needs, holes as holes: canister memory is sparse.
+fn copy_folder(from: &Path, to: &Path) -> Result<()> {
+    for part in PARTS {
+        copy(&from.join(part), &to.join(part))?;
+    }
+    symlink(from.join("keys"), to.join("keys")).context("pointing at the keys")
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    let kind = match fs::symlink_metadata(from) {
+        Ok(kind) => kind,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error).with_context(|| format!("reading {}", from.display())),
+    };
+    if kind.is_dir() {
+        fs::create_dir_all(to).with_context(|| format!("making {}", to.display()))?;
+        for entry in fs::read_dir(from).with_context(|| format!("reading {}", from.display()))? {
+            let name = entry?.file_name();
+            copy(&from.join(&name), &to.join(&name))?;
+        }
+        return Ok(());
+    }
+    ensure!(kind.is_file(), "{} is neither a file nor a folder", from.display());
+    copy_file(from, to).with_context(|| format!("copying {} to {}", from.display(), to.display()))
+}
+
+fn copy_file(from: &Path, to: &Path) -> io::Result<()> {
+    let mut source = File::open(from)?;
+    let mut target = File::options().write(true).create_new(true).open(to)?;
+    if rustix::fs::ioctl_ficlone(&target, &source).is_ok() {
+        return Ok(());
+    }
+    let bytes = source.metadata()?.len();
+    target.set_len(bytes)?;
+    let mut at = 0;
+    while at < bytes {
+        let data = match rustix::fs::seek(&source, rustix::fs::SeekFrom::Data(at)) {
+            Ok(data) => data,
+            // Nothing but a hole to the end.
+            Err(rustix::io::Errno::NXIO) => break,
+            Err(error) => return Err(error.into()),
+        };
+        let hole = rustix::fs::seek(&source, rustix::fs::SeekFrom::Hole(data))?;
+        source.seek(SeekFrom::Start(data))?;
+        target.seek(SeekFrom::Start(data))?;
+        io::copy(&mut io::Read::take(&mut source, hole - data), &mut target)?;
+        at = hole;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+
+    use super::*;
+
+    #[test]
+    fn a_copy_has_the_same_bytes_and_the_same_holes() {
+        let folder = tempfile::tempdir().unwrap();
+        let from = folder.path().join("from");
+        fs::create_dir_all(from.join("pages")).unwrap();
+        let file = File::create(from.join("pages/1.base")).unwrap();
+        file.set_len(1 << 40).unwrap();
+        file.write_all_at(b"here", 5 << 30).unwrap();
+        fs::write(from.join("rules"), b"{}").unwrap();
+        fs::create_dir(from.join("keys")).unwrap();
+        let to = tempfile::tempdir().unwrap();
+        copy_folder(&from, to.path()).unwrap();
+        let copied = File::open(to.path().join("pages/1.base")).unwrap();
+        let mut bytes = [0; 6];
+        copied.read_exact_at(&mut bytes, (5 << 30) - 1).unwrap();
+        assert_eq!(&bytes, b"\0here\0");
+        let about = copied.metadata().unwrap();
+        assert_eq!(about.len(), 1 << 40);
+        assert!(about.blocks() * 512 < 1 << 20, "{} blocks", about.blocks());
+        assert_eq!(fs::read(to.path().join("rules")).unwrap(), b"{}");
+        assert!(to.path().join("keys").is_dir());
+    }
+}
