@@ -27,7 +27,7 @@ use futures::future::BoxFuture;
 use serde::Serialize;
 use state::{Fault, Height};
 
-use crate::{config::Config, keys::files::lock, node, rules};
+use crate::{keys::files::lock, node, rules};
 
 /// What a replay needs of a data folder, besides the keys.
 const PARTS: [&str; 5] = ["state", "pages", "blocks", "rules", "verdicts.txt"];

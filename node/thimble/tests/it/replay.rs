@@ -24,6 +24,8 @@ fn text(bytes: &[u8]) -> String {
 
 /// Memory, randomness, traps, growth, calls to itself and to the management canister.
 async fn work(agent: Agent, bench: Principal, seed: u64) {
+    update(&agent, bench, "stable_grow", Encode!(&16u64).unwrap()).await.unwrap();
+    update(&agent, bench, "start_timer", Encode!(&1u64).unwrap()).await.unwrap();
     for step in 0..STEPS {
         let byte = (seed * 31 + step) as u8;
         let at = seed * 5_000 + step * 40_000;
