@@ -108,6 +108,8 @@ pub const IC0_FUNCTIONS: &[Ic0Function] = &[
     f("global_timer_set", &[I64], Some(I64)),
     f("in_replicated_execution", &[], Some(I32)),
     f("is_controller", &[I, I], Some(I32)),
+    f32_only("mint_cycles", &[I64], Some(I64)),
+    f("mint_cycles128", &[I64, I64, I], None),
     f("msg_arg_data_copy", &[I, I, I], None),
     f("msg_arg_data_size", &[], Some(I)),
     f("msg_caller_copy", &[I, I, I], None),

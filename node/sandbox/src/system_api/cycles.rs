@@ -46,6 +46,13 @@ impl Host {
         })
     }
 
+    /// For the canister that mints cycles on the public network. No canister of this subnet does.
+    pub(super) fn mint_cycles(&self, function: &str, amount: Cycles) -> Result<u64, Failure> {
+        Err(Failure::contract(&format!(
+            "ic0.{function}: this canister is not the one that mints cycles and cannot make {amount}"
+        )))
+    }
+
     pub(super) fn canister_cycle_balance(&self) -> Result<u64, Failure> {
         Self::in_64_bits("canister_cycle_balance", self.balance)
     }

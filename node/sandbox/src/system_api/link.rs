@@ -154,6 +154,7 @@ fn define<I: Word>(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
             let burned = host.cycles_burn(amount(high, low));
             host.write_cycles("cycles_burn128", dst, burned)
         };
+        mint_cycles128(high: u64, low: u64, _dst: I) = |host| host.mint_cycles("mint_cycles128", amount(high, low)).map(drop);
         canister_cycle_balance128(dst: I) = |host| host.write_cycles("canister_cycle_balance128", dst, host.balance);
         canister_liquid_cycle_balance128(dst: I) = |host| host.write_cycles("canister_liquid_cycle_balance128", dst, host.liquid_balance());
 
@@ -233,6 +234,7 @@ fn define_32(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
         msg_cycles_available() -> u64 = |host| host.msg_cycles_available();
         msg_cycles_refunded() -> u64 = |host| host.msg_cycles_refunded();
         msg_cycles_accept(amount_max: u64) -> u64 = |host| Ok(host.msg_cycles_accept(amount_max.into()) as u64);
+        mint_cycles(amount: u64) -> u64 = |host| host.mint_cycles("mint_cycles", amount.into());
         canister_cycle_balance() -> u64 = |host| host.canister_cycle_balance();
         call_cycles_add(cycles: u64) = |host| host.call_cycles_add("call_cycles_add", cycles.into());
         stable_size() -> u32 = |host| host.stable_in_32_bits("stable_size").map(|()| host.stable_size());

@@ -50,6 +50,9 @@ const PERMITTED: &[(&str, &str)] = &[
     ("global_timer_set", "I G U Ry Rt C T"),
     ("in_replicated_execution", "* s"),
     ("is_controller", "* s"),
+    // Not in the table.
+    ("mint_cycles", "*"),
+    ("mint_cycles128", "*"),
     ("msg_arg_data_copy", "I U RQ NRQ TQ CQ Ry CRy F"),
     ("msg_arg_data_size", "I U RQ NRQ TQ CQ Ry CRy F"),
     ("msg_caller_copy", "*"),
