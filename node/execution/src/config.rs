@@ -9,8 +9,8 @@ use thiserror::Error;
 
 use crate::retry::ExecutionPoint;
 
-/// Everything about the subnet that execution depends on. The same on every node, or their states
-/// differ.
+/// Everything about the subnet that execution depends on. But for `threads` the same on every node,
+/// or their states differ.
 #[derive(Clone, Debug)]
 pub struct ExecutorConfig {
     /// Limits of the node; those that decide the outcome of a batch are the same on every node.

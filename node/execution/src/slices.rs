@@ -41,7 +41,7 @@ use crate::message::{MESSAGE_OVERHEAD_INSTRUCTIONS, Seat, Source, Turn};
 use crate::reject;
 
 /// Version of [`Record`]. A large payload is no part of it.
-const RECORD_VERSION: u8 = 1;
+const RECORD_VERSION: u8 = 2;
 
 /// Why a message runs, as far as it decides what its end leads to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

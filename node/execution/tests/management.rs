@@ -60,6 +60,12 @@ fn canisters_are_made_under_an_id_of_ones_own() {
         .manage(user(1), aaaaa(), "provisional_create_canister_with_cycles", &argument(wanted))
         .unwrap_err();
     assert_eq!(again.error_code.0, 538);
+    // Those that are given to others are not to be had.
+    let theirs = execution::ExecutorConfig::canister_id(0x105);
+    let theirs = node
+        .manage(user(1), aaaaa(), "provisional_create_canister_with_cycles", &argument(theirs))
+        .unwrap_err();
+    assert_eq!(theirs.error_code.0, 408);
     let outside = execution::ExecutorConfig::canister_id(1 << 40);
     let outside = node
         .manage(user(1), aaaaa(), "provisional_create_canister_with_cycles", &argument(outside))
@@ -543,6 +549,9 @@ fn users_may_not_call_what_only_canisters_may() {
     }
     let error = node.manage(user(1), id, "nonsense", &record(id)).unwrap_err();
     assert_eq!(error.error_code.0, 536);
+    // Whatever the argument is.
+    let error = node.manage(user(1), id, "deposit_cycles", &7u8).unwrap_err();
+    assert_eq!(error.error_code.0, 406);
     // The effective canister id must be the one in the argument.
     let other = node.create();
     let arg = candid::encode_one(record(id)).unwrap();
@@ -728,4 +737,47 @@ fn the_minimum_of_cycles_holds_for_other_canisters_only() {
     assert_eq!(node.call(b, &[call.op()]).unwrap(), b"in");
     assert_eq!(node.call(b, &[Op::Reply(encode(&[]))]).unwrap(), encode(&[]));
     let _ = SECOND;
+}
+
+#[test]
+fn subnet_admins_make_canisters_for_nothing_and_manage_those_of_others() {
+    let mut config = common::config(common::limits());
+    config.subnet_admins = vec![user(8)];
+    let mut node = Node::with_config(config, None);
+    let nothing = ic::CreateCanisterArgs { settings: None, sender_canister_version: None };
+    let refused = node.manage(user(1), aaaaa(), "create_canister", &nothing).unwrap_err();
+    assert_eq!(refused.error_code.0, 406);
+    let reply = node.manage(user(8), aaaaa(), "create_canister", &nothing).unwrap();
+    let made = decode::<ic::CanisterIdRecord>(&reply).canister_id;
+    assert_eq!(
+        (node.canister(made).cycles, &node.canister(made).controllers[..]),
+        (0, &[user(8)][..])
+    );
+
+    let others = node.deploy(&Spec::default());
+    node.manage(user(8), others, "canister_status", &record(others)).unwrap();
+    node.manage(user(8), others, "stop_canister", &record(others)).unwrap();
+    let settings = settings(others, ic::CanisterSettings::default());
+    assert_eq!(
+        node.manage(user(8), others, "update_settings", &settings).unwrap_err().error_code.0,
+        512
+    );
+    node.manage(user(8), others, "delete_canister", &record(others)).unwrap();
+    assert!(node.executor.state().get(&others).is_none());
+
+    let list = |node: &Node, sender: u8| {
+        let query = execution::QueryRequest {
+            sender: user(sender),
+            canister_id: aaaaa(),
+            method_name: "list_canisters".into(),
+            arg: candid::encode_args(()).unwrap(),
+            sender_info: None,
+        };
+        node.executor.queries().query(&query)
+    };
+    assert_eq!(list(&node, 1).unwrap_err().error_code.0, 406);
+    let listed = list(&node, 8).unwrap();
+    let listed: ic::ListCanistersResult = decode(&listed.bytes);
+    let range = ic::CanisterIdRange { start: made, end: made };
+    assert_eq!(format!("{:?}", listed.canisters), format!("{:?}", [range]));
 }

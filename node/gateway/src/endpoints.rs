@@ -15,7 +15,7 @@ use std::{
 
 use bytes::Bytes;
 use envelope::{
-    Envelope, EnvelopeError, Request,
+    Envelope, EnvelopeError, MethodCall, Request,
     auth::{self, AuthError, Authenticated},
     canonical,
     effective::{self, Effective, EffectiveError},
@@ -179,6 +179,23 @@ impl Service {
         Ok(Checked { authenticated, without_destination })
     }
 
+    /// Whether the call fits a message.
+    fn check_size(&self, call: &MethodCall) -> Result<(), Refused> {
+        let bytes = (call.arg.len() + call.method_name.len()) as u64;
+        if bytes <= self.call_bytes {
+            return Ok(());
+        }
+        Err(Refused::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "message_payload_bytes",
+            format!(
+                "the call has {bytes} bytes of method name and argument, over the limit \
+                 message_payload_bytes = {}",
+                self.call_bytes
+            ),
+        ))
+    }
+
     /// `call`: asynchronous (v2), or synchronous (v3, v4) for somebody who waits since then.
     pub(crate) async fn call(
         self: &Arc<Self>,
@@ -195,18 +212,6 @@ impl Service {
         let Request::Call(call) = envelope.content.request else {
             return Err(Refused::bad("request_type", "this endpoint takes \"call\""));
         };
-        let call_bytes = (call.arg.len() + call.method_name.len()) as u64;
-        if call_bytes > self.call_bytes {
-            return Err(Refused::new(
-                StatusCode::PAYLOAD_TOO_LARGE,
-                "message_payload_bytes",
-                format!(
-                    "the call has {call_bytes} bytes of method name and argument, over the limit \
-                     message_payload_bytes = {}",
-                    self.call_bytes
-                ),
-            ));
-        }
         let effective_id = effective::of_call(&call, effective.id());
         // No view is held while waiting: it would keep an old state alive.
         let known = self.latest()?.request(&id);
@@ -218,6 +223,7 @@ impl Service {
                 (Some(_), false) => self.wait(id, None).await,
             };
         }
+        self.check_size(&call)?;
         let ingress = ingress(id, expiry, effective_id, call, authenticated);
         let node = self.node.clone();
         let (ingress, inspected) = self

@@ -4,10 +4,7 @@ use std::{
     fs,
     io::IsTerminal,
     path::Path,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
     time::{Duration, Instant},
 };
 
@@ -45,7 +42,7 @@ use crate::{
     keystore::KeyFiles,
     metrics::{Readings, RoundMetrics},
     observer::{NodeObserver, Observed},
-    replay,
+    replay::{self, Tally},
     retry::NodeRetryPolicy,
     rules,
     verdicts::Verdicts,
@@ -214,12 +211,15 @@ fn replay(config: &Config) -> Result<()> {
     replay_as(config, Role::Replay)
 }
 
-/// The same in a copy of a data folder, by so many threads. Returns how many roots were compared.
-pub(crate) fn replay_copy(config: &Config, threads: u64, print: bool) -> Result<u64> {
-    let tally = Arc::new(AtomicU64::new(0));
+/// The same in a copy of a data folder, by so many threads.
+pub(crate) fn replay_copy(
+    config: &Config,
+    threads: u64,
+    print: bool,
+    tally: &Arc<Tally>,
+) -> Result<()> {
     raise_descriptor_limit(&config.limits)?;
-    replay_as(config, Role::Copy { threads, print, tally: tally.clone() })?;
-    Ok(tally.load(Ordering::Relaxed))
+    replay_as(config, Role::Copy { threads, print, tally: tally.clone() })
 }
 
 /// Heights of the first and the last block above the newest checkpoint of a data folder.
@@ -230,13 +230,22 @@ pub(crate) fn to_be_executed(data: &Path) -> Result<Option<(u64, u64)>> {
 fn replay_as(config: &Config, role: Role) -> Result<()> {
     let keys = Keys::open_or_create(&config.data_dir.join("keys"))?;
     let limits = Arc::new(config.limits.clone());
-    let ledger = limits.ledger()?;
+    let mut sized = config.limits.clone();
+    if let Role::Copy { threads, .. } = role {
+        // Room for all of them at once. What a batch comes to follows from the limits as they are.
+        sized.execution.threads = threads;
+    }
+    let ledger = sized.ledger()?;
     let registry = Mutex::new(Registry::default());
     let cgroup = Cgroup::own().unwrap_or_default();
+    let is_short = !matches!(role, Role::Copy { .. });
     let Opened { driver, pool, .. } =
         open(config, &limits, &ledger, cgroup, keys, &registry, role)?;
-    // The round loop executes what the log holds; then it stops, with a checkpoint.
-    pool.close();
+    // The round loop executes what the log holds; then it stops, with a checkpoint. In a copy there
+    // is nobody who waits for a node: trouble of the machine is waited for.
+    if is_short {
+        pool.close();
+    }
     match futures::executor::block_on(driver.run())? {
         Ended::Stopped => Ok(()),
         Ended::NewState => bail!("a state of peers was fetched before the log was executed"),
@@ -277,7 +286,7 @@ enum Role {
     /// To execute what the block log holds.
     Replay,
     /// The same in a copy of a data folder, by so many threads; counts the roots that it compared.
-    Copy { threads: u64, print: bool, tally: Arc<AtomicU64> },
+    Copy { threads: u64, print: bool, tally: Arc<Tally> },
 }
 
 struct Opened {
@@ -655,7 +664,7 @@ fn log_filter(text: &str) -> Result<EnvFilter> {
     Ok(filter)
 }
 
-fn start_logging(filter: &str) -> Result<()> {
+pub(crate) fn start_logging(filter: &str) -> Result<()> {
     let filter = log_filter(filter)?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)

@@ -14,25 +14,32 @@ use std::{
     io::{self, Seek, SeekFrom, Write},
     os::unix::fs::symlink,
     path::{Path, PathBuf},
+    process::{Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use consensus::{Certificate, Consensus, ConsensusError, Demand, Fetched, LogReplay, Step, Want};
+use disk::Lock;
 use futures::future::BoxFuture;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use state::{Fault, Height};
 
-use crate::{keys::files::lock, node, rules};
+use crate::{node, rules};
 
 /// What a replay needs of a data folder, besides the keys.
 const PARTS: [&str; 5] = ["state", "pages", "blocks", "rules", "verdicts.txt"];
 /// Threads that a replay may take.
 const THREADS_MAX: u64 = 64;
+
+/// How long an interrupt tries to remove the copy.
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(3);
+/// Exit status after an interrupt.
+const INTERRUPTED: i32 = 130;
 
 /// What `thimble replay` is asked for.
 #[derive(Clone, Debug)]
@@ -45,7 +52,7 @@ pub(crate) struct Options {
 }
 
 /// One execution of the log.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Run {
     threads: u64,
     first: u64,
@@ -59,40 +66,36 @@ struct Run {
 pub(crate) fn run(options: &Options) -> Result<()> {
     let folder = fs::canonicalize(&options.folder)
         .with_context(|| format!("finding the data folder {}", options.folder.display()))?;
+    let rules = folder.join("rules").is_file();
     ensure!(
-        folder.join("rules").is_file(),
-        "{} holds no file `rules`: it is no data folder of a node that executed anything",
+        rules && folder.join("keys").is_dir(),
+        "{} holds no file `rules` or no folder `keys`: it is no data folder of a node that executed \
+         anything",
         folder.display()
     );
-    let _lock = lock(&folder)?;
-    let scratch = match &options.scratch {
-        Some(scratch) => scratch.clone(),
-        None => std::env::temp_dir(),
-    };
     let own = rules::recorded_threads(&folder)?;
-    let counts = match (options.threads.as_slice(), options.check) {
-        ([], true) => vec![1, own, own * 2],
+    let mut counts = match (options.threads.as_slice(), options.check) {
+        ([], true) => vec![1, own, (own * 2).min(THREADS_MAX)],
         ([], false) => vec![own],
         (threads, _) => threads.to_vec(),
     };
+    counts.dedup();
     if let Some(count) = counts.iter().find(|count| !(1..=THREADS_MAX).contains(*count)) {
         bail!("{count} threads: from 1 to {THREADS_MAX} can be asked for");
     }
     let mut runs = Vec::new();
-    for threads in counts {
-        let copy = tempfile::Builder::new()
-            .prefix("thimble-replay-")
-            .tempdir_in(&scratch)
-            .with_context(|| format!("making a folder in {}", scratch.display()))?;
-        remove_when_interrupted(copy.path());
-        copy_folder(&folder, copy.path())?;
-        let run = execute(copy.path(), threads, !options.check && !options.json)?;
+    for threads in &counts {
+        // Each in a process of its own: the state's heap stays with the process that made it.
+        let run = match counts.as_slice() {
+            [threads] => in_copy(&folder, options, *threads)?,
+            _ => in_process(&folder, options, *threads)?,
+        };
         if !options.json {
             println!(
                 "heights {} to {} with {}: {} roots compared, all as recorded, {:.1} s",
                 run.first,
                 run.last,
-                threads_of(threads),
+                threads_of(*threads),
                 run.compared,
                 run.seconds
             );
@@ -105,25 +108,87 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
+fn threads_of(count: u64) -> String {
+    if count == 1 { "1 thread".into() } else { format!("{count} threads") }
+}
+
+/// One execution by another process of this program.
+fn in_process(folder: &Path, options: &Options, threads: u64) -> Result<Run> {
+    let program = std::env::current_exe().context("finding this program's file")?;
+    let mut command = Command::new(program);
+    command.args(["replay", "--json", "--threads", &threads.to_string()]).arg(folder);
+    if let Some(scratch) = &options.scratch {
+        command.arg("--scratch").arg(scratch);
+    }
+    let output = command
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("starting a replay with {}", threads_of(threads)))?;
+    ensure!(output.status.success(), "the replay with {} failed", threads_of(threads));
+    let [run] = serde_json::from_slice::<Vec<Run>>(&output.stdout)?
+        .try_into()
+        .map_err(|_| anyhow!("a replay with {} printed no outcome", threads_of(threads)))?;
+    Ok(run)
+}
+
+/// One execution, in a copy that is gone afterwards.
+fn in_copy(folder: &Path, options: &Options, threads: u64) -> Result<Run> {
+    node::start_logging("warn")?;
+    let _lock = lock_as_it_is(folder)?;
+    ensure!(
+        !folder.join("sync").exists(),
+        "{} is where a state was being fetched or put in place: start the node once, so that it \
+         ends that",
+        folder.display()
+    );
+    let scratch = options.scratch.clone().unwrap_or_else(std::env::temp_dir);
+    let copy = tempfile::Builder::new()
+        .prefix("thimble-replay-")
+        .tempdir_in(&scratch)
+        .with_context(|| format!("making a folder in {}", scratch.display()))?;
+    remove_when_interrupted(copy.path());
+    copy_folder(folder, copy.path())?;
+    execute(copy.path(), threads, !options.json)
+}
+
+/// The lock of a data folder, if it has one: a copy may have none, and stays as it is.
+fn lock_as_it_is(folder: &Path) -> Result<Option<Lock>> {
+    let path = folder.join("lock");
+    let file = match File::open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).with_context(|| format!("opening {}", path.display())),
+    };
+    let lock = Lock::take(file).with_context(|| format!("locking {}", path.display()))?;
+    let lock = lock.with_context(|| {
+        format!("the data folder {} is in use by a running node", folder.display())
+    })?;
+    Ok(Some(lock))
+}
+
 /// Whoever presses Ctrl-C gets the room of the copy back.
 fn remove_when_interrupted(copy: &Path) {
     let copy = copy.to_owned();
     let waiting = std::thread::Builder::new().name("interrupts".into()).spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(node::stop_signal())?;
-        let _ = fs::remove_dir_all(&copy);
-        std::process::exit(130);
-        #[expect(unreachable_code, reason = "the type of what went before")]
-        anyhow::Ok(())
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let Ok(runtime) = runtime else { return };
+        if runtime.block_on(node::stop_signal()).is_err() {
+            return;
+        }
+        // What executes goes on making files until the process ends.
+        let until = Instant::now() + REMOVAL_PATIENCE;
+        while fs::remove_dir_all(&copy).is_err() && copy.exists() && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        if copy.exists() {
+            let _ = writeln!(io::stderr(), "thimble: {} is left behind", copy.display());
+        }
+        std::process::exit(INTERRUPTED);
     });
-    // Without that thread the copy stays where it is named.
     if waiting.is_err() {
         let _ = writeln!(io::stderr(), "thimble: an interrupt would leave the copy behind");
     }
-}
-
-fn threads_of(count: u64) -> String {
-    if count == 1 { "1 thread".into() } else { format!("{count} threads") }
 }
 
 /// Executes the log in a folder that may change, and prints its roots if asked to.
@@ -137,17 +202,29 @@ fn execute(copy: &Path, threads: u64, print: bool) -> Result<Run> {
         );
     };
     let config = rules::recorded_configuration(copy)?;
-    let mut compared = 0;
-    let mut reached = first;
+    let tally = Arc::new(Tally::default());
+    let mut reached = None;
     while let Some((next, _)) = node::to_be_executed(copy)? {
         // The round loop may end with a checkpoint before the log does.
-        ensure!(compared == 0 || next > reached, "blocks {next} to {last} are not executed");
-        reached = next;
-        let tally = node::replay_copy(&config, threads, print)?;
-        compared += tally;
+        ensure!(
+            reached.is_none_or(|reached| next > reached),
+            "blocks {next} to {last} could not be executed; what was in the way is said above"
+        );
+        reached = Some(next);
+        node::replay_copy(&config, threads, print, &tally)?;
     }
+    let compared = tally.compared.load(Ordering::Relaxed);
     ensure!(compared > 0, "no root of heights {first} to {last} was recorded: nothing to compare");
     Ok(Run { threads, first, last, compared, seconds: started.elapsed().as_secs_f64() })
+}
+
+/// What was executed so far.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    /// Heights whose root was compared with a recorded one.
+    compared: AtomicU64,
+    /// The highest height that was executed: one may be executed twice.
+    highest: AtomicU64,
 }
 
 /// A [`LogReplay`] that counts the roots it compares, and prints them.
@@ -156,11 +233,11 @@ pub(crate) struct Counted {
     print: bool,
     /// Whether the batch that is being executed has a root to compare with.
     recorded: bool,
-    tally: Arc<AtomicU64>,
+    tally: Arc<Tally>,
 }
 
 impl Counted {
-    pub(crate) fn new(replay: LogReplay, print: bool, tally: Arc<AtomicU64>) -> Self {
+    pub(crate) fn new(replay: LogReplay, print: bool, tally: Arc<Tally>) -> Self {
         Self { replay, print, recorded: false, tally }
     }
 }
@@ -184,12 +261,13 @@ impl Consensus for Counted {
     ) -> BoxFuture<'_, Result<Vec<Certificate>, ConsensusError>> {
         Box::pin(async move {
             let certificates = self.replay.executed(height, root, faults).await?;
-            if std::mem::take(&mut self.recorded) {
-                self.tally.fetch_add(1, Ordering::Relaxed);
-            }
-            if self.print {
-                // Whoever reads may stop reading; the check goes on.
-                let _ = writeln!(io::stdout(), "{} {}", height.0, hex::encode(root));
+            if self.tally.highest.fetch_max(height.0, Ordering::Relaxed) < height.0 {
+                let recorded = u64::from(self.recorded);
+                self.tally.compared.fetch_add(recorded, Ordering::Relaxed);
+                if self.print {
+                    // Whoever reads may stop reading; the check goes on.
+                    let _ = writeln!(io::stdout(), "{} {}", height.0, hex::encode(root));
+                }
             }
             Ok(certificates)
         })
@@ -211,7 +289,10 @@ impl Consensus for Counted {
 /// Copies what a replay needs, holes as holes: canister memory is sparse.
 fn copy_folder(from: &Path, to: &Path) -> Result<()> {
     for part in PARTS {
-        copy(&from.join(part), &to.join(part))?;
+        // A part may lie on another volume.
+        let part_from = from.join(part);
+        let part_from = fs::canonicalize(&part_from).unwrap_or(part_from);
+        copy(&part_from, &to.join(part))?;
     }
     symlink(from.join("keys"), to.join("keys")).context("pointing at the keys")
 }

@@ -10,7 +10,7 @@ const USAGE = `usage: node <program> --url URL --fixtures DIR [options]
   --url URL                    the node's public endpoint, for example http://127.0.0.1:8080
   --fixtures DIR               the directory of the modules, canisters/wasm
   --effective-canister-id ID   an id in the subnet's range, where canisters are created
-                               (default: rwlgt-iiaaa-aaaaa-aaaaa-cai, the first id there is)
+                               (default: rwlgt-iiaaa-aaaaa-aaaaa-cai, one that every node hosts)
   --skip NAME,...              leave out the steps whose name starts with one of these
 
 Prints a line for each step and exits with 0 only if all of them held.`;

@@ -136,11 +136,12 @@ pub async fn run(options: Options) -> Result<()> {
         "memory": options.memory, "state": options.state, "canisters": options.canisters,
         "seconds": options.seconds, "modules": options.modules,
         "rows": table.rows, "figures": table.figures,
+        "failed": outcome.as_ref().err().map(|error| format!("{error:#}")),
     });
     let node = format!("--memory {}; {} calls in flight", options.memory, options.concurrency);
     // What was measured before a part failed is shown all the same.
-    table.publish(&report, options.json.as_deref(), &node)?;
-    outcome
+    let published = table.publish(&report, options.json.as_deref(), &node);
+    outcome.and(published)
 }
 
 struct Bench<'a> {

@@ -120,22 +120,15 @@ impl Dispatcher<'_> {
         Ok(())
     }
 
-    /// The next id that nobody has or had, and where the search goes on once it is given out.
+    /// The next id that nobody has or had, and the number of the one after it. Ids asked for by name
+    /// lie below all of them.
     fn fresh_id(&self) -> Result<(CanisterId, u64), Reject> {
-        // Ids asked for by name may lie in the way; there are no more of them than canisters and
-        // remembered ids.
-        let attempts = self.state.len() + self.state.subnet.retired.len() as u64 + 1;
-        let first = self.state.subnet.next_canister;
-        for number in (first..).take(usize::try_from(attempts).unwrap_or(usize::MAX)) {
-            let id = ExecutorConfig::canister_id(number);
-            if !self.core.config.in_range(&id) {
-                break;
-            }
-            if !self.state.contains(&id) && !self.state.subnet.retired.contains(&id) {
-                return Ok((id, number + 1));
-            }
+        let number = self.state.subnet.next_canister;
+        let id = ExecutorConfig::canister_id(number);
+        if !self.core.config.in_range(&id) {
+            return Err(reject::reject(102, "The subnet's canister ranges hold no further id."));
         }
-        Err(reject::reject(102, "The subnet's canister ranges hold no further id."))
+        Ok((id, number.saturating_add(1)))
     }
 
     fn specified_id(&self, id: CanisterId) -> Result<CanisterId, Reject> {
@@ -148,13 +141,16 @@ impl Dispatcher<'_> {
         let number = ExecutorConfig::canister_number(&id).ok_or_else(|| {
             reject::invalid_payload(format!("{id} does not have the form of a canister id."))
         })?;
-        // Whatever was given out without being asked for is used up, also when it was deleted.
-        let given =
-            (self.core.config.first_canister..self.state.subnet.next_canister).contains(&number);
         if self.state.contains(&id) {
             return Err(reject::reject(538, format!("Canister {id} exists already.")));
         }
-        if self.state.subnet.retired.contains(&id) || given {
+        if number >= self.core.config.first_canister {
+            return Err(reject::invalid_payload(format!(
+                "Canister id {id} is one of those that the subnet gives to canisters that ask for \
+                 none."
+            )));
+        }
+        if self.state.subnet.retired.contains(&id) {
             return Err(reject::reject(
                 538,
                 format!("Canister id {id} was used before, and no id is given out twice."),

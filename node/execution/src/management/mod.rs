@@ -228,17 +228,20 @@ pub(crate) fn named_canister(
     method_name: &str,
     arg: &[u8],
 ) -> Result<Option<CanisterId>, Reject> {
-    let Some(method) = Method::of(core, method_name) else {
-        return Err(unknown_to_users(core, method_name));
-    };
-    if !method.names_canister {
-        return Ok(None);
+    match Method::of(core, method_name).filter(|method| method.ingress) {
+        Some(method) if method.names_canister => Ok(Some(canister_in(method_name, arg)?)),
+        Some(_) => Ok(None),
+        None => Err(unknown_to_users(core, method_name)),
     }
-    Ok(Some(if method_name == "install_chunked_code" {
+}
+
+/// The canister that an argument names.
+fn canister_in(method_name: &str, arg: &[u8]) -> Result<CanisterId, Reject> {
+    Ok(if method_name == "install_chunked_code" {
         decode::<types::TargetArgument>(arg)?.target_canister
     } else {
         decode::<types::CanisterArgument>(arg)?.canister_id
-    }))
+    })
 }
 
 /// Whether a call of a user may be taken in. `target` is the canister that [`named_canister`]
@@ -455,9 +458,8 @@ impl Dispatcher<'_> {
         let method = Method::of(self.core, name).filter(|method| method.ingress || from_canister);
         let method = method.ok_or_else(|| unknown_to_canisters(self.core, name))?;
         let caller = call.origin.caller();
-        if method.names_canister
-            && let Some(id) = named_canister(self.core, name, &call.arg)?
-        {
+        if method.names_canister {
+            let id = canister_in(name, &call.arg)?;
             let target = self.target(&id)?;
             check_access(self.core, method.access, target, &caller)?;
             let awaits = target.paused.as_ref().is_some_and(|paused| match paused.context {

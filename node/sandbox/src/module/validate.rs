@@ -469,6 +469,8 @@ impl<'a> Pass<'a> {
         let Some(function) = ic0_function(import.name, false) else {
             return Err(ModuleError::UnknownImport { name: shown(import.name), width: 32 });
         };
+        // Code by which the module calls it, beside the records of its name and type.
+        self.add(weight::FUNCTION)?;
         self.imports.push((function, ty));
         self.functions.push(ty);
         self.shape.imported_functions += 1;

@@ -24,7 +24,7 @@
 
 use wasmparser::Operator as O;
 
-/// Units of a function as such: its symbol and its tables.
+/// Units of a function as such, imported ones included: its symbol and its tables.
 pub(super) const FUNCTION: u64 = 21;
 
 /// Units of a function that the host or a table can reach: code in between for each direction.
