@@ -436,7 +436,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    const PINNED: &str = "bd33a857188ad1b0a36fa0311f1e0ded";
+    const PINNED: &str = "a9ac8f03a1bd124b63325b32dcbe81e8";
 
     pub(crate) fn begun(entry: Entry) -> Begun {
         let principal = |byte| Principal::from_slice(&[byte, 1]);
@@ -563,7 +563,7 @@ pub(crate) mod tests {
         canister.paused = Some(paused(bytes));
         let error =
             Running::restore(&canister, canister.paused.as_ref().unwrap(), 500).unwrap_err();
-        assert!(error.to_string().contains("version 2"), "{error}");
+        assert!(error.to_string().contains("version 3"), "{error}");
         assert!(Running::restore(&canister, &paused(vec![]), 500).is_err());
     }
 }

@@ -164,8 +164,8 @@ pub struct HistoryEntry {
     pub expiry: Time,
     /// Where it stands.
     pub status: Status,
-    /// Agreed time of the response; meaningless before.
-    finished: Time,
+    /// Agreed time of the response, in whole seconds; meaningless before.
+    finished: u32,
     /// Number of the checkpoint interval in which it last changed; 0 for one that was loaded. This
     /// node's business only.
     #[serde(skip)]
@@ -246,7 +246,7 @@ impl Keyed for Arc<HistoryEntry> {
             Status::Received | Status::Processing => (NEVER, NEVER),
             Status::Done => (seconds_after(self.expiry), NEVER),
             Status::Replied(_) | Status::Rejected(_) => {
-                let finished = seconds_down(self.finished);
+                let finished = self.finished;
                 let kept = finished.saturating_add(RESPONSE_RETENTION_SECONDS).min(NEVER - 1);
                 (seconds_after(self.expiry).max(kept), finished)
             }
@@ -382,7 +382,7 @@ impl IngressHistory {
             to_management: ingress.canister_id == CanisterId::management_canister(),
             expiry: ingress.ingress_expiry,
             status: Status::Received,
-            finished: Time(0),
+            finished: 0,
             changed: self.interval,
         }));
         self.unfinished += 1;
@@ -430,7 +430,7 @@ impl IngressHistory {
                 to_management: shared.to_management,
                 expiry: shared.expiry,
                 status,
-                finished: now,
+                finished: seconds_down(now),
                 changed: interval,
             });
         });

@@ -230,12 +230,7 @@ pub(crate) fn to_be_executed(data: &Path) -> Result<Option<(u64, u64)>> {
 fn replay_as(config: &Config, role: Role) -> Result<()> {
     let keys = Keys::open_or_create(&config.data_dir.join("keys"))?;
     let limits = Arc::new(config.limits.clone());
-    let mut sized = config.limits.clone();
-    if let Role::Copy { threads, .. } = role {
-        // Room for all of them at once. What a batch comes to follows from the limits as they are.
-        sized.execution.threads = threads;
-    }
-    let ledger = sized.ledger()?;
+    let ledger = limits.ledger()?;
     let registry = Mutex::new(Registry::default());
     let cgroup = Cgroup::own().unwrap_or_default();
     let is_short = !matches!(role, Role::Copy { .. });
@@ -349,7 +344,13 @@ fn open(
     let pages = Arc::new(open_pages(data, limits, &store)?);
     let named =
         |name| ledger.pool(name).with_context(|| format!("the ledger has no pool `{name}`"));
-    let pools = (named(pool::EXECUTIONS)?, named(pool::COMPILATIONS)?, named(pool::QUERIES)?);
+    let mut executions = named(pool::EXECUTIONS)?;
+    if let Role::Copy { threads, .. } = role {
+        // Room for all of them at once, beside the sheet: nothing is served meanwhile.
+        let each = executions.cap_bytes().div_ceil(limits.execution.threads.max(1));
+        executions = Pool::standalone(pool::EXECUTIONS, each.saturating_mul(threads));
+    }
+    let pools = (executions, named(pool::COMPILATIONS)?, named(pool::QUERIES)?);
     let budgeted = Arc::new(Budgeted::new(sandbox.clone(), pools, limits));
     let ingress = Arc::new(IngressPool::new(&limits.consensus));
     ingress.count_in(&named(pool::INGRESS_POOL)?);

@@ -40,8 +40,7 @@ async fn all_the_cycles_there_can_be_leave_the_node_serving() {
     let canister = create_for(&anonymous, 0).await;
     top_up(&anonymous, canister, Nat::from(u128::MAX)).await.unwrap();
     for amount in [Nat::from(1u8), Nat::from(u128::MAX), Nat::from(u128::MAX) + 1u8] {
-        let refused = top_up(&anonymous, canister, amount).await.unwrap_err();
-        assert!(refused.contains("2^128 - 1"), "{refused}");
+        top_up(&anonymous, canister, amount).await.unwrap();
     }
     // Nobody else notices.
     let another = create_for(&anonymous, u128::MAX).await;
@@ -55,7 +54,7 @@ async fn all_the_cycles_there_can_be_leave_the_node_serving() {
     let agent = node.agent(1).await;
     assert_eq!(update(&agent, counter, "inc", vec![]).await.unwrap(), 2u64.to_le_bytes());
     let anonymous = node.agent_with(AnonymousIdentity).await;
-    assert!(top_up(&anonymous, another, Nat::from(1u8)).await.is_err());
+    top_up(&anonymous, another, Nat::from(1u8)).await.unwrap();
     let settings = ic_management_canister_types::CanisterSettings {
         freezing_threshold: Some(Nat::from(u64::MAX)),
         compute_allocation: Some(Nat::from(1u8)),
