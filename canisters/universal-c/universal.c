@@ -238,11 +238,17 @@ static void hook(void) {
     hooks[number] = keep_program(pop_bytes());
 }
 
+/* A program that is a callback already is none for a second time: calls may go on forever. */
 static void callback(void) {
-    if (callbacks_count == CALLBACKS) fail("universal: too many callbacks");
-    callbacks[callbacks_count] = keep_program(pop_bytes());
+    const struct value wanted = pop_bytes();
+    uint32_t number = 0;
+    while (number < callbacks_count &&
+           !equal((struct value){0, callbacks[number].at, callbacks[number].size}, wanted))
+        number++;
+    if (number == CALLBACKS) fail("universal: too many callbacks");
+    if (number == callbacks_count) callbacks[callbacks_count++] = keep_program(wanted);
     push_number((uint32_t)run_kept);
-    push_number(callbacks_count++);
+    push_number(number);
 }
 
 /* Operations on values alone; whether `operation` is one. */

@@ -1,24 +1,21 @@
 //! Chapter "Canister interface", section "Inter-canister method calls", and "Ordering guarantees"
 //! of the HTTPS interface.
 
+use candid::{Encode, Principal};
+
 use crate::{fixture::*, harness::management, program::*};
 
 /// A principal of the form that canisters have, which belongs to nobody.
-fn nobody() -> candid::Principal {
-    candid::Principal::from_slice(&[0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 1, 1])
+fn nobody() -> Principal {
+    Principal::from_slice(&[0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 1, 1])
 }
 
-/// What a canister does that calls itself for as long as it has a module, and never answers.
-fn never_answering(canister: Universal) -> Program {
-    let again = program().kept().run();
-    let call = Call::to(canister.id, "update").doing(reply(b"")).on_reply(again);
-    program().call_must(call)
-}
-
-/// Makes `callee` ready to be asked for `kept().run()`, which never answers.
+/// Makes `callee` ready to be asked for `kept().run()`: it asks for random bytes, one round after
+/// the other, for as long as it has a module, and never answers.
 async fn make_silent(callee: Universal) {
-    let what = program().bytes(&never_answering(callee).encoded()).keep().then(reply(b""));
-    callee.update(what).await.unwrap();
+    let call = Call::to(management(), "raw_rand").argument(Encode!().unwrap());
+    let again = program().call_must(call.on_reply(program().kept().run()));
+    callee.update(program().bytes(&again.encoded()).keep().then(reply(b""))).await.unwrap();
 }
 
 fn stay_silent(callee: Universal) -> Call {
@@ -394,11 +391,13 @@ fn uninstalling_rejects_the_calls_that_were_not_answered() {
     });
 }
 
-/// Whether the canister has called itself: its version grows by itself.
+/// Whether the canister is busy: its version grows by itself.
 async fn working(canister: Universal) -> bool {
     let version = program().import("canister_version").reply_int();
     let first = number(canister.query(version.clone()).await);
-    number(canister.query(version).await) > first
+    // A round later.
+    canister.update(reply(b"")).await.unwrap();
+    number(canister.query(version).await) > first + 1
 }
 
 #[test]

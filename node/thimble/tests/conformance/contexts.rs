@@ -174,9 +174,8 @@ fn from_inspect_message() {
         let set = program().hook(Hook::InspectMessage, inspect).then(reply(b""));
         canister.update(set).await.unwrap();
         let mut differ = Differences::default();
-        let all = functions().into_iter().map(async |name| {
-            (name, canister.update(probe(name)).await)
-        });
+        let all =
+            functions().into_iter().map(async |name| (name, canister.update(probe(name)).await));
         for (name, done) in futures::future::join_all(all).await {
             // What was taken fails later, as the update method that it is: the subnet says so.
             let accepted = done.as_ref().map_or_else(|reject| reject.certified, |_| true);

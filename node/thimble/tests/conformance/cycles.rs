@@ -320,7 +320,10 @@ fn call_perform_fails_with_2_when_the_canister_could_not_pay_for_it() {
         let balance = |program: Program| append(program, "canister_cycle_balance128", &[]);
         let what = balance(program());
         let liquid = |program: Program| {
-            program.amount("canister_liquid_cycle_balance128", &[]).to_int().int(1000u64.wrapping_neg())
+            program
+                .amount("canister_liquid_cycle_balance128", &[])
+                .to_int()
+                .int(1000u64.wrapping_neg())
         };
         let what = liquid(what.begin(&Call::to(management(), "raw_rand"))).add();
         let what = what.import("call_cycles_add").import("call_perform");

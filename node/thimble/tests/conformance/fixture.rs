@@ -74,9 +74,7 @@ async fn begin() -> World {
     let (made, canisters) = mpsc::channel(WAITING);
     for _ in 0..MAKERS {
         let (made, agent) = (made.clone(), agent.clone());
-        tokio::spawn(async move {
-            while made.send(new_canister(&agent).await).await.is_ok() {}
-        });
+        tokio::spawn(async move { while made.send(new_canister(&agent).await).await.is_ok() {} });
     }
     let url = node.url.clone();
     std::mem::forget(node);

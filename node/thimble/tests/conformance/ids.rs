@@ -21,7 +21,7 @@ fn the_management_canister_is_the_empty_principal() {
         let canister = world.canister().await;
         let empty = Principal::from_slice(&[]);
         assert_eq!(empty.to_text(), "aaaaa-aa");
-        let call = Call::to(empty, "raw_rand");
+        let call = Call::to(empty, "raw_rand").argument(Encode!().unwrap());
         let told = canister.update(program().call_must(call)).await.unwrap();
         assert!(told.starts_with(b"DIDL"));
     });
@@ -50,7 +50,7 @@ fn a_users_id_is_the_hash_of_the_public_key_with_2_behind_it() {
         let canister = world.canister().await;
         let identity = BasicIdentity::from_raw_key(&[2; 32]);
         let hash = Sha224::digest(identity.public_key().unwrap());
-        let expected = [hash.as_slice(), &[2]].concat();
+        let expected = [&hash[..], &[2]].concat();
         let what = program().blob("msg_caller").reply();
         let told = canister.ask(&world.stranger, "query", what).await.unwrap();
         assert_eq!(told, expected);

@@ -75,11 +75,6 @@ impl Program {
         self.operation(3, &[])
     }
 
-    /// Address and size to bytes.
-    pub(crate) fn join(self) -> Self {
-        self.operation(4, &[])
-    }
-
     /// A size to so many zeros.
     pub(crate) fn room(self) -> Self {
         self.operation(5, &[])
@@ -116,10 +111,6 @@ impl Program {
 
     pub(crate) fn equal(self) -> Self {
         self.operation(13, &[])
-    }
-
-    pub(crate) fn less(self) -> Self {
-        self.operation(14, &[])
     }
 
     /// Does `body` if the integer on the top is not 0.
@@ -168,11 +159,6 @@ impl Program {
 
     pub(crate) fn unreachable(self) -> Self {
         self.operation(24, &[])
-    }
-
-    /// Address and integer: writes one byte.
-    pub(crate) fn store(self) -> Self {
-        self.operation(26, &[])
     }
 
     /// The imported function of that name, with what is on the stack.

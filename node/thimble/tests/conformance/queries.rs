@@ -188,10 +188,15 @@ fn only_the_root_of_a_composite_query_has_a_certificate_and_not_in_callbacks() {
     run(async |world| {
         let [one, two] = world.canisters().await;
         let present = || ints(program(), "data_certificate_present");
-        let call = Call::to(two.id, "query")
-            .doing(present().import("msg_reply"))
-            .on_reply(program().kept().append().blob("msg_arg_data").append().then(present())
-                .import("msg_reply"));
+        let call = Call::to(two.id, "query").doing(present().import("msg_reply")).on_reply(
+            program()
+                .kept()
+                .append()
+                .blob("msg_arg_data")
+                .append()
+                .then(present())
+                .import("msg_reply"),
+        );
         let root = program().import("data_certificate_present").to_bytes().keep();
         let told = one.composite(root.call_must(call)).await.unwrap();
         let told: Vec<_> = told.chunks(8).map(|part| part[0]).collect();
@@ -201,11 +206,7 @@ fn only_the_root_of_a_composite_query_has_a_certificate_and_not_in_callbacks() {
 
 // The management canister.
 
-async fn ask_management(
-    agent: &ic_agent::Agent,
-    canister: Principal,
-    method: &str,
-) -> Outcome {
+async fn ask_management(agent: &ic_agent::Agent, canister: Principal, method: &str) -> Outcome {
     let call = agent.query(&management(), method).with_effective_canister_id(canister);
     outcome(call.with_arg(record(canister)).call().await)
 }

@@ -270,9 +270,8 @@ fn msg_deadline_of_a_bounded_wait_call_is_its_time_and_its_timeout() {
 fn msg_deadline_stays_in_the_callbacks_of_a_method_called_with_one() {
     run(async |world| {
         let [caller, callee, third] = world.canisters().await;
-        let further = Call::to(third.id, "update")
-            .doing(reply(b""))
-            .on_reply(reply_of("msg_deadline", &[]));
+        let further =
+            Call::to(third.id, "update").doing(reply(b"")).on_reply(reply_of("msg_deadline", &[]));
         let told = integers(caller.update(bounded(callee, 50, program().call_must(further))).await);
         assert_eq!(told[1] - told[0], 50_000_000_000);
     });
@@ -860,9 +859,8 @@ fn environment_variables_trap_on_wrong_indices_names_and_ranges() {
     run(async |world| {
         let canister = world.canister().await;
         let named = |name: &[u8], function| program().bytes(name).split().import(function);
-        let value = |at: &[u64]| {
-            program().bytes(b"probe").split().import_of("env_var_value_copy", at)
-        };
+        let value =
+            |at: &[u64]| program().bytes(b"probe").split().import_of("env_var_value_copy", at);
         let cases = [
             ("index", program().import_of("env_var_name_size", &[1])),
             ("index of copy", program().import_of("env_var_name_copy", &[1, 64, 0, 0])),
