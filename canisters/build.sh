@@ -60,8 +60,8 @@ build_motoko() {
     node "$scratch/tools/motoko.cjs" "$2" "$here/$1/main.mo" "$out/$1.wasm" "$out/$1.did"
 }
 
-# build_c <name> <directory>/<source> [compiler options]: the stack is cut to one page so that the
-# module needs a single page of memory. The interface is that of the directory.
+# build_c <name> <directory>/<source> [compiler options]: the stack is cut to one page so that a
+# small module needs a single page of memory. The interface is that of the directory.
 build_c() {
     need_command clang-14 clang-14
     need_command wasm-ld-14 lld-14
@@ -71,6 +71,11 @@ build_c() {
     chmod 644 "$out/$1.wasm"
     cp "$here/${2%/*}/${2%/*}.did" "$out/$1.did"
     embed "$1"
+}
+
+# A program that does programs needs a larger stack.
+build_universal() {
+    build_c "$1" universal-c/universal.c -Wl,--export-table -Wl,-z,stack-size=16384 "${@:2}"
 }
 
 # Debian ships a newer rustc with its library source beside the distribution's own, for building
@@ -160,10 +165,8 @@ build() {
         # Callbacks are entries of the table, and the linker keeps a table that nothing calls
         # through only when it is exported.
         hammer-c) build_c "$1" hammer-c/hammer.c -Wl,--export-table ;;
-        universal-c) build_c "$1" universal-c/universal.c -Wl,--export-table -Wl,-z,stack-size=16384 ;;
-        universal-c-heartbeat)
-            build_c "$1" universal-c/universal.c -DHEARTBEAT -Wl,--export-table \
-                -Wl,-z,stack-size=16384 ;;
+        universal-c) build_universal "$1" ;;
+        universal-c-heartbeat) build_universal "$1" -DHEARTBEAT ;;
         azle-hello) build_azle ;;
         *) echo "no canister is called $1; there are: ${all[*]}" >&2; exit 2 ;;
     esac

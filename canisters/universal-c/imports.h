@@ -1,10 +1,11 @@
-/* Every function of the System API that a module with 32-bit memory may import, in the order of the table "Overview of
- * imports" of the interface specification: first the functions of both widths, then those of 32 bit alone.
+/* Every function of the System API that a module with 32-bit memory may import, in the order of
+ * the table "Overview of imports" of the interface specification: first the functions of both
+ * widths, then those of 32 bit alone.
  *
  *     EACH(result, name, number of parameters, types of the parameters)
  *
- * The operation that calls a function is IMPORTS plus the function's place in this list, counted from 0. Programs outside
- * rely on that: what is new goes to the end. */
+ * The operation that calls a function is IMPORTS plus the function's place in this list, counted
+ * from 0. Programs outside rely on that: what is new goes to the end. */
 #ifndef IMPORTS_H
 #define IMPORTS_H
 

@@ -1,14 +1,17 @@
-/* What the conformance tests install: it does what its argument says, and knows every function of the System API.
+/* What the conformance tests install: it does what its argument says, and knows every function of
+ * the System API.
  *
- * An argument is a program: operations of one byte, some followed by a constant, that work on a small stack of integers
- * and byte strings. Each imported function is one operation, with exactly the function's parameters and result, so that
- * a program can pass any address and any size, wrong ones too. Byte strings become addresses and sizes by SPLIT, memory
- * becomes a byte string by JOIN.
+ * An argument is a program: operations of one byte, some followed by a constant, that work on a
+ * small stack of integers and byte strings. Each imported function is one operation, with exactly
+ * the function's parameters and result, so that a program can pass any address and any size, wrong
+ * ones too. Byte strings become addresses and sizes by SPLIT, memory becomes a byte string by JOIN.
  *
- * The memory of a program is thrown away when its message ends. What stays until the next installation: one byte string
- * (KEEP, KEPT), one program for each hook (HOOK) and the programs of callbacks (CALLBACK).
+ * The memory of a program is thrown away when its message ends. What stays until the next
+ * installation: one byte string (KEEP, KEPT), one program for each hook (HOOK) and the programs of
+ * callbacks (CALLBACK).
  *
- * Built with HEARTBEAT it exports a heartbeat too; without, it costs nothing while nobody calls it. */
+ * Built with HEARTBEAT it exports a heartbeat too; without, it costs nothing while nobody calls it.
+ */
 #include "../include/ic0.h"
 #include "imports.h"
 
@@ -16,16 +19,18 @@ typedef void none;
 typedef uint32_t w; /* a word, of 32 bit */
 typedef uint64_t d; /* a double word */
 
-enum { STACK = 64, KEPT_BYTES = 65536, PROGRAMS_BYTES = 262144, CALLBACKS = 4096, DEPTH = 8, WASM_PAGE = 65536 };
+enum { STACK = 64, KEPT_BYTES = 65536, PROGRAMS_BYTES = 262144, CALLBACKS = 4096, DEPTH = 8 };
+enum { WASM_PAGE = 65536 };
 
-/* Operations; [a b] are taken from the stack, the last one from its top. "Bytes" and "program" are byte strings. */
+/* Operations; [a b] are taken from the stack, the last one from its top. "Bytes" and "program" are
+ * byte strings. */
 enum operation {
     INT = 1,      /* followed by eight bytes, least significant first: pushes an integer */
     BYTES = 2,    /* followed by a length of four bytes and the bytes: pushes them */
     SPLIT = 3,    /* [bytes]: pushes its address and its size */
     JOIN = 4,     /* [address size]: pushes the byte string there */
     ROOM = 5,     /* [size]: pushes a byte string of zeros */
-    COPY = 6,     /* followed by one byte n: pushes the value n below the top once more (0 is the top) */
+    COPY = 6,     /* followed by one byte n: pushes the value n below the top once more */
     DROP = 7,     /* [any] */
     SWAP = 8,     /* [a b]: pushes b, a */
     CONCAT = 9,   /* [bytes bytes]: pushes both as one */
@@ -34,13 +39,13 @@ enum operation {
     ADD = 12,     /* [a b]: pushes a + b modulo 2^64 */
     EQUAL = 13,   /* [a b]: integers or byte strings; pushes 1 or 0 */
     LESS = 14,    /* [a b]: pushes whether a < b */
-    IF = 15,      /* [integer], followed by a length of four bytes: leaves out so many bytes if it is 0 */
-    REPEAT = 16,  /* [integer], followed by a length: does the operations in so many bytes as often */
+    IF = 15,      /* [integer], followed by a length: leaves out so many bytes if it is 0 */
+    REPEAT = 16,  /* [integer], followed by a length: does so many bytes as often */
     DO = 17,      /* [program]: does it on the same stack */
     KEEP = 18,    /* [bytes]: keeps a copy in place of what was kept */
     KEPT = 19,    /* pushes what is kept */
     HOOK = 20,    /* [program hook]: what the hook will do; see enum hook */
-    CALLBACK = 21, /* [program]: pushes the table index of a callback and the environment with which it does that */
+    CALLBACK = 21, /* [program]: pushes table index and environment of a callback that does it */
     HEAP_GROW = 22, /* [pages]: pushes the former size of memory in pages, or 2^32 - 1 */
     HEAP_PAGES = 23, /* pushes the size of memory in pages */
     UNREACHABLE = 24, /* traps by the instruction of that name */
@@ -70,7 +75,8 @@ enum hook { INSPECT_MESSAGE, PRE_UPGRADE, GLOBAL_TIMER, HEARTBEAT_HOOK, LOW_MEMO
 #define VALUES8(a, b, c, e, f, g, h, i) \
     VALUES5(a, b, c, e, f), (g)from[5].number, (h)from[6].number, (i)from[7].number
 
-#define DECLARE(result, name, many, ...) extern result raw_##name(TYPES##many(__VA_ARGS__)) IC0(name);
+#define DECLARE(result, name, many, ...) \
+    extern result raw_##name(TYPES##many(__VA_ARGS__)) IC0(name);
 EACH_IMPORT(DECLARE)
 
 #define NUMBER(result, name, many, ...) number_of_##name,
@@ -143,7 +149,9 @@ static void push(struct value value) {
 
 static void push_number(uint64_t number) { push((struct value){number, 0, 0}); }
 
-static void push_bytes(const uint8_t *bytes, uint32_t size) { push((struct value){0, bytes, size}); }
+static void push_bytes(const uint8_t *bytes, uint32_t size) {
+    push((struct value){0, bytes, size});
+}
 
 static struct value pop(void) {
     if (!depth) fail("universal: the stack is empty");
@@ -168,7 +176,8 @@ static struct value pop_bytes(void) {
 }
 
 static struct program keep_program(struct value program) {
-    if (program.size > PROGRAMS_BYTES - programs_size) fail("universal: too many programs are kept");
+    if (program.size > PROGRAMS_BYTES - programs_size)
+        fail("universal: too many programs are kept");
     uint8_t *const at = programs + programs_size;
     copy(at, program.bytes, program.size);
     programs_size += program.size;
@@ -311,7 +320,9 @@ static int on_state(uint8_t operation) {
         case KEPT: push_kept(); return 1;
         case HOOK: hook(); return 1;
         case CALLBACK: callback(); return 1;
-        case HEAP_GROW: push_number((uint32_t)__builtin_wasm_memory_grow(0, (uint32_t)pop_number())); return 1;
+        case HEAP_GROW:
+            push_number((uint32_t)__builtin_wasm_memory_grow(0, (uint32_t)pop_number()));
+            return 1;
         case HEAP_PAGES: push_number((uint32_t)__builtin_wasm_memory_size(0)); return 1;
         case STORE: {
             const struct value *const from = take(2);

@@ -1,4 +1,4 @@
-//! Programs for the universal canister: what `canisters/universal-c/universal.c` says, as a builder.
+//! Programs for the universal canister, as `canisters/universal-c/universal.c` reads them.
 
 use candid::Principal;
 
