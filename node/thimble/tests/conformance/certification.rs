@@ -1,10 +1,10 @@
 //! Chapters "Certification" and "The system state tree", and "Request: Read state" of the HTTPS
 //! interface.
 
-use candid::Principal;
+use candid::{Encode, Principal};
 use ic_agent::{Agent, hash_tree::Label};
 use ic_certification::{Certificate, LookupResult};
-use ic_management_canister_types::CanisterInstallMode;
+use ic_management_canister_types::{CanisterInstallMode, ProvisionalCreateCanisterWithCyclesArgs};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
@@ -422,6 +422,34 @@ fn the_status_of_a_call_that_never_was_is_absent_for_everyone() {
             let told = read(world, agent, at, 3, &[path]).await.unwrap();
             assert_eq!(find(&told, path), Found::Absent);
         }
+    });
+}
+
+#[test]
+fn a_request_at_a_canister_outside_the_ranges_is_refused() {
+    run(async |world| {
+        let outside = Principal::from_slice(&[0xff, 0xff, 0xff, 0xff, 0, 0, 0, 1, 1, 1]);
+        let url = format!("{}/api/v3/canister/{outside}/read_state", world.url);
+        let (status, _) = post(url, signed(&world.anonymous, &[&[b"time"]])).await;
+        assert!((400..500).contains(&status), "{status}");
+    });
+}
+
+#[test]
+#[ignore = "the node: its sender reads the status of a creation at any effective canister id"]
+fn the_status_of_a_creation_is_read_where_it_was_sent() {
+    run(async |world| {
+        let [here, there] = world.canisters().await;
+        let method = "provisional_create_canister_with_cycles";
+        let call = world.agent.update(&Principal::management_canister(), method);
+        let arguments = ProvisionalCreateCanisterWithCyclesArgs::default();
+        let call = call.with_effective_canister_id(here.id).with_arg(Encode!(&arguments).unwrap());
+        let signed = call.sign().unwrap();
+        let url = format!("{}/api/v4/canister/{}/call", world.url, here.id);
+        assert_eq!(post(url, signed.signed_update).await.0, 200);
+        let path: Path<'_> = &[b"request_status", signed.request_id.as_slice(), b"status"];
+        read(world, &world.agent, At::Canister(here.id), 3, &[path]).await.unwrap();
+        read(world, &world.agent, At::Canister(there.id), 3, &[path]).await.unwrap_err();
     });
 }
 

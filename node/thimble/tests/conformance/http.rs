@@ -16,7 +16,7 @@ use ic_agent::{
     },
 };
 use ic_certification::{Certificate, LookupResult};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     fixture::*,
@@ -330,6 +330,24 @@ fn the_effective_canister_id_must_be_that_of_the_request() {
     });
 }
 
+#[test]
+fn a_call_of_the_management_canister_that_names_no_canister_is_rejected_and_not_refused() {
+    run(async |world| {
+        let canister = world.canister().await;
+        let (key, sender) = owner();
+        for method in ["raw_rand", "no_such_method", "start_canister"] {
+            let mut content = call(sender, canister, &program());
+            if let EnvelopeContent::Call { canister_id, method_name, .. } = &mut content {
+                *canister_id = management();
+                *method_name = method.into();
+            }
+            let told = send(world, canister.id, 4, "call", &sealed(&key, content)).await;
+            let told = answer(&told);
+            assert_eq!(told.status, "non_replicated_rejection", "{method}");
+        }
+    });
+}
+
 // Replays.
 
 #[test]
@@ -567,6 +585,65 @@ fn a_delegation_for_queries_does_not_permit_calls() {
         let told = with(DelegationPermissions::Queries).await;
         assert_eq!((told[0], is_refused(told)[1]), (200, true));
         assert_eq!(with(DelegationPermissions::All).await, [200, 200]);
+    });
+}
+
+/// A delegation and envelope as above, with permissions that the types do not have.
+#[derive(Serialize)]
+struct FreeDelegation {
+    #[serde(with = "serde_bytes")]
+    pubkey: Vec<u8>,
+    expiration: u64,
+    permissions: String,
+}
+
+#[derive(Serialize)]
+struct FreeSigned {
+    delegation: FreeDelegation,
+    #[serde(with = "serde_bytes")]
+    signature: Vec<u8>,
+}
+
+#[derive(Serialize)]
+struct FreeEnvelope {
+    content: EnvelopeContent,
+    #[serde(with = "serde_bytes")]
+    sender_pubkey: Vec<u8>,
+    #[serde(with = "serde_bytes")]
+    sender_sig: Vec<u8>,
+    sender_delegation: Vec<FreeSigned>,
+}
+
+#[test]
+fn a_delegation_with_permissions_that_do_not_exist_is_refused() {
+    run(async |world| {
+        let canister = world.canister().await;
+        let (key, sender) = owner();
+        let last = identity(30);
+        for (permissions, taken) in [("all", true), ("queries", true), ("everything", false)] {
+            let delegation = FreeDelegation {
+                pubkey: last.public_key().unwrap(),
+                expiration: at(300),
+                permissions: permissions.into(),
+            };
+            let hash = ic_agent::to_request_id(&delegation).unwrap();
+            let bytes = [b"\x1Aic-request-auth-delegation", hash.as_slice()].concat();
+            let signature = key.sign_arbitrary(&bytes).unwrap().signature.unwrap();
+            let content = query(sender, canister, &reply(b""));
+            let envelope = FreeEnvelope {
+                sender_pubkey: key.public_key().unwrap(),
+                sender_sig: last.sign(&content).unwrap().signature.unwrap(),
+                content,
+                sender_delegation: vec![FreeSigned { delegation, signature }],
+            };
+            let url = format!("{}/api/v3/canister/{}/query", world.url, canister.id);
+            let told = post(url, serde_cbor::to_vec(&envelope).unwrap()).await;
+            if taken {
+                assert_eq!(answer(&told).status, "replied", "{permissions}");
+            } else {
+                refused(told);
+            }
+        }
     });
 }
 

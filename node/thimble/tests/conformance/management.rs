@@ -379,6 +379,25 @@ fn only_controllers_may_manage_a_canister() {
 }
 
 #[test]
+fn a_canister_may_see_its_own_status_and_fill_its_own_chunk_store() {
+    run(async |world| {
+        let canister = world.canister().await;
+        let canister_id = canister.id;
+        let upload = Encode!(&UploadChunkArgs { canister_id, chunk: vec![1] }).unwrap();
+        for (method, arguments) in [
+            ("canister_status", record(canister_id)),
+            ("upload_chunk", upload),
+            ("stored_chunks", record(canister_id)),
+            ("clear_chunk_store", record(canister_id)),
+        ] {
+            let call = Call::to(management(), method).argument(arguments);
+            let told = canister.update(program().call_must(call)).await.unwrap();
+            assert!(told.starts_with(b"DIDL"), "{method}: {}", String::from_utf8_lossy(&told));
+        }
+    });
+}
+
+#[test]
 fn methods_for_canisters_alone_are_not_taken_from_users() {
     run(async |world| {
         let canister = world.canister().await;

@@ -175,6 +175,20 @@ fn a_composite_query_that_calls_itself_forever_is_rejected() {
 }
 
 #[test]
+#[ignore = "the node: a composite query that calls too deeply fails as a whole"]
+fn a_call_of_a_composite_query_that_is_too_deep_is_rejected_to_its_caller() {
+    run(async |world| {
+        let canister = world.canister().await;
+        let deeper = Call::to(canister.id, "composite")
+            .doing(program().kept().run())
+            .on_reject(reply(b"caught"));
+        let what = program().bytes(&program().call_must(deeper).encoded()).keep();
+        canister.update(what.then(reply(b""))).await.unwrap();
+        assert_eq!(canister.composite(program().kept().run()).await.unwrap(), b"caught");
+    });
+}
+
+#[test]
 fn a_composite_query_without_an_answer_is_an_error_of_the_canister() {
     run(async |world| {
         let [one, two] = world.canisters().await;
