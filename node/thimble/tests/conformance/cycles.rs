@@ -186,7 +186,7 @@ fn the_64_bit_functions_of_a_call_do_the_same() {
     run(async |world| {
         let [caller, callee] = world.canisters().await;
         let next = |program: Program, name: &str, arguments: &[u64]| {
-            program.import_of(name, arguments).to_bytes().append()
+            program.import_of(name, arguments).eight_bytes().append()
         };
         let taking = next(program(), "msg_cycles_available", &[]);
         let taking = next(taking, "msg_cycles_accept", &[300]);
@@ -322,12 +322,12 @@ fn call_perform_fails_with_2_when_the_canister_could_not_pay_for_it() {
         let liquid = |program: Program| {
             program
                 .amount("canister_liquid_cycle_balance128", &[])
-                .to_int()
+                .integer()
                 .int(1000u64.wrapping_neg())
         };
         let what = liquid(what.begin(&Call::to(management(), "raw_rand"))).add();
         let what = what.import("call_cycles_add").import("call_perform");
-        let what = balance(what.to_bytes().bytes(&[0; 8]).concat().append()).import("msg_reply");
+        let what = balance(what.eight_bytes().bytes(&[0; 8]).concat().append()).import("msg_reply");
         let told = amounts(canister.update(what).await);
         assert_eq!(told[1], 2);
         assert_eq!(told[2], told[0], "the cycles came back");
@@ -441,7 +441,7 @@ fn a_call_with_less_than_the_callees_minimum_is_rejected_and_refunded() {
         let arguments = Encode!(&arguments).unwrap();
         world.manage(callee.id, "update_settings", arguments).await.unwrap();
         let call = |cycles| Call::to(callee.id, "update").doing(reply(b"served")).cycles(cycles);
-        let refused = program().import("msg_reject_code").to_bytes().bytes(&[0; 8]).concat();
+        let refused = program().import("msg_reject_code").eight_bytes().bytes(&[0; 8]).concat();
         let refused = append(refused.append(), "msg_cycles_refunded128", &[]).import("msg_reply");
         let what = program().call_must(call(999).on_reject(refused));
         assert_eq!(amounts(caller.update(what).await), [5, 999]);

@@ -680,12 +680,12 @@ fn canister_version_is_the_old_one_in_pre_upgrade_and_the_new_one_in_post_upgrad
     run(async |world| {
         let canister = world.canister().await;
         // The old module writes the version it sees to stable memory.
-        let write = program().int(0).import("canister_version").to_bytes().split();
+        let write = program().int(0).import("canister_version").eight_bytes().split();
         let write = write.import("stable64_write");
         let set = program().import_of("stable64_grow", &[1]).drop_top();
         let set = set.hook(Hook::PreUpgrade, write).import("canister_version").reply_int();
         let at_update = number(canister.update(set).await) as u64;
-        let post = program().import("canister_version").to_bytes().keep().encoded();
+        let post = program().import("canister_version").eight_bytes().keep().encoded();
         let mode = CanisterInstallMode::Upgrade(None);
         world.install(canister.id, mode, module(), post).await.unwrap();
         let read = program().int(8).room().copy(0).split().drop_top();

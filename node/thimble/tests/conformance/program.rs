@@ -97,11 +97,11 @@ impl Program {
         self.operation(9, &[])
     }
 
-    pub(crate) fn to_bytes(self) -> Self {
+    pub(crate) fn eight_bytes(self) -> Self {
         self.operation(10, &[])
     }
 
-    pub(crate) fn to_int(self) -> Self {
+    pub(crate) fn integer(self) -> Self {
         self.operation(11, &[])
     }
 
@@ -200,7 +200,7 @@ impl Program {
 
     /// Replies the integer on the top, in eight bytes.
     pub(crate) fn reply_int(self) -> Self {
-        self.to_bytes().reply()
+        self.eight_bytes().reply()
     }
 
     /// Appends `bytes` to what is kept.
@@ -261,7 +261,7 @@ pub(crate) fn rejection() -> Program {
     program()
         .bytes(b"rejected")
         .import("msg_reject_code")
-        .to_bytes()
+        .eight_bytes()
         .concat()
         .blob("msg_reject_msg")
         .concat()

@@ -11,7 +11,7 @@ use crate::{
 };
 
 fn ints(program: Program, name: &str) -> Program {
-    program.import(name).to_bytes().append()
+    program.import(name).eight_bytes().append()
 }
 
 #[test]
@@ -211,7 +211,7 @@ fn only_the_root_of_a_composite_query_has_a_certificate_and_not_in_callbacks() {
                 .then(present())
                 .import("msg_reply"),
         );
-        let root = program().import("data_certificate_present").to_bytes().keep();
+        let root = program().import("data_certificate_present").eight_bytes().keep();
         let told = one.composite(root.call_must(call)).await.unwrap();
         let told: Vec<_> = told.chunks(8).map(|part| part[0]).collect();
         assert_eq!(told, [1, 0, 0], "root, callee, callback");

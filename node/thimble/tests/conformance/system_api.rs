@@ -17,7 +17,7 @@ fn integers(outcome: Outcome) -> Vec<u64> {
 
 /// Appends the integer on the top to the reply.
 fn append_int(program: Program) -> Program {
-    program.to_bytes().append()
+    program.eight_bytes().append()
 }
 
 /// Replies one integer.
@@ -201,7 +201,7 @@ fn msg_reject_code_is_0_in_the_cleanup_of_a_reply_callback() {
         let call = Call::to(callee.id, "update")
             .doing(reply(b""))
             .on_reply(trap("on purpose"))
-            .on_cleanup(program().import("msg_reject_code").to_bytes().keep());
+            .on_cleanup(program().import("msg_reject_code").eight_bytes().keep());
         assert_eq!(code(caller.update(program().call_must(call)).await), 5);
         assert_eq!(caller.kept().await, 0u64.to_le_bytes());
     });
@@ -214,7 +214,7 @@ fn msg_reject_code_is_the_reject_code_in_the_cleanup_of_a_reject_callback() {
         let call = Call::to(callee.id, "update")
             .doing(reject("no"))
             .on_reject(trap("on purpose"))
-            .on_cleanup(program().import("msg_reject_code").to_bytes().keep());
+            .on_cleanup(program().import("msg_reject_code").eight_bytes().keep());
         assert_eq!(code(caller.update(program().call_must(call)).await), 5);
         assert_eq!(caller.kept().await, 4u64.to_le_bytes());
     });
@@ -253,7 +253,7 @@ fn msg_deadline_is_0_unless_the_caller_waits_for_a_bounded_time() {
 fn bounded(callee: Universal, seconds: u32, what: Program) -> Program {
     let call = Call::to(callee.id, "update").doing(what).timeout(seconds);
     let call = call.on_reply(program().kept().blob("msg_arg_data").concat().reply());
-    program().import("time").to_bytes().keep().call_must(call)
+    program().import("time").eight_bytes().keep().call_must(call)
 }
 
 #[test]
@@ -527,7 +527,7 @@ fn canister_status_is_1_while_it_runs_and_3_when_it_is_stopped() {
         assert_eq!(number(canister.update(reply_of("canister_status", &[])).await), 1);
         assert_eq!(number(canister.query(reply_of("canister_status", &[])).await), 1);
         world.about(canister.id, "stop_canister").await.unwrap();
-        let what = program().import("canister_status").to_bytes().keep().encoded();
+        let what = program().import("canister_status").eight_bytes().keep().encoded();
         let mode = CanisterInstallMode::Upgrade(None);
         world.install(canister.id, mode, module(), what).await.unwrap();
         world.about(canister.id, "start_canister").await.unwrap();
@@ -755,7 +755,8 @@ fn global_timer_set_returns_the_timer_before_and_0_stops_it() {
 fn the_timer_runs_once_and_is_off_when_it_runs() {
     run(async |world| {
         let canister = world.canister().await;
-        let timer = program().kept().import_of("global_timer_set", &[0]).to_bytes().concat().keep();
+        let timer =
+            program().kept().import_of("global_timer_set", &[0]).eight_bytes().concat().keep();
         let set = program().hook(Hook::GlobalTimer, timer).import_of("global_timer_set", &[1]);
         canister.update(set.drop_top().then(reply(b""))).await.unwrap();
         canister.keeps(&0u64.to_le_bytes()).await;
