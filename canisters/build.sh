@@ -15,7 +15,8 @@ mkdir -p "$scratch" "$here/wasm"
 scratch=$(cd "$scratch" && pwd)
 out=$here/wasm
 
-all=(motoko-counter64 motoko-counter32 workbench counter-c beater-c hammer-c azle-hello)
+all=(motoko-counter64 motoko-counter32 workbench counter-c beater-c hammer-c universal-c
+    universal-c-heartbeat azle-hello)
 
 say() { printf '== %s\n' "$*"; }
 
@@ -59,17 +60,22 @@ build_motoko() {
     node "$scratch/tools/motoko.cjs" "$2" "$here/$1/main.mo" "$out/$1.wasm" "$out/$1.did"
 }
 
-# build_c <name> <source> [linker options]: the stack is cut to one page so that the module needs a
-# single page of memory.
+# build_c <name> <directory>/<source> [compiler options]: the stack is cut to one page so that a
+# small module needs a single page of memory. The interface is that of the directory.
 build_c() {
     need_command clang-14 clang-14
     need_command wasm-ld-14 lld-14
     need_node
     clang-14 --target=wasm32 -O2 -Wall -Wextra -Werror -nostdlib -ffreestanding \
-        -Wl,--no-entry -Wl,--strip-all -Wl,-z,stack-size=4096 "${@:3}" -o "$out/$1.wasm" "$here/$1/$2"
+        -Wl,--no-entry -Wl,--strip-all -Wl,-z,stack-size=4096 "${@:3}" -o "$out/$1.wasm" "$here/$2"
     chmod 644 "$out/$1.wasm"
-    cp "$here/$1/$1.did" "$out/$1.did"
+    cp "$here/${2%/*}/${2%/*}.did" "$out/$1.did"
     embed "$1"
+}
+
+# A program that does programs needs a larger stack.
+build_universal() {
+    build_c "$1" universal-c/universal.c -Wl,--export-table -Wl,-z,stack-size=16384 "${@:2}"
 }
 
 # Debian ships a newer rustc with its library source beside the distribution's own, for building
@@ -154,11 +160,13 @@ build() {
         motoko-counter64) build_motoko "$1" motoko ;;
         motoko-counter32) build_motoko "$1" motoko32 ;;
         workbench) build_workbench ;;
-        counter-c) build_c "$1" counter.c ;;
-        beater-c) build_c "$1" beater.c ;;
+        counter-c) build_c "$1" counter-c/counter.c ;;
+        beater-c) build_c "$1" beater-c/beater.c ;;
         # Callbacks are entries of the table, and the linker keeps a table that nothing calls
         # through only when it is exported.
-        hammer-c) build_c "$1" hammer.c -Wl,--export-table ;;
+        hammer-c) build_c "$1" hammer-c/hammer.c -Wl,--export-table ;;
+        universal-c) build_universal "$1" ;;
+        universal-c-heartbeat) build_universal "$1" -DHEARTBEAT ;;
         azle-hello) build_azle ;;
         *) echo "no canister is called $1; there are: ${all[*]}" >&2; exit 2 ;;
     esac

@@ -1,0 +1,23 @@
+//! What the interface specification asks of a replica, rule by rule, from outside: one node that
+//! all tests share, canisters of each test's own, HTTP. A test's path is the chapter, its name is
+//! the rule.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../it/harness.rs"]
+#[allow(dead_code)]
+mod harness;
+
+mod fixture;
+mod imports;
+mod program;
+
+mod calls;
+mod certification;
+mod contexts;
+mod cycles;
+mod http;
+mod ids;
+mod management;
+mod modules;
+mod queries;
+mod system_api;
