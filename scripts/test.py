@@ -22,6 +22,8 @@ import threading
 import time
 from pathlib import Path
 
+# The program whose counts are shown chapter by chapter.
+CONFORMANCE = "conformance"
 # Programs that hold runs of a command against each other.
 ALONE = ["tune", "watch"]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", "target")).resolve()
@@ -109,17 +111,33 @@ def run(program):
     # A program with a `main` of its own counts nothing.
     words = [f"{passed:4} passed" if counts else "    ended well" if status == 0 else "    ended"]
     words += [f"{failed} failed"] if failed else []
-    words += [f"{ignored} left to make test-long"] if ignored else []
+    # A rule that the node does not keep yet says so.
+    missing = re.findall(r"^test (\S+) \.\.\. ignored, the node: (.*)$", text, re.MULTILINE)
+    words += [f"{len(missing)} of what is missing"] if missing else []
+    left = ignored - len(missing)
+    words += [f"{left} left to make test-long"] if left else []
     # What it and the processes that it waited for computed.
     computed = usage.ru_utime + usage.ru_stime
     verdict = "ok    " if status == 0 else "FAILED"
     say(f"{verdict} {seconds:6.1f} s, CPU {computed:6.1f} s  {', '.join(words)}  {program.name}")
+    if program.target == CONFORMANCE:
+        say(f"       {chapters(text)}")
+    for name, why in missing:
+        say(f"       missing: {name}: {why}")
     for line in text.splitlines():
         if line.startswith("NOT RUN: "):
             say(f"       {line}")
     if status != 0 and not stopped.is_set():
         say(f"--- {program.name} ended with {status}; {program.log}\n{text}\n--- {program.name}")
     return status == 0, seconds
+
+
+def chapters(text):
+    """How many rules of each chapter hold: a test's path is its chapter."""
+    counts = {}
+    for chapter in re.findall(r"^test (\w+)::\S+ \.\.\. ok$", text, re.MULTILINE):
+        counts[chapter] = counts.get(chapter, 0) + 1
+    return ", ".join(f"{chapter} {count}" for chapter, count in sorted(counts.items()))
 
 
 def end(process, how):
