@@ -7,8 +7,8 @@
 //!
 //! So a thread that begins to hand over work stays where it is, workers are brought there, and
 //! when there is no more work it goes again where the kernel puts it. Under a load without pauses it
-//! shares its processor with whatever else the kernel has put there. Nothing here has an influence on what is computed, and
-//! whatever the system refuses is done without.
+//! shares its processor with whatever else the kernel has put there. Nothing here has an influence
+//! on what is computed, and whatever the system refuses is done without.
 
 use std::cell::Cell;
 
