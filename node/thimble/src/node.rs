@@ -233,12 +233,12 @@ fn replay_as(config: &Config, role: Role) -> Result<()> {
     let ledger = limits.ledger()?;
     let registry = Mutex::new(Registry::default());
     let cgroup = Cgroup::own().unwrap_or_default();
-    let is_short = !matches!(role, Role::Copy { .. });
+    let waits_for_trouble = matches!(role, Role::Copy { .. });
     let Opened { driver, pool, .. } =
         open(config, &limits, &ledger, cgroup, keys, &registry, role)?;
     // The round loop executes what the log holds; then it stops, with a checkpoint. In a copy there
     // is nobody who waits for a node: trouble of the machine is waited for.
-    if is_short {
+    if !waits_for_trouble {
         pool.close();
     }
     match futures::executor::block_on(driver.run())? {

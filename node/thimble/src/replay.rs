@@ -23,13 +23,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use consensus::{Certificate, Consensus, ConsensusError, Demand, Fetched, LogReplay, Step, Want};
+use consensus::{Certificate, Consensus, ConsensusError, Demand, LogReplay, Step};
 use disk::Lock;
 use futures::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use state::{Fault, Height};
 
-use crate::{node, rules};
+use crate::{config::Config, node, rules};
 
 /// What a replay needs of a data folder, besides the keys.
 const PARTS: [&str; 5] = ["state", "pages", "blocks", "rules", "verdicts.txt"];
@@ -73,7 +73,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
          anything",
         folder.display()
     );
-    let own = rules::recorded_threads(&folder)?;
+    let config = rules::recorded_configuration(&folder)?;
+    let own = config.limits.execution.threads;
     let mut counts = match (options.threads.as_slice(), options.check) {
         ([], true) => vec![1, own, (own * 2).min(THREADS_MAX)],
         ([], false) => vec![own],
@@ -87,7 +88,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     for threads in &counts {
         // Each in a process of its own: the state's heap stays with the process that made it.
         let run = match counts.as_slice() {
-            [threads] => in_copy(&folder, options, *threads)?,
+            [threads] => in_copy(&config, options, *threads)?,
             _ => in_process(&folder, options, *threads)?,
         };
         if !options.json {
@@ -133,7 +134,8 @@ fn in_process(folder: &Path, options: &Options, threads: u64) -> Result<Run> {
 }
 
 /// One execution, in a copy that is gone afterwards.
-fn in_copy(folder: &Path, options: &Options, threads: u64) -> Result<Run> {
+fn in_copy(config: &Config, options: &Options, threads: u64) -> Result<Run> {
+    let folder = &config.data_dir;
     node::start_logging("warn")?;
     let _lock = lock_as_it_is(folder)?;
     ensure!(
@@ -149,7 +151,8 @@ fn in_copy(folder: &Path, options: &Options, threads: u64) -> Result<Run> {
         .with_context(|| format!("making a folder in {}", scratch.display()))?;
     remove_when_interrupted(copy.path());
     copy_folder(folder, copy.path())?;
-    execute(copy.path(), threads, !options.json)
+    let config = Config { data_dir: copy.path().into(), ..config.clone() };
+    execute(&config, threads, !options.json)
 }
 
 /// The lock of a data folder, if it has one: a copy may have none, and stays as it is.
@@ -192,8 +195,9 @@ fn remove_when_interrupted(copy: &Path) {
 }
 
 /// Executes the log in a folder that may change, and prints its roots if asked to.
-fn execute(copy: &Path, threads: u64, print: bool) -> Result<Run> {
+fn execute(config: &Config, threads: u64, print: bool) -> Result<Run> {
     let started = Instant::now();
+    let copy = &config.data_dir;
     let Some((first, last)) = node::to_be_executed(copy)? else {
         bail!(
             "the log holds no block above the newest checkpoint, so there is nothing to execute \
@@ -201,7 +205,6 @@ fn execute(copy: &Path, threads: u64, print: bool) -> Result<Run> {
              stops"
         );
     };
-    let config = rules::recorded_configuration(copy)?;
     let tally = Arc::new(Tally::default());
     let mut reached = None;
     while let Some((next, _)) = node::to_be_executed(copy)? {
@@ -211,7 +214,7 @@ fn execute(copy: &Path, threads: u64, print: bool) -> Result<Run> {
             "blocks {next} to {last} could not be executed; what was in the way is said above"
         );
         reached = Some(next);
-        node::replay_copy(&config, threads, print, &tally)?;
+        node::replay_copy(config, threads, print, &tally)?;
     }
     let compared = tally.compared.load(Ordering::Relaxed);
     ensure!(compared > 0, "no root of heights {first} to {last} was recorded: nothing to compare");
@@ -279,10 +282,6 @@ impl Consensus for Counted {
 
     fn certificates_pending(&self) -> u64 {
         self.replay.certificates_pending()
-    }
-
-    fn fetch(&mut self, want: Want) -> BoxFuture<'_, Result<Fetched, ConsensusError>> {
-        self.replay.fetch(want)
     }
 }
 

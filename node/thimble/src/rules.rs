@@ -108,31 +108,23 @@ fn slot(data_dir: &Path) -> RecordSlot {
 /// The disk budget that rounds were last executed with; none before the first start, and for a node
 /// that had none.
 pub(crate) fn recorded_disk(data_dir: &Path) -> Result<Option<u64>> {
-    let slot = slot(data_dir);
-    let Some(bytes) = slot.read()? else { return Ok(None) };
-    let rules: Rules = serde_json::from_slice(&bytes)
-        .with_context(|| format!("{} does not decode", slot.path.display()))?;
+    let Some(rules) = recorded(&slot(data_dir))? else { return Ok(None) };
     let disk = rules.limits.get("disk_budget_bytes").and_then(serde_json::Value::as_u64);
     Ok(disk.filter(|bytes| *bytes > 0))
 }
 
-fn recorded(data_dir: &Path) -> Result<Rules> {
-    let slot = slot(data_dir);
-    let bytes = slot.read()?.with_context(|| format!("{} holds nothing", slot.path.display()))?;
-    serde_json::from_slice(&bytes)
-        .with_context(|| format!("{} does not decode", slot.path.display()))
-}
-
-/// Threads that executed the blocks of a data folder.
-pub(crate) fn recorded_threads(data_dir: &Path) -> Result<u64> {
-    let limits: Limits = serde_json::from_value(recorded(data_dir)?.limits)
-        .context("the limits in the file `rules` are of another version of this program")?;
-    Ok(limits.execution.threads)
+/// The rules in this slot; none before the first start.
+fn recorded(slot: &RecordSlot) -> Result<Option<Rules>> {
+    let Some(bytes) = slot.read()? else { return Ok(None) };
+    let rules = serde_json::from_slice(&bytes);
+    rules.map(Some).with_context(|| format!("{} does not decode", slot.path.display()))
 }
 
 /// The configuration by which the blocks of a data folder were executed, with that folder.
 pub(crate) fn recorded_configuration(data_dir: &Path) -> Result<Config> {
-    let rules = recorded(data_dir)?;
+    let slot = slot(data_dir);
+    let rules = recorded(&slot)?;
+    let rules = rules.with_context(|| format!("{} holds nothing", slot.path.display()))?;
     if rules.version != VERSION {
         bail!(
             "the blocks were executed by rules of version {} (Thimble {}), and this program \
@@ -158,9 +150,7 @@ pub(crate) fn settle(
     let slot = slot(&config.data_dir);
     let configured = Rules::of(config)?;
     let write = |rules: &Rules| -> Result<()> { Ok(slot.write(&serde_json::to_vec(rules)?)?) };
-    let Some(bytes) = slot.read()? else { return write(&configured) };
-    let recorded: Rules = serde_json::from_slice(&bytes)
-        .with_context(|| format!("{} does not decode", slot.path.display()))?;
+    let Some(recorded) = recorded(&slot)? else { return write(&configured) };
     if recorded.same(&configured) {
         // What decides no batch is remembered too: the disk budget, where none is stated.
         return if recorded.limits == configured.limits { Ok(()) } else { write(&configured) };

@@ -41,7 +41,7 @@ impl Dispatcher<'_> {
             )
             .into());
         }
-        let (id, next) = self.fresh_id()?;
+        let id = self.fresh_id()?;
         let mut canister = self.new_canister(
             call,
             id,
@@ -51,7 +51,6 @@ impl Dispatcher<'_> {
         )?;
         canister.consumption.canister_creation += fee;
         self.add_canister(canister)?;
-        self.state.subnet.next_canister = next;
         Ok(Handled::ReplyWithRefund(encode(&CanisterIdRecord { canister_id: id })?, 0))
     }
 
@@ -63,14 +62,13 @@ impl Dispatcher<'_> {
             None => DEFAULT_PROVISIONAL_BALANCE,
         };
         let asked = self.asked_of_new(argument.settings)?;
-        let (id, next) = match argument.specified_id {
-            Some(id) => (self.specified_id(id)?, self.state.subnet.next_canister),
+        let id = match argument.specified_id {
+            Some(id) => self.specified_id(id)?,
             None => self.fresh_id()?,
         };
         let canister =
             self.new_canister(call, id, asked, amount, argument.sender_canister_version)?;
         self.add_canister(canister)?;
-        self.state.subnet.next_canister = next;
         self.state.subnet.minted += amount;
         Ok(Handled::Reply(encode(&CanisterIdRecord { canister_id: id })?))
     }
@@ -115,20 +113,23 @@ impl Dispatcher<'_> {
 
     fn add_canister(&mut self, canister: CanisterState) -> Result<(), Reject> {
         check_promises(self.core, self.state, None, &canister)?;
+        let subnet = &mut self.state.subnet;
+        if ExecutorConfig::canister_number(&canister.id) == Some(subnet.next_canister) {
+            subnet.next_canister = subnet.next_canister.saturating_add(1);
+        }
         self.state.put(canister);
         self.state.refresh();
         Ok(())
     }
 
-    /// The next id that nobody has or had, and the number of the one after it. Ids asked for by name
-    /// lie below all of them.
-    fn fresh_id(&self) -> Result<(CanisterId, u64), Reject> {
-        let number = self.state.subnet.next_canister;
-        let id = ExecutorConfig::canister_id(number);
+    /// The next id that nobody has or had; it is given out once there is a canister of it. Ids asked
+    /// for by name lie below all of these.
+    fn fresh_id(&self) -> Result<CanisterId, Reject> {
+        let id = ExecutorConfig::canister_id(self.state.subnet.next_canister);
         if !self.core.config.in_range(&id) {
             return Err(reject::reject(102, "The subnet's canister ranges hold no further id."));
         }
-        Ok((id, number.saturating_add(1)))
+        Ok(id)
     }
 
     fn specified_id(&self, id: CanisterId) -> Result<CanisterId, Reject> {

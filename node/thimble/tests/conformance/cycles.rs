@@ -6,7 +6,12 @@ use ic_management_canister_types::{
     UpdateSettingsArgs,
 };
 
-use crate::{fixture::*, harness::management, management::status, program::*};
+use crate::{
+    fixture::*,
+    harness::{create_for, management},
+    management::status,
+    program::*,
+};
 
 const MANY: u128 = 1_000_000_000_000;
 const ABOVE_64_BIT: u128 = 1 << 65;
@@ -34,20 +39,7 @@ fn accept(program: Program, amount: u128) -> Program {
 
 /// A universal canister with so many cycles.
 async fn with_cycles(world: &World, amount: u128) -> Universal {
-    let arguments = ProvisionalCreateCanisterWithCyclesArgs {
-        amount: Some(Nat::from(amount)),
-        ..Default::default()
-    };
-    let reply = world
-        .agent
-        .update(&management(), "provisional_create_canister_with_cycles")
-        .with_effective_canister_id(management())
-        .with_arg(Encode!(&arguments).unwrap())
-        .call_and_wait()
-        .await
-        .unwrap();
-    let made = candid::decode_one::<ic_management_canister_types::CanisterIdRecord>(&reply);
-    let id = made.unwrap().canister_id;
+    let id = create_for(&world.agent, amount).await;
     let mode = ic_management_canister_types::CanisterInstallMode::Install;
     world.install(id, mode, module(), vec![]).await.unwrap();
     Universal { id }

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use candid::{CandidType, Decode, Encode, Principal};
+use candid::{CandidType, Decode, Encode, Nat, Principal};
 use ic_agent::{Agent, AgentError, identity::BasicIdentity};
 use ic_management_canister_types::{
     CanisterInstallMode, CanisterSettings, ChunkHash, ClearChunkStoreArgs, InstallChunkedCodeArgs,
@@ -379,7 +379,22 @@ pub(crate) async fn create_with(
     agent: &Agent,
     settings: Option<CanisterSettings>,
 ) -> Result<Principal, AgentError> {
-    let arguments = ProvisionalCreateCanisterWithCyclesArgs { settings, ..Default::default() };
+    provisional(agent, ProvisionalCreateCanisterWithCyclesArgs { settings, ..Default::default() })
+        .await
+}
+
+/// A new canister with so many cycles.
+pub(crate) async fn create_for(agent: &Agent, amount: u128) -> Principal {
+    let amount = Some(Nat::from(amount));
+    provisional(agent, ProvisionalCreateCanisterWithCyclesArgs { amount, ..Default::default() })
+        .await
+        .unwrap()
+}
+
+async fn provisional(
+    agent: &Agent,
+    arguments: ProvisionalCreateCanisterWithCyclesArgs,
+) -> Result<Principal, AgentError> {
     let reply = agent
         .update(&management(), "provisional_create_canister_with_cycles")
         .with_effective_canister_id(management())

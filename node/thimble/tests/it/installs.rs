@@ -7,11 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use candid::{Decode, Encode, Nat, Principal};
+use candid::{Encode, Principal};
 use ic_agent::Agent;
-use ic_management_canister_types::{
-    CanisterIdRecord, CanisterInstallMode, ProvisionalCreateCanisterWithCyclesArgs,
-};
+use ic_management_canister_types::CanisterInstallMode;
 
 use testing::until_async;
 
@@ -29,18 +27,7 @@ fn heavy(number: usize) -> Vec<u8> {
 async fn an_install_that_cannot_be_paid_compiles_nothing() {
     let node = Node::start().await;
     let agent = node.agent(1).await;
-    let arguments = ProvisionalCreateCanisterWithCyclesArgs {
-        amount: Some(Nat::from(50_000_000_000_u64)),
-        ..Default::default()
-    };
-    let reply = agent
-        .update(&management(), "provisional_create_canister_with_cycles")
-        .with_effective_canister_id(management())
-        .with_arg(Encode!(&arguments).unwrap())
-        .call_and_wait()
-        .await
-        .unwrap();
-    let poor = Decode!(&reply, CanisterIdRecord).unwrap().canister_id;
+    let poor = create_for(&agent, 50_000_000_000).await;
     let artefacts = || std::fs::read_dir(node.data.join("artifacts")).unwrap().count();
     let before = artefacts();
     let empty = Encode!().unwrap();

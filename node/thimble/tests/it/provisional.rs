@@ -12,21 +12,6 @@ use testing::until_async;
 const CREATE: &str = "provisional_create_canister_with_cycles";
 const TOP_UP: &str = "provisional_top_up_canister";
 
-async fn create_for(agent: &Agent, amount: u128) -> Principal {
-    let amount = Some(Nat::from(amount));
-    let arguments = ProvisionalCreateCanisterWithCyclesArgs { amount, ..Default::default() };
-    let reply = agent
-        .update(&management(), CREATE)
-        .with_effective_canister_id(management())
-        .with_arg(Encode!(&arguments).unwrap())
-        .call_and_wait()
-        .await
-        .unwrap();
-    candid::decode_one::<ic_management_canister_types::CanisterIdRecord>(&reply)
-        .unwrap()
-        .canister_id
-}
-
 async fn top_up(agent: &Agent, canister_id: Principal, amount: Nat) -> Result<(), String> {
     let arguments = ProvisionalTopUpCanisterArgs { canister_id, amount };
     let done = manage(agent, canister_id, TOP_UP, Encode!(&arguments).unwrap()).await;
