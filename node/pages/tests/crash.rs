@@ -6,6 +6,7 @@
 mod common;
 
 use std::{
+    io::{Read, Write},
     path::Path,
     process::{Command, Stdio},
     time::Duration,
@@ -16,7 +17,9 @@ use pages::PAGE_BYTES;
 
 const DIR: &str = "PAGES_CRASH_DIR";
 const SEED: u64 = 0x7417;
-const KILLS: u64 = 20;
+const KILLS: u64 = 60;
+/// A checkpoint comes every 24 steps on the average.
+const STEPS_MIN: usize = 40;
 
 /// Not a test of its own: the body of the child. Returns at once when it is run as a test.
 #[test]
@@ -31,6 +34,7 @@ fn child() {
     // What is not content may differ from run to run.
     let mut rng = Rng::new(u64::from(std::process::id()));
     loop {
+        std::io::stderr().write_all(b".").unwrap();
         step += 1;
         let change = change(SEED, step, &model);
         change_model(&mut model, &change, step);
@@ -71,14 +75,22 @@ fn kill_9_at_any_moment_loses_nothing_that_a_durable_index_names() {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        std::thread::sleep(Duration::from_millis(20 + rng.below(250)));
+        // Counted in steps, so that a slow machine comes as far as a fast one; then at any moment
+        // within the next.
+        let mut steps = vec![0; STEPS_MIN + rng.below(STEPS_MIN as u64) as usize];
+        let mut said = child.stderr.take().unwrap();
+        let reached = said.read_exact(&mut steps);
+        std::thread::sleep(Duration::from_micros(rng.below(5_000)));
         let early = child.try_wait().unwrap();
         child.kill().unwrap();
-        let output = child.wait_with_output().unwrap();
+        child.wait().unwrap();
+        let mut rest = Vec::new();
+        said.read_to_end(&mut rest).unwrap();
         assert!(
-            early.is_none(),
-            "the child died by itself: {}",
-            String::from_utf8_lossy(&output.stderr)
+            early.is_none() && reached.is_ok(),
+            "the child died by itself: {}{}",
+            String::from_utf8_lossy(&steps),
+            String::from_utf8_lossy(&rest)
         );
 
         let (step, index) = index_file.load();

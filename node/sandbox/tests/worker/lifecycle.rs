@@ -229,9 +229,12 @@ fn the_canisters_of_this_repository_install_count_and_upgrade() {
         let wasm = std::fs::read(&path).unwrap();
         let mut canister = world.prepared(&wasm);
         let info = world.pool.prepare(&canister.hash, &wasm.as_slice()).unwrap();
+        // The universal canister takes operations, all others Candid.
+        let operations = path.file_name().unwrap().to_string_lossy().starts_with("universal-c");
+        let arg: &[u8] = if operations { b"" } else { b"DIDL\0\0" };
         let mut run = |entry: Entry| {
             let outcome = world.run(&mut canister, entry.clone(), |request| {
-                request.context.arg = b"DIDL\0\0".to_vec();
+                request.context.arg = arg.to_vec();
                 request.limits.instructions = 50_000_000_000;
             });
             assert!(outcome.result.is_ok(), "{}: {entry:?}: {outcome:?}", path.display());
