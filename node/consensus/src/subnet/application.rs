@@ -21,7 +21,7 @@ use commonware_actor::Feedback;
 use commonware_consensus::{
     Application as Engine, Epochable as _, Heightable as _, Reporter,
     marshal::{Update, ancestry::Ancestry},
-    simplex::{scheme::bls12381_threshold::vrf::Seedable as _, types::Context},
+    simplex::types::Context,
     types::{Height as EngineHeight, Round, View},
 };
 use commonware_cryptography::{Digested, Digestible as _, ed25519::PublicKey};
@@ -42,9 +42,9 @@ use super::{
     block::{Block, CallName, Digest, KeyPayload, NameBounds, Opening},
     calls::{Calls, Gathered, NotKept},
     engine::PENDING_MAX,
-    key::{Scheme, Seed},
     published::{Driven, Published, changed},
     resharing::Resharing,
+    scheme::{Scheme, Seed, Seeded as _},
 };
 use crate::{IngressPool, WallClock};
 
@@ -191,7 +191,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
                 !begins
                     && seed.round == Round::new(round.epoch(), parent_view)
                     && (self.published.agreed.seed(seed.round).as_ref() == Some(seed)
-                        || seed.verify(&self.verifier))
+                        || self.verifier.is_seed(seed))
             }
             // A leader has no choice among rounds that were given up, or in which something else
             // was agreed on.

@@ -17,7 +17,7 @@ use commonware_cryptography::{Digestible, Hasher, Sha256, sha256};
 use serde::{Deserialize, Serialize};
 use state::{INGRESS_OVERHEAD_BYTES, IngressId, Time};
 
-use super::key::{Scheme, Seed};
+use super::scheme::{Scheme, Seed};
 
 /// Names a block.
 pub(super) type Digest = sha256::Digest;

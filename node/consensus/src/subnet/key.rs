@@ -8,7 +8,6 @@
 //! whoever holds 2f+1 shares of either has the subnet anyway.
 
 use commonware_codec::{Copying, Decode, DecodeExt, Error, Write};
-use commonware_consensus::simplex::scheme::bls12381_threshold::vrf;
 use commonware_cryptography::{
     bls12381::primitives::{
         group::{Private, Share},
@@ -23,10 +22,7 @@ use std::num::NonZeroU32;
 use thiserror::Error;
 use zeroize::Zeroizing;
 
-/// Signs and verifies votes.
-pub(super) type Scheme = vrf::Scheme<PublicKey, MinSig>;
-/// A round's randomness.
-pub(super) type Seed = vrf::Seed<MinSig>;
+use super::scheme::Scheme;
 
 /// Bytes of a compressed point of G2.
 const POINT: usize = 96;

@@ -30,6 +30,7 @@ mod presence;
 mod published;
 mod resharing;
 mod runtime;
+mod scheme;
 mod shares;
 mod state_sync;
 mod storage_retry;

@@ -40,10 +40,10 @@ use super::{
     Engine, Input, StartError, Subnet, SubnetConfig,
     block::Block,
     engine::{Channels, setup},
-    key::{self, Scheme},
-    namespace,
+    key, namespace,
     peers::BLOCKED,
     runtime::{Layer, Layered, Steady},
+    scheme::Scheme,
 };
 use crate::Wiring;
 

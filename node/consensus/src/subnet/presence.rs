@@ -26,7 +26,7 @@ use commonware_p2p::{Message, Receiver};
 use commonware_runtime::{Clock, IoBuf};
 use commonware_utils::sync::Mutex;
 
-use super::{block::Digest, key::Scheme};
+use super::{block::Digest, scheme::Scheme};
 
 /// When members were heard.
 pub(super) struct Presence<C> {

@@ -20,18 +20,14 @@ use std::{
 };
 
 use commonware_actor::Feedback;
-use commonware_consensus::{
-    Reporter,
-    simplex::{scheme::bls12381_threshold::vrf::Seedable as _, types::Activity},
-    types::Round,
-};
+use commonware_consensus::{Reporter, simplex::types::Activity, types::Round};
 use commonware_utils::sync::{Mutex, Notify};
 use state::{Height, IngressId};
 use tokio::sync::watch;
 
 use super::{
     block::{Digest, Opening},
-    key::{Scheme, Seed},
+    scheme::{Scheme, Seed, Seeded as _},
 };
 use crate::{Demand, SyncProgress};
 

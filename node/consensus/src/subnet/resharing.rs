@@ -23,7 +23,7 @@ use commonware_consensus::{
 use commonware_cryptography::{Digestible as _, ed25519::PublicKey};
 use commonware_runtime::{Clock, Spawner};
 use commonware_utils::sync::Mutex;
-use genesis::{Checked, Summary};
+use genesis::{Checked, NodeRecord, Summary};
 use nidkg::{EngineConfig, NodeIndex, SecretShare};
 use rand::{SeedableRng as _, rngs::StdRng};
 use rand_core::CryptoRng;
@@ -32,7 +32,8 @@ use state::{Height, NodeInfo, SubnetKey};
 use super::{
     StartError,
     block::{Block, Digest, KeyPayload},
-    key::{self, Scheme},
+    key,
+    scheme::Scheme,
 };
 use crate::certifier::Term;
 
@@ -58,6 +59,8 @@ pub trait KeyStore: Send + Sync {
 /// See the module.
 pub(super) struct Resharing {
     inner: Mutex<Inner>,
+    /// Who is asked for every second.
+    known: Mutex<Option<Known>>,
     keys: Box<dyn KeyStore>,
     arithmetic: EngineConfig,
     namespace: Vec<u8>,
@@ -77,6 +80,23 @@ struct Inner {
     dealing: Option<(u64, Vec<u8>)>,
     /// What blocks carried that this node voted on lately: not verified again when they are final.
     checked: VecDeque<(KeyPayload, Checked)>,
+}
+
+/// Keys of members, as the engine knows them. To decode one takes as long as to verify a signature.
+struct Known {
+    of: Arc<Summary>,
+    members: Vec<PublicKey>,
+    next: Vec<PublicKey>,
+}
+
+impl Known {
+    fn decode(of: Arc<Summary>) -> Self {
+        let decode = |members: &[NodeRecord]| -> Vec<PublicKey> {
+            let keys: Vec<_> = members.iter().map(|member| member.node_key().to_bytes()).collect();
+            key::members(&keys).map_or_else(|_| Vec::new(), |keys| keys.into_iter().collect())
+        };
+        Self { members: decode(of.members()), next: decode(of.next_members()), of }
+    }
 }
 
 /// Between two tries of what must come to pass.
@@ -127,6 +147,7 @@ impl Resharing {
         };
         Arc::new(Self {
             inner: Mutex::new(inner),
+            known: Mutex::default(),
             keys,
             arithmetic,
             namespace,
@@ -149,22 +170,23 @@ impl Resharing {
         self.epocher.containing(height).is_some_and(|bounds| bounds.last() == height)
     }
 
+    fn known<T>(&self, take: impl FnOnce(&Known) -> T) -> T {
+        let summary = self.summary();
+        let mut known = self.known.lock();
+        if known.as_ref().is_some_and(|known| !Arc::ptr_eq(&known.of, &summary)) {
+            *known = None;
+        }
+        take(known.get_or_insert_with(|| Known::decode(summary)))
+    }
+
     /// The members of the epoch that runs, as the engine knows them.
     pub(super) fn members(&self) -> Vec<PublicKey> {
-        let keys: Vec<_> =
-            self.summary().members().iter().map(|member| member.node_key().to_bytes()).collect();
-        key::members(&keys).map_or_else(|_| Vec::new(), |members| members.into_iter().collect())
+        self.known(|known| known.members.clone())
     }
 
     /// Those of the epoch after.
     pub(super) fn next_members(&self) -> Vec<PublicKey> {
-        let keys: Vec<_> = self
-            .summary()
-            .next_members()
-            .iter()
-            .map(|member| member.node_key().to_bytes())
-            .collect();
-        key::members(&keys).map_or_else(|_| Vec::new(), |members| members.into_iter().collect())
+        self.known(|known| known.next.clone())
     }
 
     /// Number of a member among the others, or behind them of one that is to be a member next.

@@ -29,7 +29,7 @@ use super::{
     super::{
         application::Application,
         block::{Block, BlockBounds, Digest},
-        key::Scheme,
+        scheme::Scheme,
     },
     MAILBOX, Mailbox, PENDING_MAX, Schemes,
 };

@@ -27,10 +27,10 @@ use super::{
     super::{
         application::Application,
         block::Digest,
-        key::Scheme,
         presence::Presence,
         published::{Observer, Published},
         resharing::Resharing,
+        scheme::Scheme,
     },
     MAILBOX, Mailbox, Schemes, Timing,
     chain::Ended,

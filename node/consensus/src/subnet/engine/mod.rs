@@ -60,11 +60,11 @@ use super::{
     block::{Block, NameBounds},
     calls::{self, Calls},
     greeting::Greeting,
-    key::Scheme,
     peers::{self, Blame},
     presence::Presence,
     published::Published,
     resharing::Resharing,
+    scheme::Scheme,
     shares::Roots,
     state_sync::{Config as StateSyncConfig, Floor, StateSync},
 };

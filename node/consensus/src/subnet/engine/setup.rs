@@ -18,9 +18,9 @@ use super::super::{
     block::{Block, BlockBounds},
     calls::Log,
     journal::Journal,
-    key::Scheme,
     published::{Published, Reached, Signed},
     resharing::Resharing,
+    scheme::Scheme,
     shares::Executed,
     state_sync::{Command, Floor},
 };

@@ -16,7 +16,7 @@ use disk::{
 use serde::{Deserialize, Serialize};
 use state::Height;
 
-use crate::subnet::{block::Digest, key::Scheme};
+use crate::subnet::{block::Digest, scheme::Scheme};
 
 /// A record is a certificate and two numbers.
 const KIND: Kind = Kind { name: *b"floor\0\0\0", version: 1, bytes_max: 4 << 10 };

@@ -60,10 +60,10 @@ use super::{
     block::{Block, BlockBounds},
     calls::Log,
     engine::Mailbox,
-    key::Scheme,
     peers::Blame,
     published::{Progress, Published},
     resharing::Resharing,
+    scheme::Scheme,
     wire,
 };
 use crate::{CHUNK_NAME_BYTES_MAX, Fetched, StateOffer, StateServer, SyncProgress, Want};
