@@ -415,9 +415,10 @@ impl<'a> Session<'a> {
             arg: call.arg.clone(),
         };
         let answer = self.evaluate(asked, depth + 1);
-        // A bound of the whole query was met below: nobody up the chain may go on.
+        // A bound of the whole query was met below: nobody up the chain may go on. How deep calls
+        // nest is one of the single call: its caller is told.
         match answer {
-            Err(reject) if matches!(reject.error_code.0, 525 | 526 | 528) => Err(reject),
+            Err(reject) if matches!(reject.error_code.0, 526 | 528) => Err(reject),
             answer => Ok(answer),
         }
     }

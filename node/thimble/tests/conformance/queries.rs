@@ -175,7 +175,6 @@ fn a_composite_query_that_calls_itself_forever_is_rejected() {
 }
 
 #[test]
-#[ignore = "the node: a composite query that calls too deeply fails as a whole"]
 fn a_call_of_a_composite_query_that_is_too_deep_is_rejected_to_its_caller() {
     run(async |world| {
         let canister = world.canister().await;
