@@ -40,7 +40,7 @@ use thiserror::Error;
 use crate::seam::{FinalisedBlock, Recorded};
 
 /// A record larger than this is damage: no block can be.
-const KIND: Kind = Kind { name: *b"blocks\0\0", version: 4, bytes_max: 64 << 20 };
+const KIND: Kind = Kind { name: *b"blocks\0\0", version: 5, bytes_max: 64 << 20 };
 /// File of the newest certified height.
 const CERTIFIED: &str = "certified";
 
@@ -137,6 +137,7 @@ pub(crate) fn samples() -> (u64, Vec<(&'static str, Vec<u8>)>) {
         randomness: [6; 32],
         ingress: vec![signed.clone(), signed],
         key: None,
+        agreed: Some(state::AgreedRound { epoch: 3, view: 700 }),
     };
     let fault =
         Fault { canister_id: ic_principal::Principal::from_slice(&[4, 5, 6]), ordinal: 500 };

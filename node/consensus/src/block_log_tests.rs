@@ -15,6 +15,7 @@ fn block(height: u64) -> FinalisedBlock {
         randomness: [height as u8; 32],
         ingress: vec![],
         key: None,
+        agreed: None,
     }
 }
 

@@ -6,7 +6,7 @@ use envelope::Envelopes;
 use futures::future::BoxFuture;
 use limits::ConsensusLimits;
 use serde::{Deserialize, Serialize};
-use state::{Batch, Fault, Height, SignedIngress, SubnetKey, Time};
+use state::{AgreedRound, Batch, Fault, Height, SignedIngress, SubnetKey, Time};
 use thiserror::Error;
 
 use crate::{
@@ -36,6 +36,9 @@ pub struct FinalisedBlock {
     pub ingress: Vec<SignedIngress>,
     /// How the subnet's key is held from here on, if this block changed it.
     pub key: Option<SubnetKey>,
+    /// The round in which the block before was agreed on. None for a node alone, and in a subnet's
+    /// first block.
+    pub agreed: Option<AgreedRound>,
 }
 
 impl FinalisedBlock {
@@ -53,6 +56,7 @@ impl FinalisedBlock {
             randomness: self.randomness,
             ingress,
             key: self.key.clone(),
+            agreed: self.agreed,
         })
     }
 }

@@ -229,6 +229,7 @@ impl SingleNode {
             randomness,
             ingress: calls.iter().map(|call| call.signed.clone()).collect(),
             key: None,
+            agreed: None,
         };
         if let Err(error) = self.log.append_block(&block) {
             self.pool.give_back(calls);

@@ -184,6 +184,12 @@ impl Executor {
         while self.uncertified.len() > kept.saturating_add(UNCERTIFIED_BEYOND_LAG) {
             self.uncertified.pop_front();
         }
+        let nodes = match &self.state.subnet.key {
+            Some(key) => &key.nodes,
+            None => &self.core.config.subnet.nodes,
+        };
+        // Who holds the key from here on makes blocks from the next one on.
+        self.state.subnet.node_metrics.note(batch.time, batch.agreed, nodes);
         if let Some(key) = &batch.key {
             self.state.subnet.key = Some(key.clone());
             self.take_key();

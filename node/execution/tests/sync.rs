@@ -305,6 +305,7 @@ fn a_batch_is_not_executed_over_a_state_that_is_owed_a_manifest() {
             randomness: [1; 32],
             ingress: vec![],
             key: None,
+            agreed: None,
         };
         match node.executor.execute(&next, &[]) {
             Ok(result) => {

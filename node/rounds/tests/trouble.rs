@@ -137,6 +137,7 @@ impl Consensus for Batches {
                 randomness: [0; 32],
                 ingress: vec![],
                 key: None,
+                agreed: None,
             };
             Ok(Step::Execute(FinalisedBatch { batch, recorded: None }))
         })

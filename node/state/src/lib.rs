@@ -22,6 +22,7 @@ pub mod history;
 pub mod manifest;
 mod messages;
 mod module;
+mod node_metrics;
 mod numbered;
 mod paused;
 pub mod payloads;
@@ -46,6 +47,7 @@ pub use history::{
 pub use manifest::{ChunkId, ManifestClock, ManifestPace, ObjectId, RoundCost};
 pub use messages::*;
 pub use module::*;
+pub use node_metrics::{AgreedRound, BlockCounts, NodeMetrics, NodeSample};
 pub use pages::heap;
 pub use paused::PausedMessage;
 pub use payloads::{PayloadError, PayloadPin, PayloadStore, StoredPayload};

@@ -23,7 +23,8 @@ use crate::paused::PausedIndex;
 use crate::{
     CanisterId, CanisterState, CanisterStatus, Consumption, Cycles, CyclesTotal, Height,
     IngressHistory, LowMemoryHook, MESSAGE_OVERHEAD_BYTES, ManifestClock, MerkleMap, ModuleHash,
-    Origin, PausedMessage, Shared, StoredPayload, SubnetKey, Time, WaitingMessage, heap,
+    NodeMetrics, Origin, PausedMessage, Shared, StoredPayload, SubnetKey, Time, WaitingMessage,
+    heap,
 };
 
 /// A call to the management canister, waiting its turn.
@@ -100,6 +101,8 @@ pub struct SubnetState {
     pub root: [u8; 32],
     /// When manifests are made, and which is certified.
     pub manifest: ManifestClock,
+    /// Which nodes made the blocks.
+    pub node_metrics: NodeMetrics,
     /// Who holds the subnet's key; none while it is who came out of the ceremony.
     pub key: Option<SubnetKey>,
 }

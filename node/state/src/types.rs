@@ -9,7 +9,7 @@ use ic_principal::Principal;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::NodeInfo;
+use crate::{AgreedRound, NodeInfo};
 
 /// Number of a block, of the batch made from it, and of the state after it. Genesis is 0; the first
 /// batch is 1.
@@ -222,6 +222,8 @@ pub struct Batch {
     pub ingress: Vec<Ingress>,
     /// How the subnet's key is held from here on, if the block changed it.
     pub key: Option<SubnetKey>,
+    /// The round in which the block before was agreed on, if there was one.
+    pub agreed: Option<AgreedRound>,
 }
 
 /// Who holds the subnet's key. Kept with the state for whoever takes the state over; execution

@@ -242,6 +242,7 @@ mod tests {
             randomness: [0; 32],
             ingress: vec![],
             key: None,
+            agreed: None,
         };
         BlockLog::open(&data.join("blocks"), SEGMENT_BYTES).unwrap().append_block(&block).unwrap();
     }

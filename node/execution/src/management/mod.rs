@@ -164,7 +164,9 @@ impl Method {
             "canister_info" | "canister_metadata" | "deposit_cycles" => {
                 method(Access::Anyone, false, true)
             }
-            "raw_rand" | "subnet_info" => method(Access::Anyone, false, false),
+            "raw_rand" | "subnet_info" | "node_metrics_history" => {
+                method(Access::Anyone, false, false)
+            }
             _ => None,
         }
     }
@@ -186,7 +188,6 @@ fn not_offered(name: &str) -> Option<Reject> {
         | "read_canister_snapshot_data"
         | "upload_canister_snapshot_metadata"
         | "upload_canister_snapshot_data" => (504, "This subnet keeps no canister snapshots."),
-        "node_metrics_history" => (504, "This subnet keeps no history of its nodes' metrics."),
         "ecdsa_public_key" | "sign_with_ecdsa" | "schnorr_public_key" | "sign_with_schnorr"
         | "vetkd_public_key" | "vetkd_derive_key" => (301, "This subnet holds no threshold keys."),
         "bitcoin_get_balance"
@@ -496,6 +497,7 @@ impl Dispatcher<'_> {
             "canister_info" => self.canister_info(call),
             "canister_metadata" => self.canister_metadata(call),
             "subnet_info" => self.subnet_info(call),
+            "node_metrics_history" => self.node_metrics_history(call),
             "raw_rand" => self.raw_rand(call),
             _ => Err(reject::unknown_management_method(name).into()),
         }

@@ -1,11 +1,11 @@
 //! What may be learned about a canister: status, metrics, history, metadata.
 
-use candid::Nat;
+use candid::{Nat, Principal};
 use ic_management_canister_types as ic;
 use serde_bytes::ByteBuf;
 use state::{
-    CanisterState, CanisterStatus, Change, ChangeDetails, ChangeOrigin, CyclesTotal,
-    DeploymentMode, Reject, SubnetCall, Visibility,
+    BlockCounts, CanisterState, CanisterStatus, Change, ChangeDetails, ChangeOrigin, CyclesTotal,
+    DeploymentMode, Reject, SubnetCall, Time, Visibility,
 };
 
 use super::types::{self, DefiniteSettings, StatusResult, SubnetArgument};
@@ -207,18 +207,36 @@ impl Dispatcher<'_> {
 
     pub(super) fn subnet_info(&mut self, call: &SubnetCall) -> Handling {
         let argument: SubnetArgument = decode(&call.arg)?;
-        let own = self.core.config.subnet.subnet_id;
-        if argument.subnet_id != own {
-            return Err(reject::reject(
-                404,
-                format!("Subnet {} is not known here; this is {own}.", argument.subnet_id),
-            )
-            .into());
-        }
+        self.is_own(argument.subnet_id)?;
         let result = ic::SubnetInfoResult {
             replica_version: env!("CARGO_PKG_VERSION").to_string(),
             registry_version: 1,
         };
         Ok(Handled::Reply(encode(&result)?))
+    }
+
+    pub(super) fn node_metrics_history(&mut self, call: &SubnetCall) -> Handling {
+        let argument: ic::NodeMetricsHistoryArgs = decode(&call.arg)?;
+        self.is_own(argument.subnet_id)?;
+        let metrics = |(node_id, counts): &(Principal, BlockCounts)| ic::NodeMetrics {
+            node_id: *node_id,
+            num_blocks_proposed_total: counts.proposed,
+            num_block_failures_total: counts.failed,
+        };
+        let start = Time(argument.start_at_timestamp_nanos);
+        let samples = self.state.subnet.node_metrics.since(start);
+        let result: ic::NodeMetricsHistoryResult = samples
+            .map(|sample| ic::NodeMetricsHistoryRecord {
+                timestamp_nanos: sample.time.0,
+                node_metrics: sample.nodes.iter().map(metrics).collect(),
+            })
+            .collect();
+        Ok(Handled::Reply(encode(&result)?))
+    }
+
+    fn is_own(&self, subnet_id: Principal) -> Result<(), Reject> {
+        let own = self.core.config.subnet.subnet_id;
+        let text = || format!("Subnet {subnet_id} is not known here; this is {own}.");
+        if subnet_id == own { Ok(()) } else { Err(reject::reject(404, text())) }
     }
 }

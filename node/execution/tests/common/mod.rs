@@ -287,6 +287,7 @@ impl Node {
             randomness: [height.0 as u8; 32],
             ingress: std::mem::take(&mut self.waiting),
             key: None,
+            agreed: None,
         }
     }
 

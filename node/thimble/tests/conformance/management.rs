@@ -812,22 +812,16 @@ struct SubnetInfo {
     registry_version: u64,
 }
 
-#[derive(CandidType)]
-struct AboutSubnet {
-    subnet_id: Principal,
-    start_at_timestamp_nanos: u64,
-}
-
-fn about_subnet(world: &World) -> Vec<u8> {
-    let subnet_id = Principal::self_authenticating(world.agent.read_root_key());
-    Encode!(&AboutSubnet { subnet_id, start_at_timestamp_nanos: 0 }).unwrap()
+fn subnet(world: &World) -> Principal {
+    Principal::self_authenticating(world.agent.read_root_key())
 }
 
 #[test]
 fn subnet_info_tells_the_version() {
     run(async |world| {
         let canister = world.canister().await;
-        let call = Call::to(management(), "subnet_info").argument(about_subnet(world));
+        let argument = Encode!(&SubnetInfoArgs { subnet_id: subnet(world) }).unwrap();
+        let call = Call::to(management(), "subnet_info").argument(argument);
         let told = canister.update(program().call_must(call)).await.unwrap();
         let told = Decode!(&told, SubnetInfo).unwrap();
         assert!(!told.replica_version.is_empty() && told.registry_version > 0);
@@ -835,13 +829,28 @@ fn subnet_info_tells_the_version() {
 }
 
 #[test]
-#[ignore = "the node: it keeps no history of its nodes' metrics"]
 fn node_metrics_history_lists_the_nodes_of_the_subnet() {
     run(async |world| {
         let canister = world.canister().await;
-        let call = Call::to(management(), "node_metrics_history").argument(about_subnet(world));
-        let told = canister.update(program().call_must(call)).await.unwrap();
-        assert!(told.starts_with(b"DIDL"), "{}", String::from_utf8_lossy(&told));
+        let metrics = async |subnet_id, start_at_timestamp_nanos| {
+            let argument = NodeMetricsHistoryArgs { subnet_id, start_at_timestamp_nanos };
+            let argument = Encode!(&argument).unwrap();
+            let call = Call::to(management(), "node_metrics_history").argument(argument);
+            canister.update(program().call_must(call)).await
+        };
+        let told = metrics(subnet(world), 0).await.unwrap();
+        let told = Decode!(&told, NodeMetricsHistoryResult).unwrap();
+        // Two if midnight has passed.
+        assert!([1, 2].contains(&told.len()), "{told:?}");
+        for sample in &told {
+            let [node] = &sample.node_metrics[..] else { panic!("{sample:?}") };
+            assert!(node.num_blocks_proposed_total > 0, "{sample:?}");
+            assert_eq!(node.num_block_failures_total, 0);
+        }
+        let later = told.last().unwrap().timestamp_nanos + 600_000_000_000;
+        let told = metrics(subnet(world), later).await.unwrap();
+        assert_eq!(Decode!(&told, NodeMetricsHistoryResult).unwrap(), []);
+        metrics(canister.id, 0).await.unwrap_err();
     });
 }
 

@@ -83,6 +83,7 @@ async fn a_recorded_workload_comes_to_the_same_roots_with_any_number_of_threads(
         randomness: [7; 32],
         ingress: vec![],
         key: None,
+        agreed: None,
     };
     log.append_block(&block).unwrap();
     log.append_outcome(height, [9; 32], &[]).unwrap();

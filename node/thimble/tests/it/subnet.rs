@@ -2,12 +2,13 @@
 
 use std::{collections::BTreeMap, net::TcpListener, path::Path, time::Duration};
 
-use candid::{Decode, Encode, Principal};
+use candid::{Decode, Encode, Nat, Principal};
 use ic_agent::{
     Agent, AgentError, Identity as _,
     agent::{RejectCode, signed::SignedUpdate},
     identity::{BasicIdentity, Delegation},
 };
+use ic_management_canister_types::{NodeMetrics, NodeMetricsHistoryArgs, NodeMetricsHistoryResult};
 use serde_cbor::Value as Cbor;
 use serde_json::Value;
 
@@ -183,6 +184,12 @@ async fn nothing_acknowledged_is_lost_when_one_node_is_killed_and_when_all_are()
     })
     .await;
 
+    // The history of its nodes tells of rounds that the dead one led.
+    let counts = subnet.block_counts(&agent).await;
+    assert_eq!(counts.len(), 4, "{counts:?}");
+    assert!(counts.iter().all(|node| node.num_blocks_proposed_total > 0), "{counts:?}");
+    assert!(counts.iter().any(|node| node.num_block_failures_total > 0), "{counts:?}");
+
     // Two are not enough to agree; nothing is acknowledged until a third is back.
     subnet.nodes[1].kill();
     subnet.nodes[2].kill();
@@ -223,6 +230,18 @@ async fn reported(node: &mut Node, pointer: &str) -> u64 {
 }
 
 impl Subnet {
+    /// What a canister is told about the nodes of its subnet today.
+    async fn block_counts(&self, agent: &Agent) -> Vec<NodeMetrics> {
+        let bench = deploy(agent, "workbench.wasm").await;
+        let subnet_id = Principal::self_authenticating(agent.read_root_key());
+        let argument = NodeMetricsHistoryArgs { subnet_id, start_at_timestamp_nanos: 0 };
+        let (method, argument) = ("node_metrics_history", Encode!(&argument).unwrap());
+        let argument = Encode!(&management(), &method, &argument, &Nat::from(0u8)).unwrap();
+        let told = update(agent, bench, "call_raw", argument).await.unwrap();
+        let told = Decode!(&told, Result<Vec<u8>, String>).unwrap().unwrap();
+        Decode!(&told, NodeMetricsHistoryResult).unwrap().pop().unwrap().node_metrics
+    }
+
     /// The other three go on until they keep no block that the fourth could go on with.
     async fn forget(&mut self) {
         let goal = reported(&mut self.nodes[0], "/subnet/executed_height").await + FORGOTTEN;

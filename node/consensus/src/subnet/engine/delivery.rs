@@ -10,7 +10,7 @@ use commonware_runtime::{Clock, Spawner};
 use commonware_utils::{Acknowledgement as _, acknowledgement::Exact, channel::mpsc};
 use futures::{SinkExt as _, channel::oneshot};
 use rand_core::CryptoRng;
-use state::Height;
+use state::{AgreedRound, Height};
 use tokio::sync::watch;
 
 use super::{
@@ -94,6 +94,10 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
             randomness: block.randomness(),
             ingress,
             key,
+            agreed: block.seed.as_ref().map(|seed| AgreedRound {
+                epoch: seed.round.epoch().get(),
+                view: seed.round.view().get(),
+            }),
         };
         self.out.send(Input::Block(Delivered { block: block_of_calls, durable })).await.ok()?;
         written.await.ok()?;
