@@ -359,7 +359,7 @@ mod tests {
     fn subnet() -> Subnet {
         let mut rng = StdRng::seed_from_u64(7);
         let (committee, shares) = nidkg::deal(4, 3, &mut rng).unwrap();
-        let members: Vec<_> = (0..4).map(|seed| ed25519::PrivateKey::from_seed(seed)).collect();
+        let members: Vec<_> = (0..4).map(ed25519::PrivateKey::from_seed).collect();
         let members = Set::from_iter_dedup(members.iter().map(|member| member.public_key()));
         shares
             .iter()

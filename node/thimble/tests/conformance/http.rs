@@ -32,7 +32,7 @@ pub(crate) async fn post(url: String, body: Vec<u8>) -> (u16, Vec<u8>) {
 }
 
 /// The key behind the agents of the fixture, by its seed.
-fn identity(seed: u8) -> BasicIdentity {
+pub(crate) fn identity(seed: u8) -> BasicIdentity {
     BasicIdentity::from_raw_key(&[seed; 32])
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn envelope(agent: &Agent, content: EnvelopeContent) -> Vec<u8> {
     }
 }
 
-fn bare(content: EnvelopeContent) -> Envelope<'static> {
+pub(crate) fn bare(content: EnvelopeContent) -> Envelope<'static> {
     Envelope {
         content: Cow::Owned(content),
         sender_pubkey: None,
@@ -55,7 +55,7 @@ fn bare(content: EnvelopeContent) -> Envelope<'static> {
     }
 }
 
-fn sealed(identity: &dyn Identity, content: EnvelopeContent) -> Envelope<'static> {
+pub(crate) fn sealed(identity: &dyn Identity, content: EnvelopeContent) -> Envelope<'static> {
     let signature = identity.sign(&content).unwrap();
     Envelope {
         sender_pubkey: signature.public_key,
@@ -65,7 +65,7 @@ fn sealed(identity: &dyn Identity, content: EnvelopeContent) -> Envelope<'static
 }
 
 /// Nanoseconds since 1970, so many seconds from now.
-fn at(seconds: i64) -> u64 {
+pub(crate) fn at(seconds: i64) -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let span = Duration::from_secs(seconds.unsigned_abs());
     let when = if seconds < 0 { now - span } else { now + span };
@@ -73,7 +73,7 @@ fn at(seconds: i64) -> u64 {
 }
 
 /// An update call of the universal canister, by the holder of a key.
-fn call(sender: Principal, canister: Universal, what: &Program) -> EnvelopeContent {
+pub(crate) fn call(sender: Principal, canister: Universal, what: &Program) -> EnvelopeContent {
     EnvelopeContent::Call {
         nonce: ic_agent::NonceFactory::random().generate(),
         ingress_expiry: at(120),
@@ -85,7 +85,7 @@ fn call(sender: Principal, canister: Universal, what: &Program) -> EnvelopeConte
     }
 }
 
-fn query(sender: Principal, canister: Universal, what: &Program) -> EnvelopeContent {
+pub(crate) fn query(sender: Principal, canister: Universal, what: &Program) -> EnvelopeContent {
     EnvelopeContent::Query {
         ingress_expiry: at(120),
         sender,
@@ -98,7 +98,7 @@ fn query(sender: Principal, canister: Universal, what: &Program) -> EnvelopeCont
 }
 
 /// Sends an envelope for the canister to `what` of that version.
-async fn send(
+pub(crate) async fn send(
     world: &World,
     canister: Principal,
     version: u32,
@@ -110,30 +110,30 @@ async fn send(
 }
 
 #[track_caller]
-fn refused(answer: (u16, Vec<u8>)) {
+pub(crate) fn refused(answer: (u16, Vec<u8>)) {
     let text = String::from_utf8_lossy(&answer.1).into_owned();
     assert!((400..500).contains(&answer.0), "{}: {text}", answer.0);
 }
 
 #[derive(Debug, Deserialize)]
-struct Answer {
+pub(crate) struct Answer {
     #[serde(default)]
-    status: String,
+    pub(crate) status: String,
     #[serde(default, with = "serde_bytes")]
     certificate: Vec<u8>,
     #[serde(default)]
     reject_code: u64,
     #[serde(default)]
     reject_message: String,
-    reply: Option<Reply>,
+    pub(crate) reply: Option<Reply>,
     #[serde(default)]
     signatures: Vec<NodeSignature>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Reply {
+pub(crate) struct Reply {
     #[serde(with = "serde_bytes")]
-    arg: Vec<u8>,
+    pub(crate) arg: Vec<u8>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -146,7 +146,7 @@ struct NodeSignature {
 }
 
 #[track_caller]
-fn answer(told: &(u16, Vec<u8>)) -> Answer {
+pub(crate) fn answer(told: &(u16, Vec<u8>)) -> Answer {
     assert_eq!(told.0, 200, "{}", String::from_utf8_lossy(&told.1));
     serde_cbor::from_slice(&told.1).unwrap()
 }

@@ -11,6 +11,7 @@ mod fixture;
 mod imports;
 mod program;
 
+mod authentication;
 mod calls;
 mod certification;
 mod contexts;
