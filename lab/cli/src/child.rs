@@ -218,7 +218,13 @@ mod tests {
 
     #[tokio::test]
     async fn every_wait_has_an_end() {
-        let mut child = sh("trap '' TERM; while :; do sleep 0.01; done");
+        let folder = tempfile::tempdir().unwrap();
+        let trapped = folder.path().join("trapped");
+        let mut child = sh(&format!(
+            "trap '' TERM; echo > {}; while :; do sleep 0.01; done",
+            trapped.display()
+        ));
+        child.ready_within(TIMEOUT, async || trapped.exists().then_some(())).await.unwrap();
         let (none, zero) = (async || None::<()>, Duration::ZERO);
         let error = child.ready_within(zero, none).await.unwrap_err();
         assert_eq!(error.to_string(), "the script was not ready within 0 s");

@@ -214,8 +214,9 @@ fn a_sync_that_fails_begins_a_new_segment() {
             .unwrap();
     append(&store, 0, hand.now());
     store.sync();
-    append(&store, 1, hand.now());
+    // Before there is anything to sync: the store's own thread syncs every second.
     disk.fail_syncs(1);
+    append(&store, 1, hand.now());
     store.sync();
     assert_eq!(store.status().sync_errors, 1);
     append(&store, 2, hand.now());
