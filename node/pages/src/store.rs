@@ -56,7 +56,7 @@ pub struct PageStore {
     /// Memories with sealed pages that a durable index names.
     pub(crate) fold_queue: Mutex<FoldQueue>,
     /// One creation at a time, so that its file is made outside the exclusive lock.
-    creating: Mutex<()>,
+    pub(crate) creating: Mutex<()>,
     /// One fold at a time: two would copy the same pages.
     pub(crate) folding: Mutex<()>,
     /// A memory has more runs than `runs_per_memory` and a checkpoint would let them be folded, or
@@ -144,9 +144,7 @@ impl PageStore {
         memory::check_base_bytes(base_bytes).ok_or(PagesError::BadSize { id, base_bytes })?;
         self.check_sync()?;
         let _one = lock(&self.creating);
-        if self.read().contains_key(&id) || lock(&self.checkpoint).awaits_removal(id) {
-            return Err(PagesError::MemoryExists(id));
-        }
+        self.check_new(id)?;
         let path = self.dir.base_path(id);
         self.dir.create(&path, base_bytes)?;
         let mut memory = Memory::new(id, base_bytes);
@@ -156,6 +154,14 @@ impl PageStore {
         heap::within(|| memories.insert(id, Mutex::new(memory)));
         lock(&self.changed).insert(id);
         Ok(layout)
+    }
+
+    /// Whether a memory of this name may be created.
+    pub(crate) fn check_new(&self, id: MemoryId) -> Result<()> {
+        if self.read().contains_key(&id) || lock(&self.checkpoint).awaits_removal(id) {
+            return Err(PagesError::MemoryExists(id));
+        }
+        Ok(())
     }
 
     /// Removes a memory. Layouts taken before stay readable; its files are deleted once a
