@@ -23,7 +23,10 @@ use std::time::{Duration, Instant};
 
 use limits::PagesLimits;
 use pages::{PAGE_BYTES, PageStore};
-use state::{CanisterState, CheckpointDelta, Height, ModuleHash, StoreError, encode_record, manifest::LEAF_BYTES};
+use state::{
+    CanisterState, CheckpointDelta, Height, ModuleHash, StoreError, encode_record,
+    manifest::LEAF_BYTES,
+};
 
 use crate::config::FatalError;
 use crate::executor::Executor;

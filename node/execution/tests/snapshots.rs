@@ -238,7 +238,9 @@ fn a_snapshot_is_loaded_onto_another_canister_by_who_controls_both() {
     assert_eq!(content(&mut node, other), before);
     assert_eq!(node.notes(other), ["kept"]);
     let last = node.canister(other).history.changes().next_back().unwrap().clone();
-    assert!(matches!(last.details, ChangeDetails::LoadSnapshot { from: Some(from), .. } if from == id));
+    assert!(
+        matches!(last.details, ChangeDetails::LoadSnapshot { from: Some(from), .. } if from == id)
+    );
     // The copy is a copy.
     node.call(other, &[note("more"), Op::Reply(vec![])]).unwrap();
     assert_eq!((node.notes(id).len(), node.notes(other).len()), (1, 2));
@@ -399,7 +401,8 @@ fn what_is_read_out_of_one_can_be_uploaded_to_another_canister_and_loaded() {
 
     // In pieces whose borders are no pages.
     let piece = 10_007;
-    let whole = |bytes: u64| (0..bytes).step_by(piece).map(move |at| (at, (piece as u64).min(bytes - at)));
+    let whole =
+        |bytes: u64| (0..bytes).step_by(piece).map(move |at| (at, (piece as u64).min(bytes - at)));
     for (offset, size) in whole(all.wasm_module_size) {
         let chunk = read(&mut node, id, &taken, Kind::WasmModule { offset, size }).unwrap();
         upload(&mut node, other, &uploaded, To::WasmModule { offset }, chunk).unwrap();
@@ -532,8 +535,8 @@ fn snapshots_cost_cycles_and_room_and_go_when_there_are_none() {
     let error = load(&mut node, poor, &snapshot.id).unwrap_err();
     assert_eq!(error.error_code.0, 207);
     let large = limits().module.stable_bytes / WASM_PAGE * WASM_PAGE;
-    let error = upload_metadata(&mut node, id, |argument| argument.stable_memory_size = large)
-        .unwrap_err();
+    let error =
+        upload_metadata(&mut node, id, |argument| argument.stable_memory_size = large).unwrap_err();
     assert!([101, 532].contains(&error.error_code.0), "{}", error.message);
 
     // A month of storage is more than is left.

@@ -267,6 +267,7 @@ impl PageStore {
             }
         }
         self.accounts.checkpoints.fetch_add(1, Relaxed);
+        self.accounts.copied.store(0, Relaxed);
     }
 }
 

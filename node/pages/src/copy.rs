@@ -69,6 +69,8 @@ impl PageStore {
         memory.base_unsynced = true;
         // Open until it is synced, so that an error of the kernel's own writeback is not missed.
         self.accounts.open_files.fetch_add(1, Relaxed);
+        let copied_pages: u64 = pages.iter().map(|range| range.end - range.start).sum();
+        self.accounts.copied.fetch_add(copied_pages * PAGE_BYTES, Relaxed);
         memory.fresh = Some(Fresh { file: Some(Arc::new(file)), pages });
         let layout = memory.layout(&self.dir);
         let mut memories = self.memories.write().unwrap_or_else(PoisonError::into_inner);

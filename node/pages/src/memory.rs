@@ -49,7 +49,9 @@ pub(crate) struct Accounts {
     /// Of those: sealed, without a page that the newest versions need; deleted once a checkpoint
     /// that leaves them out is durable.
     pub(crate) releasable: AtomicU64,
-    /// Segments with an open descriptor for writing.
+    /// Bytes of copies that were made since the last checkpoint that was finished.
+    pub(crate) copied: AtomicU64,
+    /// Files with an open descriptor for writing.
     pub(crate) open_files: AtomicU64,
     pub(crate) committed: AtomicU64,
     pub(crate) commits: AtomicU64,

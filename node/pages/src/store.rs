@@ -335,8 +335,9 @@ impl PageStore {
 
     /// Whether a checkpoint should be taken now: the delta is within `delta_reserve_bytes` of its
     /// capacity and a checkpoint would help (otherwise the space waits for
-    /// [`PageStore::fold`]), a memory has more runs than `runs_per_memory`, or too many files are
-    /// open.
+    /// [`PageStore::fold`]), a memory has more runs than `runs_per_memory`, too many files are open,
+    /// or `checkpoint_delta_bytes` were copied into new memories, of which those that were removed
+    /// again are on disk until then.
     pub fn needs_checkpoint(&self) -> bool {
         let delta = self.delta_bytes();
         let near_full = delta
@@ -347,6 +348,7 @@ impl PageStore {
         let helps = gain > 0 && gain >= delta / 2;
         (near_full && helps)
             || self.crowded.load(Relaxed)
+            || self.accounts.copied.load(Relaxed) >= self.limits.checkpoint_delta_bytes
             || self.accounts.open_files.load(Relaxed) >= self.open_files_max
     }
 

@@ -90,6 +90,25 @@ fn a_checkpoint_tells_which_pages_a_copy_was_made_of_once() {
 }
 
 #[test]
+fn many_copied_bytes_call_for_a_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut index = Index::new();
+    let limits = limits::PagesLimits { checkpoint_delta_bytes: 100 * PAGE_BYTES, ..limits() };
+    let store = PageStore::open(dir.path(), &limits, entries(&index)).unwrap();
+    store.create(A, PAGES * PAGE_BYTES).unwrap();
+    put(&store, A, &[(0, 40)], 1).unwrap();
+    checkpoint(&store, &mut index);
+    for (number, is_called) in [(2, false), (3, false), (4, true)] {
+        copy(&store, MemoryId(number), PAGES).unwrap();
+        store.remove(MemoryId(number));
+        assert_eq!(store.needs_checkpoint(), is_called, "copy {number}");
+    }
+    checkpoint(&store, &mut index);
+    assert!(!store.needs_checkpoint());
+    assert!(file_names(dir.path()).iter().all(|name| name.starts_with("1.")));
+}
+
+#[test]
 fn what_a_durable_index_names_of_copies_survives_the_power_and_the_rest_goes() {
     for seed in 0..20 {
         let folder = tempfile::tempdir().unwrap();

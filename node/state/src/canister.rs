@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 use crate::certified::{CanisterFacts, metadata_digest};
 use crate::tree::Digest;
 use crate::{
-    CallTable, CanisterId, CanisterLog, ChangeHistory, Consumption, CustomSection, Cycles, Global,
-    InputQueues, MESSAGE_OVERHEAD_BYTES, ModuleGlobal, ModuleHash, ModuleInfo, Origin, PausedMessage, Shared,
-    Snapshots, Time, heap,
+    CallTable, CanisterId, CanisterLog, CanisterSnapshots, ChangeHistory, Consumption,
+    CustomSection, Cycles, Global, InputQueues, MESSAGE_OVERHEAD_BYTES, ModuleGlobal, ModuleHash,
+    ModuleInfo, Origin, PausedMessage, Shared, Time, heap,
 };
 
 /// Bytes of a Wasm page.
@@ -231,7 +231,7 @@ pub struct CanisterState {
     /// The newest changes of code and controllers, and how many there were.
     pub history: ChangeHistory,
     /// Snapshots that were taken of it, or uploaded.
-    pub snapshots: Snapshots,
+    pub snapshots: CanisterSnapshots,
 
     // Code and data.
     /// Absent: the canister is empty.
@@ -297,7 +297,7 @@ impl CanisterState {
             status: CanisterStatus::Running,
             chunks: BTreeMap::new(),
             history: ChangeHistory::default(),
-            snapshots: Snapshots::default(),
+            snapshots: CanisterSnapshots::default(),
             execution: None,
             certified_data: Vec::new(),
             global_timer: Time(0),
@@ -519,9 +519,9 @@ mod tests {
         assert_eq!(postcard::to_stdvec(&back).unwrap(), bytes);
     }
 
-    fn snapshot(source: SnapshotSource) -> Snapshot {
+    fn snapshot(source: SnapshotSource) -> CanisterSnapshot {
         let memory = |id, wasm_pages| SnapshotMemory { id: MemoryId(id), wasm_pages };
-        Snapshot {
+        CanisterSnapshot {
             source,
             taken_at: Time(46),
             canister_version: 47,

@@ -740,7 +740,11 @@ impl ReplicatedState {
             for module in [facts.module, facts.next_module].into_iter().flatten() {
                 *modules.entry(module).or_default() += 1;
             }
-            assert_eq!(self.blob_holders.contains(&canister.id), facts.names_blobs, "who names blobs");
+            assert_eq!(
+                self.blob_holders.contains(&canister.id),
+                facts.names_blobs,
+                "who names blobs"
+            );
         }
         assert_eq!(self.modules, modules, "canisters of each module");
         assert_eq!(self.totals, totals, "sums over all canisters");

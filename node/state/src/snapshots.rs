@@ -71,7 +71,7 @@ impl SnapshotMemory {
 
 /// One snapshot (interface specification, "Snapshot").
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Snapshot {
+pub struct CanisterSnapshot {
     /// How it came to be.
     pub source: SnapshotSource,
     /// Block time at which it was taken, or its metadata uploaded.
@@ -97,7 +97,7 @@ pub struct Snapshot {
     pub low_memory_hook: Option<LowMemoryHook>,
 }
 
-impl Snapshot {
+impl CanisterSnapshot {
     /// Bytes that its canister is accounted with for it.
     pub fn bytes(&self) -> u64 {
         self.module.bytes()
@@ -136,12 +136,12 @@ impl Snapshot {
 
 /// The snapshots of one canister, by number; a number is given once.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Snapshots {
+pub struct CanisterSnapshots {
     next: u64,
-    all: BTreeMap<u64, Shared<Snapshot>>,
+    all: BTreeMap<u64, Shared<CanisterSnapshot>>,
 }
 
-impl Snapshots {
+impl CanisterSnapshots {
     /// How many there are.
     pub fn len(&self) -> usize {
         self.all.len()
@@ -153,17 +153,17 @@ impl Snapshots {
     }
 
     /// All of them with their numbers, oldest first.
-    pub fn iter(&self) -> impl Iterator<Item = (u64, &Snapshot)> {
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &CanisterSnapshot)> {
         self.all.iter().map(|(number, snapshot)| (*number, &**snapshot))
     }
 
     /// The one of this number.
-    pub fn get(&self, number: u64) -> Option<&Snapshot> {
+    pub fn get(&self, number: u64) -> Option<&CanisterSnapshot> {
         self.all.get(&number).map(|snapshot| &**snapshot)
     }
 
     /// Adds one. Its number.
-    pub fn add(&mut self, snapshot: Snapshot) -> u64 {
+    pub fn add(&mut self, snapshot: CanisterSnapshot) -> u64 {
         let number = self.next;
         self.next += 1;
         self.all.insert(number, Shared::new(snapshot));
@@ -171,19 +171,19 @@ impl Snapshots {
     }
 
     /// Puts a changed one in the place of what has this number.
-    pub fn replace(&mut self, number: u64, snapshot: Snapshot) {
+    pub fn replace(&mut self, number: u64, snapshot: CanisterSnapshot) {
         if let Some(place) = self.all.get_mut(&number) {
             *place = Shared::new(snapshot);
         }
     }
 
     /// Takes the one of this number away.
-    pub fn remove(&mut self, number: u64) -> Option<Snapshot> {
+    pub fn remove(&mut self, number: u64) -> Option<CanisterSnapshot> {
         self.all.remove(&number).map(Shared::take)
     }
 
     /// Takes all away; their numbers are not given again.
-    pub fn take_all(&mut self) -> impl Iterator<Item = Snapshot> + use<> {
+    pub fn take_all(&mut self) -> impl Iterator<Item = CanisterSnapshot> + use<> {
         std::mem::take(&mut self.all).into_values().map(Shared::take)
     }
 

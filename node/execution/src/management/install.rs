@@ -224,12 +224,8 @@ impl Dispatcher<'_> {
             .into());
         }
         let hash = order.code.hash();
-        let (prepared, compile_instructions) = self.prepare_and_count(
-            &canister,
-            &hash,
-            order.code.uploaded(),
-            (&head, compile_most),
-        )?;
+        let (prepared, compile_instructions) =
+            self.prepare_and_count(&canister, &hash, order.code.uploaded(), (&head, compile_most))?;
         let compile_cost = core.costs.execution(compile_instructions);
         let planned = prepared.and_then(|info| Ok((plan(&canister, &order.mode, &info)?, info)));
         let (plan, info) = match planned {

@@ -301,9 +301,7 @@ fn check_access(
         Access::Controllers => controller,
         Access::ControllersAndSelf => controller || *caller == target.id,
         Access::ControllersAndAdmins => controller || admin,
-        Access::SnapshotViewers => {
-            may_view(&target.settings.snapshot_visibility, target, caller)
-        }
+        Access::SnapshotViewers => may_view(&target.settings.snapshot_visibility, target, caller),
         Access::StatusViewers => {
             admin
                 || *caller == target.id

@@ -604,7 +604,8 @@ impl<'a> Pass<'a> {
             let initial = global.initial.filter(|_| is_shown)?;
             Some(ModuleGlobal { mutable: global.mutable, initial })
         };
-        self.info.globals = std::mem::take(&mut self.globals).into_iter().filter_map(shown).collect();
+        self.info.globals =
+            std::mem::take(&mut self.globals).into_iter().filter_map(shown).collect();
         self.info.updates.sort_unstable();
         self.info.queries.sort_unstable();
         self.info.composite_queries.sort_unstable();

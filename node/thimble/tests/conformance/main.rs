@@ -20,4 +20,5 @@ mod ids;
 mod management;
 mod modules;
 mod queries;
+mod snapshots;
 mod system_api;

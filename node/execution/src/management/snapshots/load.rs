@@ -7,10 +7,10 @@
 use std::io;
 
 use ic_management_canister_types as ic;
-use sandbox::{Stored, Uploaded};
+use sandbox::Stored;
 use state::{
-    CanisterId, CanisterState, Change, ChangeDetails, ExecutionState, Global, InstalledModule,
-    LowMemoryHook, Memory, ModuleGlobal, ModuleHash, ModuleInfo, Reject, Shared, Snapshot,
+    CanisterId, CanisterSnapshot, CanisterState, Change, ChangeDetails, ExecutionState, Global,
+    InstalledModule, LowMemoryHook, Memory, ModuleGlobal, ModuleHash, ModuleInfo, Reject, Shared,
     SnapshotMemory, SnapshotModule, SnapshotSource, SubnetCall, WASM_PAGE_BYTES, parse_snapshot_id,
 };
 
@@ -36,8 +36,7 @@ impl Dispatcher<'_> {
         let core = self.core;
         let hash = self.module_of(&snapshot)?;
         let bytes = snapshot.module.bytes();
-        let code =
-            Code::Chunks(Stored { blobs: &core.blobs, parts: vec![hash.0], bytes }, hash);
+        let code = Code::Chunks(Stored { blobs: &core.blobs, parts: vec![hash.0], bytes }, hash);
         let head = core.attempts(self.place.clone()).until(|| code.head())?;
         let (_, compile_most) = prepayment(core, bytes, &head);
         self.affordable(&canister, copying.saturating_add(compile_most), "loading a snapshot")?;
@@ -67,7 +66,7 @@ impl Dispatcher<'_> {
         call: &SubnetCall,
         canister: &CanisterState,
         id: &[u8],
-    ) -> Result<(CanisterId, Snapshot), Reject> {
+    ) -> Result<(CanisterId, CanisterSnapshot), Reject> {
         let not_found = || reject::snapshot_not_found(&canister.id, id);
         let (owner_id, number) = parse_snapshot_id(id).ok_or_else(not_found)?;
         let owner = self.state.get(&owner_id).ok_or_else(not_found)?;
@@ -83,7 +82,7 @@ impl Dispatcher<'_> {
 
     /// The hash of a snapshot's module. One that was uploaded is put into the module store, where
     /// it stays if the snapshot is loaded.
-    fn module_of(&self, snapshot: &Snapshot) -> Result<ModuleHash, FatalError> {
+    fn module_of(&self, snapshot: &CanisterSnapshot) -> Result<ModuleHash, FatalError> {
         let (memory, bytes) = match snapshot.module {
             SnapshotModule::Installed { hash, .. } => return Ok(hash),
             SnapshotModule::Uploaded { memory, bytes } => (memory, bytes),
@@ -136,7 +135,7 @@ impl Dispatcher<'_> {
         &mut self,
         call: &SubnetCall,
         argument: &ic::LoadCanisterSnapshotArgs,
-        (owner, snapshot): (CanisterId, &Snapshot),
+        (owner, snapshot): (CanisterId, &CanisterSnapshot),
         before: &CanisterState,
         mut next: CanisterState,
     ) {
@@ -172,7 +171,7 @@ impl Dispatcher<'_> {
 fn loaded(
     core: &Core,
     canister: &CanisterState,
-    snapshot: &Snapshot,
+    snapshot: &CanisterSnapshot,
     module: InstalledModule,
 ) -> Result<ExecutionState, Reject> {
     let globals = mutable_globals(&module.info.globals, &snapshot.globals)?;
@@ -207,7 +206,7 @@ fn mutable_globals(of_module: &[ModuleGlobal], values: &[Global]) -> Result<Vec<
     Ok(kept.map(|(_, value)| *value).collect())
 }
 
-fn check_heap(core: &Core, info: &ModuleInfo, snapshot: &Snapshot) -> Result<(), Reject> {
+fn check_heap(core: &Core, info: &ModuleInfo, snapshot: &CanisterSnapshot) -> Result<(), Reject> {
     let sizes = &core.limits().module;
     let (most, name) = if info.memory64 {
         (sizes.heap64_bytes, "module.heap64_bytes")
@@ -230,7 +229,7 @@ fn check_hook(
     core: &Core,
     canister: &CanisterState,
     info: &ModuleInfo,
-    snapshot: &Snapshot,
+    snapshot: &CanisterSnapshot,
 ) -> Result<(), Reject> {
     let told = snapshot.low_memory_hook.filter(|_| snapshot.source == SnapshotSource::Uploaded);
     let Some(told) = told else { return Ok(()) };

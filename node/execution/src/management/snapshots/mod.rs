@@ -21,9 +21,9 @@ use pages::MemoryId;
 use serde::Deserialize;
 use serde_bytes::ByteBuf;
 use state::{
-    CanisterId, CanisterState, Change, ChangeDetails, Cycles, ExecutionState, Global, ModuleGlobal,
-    Reject, SNAPSHOTS_MAX, Snapshot, SnapshotMemory, SnapshotModule, SnapshotSource, SubnetCall,
-    Time, WASM_PAGE_BYTES, parse_snapshot_id, snapshot_id,
+    CanisterId, CanisterSnapshot, CanisterState, Change, ChangeDetails, Cycles, ExecutionState,
+    Global, ModuleGlobal, Reject, SNAPSHOTS_MAX, SnapshotMemory, SnapshotModule, SnapshotSource,
+    SubnetCall, Time, WASM_PAGE_BYTES, parse_snapshot_id, snapshot_id,
 };
 
 use super::lifecycle::uninstall;
@@ -132,7 +132,7 @@ impl Dispatcher<'_> {
         &self,
         canister: &'c CanisterState,
         id: &[u8],
-    ) -> Result<(u64, &'c Snapshot), Reject> {
+    ) -> Result<(u64, &'c CanisterSnapshot), Reject> {
         let not_found = || reject::snapshot_not_found(&canister.id, id);
         let (owner, number) = parse_snapshot_id(id).ok_or_else(not_found)?;
         if owner == canister.id {
@@ -188,8 +188,7 @@ impl Dispatcher<'_> {
     /// its freezing threshold then.
     fn check_keeping(&self, canister: &CanisterState, next: &CanisterState) -> Result<(), Reject> {
         check_promises(self.core, self.state, Some(canister), next)?;
-        let (before, after) =
-            (canister.memory_usage().total(), next.memory_usage().total());
+        let (before, after) = (canister.memory_usage().total(), next.memory_usage().total());
         let needed = self.core.costs.freezing_limit(next);
         if next.cycles < needed {
             let grown = after.saturating_sub(before);
@@ -204,7 +203,7 @@ impl Dispatcher<'_> {
         id: &CanisterId,
         cost: Cycles,
         replaced: Option<u64>,
-        snapshot: Snapshot,
+        snapshot: CanisterSnapshot,
     ) -> Result<u64, Reject> {
         let core = self.core;
         let canister = self.target_mut(id)?;
@@ -251,20 +250,18 @@ fn pay(canister: &mut CanisterState, cost: Cycles) {
 fn exchange(
     canister: &mut CanisterState,
     replaced: Option<u64>,
-    snapshot: Snapshot,
-) -> (u64, Option<Snapshot>) {
+    snapshot: CanisterSnapshot,
+) -> (u64, Option<CanisterSnapshot>) {
     let gone = replaced.and_then(|number| canister.snapshots.remove(number));
     (canister.snapshots.add(snapshot), gone)
 }
 
 /// What a snapshot of a canister holds; its memories are the canister's own.
-fn taken(canister: &CanisterState, execution: &ExecutionState, now: Time) -> Snapshot {
+fn taken(canister: &CanisterState, execution: &ExecutionState, now: Time) -> CanisterSnapshot {
     let module = &execution.module;
-    let memory = |memory: &state::Memory| SnapshotMemory {
-        id: memory.id,
-        wasm_pages: memory.wasm_pages,
-    };
-    Snapshot {
+    let memory =
+        |memory: &state::Memory| SnapshotMemory { id: memory.id, wasm_pages: memory.wasm_pages };
+    CanisterSnapshot {
         source: SnapshotSource::Taken,
         taken_at: now,
         canister_version: canister.version,
@@ -289,7 +286,7 @@ fn all_globals(of_module: &[ModuleGlobal], mutable: &[Global]) -> Vec<Global> {
     of_module.iter().map(value).collect()
 }
 
-fn shown(id: &CanisterId, number: u64, snapshot: &Snapshot) -> ic::Snapshot {
+fn shown(id: &CanisterId, number: u64, snapshot: &CanisterSnapshot) -> ic::Snapshot {
     ic::Snapshot {
         id: snapshot_id(id, number),
         taken_at_timestamp: snapshot.taken_at.0,
@@ -298,7 +295,7 @@ fn shown(id: &CanisterId, number: u64, snapshot: &Snapshot) -> ic::Snapshot {
 }
 
 /// Snapshots are gone: so are their memories, and blobs may be nobody's now.
-pub(super) fn drop_snapshots(core: &Core, gone: impl IntoIterator<Item = Snapshot>) {
+pub(super) fn drop_snapshots(core: &Core, gone: impl IntoIterator<Item = CanisterSnapshot>) {
     for snapshot in gone {
         snapshot.memories().for_each(|memory| core.pages.remove(memory));
         core.note_blobs_changed();

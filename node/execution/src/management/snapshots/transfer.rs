@@ -9,7 +9,7 @@ use ic_management_canister_types as ic;
 use pages::{MemoryId, PAGE_BYTES};
 use serde_bytes::ByteBuf;
 use state::{
-    BlobHash, CHUNK_ACCOUNTED_BYTES, CanisterId, Global, LowMemoryHook, Reject, Snapshot,
+    BlobHash, CHUNK_ACCOUNTED_BYTES, CanisterId, CanisterSnapshot, Global, LowMemoryHook, Reject,
     SnapshotMemory, SnapshotModule, SnapshotSource, SubnetCall, Time, WASM_PAGE_BYTES, snapshot_id,
 };
 
@@ -34,7 +34,7 @@ enum Place {
 }
 
 impl Place {
-    fn of_module(snapshot: &Snapshot) -> Self {
+    fn of_module(snapshot: &CanisterSnapshot) -> Self {
         match snapshot.module {
             SnapshotModule::Installed { hash, bytes } => Self::Blob(hash.0, bytes),
             SnapshotModule::Uploaded { memory, bytes } => Self::Memory(memory, bytes),
@@ -186,9 +186,7 @@ impl Dispatcher<'_> {
         let (place, offset) = match argument.kind {
             ic::SnapshotDataOffset::WasmModule { offset } => (Place::of_module(snapshot), offset),
             ic::SnapshotDataOffset::WasmMemory { offset } => (Place::of(snapshot.heap), offset),
-            ic::SnapshotDataOffset::StableMemory { offset } => {
-                (Place::of(snapshot.stable), offset)
-            }
+            ic::SnapshotDataOffset::StableMemory { offset } => (Place::of(snapshot.stable), offset),
             ic::SnapshotDataOffset::WasmChunk => {
                 return self.upload_snapshot_chunk(&argument.canister_id, number, &argument.chunk);
             }
@@ -249,7 +247,7 @@ impl Dispatcher<'_> {
 }
 
 /// The chunk of a snapshot's chunk store that has this hash, and its length.
-fn chunk_of(snapshot: &Snapshot, hash: &[u8]) -> Result<(BlobHash, u64), Refusal> {
+fn chunk_of(snapshot: &CanisterSnapshot, hash: &[u8]) -> Result<(BlobHash, u64), Refusal> {
     let known = BlobHash::try_from(hash)
         .ok()
         .and_then(|hash| snapshot.chunks.get(&hash).map(|bytes| (hash, *bytes)));
@@ -260,7 +258,7 @@ fn chunk_of(snapshot: &Snapshot, hash: &[u8]) -> Result<(BlobHash, u64), Refusal
     })
 }
 
-fn metadata(snapshot: &Snapshot) -> SnapshotMetadata {
+fn metadata(snapshot: &CanisterSnapshot) -> SnapshotMetadata {
     let chunks = snapshot.chunks.keys().map(|hash| ic::ChunkHash { hash: hash.to_vec() });
     SnapshotMetadata {
         source: source(snapshot.source),
@@ -323,7 +321,7 @@ fn uploaded(
     argument: &UploadSnapshotMetadata,
     canister_version: u64,
     now: Time,
-) -> Result<Snapshot, Reject> {
+) -> Result<CanisterSnapshot, Reject> {
     let sizes = &core.limits().module;
     let within = |what: &str, found: u64, most: u64, limit: &str| {
         if found <= most {
@@ -353,7 +351,7 @@ fn uploaded(
         }
         Ok(SnapshotMemory { id: MemoryId(0), wasm_pages: bytes / WASM_PAGE_BYTES })
     };
-    Ok(Snapshot {
+    Ok(CanisterSnapshot {
         source: SnapshotSource::Uploaded,
         taken_at: now,
         canister_version,
