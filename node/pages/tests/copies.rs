@@ -23,7 +23,7 @@ fn mixed(store: &PageStore, index: &mut Index) -> Vec<u64> {
     fold_all(store);
     put(store, A, &[(3, 4), (40, 1)], 2).unwrap();
     checkpoint(store, index);
-    put(store, A, &[(22, 2), (6, 1)], 3).unwrap();
+    put(store, A, &[(6, 1), (22, 2)], 3).unwrap();
     tags(&store.layout(A).unwrap())
 }
 

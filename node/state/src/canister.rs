@@ -525,7 +525,14 @@ mod tests {
             source,
             taken_at: Time(46),
             canister_version: 47,
-            module: SnapshotModule::Uploaded { memory: MemoryId(48), bytes: 49 },
+            module: match source {
+                SnapshotSource::Uploaded => {
+                    SnapshotModule::Uploaded { memory: MemoryId(48), bytes: 49 }
+                }
+                SnapshotSource::Taken => {
+                    SnapshotModule::Installed { hash: ModuleHash([59; 32]), bytes: 60 }
+                }
+            },
             globals: vec![Global::F64(50)],
             heap: memory(51, 52),
             stable: memory(53, 54),
@@ -594,13 +601,24 @@ mod tests {
         );
         canister.snapshots.add(snapshot(SnapshotSource::Uploaded));
         canister.snapshots.add(snapshot(SnapshotSource::Taken));
-        canister.snapshots.remove(1);
         canister.log.push(Time(5), b"line".to_vec(), 1_000);
         canister.history.push(Change {
             time: Time(6),
             version: 7,
             origin: ChangeOrigin::Canister(other, Some(8)),
             details: ChangeDetails::ControllersChange(vec![own, other]),
+        });
+        canister.history.push(Change {
+            time: Time(61),
+            version: 62,
+            origin: ChangeOrigin::User(other),
+            details: ChangeDetails::LoadSnapshot {
+                from: Some(other),
+                snapshot_id: vec![63],
+                canister_version: 64,
+                taken_at: Time(65),
+                source: SnapshotSource::Taken,
+            },
         });
         canister.status =
             CanisterStatus::Stopping(vec![StopWaiter { origin, cycles: 5, deadline: Time(10) }]);

@@ -1,4 +1,5 @@
-//! Snapshots of a canister: what is kept of one, beside the memories of its own that hold its pages.
+//! Snapshots of a canister: what is kept of one beside the memories of its own, which hold its
+//! pages.
 //!
 //! A snapshot is a part of its canister's record. Its heap and stable memory are memories of the
 //! page store that no code ever runs on; its module and chunks are blobs, named by their hashes as

@@ -30,6 +30,7 @@ impl Dispatcher<'_> {
         let id = argument.canister_id;
         let canister = self.target(&id)?.clone();
         let (owner, snapshot) = self.snapshot_to_load(call, &canister, &argument.snapshot_id)?;
+        check_sizes(self.core, &snapshot)?;
         let copying = SNAPSHOT_INSTRUCTIONS.saturating_add(snapshot.bytes());
         self.affordable(&canister, copying, "loading a snapshot")?;
 
@@ -206,6 +207,23 @@ fn mutable_globals(of_module: &[ModuleGlobal], values: &[Global]) -> Result<Vec<
     Ok(kept.map(|(_, value)| *value).collect())
 }
 
+/// What a snapshot has must be within the limits as they are now.
+fn check_sizes(core: &Core, snapshot: &CanisterSnapshot) -> Result<(), Reject> {
+    let sizes = &core.limits().module;
+    let (module, stable) = (snapshot.module.bytes(), snapshot.stable.bytes());
+    for (what, found, most, limit) in [
+        ("module", module, sizes.wasm_bytes, "module.wasm_bytes"),
+        ("stable memory", stable, sizes.stable_bytes, "module.stable_bytes"),
+    ] {
+        if found > most {
+            return Err(reject::invalid_payload(format!(
+                "The snapshot's {what} has {found} bytes, the most is {most} ({limit})."
+            )));
+        }
+    }
+    Ok(())
+}
+
 fn check_heap(core: &Core, info: &ModuleInfo, snapshot: &CanisterSnapshot) -> Result<(), Reject> {
     let sizes = &core.limits().module;
     let (most, name) = if info.memory64 {
@@ -238,8 +256,8 @@ fn check_hook(
         return Ok(());
     }
     Err(reject::invalid_payload(format!(
-        "The snapshot says of the hook on_low_wasm_memory that its condition is {}, but with a Wasm \
-         memory of {} bytes and the settings of canister {} it is {}.",
+        "The snapshot says of the hook on_low_wasm_memory that its condition is {}, but with a \
+         Wasm memory of {} bytes and the settings of canister {} it is {}.",
         if is_low { "not satisfied" } else { "satisfied" },
         snapshot.heap.bytes(),
         canister.id,

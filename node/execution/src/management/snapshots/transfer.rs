@@ -1,9 +1,9 @@
 //! Reading snapshots out and uploading them: metadata first, then parts of the module and of the
 //! memories, and chunks of the chunk store.
 //!
-//! A snapshot that is uploaded begins with zeros in all of its sizes, which count at once. Its parts
-//! are pages of its memories like those that messages write; only its chunks are blobs. Every offset
-//! and size is held against the sizes of the metadata before anything is read or written.
+//! A snapshot that is uploaded begins with zeros in all of its sizes, which count at once. Its
+//! parts are pages of its memories like those that messages write; only its chunks are blobs. Every
+//! offset and size is held against the sizes of the metadata before anything is read or written.
 
 use ic_management_canister_types as ic;
 use pages::{MemoryId, PAGE_BYTES};
