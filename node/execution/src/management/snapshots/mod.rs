@@ -8,8 +8,9 @@
 //!
 //! What comes of a call follows from state and argument alone, and everything that can refuse it is
 //! asked before anything is copied. A copy that fails is trouble of this machine, which tries
-//! again. It is paid for by the bytes that the snapshot is accounted with, which every member knows alike,
-//! and not by what the file system had to do. A copy is made in one piece: the round takes as long.
+//! again. It is paid for by the bytes that the snapshot is accounted with, which every member knows
+//! alike, and not by what the file system had to do. A copy is made in one piece: the round takes
+//! as long.
 
 mod load;
 mod transfer;

@@ -22,6 +22,8 @@ use crate::reject;
 
 /// Bytes that one call may read: they must fit into a reply.
 const READ_BYTES_MAX: u64 = 2_000_000;
+/// Bytes of a reply beside those that were read.
+const REPLY_BESIDE_BYTES: u64 = 1024;
 /// Most bytes of certified data.
 const CERTIFIED_BYTES_MAX: usize = 32;
 
@@ -96,9 +98,11 @@ impl Dispatcher<'_> {
             }
         };
         place.check(offset, size)?;
-        if size > READ_BYTES_MAX {
+        let payload_max = self.core.limits().subnet.message_payload_bytes;
+        let most = READ_BYTES_MAX.min(payload_max.saturating_sub(REPLY_BESIDE_BYTES));
+        if size > most {
             return Err(reject::invalid_payload(format!(
-                "A size of {size} bytes, the most that one call reads is {READ_BYTES_MAX}."
+                "A size of {size} bytes, the most that one call reads is {most}."
             ))
             .into());
         }
@@ -119,9 +123,14 @@ impl Dispatcher<'_> {
                 let layout = core.pages.layout(*id)?;
                 pages::read_bytes(&layout, offset, &mut bytes).map_err(FatalError::from)
             }
-            Place::Blob(hash, _) => {
-                core.blobs.read(hash, offset, &mut bytes).map_err(FatalError::from)
-            }
+            // A file that was damaged must not become a result: all of it is verified.
+            Place::Blob(hash, _) => match core.blobs.digest(std::slice::from_ref(hash))? {
+                Some(_) => core.blobs.read(hash, offset, &mut bytes).map_err(FatalError::from),
+                None => Err(FatalError::Record {
+                    what: "a module or a chunk of a snapshot".into(),
+                    reason: "its bytes are not in the module store".into(),
+                }),
+            },
         })?;
         Ok(bytes)
     }
