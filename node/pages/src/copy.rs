@@ -211,18 +211,13 @@ impl<'a> Copier<'a> {
             let (mut read_at, mut write_at) = (at, to);
             let file = from.file.as_ref();
             match copy_file_range(file, Some(&mut read_at), self.to, Some(&mut write_at), bytes) {
-                Ok(0) => {
-                    return Err(PagesError::ShortFile {
-                        path: from.path.clone(),
-                        expected_bytes: at + most,
-                        found_bytes: files::len(&from.file, &from.path)?,
-                    });
-                }
-                Ok(done) => return Ok(done as u64),
+                Ok(done) if done > 0 => return Ok(done as u64),
                 Err(Errno::INTR) => return Ok(0),
-                Err(Errno::XDEV | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS | Errno::PERM) => {
-                    self.buffer = Some(vec![0; BUFFER_BYTES]);
-                }
+                // None at all may be the end of a file that is too short: reading it tells.
+                Ok(_)
+                | Err(
+                    Errno::XDEV | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS | Errno::PERM,
+                ) => self.buffer = Some(vec![0; BUFFER_BYTES]),
                 Err(error) => {
                     return Err(PagesError::io("copy to", self.to_path, io::Error::from(error)));
                 }
