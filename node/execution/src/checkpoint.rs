@@ -23,7 +23,10 @@ use std::time::{Duration, Instant};
 
 use limits::PagesLimits;
 use pages::{PAGE_BYTES, PageStore};
-use state::{CheckpointDelta, Height, ModuleHash, StoreError, encode_record, manifest::LEAF_BYTES};
+use state::{
+    CanisterState, CheckpointDelta, Height, ModuleHash, StoreError, encode_record,
+    manifest::LEAF_BYTES,
+};
 
 use crate::config::FatalError;
 use crate::executor::Executor;
@@ -278,19 +281,19 @@ impl Executor {
         Ok(())
     }
 
-    /// Deletes modules and chunks that no canister names any more.
+    /// Deletes modules and chunks that no canister and no snapshot of one names any more.
     fn sweep_blobs(&mut self) -> Result<(), FatalError> {
         let snapshot_gone = self.snapshots.take_dropped();
         if !self.core.take_blobs_changed() && !snapshot_gone {
             return Ok(());
         }
         let state = &self.state;
-        let chunks: BTreeSet<_> =
-            state.with_chunks().flat_map(|canister| canister.chunks.keys().copied()).collect();
+        let named: BTreeSet<_> =
+            state.with_blobs().flat_map(CanisterState::chunks_and_snapshots).collect();
         self.core.retain_prepared(|module| state.has_module(module));
         self.core.blobs.retain(|hash| {
             state.has_module(&ModuleHash(*hash))
-                || chunks.contains(hash)
+                || named.contains(hash)
                 || self.snapshots.has_blob(hash)
         })?;
         Ok(())

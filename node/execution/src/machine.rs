@@ -21,7 +21,7 @@ use sandbox::{
 use serde::{Deserialize, Serialize};
 use state::{
     CROWD, CanisterState, CanisterStatus, Carrier, Cycles, ExecutionState, LowMemoryHook, Memory,
-    Reject, SenderInfo, Shared, StoredPayload, Taken, WASM_PAGE_BYTES,
+    Reject, SenderInfo, Settings, Shared, StoredPayload, Taken, WASM_PAGE_BYTES,
 };
 
 use crate::config::FatalError;
@@ -682,18 +682,8 @@ pub(crate) fn watch_memory(core: &Core, canister: &mut CanisterState) {
         canister.low_memory_hook = LowMemoryHook::Idle;
         return;
     };
-    let limits = core.limits();
-    let heap_max = if execution.module.info.memory64 {
-        limits.module.heap64_bytes
-    } else {
-        limits.module.heap32_bytes
-    };
-    let limit = match canister.settings.wasm_memory_limit {
-        0 => heap_max,
-        limit => limit.min(heap_max),
-    };
-    let low =
-        limit.saturating_sub(execution.heap.bytes()) < canister.settings.wasm_memory_threshold;
+    let is_memory64 = execution.module.info.memory64;
+    let low = is_memory_low(core, &canister.settings, is_memory64, execution.heap.bytes());
     canister.low_memory_hook = match (low, canister.low_memory_hook) {
         (false, _) => LowMemoryHook::Idle,
         (true, LowMemoryHook::Idle) => LowMemoryHook::Ready,
@@ -701,9 +691,25 @@ pub(crate) fn watch_memory(core: &Core, canister: &mut CanisterState) {
     };
 }
 
+/// Whether a heap of so many bytes comes near its limit.
+pub(crate) fn is_memory_low(
+    core: &Core,
+    settings: &Settings,
+    is_memory64: bool,
+    heap_bytes: u64,
+) -> bool {
+    let sizes = &core.limits().module;
+    let heap_max = if is_memory64 { sizes.heap64_bytes } else { sizes.heap32_bytes };
+    let limit = match settings.wasm_memory_limit {
+        0 => heap_max,
+        limit => limit.min(heap_max),
+    };
+    limit.saturating_sub(heap_bytes) < settings.wasm_memory_threshold
+}
+
 #[cfg(test)]
 mod tests {
-    use state::{CallContextId, Callback, Origin, Settings, Time};
+    use state::{CallContextId, Callback, Origin, Time};
 
     use super::*;
 

@@ -138,7 +138,10 @@ impl Executor {
         let mut blobs: BTreeSet<BlobHash> = BTreeSet::new();
         for canister in self.state.canisters() {
             blobs.extend(canister.paused.iter().filter_map(|paused| paused.module).map(|m| m.0));
-            blobs.extend(canister.chunks.keys());
+            blobs.extend(canister.chunks_and_snapshots());
+            for memory in canister.snapshots.iter().flat_map(|(_, snapshot)| snapshot.memories()) {
+                layouts.insert(memory, held(&self.core.pages, memory)?);
+            }
             let Some(execution) = &canister.execution else { continue };
             blobs.insert(execution.module.hash.0);
             for memory in [&execution.heap, &execution.stable] {

@@ -6,6 +6,9 @@ use state::{CanisterId, CanisterState, Cycles, ErrorCode, Reject, RejectCode};
 /// Bytes of a reject text that are kept.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 8 * 1024;
 
+/// Bytes of a snapshot's id that are shown: more than any has.
+const SNAPSHOT_ID_SHOWN: usize = 64;
+
 /// A reject with this error code; the reject code follows from its hundreds, as in the
 /// specification's table.
 pub(crate) fn reject(error_code: u16, message: impl Into<String>) -> Reject {
@@ -168,6 +171,11 @@ pub(crate) fn no_method(id: &CanisterId, kind: &str, name: &str) -> Reject {
             name.escape_debug()
         ),
     )
+}
+
+pub(crate) fn snapshot_not_found(id: &CanisterId, snapshot_id: &[u8]) -> Reject {
+    let shown = hex::encode(snapshot_id.get(..SNAPSHOT_ID_SHOWN).unwrap_or(snapshot_id));
+    reject(305, format!("Could not find the snapshot {shown} for canister {id}."))
 }
 
 pub(crate) fn invalid_controller(id: &CanisterId, caller: &Principal) -> Reject {

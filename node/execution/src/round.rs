@@ -30,7 +30,6 @@ use crate::management::{self, Dispatcher, STOP_TIMEOUT_SECONDS};
 use crate::message::{Effects, Seat};
 use crate::messaging::{self, MessageMemory};
 use crate::pool::LanePool;
-use crate::reject;
 use crate::retry::ExecutionPoint;
 use crate::scheduler::{self, LaneBudget, Served, VIRTUAL_LANES};
 
@@ -219,14 +218,9 @@ impl Round<'_> {
         let seconds = if is_paused { paid_seconds(seconds, owed, paid) } else { seconds };
         canister.charged_until = Time(canister.charged_until.0 + seconds * 1_000_000_000);
         let ran_out = canister.cycles == 0 && canister.reserved_cycles == 0 && !is_paused;
-        if ran_out && (!had_nothing || canister.execution.is_some()) {
-            let rejection = reject::rejected_message(format!(
-                "Canister {id} ran out of cycles and lost its code."
-            ));
-            management::uninstall(self.core, canister, effects, &rejection);
-            canister.history.clear();
-            canister.settings.compute_allocation = 0;
-            canister.settings.memory_allocation = 0;
+        let has_something = canister.execution.is_some() || !canister.snapshots.is_empty();
+        if ran_out && (!had_nothing || has_something) {
+            management::run_out(self.core, canister, effects);
         }
     }
 

@@ -472,7 +472,6 @@ fn what_this_subnet_does_not_offer_is_said_to_canisters_in_the_usual_codes() {
     let a = node.deploy(&Spec::default());
     for (method, code) in [
         ("http_request", RejectCode::CanisterError),
-        ("take_canister_snapshot", RejectCode::CanisterError),
         ("sign_with_schnorr", RejectCode::DestinationInvalid),
         ("bitcoin_get_balance", RejectCode::DestinationInvalid),
         ("list_canisters", RejectCode::CanisterReject),

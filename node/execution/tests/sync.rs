@@ -132,11 +132,18 @@ fn content(node: &Node) -> BTreeMap<u64, [u8; 32]> {
     let executions =
         node.executor.state().canisters().filter_map(|canister| canister.execution.as_ref());
     let memories = executions.flat_map(|execution| [&execution.heap, &execution.stable]);
+    let memories = memories.map(|memory| (memory.id, memory.bytes()));
+    let snapshots =
+        node.executor.state().canisters().flat_map(|canister| canister.snapshots.iter());
+    let of_snapshots = snapshots.flat_map(|(_, snapshot)| {
+        [snapshot.heap, snapshot.stable].map(|memory| (memory.id, memory.bytes()))
+    });
     memories
-        .map(|memory| {
-            let mut bytes = vec![0; memory.bytes() as usize];
-            read_pages(&node.pages.layout(memory.id).unwrap(), 0, &mut bytes).unwrap();
-            (memory.id.0, Sha256::digest(&bytes).into())
+        .chain(of_snapshots)
+        .map(|(id, size)| {
+            let mut bytes = vec![0; size as usize];
+            read_pages(&node.pages.layout(id).unwrap(), 0, &mut bytes).unwrap();
+            (id.0, Sha256::digest(&bytes).into())
         })
         .collect()
 }
@@ -360,6 +367,40 @@ fn a_state_is_put_together_in_an_empty_directory() {
     // to its certificate.
     let node = check_installed(dir.path(), &mut source, height);
     assert_eq!(node.executor.snapshots().newest(), source.executor.snapshots().newest());
+}
+
+#[test]
+fn snapshots_of_canisters_come_with_a_state_that_is_fetched() {
+    let (mut source, ids) = populated(sync_limits());
+    let record = ic_management_canister_types::CanisterIdRecord { canister_id: ids[2] };
+    let taken = source.manage(user(1), ids[2], "take_canister_snapshot", &record).unwrap();
+    let taken: ic_management_canister_types::Snapshot = common::decode(&taken);
+    let notes = source.notes(ids[2]);
+    let first = source.canister(ids[0]).id;
+    let record = ic_management_canister_types::TakeCanisterSnapshotArgs {
+        canister_id: first,
+        replace_snapshot: None,
+        uninstall_code: Some(true),
+        sender_canister_version: None,
+    };
+    source.manage(user(1), first, "take_canister_snapshot", &record).unwrap();
+    source.call(ids[2], &[Op::Note(vec![1]), Op::Reply(vec![])]).unwrap();
+    let now = source.executor.height();
+    let (height, root) = until_newer(&mut source, now);
+    let dir = tempfile::tempdir().unwrap();
+    let mut installer = begin(dir.path(), height, root, None);
+    fetch(&mut installer, &source.executor.snapshots(), usize::MAX);
+    installer.finish().unwrap();
+    let mut node = check_installed(dir.path(), &mut source, height);
+    let load = ic_management_canister_types::LoadCanisterSnapshotArgs {
+        canister_id: ids[2],
+        snapshot_id: taken.id,
+        sender_canister_version: None,
+    };
+    node.manage(user(1), ids[2], "load_canister_snapshot", &load).unwrap();
+    assert_eq!(node.notes(ids[2]), notes);
+    let chunks = node.canister(first).snapshots.get(0).unwrap().chunks.len();
+    assert_eq!((chunks, node.canister(first).chunks.len()), (3, 0));
 }
 
 #[test]

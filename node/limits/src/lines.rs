@@ -540,8 +540,8 @@ impl Limits {
                 "pages",
                 Disk,
                 times(pages.states_on_disk, subnet.memory_capacity_bytes),
-                "heaps, stable memories, modules and chunks of all canisters; where there are \
-                 several nodes, a state that is fetched lies beside the old one",
+                "heaps, stable memories, modules and chunks of all canisters and of their snapshots; \
+                 where there are several nodes, a state that is fetched lies beside the old one",
             ),
         ]
     }

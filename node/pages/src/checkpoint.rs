@@ -56,7 +56,7 @@ pub(crate) struct Progress {
 struct SyncFile {
     name: Name,
     /// Held since the first write, so that an error of the kernel's own writeback is not missed.
-    /// None of a new base, which holds no data, and of a segment that was closed meanwhile.
+    /// None of a new base that holds no data, and of a file that was closed meanwhile.
     file: Option<Arc<File>>,
     /// It was not open all the time: an error may have passed unseen.
     was_closed: bool,
@@ -188,7 +188,7 @@ impl PageStore {
             if std::mem::take(&mut memory.base_unsynced) {
                 pending.files.push(SyncFile {
                     name: Name::Base(id),
-                    file: None,
+                    file: memory.take_fresh_file(&self.accounts),
                     was_closed: false,
                     segment_bytes: None,
                 });
@@ -267,6 +267,7 @@ impl PageStore {
             }
         }
         self.accounts.checkpoints.fetch_add(1, Relaxed);
+        self.accounts.copied.store(0, Relaxed);
     }
 }
 

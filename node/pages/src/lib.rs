@@ -100,6 +100,7 @@
 //! its I/O takes.
 
 mod checkpoint;
+mod copy;
 mod error;
 mod files;
 mod fold;
@@ -117,7 +118,7 @@ pub use checkpoint::CheckpointTicket;
 pub use error::{IndexFault, PagesError, RunFault};
 pub use fold::FoldProgress;
 pub use lazy::PageFile;
-pub use read::read_pages;
+pub use read::{read_bytes, read_pages};
 pub use staging::{StagedMemory, is_in_use, retain_staged, sync_dir};
 pub use store::{PageStore, PagesStats};
 pub use types::*;

@@ -49,7 +49,9 @@ pub(crate) struct Accounts {
     /// Of those: sealed, without a page that the newest versions need; deleted once a checkpoint
     /// that leaves them out is durable.
     pub(crate) releasable: AtomicU64,
-    /// Segments with an open descriptor for writing.
+    /// Bytes of copies that were made since the last checkpoint that was finished.
+    pub(crate) copied: AtomicU64,
+    /// Files with an open descriptor for writing.
     pub(crate) open_files: AtomicU64,
     pub(crate) committed: AtomicU64,
     pub(crate) commits: AtomicU64,
@@ -127,9 +129,20 @@ pub(crate) struct Memory {
     older: Vec<(u64, Weak<Pin>)>,
     /// The base file was created since the last checkpoint.
     pub(crate) base_unsynced: bool,
+    /// What it was created with, until a checkpoint that names it is durable.
+    pub(crate) fresh: Option<Fresh>,
     /// Rewritten segments that could not be kept for those who read them: the next checkpoint
     /// deletes them.
     orphans: Vec<Forgotten>,
+}
+
+/// Pages that a memory had in its base when it was created.
+#[derive(Debug)]
+pub(crate) struct Fresh {
+    /// The base, open since it was written; none once a ticket has it.
+    pub(crate) file: Option<Arc<File>>,
+    /// Ordered, disjoint, not adjoining.
+    pub(crate) pages: Vec<Range<u64>>,
 }
 
 /// A segment that nothing is written to any more, and has to be synced.
@@ -190,6 +203,7 @@ impl Memory {
             view: View::default(),
             older: Vec::new(),
             base_unsynced: false,
+            fresh: None,
             orphans: Vec::new(),
         }
     }
@@ -600,19 +614,28 @@ impl Memory {
         Some(Sealed { id, file, was_closed, bytes })
     }
 
-    /// Pages that the newest version finds in segments no durable index names: all that was written
-    /// since the last checkpoint that was finished.
+    /// Pages that the newest version finds in segments no durable index names, and those it was
+    /// created with if none names it: all that was written since the last checkpoint that was
+    /// finished.
     pub(crate) fn written_pages(&self) -> Vec<Range<u64>> {
-        let mut pages: Vec<Range<u64>> = Vec::new();
-        let fresh = |id: &SegmentId| self.segments.get(id).is_some_and(|segment| !segment.durable);
-        for run in self.index.runs().filter(|run| fresh(&run.segment)) {
-            let end = run.start_page + run.pages;
-            match pages.last_mut() {
-                Some(last) if last.end == run.start_page => last.end = end,
-                _ => pages.push(run.start_page..end),
+        let recent = |id: &SegmentId| self.segments.get(id).is_some_and(|segment| !segment.durable);
+        let runs = self.index.runs().filter(|run| recent(&run.segment));
+        let appended = runs.map(|run| run.start_page..run.start_page + run.pages);
+        match &self.fresh {
+            None => joined(appended),
+            Some(fresh) => {
+                let mut all: Vec<_> = appended.chain(fresh.pages.iter().cloned()).collect();
+                all.sort_unstable_by_key(|range| range.start);
+                joined(all)
             }
         }
-        pages
+    }
+
+    /// The file of the base, if it was written and no ticket has it yet.
+    pub(crate) fn take_fresh_file(&mut self, accounts: &Accounts) -> Option<Arc<File>> {
+        let file = self.fresh.as_mut()?.file.take()?;
+        accounts.open_files.fetch_sub(1, Relaxed);
+        Some(file)
     }
 
     /// Forgets the segments that the index being checkpointed does not name, for deletion once it
@@ -636,6 +659,7 @@ impl Memory {
     pub(crate) fn take_all(&mut self, accounts: &Accounts) -> Vec<Forgotten> {
         let open = self.open.take().and_then(|open| open.file);
         accounts.open_files.fetch_sub(open.iter().len() as u64, Relaxed);
+        self.take_fresh_file(accounts);
         let orphans = std::mem::take(&mut self.orphans);
         let all = std::mem::take(&mut self.segments).into_iter().map(|(id, segment)| {
             let bytes = segment.used_pages * PAGE_BYTES;
@@ -652,6 +676,7 @@ impl Memory {
 
     /// The checkpoint `generation` is durable. Returns whether there is something to fold now.
     pub(crate) fn made_durable(&mut self, generation: u64) -> bool {
+        self.fresh = None;
         for segment in self.segments.values_mut() {
             segment.durable |= segment.seal.is_some_and(|seal| seal.generation <= generation);
         }
@@ -724,6 +749,18 @@ impl Memory {
             self.check();
         }
     }
+}
+
+/// Ranges in the order of their beginnings, as few as cover the same pages.
+fn joined(ranges: impl IntoIterator<Item = Range<u64>>) -> Vec<Range<u64>> {
+    let mut joined: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+            _ => joined.push(range),
+        }
+    }
+    joined
 }
 
 /// `pages` pages of a segment were overwritten or folded.

@@ -1,7 +1,7 @@
 //! Reading pages through a layout, for whoever has no reason to map it: state sync, snapshots,
 //! tests.
 
-use std::{fs::File, path::PathBuf, sync::Arc};
+use std::{fs::File, ops::Range, path::PathBuf, sync::Arc};
 
 use crate::{MemoryLayout, PAGE_BYTES, PageFile, PagesError, Result, SegmentId, files};
 
@@ -54,7 +54,37 @@ pub fn read_pages(layout: &MemoryLayout, start_page: u64, buf: &mut [u8]) -> Res
     Ok(())
 }
 
-fn file_of(layout: &MemoryLayout, segment: Option<SegmentId>) -> Result<&PageFile> {
+/// Fills `buf` with the bytes from `offset` on, wherever pages begin. `buf` lies within the memory.
+/// Holds as many bytes again.
+pub fn read_bytes(layout: &MemoryLayout, offset: u64, buf: &mut [u8]) -> Result<()> {
+    if buf.is_empty() {
+        return Ok(());
+    }
+    let pages = pages_of(layout, offset, buf.len())?;
+    let mut content = vec![0; ((pages.end - pages.start) * PAGE_BYTES) as usize];
+    read_pages(layout, pages.start, &mut content)?;
+    let within = (offset - pages.start * PAGE_BYTES) as usize;
+    if let Some(found) = content.get(within..within + buf.len()) {
+        buf.copy_from_slice(found);
+    }
+    Ok(())
+}
+
+/// The pages in which so many bytes from `offset` on lie, if these are within the memory.
+pub(crate) fn pages_of(layout: &MemoryLayout, offset: u64, bytes: usize) -> Result<Range<u64>> {
+    let end = offset.checked_add(bytes as u64).filter(|end| *end <= layout.base_bytes);
+    let Some(end) = end else {
+        return Err(PagesError::OutOfRange {
+            id: layout.id,
+            start_page: offset / PAGE_BYTES,
+            bytes: bytes as u64,
+            base_bytes: layout.base_bytes,
+        });
+    };
+    Ok(offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES))
+}
+
+pub(crate) fn file_of(layout: &MemoryLayout, segment: Option<SegmentId>) -> Result<&PageFile> {
     let file = match segment {
         None => Some(&layout.base),
         Some(id) => {

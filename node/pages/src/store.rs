@@ -56,7 +56,7 @@ pub struct PageStore {
     /// Memories with sealed pages that a durable index names.
     pub(crate) fold_queue: Mutex<FoldQueue>,
     /// One creation at a time, so that its file is made outside the exclusive lock.
-    creating: Mutex<()>,
+    pub(crate) creating: Mutex<()>,
     /// One fold at a time: two would copy the same pages.
     pub(crate) folding: Mutex<()>,
     /// A memory has more runs than `runs_per_memory` and a checkpoint would let them be folded, or
@@ -144,9 +144,7 @@ impl PageStore {
         memory::check_base_bytes(base_bytes).ok_or(PagesError::BadSize { id, base_bytes })?;
         self.check_sync()?;
         let _one = lock(&self.creating);
-        if self.read().contains_key(&id) || lock(&self.checkpoint).awaits_removal(id) {
-            return Err(PagesError::MemoryExists(id));
-        }
+        self.check_new(id)?;
         let path = self.dir.base_path(id);
         self.dir.create(&path, base_bytes)?;
         let mut memory = Memory::new(id, base_bytes);
@@ -156,6 +154,14 @@ impl PageStore {
         heap::within(|| memories.insert(id, Mutex::new(memory)));
         lock(&self.changed).insert(id);
         Ok(layout)
+    }
+
+    /// Whether a memory of this name may be created.
+    pub(crate) fn check_new(&self, id: MemoryId) -> Result<()> {
+        if self.read().contains_key(&id) || lock(&self.checkpoint).awaits_removal(id) {
+            return Err(PagesError::MemoryExists(id));
+        }
+        Ok(())
     }
 
     /// Removes a memory. Layouts taken before stay readable; its files are deleted once a
@@ -329,8 +335,9 @@ impl PageStore {
 
     /// Whether a checkpoint should be taken now: the delta is within `delta_reserve_bytes` of its
     /// capacity and a checkpoint would help (otherwise the space waits for
-    /// [`PageStore::fold`]), a memory has more runs than `runs_per_memory`, or too many files are
-    /// open.
+    /// [`PageStore::fold`]), a memory has more runs than `runs_per_memory`, too many files are open,
+    /// or `checkpoint_delta_bytes` were copied into new memories, of which those that were removed
+    /// again are on disk until then.
     pub fn needs_checkpoint(&self) -> bool {
         let delta = self.delta_bytes();
         let near_full = delta
@@ -341,6 +348,7 @@ impl PageStore {
         let helps = gain > 0 && gain >= delta / 2;
         (near_full && helps)
             || self.crowded.load(Relaxed)
+            || self.accounts.copied.load(Relaxed) >= self.limits.checkpoint_delta_bytes
             || self.accounts.open_files.load(Relaxed) >= self.open_files_max
     }
 

@@ -45,7 +45,7 @@ pub const HEAP_GUARD_BYTES: u64 = 32 << 20;
 
 /// Counts changes to [`module::instrument`](crate::module) and to the table of instruction costs
 /// that the other inputs of [`version`] do not show.
-const INSTRUMENTATION_VERSION: u32 = 2;
+const INSTRUMENTATION_VERSION: u32 = 3;
 
 /// The configuration. Identical for compiling and for running.
 pub fn config() -> wasmtime::Result<Config> {

@@ -1,5 +1,5 @@
 //! Files named by the SHA-256 of their content: canister modules as they were uploaded, and chunks
-//! of modules.
+//! of modules, also those that snapshots of canisters name.
 //!
 //! A blob is written under a temporary name and renamed, so a name never stands for half a content.
 //! Blobs are not synced one by one: [`BlobStore::sync`] does it for all new ones, once, before the
@@ -145,6 +145,54 @@ impl BlobStore {
         Ok(hash)
     }
 
+    /// Keeps `bytes` bytes that `read` gives in pieces, from an offset on each. Their hash.
+    ///
+    /// # Errors
+    /// Those of the store, and those of `read` as the error of a file.
+    pub fn put_read(
+        &self,
+        bytes: u64,
+        mut read: impl FnMut(u64, &mut [u8]) -> io::Result<()>,
+    ) -> Result<BlobHash, BlobError> {
+        if bytes > self.blob_bytes_max {
+            return Err(BlobError::TooLarge { bytes, limit: self.blob_bytes_max });
+        }
+        let mut hasher = Sha256::new();
+        let temporary = self.temporary();
+        let mut content = |out: &mut dyn Write| {
+            let mut buffer = vec![0; PIECE_BYTES];
+            let mut at = 0;
+            while at < bytes {
+                let most = usize::try_from(bytes - at).unwrap_or(PIECE_BYTES).min(PIECE_BYTES);
+                let piece = &mut buffer[..most];
+                read(at, piece)?;
+                hasher.update(&piece);
+                out.write_all(piece)?;
+                at += most as u64;
+            }
+            Ok(())
+        };
+        let hash = self
+            .disk
+            .open(&temporary, Open::Truncate)
+            .and_then(|file| content(&mut Appended { file, end: 0 }))
+            .map(|()| BlobHash::from(hasher.finalize()))
+            .and_then(|hash| self.disk.rename(&temporary, &self.path(&hash)).map(|()| hash));
+        if hash.is_err() {
+            // If this fails too, the next start removes the file.
+            let _ = self.disk.remove(&temporary);
+        }
+        let hash = hash.map_err(|error| self.blob_error(error))?;
+        self.note_unsynced(hash);
+        Ok(hash)
+    }
+
+    /// A name that no blob has and no other caller gets.
+    fn temporary(&self) -> PathBuf {
+        let number = self.temporary.fetch_add(1, Ordering::Relaxed);
+        self.dir.join(format!("{TEMPORARY}{}-{number}", std::process::id()))
+    }
+
     /// Keeps what several blobs make up one after the other, whose hash is `hash`. `None` if one of
     /// them is not kept.
     pub fn join(&self, parts: &[BlobHash], hash: &BlobHash) -> Result<Option<()>, BlobError> {
@@ -180,11 +228,7 @@ impl BlobStore {
         path: &Path,
         content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
     ) -> io::Result<()> {
-        let temporary = self.dir.join(format!(
-            "{TEMPORARY}{}-{}",
-            std::process::id(),
-            self.temporary.fetch_add(1, Ordering::Relaxed)
-        ));
+        let temporary = self.temporary();
         let written = self
             .disk
             .open(&temporary, Open::Truncate)

@@ -16,9 +16,9 @@ use serde::{Deserialize, Serialize};
 use crate::certified::{CanisterFacts, metadata_digest};
 use crate::tree::Digest;
 use crate::{
-    CallTable, CanisterId, CanisterLog, ChangeHistory, Consumption, CustomSection, Cycles, Global,
-    InputQueues, MESSAGE_OVERHEAD_BYTES, ModuleHash, ModuleInfo, Origin, PausedMessage, Shared,
-    Time, heap,
+    CallTable, CanisterId, CanisterLog, CanisterSnapshots, ChangeHistory, Consumption,
+    CustomSection, Cycles, Global, InputQueues, MESSAGE_OVERHEAD_BYTES, ModuleGlobal, ModuleHash,
+    ModuleInfo, Origin, PausedMessage, Shared, Time, heap,
 };
 
 /// Bytes of a Wasm page.
@@ -148,6 +148,11 @@ impl InstalledModule {
         let names = info.updates.iter().chain(&info.queries).chain(&info.composite_queries);
         names.map(|name| METHOD_BYTES + name.len() as u64).sum()
     }
+
+    /// Bytes of memory that what is known of its globals takes.
+    fn global_bytes(&self) -> u64 {
+        (size_of::<ModuleGlobal>() * self.info.globals.len()) as u64
+    }
 }
 
 /// Heap or stable memory.
@@ -225,6 +230,8 @@ pub struct CanisterState {
     pub chunks: BTreeMap<[u8; 32], u64>,
     /// The newest changes of code and controllers, and how many there were.
     pub history: ChangeHistory,
+    /// Snapshots that were taken of it, or uploaded.
+    pub snapshots: CanisterSnapshots,
 
     // Code and data.
     /// Absent: the canister is empty.
@@ -290,6 +297,7 @@ impl CanisterState {
             status: CanisterStatus::Running,
             chunks: BTreeMap::new(),
             history: ChangeHistory::default(),
+            snapshots: CanisterSnapshots::default(),
             execution: None,
             certified_data: Vec::new(),
             global_timer: Time(0),
@@ -347,7 +355,14 @@ impl CanisterState {
             history: self.history.bytes(),
             chunks: self.chunks.len() as u64 * CHUNK_ACCOUNTED_BYTES,
             log: self.log.bytes(),
+            snapshots: self.snapshots.bytes(),
         }
+    }
+
+    /// Blobs that its chunk store and its snapshots name.
+    pub fn chunks_and_snapshots(&self) -> impl Iterator<Item = [u8; 32]> + '_ {
+        let snapshots = self.snapshots.iter().flat_map(|(_, snapshot)| snapshot.blobs());
+        self.chunks.keys().copied().chain(snapshots)
     }
 
     /// Bytes that count against the subnet's capacity: what is used, or what was set aside if that
@@ -403,6 +418,8 @@ impl CanisterState {
             + usage.history
             + usage.log
             + 48 * self.chunks.len() as u64
+            + self.module().map_or(0, InstalledModule::global_bytes)
+            + self.snapshots.metadata_bytes()
             + 256 * self.calls.callbacks_open()
     }
 }
@@ -457,6 +474,8 @@ pub struct MemoryUsage {
     pub chunks: u64,
     /// Bytes of the log.
     pub log: u64,
+    /// Bytes of the snapshots.
+    pub snapshots: u64,
 }
 
 impl MemoryUsage {
@@ -470,6 +489,7 @@ impl MemoryUsage {
             + self.history
             + self.chunks
             + self.log
+            + self.snapshots
     }
 }
 
@@ -497,6 +517,30 @@ mod tests {
         let bytes = postcard::to_stdvec(&canister).unwrap();
         let back: CanisterState = postcard::from_bytes(&bytes).unwrap();
         assert_eq!(postcard::to_stdvec(&back).unwrap(), bytes);
+    }
+
+    fn snapshot(source: SnapshotSource) -> CanisterSnapshot {
+        let memory = |id, wasm_pages| SnapshotMemory { id: MemoryId(id), wasm_pages };
+        CanisterSnapshot {
+            source,
+            taken_at: Time(46),
+            canister_version: 47,
+            module: match source {
+                SnapshotSource::Uploaded => {
+                    SnapshotModule::Uploaded { memory: MemoryId(48), bytes: 49 }
+                }
+                SnapshotSource::Taken => {
+                    SnapshotModule::Installed { hash: ModuleHash([59; 32]), bytes: 60 }
+                }
+            },
+            globals: vec![Global::F64(50)],
+            heap: memory(51, 52),
+            stable: memory(53, 54),
+            chunks: [([55; 32], 56)].into(),
+            certified_data: vec![57],
+            global_timer: Some(Time(58)),
+            low_memory_hook: Some(LowMemoryHook::Executed),
+        }
     }
 
     const PINNED: &str = "4ecb0761e64d5574ba636743be53e80d";
@@ -555,12 +599,26 @@ mod tests {
                 deadline,
             }),
         );
+        canister.snapshots.add(snapshot(SnapshotSource::Uploaded));
+        canister.snapshots.add(snapshot(SnapshotSource::Taken));
         canister.log.push(Time(5), b"line".to_vec(), 1_000);
         canister.history.push(Change {
             time: Time(6),
             version: 7,
             origin: ChangeOrigin::Canister(other, Some(8)),
             details: ChangeDetails::ControllersChange(vec![own, other]),
+        });
+        canister.history.push(Change {
+            time: Time(61),
+            version: 62,
+            origin: ChangeOrigin::User(other),
+            details: ChangeDetails::LoadSnapshot {
+                from: Some(other),
+                snapshot_id: vec![63],
+                canister_version: 64,
+                taken_at: Time(65),
+                source: SnapshotSource::Taken,
+            },
         });
         canister.status =
             CanisterStatus::Stopping(vec![StopWaiter { origin, cycles: 5, deadline: Time(10) }]);
@@ -577,6 +635,7 @@ mod tests {
                 content: vec![12],
             }],
             enhanced_orthogonal_persistence: true,
+            globals: vec![ModuleGlobal { mutable: true, initial: Global::I64(45) }],
             compile_instructions: 13,
         };
         let memory = |id, wasm_pages| Memory { id: MemoryId(id), wasm_pages, layout: None };

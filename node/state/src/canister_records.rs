@@ -94,6 +94,15 @@ pub enum DeploymentMode {
     Upgrade,
 }
 
+/// How a snapshot came to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SnapshotSource {
+    /// Taken of its canister.
+    Taken,
+    /// Uploaded, metadata first.
+    Uploaded,
+}
+
 /// What a change did to the canister.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ChangeDetails {
@@ -115,6 +124,20 @@ pub enum ChangeDetails {
     },
     /// The controllers were replaced by these.
     ControllersChange(Vec<Principal>),
+    /// A snapshot was loaded.
+    LoadSnapshot {
+        /// Canister of the snapshot, if that is another one.
+        from: Option<CanisterId>,
+        /// Id of the snapshot, as the interface shows it.
+        #[serde(with = "serde_bytes")]
+        snapshot_id: Vec<u8>,
+        /// Version of its canister when it was taken.
+        canister_version: u64,
+        /// When that was.
+        taken_at: Time,
+        /// How it came to be.
+        source: SnapshotSource,
+    },
 }
 
 /// One entry of a canister's history.

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Value of one mutable global.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Global {
     /// A 32-bit integer.
     I32(i32),
@@ -17,6 +17,22 @@ pub enum Global {
     F64(u64),
     /// A 128-bit vector, as an integer.
     V128(u128),
+}
+
+impl Global {
+    /// Whether the other has the same type.
+    pub fn is_like(&self, other: &Self) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other)
+    }
+}
+
+/// A global of a module that is exported or mutable, and no reference.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModuleGlobal {
+    /// Whether its value changes: a canister has one of its own.
+    pub mutable: bool,
+    /// The value, of its type, that it has in a new instance.
+    pub initial: Global,
 }
 
 /// What validation found in a module.
@@ -40,6 +56,8 @@ pub struct ModuleInfo {
     /// Whether the module asks for enhanced orthogonal persistence
     /// (`enhanced-orthogonal-persistence` private section).
     pub enhanced_orthogonal_persistence: bool,
+    /// Globals that are exported or mutable, by index.
+    pub globals: Vec<ModuleGlobal>,
     /// Instructions charged for compiling it.
     pub compile_instructions: u64,
 }

@@ -124,7 +124,8 @@ struct Facts {
     module: Option<ModuleHash>,
     /// The module that a paused installation brings.
     next_module: Option<ModuleHash>,
-    chunks: bool,
+    /// Whether it has chunks or snapshots, which name blobs.
+    names_blobs: bool,
     /// Whether it has payloads that have no files yet.
     loose: bool,
     totals: Totals,
@@ -261,7 +262,7 @@ pub struct ReplicatedState {
     owners: BTreeMap<MemoryId, CanisterId>,
     /// How many canisters have each module.
     modules: BTreeMap<ModuleHash, u64>,
-    chunk_holders: BTreeSet<CanisterId>,
+    blob_holders: BTreeSet<CanisterId>,
     /// With payloads that have no files yet.
     loose: BTreeSet<CanisterId>,
 }
@@ -317,7 +318,7 @@ impl ReplicatedState {
             paused: PausedIndex::default(),
             owners: BTreeMap::new(),
             modules: BTreeMap::new(),
-            chunk_holders: BTreeSet::new(),
+            blob_holders: BTreeSet::new(),
             loose: BTreeSet::new(),
         };
         for canister in canisters {
@@ -519,9 +520,9 @@ impl ReplicatedState {
         self.modules.iter().map(|(module, count)| (module, *count))
     }
 
-    /// Canisters with chunks of modules.
-    pub fn with_chunks(&self) -> impl Iterator<Item = &CanisterState> + '_ {
-        self.chunk_holders.iter().filter_map(|id| self.get(id))
+    /// Canisters with chunks of modules or with snapshots.
+    pub fn with_blobs(&self) -> impl Iterator<Item = &CanisterState> + '_ {
+        self.blob_holders.iter().filter_map(|id| self.get(id))
     }
 
     /// Brings indexes and totals up to date for what was touched.
@@ -545,7 +546,7 @@ impl ReplicatedState {
             mark(&mut self.with_work, *id, new_facts.has_work);
             mark(&mut self.heartbeats, *id, new_facts.heartbeat);
             mark(&mut self.stopping, *id, new_facts.stopping);
-            mark(&mut self.chunk_holders, *id, new_facts.chunks);
+            mark(&mut self.blob_holders, *id, new_facts.names_blobs);
             mark(&mut self.loose, *id, new_facts.loose);
             move_entry(&mut self.timers, *id, old.timer, new_facts.timer);
             let is_due = new_facts.timer.is_some_and(|time| time <= self.looked_until);
@@ -742,7 +743,11 @@ impl ReplicatedState {
             for module in [facts.module, facts.next_module].into_iter().flatten() {
                 *modules.entry(module).or_default() += 1;
             }
-            assert_eq!(self.chunk_holders.contains(&canister.id), facts.chunks, "chunk holders");
+            assert_eq!(
+                self.blob_holders.contains(&canister.id),
+                facts.names_blobs,
+                "who names blobs"
+            );
         }
         assert_eq!(self.modules, modules, "canisters of each module");
         assert_eq!(self.totals, totals, "sums over all canisters");
@@ -863,7 +868,7 @@ impl Facts {
                 .map(|execution| (execution.heap.id, execution.stable.id)),
             module: canister.module().map(|module| module.hash),
             next_module: canister.paused.as_ref().and_then(|paused| paused.module),
-            chunks: !canister.chunks.is_empty(),
+            names_blobs: !canister.chunks.is_empty() || !canister.snapshots.is_empty(),
             loose: canister.queues.loose_bytes() > 0,
             totals: Totals {
                 memory_taken: canister.memory_taken(),

@@ -224,18 +224,9 @@ impl Dispatcher<'_> {
             .into());
         }
         let hash = order.code.hash();
-        let prepared = self.prepare(&canister, &hash, order.code.uploaded())?;
-        // By the module and not by what this machine did for it: it may have had the artefact.
-        let compile_instructions = match &prepared {
-            Ok(info) => info.compile_instructions.min(compile_most),
-            Err(_) => limits::validate_instructions(sandbox::module::unpacked_bytes_max(
-                wasm_bytes,
-                &head,
-                &limits.module,
-            )),
-        };
+        let (prepared, compile_instructions) =
+            self.prepare_and_count(&canister, &hash, order.code.uploaded(), (&head, compile_most))?;
         let compile_cost = core.costs.execution(compile_instructions);
-        self.effects.work += compile_instructions;
         let planned = prepared.and_then(|info| Ok((plan(&canister, &order.mode, &info)?, info)));
         let (plan, info) = match planned {
             Ok(planned) => planned,
@@ -298,11 +289,39 @@ impl Dispatcher<'_> {
 
     /// Refuses an installation of which nothing ran, but whose module was compiled or at least
     /// judged: that is paid for.
-    fn refuse_compiled(&mut self, id: &CanisterId, cost: Cycles, reject: Reject) -> Handling {
+    pub(super) fn refuse_compiled(
+        &mut self,
+        id: &CanisterId,
+        cost: Cycles,
+        reject: Reject,
+    ) -> Handling {
         let canister = self.target_mut(id)?;
         canister.cycles -= cost;
         canister.consumption.instructions += cost;
         Err(reject.into())
+    }
+
+    /// Validates and compiles a module that begins with `head`, and counts what that took: by the
+    /// module and not by what this machine did for it, which may have had the artefact.
+    pub(super) fn prepare_and_count(
+        &mut self,
+        canister: &CanisterState,
+        hash: &ModuleHash,
+        uploaded: &dyn Uploaded,
+        (head, compile_most): (&[u8], u64),
+    ) -> Result<(Result<ModuleInfo, Reject>, u64), Refusal> {
+        let prepared = self.prepare(canister, hash, uploaded)?;
+        let sizes = &self.core.limits().module;
+        let instructions = match &prepared {
+            Ok(info) => info.compile_instructions.min(compile_most),
+            Err(_) => limits::validate_instructions(sandbox::module::unpacked_bytes_max(
+                uploaded.bytes(),
+                head,
+                sizes,
+            )),
+        };
+        self.effects.work += instructions;
+        Ok((prepared, instructions))
     }
 
     /// Validates and compiles, however often this machine fails at it. The inner result is the
@@ -424,7 +443,7 @@ fn usage_with(canister: &CanisterState, module: &InstalledModule, plan: Plan) ->
     let usage = canister.memory_usage();
     let heap = if plan.keeps_heap { usage.heap } else { 0 };
     let stable = if plan.keeps_stable { usage.stable } else { 0 };
-    let kept = heap + stable + usage.history + usage.chunks + usage.log;
+    let kept = heap + stable + usage.history + usage.chunks + usage.log + usage.snapshots;
     kept + module.bytes + module.custom_section_bytes()
 }
 

@@ -41,7 +41,7 @@ use crate::machine::{Begun, Invocation, Machine, Ran, Targets};
 use crate::reject;
 
 /// Version of [`Record`].
-const RECORD_VERSION: u8 = 1;
+const RECORD_VERSION: u8 = 2;
 
 /// Numbers of memories and segments that belong to no memory of the store.
 const SCRATCH: u64 = 1 << 63;
@@ -809,6 +809,7 @@ mod tests {
             heap_initial_wasm_pages: 4,
             custom_sections: Vec::new(),
             enhanced_orthogonal_persistence: true,
+            globals: vec![state::ModuleGlobal { mutable: true, initial: state::Global::I32(11) }],
             compile_instructions: 5,
         };
         Record {

@@ -5,6 +5,7 @@ use state::{
     SubnetCall, Time,
 };
 
+use super::snapshots::drop_snapshots;
 use super::types::{CanisterArgument, VersionedCanister};
 use super::{Dispatcher, Handled, Handling, decode, no_value};
 use crate::config::ExecutorConfig;
@@ -97,6 +98,7 @@ impl Dispatcher<'_> {
             return Err(reject::canister_not_found(&id).into());
         };
         drop_code(self.core, &mut canister);
+        drop_snapshots(self.core, canister.snapshots.take_all());
         let subnet = &mut self.state.subnet;
         // Its cycles are gone for good; what it spent stays on the subnet's account.
         subnet.consumption.uninstall += canister.cycles;
@@ -114,9 +116,23 @@ impl Dispatcher<'_> {
     }
 }
 
+/// A canister ran out of cycles: its code goes, its snapshots, and what is known of its changes but
+/// their number.
+pub(crate) fn run_out(core: &Core, canister: &mut CanisterState, effects: &mut Effects) {
+    let rejection = reject::rejected_message(format!(
+        "Canister {} ran out of cycles and lost its code.",
+        canister.id
+    ));
+    uninstall(core, canister, effects, &rejection);
+    drop_snapshots(core, canister.snapshots.take_all());
+    canister.history.clear();
+    canister.settings.compute_allocation = 0;
+    canister.settings.memory_allocation = 0;
+}
+
 /// Takes code, memories, chunks and open calls away from a canister; answers everyone who
 /// waits for it. The version moves on.
-pub(crate) fn uninstall(
+pub(super) fn uninstall(
     core: &Core,
     canister: &mut CanisterState,
     effects: &mut Effects,

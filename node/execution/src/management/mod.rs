@@ -17,6 +17,7 @@ mod lifecycle;
 mod overlay;
 pub(crate) mod queries;
 mod settings;
+mod snapshots;
 mod status;
 pub(crate) mod types;
 
@@ -34,7 +35,7 @@ use crate::reject;
 use crate::retry::ExecutionPoint;
 
 pub(crate) use installing::{Installations, is_scratch};
-pub(crate) use lifecycle::{STOP_TIMEOUT_SECONDS, uninstall};
+pub(crate) use lifecycle::{STOP_TIMEOUT_SECONDS, run_out};
 
 /// Candid work that skipping unknown fields may do, besides what it takes per byte: bounds what a
 /// small type table can make the decoder do.
@@ -107,6 +108,8 @@ enum Access {
     ControllersAndAdmins,
     /// Whoever the canister's `status_visibility` admits, the canister itself, subnet admins.
     StatusViewers,
+    /// Whoever the canister's `snapshot_visibility` admits.
+    SnapshotViewers,
 }
 
 /// How a method may be called.
@@ -133,19 +136,35 @@ impl Method {
                 | "uninstall_code"
                 | "update_settings"
                 | "delete_canister"
+                | "take_canister_snapshot"
+                | "load_canister_snapshot"
         );
         let awaits_installation = awaits_message
             || matches!(
                 name,
-                "start_canister" | "stop_canister" | "upload_chunk" | "clear_chunk_store"
+                "start_canister"
+                    | "stop_canister"
+                    | "upload_chunk"
+                    | "clear_chunk_store"
+                    | "delete_canister_snapshot"
+                    | "upload_canister_snapshot_metadata"
+                    | "upload_canister_snapshot_data"
             );
         let method = |access, ingress, names_canister| {
             Some(Self { access, ingress, names_canister, awaits_message, awaits_installation })
         };
         match name {
-            "install_code" | "install_chunked_code" | "update_settings" => {
-                method(Access::Controllers, true, true)
-            }
+            "install_code"
+            | "install_chunked_code"
+            | "update_settings"
+            | "take_canister_snapshot"
+            | "load_canister_snapshot"
+            | "delete_canister_snapshot"
+            | "upload_canister_snapshot_metadata"
+            | "upload_canister_snapshot_data" => method(Access::Controllers, true, true),
+            "list_canister_snapshots"
+            | "read_canister_snapshot_metadata"
+            | "read_canister_snapshot_data" => method(Access::SnapshotViewers, true, true),
             "upload_chunk" | "stored_chunks" | "clear_chunk_store" => {
                 method(Access::ControllersAndSelf, true, true)
             }
@@ -180,14 +199,6 @@ fn not_offered(name: &str) -> Option<Reject> {
         "http_request" | "flexible_http_request" => {
             (504, "HTTPS outcalls are switched off on this subnet.")
         }
-        "take_canister_snapshot"
-        | "load_canister_snapshot"
-        | "list_canister_snapshots"
-        | "delete_canister_snapshot"
-        | "read_canister_snapshot_metadata"
-        | "read_canister_snapshot_data"
-        | "upload_canister_snapshot_metadata"
-        | "upload_canister_snapshot_data" => (504, "This subnet keeps no canister snapshots."),
         "ecdsa_public_key" | "sign_with_ecdsa" | "schnorr_public_key" | "sign_with_schnorr"
         | "vetkd_public_key" | "vetkd_derive_key" => (301, "This subnet holds no threshold keys."),
         "bitcoin_get_balance"
@@ -291,6 +302,7 @@ fn check_access(
         Access::Controllers => controller,
         Access::ControllersAndSelf => controller || *caller == target.id,
         Access::ControllersAndAdmins => controller || admin,
+        Access::SnapshotViewers => may_view(&target.settings.snapshot_visibility, target, caller),
         Access::StatusViewers => {
             admin
                 || *caller == target.id
@@ -485,6 +497,14 @@ impl Dispatcher<'_> {
             "stop_canister" => self.stop_canister(call),
             "uninstall_code" => self.uninstall_code(call),
             "delete_canister" => self.delete_canister(call),
+            "take_canister_snapshot" => self.take_canister_snapshot(call),
+            "load_canister_snapshot" => self.load_canister_snapshot(call),
+            "list_canister_snapshots" => self.list_canister_snapshots(call),
+            "delete_canister_snapshot" => self.delete_canister_snapshot(call),
+            "read_canister_snapshot_metadata" => self.read_canister_snapshot_metadata(call),
+            "read_canister_snapshot_data" => self.read_canister_snapshot_data(call),
+            "upload_canister_snapshot_metadata" => self.upload_canister_snapshot_metadata(call),
+            "upload_canister_snapshot_data" => self.upload_canister_snapshot_data(call),
             "deposit_cycles" => self.deposit_cycles(call),
             "canister_status" => {
                 let id = decode::<types::CanisterArgument>(&call.arg)?.canister_id;

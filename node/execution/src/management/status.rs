@@ -8,6 +8,7 @@ use state::{
     DeploymentMode, Reject, SubnetCall, Time, Visibility,
 };
 
+use super::snapshots::source as source_of_snapshot;
 use super::types::{self, DefiniteSettings, StatusResult, SubnetArgument};
 use super::{Dispatcher, Handled, Handling, decode, encode};
 use crate::core::Core;
@@ -78,7 +79,7 @@ pub(super) fn canister_status(core: &Core, canister: &CanisterState) -> Result<V
             custom_sections_size: usage.custom_sections.into(),
             canister_history_size: usage.history.into(),
             wasm_chunk_store_size: usage.chunks.into(),
-            snapshots_size: Nat::from(0u8),
+            snapshots_size: usage.snapshots.into(),
             log_memory_store_size: usage.log.into(),
         },
         cycles: canister.cycles.into(),
@@ -154,6 +155,19 @@ fn change(change: &Change) -> types::Change {
                     module_hash: module_hash.0.to_vec(),
                 })
             }
+            ChangeDetails::LoadSnapshot {
+                from,
+                snapshot_id,
+                canister_version,
+                taken_at,
+                source,
+            } => ic::ChangeDetails::LoadSnapshot(ic::LoadSnapshotRecord {
+                from_canister_id: *from,
+                snapshot_id: snapshot_id.clone(),
+                canister_version: *canister_version,
+                taken_at_timestamp: taken_at.0,
+                source: source_of_snapshot(*source),
+            }),
             ChangeDetails::ControllersChange(controllers) => {
                 ic::ChangeDetails::ControllersChange(ic::ControllersChangeRecord {
                     controllers: controllers.clone(),

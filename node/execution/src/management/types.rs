@@ -3,8 +3,9 @@
 
 use candid::{CandidType, Nat, Principal};
 use ic_management_canister_types::{
-    CanisterInstallMode, CanisterStatusType, ChangeDetails, ChangeOrigin, EnvironmentVariable,
-    LogVisibility, MemoryMetrics, QueryStats, SnapshotVisibility,
+    CanisterInstallMode, CanisterStatusType, CanisterTimer, ChangeDetails, ChangeOrigin, ChunkHash,
+    EnvironmentVariable, LogVisibility, MemoryMetrics, OnLowWasmMemoryHookStatus, QueryStats,
+    SnapshotDataOffset, SnapshotMetadataGlobal, SnapshotSource, SnapshotVisibility,
 };
 use serde::Deserialize;
 use serde_bytes::ByteBuf;
@@ -142,6 +143,44 @@ pub(crate) struct InfoResult {
 #[derive(CandidType, Deserialize, Debug)]
 pub(crate) struct SubnetArgument {
     pub(crate) subnet_id: Principal,
+}
+
+/// Candid type `read_canister_snapshot_metadata_response`, in which nothing is an option that the
+/// specification says is there.
+#[derive(CandidType, Deserialize, Debug)]
+pub(crate) struct SnapshotMetadata {
+    pub(crate) source: SnapshotSource,
+    pub(crate) taken_at_timestamp: u64,
+    pub(crate) wasm_module_size: u64,
+    pub(crate) globals: Vec<SnapshotMetadataGlobal>,
+    pub(crate) wasm_memory_size: u64,
+    pub(crate) stable_memory_size: u64,
+    pub(crate) wasm_chunk_store: Vec<ChunkHash>,
+    pub(crate) canister_version: u64,
+    pub(crate) certified_data: ByteBuf,
+    pub(crate) global_timer: Option<CanisterTimer>,
+    pub(crate) on_low_wasm_memory_hook_status: Option<OnLowWasmMemoryHookStatus>,
+}
+
+#[derive(CandidType, Deserialize, Debug)]
+pub(crate) struct UploadSnapshotMetadata {
+    pub(crate) canister_id: Principal,
+    pub(crate) replace_snapshot: Option<ByteBuf>,
+    pub(crate) wasm_module_size: u64,
+    pub(crate) globals: Vec<SnapshotMetadataGlobal>,
+    pub(crate) wasm_memory_size: u64,
+    pub(crate) stable_memory_size: u64,
+    pub(crate) certified_data: ByteBuf,
+    pub(crate) global_timer: Option<CanisterTimer>,
+    pub(crate) on_low_wasm_memory_hook_status: Option<OnLowWasmMemoryHookStatus>,
+}
+
+#[derive(CandidType, Deserialize, Debug)]
+pub(crate) struct UploadSnapshotData {
+    pub(crate) canister_id: Principal,
+    pub(crate) snapshot_id: ByteBuf,
+    pub(crate) kind: SnapshotDataOffset,
+    pub(crate) chunk: ByteBuf,
 }
 
 #[cfg(test)]

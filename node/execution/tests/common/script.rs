@@ -16,7 +16,7 @@ use sandbox::{
     Outcome, Request, Response, Sandbox, Trap, Uploaded, WorkerTrouble,
 };
 use serde::{Deserialize, Serialize};
-use state::{Cycles, ErrorCode, Global, ModuleHash, Reject, RejectCode, Time};
+use state::{Cycles, ErrorCode, Global, ModuleGlobal, ModuleHash, Reject, RejectCode, Time};
 
 /// Something a program does.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -231,6 +231,7 @@ impl Sandbox for ScriptSandbox {
                 })
                 .collect(),
             enhanced_orthogonal_persistence: spec.persistent,
+            globals: vec![ModuleGlobal { mutable: true, initial: Global::I64(0) }],
             compile_instructions: spec.compile_instructions.max(1_000),
         };
         self.specs.lock().unwrap().insert(hash.0, spec);

@@ -9,6 +9,7 @@
 use std::collections::BTreeSet;
 
 use limits::ModuleLimits;
+use state::{Global, ModuleGlobal};
 use wasmparser::{
     BlockType, CustomSectionReader, DataKind, Element, ElementItems, ElementKind, Export,
     ExternalKind, FuncType, FuncValidator, FuncValidatorAllocations, FunctionBody, Import,
@@ -121,6 +122,29 @@ struct Pass<'a> {
     method_name_bytes: u64,
     sections: BTreeSet<String>,
     section_bytes: u64,
+    /// All globals, by index: none are imported.
+    globals: Vec<Declared>,
+}
+
+/// A global as the module declares it.
+struct Declared {
+    mutable: bool,
+    exported: bool,
+    /// None of a reference.
+    initial: Option<Global>,
+}
+
+/// The value that a global begins with. Initialisers are constants: imported globals and extended
+/// constant expressions are not among the features.
+fn constant(global: &wasmparser::Global<'_>) -> Result<Option<Global>, ModuleError> {
+    Ok(match global.init_expr.get_operators_reader().read()? {
+        Operator::I32Const { value } => Some(Global::I32(value)),
+        Operator::I64Const { value } => Some(Global::I64(value)),
+        Operator::F32Const { value } => Some(Global::F32(value.bits())),
+        Operator::F64Const { value } => Some(Global::F64(value.bits())),
+        Operator::V128Const { value } => Some(Global::V128(value.i128() as u128)),
+        _ => None,
+    })
 }
 
 impl<'a> Pass<'a> {
@@ -136,6 +160,7 @@ impl<'a> Pass<'a> {
                 heap_initial_wasm_pages: 0,
                 custom_sections: Vec::new(),
                 enhanced_orthogonal_persistence: false,
+                globals: Vec::new(),
                 compile_instructions: 0,
             },
             shape: Shape::default(),
@@ -153,6 +178,7 @@ impl<'a> Pass<'a> {
             method_name_bytes: 0,
             sections: BTreeSet::new(),
             section_bytes: 0,
+            globals: Vec::new(),
         }
     }
 
@@ -281,7 +307,13 @@ impl<'a> Pass<'a> {
             }
             Payload::GlobalSection(section) => {
                 for (index, global) in section.clone().into_iter().enumerate() {
-                    let ty = global?.ty;
+                    let global = global?;
+                    let ty = global.ty;
+                    self.globals.push(Declared {
+                        mutable: ty.mutable,
+                        exported: false,
+                        initial: constant(&global)?,
+                    });
                     if ty.mutable {
                         let index = index as u32;
                         if matches!(ty.content_type, ValType::Ref(_)) {
@@ -478,6 +510,11 @@ impl<'a> Pass<'a> {
     }
 
     fn export(&mut self, export: Export<'_>) -> Result<(), ModuleError> {
+        if export.kind == ExternalKind::Global
+            && let Some(global) = self.globals.get_mut(export.index as usize)
+        {
+            global.exported = true;
+        }
         if export.kind != ExternalKind::Func {
             return Ok(());
         }
@@ -562,6 +599,13 @@ impl<'a> Pass<'a> {
         for (function, ty) in &self.imports {
             self.import_type(function, *ty)?;
         }
+        let shown = |global: Declared| {
+            let is_shown = global.mutable || global.exported;
+            let initial = global.initial.filter(|_| is_shown)?;
+            Some(ModuleGlobal { mutable: global.mutable, initial })
+        };
+        self.info.globals =
+            std::mem::take(&mut self.globals).into_iter().filter_map(shown).collect();
         self.info.updates.sort_unstable();
         self.info.queries.sort_unstable();
         self.info.composite_queries.sort_unstable();

@@ -21,4 +21,5 @@ mod ids;
 mod management;
 mod modules;
 mod queries;
+mod snapshots;
 mod system_api;

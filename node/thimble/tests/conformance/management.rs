@@ -17,7 +17,11 @@ pub(crate) async fn status(world: &World, canister: Principal) -> CanisterStatus
     Decode!(&told, CanisterStatusResult).unwrap()
 }
 
-async fn set(world: &World, canister_id: Principal, settings: CanisterSettings) -> Outcome {
+pub(crate) async fn set(
+    world: &World,
+    canister_id: Principal,
+    settings: CanisterSettings,
+) -> Outcome {
     let arguments = UpdateSettingsArgs { canister_id, settings, sender_canister_version: None };
     world.manage(canister_id, "update_settings", Encode!(&arguments).unwrap()).await
 }
@@ -30,7 +34,7 @@ fn num(number: u64) -> Nat {
     Nat::from(number)
 }
 
-fn no_settings() -> CanisterSettings {
+pub(crate) fn no_settings() -> CanisterSettings {
     CanisterSettings::default()
 }
 
@@ -750,7 +754,12 @@ fn raw_rand_gives_32_other_bytes_each_time() {
     });
 }
 
-async fn info(canister: Universal, of: Principal, changes: Option<u64>) -> CanisterInfoResult {
+/// The newest changes of a canister, as another is told.
+pub(crate) async fn info(
+    canister: Universal,
+    of: Principal,
+    changes: Option<u64>,
+) -> CanisterInfoResult {
     let arguments = CanisterInfoArgs { canister_id: of, num_requested_changes: changes };
     let call = Call::to(management(), "canister_info").argument(Encode!(&arguments).unwrap());
     let told = canister.update(program().call_must(call)).await.unwrap();
@@ -851,22 +860,5 @@ fn node_metrics_history_lists_the_nodes_of_the_subnet() {
         let told = metrics(subnet(world), later).await.unwrap();
         assert_eq!(Decode!(&told, NodeMetricsHistoryResult).unwrap(), []);
         metrics(canister.id, 0).await.unwrap_err();
-    });
-}
-
-#[derive(CandidType)]
-struct TakeSnapshot {
-    canister_id: Principal,
-    replace_snapshot: Option<Vec<u8>>,
-}
-
-#[test]
-#[ignore = "the node: it has no snapshots of canisters"]
-fn a_controller_may_take_a_snapshot() {
-    run(async |world| {
-        let canister = world.canister().await;
-        let arguments = TakeSnapshot { canister_id: canister.id, replace_snapshot: None };
-        let arguments = Encode!(&arguments).unwrap();
-        world.manage(canister.id, "take_canister_snapshot", arguments).await.unwrap();
     });
 }

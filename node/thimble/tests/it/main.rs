@@ -23,4 +23,5 @@ mod randomness;
 mod replay;
 mod resharing;
 mod situations;
+mod snapshots;
 mod subnet;

@@ -240,6 +240,27 @@ fn references_are_not_state() {
 }
 
 #[test]
+fn globals_that_are_exported_or_mutable_are_known_with_their_values() {
+    let info = check(
+        r#"(module (global (mut i64) (i64.const 1)) (global i32 (i32.const 2))
+            (global $shown f32 (f32.const 3)) (global $of f64 (f64.const 4))
+            (global $reference funcref (ref.null func)) (global (mut v128) (v128.const i64x2 5 6))
+            (export "shown" (global $shown)) (export "reference" (global $reference)))"#,
+    )
+    .unwrap();
+    let found: Vec<_> =
+        info.globals.iter().map(|global| (global.mutable, global.initial)).collect();
+    assert_eq!(
+        found,
+        [
+            (true, Global::I64(1)),
+            (false, Global::F32(3f32.to_bits())),
+            (true, Global::V128((6 << 64) | 5))
+        ]
+    );
+}
+
+#[test]
 fn custom_sections_are_metadata() {
     let info = check(
         r#"(module (@custom "icp:public b" "B") (@custom "icp:private a" "A") (@custom "other" "x") (@custom "other" "y")
