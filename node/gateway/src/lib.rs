@@ -38,11 +38,14 @@ pub mod report;
 mod routes;
 mod service;
 mod waiters;
+mod web;
 
 pub use api::{
-    CertifiedView, Health, NoProfile, Node, QueryRequest, Refusal, RequestFacts, RequestKind,
+    CertifiedView, Health, NoProfile, Node, Outcome, PublicMetadata, QueryRequest, Refusal, RequestFacts, RequestKind,
     Submitted,
 };
 pub use latencies::{Latencies, LatencyWindow};
-pub use listener::{Gateway, GatewayConfig, GatewayError, GatewayHandle};
+pub use listener::{
+    Gateway, GatewayConfig, GatewayError, GatewayHandle, HttpGatewayConfig,
+};
 pub use waiters::Waiters;

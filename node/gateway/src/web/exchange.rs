@@ -1,0 +1,608 @@
+//! One request: what the canister is asked, and what of its answers goes to the browser.
+
+use std::{
+    io,
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use budget::Reservation;
+use bytes::Bytes;
+use envelope::{
+    Envelope, Request, auth, canonical,
+    cbor::Writer,
+    hash::{Hash, of_bytes},
+    ingress,
+};
+use http_body_util::Full;
+use hyper::{HeaderMap, Response, StatusCode, Uri, header, http::request::Parts};
+use ic_http_certification::{HttpRequest, HttpResponse, HttpUpdateRequest};
+use ic_principal::Principal;
+use state::{Reject, RejectCode, RequestId, SignedIngress};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use super::{
+    Target, Web,
+    reply::{self, BadReply, HttpReply, Streaming, Token},
+    respond::{self, ContentRange, Head},
+    verify::{self, Asked, BodyHasher, BodyHashes, Unverified, Verified},
+};
+use crate::{
+    answer::Refused,
+    api::{Outcome, PublicMetadata, QueryRequest, RequestKind},
+    connection::Outgoing,
+    service::{Work, held},
+};
+
+/// Metadata in which a canister says which versions of certification it has.
+const VERSIONS_SECTION: &str = "supported_certificate_versions";
+/// How often an update call is looked for that nobody waits for.
+const UPDATE_LOOK: Duration = Duration::from_millis(100);
+/// How far ahead an update call expires beside the time for which it is waited.
+const EXPIRY_MORE: Duration = Duration::from_secs(30);
+
+/// One request, and what it holds until its response is sent.
+pub(super) struct Exchange {
+    web: Arc<Web>,
+    target: Target,
+    request: HttpRequest<'static>,
+    _held: (OwnedSemaphorePermit, Reservation),
+}
+
+/// A piece of a response that a callback gives, or a range.
+struct Piece {
+    body: Bytes,
+    next: Option<Token>,
+}
+
+/// A body whose hash is wanted.
+enum Hashed {
+    Whole(Bytes),
+    Pieces(BodyHashes),
+}
+
+type Outcomes<T> = Result<T, Refused>;
+
+impl Exchange {
+    pub(super) fn new(
+        web: Arc<Web>,
+        target: Target,
+        head: &Parts,
+        body: Bytes,
+        held: (OwnedSemaphorePermit, Reservation),
+    ) -> Outcomes<Self> {
+        let request = HttpRequest::builder()
+            .with_method(head.method.clone())
+            .with_url(url(&head.uri))
+            .with_headers(lines(&head.headers)?)
+            .with_body(body.to_vec())
+            .with_certificate_version(verify::VERSION)
+            .build();
+        Ok(Self { web, target, request, _held: held })
+    }
+
+    /// Asks the canister and makes the response.
+    pub(super) async fn run(self: &Arc<Self>) -> Outcomes<Response<Outgoing>> {
+        let (bytes, reply) = self.ask(&self.request).await?;
+        if reply.upgrade {
+            drop(bytes);
+            let bytes = self.update().await?;
+            let reply = reply::http(&bytes, self.web.header_bounds()).map_err(respond::bad)?;
+            return self.respond(bytes, reply, false).await;
+        }
+        self.respond(bytes, reply, !self.target.raw).await
+    }
+
+    async fn respond(
+        self: &Arc<Self>,
+        bytes: Bytes,
+        reply: HttpReply,
+        is_checked: bool,
+    ) -> Outcomes<Response<Outgoing>> {
+        let head = Head::new(reply.status, reply.headers)?;
+        let body = bytes.slice(reply.body);
+        drop(bytes);
+        if let Some(streaming) = reply.streaming {
+            return self.by_callback(head, body, streaming, is_checked).await;
+        }
+        let asks_for_range =
+            self.request.headers().iter().any(|(name, _)| name == header::RANGE.as_str());
+        let verified = match is_checked {
+            true => Some(self.check(&self.request, &head, Hashed::Whole(body.clone())).await?),
+            false => None,
+        };
+        if head.status == StatusCode::PARTIAL_CONTENT && !asks_for_range {
+            return self.by_ranges(&head, body, verified.as_ref());
+        }
+        let parts = head.parts(verified.as_ref())?;
+        Ok(Response::from_parts(parts, Outgoing::Whole(Full::new(body))))
+    }
+
+    /// The whole of something of which the canister sent the first range.
+    fn by_ranges(
+        self: &Arc<Self>,
+        head: &Head,
+        body: Bytes,
+        verified: Option<&Verified>,
+    ) -> Outcomes<Response<Outgoing>> {
+        let range = range_of(head, &body)?;
+        if range.first != 0 {
+            return Err(respond::bad("it is a range that does not begin at the first byte"));
+        }
+        let mut parts = head.parts(verified)?;
+        parts.status = StatusCode::OK;
+        parts.headers.remove(header::CONTENT_RANGE);
+        let (sender, pieces) = mpsc::channel(1);
+        tokio::spawn(send_ranges(self.clone(), sender, body, range));
+        Ok(Response::from_parts(parts, Outgoing::Pieces(pieces, Some(range.total))))
+    }
+
+    /// A response of which the canister has sent the first piece, and a callback gives the others.
+    async fn by_callback(
+        self: &Arc<Self>,
+        head: Head,
+        body: Bytes,
+        streaming: Streaming,
+        is_checked: bool,
+    ) -> Outcomes<Response<Outgoing>> {
+        if streaming.canister != self.target.canister {
+            return Err(respond::bad("its streaming callback is another canister's method"));
+        }
+        let is_certified = is_checked && !verify::claims_nothing(&head.headers);
+        let (mut digests, mut total, mut verified) = (None, None, None);
+        if is_certified {
+            let millis = self.web.limits.verify_millis;
+            let reading = self.read_through(&head, &body, &streaming);
+            let read = tokio::time::timeout(Duration::from_millis(millis), reading).await;
+            let (hashes, found, bytes) = read.map_err(|_| {
+                let message = format!(
+                    "the response was not verified within the limit http_gateway.verify_millis = \
+                     {millis}"
+                );
+                Refused::new(StatusCode::GATEWAY_TIMEOUT, "verify_millis", message)
+            })??;
+            verified = Some(self.check(&self.request, &head, Hashed::Pieces(hashes)).await?);
+            (digests, total) = (Some(found), Some(bytes));
+        } else if is_checked {
+            let nothing = Hashed::Whole(Bytes::new());
+            verified = Some(self.check(&self.request, &head, nothing).await?);
+        }
+        let parts = head.parts(verified.as_ref())?;
+        let (sender, pieces) = mpsc::channel(1);
+        tokio::spawn(send_pieces(self.clone(), sender, body, streaming, digests));
+        Ok(Response::from_parts(parts, Outgoing::Pieces(pieces, total)))
+    }
+
+    /// Reads all pieces of a response and keeps their hashes: of the whole, and of each after the
+    /// first. Says how many bytes there are.
+    async fn read_through(
+        self: &Arc<Self>,
+        head: &Head,
+        first: &Bytes,
+        streaming: &Streaming,
+    ) -> Outcomes<(BodyHashes, Vec<Hash>, u64)> {
+        let (mut hasher, mut digests) = (BodyHasher::new(&head.headers), Vec::new());
+        let mut total = first.len() as u64;
+        (hasher, _) = self.hash(hasher, first.clone()).await?;
+        let mut token = Some(streaming.token.clone());
+        while let Some(next) = token {
+            self.check_pieces(digests.len() as u64 + 1)?;
+            let piece = self.piece(&streaming.method, next).await?;
+            total += piece.body.len() as u64;
+            token = piece.next;
+            let digest;
+            (hasher, digest) = self.hash(hasher, piece.body).await?;
+            digests.push(digest);
+        }
+        Ok((hasher.finish(), digests, total))
+    }
+
+    async fn hash(
+        &self,
+        mut hasher: BodyHasher,
+        bytes: Bytes,
+    ) -> Outcomes<(BodyHasher, Hash)> {
+        let work = move || {
+            hasher.update(&bytes);
+            (hasher, of_bytes(&bytes))
+        };
+        self.web.service.on_thread(Work::Verify, work).await
+    }
+
+    fn check_pieces(&self, pieces: u64) -> Outcomes<()> {
+        let limit = self.web.limits.response_chunks;
+        if pieces <= limit {
+            return Ok(());
+        }
+        Err(respond::bad(format!(
+            "it has more pieces than the limit http_gateway.response_chunks = {limit}"
+        )))
+    }
+
+    /// Asks the canister as a query.
+    async fn ask(&self, request: &HttpRequest<'static>) -> Outcomes<(Bytes, HttpReply)> {
+        let argument = candid::encode_one(request).map_err(internal)?;
+        let bytes = self.query("http_request", argument).await?;
+        let reply = reply::http(&bytes, self.web.header_bounds()).map_err(respond::bad)?;
+        Ok((bytes, reply))
+    }
+
+    async fn piece(&self, method: &str, token: Token) -> Outcomes<Piece> {
+        let bytes = self.query(method, token.0).await?;
+        let chunk = reply::chunk(&bytes).map_err(respond::bad)?;
+        Ok(Piece { body: bytes.slice(chunk.body), next: chunk.token })
+    }
+
+    fn check_argument(&self, argument: &[u8]) -> Outcomes<()> {
+        let limit = self.web.service.call_bytes;
+        if argument.len() as u64 <= limit {
+            return Ok(());
+        }
+        Err(Refused::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "message_payload_bytes",
+            format!(
+                "body, URL and headers of the request make an argument of {} bytes, over the limit \
+                 message_payload_bytes = {limit}",
+                argument.len()
+            ),
+        ))
+    }
+
+    /// The reply of a query, in the room that was taken for it.
+    async fn query(&self, method: &str, argument: Vec<u8>) -> Outcomes<Bytes> {
+        self.check_argument(&argument)?;
+        let service = &self.web.service;
+        let mut room = self.web.room_for_reply().await?;
+        let canister = self.target.canister;
+        let query = QueryRequest {
+            sender: Principal::anonymous(),
+            canister_id: canister,
+            effective_canister_id: canister,
+            method_name: method.to_owned(),
+            arg: argument,
+            sender_info: None,
+        };
+        let (node, started) = (service.node.clone(), Instant::now());
+        let asked = service.on_thread(Work::Query, move || {
+            let reply = node.query(&query).map_err(|reject| rejected(&reject))?;
+            room.try_resize(reply.capacity() as u64).map_err(|full| super::no_room(&full))?;
+            Ok(held(reply, room))
+        });
+        let reply = asked.await?;
+        service.latencies.record_query(started.elapsed());
+        reply
+    }
+
+    /// The reply of the update call that the canister wants instead of the query.
+    async fn update(&self) -> Outcomes<Bytes> {
+        let request = HttpUpdateRequest::from(self.request.clone());
+        let argument = candid::encode_one(&request).map_err(internal)?;
+        drop(request);
+        self.check_argument(&argument)?;
+        let service = &self.web.service;
+        service.node.check_load(RequestKind::Call)?;
+        let wait = Duration::from_millis(self.web.limits.update_wait_millis);
+        let body = self.update_envelope(argument, wait);
+        let envelope = Envelope::decode(&body, &service.bounds)?;
+        let validity = auth::validity(&envelope, &service.auth);
+        let authenticated = auth::authenticate(&envelope, service.node.now(), &service.auth)?;
+        let signed = SignedIngress {
+            effective_canister_id: self.target.canister,
+            envelope: canonical(&body, &service.bounds)?.into(),
+        };
+        drop(body);
+        let (id, expiry) = (envelope.request_id, envelope.content.ingress_expiry);
+        let Request::Call(call) = envelope.content.request else {
+            return Err(internal("the envelope of an update call is no call"));
+        };
+        let ingress = ingress(id, expiry, self.target.canister, call, authenticated);
+        let node = service.node.clone();
+        let inspect = move || node.inspect(&ingress).map(|()| ingress);
+        let inspected = service.on_thread(Work::Inspect, inspect).await?;
+        let ingress = inspected.map_err(|reject| rejected(&reject))?;
+        let mut waiter = service.waiters.register(id);
+        let started = Instant::now();
+        service.node.submit(ingress, signed, validity)?;
+        loop {
+            if let Some(reply) = self.outcome(&id).await? {
+                service.latencies.record_update(started.elapsed());
+                return Ok(reply);
+            }
+            if started.elapsed() > wait {
+                let message = format!(
+                    "the canister did not answer within the limit http_gateway.update_wait_millis \
+                     = {}; the call may still be executed",
+                    wait.as_millis()
+                );
+                return Err(Refused::new(StatusCode::GATEWAY_TIMEOUT, "update_wait", message));
+            }
+            tokio::select! {
+                () = certified(&mut waiter) => waiter = None,
+                () = tokio::time::sleep(UPDATE_LOOK) => {}
+                () = service.draining() => return Err(crate::service::stopping()),
+            }
+        }
+    }
+
+    async fn outcome(&self, id: &RequestId) -> Outcomes<Option<Bytes>> {
+        let service = &self.web.service;
+        if !service.latest()?.request(id).is_some_and(|facts| facts.terminal) {
+            return Ok(None);
+        }
+        let mut room = self.web.room_for_reply().await?;
+        match service.latest()?.outcome(id) {
+            None => Ok(None),
+            Some(Outcome::Replied(reply)) => {
+                room.try_resize(reply.capacity() as u64).map_err(|full| super::no_room(&full))?;
+                Ok(Some(held(reply, room)))
+            }
+            Some(Outcome::Rejected(reject)) => Err(rejected(&reject)),
+            Some(Outcome::Done) => {
+                Err(respond::bad("the node has no room to keep it (subnet.ingress_history_bytes)"))
+            }
+        }
+    }
+
+    /// A call that nobody signs.
+    fn update_envelope(&self, argument: Vec<u8>, wait: Duration) -> Vec<u8> {
+        let service = &self.web.service;
+        let ahead = service.auth.ingress_expiry.min(wait + EXPIRY_MORE);
+        let now = service.node.now().0;
+        let expiry = now.saturating_add(u64::try_from(ahead.as_nanos()).unwrap_or(u64::MAX));
+        let number = self.web.updates.fetch_add(1, Ordering::Relaxed);
+        let nonce = [now.to_be_bytes(), number.to_be_bytes()].concat();
+        let mut writer = Writer::with_capacity(argument.len() + 512);
+        writer.map(1).text("content").map(7);
+        writer.text("request_type").text("call");
+        writer.text("canister_id").bytes(self.target.canister.as_slice());
+        writer.text("method_name").text("http_request_update");
+        writer.text("arg").bytes(&argument);
+        writer.text("sender").bytes(Principal::anonymous().as_slice());
+        writer.text("ingress_expiry").nat(expiry);
+        writer.text("nonce").bytes(&nonce);
+        writer.finish()
+    }
+
+    /// Verifies a response on a thread for that.
+    async fn check(
+        &self,
+        request: &HttpRequest<'static>,
+        head: &Head,
+        body: Hashed,
+    ) -> Outcomes<Verified> {
+        let service = self.web.service.clone();
+        let view = service.latest()?;
+        let (canister, request, head) = (self.target.canister, request.clone(), head.clone());
+        let work = move || {
+            let hashes = match body {
+                Hashed::Pieces(hashes) => hashes,
+                Hashed::Whole(bytes) => {
+                    let mut hasher = BodyHasher::new(&head.headers);
+                    hasher.update(&bytes);
+                    hasher.finish()
+                }
+            };
+            let response = HttpResponse::builder()
+                .with_status_code(head.status)
+                .with_headers(head.headers)
+                .build();
+            let asked = Asked {
+                auth: &service.auth,
+                now: service.node.now(),
+                canister: &canister,
+                request: &request,
+            };
+            verify::verify(&asked, &response, &hashes, || {
+                has_no_newer(&view.public_metadata(&canister, VERSIONS_SECTION))
+            })
+        };
+        let verified = self.web.service.on_thread(Work::Verify, work).await?;
+        verified.map_err(|unverified| self.not_verified(unverified))
+    }
+
+    fn not_verified(&self, unverified: Unverified) -> Refused {
+        let canister = self.target.canister;
+        let message = format!(
+            "the response of {canister} could not be verified: {unverified}. A canister's \
+             developer can see it unverified at <canister id>.raw.localhost."
+        );
+        Refused::new(StatusCode::SERVICE_UNAVAILABLE, "unverified", message)
+    }
+}
+
+/// Sends what follows the first range, each piece verified for itself.
+async fn send_ranges(
+    exchange: Arc<Exchange>,
+    sender: mpsc::Sender<io::Result<Bytes>>,
+    first: Bytes,
+    range: ContentRange,
+) {
+    let mut next = range.bytes();
+    let Ok(()) = send(&sender, Ok(first)).await else { return };
+    let mut pieces = 1;
+    while next < range.total {
+        // Not before the connection has taken the last one.
+        let Ok(place) = sender.reserve().await else { return };
+        pieces += 1;
+        match next_range(&exchange, pieces, next, range.total).await {
+            Ok(piece) => {
+                next += piece.len() as u64;
+                place.send(Ok(piece));
+            }
+            Err(refused) => return place.send(Err(broken_off(&refused))),
+        }
+    }
+}
+
+async fn next_range(
+    exchange: &Arc<Exchange>,
+    pieces: u64,
+    next: u64,
+    total: u64,
+) -> Outcomes<Bytes> {
+    exchange.check_pieces(pieces)?;
+    let mut request = exchange.request.clone();
+    request.headers_mut().push((header::RANGE.to_string(), format!("bytes={next}-")));
+    let (bytes, reply) = exchange.ask(&request).await?;
+    if reply.streaming.is_some() || reply.upgrade {
+        return Err(respond::bad("it is a range, and wants more than a range can be"));
+    }
+    let head = Head::new(reply.status, reply.headers)?;
+    let body = bytes.slice(reply.body);
+    if !exchange.target.raw {
+        exchange.check(&request, &head, Hashed::Whole(body.clone())).await?;
+    }
+    let range = range_of(&head, &body)?;
+    if head.status != StatusCode::PARTIAL_CONTENT
+        || range.total != total
+        || range.first > next
+        || range.last < next
+    {
+        return Err(respond::bad("a range of it is not the one that was asked for"));
+    }
+    let known = usize::try_from(next - range.first).map_err(internal)?;
+    Ok(body.slice(known..))
+}
+
+fn range_of(head: &Head, body: &Bytes) -> Outcomes<ContentRange> {
+    let range = head.only(&header::CONTENT_RANGE).and_then(ContentRange::read);
+    range
+        .filter(|range| range.bytes() == body.len() as u64)
+        .ok_or_else(|| respond::bad("its header content-range does not fit its body"))
+}
+
+/// Sends all pieces. With their hashes, only what has them.
+async fn send_pieces(
+    exchange: Arc<Exchange>,
+    sender: mpsc::Sender<io::Result<Bytes>>,
+    first: Bytes,
+    streaming: Streaming,
+    digests: Option<Vec<Hash>>,
+) {
+    if !first.is_empty() {
+        let Ok(()) = send(&sender, Ok(first)).await else { return };
+    }
+    let (mut token, mut pieces) = (Some(streaming.token), 0);
+    while let Some(next) = token {
+        // Not before the connection has taken the last one.
+        let Ok(place) = sender.reserve().await else { return };
+        pieces += 1;
+        let digest = digests.as_ref().map(|digests| digests.get(pieces - 1).copied());
+        match next_piece(&exchange, &streaming.method, next, pieces as u64, digest).await {
+            Ok(piece) => {
+                token = piece.next;
+                if !piece.body.is_empty() {
+                    place.send(Ok(piece.body));
+                }
+            }
+            Err(refused) => return place.send(Err(broken_off(&refused))),
+        }
+    }
+    // The end, where it is not known by the number of bytes.
+    let _ = send(&sender, Ok(Bytes::new())).await;
+}
+
+/// `digest` is none where nothing is certified, and in it nothing where there should be no piece.
+async fn next_piece(
+    exchange: &Arc<Exchange>,
+    method: &str,
+    token: Token,
+    pieces: u64,
+    digest: Option<Option<Hash>>,
+) -> Outcomes<Piece> {
+    exchange.check_pieces(pieces)?;
+    let piece = exchange.piece(method, token).await?;
+    if let Some(digest) = digest {
+        let bytes = piece.body.clone();
+        let work = move || of_bytes(&bytes);
+        let found = exchange.web.service.on_thread(Work::Verify, work).await?;
+        if digest != Some(found) {
+            return Err(respond::bad("a piece of it is another than when it was verified"));
+        }
+    }
+    Ok(piece)
+}
+
+async fn send(
+    sender: &mpsc::Sender<io::Result<Bytes>>,
+    piece: io::Result<Bytes>,
+) -> Result<(), ()> {
+    sender.send(piece).await.map_err(drop)
+}
+
+/// The connection ends: what was sent so far is a part of what was announced.
+fn broken_off(refused: &Refused) -> io::Error {
+    tracing::debug!(reason = refused.reason, "a response broke off: {}", refused.message);
+    io::Error::other(refused.message.clone())
+}
+
+/// Completes when the call is certified; never without a waiter.
+async fn certified(waiter: &mut Option<crate::waiters::Waiter>) {
+    match waiter {
+        Some(waiter) => waiter.certified().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether a canister's metadata leaves version 1 to it.
+fn has_no_newer(metadata: &PublicMetadata) -> bool {
+    match metadata {
+        PublicMetadata::Absent => true,
+        PublicMetadata::Private => false,
+        PublicMetadata::Public(versions) => {
+            let versions = String::from_utf8_lossy(versions);
+            !versions.split(',').any(|version| version.trim() == "2")
+        }
+    }
+}
+
+/// Path and query, as they stand in the request line.
+fn url(uri: &Uri) -> String {
+    uri.path_and_query().map_or_else(|| "/".to_owned(), ToString::to_string)
+}
+
+fn lines(headers: &HeaderMap) -> Outcomes<Vec<(String, String)>> {
+    headers
+        .iter()
+        .map(|(name, value)| {
+            let value = std::str::from_utf8(value.as_bytes()).map_err(|_| {
+                Refused::bad("header", format!("the header {name} is not encoded as UTF-8"))
+            })?;
+            Ok((name.to_string(), value.to_owned()))
+        })
+        .collect()
+}
+
+fn rejected(reject: &Reject) -> Refused {
+    let message = format!(
+        "the canister did not answer: {} (reject code {}, {})",
+        reject.message, reject.code as u64, reject.error_code
+    );
+    match reject.code {
+        RejectCode::DestinationInvalid => {
+            Refused::new(StatusCode::NOT_FOUND, "canister_rejects", message)
+        }
+        RejectCode::SysTransient => {
+            Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "canister_rejects", message, 1)
+        }
+        _ => Refused::new(StatusCode::BAD_GATEWAY, "canister_rejects", message),
+    }
+}
+
+fn internal(error: impl std::fmt::Display) -> Refused {
+    let message = format!("the gateway failed while serving this request: {error}");
+    Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_canister_that_has_version_2_or_does_not_say_may_not_answer_with_version_1() {
+        let says = |versions: &str| has_no_newer(&PublicMetadata::Public(versions.into()));
+        assert!(has_no_newer(&PublicMetadata::Absent) && says("1") && says(""));
+        assert!(!has_no_newer(&PublicMetadata::Private) && !says("1,2") && !says(" 2 "));
+    }
+}
