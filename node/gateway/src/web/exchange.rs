@@ -23,7 +23,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::{
     Target, Web,
-    reply::{self, BadReply, HttpReply, Streaming, Token},
+    reply::{self, HttpReply, Streaming, Token},
     respond::{self, ContentRange, Head},
     verify::{self, Asked, BodyHasher, BodyHashes, Unverified, Verified},
 };

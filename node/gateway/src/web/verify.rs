@@ -7,8 +7,7 @@
 //! reasons. The published verifier wants the whole body, and bodies here come in pieces: so the
 //! body is given as its hash ([`BodyHashes`]). It unpacks a compressed body into memory, however
 //! large it gets: here it is unpacked into a hash, up to [`UNPACKED_BYTES_MAX`]. And it reads trees
-//! and expressions by recursion without a bound, with which a canister could end the node. A test
-//! compares the two verdicts.
+//! and expressions by recursion without a bound, with which a canister could end the node.
 //!
 //! It knows nothing of connections, of replies, or where a body comes from.
 
