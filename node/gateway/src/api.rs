@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use ic_principal::Principal;
 use state::{
-    CanisterFacts, CanisterId, Height, Ingress, Reject, RequestId, SenderInfo, SignedIngress, Status,
-    Time, Validity, certified::CertifiedStateOf,
+    CanisterFacts, CanisterId, Height, Ingress, Reject, RequestId, SenderInfo, SignedIngress,
+    Status, Time, Validity, certified::CertifiedStateOf,
 };
 
 use crate::report::Report;

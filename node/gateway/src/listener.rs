@@ -311,10 +311,7 @@ async fn accept<A: Answers>(
 
 /// Says that there is no place, and lets the peer read it: closing with unread bytes would reset
 /// the connection under the answer.
-async fn refuse(
-    mut stream: TcpStream,
-    (name, limit): (&str, u64),
-) -> io::Result<()> {
+async fn refuse(mut stream: TcpStream, (name, limit): (&str, u64)) -> io::Result<()> {
     let message = format!(
         "the node has as many connections as its limit {name} = {limit} allows; retry in a \
          second"

@@ -590,10 +590,9 @@ impl Limits {
             100_000,
             "the hash of each is kept while the response is sent",
         );
-        for limit in [
-            limit!(self.http_gateway.verify_millis),
-            limit!(self.http_gateway.update_wait_millis),
-        ] {
+        for limit in
+            [limit!(self.http_gateway.verify_millis), limit!(self.http_gateway.update_wait_millis)]
+        {
             rules.at_most(limit, 600_000, "requests that end never would hold their places");
         }
         rules.within(

@@ -19,8 +19,7 @@ use crate::{cli::Settings, disk_budget, genesis::check_peers};
 /// Where clients are served, if nothing else is stated.
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 /// Where canisters are served to browsers, if nothing else is stated.
-pub(crate) const HTTP_GATEWAY: SocketAddr =
-    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8081);
+pub(crate) const HTTP_GATEWAY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8081);
 /// What says that they are not.
 const OFF: &str = "off";
 /// A configuration file larger than this is not one.

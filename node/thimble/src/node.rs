@@ -735,8 +735,7 @@ const TIMES_OPEN: u64 = 4;
 /// Open files that all canisters and connections may come to.
 pub(crate) fn descriptors_needed(limits: &Limits) -> u64 {
     let memories = TIMES_OPEN.saturating_mul(limits.pages.open_files);
-    let connections =
-        limits.gateway.connections.saturating_add(limits.http_gateway.connections);
+    let connections = limits.gateway.connections.saturating_add(limits.http_gateway.connections);
     DESCRIPTORS_OWN.saturating_add(connections).saturating_add(memories)
 }
 

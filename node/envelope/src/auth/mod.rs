@@ -75,7 +75,11 @@ impl AuthConfig {
     /// What a certificate in CBOR says of a canister, by the root key; `None` when it is no
     /// certificate, not signed for that canister, or silent about it. Takes a millisecond the first
     /// time a certificate is seen.
-    pub fn certified_data(&self, certificate: &[u8], canister: &Principal) -> Option<CertifiedData> {
+    pub fn certified_data(
+        &self,
+        certificate: &[u8],
+        canister: &Principal,
+    ) -> Option<CertifiedData> {
         self.certificates.certified_data(certificate, canister)
     }
 

@@ -197,11 +197,7 @@ impl Exchange {
         Ok((hasher.finish(), digests, total))
     }
 
-    async fn hash(
-        &self,
-        mut hasher: BodyHasher,
-        bytes: Bytes,
-    ) -> Outcomes<(BodyHasher, Hash)> {
+    async fn hash(&self, mut hasher: BodyHasher, bytes: Bytes) -> Outcomes<(BodyHasher, Hash)> {
         let work = move || {
             hasher.update(&bytes);
             (hasher, of_bytes(&bytes))

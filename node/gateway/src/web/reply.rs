@@ -642,7 +642,8 @@ mod tests {
         let owner = Principal::from_slice(&[1, 2, 3]);
         let callback = Callback(Func { principal: owner, method: "next".into() });
         let strategy = Strategy::Callback { callback, token: deep(Some(deep(None))) };
-        let bytes = Encode!(&Response { streaming_strategy: Some(strategy), ..response() }).unwrap();
+        let bytes =
+            Encode!(&Response { streaming_strategy: Some(strategy), ..response() }).unwrap();
         let streaming = http(&bytes, BOUNDS).unwrap().streaming.unwrap();
         assert_eq!((streaming.canister, streaming.method.as_str()), (owner, "next"));
         let back = candid::Decode!(&streaming.token.0, Deep).unwrap();
@@ -688,10 +689,10 @@ mod tests {
 
     #[test]
     fn what_is_cut_off_or_wrong_is_refused_and_nothing_panics() {
-        let callback =
-            Callback(Func { principal: Principal::anonymous(), method: "next".into() });
+        let callback = Callback(Func { principal: Principal::anonymous(), method: "next".into() });
         let strategy = Strategy::Callback { callback, token: deep(None) };
-        let bytes = Encode!(&Response { streaming_strategy: Some(strategy), ..response() }).unwrap();
+        let bytes =
+            Encode!(&Response { streaming_strategy: Some(strategy), ..response() }).unwrap();
         for end in 0..bytes.len() {
             assert!(http(&bytes[..end], BOUNDS).is_err(), "{end}");
             let _ = chunk(&bytes[..end]);

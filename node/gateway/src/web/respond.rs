@@ -76,7 +76,8 @@ impl Head {
                 let certificate = |(name, _): &&(String, String)| {
                     name.eq_ignore_ascii_case(CERTIFICATE_HEADER_NAME)
                 };
-                let certificate: Vec<_> = self.headers.iter().filter(certificate).cloned().collect();
+                let certificate: Vec<_> =
+                    self.headers.iter().filter(certificate).cloned().collect();
                 add(&mut parts.headers, &certificate)?;
             }
         }
@@ -112,10 +113,7 @@ pub(super) fn preflight() -> Response<Outgoing> {
     let headers = response.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(METHODS));
     headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static(ASKABLE));
-    headers.insert(
-        header::ACCESS_CONTROL_MAX_AGE,
-        HeaderValue::from_static(PREFLIGHT_SECONDS),
-    );
+    headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static(PREFLIGHT_SECONDS));
     response
 }
 

@@ -260,10 +260,8 @@ pub(crate) fn verify(
     let encoded = Encoded::read(&encoded).map_err(|_| malformed)?;
     let tree = encoded.tree().ok_or(malformed)?;
     let certificate = BASE64.decode(fields.certificate).map_err(|_| malformed)?;
-    let certified = asked
-        .auth
-        .certified_data(&certificate, asked.canister)
-        .ok_or(Unverified::Certificate)?;
+    let certified =
+        asked.auth.certified_data(&certificate, asked.canister).ok_or(Unverified::Certificate)?;
     if certified.time.abs_diff(asked.now.0) > AGE_NANOS_MAX {
         return Err(Unverified::Time);
     }
@@ -332,9 +330,7 @@ fn second(
         };
     };
     let request_label = match &certified_request {
-        Some(certified) => {
-            request_hash(request, certified).map_err(|_| Unverified::Url)?.to_vec()
-        }
+        Some(certified) => request_hash(request, certified).map_err(|_| Unverified::Url)?.to_vec(),
         None => Vec::new(),
     };
     let headers = filter_response_headers(response, &certified_response);
@@ -382,9 +378,7 @@ fn path_fits(expression_path: &[&str], url_path: &str, tree: &HashTree<&[u8]>) -
     // All wildcards that are more specific, from the whole path up: of the folder before the file
     // of its name.
     let mut folder = is_folder;
-    while segments.len() > labels.len()
-        || (segments.len() == labels.len() && folder != in_folder)
-    {
+    while segments.len() > labels.len() || (segments.len() == labels.len() && folder != in_folder) {
         let candidate = segments.iter().copied().chain(folder.then_some("")).chain(["<*>"]);
         if may_be_there(tree, candidate) {
             return false;

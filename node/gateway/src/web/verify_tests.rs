@@ -49,8 +49,7 @@ impl World {
     ) -> Result<Verified, Unverified> {
         let mut hasher = BodyHasher::new(response.headers());
         response.body().chunks(7).for_each(|piece| hasher.update(piece));
-        let asked =
-            Asked { auth: &self.auth, now: now(), canister: &canister(1), request };
+        let asked = Asked { auth: &self.auth, now: now(), canister: &canister(1), request };
         verify(&asked, response, &hasher.finish(), || true)
     }
 }
@@ -130,7 +129,8 @@ fn changed(
     response: &HttpResponse<'static>,
     change: impl Fn(&str, &str) -> String,
 ) -> HttpResponse<'static> {
-    let headers = response.headers().iter().map(|(name, value)| (name.clone(), change(name, value)));
+    let headers =
+        response.headers().iter().map(|(name, value)| (name.clone(), change(name, value)));
     HttpResponse::builder()
         .with_status_code(response.status_code())
         .with_headers(headers.collect())
@@ -308,8 +308,7 @@ fn version_1_certifies_the_body_packed_or_unpacked() {
         .build();
     assert_eq!(world.verdict(&get("/asset"), &redirect), Err(Unverified::Redirect));
     let request = get("/asset");
-    let asked =
-        Asked { auth: &world.auth, now: now(), canister: &canister(1), request: &request };
+    let asked = Asked { auth: &world.auth, now: now(), canister: &canister(1), request: &request };
     let hashes = BodyHasher::new(good.headers()).finish();
     assert_eq!(verify(&asked, &good, &hashes, || false), Err(Unverified::Downgrade));
 }
@@ -326,8 +325,7 @@ fn a_body_that_unpacks_to_too_much_has_no_second_hash() {
     }
     let body = gzip.finish().unwrap();
     assert!(body.len() < 1 << 20);
-    let response =
-        first_version(&world, "/asset", hash.finalize().into(), Some("gzip"), body);
+    let response = first_version(&world, "/asset", hash.finalize().into(), Some("gzip"), body);
     assert_eq!(world.verdict(&get("/asset"), &response), Err(Unverified::Body));
 }
 

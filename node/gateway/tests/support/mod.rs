@@ -21,8 +21,8 @@ mod signing;
 use budget::Pool;
 use ed25519_dalek::SigningKey;
 use gateway::{
-    CertifiedView, Gateway, GatewayConfig, GatewayHandle, Health, Latencies, Node, PublicMetadata, QueryRequest,
-    Refusal, RequestFacts, Submitted, Waiters, report::Report,
+    CertifiedView, Gateway, GatewayConfig, GatewayHandle, Health, Latencies, Node, PublicMetadata,
+    QueryRequest, Refusal, RequestFacts, Submitted, Waiters, report::Report,
 };
 use ic_agent::{Agent, Identity};
 use ic_principal::Principal;

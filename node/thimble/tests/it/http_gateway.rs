@@ -108,7 +108,8 @@ async fn a_canister_serves_pages_that_are_verified() {
     let found = site.ask(Method::GET, &page, &[("host", &bare)]).await;
     assert!(found.text().await.unwrap().contains("Served by a canister"));
     let referer = format!("http://{bare}{page}");
-    let style = site.ask(Method::GET, "/style.css", &[("host", &bare), ("referer", &referer)]).await;
+    let style =
+        site.ask(Method::GET, "/style.css", &[("host", &bare), ("referer", &referer)]).await;
     assert_eq!(header(&style, "content-type"), Some("text/css"));
     let head = site.ask(Method::HEAD, "/", &[]).await;
     assert_eq!(head.status(), 200);
