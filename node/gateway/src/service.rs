@@ -158,17 +158,17 @@ pub(crate) fn permits(limit: u64) -> usize {
 }
 
 /// A response body that holds its share of the pool until hyper has written it.
-struct Accounted {
+struct Accounted<R> {
     bytes: Vec<u8>,
-    _reservation: Reservation,
+    _reservation: R,
 }
 
-/// Bytes that hold their share of a pool for as long as somebody has a part of them.
-pub(crate) fn held(bytes: Vec<u8>, reservation: Reservation) -> Bytes {
+/// Bytes that hold their reservation for as long as somebody has a part of them.
+pub(crate) fn held<R: Send + 'static>(bytes: Vec<u8>, reservation: R) -> Bytes {
     Bytes::from_owner(Accounted { bytes, _reservation: reservation })
 }
 
-impl AsRef<[u8]> for Accounted {
+impl<R> AsRef<[u8]> for Accounted<R> {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -181,7 +181,7 @@ pub(crate) struct BodyBounds {
     pub(crate) limit: (&'static str, u64),
     /// Under which name a full pool is counted.
     pub(crate) pool: &'static str,
-    /// How often the body will be held.
+    /// How often the body will be held beside what is reserved before.
     pub(crate) times: u64,
 }
 

@@ -561,9 +561,9 @@ impl Limits {
         let reply = self.subnet.message_payload_bytes;
         rules.at_least(
             limit!(self.http_gateway.requests_bytes),
-            HttpGatewayLimits::requests_bytes_min(reply),
-            "a streamed response holds two pieces of the largest size, and a request that is asked \
-             beside it one (set connections = 0 to have no gateway)",
+            HttpGatewayLimits::request_bytes(self.http_gateway.body_bytes, reply),
+            "one request with the largest body, held three times, and the largest reply (set \
+             connections = 0 to have no gateway)",
         );
         for limit in [
             limit!(self.http_gateway.requests_in_flight),

@@ -14,6 +14,8 @@ pub const CONNECTION_BYTES: u64 = 16 << 10;
 /// What a request to the HTTP gateway holds beside bodies: its headers, those of the response, and
 /// the certificate with its trees while they are verified.
 pub const HTTP_REQUEST_BYTES: u64 = 512 << 10;
+/// What a reply of a canister has beside what counts as its payload.
+pub const HTTP_REPLY_BESIDE_BYTES: u64 = 64 << 10;
 /// One certificate with its tree.
 pub const CERTIFICATE_BYTES: u64 = 8 << 10;
 /// One entry of the page index, at worst one per page of delta: an entry of the ordered map, and
@@ -366,7 +368,7 @@ impl Limits {
                 "gateway",
                 Pool,
                 String::new(),
-                "what browsers' requests and canisters' responses hold, a piece of each at a time",
+                "what browsers' requests hold, with one reply of a canister each",
             ),
         ]
     }

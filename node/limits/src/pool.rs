@@ -32,8 +32,8 @@ pub const RESPONSES: &str = "responses";
 pub const CONNECTIONS: &str = "connections";
 /// Buffers of open connections to the HTTP gateway: [`crate::CONNECTION_BYTES`] each.
 pub const HTTP_CONNECTIONS: &str = "http_connections";
-/// What requests to the HTTP gateway hold: [`crate::HTTP_REQUEST_BYTES`] each and the largest reply
-/// while a canister is asked, then what there is of it.
+/// What requests to the HTTP gateway hold: [`crate::HttpGatewayLimits::request_bytes`] each, then
+/// what there is of the reply.
 pub const HTTP_REQUESTS: &str = "http_requests";
 /// Certificates of recent heights.
 pub const CERTIFICATES: &str = "certificates";

@@ -296,7 +296,8 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ("http_gateway.requests_in_flight", "more are answered 503 with Retry-After"),
     (
         "http_gateway.requests_bytes",
-        "a request waits for room of the largest reply; two pieces of a response at a time",
+        "a request waits until there is room for all that it may hold; one piece of a response at a \
+         time",
     ),
     ("http_gateway.body_bytes", "the largest argument"),
     ("http_gateway.response_headers", "twice what asset canisters send"),

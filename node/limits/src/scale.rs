@@ -109,7 +109,7 @@ pub(crate) const RESPONSES: Row<9> = SCALE.mib([3, 3, 4, 5, 8, 16, 40, 64, 128])
 pub(crate) const HTTP_CONNECTIONS: Row<9> = SCALE.values([0, 0, 64, 64, 128, 256, 512, 1024, 2048]);
 pub(crate) const HTTP_REQUESTS_IN_FLIGHT: Row<9> =
     SCALE.values([0, 0, 32, 32, 64, 128, 256, 512, 1024]);
-pub(crate) const HTTP_REQUESTS: Row<9> = SCALE.mib([0, 0, 8, 8, 16, 32, 64, 128, 256]);
+pub(crate) const HTTP_REQUESTS: Row<9> = SCALE.mib([0, 0, 10, 10, 16, 32, 64, 128, 256]);
 
 // What one row promises another.
 const _: () = {

@@ -456,11 +456,12 @@ impl HttpGatewayLimits {
         self.connections > 0
     }
 
-    /// What requests must be able to hold together, where the largest reply has `reply_bytes`: one
-    /// with the largest body, in the request and in the argument made of it, or a response of
-    /// which one piece is written while the next is asked for, and one more that is asked.
-    pub fn requests_bytes_min(reply_bytes: u64) -> u64 {
-        crate::HTTP_REQUEST_BYTES.saturating_mul(2).saturating_add(reply_bytes.saturating_mul(3))
+    /// What a request takes with a body of so many bytes, which it holds three times: as it came, in
+    /// the argument made of it, and in the call. A reply has `reply_bytes` at most.
+    pub fn request_bytes(body_bytes: u64, reply_bytes: u64) -> u64 {
+        let replies = reply_bytes.saturating_add(crate::HTTP_REPLY_BESIDE_BYTES);
+        let bodies = body_bytes.saturating_mul(3);
+        crate::HTTP_REQUEST_BYTES.saturating_add(bodies).saturating_add(replies)
     }
 }
 

@@ -6,7 +6,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use budget::Reservation;
 use bytes::Bytes;
 use envelope::{
     Envelope, Request, auth, canonical,
@@ -22,7 +21,7 @@ use state::{Reject, RejectCode, RequestId, SignedIngress};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::{
-    Target, Web,
+    Share, Target, Web,
     reply::{self, HttpReply, Streaming, Token},
     respond::{self, ContentRange, Head},
     verify::{self, Asked, BodyHasher, BodyHashes, Unverified, Verified},
@@ -30,6 +29,7 @@ use super::{
 use crate::{
     answer::Refused,
     api::{Outcome, PublicMetadata, QueryRequest, RequestKind},
+    connection::Answers as _,
     connection::Outgoing,
     service::{Work, held},
 };
@@ -46,7 +46,8 @@ pub(super) struct Exchange {
     web: Arc<Web>,
     target: Target,
     request: HttpRequest<'static>,
-    _held: (OwnedSemaphorePermit, Reservation),
+    share: Arc<Share>,
+    _place: OwnedSemaphorePermit,
 }
 
 /// A piece of a response that a callback gives, or a range.
@@ -69,7 +70,7 @@ impl Exchange {
         target: Target,
         head: &Parts,
         body: Bytes,
-        held: (OwnedSemaphorePermit, Reservation),
+        (place, share): (OwnedSemaphorePermit, Arc<Share>),
     ) -> Outcomes<Self> {
         let request = HttpRequest::builder()
             .with_method(head.method.clone())
@@ -78,7 +79,7 @@ impl Exchange {
             .with_body(body.to_vec())
             .with_certificate_version(verify::VERSION)
             .build();
-        Ok(Self { web, target, request, _held: held })
+        Ok(Self { web, target, request, share, _place: place })
     }
 
     /// Asks the canister and makes the response.
@@ -112,14 +113,30 @@ impl Exchange {
             false => None,
         };
         if head.status == StatusCode::PARTIAL_CONTENT && !asks_for_range {
-            return self.by_ranges(&head, body, verified.as_ref());
+            return self.by_ranges(&head, body, verified.as_ref()).await;
         }
         let parts = head.parts(verified.as_ref())?;
+        self.share.settle();
         Ok(Response::from_parts(parts, Outgoing::Whole(Full::new(body))))
     }
 
+    /// A place among the long responses.
+    async fn stream(&self) -> Outcomes<OwnedSemaphorePermit> {
+        let place = self.web.streams.clone().acquire_owned();
+        match tokio::time::timeout(self.web.read_timeout(), place).await {
+            Ok(Ok(place)) => Ok(place),
+            _ => Err(Refused::busy(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "http_streams",
+                "as many long responses are sent as half of the limit \
+                 http_gateway.requests_bytes has room for; retry in a second",
+                1,
+            )),
+        }
+    }
+
     /// The whole of something of which the canister sent the first range.
-    fn by_ranges(
+    async fn by_ranges(
         self: &Arc<Self>,
         head: &Head,
         body: Bytes,
@@ -132,8 +149,13 @@ impl Exchange {
         let mut parts = head.parts(verified)?;
         parts.status = StatusCode::OK;
         parts.headers.remove(header::CONTENT_RANGE);
+        let place = self.stream().await?;
         let (sender, pieces) = mpsc::channel(1);
-        tokio::spawn(send_ranges(self.clone(), sender, body, range));
+        let exchange = self.clone();
+        tokio::spawn(async move {
+            let _place = place;
+            send_ranges(exchange, sender, body, range).await;
+        });
         Ok(Response::from_parts(parts, Outgoing::Pieces(pieces, Some(range.total))))
     }
 
@@ -148,11 +170,12 @@ impl Exchange {
         if streaming.canister != self.target.canister {
             return Err(respond::bad("its streaming callback is another canister's method"));
         }
+        let place = self.stream().await?;
         let is_certified = is_checked && !verify::claims_nothing(&head.headers);
-        let (mut digests, mut total, mut verified) = (None, None, None);
+        let (mut first, mut digests, mut total, mut verified) = (Some(body), None, None, None);
         if is_certified {
             let millis = self.web.limits.verify_millis;
-            let reading = self.read_through(&head, &body, &streaming);
+            let reading = self.read_through(&head, first.take().unwrap_or_default(), &streaming);
             let read = tokio::time::timeout(Duration::from_millis(millis), reading).await;
             let (hashes, found, bytes) = read.map_err(|_| {
                 let message = format!(
@@ -169,24 +192,28 @@ impl Exchange {
         }
         let parts = head.parts(verified.as_ref())?;
         let (sender, pieces) = mpsc::channel(1);
-        tokio::spawn(send_pieces(self.clone(), sender, body, streaming, digests));
+        let exchange = self.clone();
+        tokio::spawn(async move {
+            let _place = place;
+            send_pieces(exchange, sender, first, streaming, digests).await;
+        });
         Ok(Response::from_parts(parts, Outgoing::Pieces(pieces, total)))
     }
 
-    /// Reads all pieces of a response and keeps their hashes: of the whole, and of each after the
-    /// first. Says how many bytes there are.
+    /// Reads all pieces of a response and keeps their hashes: of the whole, and of each. Says how many
+    /// bytes there are.
     async fn read_through(
         self: &Arc<Self>,
         head: &Head,
-        first: &Bytes,
+        first: Bytes,
         streaming: &Streaming,
     ) -> Outcomes<(BodyHashes, Vec<Hash>, u64)> {
-        let (mut hasher, mut digests) = (BodyHasher::new(&head.headers), Vec::new());
         let mut total = first.len() as u64;
-        (hasher, _) = self.hash(hasher, first.clone()).await?;
+        let (mut hasher, digest) = self.hash(BodyHasher::new(&head.headers), first).await?;
+        let mut digests = vec![digest];
         let mut token = Some(streaming.token.clone());
         while let Some(next) = token {
-            self.check_pieces(digests.len() as u64 + 1)?;
+            self.check_pieces(digests.len() as u64)?;
             let piece = self.piece(&streaming.method, next).await?;
             total += piece.body.len() as u64;
             token = piece.next;
@@ -229,6 +256,18 @@ impl Exchange {
         Ok(Piece { body: bytes.slice(chunk.body), next: chunk.token })
     }
 
+    /// Whether a piece is the one that was verified; `digest` as [`next_piece`] has it.
+    async fn check_digest(&self, body: &Bytes, digest: Option<Option<Hash>>) -> Outcomes<()> {
+        let Some(digest) = digest else { return Ok(()) };
+        let bytes = body.clone();
+        let work = move || of_bytes(&bytes);
+        let found = self.web.service.on_thread(Work::Verify, work).await?;
+        if digest == Some(found) {
+            return Ok(());
+        }
+        Err(respond::bad("a piece of it is another than when it was verified"))
+    }
+
     fn check_argument(&self, argument: &[u8]) -> Outcomes<()> {
         let limit = self.web.service.call_bytes;
         if argument.len() as u64 <= limit {
@@ -249,7 +288,7 @@ impl Exchange {
     async fn query(&self, method: &str, argument: Vec<u8>) -> Outcomes<Bytes> {
         self.check_argument(&argument)?;
         let service = &self.web.service;
-        let mut room = self.web.room_for_reply().await?;
+        let mut room = self.share.room_for_reply().await?;
         let canister = self.target.canister;
         let query = QueryRequest {
             sender: Principal::anonymous(),
@@ -259,11 +298,11 @@ impl Exchange {
             arg: argument,
             sender_info: None,
         };
-        let (node, started) = (service.node.clone(), Instant::now());
+        let (node, share, started) = (service.node.clone(), self.share.clone(), Instant::now());
         let asked = service.on_thread(Work::Query, move || {
             let reply = node.query(&query).map_err(|reject| rejected(&reject))?;
             room.try_resize(reply.capacity() as u64).map_err(|full| super::no_room(&full))?;
-            Ok(held(reply, room))
+            Ok(held(reply, (room, share)))
         });
         let reply = asked.await?;
         service.latencies.record_query(started.elapsed());
@@ -326,12 +365,12 @@ impl Exchange {
         if !service.latest()?.request(id).is_some_and(|facts| facts.terminal) {
             return Ok(None);
         }
-        let mut room = self.web.room_for_reply().await?;
+        let mut room = self.share.room_for_reply().await?;
         match service.latest()?.outcome(id) {
             None => Ok(None),
             Some(Outcome::Replied(reply)) => {
                 room.try_resize(reply.capacity() as u64).map_err(|full| super::no_room(&full))?;
-                Ok(Some(held(reply, room)))
+                Ok(Some(held(reply, (room, self.share.clone()))))
             }
             Some(Outcome::Rejected(reject)) => Err(rejected(&reject)),
             Some(Outcome::Done) => {
@@ -418,7 +457,6 @@ async fn send_ranges(
     let Ok(()) = send(&sender, Ok(first)).await else { return };
     let mut pieces = 1;
     while next < range.total {
-        // Not before the connection has taken the last one.
         let Ok(place) = sender.reserve().await else { return };
         pieces += 1;
         match next_range(&exchange, pieces, next, range.total).await {
@@ -472,19 +510,28 @@ fn range_of(head: &Head, body: &Bytes) -> Outcomes<ContentRange> {
 async fn send_pieces(
     exchange: Arc<Exchange>,
     sender: mpsc::Sender<io::Result<Bytes>>,
-    first: Bytes,
+    first: Option<Bytes>,
     streaming: Streaming,
     digests: Option<Vec<Hash>>,
 ) {
-    if !first.is_empty() {
-        let Ok(()) = send(&sender, Ok(first)).await else { return };
+    let digest = |number: usize| digests.as_ref().map(|digests| digests.get(number).copied());
+    let first = match first {
+        Some(first) => Ok(first),
+        None => first_again(&exchange, digest(0)).await,
+    };
+    let first = match first {
+        Ok(first) => Ok(first),
+        Err(refused) => Err(broken_off(&refused)),
+    };
+    let goes_on = first.is_ok();
+    if !first.as_ref().is_ok_and(Bytes::is_empty) && send(&sender, first).await.is_err() {
+        return;
     }
-    let (mut token, mut pieces) = (Some(streaming.token), 0);
+    let (mut token, mut pieces) = (Some(streaming.token).filter(|_| goes_on), 0);
     while let Some(next) = token {
-        // Not before the connection has taken the last one.
         let Ok(place) = sender.reserve().await else { return };
         pieces += 1;
-        let digest = digests.as_ref().map(|digests| digests.get(pieces - 1).copied());
+        let digest = digest(pieces);
         match next_piece(&exchange, &streaming.method, next, pieces as u64, digest).await {
             Ok(piece) => {
                 token = piece.next;
@@ -499,6 +546,14 @@ async fn send_pieces(
     let _ = send(&sender, Ok(Bytes::new())).await;
 }
 
+/// The first piece, which was forgotten.
+async fn first_again(exchange: &Arc<Exchange>, digest: Option<Option<Hash>>) -> Outcomes<Bytes> {
+    let (bytes, reply) = exchange.ask(&exchange.request).await?;
+    let body = bytes.slice(reply.body);
+    exchange.check_digest(&body, digest).await?;
+    Ok(body)
+}
+
 /// `digest` is none where nothing is certified, and in it nothing where there should be no piece.
 async fn next_piece(
     exchange: &Arc<Exchange>,
@@ -509,14 +564,7 @@ async fn next_piece(
 ) -> Outcomes<Piece> {
     exchange.check_pieces(pieces)?;
     let piece = exchange.piece(method, token).await?;
-    if let Some(digest) = digest {
-        let bytes = piece.body.clone();
-        let work = move || of_bytes(&bytes);
-        let found = exchange.web.service.on_thread(Work::Verify, work).await?;
-        if digest != Some(found) {
-            return Err(respond::bad("a piece of it is another than when it was verified"));
-        }
-    }
+    exchange.check_digest(&piece.body, digest).await?;
     Ok(piece)
 }
 

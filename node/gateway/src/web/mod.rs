@@ -14,18 +14,19 @@
 //! `raw` hosts ask for is passed on unverified, and so are answers to update calls, which are in
 //! the certified state.
 //!
-//! **Bounds.** A request holds [`limits::HTTP_REQUEST_BYTES`] and three times its body; before a
-//! canister is asked, there must be room for the largest reply, which is given back but for what
-//! came. Where there is no room, a request waits, as long as a client may take to send one, and is
-//! then refused with the limit. Responses longer than one reply go out piece by piece: the next one
-//! is asked for when the connection has taken the last. Nothing is kept from one request to the
-//! next.
+//! **Bounds.** A request takes all that it may hold at once, so that none waits for another with
+//! something in its hands: [`limits::HTTP_REQUEST_BYTES`], three times its body, and the largest
+//! reply ([`Share`]). Where there is no room it waits, as long as a client may take to send one, and
+//! is then refused with the limit. When the response is there, all is given back but what it has.
+//! Responses longer than one reply go out piece by piece: the next one is asked for when the last
+//! is written, so they hold one reply, however long they are; and half of the room at most is
+//! theirs. Nothing is kept from one request to the next.
 //!
 //! **Long responses.** There are two ways. A canister may answer 206 to a request without a range:
 //! then the rest is asked for by ranges, and each piece is certified for itself. Or it names a
 //! callback: then the hash of all pieces is certified, so they are read twice. The first time they
-//! are hashed and forgotten, but for 32 bytes each; when the whole is verified, they are read again
-//! and sent, and a piece that is not the same as before ends the connection.
+//! are hashed and forgotten, but for 32 bytes each; when the whole is verified, they are asked for
+//! again and sent, and a piece that is not the same as before ends the connection.
 //!
 //! Requests of the public interface, which a page sends to where it came from, are served here as
 //! there (`/api/v2`, `/api/v3`, `/api/v4`).
@@ -42,13 +43,17 @@ mod respond;
 mod verify;
 
 use std::{
-    sync::{Arc, atomic::AtomicU64},
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 
 use budget::{Pool, PoolFull, Reservation};
-use hyper::{Method, Request, Response, StatusCode, body::Incoming, header};
-use limits::{HTTP_REQUEST_BYTES, HttpGatewayLimits};
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::{Body as _, Incoming},
+    header,
+};
+use limits::{HTTP_REPLY_BESIDE_BYTES, HttpGatewayLimits};
 use tokio::sync::Semaphore;
 
 use self::{
@@ -63,12 +68,12 @@ use crate::{
     service::{BodyBounds, ReceivedBody, Service, permits},
 };
 
-/// How often the body of a request is held at most: in it, in the argument, and in the call.
-const BODY_TIMES: u64 = 3;
-/// What a reply has beside method, argument and headers of a canister's response.
-const REPLY_BESIDE_BYTES: u64 = 64 << 10;
 /// How often a request that waits looks for room.
 const ROOM_LOOK: Duration = Duration::from_millis(10);
+/// How long a piece waits for the one before to be written: longer than the slowest reader has.
+const PIECE_WAIT: Duration = Duration::from_secs(300);
+/// Of the room, the part that long responses may take.
+const STREAMS_PART: u64 = 2;
 
 /// Everything that requests need. One per gateway.
 pub(crate) struct Web {
@@ -78,6 +83,7 @@ pub(crate) struct Web {
     limits: HttpGatewayLimits,
     // Permits.
     requests: Arc<Semaphore>,
+    streams: Arc<Semaphore>,
     pool: Pool,
     // State.
     /// Update calls so far: a part of their nonces.
@@ -87,7 +93,10 @@ pub(crate) struct Web {
 impl Web {
     pub(crate) fn new(service: Arc<Service>, limits: HttpGatewayLimits, pool: Pool) -> Self {
         let requests = Arc::new(Semaphore::new(permits(limits.requests_in_flight)));
-        Self { service, limits, requests, pool, updates: AtomicU64::new(0) }
+        let each = HttpGatewayLimits::request_bytes(0, service.call_bytes);
+        let streams = (pool.cap_bytes() / STREAMS_PART / each.max(1)).max(1);
+        let streams = Arc::new(Semaphore::new(permits(streams)));
+        Self { service, limits, requests, streams, pool, updates: AtomicU64::new(0) }
     }
 
     fn header_bounds(&self) -> HeaderBounds {
@@ -97,18 +106,13 @@ impl Web {
         }
     }
 
-    /// Room for the largest reply.
-    async fn room_for_reply(&self) -> Result<Reservation, Refused> {
-        self.room(self.service.call_bytes.saturating_add(REPLY_BESIDE_BYTES)).await
-    }
-
-    /// Room for so many bytes, waiting for it as long as a client may take to send a request.
-    async fn room(&self, bytes: u64) -> Result<Reservation, Refused> {
-        let deadline = Instant::now() + self.read_timeout();
-        while self.pool.free_bytes() < bytes && Instant::now() < deadline {
-            tokio::time::sleep(ROOM_LOOK).await;
-        }
-        self.pool.try_reserve(bytes).map_err(|full| no_room(&full))
+    /// Room for a request with a body of so many bytes.
+    async fn share(&self, body_bytes: u64) -> Result<Arc<Share>, Refused> {
+        let call_bytes = self.service.call_bytes;
+        let bytes = HttpGatewayLimits::request_bytes(body_bytes, call_bytes);
+        let all = room(&self.pool, bytes, self.read_timeout()).await?;
+        let reply = call_bytes.saturating_add(HTTP_REPLY_BESIDE_BYTES);
+        Ok(Arc::new(Share { all: Mutex::new(all), replies: Pool::standalone("reply", reply) }))
     }
 
     async fn serve(
@@ -131,17 +135,56 @@ impl Web {
             self.limits.requests_in_flight,
         )?;
         self.service.node.check_load(RequestKind::Query)?;
-        let room = self.room(HTTP_REQUEST_BYTES).await?;
         let (head, body) = request.into_parts();
+        let most = self.limits.body_bytes;
+        let share = self.share(body.size_hint().upper().unwrap_or(most).min(most)).await?;
         let bounds = BodyBounds {
-            limit: ("http_gateway.body_bytes", self.limits.body_bytes),
+            limit: ("http_gateway.body_bytes", most),
             pool: "http_requests",
-            times: BODY_TIMES,
+            // It has its room.
+            times: 0,
         };
-        let ReceivedBody { bytes, reservation } =
-            self.service.read_body_into(body, Ok(room), bounds).await?;
-        let exchange = Exchange::new(self.clone(), target, &head, bytes, (place, reservation))?;
+        let ReceivedBody { bytes, .. } =
+            self.service.read_body_into(body, self.pool.try_reserve(0), bounds).await?;
+        let exchange = Exchange::new(self.clone(), target, &head, bytes, (place, share))?;
         Arc::new(exchange).run().await
+    }
+}
+
+/// What one request may hold of the pool. It lives as long as the last piece of its response.
+struct Share {
+    all: Mutex<Reservation>,
+    /// Of it, the room for replies.
+    replies: Pool,
+}
+
+impl Share {
+    /// Room for the largest reply: once the one before is gone.
+    async fn room_for_reply(&self) -> Result<Reservation, Refused> {
+        room(&self.replies, self.replies.cap_bytes(), PIECE_WAIT).await
+    }
+
+    /// Nothing more is asked: what is left are replies.
+    fn settle(&self) {
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let beside = all.bytes().saturating_sub(self.replies.used_bytes());
+        all.shrink(beside);
+    }
+}
+
+/// So many bytes of a pool, waiting for them for so long.
+async fn room(pool: &Pool, bytes: u64, patience: Duration) -> Result<Reservation, Refused> {
+    let deadline = Instant::now() + patience;
+    loop {
+        if pool.free_bytes() >= bytes || Instant::now() >= deadline {
+            // Others look, too.
+            match pool.try_reserve(bytes) {
+                Err(full) if Instant::now() >= deadline => return Err(no_room(&full)),
+                Err(_) => {}
+                Ok(reserved) => return Ok(reserved),
+            }
+        }
+        tokio::time::sleep(ROOM_LOOK).await;
     }
 }
 

@@ -541,7 +541,7 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use candid::{CandidType, Encode, Func, Reserved, define_function};
+    use candid::{CandidType, Decode, Encode, Func, Reserved, define_function};
     use serde::Deserialize;
     use serde_bytes::ByteBuf;
 
@@ -646,13 +646,13 @@ mod tests {
             Encode!(&Response { streaming_strategy: Some(strategy), ..response() }).unwrap();
         let streaming = http(&bytes, BOUNDS).unwrap().streaming.unwrap();
         assert_eq!((streaming.canister, streaming.method.as_str()), (owner, "next"));
-        let back = candid::Decode!(&streaming.token.0, Deep).unwrap();
+        let back = Decode!(&streaming.token.0, Deep).unwrap();
         assert_eq!(back, deep(Some(deep(None))));
         let piece = Piece { body: ByteBuf::from([1, 2]), token: Some(deep(None)) };
         let bytes = Encode!(&piece).unwrap();
         let read = chunk(&bytes).unwrap();
         assert_eq!(&bytes[read.body], [1, 2]);
-        let back = candid::Decode!(&read.token.unwrap().0, Deep).unwrap();
+        let back = Decode!(&read.token.unwrap().0, Deep).unwrap();
         assert_eq!(back, deep(None));
         let bytes = Encode!(&Piece { body: ByteBuf::new(), token: None }).unwrap();
         assert_eq!(chunk(&bytes).unwrap().token, None);
@@ -667,7 +667,7 @@ mod tests {
         }
         let bytes = Encode!(&Counted { body: ByteBuf::new(), token: Some(9) }).unwrap();
         let token = chunk(&bytes).unwrap().token.unwrap();
-        assert_eq!(candid::Decode!(&token.0, u64).unwrap(), 9);
+        assert_eq!(Decode!(&token.0, u64).unwrap(), 9);
     }
 
     #[test]
