@@ -37,7 +37,16 @@ fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
 }
 
+/// The line of the HTTP gateway, which says nothing where nothing is set.
+fn http_gateway(config: &Config) -> String {
+    match config.http_gateway {
+        Some(gateway) => format!("http_gateway = {}\n", quoted(&String::from(gateway))),
+        None => format!("# http_gateway = \"{HTTP_GATEWAY}\"\n"),
+    }
+}
+
 fn toml(config: &Config, data: &Path) -> String {
+    let http_gateway = http_gateway(config);
     let p2p = match config.p2p.listen {
         Some(listen) => format!("listen = \"{listen}\"\n"),
         None => "# listen = \"0.0.0.0:4000\"\n".to_owned(),
@@ -54,10 +63,6 @@ fn toml(config: &Config, data: &Path) -> String {
     let provisional = match config.features.provisional {
         Some(provisional) => format!("provisional = {provisional}\n"),
         None => "# provisional = true\n".to_owned(),
-    };
-    let http_gateway = match config.http_gateway {
-        Some(gateway) => format!("http_gateway = {}\n", quoted(&String::from(gateway))),
-        None => format!("# http_gateway = \"{HTTP_GATEWAY}\"\n"),
     };
     // What was found on this machine is recorded in the data folder, not here.
     let disk = match config.disk.as_deref().filter(|_| config.disk_is_stated) {

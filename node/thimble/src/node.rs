@@ -153,12 +153,8 @@ fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
         governor::Watched { watch, rounds, latencies: latencies.clone(), queries, busy },
         &limits,
     )?;
-    let gateway = runtime.block_on(async {
-        let mut gateway =
-            start_gateway(&config, &ledger, &keys, adapter, waiters, registry, latencies).await?;
-        start_http_gateway(&config, &ledger, several(&keys), &mut gateway).await?;
-        anyhow::Ok(gateway)
-    })?;
+    let gateway = runtime
+        .block_on(start_gateway(&config, &ledger, &keys, adapter, waiters, registry, latencies))?;
     tracing::info!(
         address = %gateway.local_addr(),
         budget = %config.memory,
@@ -651,7 +647,9 @@ async fn start_gateway(
         latencies,
         shutdown_grace: SHUTDOWN_GRACE,
     };
-    Ok(Gateway::start(gateway, Arc::new(adapter), waiters, registry).await?)
+    let mut gateway = Gateway::start(gateway, Arc::new(adapter), waiters, registry).await?;
+    start_http_gateway(config, ledger, several(keys), &mut gateway).await?;
+    Ok(gateway)
 }
 
 /// Serves canisters to browsers, where that is wanted and there is memory for it. Only what somebody

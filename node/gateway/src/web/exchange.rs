@@ -47,7 +47,7 @@ pub(super) struct Exchange {
     target: Target,
     request: HttpRequest<'static>,
     share: Arc<Share>,
-    _place: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 /// A piece of a response that a callback gives, or a range.
@@ -63,6 +63,7 @@ enum Hashed {
 }
 
 type Outcomes<T> = Result<T, Refused>;
+type Place = OwnedSemaphorePermit;
 
 impl Exchange {
     pub(super) fn new(
@@ -70,7 +71,7 @@ impl Exchange {
         target: Target,
         head: &Parts,
         body: Bytes,
-        (place, share): (OwnedSemaphorePermit, Arc<Share>),
+        (place, share): (Place, Arc<Share>),
     ) -> Outcomes<Self> {
         let request = HttpRequest::builder()
             .with_method(head.method.clone())
@@ -91,20 +92,21 @@ impl Exchange {
             let reply = reply::http(&bytes, self.web.header_bounds()).map_err(respond::bad)?;
             return self.respond(bytes, reply, false).await;
         }
-        self.respond(bytes, reply, !self.target.raw).await
+        self.respond(bytes, reply, true).await
     }
 
     async fn respond(
         self: &Arc<Self>,
         bytes: Bytes,
         reply: HttpReply,
-        is_checked: bool,
+        is_query: bool,
     ) -> Outcomes<Response<Outgoing>> {
+        let is_checked = is_query && !self.target.raw;
         let head = Head::new(reply.status, reply.headers)?;
         let body = bytes.slice(reply.body);
         drop(bytes);
         if let Some(streaming) = reply.streaming {
-            return self.by_callback(head, body, streaming, is_checked).await;
+            return self.by_callback(head, body, streaming, (is_checked, is_query)).await;
         }
         let asks_for_range =
             self.request.headers().iter().any(|(name, _)| name == header::RANGE.as_str());
@@ -113,26 +115,35 @@ impl Exchange {
             false => None,
         };
         if head.status == StatusCode::PARTIAL_CONTENT && !asks_for_range {
-            return self.by_ranges(&head, body, verified.as_ref()).await;
+            return self.by_ranges(&head, body, verified.as_ref(), is_query).await;
         }
         let parts = head.parts(verified.as_ref())?;
         self.share.settle();
         Ok(Response::from_parts(parts, Outgoing::Whole(Full::new(body))))
     }
 
-    /// A place among the long responses.
-    async fn stream(&self) -> Outcomes<OwnedSemaphorePermit> {
-        let place = self.web.streams.clone().acquire_owned();
-        match tokio::time::timeout(self.web.read_timeout(), place).await {
-            Ok(Ok(place)) => Ok(place),
-            _ => Err(Refused::busy(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "http_streams",
-                "as many long responses are sent as half of the limit \
-                 http_gateway.requests_bytes has room for; retry in a second",
-                1,
-            )),
+    /// A place among the long responses. Who waits for one holds no reply, and asks for the first piece
+    /// again; where that is none, it cannot wait.
+    async fn place(&self, first: Bytes, is_query: bool) -> Outcomes<(Place, Option<Bytes>)> {
+        let places = &self.web.streams;
+        if let Ok(place) = places.clone().try_acquire_owned() {
+            return Ok((place, Some(first)));
         }
+        drop(first);
+        let full = || {
+            let message = "as many long responses are sent as half of the limit \
+                           http_gateway.requests_bytes has room for; retry in a second";
+            Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "http_streams", message, 1)
+        };
+        if !is_query {
+            return Err(full());
+        }
+        self.share.pause();
+        let waiting = places.clone().acquire_owned();
+        let place = tokio::time::timeout(self.web.read_timeout(), waiting).await;
+        let place = place.map_err(|_| full())?.map_err(|_| full())?;
+        self.share.go_on(&self.web).await?;
+        Ok((place, None))
     }
 
     /// The whole of something of which the canister sent the first range.
@@ -141,6 +152,7 @@ impl Exchange {
         head: &Head,
         body: Bytes,
         verified: Option<&Verified>,
+        is_query: bool,
     ) -> Outcomes<Response<Outgoing>> {
         let range = range_of(head, &body)?;
         if range.first != 0 {
@@ -149,12 +161,12 @@ impl Exchange {
         let mut parts = head.parts(verified)?;
         parts.status = StatusCode::OK;
         parts.headers.remove(header::CONTENT_RANGE);
-        let place = self.stream().await?;
+        let (place, first) = self.place(body, is_query).await?;
         let (sender, pieces) = mpsc::channel(1);
         let exchange = self.clone();
         tokio::spawn(async move {
             let _place = place;
-            send_ranges(exchange, sender, body, range).await;
+            send_ranges(exchange, sender, first, range).await;
         });
         Ok(Response::from_parts(parts, Outgoing::Pieces(pieces, Some(range.total))))
     }
@@ -165,17 +177,17 @@ impl Exchange {
         head: Head,
         body: Bytes,
         streaming: Streaming,
-        is_checked: bool,
+        (is_checked, is_query): (bool, bool),
     ) -> Outcomes<Response<Outgoing>> {
         if streaming.canister != self.target.canister {
             return Err(respond::bad("its streaming callback is another canister's method"));
         }
-        let place = self.stream().await?;
+        let (place, mut first) = self.place(body, is_query).await?;
         let is_certified = is_checked && !verify::claims_nothing(&head.headers);
-        let (mut first, mut digests, mut total, mut verified) = (Some(body), None, None, None);
+        let (mut digests, mut total, mut verified) = (None, None, None);
         if is_certified {
             let millis = self.web.limits.verify_millis;
-            let reading = self.read_through(&head, first.take().unwrap_or_default(), &streaming);
+            let reading = self.read_through(&head, first.take(), &streaming);
             let read = tokio::time::timeout(Duration::from_millis(millis), reading).await;
             let (hashes, found, bytes) = read.map_err(|_| {
                 let message = format!(
@@ -205,9 +217,13 @@ impl Exchange {
     async fn read_through(
         self: &Arc<Self>,
         head: &Head,
-        first: Bytes,
+        first: Option<Bytes>,
         streaming: &Streaming,
     ) -> Outcomes<(BodyHashes, Vec<Hash>, u64)> {
+        let first = match first {
+            Some(first) => first,
+            None => first_again(self, None).await?,
+        };
         let mut total = first.len() as u64;
         let (mut hasher, digest) = self.hash(BodyHasher::new(&head.headers), first).await?;
         let mut digests = vec![digest];
@@ -446,20 +462,22 @@ impl Exchange {
     }
 }
 
-/// Sends what follows the first range, each piece verified for itself.
+/// Sends all ranges, each verified for itself.
 async fn send_ranges(
     exchange: Arc<Exchange>,
     sender: mpsc::Sender<io::Result<Bytes>>,
-    first: Bytes,
+    mut first: Option<Bytes>,
     range: ContentRange,
 ) {
-    let mut next = range.bytes();
-    let Ok(()) = send(&sender, Ok(first)).await else { return };
-    let mut pieces = 1;
+    let (mut next, mut pieces) = (0, 0);
     while next < range.total {
         let Ok(place) = sender.reserve().await else { return };
         pieces += 1;
-        match next_range(&exchange, pieces, next, range.total).await {
+        let piece = match first.take() {
+            Some(first) => Ok(first),
+            None => next_range(&exchange, pieces, next, range.total).await,
+        };
+        match piece {
             Ok(piece) => {
                 next += piece.len() as u64;
                 place.send(Ok(piece));
@@ -477,7 +495,10 @@ async fn next_range(
 ) -> Outcomes<Bytes> {
     exchange.check_pieces(pieces)?;
     let mut request = exchange.request.clone();
-    request.headers_mut().push((header::RANGE.to_string(), format!("bytes={next}-")));
+    // The first range is what is answered to a request without one.
+    if next > 0 {
+        request.headers_mut().push((header::RANGE.to_string(), format!("bytes={next}-")));
+    }
     let (bytes, reply) = exchange.ask(&request).await?;
     if reply.streaming.is_some() || reply.upgrade {
         return Err(respond::bad("it is a range, and wants more than a range can be"));

@@ -43,7 +43,7 @@ mod respond;
 mod verify;
 
 use std::{
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 
@@ -53,7 +53,7 @@ use hyper::{
     body::{Body as _, Incoming},
     header,
 };
-use limits::{HTTP_REPLY_BESIDE_BYTES, HttpGatewayLimits};
+use limits::{HTTP_REPLY_BESIDE_BYTES, HTTP_REQUEST_BYTES, HttpGatewayLimits};
 use tokio::sync::Semaphore;
 
 use self::{
@@ -164,9 +164,31 @@ impl Share {
         room(&self.replies, self.replies.cap_bytes(), PIECE_WAIT).await
     }
 
+    /// Gives back what a request takes beside its body, for as long as it asks nothing. No reply may
+    /// be left.
+    fn pause(&self) {
+        self.all().shrink(self.asking_bytes());
+    }
+
+    /// Takes it again.
+    async fn go_on(&self, web: &Web) -> Result<(), Refused> {
+        let again = room(&web.pool, self.asking_bytes(), web.read_timeout()).await?;
+        // It is of the same pool.
+        let _ = self.all().merge(again);
+        Ok(())
+    }
+
+    fn asking_bytes(&self) -> u64 {
+        HTTP_REQUEST_BYTES.saturating_add(self.replies.cap_bytes())
+    }
+
+    fn all(&self) -> MutexGuard<'_, Reservation> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Nothing more is asked: what is left are replies.
     fn settle(&self) {
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.all();
         let beside = all.bytes().saturating_sub(self.replies.used_bytes());
         all.shrink(beside);
     }

@@ -156,7 +156,7 @@ async fn long_assets_go_out_piece_by_piece() {
     assert_eq!(&bytes[..], &expected[PIECE_BYTES..=last]);
     // Many at once wait for one another, and all are right; then nothing is held.
     let mut all = tokio::task::JoinSet::new();
-    for number in 0..12 {
+    for number in 0..8 {
         let (url, host) = (format!("http://{}/streamed", site.address), site.host());
         all.spawn(async move {
             let response = Client::new().get(url).header("host", host).send().await.unwrap();
