@@ -2,22 +2,17 @@
 
 use std::{
     io,
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
-use envelope::{
-    Envelope, Request, auth, canonical,
-    cbor::Writer,
-    hash::{Hash, of_bytes},
-    ingress,
-};
+use envelope::hash::{Hash, of_bytes};
 use http_body_util::Full;
 use hyper::{HeaderMap, Response, StatusCode, Uri, header, http::request::Parts};
-use ic_http_certification::{HttpRequest, HttpResponse, HttpUpdateRequest};
+use ic_http_certification::{HttpRequest, HttpResponse};
 use ic_principal::Principal;
-use state::{Reject, RejectCode, RequestId, SignedIngress};
+use state::{Reject, RejectCode};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::{
@@ -28,25 +23,20 @@ use super::{
 };
 use crate::{
     answer::Refused,
-    api::{Outcome, PublicMetadata, QueryRequest, RequestKind},
-    connection::Answers as _,
-    connection::Outgoing,
+    api::{PublicMetadata, QueryRequest},
+    connection::{Answers as _, Outgoing},
     service::{Work, held},
 };
 
 /// Metadata in which a canister says which versions of certification it has.
 const VERSIONS_SECTION: &str = "supported_certificate_versions";
-/// How often an update call is looked for that nobody waits for.
-const UPDATE_LOOK: Duration = Duration::from_millis(100);
-/// How far ahead an update call expires beside the time for which it is waited.
-const EXPIRY_MORE: Duration = Duration::from_secs(30);
 
 /// One request, and what it holds until its response is sent.
 pub(super) struct Exchange {
-    web: Arc<Web>,
-    target: Target,
-    request: HttpRequest<'static>,
-    share: Arc<Share>,
+    pub(super) web: Arc<Web>,
+    pub(super) target: Target,
+    pub(super) request: HttpRequest<'static>,
+    pub(super) share: Arc<Share>,
     _place: Place,
 }
 
@@ -62,7 +52,7 @@ enum Hashed {
     Pieces(BodyHashes),
 }
 
-type Outcomes<T> = Result<T, Refused>;
+pub(super) type Outcomes<T> = Result<T, Refused>;
 type Place = OwnedSemaphorePermit;
 
 impl Exchange {
@@ -284,7 +274,7 @@ impl Exchange {
         Err(respond::bad("a piece of it is another than when it was verified"))
     }
 
-    fn check_argument(&self, argument: &[u8]) -> Outcomes<()> {
+    pub(super) fn check_argument(&self, argument: &[u8]) -> Outcomes<()> {
         let limit = self.web.service.call_bytes;
         if argument.len() as u64 <= limit {
             return Ok(());
@@ -323,96 +313,6 @@ impl Exchange {
         let reply = asked.await?;
         service.latencies.record_query(started.elapsed());
         reply
-    }
-
-    /// The reply of the update call that the canister wants instead of the query.
-    async fn update(&self) -> Outcomes<Bytes> {
-        let request = HttpUpdateRequest::from(self.request.clone());
-        let argument = candid::encode_one(&request).map_err(internal)?;
-        drop(request);
-        self.check_argument(&argument)?;
-        let service = &self.web.service;
-        service.node.check_load(RequestKind::Call)?;
-        let wait = Duration::from_millis(self.web.limits.update_wait_millis);
-        let body = self.update_envelope(argument, wait);
-        let envelope = Envelope::decode(&body, &service.bounds)?;
-        let validity = auth::validity(&envelope, &service.auth);
-        let authenticated = auth::authenticate(&envelope, service.node.now(), &service.auth)?;
-        let signed = SignedIngress {
-            effective_canister_id: self.target.canister,
-            envelope: canonical(&body, &service.bounds)?.into(),
-        };
-        drop(body);
-        let (id, expiry) = (envelope.request_id, envelope.content.ingress_expiry);
-        let Request::Call(call) = envelope.content.request else {
-            return Err(internal("the envelope of an update call is no call"));
-        };
-        let ingress = ingress(id, expiry, self.target.canister, call, authenticated);
-        let node = service.node.clone();
-        let inspect = move || node.inspect(&ingress).map(|()| ingress);
-        let inspected = service.on_thread(Work::Inspect, inspect).await?;
-        let ingress = inspected.map_err(|reject| rejected(&reject))?;
-        let mut waiter = service.waiters.register(id);
-        let started = Instant::now();
-        service.node.submit(ingress, signed, validity)?;
-        loop {
-            if let Some(reply) = self.outcome(&id).await? {
-                service.latencies.record_update(started.elapsed());
-                return Ok(reply);
-            }
-            if started.elapsed() > wait {
-                let message = format!(
-                    "the canister did not answer within the limit http_gateway.update_wait_millis \
-                     = {}; the call may still be executed",
-                    wait.as_millis()
-                );
-                return Err(Refused::new(StatusCode::GATEWAY_TIMEOUT, "update_wait", message));
-            }
-            tokio::select! {
-                () = certified(&mut waiter) => waiter = None,
-                () = tokio::time::sleep(UPDATE_LOOK) => {}
-                () = service.draining() => return Err(crate::service::stopping()),
-            }
-        }
-    }
-
-    async fn outcome(&self, id: &RequestId) -> Outcomes<Option<Bytes>> {
-        let service = &self.web.service;
-        if !service.latest()?.request(id).is_some_and(|facts| facts.terminal) {
-            return Ok(None);
-        }
-        let mut room = self.share.room_for_reply().await?;
-        match service.latest()?.outcome(id) {
-            None => Ok(None),
-            Some(Outcome::Replied(reply)) => {
-                room.try_resize(reply.capacity() as u64).map_err(|full| super::no_room(&full))?;
-                Ok(Some(held(reply, (room, self.share.clone()))))
-            }
-            Some(Outcome::Rejected(reject)) => Err(rejected(&reject)),
-            Some(Outcome::Done) => {
-                Err(respond::bad("the node has no room to keep it (subnet.ingress_history_bytes)"))
-            }
-        }
-    }
-
-    /// A call that nobody signs.
-    fn update_envelope(&self, argument: Vec<u8>, wait: Duration) -> Vec<u8> {
-        let service = &self.web.service;
-        let ahead = service.auth.ingress_expiry.min(wait + EXPIRY_MORE);
-        let now = service.node.now().0;
-        let expiry = now.saturating_add(u64::try_from(ahead.as_nanos()).unwrap_or(u64::MAX));
-        let number = self.web.updates.fetch_add(1, Ordering::Relaxed);
-        let nonce = [now.to_be_bytes(), number.to_be_bytes()].concat();
-        let mut writer = Writer::with_capacity(argument.len() + 512);
-        writer.map(1).text("content").map(7);
-        writer.text("request_type").text("call");
-        writer.text("canister_id").bytes(self.target.canister.as_slice());
-        writer.text("method_name").text("http_request_update");
-        writer.text("arg").bytes(&argument);
-        writer.text("sender").bytes(Principal::anonymous().as_slice());
-        writer.text("ingress_expiry").nat(expiry);
-        writer.text("nonce").bytes(&nonce);
-        writer.finish()
     }
 
     /// Verifies a response on a thread for that.
@@ -540,10 +440,7 @@ async fn send_pieces(
         Some(first) => Ok(first),
         None => first_again(&exchange, digest(0)).await,
     };
-    let first = match first {
-        Ok(first) => Ok(first),
-        Err(refused) => Err(broken_off(&refused)),
-    };
+    let first = first.map_err(|refused| broken_off(&refused));
     let goes_on = first.is_ok();
     if !first.as_ref().is_ok_and(Bytes::is_empty) && send(&sender, first).await.is_err() {
         return;
@@ -602,14 +499,6 @@ fn broken_off(refused: &Refused) -> io::Error {
     io::Error::other(refused.message.clone())
 }
 
-/// Completes when the call is certified; never without a waiter.
-async fn certified(waiter: &mut Option<crate::waiters::Waiter>) {
-    match waiter {
-        Some(waiter) => waiter.certified().await,
-        None => std::future::pending().await,
-    }
-}
-
 /// Whether a canister's metadata leaves version 1 to it.
 fn has_no_newer(metadata: &PublicMetadata) -> bool {
     match metadata {
@@ -639,7 +528,7 @@ fn lines(headers: &HeaderMap) -> Outcomes<Vec<(String, String)>> {
         .collect()
 }
 
-fn rejected(reject: &Reject) -> Refused {
+pub(super) fn rejected(reject: &Reject) -> Refused {
     let message = format!(
         "the canister did not answer: {} (reject code {}, {})",
         reject.message, reject.code as u64, reject.error_code
@@ -655,7 +544,7 @@ fn rejected(reject: &Reject) -> Refused {
     }
 }
 
-fn internal(error: impl std::fmt::Display) -> Refused {
+pub(super) fn internal(error: impl std::fmt::Display) -> Refused {
     let message = format!("the gateway failed while serving this request: {error}");
     Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
 }

@@ -40,6 +40,7 @@ mod host;
 mod page;
 mod reply;
 mod respond;
+mod update;
 mod verify;
 
 use std::{
