@@ -131,6 +131,8 @@ build_rust() {
     (cd "$here/$1" && cargo fetch --quiet --locked)
     cargo_wasm "$here/$1" --features interface
     node "$here/tools/wasm.mjs" candid "$built" >"$out/$1.did"
+    # Types of libraries bring their documentation along.
+    [ "$1" != frontend ] || sed -i '/^ *\/\//d' "$out/$1.did"
     cargo_wasm "$here/$1"
     cp "$built" "$out/$1.wasm"
     chmod 644 "$out/$1.wasm"
