@@ -37,13 +37,13 @@ impl<'a> Encoded<'a> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use ic_certification::hash_tree::{fork, label, leaf};
+    use ic_certification::{fork, labeled, leaf};
 
     use super::*;
 
     #[test]
     fn a_tree_is_what_was_encoded() {
-        let tree = fork(label("a", leaf(vec![1])), label("b", leaf(vec![2])));
+        let tree = fork(labeled("a", leaf([1])), labeled("b", leaf([2])));
         let bytes = serde_cbor::to_vec(&tree).unwrap();
         let read = Encoded::read(&bytes).unwrap();
         assert_eq!(read.tree().unwrap().digest(), tree.digest());

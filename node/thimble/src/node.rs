@@ -666,12 +666,7 @@ async fn start_http_gateway(
         Some(HttpGateway::Off) | None => return Ok(()),
     };
     let limits = &config.limits.http_gateway;
-    if !limits.is_possible() {
-        let why = format!(
-            "there is no memory for it in a budget of {} (http_gateway.connections = 0); it needs \
-             192 MiB, or limits of its own under [limits.http_gateway]",
-            config.memory
-        );
+    if let Some(why) = no_http_gateway(config) {
         if is_asked_for {
             bail!("the HTTP gateway cannot be had: {why}; or switch it off: --http-gateway off");
         }
@@ -693,6 +688,27 @@ async fn start_http_gateway(
             Ok(())
         }
     }
+}
+
+/// Why there can be none.
+fn no_http_gateway(config: &Config) -> Option<String> {
+    use rustix::process::{Resource, getrlimit};
+    let limits = &config.limits;
+    if !limits.http_gateway.is_possible() {
+        return Some(format!(
+            "there is no memory for it in a budget of {} (http_gateway.connections = 0); it needs \
+             192 MiB, or limits of its own under [limits.http_gateway]",
+            config.memory
+        ));
+    }
+    let (allowed, needed) = (getrlimit(Resource::Nofile).current?, descriptors_needed(limits));
+    (allowed < needed).then(|| {
+        format!(
+            "the system allows {allowed} open files, and with {} connections of browsers \
+             (http_gateway.connections) {needed} may be needed",
+            limits.http_gateway.connections
+        )
+    })
 }
 
 /// What the agreement library says of its own steps is nothing that an operator can use: unless the
@@ -752,13 +768,13 @@ fn raise_descriptor_limit(limits: &Limits) -> Result<()> {
     }
     .unwrap_or(u64::MAX);
     let (files, connections) = (limits.pages.open_files, limits.gateway.connections);
-    let browsers = limits.http_gateway.connections;
-    let needed = descriptors_needed(limits);
+    // Browsers are served where there are descriptors for them.
+    let needed = descriptors_needed(limits).saturating_sub(limits.http_gateway.connections);
     if allowed < needed {
         bail!(
             "the system allows {allowed} open files; {TIMES_OPEN} times {files} of canister \
-             memories (pages.open_files), {connections} connections (gateway.connections) and \
-             {browsers} of browsers (http_gateway.connections) may need {needed}: raise the limit (ulimit -Hn, or LimitNOFILE of the service) or lower \
+             memories (pages.open_files) and {connections} connections (gateway.connections) may \
+             need {needed}: raise the limit (ulimit -Hn, or LimitNOFILE of the service) or lower \
              these"
         );
     }

@@ -14,7 +14,6 @@ use ic_http_certification::{
 use super::*;
 
 #[path = "../../../envelope/tests/signing/mod.rs"]
-#[allow(dead_code, missing_docs, unreachable_pub)]
 mod signing;
 
 use signing::{SubnetKey, Tree, canister, leb128, now};
