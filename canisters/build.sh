@@ -15,7 +15,7 @@ mkdir -p "$scratch" "$here/wasm"
 scratch=$(cd "$scratch" && pwd)
 out=$here/wasm
 
-all=(motoko-counter64 motoko-counter32 workbench counter-c beater-c hammer-c universal-c
+all=(motoko-counter64 motoko-counter32 workbench frontend counter-c beater-c hammer-c universal-c
     universal-c-heartbeat azle-hello)
 
 say() { printf '== %s\n' "$*"; }
@@ -90,7 +90,7 @@ need_rustc() {
         as_root apt-get update -q >/dev/null
         local std llvm
         std=$(apt-cache depends rustc-web | sed -n 's/.*Depends: \(libstd-rust-web-dev\)$/\1/p' | head -1)
-        [ -n "$std" ] || { echo "this distribution has no rustc-web; build the workbench on Debian 12" >&2; exit 1; }
+        [ -n "$std" ] || { echo "this distribution has no rustc-web; build it on Debian 12" >&2; exit 1; }
         std=$(apt-cache depends libstd-rust-web-dev | sed -n 's/.*Depends: \(libstd-rust-web-[0-9.]*\)$/\1/p' | head -1)
         llvm=$(apt-cache depends "$std" | sed -n 's/.*Depends: \(libllvm[0-9]*\)$/\1/p' | head -1)
         (cd "$rust/debs" && apt-get download -q rustc-web libstd-rust-web-dev "$std" rust-web-src "$llvm" >/dev/null)
@@ -119,21 +119,24 @@ cargo_wasm() {
         -Z build-std=std,panic_abort "$@")
 }
 
-# Built twice: with the feature that exports the interface, to read it, and then without.
-build_workbench() {
-    local built=$scratch/cargo/wasm32-unknown-unknown/release/workbench.wasm rustc
+# build_rust <name>, built twice: with the feature that exports the interface, to read it, and then
+# without.
+build_rust() {
+    local built=$scratch/cargo/wasm32-unknown-unknown/release/$1.wasm rustc
     command -v cargo >/dev/null || { echo "cargo is needed: see https://rustup.rs" >&2; exit 1; }
     need_command wasm-ld-14 lld-14
     need_command cc gcc libc6-dev
     need_node
     need_rustc
-    (cd "$here/workbench" && cargo fetch --quiet --locked)
-    cargo_wasm "$here/workbench" --features interface
-    node "$here/tools/wasm.mjs" candid "$built" >"$out/workbench.did"
-    cargo_wasm "$here/workbench"
-    cp "$built" "$out/workbench.wasm"
-    chmod 644 "$out/workbench.wasm"
-    embed workbench
+    (cd "$here/$1" && cargo fetch --quiet --locked)
+    cargo_wasm "$here/$1" --features interface
+    node "$here/tools/wasm.mjs" candid "$built" >"$out/$1.did"
+    # Types of libraries bring their documentation along.
+    [ "$1" != frontend ] || sed -i '/^ *\/\//d' "$out/$1.did"
+    cargo_wasm "$here/$1"
+    cp "$built" "$out/$1.wasm"
+    chmod 644 "$out/$1.wasm"
+    embed "$1"
 }
 
 # Azle writes the directory it built in into the module; relative names keep this machine's path out
@@ -159,7 +162,7 @@ build() {
     case $1 in
         motoko-counter64) build_motoko "$1" motoko ;;
         motoko-counter32) build_motoko "$1" motoko32 ;;
-        workbench) build_workbench ;;
+        workbench | frontend) build_rust "$1" ;;
         counter-c) build_c "$1" counter-c/counter.c ;;
         beater-c) build_c "$1" beater-c/beater.c ;;
         # Callbacks are entries of the table, and the linker keeps a table that nothing calls

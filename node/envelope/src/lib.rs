@@ -22,6 +22,7 @@ pub mod cbor;
 mod decode;
 pub mod effective;
 pub mod hash;
+pub mod tree;
 mod verify;
 
 pub use cbor::CborError;

@@ -45,6 +45,12 @@ impl CertifiedView for AtOnce {
     fn may_read_metadata(&self, _: &CanisterId, _: &str, _: &Principal) -> bool {
         true
     }
+    fn outcome(&self, _: &RequestId) -> Option<gateway::Outcome> {
+        None
+    }
+    fn public_metadata(&self, _: &Principal, _: &str) -> gateway::PublicMetadata {
+        gateway::PublicMetadata::Absent
+    }
 }
 
 impl Node for AtOnce {

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use ic_principal::Principal;
 use state::{
-    CanisterFacts, CanisterId, Height, Ingress, Reject, RequestId, SenderInfo, SignedIngress, Time,
-    Validity, certified::CertifiedStateOf,
+    CanisterFacts, CanisterId, Height, Ingress, Reject, RequestId, SenderInfo, SignedIngress,
+    Status, Time, Validity, certified::CertifiedStateOf,
 };
 
 use crate::report::Report;
@@ -108,6 +108,28 @@ pub struct RequestFacts {
     pub terminal: bool,
 }
 
+/// What an update call came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Answered with these bytes.
+    Replied(Vec<u8>),
+    /// Rejected.
+    Rejected(Reject),
+    /// Answered, and the answer let go.
+    Done,
+}
+
+/// A custom section of a canister's module, as far as everybody may know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PublicMetadata {
+    /// There is none of that name.
+    Absent,
+    /// There is one, and its content is not for everybody.
+    Private,
+    /// Its content.
+    Public(Vec<u8>),
+}
+
 /// The newest certified state.
 pub trait CertifiedView: Send + Sync {
     /// Height of the state.
@@ -122,6 +144,10 @@ pub trait CertifiedView: Send + Sync {
     /// Whether `sender` may read the custom section `name`: anyone may unless it exists and is
     /// private, then controllers may.
     fn may_read_metadata(&self, canister_id: &CanisterId, name: &str, sender: &Principal) -> bool;
+    /// What an update call came to; `None` while it is not answered.
+    fn outcome(&self, id: &RequestId) -> Option<Outcome>;
+    /// The custom section `name` of a canister's module.
+    fn public_metadata(&self, canister_id: &CanisterId, name: &str) -> PublicMetadata;
 }
 
 impl<C: CanisterFacts + Send + Sync> CertifiedView for CertifiedStateOf<C> {
@@ -154,6 +180,23 @@ impl<C: CanisterFacts + Send + Sync> CertifiedView for CertifiedStateOf<C> {
         let Some(canister) = self.canister(canister_id) else { return true };
         canister.metadata_section(name).is_none_or(|section| section.public)
             || canister.controllers().any(|controller| controller == sender)
+    }
+
+    fn outcome(&self, id: &RequestId) -> Option<Outcome> {
+        match &CertifiedStateOf::request(self, id)?.status {
+            Status::Replied(reply) => Some(Outcome::Replied(reply.clone())),
+            Status::Rejected(reject) => Some(Outcome::Rejected(reject.clone())),
+            Status::Done => Some(Outcome::Done),
+            Status::Received | Status::Processing => None,
+        }
+    }
+
+    fn public_metadata(&self, canister_id: &CanisterId, name: &str) -> PublicMetadata {
+        match CertifiedStateOf::metadata(self, canister_id, name) {
+            None => PublicMetadata::Absent,
+            Some(section) if section.public => PublicMetadata::Public(section.content.clone()),
+            Some(_) => PublicMetadata::Private,
+        }
     }
 }
 

@@ -11,33 +11,67 @@
 //!   peer that grants no window keeps the socket as free as it likes;
 //! - the gateway drains: then requests in flight finish, and new ones are refused by closing.
 //!
+//! A response that is made piece by piece ([`Outgoing::Pieces`]) is bounded piece by piece: from
+//! one to the next the peer has the time that it has for a response of that size, and while the
+//! next is made the connection counts as busy. Who makes pieces bounds how long that takes.
+//!
 //! Bodies have their own timeout where they are read. Both HTTP/1.1 and HTTP/2 with prior knowledge
 //! are spoken; HTTP/2 streams are capped per connection and each is a request to every other limit.
 
 use std::{
     collections::BTreeMap,
+    convert::Infallible,
+    io,
+    pin::Pin,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
 use bytes::Bytes;
 use dashboard::paced::{Paced, Progress, at_least_rate};
 use http_body_util::{BodyExt, Full};
-use hyper::{Request, Response, Version, body::Incoming, service::service_fn};
+use hyper::{
+    Request, Response, Version,
+    body::{Body, Frame, Incoming, SizeHint},
+    service::service_fn,
+};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
 };
 use tokio::{
     net::TcpStream,
-    sync::watch,
+    sync::{mpsc, watch},
     time::{Instant, sleep_until},
 };
 
-use crate::{answer::Body, service::Service};
+/// Who answers the requests of connections.
+pub(crate) trait Answers: Send + Sync + 'static {
+    /// Time to send headers and body.
+    fn read_timeout(&self) -> Duration;
+    /// Name and value of the limit on connections.
+    fn connections_limit(&self) -> (&'static str, u64);
+    /// Counts a connection that was not served.
+    fn refused(&self, reason: &'static str);
+    /// Answers one request.
+    fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+    ) -> impl Future<Output = Response<Outgoing>> + Send;
+}
+
+/// The body of a response.
+pub(crate) enum Outgoing {
+    /// All of it.
+    Whole(Full<Bytes>),
+    /// Piece by piece, so many bytes together if that is known; else an empty piece is the end. An
+    /// error, or an end that comes too early, ends the connection.
+    Pieces(mpsc::Receiver<io::Result<Bytes>>, Option<u64>),
+}
 
 /// A kept-alive connection without a request is closed after this.
 const IDLE: Duration = Duration::from_secs(60);
@@ -107,6 +141,19 @@ impl Activity {
         let deadline = Instant::now() + WRITE_STALL + at_least_rate(bytes.len() as u64);
         self.unwritten.lock().unwrap_or_else(PoisonError::into_inner).insert(number, deadline);
         Bytes::from_owner(Unwritten { bytes, number, activity: self.clone() })
+    }
+
+    /// Gives the peer its time to want what comes after so many bytes; it counts until
+    /// [`Self::wanted`].
+    fn piece(&self, bytes: u64) -> u64 {
+        let number = self.responses.fetch_add(1, Ordering::Relaxed);
+        let deadline = Instant::now() + WRITE_STALL + at_least_rate(bytes);
+        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner).insert(number, deadline);
+        number
+    }
+
+    fn wanted(&self, piece: u64) {
+        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner).remove(&piece);
     }
 
     /// When the first of the responses must be written.
@@ -187,10 +234,102 @@ impl Drop for Active {
     }
 }
 
+/// A response body as hyper takes it.
+enum Written {
+    Whole(Full<Bytes>),
+    Pieces(Pieces),
+}
+
+struct Pieces {
+    pieces: mpsc::Receiver<io::Result<Bytes>>,
+    left: Option<u64>,
+    /// What the peer has its time for: the last piece that hyper took.
+    taken: Option<u64>,
+    active: Active,
+}
+
+impl Written {
+    fn new(outgoing: Outgoing, active: Active) -> Self {
+        match outgoing {
+            Outgoing::Whole(body) => Self::Whole(body),
+            Outgoing::Pieces(pieces, left) => {
+                let taken = Some(active.0.piece(0));
+                Self::Pieces(Pieces { pieces, left, taken, active })
+            }
+        }
+    }
+}
+
+impl Pieces {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        if let Some(taken) = self.taken.take() {
+            self.active.0.wanted(taken);
+        }
+        if self.left == Some(0) {
+            return Poll::Ready(None);
+        }
+        let piece = match ready!(self.pieces.poll_recv(cx)) {
+            Some(Ok(piece)) if piece.is_empty() && self.left.is_none() => {
+                self.left = Some(0);
+                return Poll::Ready(None);
+            }
+            Some(Ok(piece)) if self.left.is_none_or(|left| piece.len() as u64 <= left) => piece,
+            Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+            _ => {
+                let wrong = "the pieces of the response are not what was announced";
+                return Poll::Ready(Some(Err(io::Error::other(wrong))));
+            }
+        };
+        self.left = self.left.map(|left| left - piece.len() as u64);
+        self.taken = Some(self.active.0.piece(piece.len() as u64));
+        Poll::Ready(Some(Ok(Frame::data(self.active.0.response(piece)))))
+    }
+}
+
+impl Drop for Pieces {
+    fn drop(&mut self) {
+        if let Some(taken) = self.taken.take() {
+            self.active.0.wanted(taken);
+        }
+    }
+}
+
+impl Body for Written {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        match self.get_mut() {
+            Self::Whole(body) => {
+                let frame = ready!(Pin::new(body).poll_frame(cx));
+                Poll::Ready(frame.map(|frame| frame.map_err(|never| match never {})))
+            }
+            Self::Pieces(pieces) => pieces.poll(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Whole(body) => body.is_end_stream(),
+            Self::Pieces(pieces) => pieces.left == Some(0),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(body) => body.size_hint(),
+            Self::Pieces(pieces) => pieces.left.map_or_else(SizeHint::new, SizeHint::with_exact),
+        }
+    }
+}
+
 /// Serves one connection until it ends. The caller holds its permit.
-pub(crate) async fn serve(
+pub(crate) async fn serve<A: Answers>(
     stream: TcpStream,
-    service: Arc<Service>,
+    service: Arc<A>,
     mut stage: watch::Receiver<Stage>,
 ) {
     let activity = Arc::new(Activity::new());
@@ -216,13 +355,16 @@ pub(crate) async fn serve(
         let active = Active(serving.clone());
         let service = service.clone();
         async move {
-            let response: Response<Body> = service.serve(request).await;
-            let (head, body) = response.into_parts();
-            // The body is there as a whole, so this neither waits nor copies.
-            let body = body.collect().await?.to_bytes();
-            let body = Full::new(active.0.response(body));
-            drop(active);
-            Ok::<_, std::convert::Infallible>(Response::from_parts(head, body))
+            let (head, body) = service.answer(request).await.into_parts();
+            let body = match body {
+                // It is there as a whole, so this neither waits nor copies.
+                Outgoing::Whole(body) => {
+                    let body = body.collect().await?.to_bytes();
+                    Outgoing::Whole(Full::new(active.0.response(body)))
+                }
+                pieces => pieces,
+            };
+            Ok::<_, Infallible>(Response::from_parts(head, Written::new(body, active)))
         }
     });
     let guarded = TokioIo::new(Paced::new(stream, activity.clone(), WRITE_STALL));

@@ -13,6 +13,9 @@
 //!   connections
 //! ```
 //!
+//! Canisters are served to browsers by [`web`], which has a listener of its own and shares
+//! connections, permits and endpoints with the rest.
+//!
 //! What bounds it: every resource a client can take has a limit of the limits table and a named
 //! answer when it is used up. Nothing is queued without a place: a connection beyond the limit is
 //! told so and closed, a request beyond it is answered 503 or 429 with `Retry-After`, a synchronous
@@ -38,11 +41,12 @@ pub mod report;
 mod routes;
 mod service;
 mod waiters;
+mod web;
 
 pub use api::{
-    CertifiedView, Health, NoProfile, Node, QueryRequest, Refusal, RequestFacts, RequestKind,
-    Submitted,
+    CertifiedView, Health, NoProfile, Node, Outcome, PublicMetadata, QueryRequest, Refusal,
+    RequestFacts, RequestKind, Submitted,
 };
 pub use latencies::{Latencies, LatencyWindow};
-pub use listener::{Gateway, GatewayConfig, GatewayError, GatewayHandle};
+pub use listener::{Gateway, GatewayConfig, GatewayError, GatewayHandle, HttpGatewayConfig};
 pub use waiters::Waiters;

@@ -19,7 +19,7 @@ use budget::Pool;
 use ed25519_dalek::SigningKey;
 use envelope::auth::AuthConfig;
 use ic_principal::Principal;
-use limits::{CONNECTION_BYTES, GatewayLimits};
+use limits::{CONNECTION_BYTES, GatewayLimits, HttpGatewayLimits};
 use prometheus_client::registry::Registry;
 use thiserror::Error;
 use tokio::{
@@ -32,9 +32,10 @@ use tokio::{
 
 use crate::{
     Latencies, Node, Waiters,
-    connection::{self, Stage},
+    connection::{self, Answers, Stage},
     metrics::Metrics,
     service::{Permits, Service, Shared, permits},
+    web::Web,
 };
 
 /// Connections being told that there is no place, at once.
@@ -83,6 +84,18 @@ pub struct GatewayConfig {
     pub shutdown_grace: Duration,
 }
 
+/// What the HTTP gateway is made of, which serves canisters to browsers.
+pub struct HttpGatewayConfig {
+    /// Where to listen; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Its limits.
+    pub limits: HttpGatewayLimits,
+    /// Pool of the buffers of open connections: [`limits::CONNECTION_BYTES`] each.
+    pub connections: Pool,
+    /// Pool of what requests hold, capped at `requests_bytes`.
+    pub requests: Pool,
+}
+
 /// Why a gateway did not start.
 #[derive(Debug, Error)]
 pub enum GatewayError {
@@ -108,10 +121,32 @@ pub struct Gateway;
 pub struct GatewayHandle {
     local_addr: SocketAddr,
     stage: watch::Sender<Stage>,
+    doors: Vec<Door>,
+    service: Arc<Service>,
+    grace: Duration,
+}
+
+/// A listener, and its places for connections.
+#[derive(Debug)]
+struct Door {
     listener: JoinHandle<()>,
     connections: Arc<Semaphore>,
     connections_max: u32,
-    grace: Duration,
+}
+
+impl Door {
+    /// Accepts connections for as long as the gateway serves.
+    fn open<A: Answers>(
+        listener: TcpListener,
+        service: Arc<A>,
+        connections: Arc<Semaphore>,
+        buffers: Pool,
+        stages: watch::Receiver<Stage>,
+    ) -> Self {
+        let connections_max = u32::try_from(connections.available_permits()).unwrap_or(u32::MAX);
+        let accepting = accept(listener, service, connections.clone(), buffers, stages);
+        Self { listener: tokio::spawn(accepting), connections, connections_max }
+    }
 }
 
 impl Gateway {
@@ -127,14 +162,9 @@ impl Gateway {
         let listen = config.listen;
         let root_key =
             nidkg::public_key_from_der(&config.root_key_der).map_err(GatewayError::RootKey)?;
-        let listener = TcpListener::bind(listen)
-            .await
-            .map_err(|error| GatewayError::Listen { listen, error })?;
-        let local_addr =
-            listener.local_addr().map_err(|error| GatewayError::Listen { listen, error })?;
+        let (listener, local_addr) = bind(listen).await?;
         let (stage, stages) = watch::channel(Stage::Serving);
-        let connections_max = u32::try_from(permits(config.limits.connections)).unwrap_or(u32::MAX);
-        let connections = Arc::new(Semaphore::new(connections_max as usize));
+        let connections = places(config.limits.connections);
         let permits = Permits::new(
             &config.limits,
             config.query_threads,
@@ -158,11 +188,22 @@ impl Gateway {
         let root_subnet_id = Principal::self_authenticating(&config.root_key_der);
         let buffers = config.connections.clone();
         let service = Arc::new(Service::new(config, root_subnet_id, shared));
-        let listener =
-            tokio::spawn(accept(listener, service, connections.clone(), buffers, stages));
+        let door = Door::open(listener, service.clone(), connections, buffers, stages);
         tracing::info!(%local_addr, "the public interface is open");
-        Ok(GatewayHandle { local_addr, stage, listener, connections, connections_max, grace })
+        Ok(GatewayHandle { local_addr, stage, doors: vec![door], service, grace })
     }
+}
+
+/// Places for so many connections.
+fn places(connections: u64) -> Arc<Semaphore> {
+    Arc::new(Semaphore::new(permits(connections).min(u32::MAX as usize)))
+}
+
+async fn bind(listen: SocketAddr) -> Result<(TcpListener, SocketAddr), GatewayError> {
+    let failed = |error| GatewayError::Listen { listen, error };
+    let listener = TcpListener::bind(listen).await.map_err(failed)?;
+    let local_addr = listener.local_addr().map_err(failed)?;
+    Ok((listener, local_addr))
 }
 
 impl GatewayHandle {
@@ -171,14 +212,36 @@ impl GatewayHandle {
         self.local_addr
     }
 
+    /// Opens the HTTP gateway beside the public interface; it ends with it. Says where it listens.
+    ///
+    /// # Errors
+    /// When the address cannot be bound.
+    pub async fn serve_browsers(
+        &mut self,
+        config: HttpGatewayConfig,
+    ) -> Result<SocketAddr, GatewayError> {
+        let (listener, local_addr) = bind(config.listen).await?;
+        let connections = places(config.limits.connections);
+        let (buffers, stages) = (config.connections.clone(), self.stage.subscribe());
+        let web = Arc::new(Web::new(self.service.clone(), config.limits, config.requests));
+        self.doors.push(Door::open(listener, web, connections, buffers, stages));
+        tracing::info!(%local_addr, "the HTTP gateway is open");
+        Ok(local_addr)
+    }
+
     /// Stops accepting, lets requests in flight finish within the grace, then closes what is left.
     /// Returns whether all had finished.
     pub async fn shutdown(mut self) -> bool {
         self.stage.send_replace(Stage::Draining);
-        // The listener ends at the stage's change; an error would mean that it ended already.
-        let _ = (&mut self.listener).await;
-        let all = self.connections.acquire_many(self.connections_max);
-        let finished = timeout(self.grace, all).await.is_ok();
+        let finishing = async {
+            for door in &mut self.doors {
+                // The listener ends at the stage's change; an error would mean that it ended
+                // already.
+                let _ = (&mut door.listener).await;
+                let _ = door.connections.acquire_many(door.connections_max).await;
+            }
+        };
+        let finished = timeout(self.grace, finishing).await.is_ok();
         self.stage.send_replace(Stage::Closed);
         finished
     }
@@ -187,13 +250,15 @@ impl GatewayHandle {
 impl Drop for GatewayHandle {
     fn drop(&mut self) {
         self.stage.send_replace(Stage::Closed);
-        self.listener.abort();
+        for door in &self.doors {
+            door.listener.abort();
+        }
     }
 }
 
-async fn accept(
+async fn accept<A: Answers>(
     listener: TcpListener,
-    service: Arc<Service>,
+    service: Arc<A>,
     connections: Arc<Semaphore>,
     buffers: Pool,
     mut stages: watch::Receiver<Stage>,
@@ -209,7 +274,7 @@ async fn accept(
             Err(error) => {
                 // Either the peer was gone before it was accepted, or descriptors or memory ran
                 // out, which a pause lets recover.
-                service.metrics.refused("accept_error");
+                service.refused("accept_error");
                 tracing::debug!(%error, "a connection could not be accepted");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
@@ -232,9 +297,9 @@ async fn accept(
             });
             continue;
         }
-        service.metrics.refused("connections");
+        let limit = service.connections_limit();
+        service.refused(limit.0);
         if let Ok(permit) = refusals.clone().try_acquire_owned() {
-            let limit = service.limits.connections;
             tokio::spawn(async move {
                 let _permit = permit;
                 // The peer may leave before it is told.
@@ -246,9 +311,9 @@ async fn accept(
 
 /// Says that there is no place, and lets the peer read it: closing with unread bytes would reset
 /// the connection under the answer.
-async fn refuse(mut stream: TcpStream, limit: u64) -> io::Result<()> {
+async fn refuse(mut stream: TcpStream, (name, limit): (&str, u64)) -> io::Result<()> {
     let message = format!(
-        "the node has as many connections as its limit connections = {limit} allows; retry in a \
+        "the node has as many connections as its limit {name} = {limit} allows; retry in a \
          second"
     );
     let head = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\nretry-after: 1\r\n\

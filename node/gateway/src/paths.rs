@@ -292,6 +292,12 @@ mod tests {
         fn may_read_metadata(&self, _: &Principal, name: &str, sender: &Principal) -> bool {
             name != "secret" || *sender == id(50)
         }
+        fn outcome(&self, _: &RequestId) -> Option<crate::Outcome> {
+            None
+        }
+        fn public_metadata(&self, _: &Principal, _: &str) -> crate::PublicMetadata {
+            crate::PublicMetadata::Absent
+        }
     }
 
     fn id(byte: u8) -> Principal {

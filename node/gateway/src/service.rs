@@ -12,6 +12,7 @@
 //! are bounded even when clients leave while their work runs.
 
 use std::{
+    fmt,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -33,7 +34,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, TryAcquireError, watch};
 use crate::{
     answer::{self, Answer, Body, NodeSigner, Readers, Refused},
     api::{CertifiedView, NoProfile, Node, RequestKind},
-    connection::Stage,
+    connection::{Answers, Outgoing, Stage},
     latencies::Latencies,
     metrics::{Metrics, Pools},
     page,
@@ -157,15 +158,31 @@ pub(crate) fn permits(limit: u64) -> usize {
 }
 
 /// A response body that holds its share of the pool until hyper has written it.
-struct Accounted {
+struct Accounted<R> {
     bytes: Vec<u8>,
-    _reservation: Reservation,
+    _reservation: R,
 }
 
-impl AsRef<[u8]> for Accounted {
+/// Bytes that hold their reservation for as long as somebody has a part of them.
+pub(crate) fn held<R: Send + 'static>(bytes: Vec<u8>, reservation: R) -> Bytes {
+    Bytes::from_owner(Accounted { bytes, _reservation: reservation })
+}
+
+impl<R> AsRef<[u8]> for Accounted<R> {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
+}
+
+/// What a body may come to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BodyBounds {
+    /// Name and value.
+    pub(crate) limit: (&'static str, u64),
+    /// Under which name a full pool is counted.
+    pub(crate) pool: &'static str,
+    /// How often the body will be held beside what is reserved before.
+    pub(crate) times: u64,
 }
 
 /// A request body and its share of the pool.
@@ -201,17 +218,13 @@ impl Service {
         }
     }
 
-    pub(crate) fn read_timeout(&self) -> Duration {
-        Duration::from_millis(self.limits.read_timeout_millis)
-    }
-
     /// Completes when the gateway stops serving.
     pub(crate) async fn draining(&self) {
         // An error means that the gateway is gone.
         let _ = self.stage.clone().wait_for(|stage| *stage > Stage::Serving).await;
     }
 
-    /// Answers one request.
+    /// Answers one request of the public interface.
     pub(crate) async fn serve(self: &Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         let started = Instant::now();
         if request.method() == Method::OPTIONS {
@@ -309,7 +322,7 @@ impl Service {
         }
     }
 
-    fn enter(
+    pub(crate) fn enter(
         &self,
         door: &Arc<Semaphore>,
         limit: &'static str,
@@ -331,12 +344,28 @@ impl Service {
     }
 
     /// Reads the body within its limit, the pool's and the read timeout.
-    async fn read_body(&self, mut body: Incoming) -> Result<ReceivedBody, Refused> {
-        let limit = self.limits.body_bytes;
+    async fn read_body(&self, body: Incoming) -> Result<ReceivedBody, Refused> {
+        let reservation = self.permits.bodies.try_reserve(0);
+        let bounds = BodyBounds {
+            limit: ("body_bytes", self.limits.body_bytes),
+            pool: "bodies_bytes",
+            times: 1,
+        };
+        self.read_body_into(body, reservation, bounds).await
+    }
+
+    /// The same into a reservation, which grows by the bytes of the body.
+    pub(crate) async fn read_body_into(
+        &self,
+        mut body: Incoming,
+        reservation: Result<Reservation, budget::PoolFull>,
+        bounds: BodyBounds,
+    ) -> Result<ReceivedBody, Refused> {
+        let (name, limit) = bounds.limit;
         let too_large = |bytes: u64| {
             let message =
-                format!("the body has {bytes} bytes or more; the limit body_bytes is {limit}");
-            Refused::new(StatusCode::PAYLOAD_TOO_LARGE, "body_bytes", message)
+                format!("the body has {bytes} bytes or more; the limit {name} is {limit}");
+            Refused::new(StatusCode::PAYLOAD_TOO_LARGE, name, message)
         };
         let announced = body.size_hint().lower();
         if announced > limit {
@@ -346,12 +375,13 @@ impl Service {
         let pool_full = |full: budget::PoolFull| {
             Refused::busy(
                 StatusCode::SERVICE_UNAVAILABLE,
-                "bodies_bytes",
+                bounds.pool,
                 format!("{full}; retry in a second"),
                 1,
             )
         };
-        let mut reservation = self.permits.bodies.try_reserve(0).map_err(pool_full)?;
+        let mut reservation = reservation.map_err(pool_full)?;
+        let before = reservation.bytes();
         let reading = async {
             let mut first = Bytes::new();
             let mut joined = BytesMut::new();
@@ -363,11 +393,12 @@ impl Service {
                 let total = (first.len() + joined.len() + data.len()) as u64;
                 if total > limit {
                     drop((first, joined));
-                    reservation.shrink(reservation.bytes());
+                    reservation.shrink(reservation.bytes() - before);
                     discard(&mut body, limit).await;
                     return Err(too_large(total));
                 }
-                reservation.try_grow(data.len() as u64).map_err(pool_full)?;
+                let bytes = bounds.times.saturating_mul(data.len() as u64);
+                reservation.try_grow(bytes).map_err(pool_full)?;
                 // Most bodies come in one piece, which is taken as it is.
                 if first.is_empty() && joined.is_empty() {
                     first = data;
@@ -427,7 +458,7 @@ impl Service {
     /// Bytes that are charged to the pool of responses until they are written.
     fn charged(&self, bytes: Vec<u8>) -> Result<Bytes, Refused> {
         let reserved = self.permits.responses.try_reserve(bytes.capacity() as u64);
-        let _reservation = reserved.map_err(|full| {
+        let reservation = reserved.map_err(|full| {
             Refused::busy(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "responses_bytes",
@@ -435,7 +466,7 @@ impl Service {
                 1,
             )
         })?;
-        Ok(Bytes::from_owner(Accounted { bytes, _reservation }))
+        Ok(held(bytes, reservation))
     }
 
     /// The newest certified state, or why there is none.
@@ -518,6 +549,12 @@ impl Service {
     }
 }
 
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Service")
+    }
+}
+
 /// What is made before the service.
 pub(crate) struct Shared {
     pub(crate) node: Arc<dyn Node>,
@@ -529,11 +566,29 @@ pub(crate) struct Shared {
     pub(crate) permits: Permits,
 }
 
+impl Answers for Service {
+    fn read_timeout(&self) -> Duration {
+        Duration::from_millis(self.limits.read_timeout_millis)
+    }
+
+    fn connections_limit(&self) -> (&'static str, u64) {
+        ("connections", self.limits.connections)
+    }
+
+    fn refused(&self, reason: &'static str) {
+        self.metrics.refused(reason);
+    }
+
+    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Outgoing> {
+        self.serve(request).await.map(Outgoing::Whole)
+    }
+}
+
 fn internal(message: String) -> Refused {
     Refused::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)
 }
 
-fn stopping() -> Refused {
+pub(crate) fn stopping() -> Refused {
     Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "stopping", "the node is stopping", 5)
 }
 

@@ -8,7 +8,7 @@ use budget::MIB;
 use sheet::{GRANULE_BYTES, Named, Rules, limit};
 
 use crate::{
-    CONNECTION_BYTES, Limits,
+    CONNECTION_BYTES, HttpGatewayLimits, Limits,
     derive::{compile_need_bytes, compile_peak_bytes},
 };
 
@@ -25,6 +25,7 @@ impl Limits {
         self.check_module(rules);
         self.check_consensus(rules);
         self.check_gateway(rules);
+        self.check_http_gateway(rules);
         self.check_governor(rules);
         self.check_heap(rules);
     }
@@ -548,6 +549,56 @@ impl Limits {
                 self.consensus.ingress_expiry_seconds.saturating_mul(1000),
             ),
             "a call that has expired is not worth waiting for",
+        );
+    }
+}
+
+impl Limits {
+    fn check_http_gateway(&self, rules: &mut Rules) {
+        if !self.http_gateway.is_possible() {
+            return;
+        }
+        let reply = self.subnet.message_payload_bytes;
+        rules.at_least(
+            limit!(self.http_gateway.requests_bytes),
+            HttpGatewayLimits::request_bytes(self.http_gateway.body_bytes, reply),
+            "one request with the largest body, held three times, and the largest reply (set \
+             connections = 0 to have no gateway)",
+        );
+        for limit in [
+            limit!(self.http_gateway.requests_in_flight),
+            limit!(self.http_gateway.response_headers),
+            limit!(self.http_gateway.response_header_bytes),
+            limit!(self.http_gateway.response_chunks),
+            limit!(self.http_gateway.verify_millis),
+            limit!(self.http_gateway.update_wait_millis),
+        ] {
+            rules.at_least(limit, 1, "browsers could not be served");
+        }
+        rules.at_most(
+            limit!(self.http_gateway.response_headers),
+            1_024,
+            "each is a line that a browser has to read",
+        );
+        rules.at_most(
+            limit!(self.http_gateway.response_header_bytes),
+            64 << 10,
+            "what is verified of them fits into what a request holds (512 KiB)",
+        );
+        rules.at_most(
+            limit!(self.http_gateway.response_chunks),
+            100_000,
+            "the hash of each is kept while the response is sent",
+        );
+        for limit in
+            [limit!(self.http_gateway.verify_millis), limit!(self.http_gateway.update_wait_millis)]
+        {
+            rules.at_most(limit, 600_000, "requests that end never would hold their places");
+        }
+        rules.within(
+            limit!(self.http_gateway.body_bytes),
+            limit!(self.gateway.body_bytes),
+            "an update call with such a body must be a call that other clients could send",
         );
     }
 }

@@ -56,6 +56,7 @@ const RUNS_PER_MEMORY: u64 = 1024;
 // Messages.
 const MESSAGE_PAYLOAD_BYTES: u64 = 2 * MIB;
 const BODY_BYTES: u64 = 4 * MIB;
+const HTTP_BODY_BYTES: u64 = 2 * MIB;
 
 // Processes. Constants that hold addresses are 1.1 MiB in each: of the base of a process as it was
 // measured, they are a line of their own. A build with assertions, which is less optimised, has 1.7.
@@ -338,6 +339,7 @@ impl Limits {
             module: module(memory),
             consensus: consensus(memory),
             gateway: gateway(memory),
+            http_gateway: http_gateway(memory),
             process: ProcessLimits {
                 program_bytes: PROGRAM_BYTES,
                 node_base_bytes: scale::NODE_BASE.bytes_at(memory).saturating_sub(PROGRAM_BYTES),
@@ -724,5 +726,19 @@ fn gateway(memory: u64) -> GatewayLimits {
         delegations: 20,
         delegation_targets: 1_000,
         nonce_bytes: 32,
+    }
+}
+
+fn http_gateway(memory: u64) -> HttpGatewayLimits {
+    HttpGatewayLimits {
+        connections: scale::HTTP_CONNECTIONS.step_at(memory),
+        requests_in_flight: scale::HTTP_REQUESTS_IN_FLIGHT.step_at(memory),
+        requests_bytes: scale::HTTP_REQUESTS.step_at(memory),
+        body_bytes: HTTP_BODY_BYTES,
+        response_headers: 96,
+        response_header_bytes: 32 << 10,
+        response_chunks: 1_000,
+        verify_millis: 30_000,
+        update_wait_millis: 60_000,
     }
 }

@@ -11,6 +11,11 @@ use crate::{Limits, SubnetLimits, VIRTUAL_LANES, pool};
 
 /// Buffers of one open connection: read and write buffer, HTTP state.
 pub const CONNECTION_BYTES: u64 = 16 << 10;
+/// What a request to the HTTP gateway holds beside bodies: its headers, those of the response, and
+/// the certificate with its trees while they are verified.
+pub const HTTP_REQUEST_BYTES: u64 = 512 << 10;
+/// What a reply of a canister has beside what counts as its payload.
+pub const HTTP_REPLY_BESIDE_BYTES: u64 = 64 << 10;
 /// One certificate with its tree.
 pub const CERTIFICATE_BYTES: u64 = 8 << 10;
 /// One entry of the page index, at worst one per page of delta: an entry of the ordered map, and
@@ -306,7 +311,7 @@ impl Limits {
     /// Messages of clients and blocks on their way.
     fn traffic_lines(&self) -> Vec<SheetLine> {
         use LineKind::Pool;
-        let Limits { consensus, gateway, .. } = self;
+        let Limits { consensus, gateway, http_gateway, .. } = self;
         let blocks = self.consensus.execution_lag_blocks.saturating_add(1);
         vec![
             line(
@@ -348,6 +353,22 @@ impl Limits {
                 Pool,
                 times(gateway.connections, CONNECTION_BYTES),
                 "buffers of open connections",
+            ),
+            line(
+                pool::HTTP_CONNECTIONS,
+                http_gateway.connections.saturating_mul(CONNECTION_BYTES),
+                "gateway",
+                Pool,
+                times(http_gateway.connections, CONNECTION_BYTES),
+                "buffers of open connections to the HTTP gateway",
+            ),
+            line(
+                pool::HTTP_REQUESTS,
+                http_gateway.requests_bytes,
+                "gateway",
+                Pool,
+                String::new(),
+                "what browsers' requests hold, with one reply of a canister each",
             ),
         ]
     }

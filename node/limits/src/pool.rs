@@ -30,6 +30,11 @@ pub const REQUEST_BODIES: &str = "request_bodies";
 pub const RESPONSES: &str = "responses";
 /// Buffers of open connections: [`crate::CONNECTION_BYTES`] each.
 pub const CONNECTIONS: &str = "connections";
+/// Buffers of open connections to the HTTP gateway: [`crate::CONNECTION_BYTES`] each.
+pub const HTTP_CONNECTIONS: &str = "http_connections";
+/// What requests to the HTTP gateway hold: [`crate::HttpGatewayLimits::request_bytes`] each, then
+/// what there is of the reply.
+pub const HTTP_REQUESTS: &str = "http_requests";
 /// Certificates of recent heights.
 pub const CERTIFICATES: &str = "certificates";
 /// Tables of the key generation's bases, and the memory it works in while dealings are verified.

@@ -37,6 +37,9 @@ pub struct Limits {
     pub consensus: ConsensusLimits,
     /// The public HTTP interface.
     pub gateway: GatewayLimits,
+    /// The HTTP gateway, which serves canisters to browsers.
+    #[serde(default)]
+    pub http_gateway: HttpGatewayLimits,
     /// What is set aside for the process itself.
     pub process: ProcessLimits,
     /// When freed memory goes back to the operating system, and when work is held back.
@@ -419,6 +422,47 @@ pub struct GatewayLimits {
     pub delegation_targets: u64,
     /// Nonce of one request.
     pub nonce_bytes: u64,
+}
+
+/// Limits of the HTTP gateway. Without connections it is off: so it is in tables that were written
+/// down before there was one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HttpGatewayLimits {
+    /// Connections of browsers open at once; each reserves [`crate::CONNECTION_BYTES`]. 0 where the
+    /// node has no memory for the gateway.
+    pub connections: u64,
+    /// Requests being served.
+    pub requests_in_flight: u64,
+    /// What they hold together: bodies, arguments, replies, what is verified.
+    pub requests_bytes: u64,
+    /// Body of one request.
+    pub body_bytes: u64,
+    /// Header lines of one response of a canister.
+    pub response_headers: u64,
+    /// Names and values of these together.
+    pub response_header_bytes: u64,
+    /// Pieces of one response.
+    pub response_chunks: u64,
+    /// Time for one response to be verified before its first byte is sent.
+    pub verify_millis: u64,
+    /// Time for an update call that a request was upgraded to.
+    pub update_wait_millis: u64,
+}
+
+impl HttpGatewayLimits {
+    /// Whether there is memory for a gateway.
+    pub fn is_possible(&self) -> bool {
+        self.connections > 0
+    }
+
+    /// What a request takes with a body of so many bytes, which it holds three times: as it came, in
+    /// the argument made of it, and in the call. A reply has `reply_bytes` at most.
+    pub fn request_bytes(body_bytes: u64, reply_bytes: u64) -> u64 {
+        let replies = reply_bytes.saturating_add(crate::HTTP_REPLY_BESIDE_BYTES);
+        let bodies = body_bytes.saturating_mul(3);
+        crate::HTTP_REQUEST_BYTES.saturating_add(bodies).saturating_add(replies)
+    }
 }
 
 /// Memory of the process itself.

@@ -199,6 +199,8 @@ fn a_ledger_is_made_of_the_sheet() {
         pool::REQUEST_BODIES,
         pool::RESPONSES,
         pool::CONNECTIONS,
+        pool::HTTP_CONNECTIONS,
+        pool::HTTP_REQUESTS,
         pool::CERTIFICATES,
         pool::NIDKG_TABLES,
         pool::DELTA_INDEX,

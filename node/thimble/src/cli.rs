@@ -6,7 +6,7 @@ use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
-    config::{Config, listen_address},
+    config::{Config, HttpGateway, listen_address},
     genesis::{self, GenesisCommand},
     init,
     members::MembersCommand,
@@ -269,6 +269,11 @@ pub(crate) struct Settings {
     /// Address of the public HTTP interface; port 0 takes a free one. [default: 127.0.0.1:8080]
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Option<SocketAddr>,
+    /// Where canisters are served to browsers, as http://<canister id>.localhost:8081/, or `off`.
+    /// Needs 192 MiB of memory. [default: 127.0.0.1:8081 for a node alone, if that address is free;
+    /// off in a subnet of several]
+    #[arg(long, value_name = "ADDRESS|off")]
+    pub(crate) http_gateway: Option<HttpGateway>,
     /// Folder of keys and state, made at the first start. [default: thimble-data]
     #[arg(long, value_name = "DIR")]
     pub(crate) data_dir: Option<PathBuf>,

@@ -5,6 +5,7 @@ use std::{
     fs,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
+    str::FromStr,
 };
 
 use anyhow::{Context, Result, bail};
@@ -17,6 +18,10 @@ use crate::{cli::Settings, disk_budget, genesis::check_peers};
 
 /// Where clients are served, if nothing else is stated.
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
+/// Where canisters are served to browsers, if nothing else is stated.
+pub(crate) const HTTP_GATEWAY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8081);
+/// What says that they are not.
+const OFF: &str = "off";
 /// A configuration file larger than this is not one.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
@@ -31,6 +36,9 @@ pub(crate) struct Config {
     #[serde(skip)]
     pub(crate) disk_is_stated: bool,
     pub(crate) listen: SocketAddr,
+    /// Where nothing is stated, a node alone has one, if its address can be had.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) http_gateway: Option<HttpGateway>,
     pub(crate) data_dir: PathBuf,
     pub(crate) log: String,
     /// Whether allocations are sampled, for `thimble heap`.
@@ -38,6 +46,43 @@ pub(crate) struct Config {
     pub(crate) p2p: P2p,
     pub(crate) features: Features,
     pub(crate) limits: Limits,
+}
+
+/// Whether canisters are served to browsers, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) enum HttpGateway {
+    Off,
+    At(SocketAddr),
+}
+
+impl FromStr for HttpGateway {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == OFF {
+            return Ok(Self::Off);
+        }
+        let no_address = || format!("`{text}` is neither ADDRESS:PORT nor `{OFF}`");
+        text.parse().map(Self::At).map_err(|_| no_address())
+    }
+}
+
+impl TryFrom<String> for HttpGateway {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<HttpGateway> for String {
+    fn from(gateway: HttpGateway) -> Self {
+        match gateway {
+            HttpGateway::Off => OFF.to_owned(),
+            HttpGateway::At(address) => address.to_string(),
+        }
+    }
 }
 
 /// What the subnet offers. All members must offer the same: a batch comes to something else
@@ -106,6 +151,7 @@ struct File {
     preset: Option<String>,
     disk: Option<String>,
     listen: Option<SocketAddr>,
+    http_gateway: Option<HttpGateway>,
     data_dir: Option<PathBuf>,
     log: Option<String>,
     heap_profile: Option<bool>,
@@ -190,6 +236,7 @@ impl Config {
             disk: disk.map(|_| budget::format_size(limits.disk_budget_bytes)),
             disk_is_stated: stated.is_some(),
             listen: settings.listen.or(file.listen).unwrap_or(LISTEN),
+            http_gateway: settings.http_gateway.or(file.http_gateway),
             data_dir,
             log: settings.log.clone().or(file.log).unwrap_or_else(|| "info".into()),
             heap_profile: settings.heap_profile.or(file.heap_profile).unwrap_or(false),
@@ -278,6 +325,26 @@ mod tests {
         let again = load(&first.to_toml().unwrap(), Settings::default()).unwrap();
         assert_eq!(first.limits, again.limits);
         assert_eq!(first.to_toml().unwrap(), again.to_toml().unwrap());
+    }
+
+    #[test]
+    fn the_http_gateway_is_at_an_address_off_or_left_to_the_node() {
+        let unset = load("", Settings::default()).unwrap();
+        assert_eq!(unset.http_gateway, None);
+        for (text, expected) in [
+            ("off", HttpGateway::Off),
+            ("127.0.0.1:9091", HttpGateway::At("127.0.0.1:9091".parse().unwrap())),
+            ("[::1]:0", HttpGateway::At("[::1]:0".parse().unwrap())),
+        ] {
+            let file = format!("http_gateway = \"{text}\"\n");
+            let set = load(&file, Settings::default()).unwrap();
+            assert_eq!(set.http_gateway, Some(expected));
+            assert!(set.to_toml().unwrap().contains(&file), "{}", set.to_toml().unwrap());
+            let flag = Settings { http_gateway: Some(HttpGateway::Off), ..Settings::default() };
+            assert_eq!(load(&file, flag).unwrap().http_gateway, Some(HttpGateway::Off));
+        }
+        let wrong = load("http_gateway = \"8081\"\n", Settings::default()).unwrap_err();
+        assert!(format!("{wrong:#}").contains("neither ADDRESS:PORT nor `off`"), "{wrong:#}");
     }
 
     #[test]

@@ -7,7 +7,10 @@ use anyhow::Result;
 use limits::Limits;
 use setup::{Installation, Unit};
 
-use crate::{config::Config, node::descriptors_needed};
+use crate::{
+    config::{Config, HTTP_GATEWAY},
+    node::descriptors_needed,
+};
 
 /// Open files that a unit is given at least: what other services are given, too.
 const DESCRIPTORS_MIN: u64 = 65_536;
@@ -34,7 +37,16 @@ fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
 }
 
+/// The line of the HTTP gateway, which says nothing where nothing is set.
+fn http_gateway(config: &Config) -> String {
+    match config.http_gateway {
+        Some(gateway) => format!("http_gateway = {}\n", quoted(&String::from(gateway))),
+        None => format!("# http_gateway = \"{HTTP_GATEWAY}\"\n"),
+    }
+}
+
 fn toml(config: &Config, data: &Path) -> String {
+    let http_gateway = http_gateway(config);
     let p2p = match config.p2p.listen {
         Some(listen) => format!("listen = \"{listen}\"\n"),
         None => "# listen = \"0.0.0.0:4000\"\n".to_owned(),
@@ -72,6 +84,10 @@ memory = {}
 # The public HTTP interface. It has no TLS: keep it on loopback, or behind a proxy that has.
 listen = \"{}\"
 
+# Where canisters are served to browsers, as http://<canister id>.localhost:8081/, or \"off\". Not \
+         set: on a node alone, if that address is free; off in a subnet of several, and below 192 \
+         MiB of memory.
+{http_gateway}
 # Keys and state.
 data_dir = {}
 
@@ -158,6 +174,7 @@ mod tests {
             Settings {
                 data_dir: Some(data.clone()),
                 memory: Some("256MiB".into()),
+                http_gateway: Some("off".parse().unwrap()),
                 p2p_listen: Some(([0, 0, 0, 0], 4000).into()),
                 p2p_peers: vec![(node.to_owned(), "h:1".to_owned())],
                 ..Settings::default()

@@ -16,7 +16,7 @@ use consensus::{
 };
 use envelope::CallVerifier;
 use execution::{Executor, ExecutorConfig, QueryService};
-use gateway::{Gateway, GatewayConfig, GatewayHandle, Waiters};
+use gateway::{Gateway, GatewayConfig, GatewayHandle, HttpGatewayConfig, Waiters};
 use limits::{Limits, pool};
 use memory::FileHeap;
 use nidkg::EngineConfig;
@@ -35,7 +35,7 @@ use zeroize::Zeroizing;
 use crate::{
     adapter::{Adapter, Agreement, Identity},
     ahead, allocator,
-    config::Config,
+    config::{Config, HTTP_GATEWAY, HttpGateway},
     disk_usage::{DiskUsage, HeldInHeap},
     governor,
     keys::{Keys, files::lock},
@@ -647,7 +647,68 @@ async fn start_gateway(
         latencies,
         shutdown_grace: SHUTDOWN_GRACE,
     };
-    Ok(Gateway::start(gateway, Arc::new(adapter), waiters, registry).await?)
+    let mut gateway = Gateway::start(gateway, Arc::new(adapter), waiters, registry).await?;
+    start_http_gateway(config, ledger, several(keys), &mut gateway).await?;
+    Ok(gateway)
+}
+
+/// Serves canisters to browsers, where that is wanted and there is memory for it. Only what somebody
+/// asked for must be had.
+async fn start_http_gateway(
+    config: &Config,
+    ledger: &Ledger,
+    several: bool,
+    gateway: &mut GatewayHandle,
+) -> Result<()> {
+    let (listen, is_asked_for) = match config.http_gateway {
+        Some(HttpGateway::At(listen)) => (listen, true),
+        None if !several => (HTTP_GATEWAY, false),
+        Some(HttpGateway::Off) | None => return Ok(()),
+    };
+    let limits = &config.limits.http_gateway;
+    if let Some(why) = no_http_gateway(config) {
+        if is_asked_for {
+            bail!("the HTTP gateway cannot be had: {why}; or switch it off: --http-gateway off");
+        }
+        tracing::info!("the HTTP gateway is off: {why}");
+        return Ok(());
+    }
+    let pool = |name| ledger.pool(name).with_context(|| format!("the ledger has no pool `{name}`"));
+    let parts = HttpGatewayConfig {
+        listen,
+        limits: limits.clone(),
+        connections: pool(pool::HTTP_CONNECTIONS)?,
+        requests: pool(pool::HTTP_REQUESTS)?,
+    };
+    match gateway.serve_browsers(parts).await {
+        Ok(_) => Ok(()),
+        Err(error) if is_asked_for => Err(error).context("starting the HTTP gateway"),
+        Err(error) => {
+            tracing::info!("the HTTP gateway is off: {error}; --http-gateway names another");
+            Ok(())
+        }
+    }
+}
+
+/// Why there can be none.
+fn no_http_gateway(config: &Config) -> Option<String> {
+    use rustix::process::{Resource, getrlimit};
+    let limits = &config.limits;
+    if !limits.http_gateway.is_possible() {
+        return Some(format!(
+            "there is no memory for it in a budget of {} (http_gateway.connections = 0); it needs \
+             192 MiB, or limits of its own under [limits.http_gateway]",
+            config.memory
+        ));
+    }
+    let (allowed, needed) = (getrlimit(Resource::Nofile).current?, descriptors_needed(limits));
+    (allowed < needed).then(|| {
+        format!(
+            "the system allows {allowed} open files, and with {} connections of browsers \
+             (http_gateway.connections) {needed} may be needed",
+            limits.http_gateway.connections
+        )
+    })
 }
 
 /// What the agreement library says of its own steps is nothing that an operator can use: unless the
@@ -688,7 +749,8 @@ const TIMES_OPEN: u64 = 4;
 /// Open files that all canisters and connections may come to.
 pub(crate) fn descriptors_needed(limits: &Limits) -> u64 {
     let memories = TIMES_OPEN.saturating_mul(limits.pages.open_files);
-    DESCRIPTORS_OWN.saturating_add(limits.gateway.connections).saturating_add(memories)
+    let connections = limits.gateway.connections.saturating_add(limits.http_gateway.connections);
+    DESCRIPTORS_OWN.saturating_add(connections).saturating_add(memories)
 }
 
 /// Takes as many open files as the system allows. Fewer than what memories and connections may need
@@ -706,7 +768,8 @@ fn raise_descriptor_limit(limits: &Limits) -> Result<()> {
     }
     .unwrap_or(u64::MAX);
     let (files, connections) = (limits.pages.open_files, limits.gateway.connections);
-    let needed = descriptors_needed(limits);
+    // Browsers are served where there are descriptors for them.
+    let needed = descriptors_needed(limits).saturating_sub(limits.http_gateway.connections);
     if allowed < needed {
         bail!(
             "the system allows {allowed} open files; {TIMES_OPEN} times {files} of canister \

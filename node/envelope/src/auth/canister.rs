@@ -31,12 +31,15 @@ use crate::{
 /// A hash tree has one level of CBOR per level of the tree; certificates of large states stay under
 /// 100.
 const CERTIFICATE_BOUNDS: Bounds = Bounds { depth: 128, items: 16_384 };
+/// Of a certificate that a canister hands out, and of its own tree: a few hundred items are much.
+/// Decoded they take half a MiB at most.
+pub(crate) const SMALL_BOUNDS: Bounds = Bounds { depth: 128, items: 4_096 };
 /// Ranges of one shard are pairs of principals.
 const RANGES_BOUNDS: Bounds = Bounds { depth: 4, items: 65_536 };
 /// Verified signatures remembered: 32 bytes and change each.
 const REMEMBERED_MAX: usize = 4_096;
 
-type Tree<'a> = HashTree<&'a [u8]>;
+pub(crate) type Tree<'a> = HashTree<&'a [u8]>;
 
 /// Verifies certificates against the root key.
 #[derive(Debug)]
@@ -58,9 +61,30 @@ struct Certificate<'a> {
     delegation: Option<(&'a [u8], &'a [u8])>,
 }
 
+/// What a certificate says of a canister, once it is verified.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertifiedData {
+    /// The canister's certified data, at most 32 bytes.
+    pub data: Vec<u8>,
+    /// When the state was that, nanoseconds since 1970-01-01.
+    pub time: u64,
+}
+
+/// An unsigned LEB128 number that is the whole of `bytes`.
+fn leb128(bytes: &[u8]) -> Option<u64> {
+    let (last, rest) = bytes.split_last()?;
+    if bytes.len() > 10 || last & 0x80 != 0 || rest.iter().any(|byte| byte & 0x80 == 0) {
+        return None;
+    }
+    bytes.iter().rev().try_fold(0_u64, |number, byte| {
+        let shifted = number.checked_mul(0x80)?;
+        Some(shifted | u64::from(byte & 0x7f))
+    })
+}
+
 /// Builds the tree from `[0]`, `[1, left, right]`, `[2, label, tree]`, `[3, value]` and `[4,
 /// hash]`. Recursion is bounded by the reader's depth.
-fn tree<'a>(value: &'a Value<'a>) -> Option<Tree<'a>> {
+pub(crate) fn tree<'a>(value: &'a Value<'a>) -> Option<Tree<'a>> {
     let elements = value.as_array()?;
     match elements {
         [Value::Nat(0)] => Some(hash_tree::empty()),
@@ -176,6 +200,22 @@ impl CertificateVerifier {
             return None;
         }
         self.check_certificate(&certificate, &key.canister_id)
+    }
+
+    /// What `encoded`, a certificate in CBOR, says of the canister; `None` unless it is signed for
+    /// it.
+    pub(crate) fn certified_data(
+        &self,
+        encoded: &[u8],
+        canister: &Principal,
+    ) -> Option<CertifiedData> {
+        let decoded = cbor::decode(encoded, SMALL_BOUNDS).ok()?;
+        let certificate = certificate(&decoded)?;
+        let path = [&b"canister"[..], canister.as_slice(), b"certified_data"];
+        let data = found(&certificate.tree, &path)?.to_vec();
+        let time = leb128(found(&certificate.tree, &[b"time"])?)?;
+        self.check_certificate(&certificate, canister)?;
+        Some(CertifiedData { data, time })
     }
 
     fn check_certificate(&self, certificate: &Certificate<'_>, canister: &Principal) -> Option<()> {

@@ -24,18 +24,33 @@ mod webauthn;
 
 use std::{collections::BTreeSet, time::Duration};
 
+use ic_certification::hash_tree::HashTree;
 use ic_principal::Principal;
 use state::{SenderInfo, Time, Validity};
 use thiserror::Error;
 
+pub use canister::CertifiedData;
 pub use keys::KeyError;
 
 use self::{canister::CertificateVerifier, keys::PublicKey};
-use crate::{Envelope, Permissions, Request, SignedDelegation};
+use crate::{
+    Envelope, Permissions, Request, SignedDelegation,
+    cbor::{Bounds, Value},
+};
 
 const REQUEST_DOMAIN: &[u8] = b"\x0Aic-request";
 const DELEGATION_DOMAIN: &[u8] = b"\x1Aic-request-auth-delegation";
 const SENDER_INFO_DOMAIN: &[u8] = b"\x0Eic-sender-info";
+
+/// Bounds of trees that canisters hand out.
+pub(crate) fn hash_tree_bounds() -> Bounds {
+    canister::SMALL_BOUNDS
+}
+
+/// The tree that a value encodes.
+pub(crate) fn hash_tree<'a>(value: &'a Value<'a>) -> Option<HashTree<&'a [u8]>> {
+    canister::tree(value)
+}
 
 /// What authentication rests on.
 #[derive(Debug)]
@@ -55,6 +70,17 @@ impl AuthConfig {
         ingress_drift: Duration,
     ) -> Self {
         Self { ingress_expiry, ingress_drift, certificates: CertificateVerifier::new(root_key) }
+    }
+
+    /// What a certificate in CBOR says of a canister, by the root key; `None` when it is no
+    /// certificate, not signed for that canister, or silent about it. Takes a millisecond the first
+    /// time a certificate is seen.
+    pub fn certified_data(
+        &self,
+        certificate: &[u8],
+        canister: &Principal,
+    ) -> Option<CertifiedData> {
+        self.certificates.certified_data(certificate, canister)
     }
 
     fn window_nanos(&self) -> u64 {

@@ -21,8 +21,8 @@ mod signing;
 use budget::Pool;
 use ed25519_dalek::SigningKey;
 use gateway::{
-    CertifiedView, Gateway, GatewayConfig, GatewayHandle, Health, Latencies, Node, QueryRequest,
-    Refusal, RequestFacts, Submitted, Waiters, report::Report,
+    CertifiedView, Gateway, GatewayConfig, GatewayHandle, Health, Latencies, Node, PublicMetadata,
+    QueryRequest, Refusal, RequestFacts, Submitted, Waiters, report::Report,
 };
 use ic_agent::{Agent, Identity};
 use ic_principal::Principal;
@@ -212,6 +212,16 @@ impl CertifiedView for LazyView {
     }
     fn may_read_metadata(&self, _: &Principal, name: &str, sender: &Principal) -> bool {
         name != "secret" || *sender == canister(2)
+    }
+    fn outcome(&self, id: &RequestId) -> Option<gateway::Outcome> {
+        match &self.0.known.lock().unwrap().get(id)?.outcome {
+            Outcome::Pending => None,
+            Outcome::Replied(reply) => Some(gateway::Outcome::Replied(reply.clone())),
+            Outcome::Rejected(reject) => Some(gateway::Outcome::Rejected(reject.clone())),
+        }
+    }
+    fn public_metadata(&self, _: &Principal, name: &str) -> PublicMetadata {
+        if name == "secret" { PublicMetadata::Private } else { PublicMetadata::Absent }
     }
 }
 

@@ -15,6 +15,7 @@ mod genesis;
 mod harness;
 mod heap;
 mod http;
+mod http_gateway;
 mod installs;
 mod members;
 mod memory;

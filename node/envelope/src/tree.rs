@@ -1,0 +1,64 @@
+//! Hash trees that come from outside, as certificates and canisters encode them in CBOR.
+//!
+//! Decoded they take a few times their bytes, half a MiB at most: depth and number of nodes are
+//! bounded before anything is built, and with them every recursion over the tree.
+
+use ic_certification::hash_tree::HashTree;
+
+use crate::{
+    auth::hash_tree_bounds,
+    cbor::{self, CborError, Value},
+};
+
+/// A CBOR value that may be a tree.
+#[derive(Debug)]
+pub struct Encoded<'a>(Value<'a>);
+
+impl<'a> Encoded<'a> {
+    /// Reads the CBOR.
+    ///
+    /// # Errors
+    /// When it is none, or beyond the bounds: 128 levels, 4,096 items.
+    pub fn read(bytes: &'a [u8]) -> Result<Self, CborError> {
+        cbor::decode(bytes, hash_tree_bounds()).map(Self)
+    }
+
+    /// The tree, if it is one. Whether its labels are in order nobody looks at.
+    pub fn tree(&self) -> Option<HashTree<&[u8]>> {
+        crate::auth::hash_tree(&self.0)
+    }
+
+    /// The texts, if it is an array of texts and nothing else.
+    pub fn texts(&self) -> Option<Vec<&str>> {
+        self.0.as_array()?.iter().map(Value::as_text).collect()
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use ic_certification::{fork, labeled, leaf};
+
+    use super::*;
+
+    #[test]
+    fn a_tree_is_what_was_encoded() {
+        let tree = fork(labeled("a", leaf([1])), labeled("b", leaf([2])));
+        let bytes = serde_cbor::to_vec(&tree).unwrap();
+        let read = Encoded::read(&bytes).unwrap();
+        assert_eq!(read.tree().unwrap().digest(), tree.digest());
+        assert!(read.texts().is_none());
+        let texts = serde_cbor::to_vec(&["http_expr", "<$>"]).unwrap();
+        assert_eq!(Encoded::read(&texts).unwrap().texts().unwrap(), ["http_expr", "<$>"]);
+        assert!(Encoded::read(&texts).unwrap().tree().is_none());
+    }
+
+    #[test]
+    fn a_tree_that_is_too_deep_or_too_wide_is_refused_before_it_is_built() {
+        // Labels in labels: [2, b"", [2, b"", ...
+        let deep = [0x83, 2, 0x40].repeat(1_000_000);
+        assert!(matches!(Encoded::read(&deep), Err(CborError::TooDeep { .. })));
+        let wide = [&[0x9a, 0, 1, 0, 0][..], &[0; 65_536]].concat();
+        assert!(matches!(Encoded::read(&wide), Err(CborError::TooManyItems { .. })));
+    }
+}

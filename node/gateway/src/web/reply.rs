@@ -1,0 +1,723 @@
+//! What a canister answers: `HttpResponse` and `StreamingCallbackHttpResponse` of the HTTP gateway
+//! protocol, read from their Candid encoding where it lies.
+//!
+//! A reply comes from a canister, may have megabytes, and the type of a streaming token is the
+//! canister's own. A decoder that makes a value of everything would make a multiple of the reply's
+//! size of it; so this one makes values of the few fields that there are, keeps where the body
+//! lies, and steps over the rest. A token is the bytes in which it came, which go back with the
+//! types in which it came. Types, fields, nesting and steps are bounded ([`TYPES_MAX`] and the
+//! others).
+
+use std::ops::Range;
+
+use ic_principal::Principal;
+use thiserror::Error;
+
+/// Types of one message.
+const TYPES_MAX: usize = 512;
+/// Fields of all its types together.
+const FIELDS_MAX: usize = 4_096;
+/// Values within values.
+const DEPTH_MAX: usize = 64;
+/// Values that are read or stepped over, but for those of one size.
+const STEPS_MAX: usize = 200_000;
+/// Type table and value of a streaming token.
+const TOKEN_BYTES_MAX: usize = 64 << 10;
+/// A method's name, as in any module.
+const METHOD_BYTES_MAX: usize = 20_000;
+
+// Codes of types, as Candid writes them.
+const NULL: i64 = -1;
+const BOOL: i64 = -2;
+const NAT: i64 = -3;
+const INT: i64 = -4;
+const NAT8: i64 = -5;
+const NAT16: i64 = -6;
+const TEXT: i64 = -15;
+const RESERVED: i64 = -16;
+const EMPTY: i64 = -17;
+const OPT: i64 = -18;
+const VEC: i64 = -19;
+const RECORD: i64 = -20;
+const VARIANT: i64 = -21;
+const FUNC: i64 = -22;
+const SERVICE: i64 = -23;
+const PRINCIPAL: i64 = -24;
+
+/// Why a reply is not understood. It goes to whoever asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub(crate) enum BadReply {
+    /// It is cut off, or no Candid at all.
+    #[error("it is no Candid message")]
+    Malformed,
+    /// Too many types, fields or values, or too deep.
+    #[error("it is larger or deeper nested than any response of the HTTP gateway protocol")]
+    TooComplex,
+    /// A field of another type than the protocol's.
+    #[error("its field `{0}` is missing or of another type than the HTTP gateway protocol says")]
+    Field(&'static str),
+    /// More header lines than allowed.
+    #[error("it has more header lines than the limit http_gateway.response_headers = {0}")]
+    Headers(u64),
+    /// Longer headers than allowed.
+    #[error(
+        "its headers are longer than the limit http_gateway.response_header_bytes = {0} allows"
+    )]
+    HeaderBytes(u64),
+    /// A streaming token that is too long to be sent back.
+    #[error("its streaming token and the types of it have more than {TOKEN_BYTES_MAX} bytes")]
+    Token,
+}
+
+/// What headers may come to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeaderBounds {
+    pub(crate) lines: u64,
+    pub(crate) bytes: u64,
+}
+
+/// `HttpResponse`.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct HttpReply {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(String, String)>,
+    /// Where the body lies in the reply.
+    pub(crate) body: Range<usize>,
+    pub(crate) upgrade: bool,
+    pub(crate) streaming: Option<Streaming>,
+}
+
+/// `StreamingStrategy`.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Streaming {
+    pub(crate) canister: Principal,
+    pub(crate) method: String,
+    pub(crate) token: Token,
+}
+
+/// A token, as the argument that goes back to the canister.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Token(pub(crate) Vec<u8>);
+
+/// `StreamingCallbackHttpResponse`.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    /// Where it lies in the reply.
+    pub(crate) body: Range<usize>,
+    pub(crate) token: Option<Token>,
+}
+
+/// The number under which Candid writes a field.
+const fn field(name: &str) -> u32 {
+    let (name, mut hash, mut at) = (name.as_bytes(), 0_u32, 0);
+    while at < name.len() {
+        hash = hash.wrapping_mul(223).wrapping_add(name[at] as u32);
+        at += 1;
+    }
+    hash
+}
+
+const STATUS_CODE: u32 = field("status_code");
+const HEADERS: u32 = field("headers");
+const BODY: u32 = field("body");
+const UPGRADE: u32 = field("upgrade");
+const STREAMING_STRATEGY: u32 = field("streaming_strategy");
+const CALLBACK_VARIANT: u32 = field("Callback");
+const CALLBACK: u32 = field("callback");
+const TOKEN: u32 = field("token");
+
+enum Type {
+    Opt(i64),
+    Vec(i64),
+    Record(Vec<(u32, i64)>),
+    Variant(Vec<(u32, i64)>),
+    Func,
+    Service,
+    /// Of a later version of Candid.
+    Future,
+}
+
+/// Reads what `http_request` and `http_request_update` return.
+pub(crate) fn http(bytes: &[u8], bounds: HeaderBounds) -> Result<HttpReply, BadReply> {
+    let mut reader = Reader::new(bytes)?;
+    let (mut status, mut headers, mut body) = (None, None, None);
+    let (mut upgrade, mut streaming) = (false, None);
+    for (name, kind) in reader.record()? {
+        match name {
+            STATUS_CODE if kind == NAT16 => {
+                let bytes = reader.take(2)?;
+                status = bytes.first_chunk().map(|bytes| u16::from_le_bytes(*bytes));
+            }
+            HEADERS => headers = Some(reader.headers(kind, bounds)?),
+            BODY => body = Some(reader.blob(kind, "body")?),
+            UPGRADE => upgrade = reader.upgrade(kind)?,
+            STREAMING_STRATEGY => streaming = reader.streaming(kind)?,
+            _ => reader.skip(kind, 0)?,
+        }
+    }
+    Ok(HttpReply {
+        status: status.ok_or(BadReply::Field("status_code"))?,
+        headers: headers.ok_or(BadReply::Field("headers"))?,
+        body: body.ok_or(BadReply::Field("body"))?,
+        upgrade,
+        streaming,
+    })
+}
+
+/// Reads what a streaming callback returns.
+pub(crate) fn chunk(bytes: &[u8]) -> Result<Chunk, BadReply> {
+    let mut reader = Reader::new(bytes)?;
+    let (mut body, mut token) = (None, None);
+    for (name, kind) in reader.record()? {
+        match name {
+            BODY => body = Some(reader.blob(kind, "body")?),
+            TOKEN => {
+                if let Some(kind) = reader.present(kind)? {
+                    token = Some(reader.token(kind)?);
+                }
+            }
+            _ => reader.skip(kind, 0)?,
+        }
+    }
+    Ok(Chunk { body: body.ok_or(BadReply::Field("body"))?, token })
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    types: Vec<Type>,
+    /// Where the type table lies.
+    table: Range<usize>,
+    steps: usize,
+}
+
+impl<'a> Reader<'a> {
+    /// Reads the type table.
+    fn new(bytes: &'a [u8]) -> Result<Self, BadReply> {
+        let mut reader = Self { bytes, at: 0, types: Vec::new(), table: 0..0, steps: 0 };
+        if reader.take(4)? != b"DIDL" {
+            return Err(BadReply::Malformed);
+        }
+        let begin = reader.at;
+        let count = reader.count(TYPES_MAX)?;
+        let mut fields = 0;
+        for _ in 0..count {
+            let kind = reader.kind(&mut fields)?;
+            reader.types.push(kind);
+        }
+        reader.table = begin..reader.at;
+        Ok(reader)
+    }
+
+    fn kind(&mut self, fields: &mut usize) -> Result<Type, BadReply> {
+        Ok(match self.signed()? {
+            OPT => Type::Opt(self.signed()?),
+            VEC => Type::Vec(self.signed()?),
+            RECORD => Type::Record(self.fields(fields)?),
+            VARIANT => Type::Variant(self.fields(fields)?),
+            FUNC => {
+                // Arguments, results and annotations, which are single bytes.
+                for _ in 0..2 {
+                    for _ in 0..self.count(FIELDS_MAX)? {
+                        self.signed()?;
+                    }
+                }
+                let annotations = self.count(FIELDS_MAX)?;
+                self.take(annotations)?;
+                Type::Func
+            }
+            SERVICE => {
+                for _ in 0..self.count(FIELDS_MAX)? {
+                    let name = self.count(METHOD_BYTES_MAX)?;
+                    self.take(name)?;
+                    self.signed()?;
+                }
+                Type::Service
+            }
+            future if future < PRINCIPAL => {
+                let length = self.count(self.bytes.len())?;
+                self.take(length)?;
+                Type::Future
+            }
+            _ => return Err(BadReply::Malformed),
+        })
+    }
+
+    fn fields(&mut self, all: &mut usize) -> Result<Vec<(u32, i64)>, BadReply> {
+        let count = self.count(FIELDS_MAX)?;
+        *all += count;
+        if *all > FIELDS_MAX {
+            return Err(BadReply::TooComplex);
+        }
+        (0..count)
+            .map(|_| {
+                let name = u32::try_from(self.unsigned()?).map_err(|_| BadReply::Malformed)?;
+                Ok((name, self.signed()?))
+            })
+            .collect()
+    }
+
+    /// The fields of the first value of the message, which must be a record; further values are
+    /// nobody's.
+    fn record(&mut self) -> Result<Vec<(u32, i64)>, BadReply> {
+        let values = self.count(FIELDS_MAX)?;
+        let mut first = None;
+        for _ in 0..values {
+            let kind = self.signed()?;
+            first = first.or(Some(kind));
+        }
+        match self.of(first.ok_or(BadReply::Malformed)?) {
+            Some(Type::Record(fields)) => Ok(fields.clone()),
+            _ => Err(BadReply::Malformed),
+        }
+    }
+
+    fn of(&self, kind: i64) -> Option<&Type> {
+        self.types.get(usize::try_from(kind).ok()?)
+    }
+
+    fn take(&mut self, length: usize) -> Result<&'a [u8], BadReply> {
+        let end = self.at.checked_add(length).ok_or(BadReply::Malformed)?;
+        let taken = self.bytes.get(self.at..end).ok_or(BadReply::Malformed)?;
+        self.at = end;
+        Ok(taken)
+    }
+
+    fn byte(&mut self) -> Result<u8, BadReply> {
+        self.take(1)?.first().copied().ok_or(BadReply::Malformed)
+    }
+
+    fn unsigned(&mut self) -> Result<u64, BadReply> {
+        let mut number = 0_u64;
+        for shift in (0..70).step_by(7) {
+            let byte = self.byte()?;
+            let bits = u64::from(byte & 0x7f);
+            // Of the tenth byte one bit is left.
+            if shift == 63 && bits > 1 {
+                return Err(BadReply::Malformed);
+            }
+            number |= bits << shift;
+            if byte & 0x80 == 0 {
+                return Ok(number);
+            }
+        }
+        Err(BadReply::Malformed)
+    }
+
+    /// Type codes and indexes, which are small.
+    fn signed(&mut self) -> Result<i64, BadReply> {
+        let mut number = 0_i64;
+        for shift in (0..35).step_by(7) {
+            let byte = self.byte()?;
+            number |= i64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                let unused = 64 - (shift + 7);
+                return Ok(number << unused >> unused);
+            }
+        }
+        Err(BadReply::Malformed)
+    }
+
+    /// A number of things that come, each of a byte or more but for values without any.
+    fn count(&mut self, most: usize) -> Result<usize, BadReply> {
+        let count = usize::try_from(self.unsigned()?).map_err(|_| BadReply::TooComplex)?;
+        if count > most { Err(BadReply::TooComplex) } else { Ok(count) }
+    }
+
+    fn blob(&mut self, kind: i64, name: &'static str) -> Result<Range<usize>, BadReply> {
+        if !matches!(self.of(kind), Some(Type::Vec(NAT8))) {
+            return Err(BadReply::Field(name));
+        }
+        let length = self.count(self.bytes.len())?;
+        let begin = self.at;
+        self.take(length)?;
+        Ok(begin..self.at)
+    }
+
+    fn text(&mut self, most: usize) -> Result<&'a str, BadReply> {
+        let length = self.count(most)?;
+        std::str::from_utf8(self.take(length)?).map_err(|_| BadReply::Malformed)
+    }
+
+    fn headers(
+        &mut self,
+        kind: i64,
+        bounds: HeaderBounds,
+    ) -> Result<Vec<(String, String)>, BadReply> {
+        let wrong = BadReply::Field("headers");
+        let Some(&Type::Vec(line)) = self.of(kind) else { return Err(wrong) };
+        let count = self.unsigned()?;
+        if count > bounds.lines {
+            return Err(BadReply::Headers(bounds.lines));
+        }
+        let Some(Type::Record(fields)) = self.of(line) else {
+            // An empty list may have any type of lines.
+            return if count == 0 { Ok(Vec::new()) } else { Err(wrong) };
+        };
+        let (fields, mut bytes) = (fields.clone(), 0);
+        let mut lines = Vec::new();
+        for _ in 0..count {
+            let (mut name, mut value) = (None, None);
+            for &(field, kind) in &fields {
+                match (field, kind) {
+                    (0, TEXT) => name = Some(self.text(self.bytes.len())?),
+                    (1, TEXT) => value = Some(self.text(self.bytes.len())?),
+                    _ => self.skip(kind, 0)?,
+                }
+            }
+            let (name, value) = name.zip(value).ok_or(wrong)?;
+            bytes += (name.len() + value.len()) as u64;
+            if bytes > bounds.bytes {
+                return Err(BadReply::HeaderBytes(bounds.bytes));
+            }
+            lines.push((name.to_owned(), value.to_owned()));
+        }
+        Ok(lines)
+    }
+
+    /// The type of what is there: an option's content, or a value that could be one.
+    fn present(&mut self, kind: i64) -> Result<Option<i64>, BadReply> {
+        if matches!(kind, NULL | RESERVED) {
+            return Ok(None);
+        }
+        let Some(&Type::Opt(inner)) = self.of(kind) else { return Ok(Some(kind)) };
+        match self.byte()? {
+            0 => Ok(None),
+            1 => Ok(Some(inner)),
+            _ => Err(BadReply::Malformed),
+        }
+    }
+
+    fn upgrade(&mut self, kind: i64) -> Result<bool, BadReply> {
+        match self.present(kind)? {
+            None => Ok(false),
+            Some(BOOL) => Ok(self.byte()? == 1),
+            Some(_) => Err(BadReply::Field("upgrade")),
+        }
+    }
+
+    fn streaming(&mut self, kind: i64) -> Result<Option<Streaming>, BadReply> {
+        let wrong = BadReply::Field("streaming_strategy");
+        let Some(kind) = self.present(kind)? else { return Ok(None) };
+        let Some(Type::Variant(cases)) = self.of(kind) else { return Err(wrong) };
+        let count = cases.len();
+        let (CALLBACK_VARIANT, kind) = self.case(kind, count)? else { return Err(wrong) };
+        let Some(Type::Record(fields)) = self.of(kind) else { return Err(wrong) };
+        let (mut callback, mut token) = (None, None);
+        for (name, kind) in fields.clone() {
+            match name {
+                CALLBACK => callback = Some(self.function(kind)?),
+                TOKEN => token = Some(self.token(kind)?),
+                _ => self.skip(kind, 0)?,
+            }
+        }
+        let ((canister, method), token) = callback.zip(token).ok_or(wrong)?;
+        Ok(Some(Streaming { canister, method, token }))
+    }
+
+    fn principal(&mut self) -> Result<Principal, BadReply> {
+        if self.byte()? != 1 {
+            return Err(BadReply::Malformed);
+        }
+        let length = self.count(Principal::MAX_LENGTH_IN_BYTES)?;
+        Principal::try_from_slice(self.take(length)?).map_err(|_| BadReply::Malformed)
+    }
+
+    fn function(&mut self, kind: i64) -> Result<(Principal, String), BadReply> {
+        if !matches!(self.of(kind), Some(Type::Func)) || self.byte()? != 1 {
+            return Err(BadReply::Field("callback"));
+        }
+        let canister = self.principal()?;
+        Ok((canister, self.text(METHOD_BYTES_MAX)?.to_owned()))
+    }
+
+    /// A message of one value: the token, with all types of the message that it came in.
+    fn token(&mut self, kind: i64) -> Result<Token, BadReply> {
+        let begin = self.at;
+        self.skip(kind, 0)?;
+        let (table, value) = (&self.bytes[self.table.clone()], &self.bytes[begin..self.at]);
+        if table.len() + value.len() > TOKEN_BYTES_MAX {
+            return Err(BadReply::Token);
+        }
+        let mut message = [b"DIDL", table, &[1]].concat();
+        // Signed LEB128 of an index below `TYPES_MAX`, or of a code of one byte.
+        match kind {
+            0..64 => message.push(kind as u8),
+            64.. => message.extend([0x80 | (kind & 0x7f) as u8, (kind >> 7) as u8]),
+            _ => message.push((kind & 0x7f) as u8),
+        }
+        message.extend_from_slice(value);
+        Ok(Token(message))
+    }
+
+    /// The case of a value of a variant with so many of them.
+    fn case(&mut self, kind: i64, count: usize) -> Result<(u32, i64), BadReply> {
+        let case = self.count(count)?;
+        match self.of(kind) {
+            Some(Type::Variant(cases)) => cases.get(case).copied().ok_or(BadReply::Malformed),
+            _ => Err(BadReply::Malformed),
+        }
+    }
+
+    /// Bytes of a value of this type, if all its values have as many.
+    fn size(kind: i64) -> Option<usize> {
+        Some(match kind {
+            NULL | RESERVED => 0,
+            BOOL | NAT8 | -9 => 1,
+            NAT16 | -10 => 2,
+            -7 | -11 | -13 => 4,
+            -8 | -12 | -14 => 8,
+            _ => return None,
+        })
+    }
+
+    /// Steps over a value.
+    fn skip(&mut self, kind: i64, depth: usize) -> Result<(), BadReply> {
+        self.steps += 1;
+        if depth > DEPTH_MAX || self.steps > STEPS_MAX {
+            return Err(BadReply::TooComplex);
+        }
+        if let Some(size) = Self::size(kind) {
+            return self.take(size).map(drop);
+        }
+        match kind {
+            NAT | INT => {
+                while self.byte()? & 0x80 != 0 {}
+                return Ok(());
+            }
+            TEXT => return self.text(self.bytes.len()).map(drop),
+            PRINCIPAL => return self.principal().map(drop),
+            EMPTY => return Err(BadReply::Malformed),
+            _ => {}
+        }
+        match self.of(kind).ok_or(BadReply::Malformed)? {
+            &Type::Opt(inner) => match self.byte()? {
+                0 => Ok(()),
+                1 => self.skip(inner, depth + 1),
+                _ => Err(BadReply::Malformed),
+            },
+            &Type::Vec(inner) => self.skip_list(inner, depth),
+            Type::Record(fields) => {
+                let fields = fields.clone();
+                fields.into_iter().try_for_each(|(_, kind)| self.skip(kind, depth + 1))
+            }
+            Type::Variant(cases) => {
+                let count = cases.len();
+                let (_, kind) = self.case(kind, count)?;
+                self.skip(kind, depth + 1)
+            }
+            Type::Func => {
+                if self.byte()? != 1 {
+                    return Err(BadReply::Malformed);
+                }
+                self.principal()?;
+                self.text(METHOD_BYTES_MAX).map(drop)
+            }
+            Type::Service => self.principal().map(drop),
+            Type::Future => {
+                let length = self.count(self.bytes.len())?;
+                // References are opaque to everybody.
+                if self.count(self.bytes.len())? > 0 {
+                    return Err(BadReply::Malformed);
+                }
+                self.take(length).map(drop)
+            }
+        }
+    }
+
+    fn skip_list(&mut self, inner: i64, depth: usize) -> Result<(), BadReply> {
+        let count = usize::try_from(self.unsigned()?).map_err(|_| BadReply::TooComplex)?;
+        if let Some(size) = Self::size(inner) {
+            return self.take(count.checked_mul(size).ok_or(BadReply::Malformed)?).map(drop);
+        }
+        // Values without bytes cost steps, as others do.
+        for _ in 0..count {
+            self.skip(inner, depth + 1)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use candid::{CandidType, Decode, Encode, Func, Reserved, define_function};
+    use serde::Deserialize;
+    use serde_bytes::ByteBuf;
+
+    use super::*;
+
+    const BOUNDS: HeaderBounds = HeaderBounds { lines: 4, bytes: 100 };
+
+    define_function!(Callback : (Deep) -> (Piece) query);
+
+    #[derive(CandidType, Clone, Debug, Deserialize, PartialEq)]
+    enum Kind {
+        Small,
+        Large { sha: Option<ByteBuf>, index: candid::Nat },
+    }
+
+    #[derive(CandidType, Clone, Debug, Deserialize, PartialEq)]
+    struct Deep {
+        key: String,
+        kinds: Vec<Kind>,
+        encoding: (u64, i32, f64, Option<Option<bool>>),
+        owner: Principal,
+        next: Option<Box<Deep>>,
+    }
+
+    #[derive(CandidType, Clone)]
+    struct Piece {
+        body: ByteBuf,
+        token: Option<Deep>,
+    }
+
+    #[derive(CandidType, Clone)]
+    enum Strategy {
+        Callback { callback: Callback, token: Deep },
+    }
+
+    #[derive(CandidType, Clone)]
+    struct Response {
+        status_code: u16,
+        headers: Vec<(String, String)>,
+        body: ByteBuf,
+        upgrade: Option<bool>,
+        streaming_strategy: Option<Strategy>,
+        more: Vec<Deep>,
+    }
+
+    fn deep(next: Option<Deep>) -> Deep {
+        Deep {
+            key: "/assets/\u{e9}".to_owned(),
+            kinds: vec![
+                Kind::Small,
+                Kind::Large { sha: Some(ByteBuf::from([7; 32])), index: (1_u128 << 100).into() },
+            ],
+            encoding: (1, -2, 0.5, Some(None)),
+            owner: Principal::anonymous(),
+            next: next.map(Box::new),
+        }
+    }
+
+    fn response() -> Response {
+        Response {
+            status_code: 206,
+            headers: vec![("A".into(), "b".into()), ("c".into(), String::new())],
+            body: ByteBuf::from("the body"),
+            upgrade: None,
+            streaming_strategy: None,
+            more: vec![deep(Some(deep(None)))],
+        }
+    }
+
+    #[test]
+    fn a_response_is_read_in_any_company() {
+        let bytes = Encode!(&response()).unwrap();
+        let read = http(&bytes, BOUNDS).unwrap();
+        assert_eq!((read.status, read.upgrade, read.streaming), (206, false, None));
+        assert_eq!(read.headers, response().headers);
+        assert_eq!(&bytes[read.body], b"the body");
+        for (upgrade, expected) in [(Some(true), true), (Some(false), false)] {
+            let bytes = Encode!(&Response { upgrade, ..response() }, &7_u8).unwrap();
+            assert_eq!(http(&bytes, BOUNDS).unwrap().upgrade, expected);
+        }
+    }
+
+    #[test]
+    fn the_least_response_is_enough() {
+        #[derive(CandidType)]
+        struct Least {
+            status_code: u16,
+            headers: Vec<Reserved>,
+            body: ByteBuf,
+        }
+        let least = Least { status_code: 200, headers: vec![], body: ByteBuf::new() };
+        let read = http(&Encode!(&least).unwrap(), BOUNDS).unwrap();
+        assert_eq!((read.status, read.headers.len(), read.body.len()), (200, 0, 0));
+    }
+
+    #[test]
+    fn tokens_go_back_as_they_came() {
+        let owner = Principal::from_slice(&[1, 2, 3]);
+        let callback = Callback(Func { principal: owner, method: "next".into() });
+        let strategy = Strategy::Callback { callback, token: deep(Some(deep(None))) };
+        let bytes =
+            Encode!(&Response { streaming_strategy: Some(strategy), ..response() }).unwrap();
+        let streaming = http(&bytes, BOUNDS).unwrap().streaming.unwrap();
+        assert_eq!((streaming.canister, streaming.method.as_str()), (owner, "next"));
+        let back = Decode!(&streaming.token.0, Deep).unwrap();
+        assert_eq!(back, deep(Some(deep(None))));
+        let piece = Piece { body: ByteBuf::from([1, 2]), token: Some(deep(None)) };
+        let bytes = Encode!(&piece).unwrap();
+        let read = chunk(&bytes).unwrap();
+        assert_eq!(&bytes[read.body], [1, 2]);
+        let back = Decode!(&read.token.unwrap().0, Deep).unwrap();
+        assert_eq!(back, deep(None));
+        let bytes = Encode!(&Piece { body: ByteBuf::new(), token: None }).unwrap();
+        assert_eq!(chunk(&bytes).unwrap().token, None);
+    }
+
+    #[test]
+    fn plain_tokens_go_back_too() {
+        #[derive(CandidType)]
+        struct Counted {
+            body: ByteBuf,
+            token: Option<u64>,
+        }
+        let bytes = Encode!(&Counted { body: ByteBuf::new(), token: Some(9) }).unwrap();
+        let token = chunk(&bytes).unwrap().token.unwrap();
+        assert_eq!(Decode!(&token.0, u64).unwrap(), 9);
+    }
+
+    #[test]
+    fn bounds_are_named() {
+        let many = vec![("a".to_owned(), "b".to_owned()); 5];
+        let bytes = Encode!(&Response { headers: many, ..response() }).unwrap();
+        assert_eq!(http(&bytes, BOUNDS), Err(BadReply::Headers(4)));
+        let long = vec![("a".to_owned(), "b".repeat(100))];
+        let bytes = Encode!(&Response { headers: long, ..response() }).unwrap();
+        assert_eq!(http(&bytes, BOUNDS), Err(BadReply::HeaderBytes(100)));
+        #[derive(CandidType)]
+        struct Wide {
+            body: ByteBuf,
+            token: Option<ByteBuf>,
+        }
+        let wide = Wide { body: ByteBuf::new(), token: Some(ByteBuf::from(vec![0; 70_000])) };
+        assert_eq!(chunk(&Encode!(&wide).unwrap()), Err(BadReply::Token));
+    }
+
+    #[test]
+    fn what_is_cut_off_or_wrong_is_refused_and_nothing_panics() {
+        let callback = Callback(Func { principal: Principal::anonymous(), method: "next".into() });
+        let strategy = Strategy::Callback { callback, token: deep(None) };
+        let bytes =
+            Encode!(&Response { streaming_strategy: Some(strategy), ..response() }).unwrap();
+        for end in 0..bytes.len() {
+            assert!(http(&bytes[..end], BOUNDS).is_err(), "{end}");
+            let _ = chunk(&bytes[..end]);
+        }
+        for at in 0..bytes.len() {
+            for flip in [1, 0x80, 0xff] {
+                let mut bytes = bytes.clone();
+                bytes[at] ^= flip;
+                let _ = (http(&bytes, BOUNDS), chunk(&bytes));
+            }
+        }
+        assert_eq!(http(b"DIDL\0\x01\x7d\x05", BOUNDS), Err(BadReply::Malformed));
+    }
+
+    #[test]
+    fn lists_of_nothing_and_types_of_themselves_end() {
+        // record { body : vec null }, with 2^60 of them: stepped over at once; and with records
+        // without fields, which are counted.
+        let nulls = [&b"DIDL\x02\x6c\x01"[..], &[0], &[1], b"\x6d\x7f\x01\x00"].concat();
+        let many = [0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x10];
+        assert_eq!(chunk(&[&nulls[..], &many].concat()), Err(BadReply::Field("body")));
+        let empties = [&b"DIDL\x03\x6c\x01"[..], &[0], &[1], b"\x6d\x02\x6c\x00\x01\x00"].concat();
+        assert_eq!(chunk(&[&empties[..], &many].concat()), Err(BadReply::TooComplex));
+        // An option of itself, a million times there.
+        let own = [&b"DIDL\x02\x6c\x01"[..], &[0], &[1], b"\x6e\x01\x01\x00"].concat();
+        assert_eq!(chunk(&[&own[..], &[1; 1_000_000]].concat()), Err(BadReply::TooComplex));
+    }
+}

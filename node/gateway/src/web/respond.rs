@@ -1,0 +1,232 @@
+//! From a canister's response to the head of an HTTP response.
+//!
+//! Status, names and values are the canister's, so they are checked here; nothing of them can end a
+//! line or a header. What describes the connection, and the length, is the gateway's alone.
+
+use http_body_util::Full;
+use hyper::{
+    HeaderMap, Response, StatusCode,
+    header::{self, HeaderName, HeaderValue},
+    http::response::Parts,
+};
+use ic_http_certification::CERTIFICATE_HEADER_NAME;
+
+use super::verify::Verified;
+use crate::{answer::Refused, connection::Outgoing};
+
+/// Headers of a connection (RFC 9110, 7.6.1), and those that say how long a body is.
+const OF_THE_CONNECTION: [&str; 10] = [
+    "connection",
+    "content-length",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+/// What pages of other origins may read and ask, where the canister does not say.
+const READABLE: &str = "content-length,content-range";
+const METHODS: &str = "GET, POST, HEAD, OPTIONS";
+const ASKABLE: &str = "DNT,User-Agent,X-Requested-With,If-Modified-Since,Cache-Control,\
+                       Content-Type,Range,Cookie";
+/// Seconds for which a browser may remember the answer to a preflight request.
+const PREFLIGHT_SECONDS: &str = "7200";
+
+/// Status and headers as the canister sent them, the status within HTTP's.
+#[derive(Clone, Debug)]
+pub(super) struct Head {
+    pub(super) status: StatusCode,
+    pub(super) headers: Vec<(String, String)>,
+}
+
+impl Head {
+    pub(super) fn new(status: u16, headers: Vec<(String, String)>) -> Result<Self, Refused> {
+        let found = StatusCode::from_u16(status).ok().filter(|_| (200..600).contains(&status));
+        let status = found.ok_or_else(|| {
+            bad(format!("it has the status {status}, which no HTTP response can have"))
+        })?;
+        Ok(Self { status, headers })
+    }
+
+    /// The value of the only header of this name.
+    pub(super) fn only(&self, name: &HeaderName) -> Option<&str> {
+        let mut found =
+            self.headers.iter().filter(|(found, _)| found.eq_ignore_ascii_case(name.as_str()));
+        let first = found.next()?;
+        found.next().is_none().then_some(first.1.as_str())
+    }
+
+    /// The head of the response. Of what was verified only the certified headers are passed on, and
+    /// all but how long it may be kept where no header can be certified; `None` is a response that
+    /// needs no verification.
+    pub(super) fn parts(&self, verified: Option<&Verified>) -> Result<Parts, Refused> {
+        let mut parts = Response::new(()).into_parts().0;
+        parts.status = self.status;
+        match verified {
+            None | Some(Verified::Nothing) => add(&mut parts.headers, &self.headers)?,
+            Some(Verified::Body) => {
+                add(&mut parts.headers, &self.headers)?;
+                parts.headers.remove(header::CACHE_CONTROL);
+            }
+            Some(Verified::Response(headers)) => {
+                add(&mut parts.headers, headers)?;
+                let certificate = |(name, _): &&(String, String)| {
+                    name.eq_ignore_ascii_case(CERTIFICATE_HEADER_NAME)
+                };
+                let certificate: Vec<_> =
+                    self.headers.iter().filter(certificate).cloned().collect();
+                add(&mut parts.headers, &certificate)?;
+            }
+        }
+        Ok(parts)
+    }
+}
+
+fn add(headers: &mut HeaderMap, lines: &[(String, String)]) -> Result<(), Refused> {
+    for (name, value) in lines {
+        let wrong = || {
+            let name: String = name.chars().take(64).collect();
+            bad(format!("its header {name:?} is none that HTTP allows"))
+        };
+        let found = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong())?;
+        let value = HeaderValue::from_bytes(value.as_bytes()).map_err(|_| wrong())?;
+        if !OF_THE_CONNECTION.contains(&found.as_str()) {
+            headers.append(found, value);
+        }
+    }
+    Ok(())
+}
+
+/// A response of a canister that cannot be passed on.
+pub(super) fn bad(why: impl std::fmt::Display) -> Refused {
+    let message = format!("the canister's response cannot be passed on: {why}");
+    Refused::new(StatusCode::BAD_GATEWAY, "canister_response", message)
+}
+
+/// What a page of another origin may ask: anything, as it could ask the canister itself.
+pub(super) fn preflight() -> Response<Outgoing> {
+    let mut response = Response::new(Outgoing::Whole(Full::default()));
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    let headers = response.headers_mut();
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static(METHODS));
+    headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static(ASKABLE));
+    headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static(PREFLIGHT_SECONDS));
+    response
+}
+
+/// Lets pages of any origin read the response, unless the canister says who may.
+pub(super) fn for_everybody(mut response: Response<Outgoing>) -> Response<Outgoing> {
+    let headers = response.headers_mut();
+    if !headers.contains_key(header::ACCESS_CONTROL_ALLOW_ORIGIN) {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+        headers
+            .entry(header::ACCESS_CONTROL_EXPOSE_HEADERS)
+            .or_insert(HeaderValue::from_static(READABLE));
+    }
+    response
+}
+
+/// `Content-Range`: the first byte, the last, and how many there are in all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ContentRange {
+    pub(super) first: u64,
+    pub(super) last: u64,
+    pub(super) total: u64,
+}
+
+impl ContentRange {
+    /// Reads the value of the header; `None` unless it is one range of a known whole.
+    pub(super) fn read(text: &str) -> Option<Self> {
+        let (range, total) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
+        let (first, last) = range.split_once('-')?;
+        let number = |text: &str| {
+            let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+            text.parse().ok().filter(|_| digits)
+        };
+        let range = Self { first: number(first)?, last: number(last)?, total: number(total)? };
+        (range.first <= range.last && range.last < range.total).then_some(range)
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.last - self.first + 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn head(headers: &[(&str, &str)]) -> Head {
+        let headers = headers.iter().map(|(name, value)| ((*name).into(), (*value).into()));
+        Head::new(200, headers.collect()).unwrap()
+    }
+
+    #[test]
+    fn nothing_of_a_canister_splits_a_response_or_steers_the_connection() {
+        for (name, value) in [
+            ("a\r\nb", "c"),
+            ("a", "b\r\nset-cookie: c"),
+            ("a", "b\nc"),
+            ("a", "\0"),
+            ("a b", "c"),
+            ("", "c"),
+            ("a:", "c"),
+        ] {
+            let refused = head(&[(name, value)]).parts(None).unwrap_err();
+            assert_eq!(refused.status, StatusCode::BAD_GATEWAY, "{name:?}: {value:?}");
+        }
+        for status in [0, 99, 100, 101, 199, 600, 999, u16::MAX] {
+            assert!(Head::new(status, Vec::new()).is_err(), "{status}");
+        }
+        let lies = [
+            ("Content-Length", "1"),
+            ("transfer-encoding", "chunked"),
+            ("CONNECTION", "upgrade"),
+            ("Upgrade", "websocket"),
+            ("x", "y"),
+            ("X", "z"),
+        ];
+        let parts = head(&lies).parts(None).unwrap();
+        assert_eq!(parts.headers.len(), 2);
+        assert_eq!(parts.headers.get_all("x").iter().count(), 2);
+    }
+
+    #[test]
+    fn what_is_not_certified_is_not_passed_on() {
+        let sent = head(&[("A", "1"), ("Cache-Control", "max-age=9"), ("IC-Certificate", "c")]);
+        let body = sent.parts(Some(&Verified::Body)).unwrap();
+        assert!(body.headers.contains_key("a") && !body.headers.contains_key("cache-control"));
+        let certified = vec![("cache-control".to_owned(), "no-store".to_owned())];
+        let response = sent.parts(Some(&Verified::Response(certified))).unwrap();
+        assert!(!response.headers.contains_key("a"));
+        assert_eq!(response.headers.get("cache-control").unwrap(), "no-store");
+        assert!(response.headers.contains_key("ic-certificate"));
+        for all in [None, Some(&Verified::Nothing)] {
+            assert_eq!(sent.parts(all).unwrap().headers.len(), 3);
+        }
+    }
+
+    #[test]
+    fn ranges_are_read_and_nothing_else() {
+        let range = ContentRange::read("bytes 10-19/100").unwrap();
+        assert_eq!((range.first, range.last, range.total, range.bytes()), (10, 19, 100, 10));
+        for bad in [
+            "",
+            "bytes",
+            "bytes 0-0/0",
+            "bytes 5-4/10",
+            "bytes 0-10/10",
+            "bytes 0-9/*",
+            "bytes */10",
+            "bytes +0-9/10",
+            "bytes 0-9/99999999999999999999",
+            "octets 0-9/10",
+        ] {
+            assert_eq!(ContentRange::read(bad), None, "{bad}");
+        }
+    }
+}
