@@ -177,14 +177,32 @@ impl BlobStore {
             .open(&temporary, Open::Truncate)
             .and_then(|file| content(&mut Appended { file, end: 0 }))
             .map(|()| BlobHash::from(hasher.finalize()))
-            .and_then(|hash| self.disk.rename(&temporary, &self.path(&hash)).map(|()| hash));
-        if hash.is_err() {
-            // If this fails too, the next start removes the file.
+            .map_err(|error| self.blob_error(error));
+        let named = hash.and_then(|hash| {
+            // One that is kept may be named by a durable checkpoint: a file that is not synced must
+            // not take its place.
+            if !self.is_kept(&hash)? {
+                let renamed = self.disk.rename(&temporary, &self.path(&hash));
+                return renamed.map(|()| (hash, true)).map_err(|error| self.blob_error(error));
+            }
+            Ok((hash, false))
+        });
+        if !matches!(named, Ok((_, true))) {
+            // If this fails, the next start removes the file.
             let _ = self.disk.remove(&temporary);
         }
-        let hash = hash.map_err(|error| self.blob_error(error))?;
+        let (hash, _) = named?;
         self.note_unsynced(hash);
         Ok(hash)
+    }
+
+    /// Whether the blob is there, undamaged.
+    fn is_kept(&self, hash: &BlobHash) -> Result<bool, BlobError> {
+        match self.digest(std::slice::from_ref(hash)) {
+            Ok(found) => Ok(found == Some(*hash)),
+            Err(BlobError::Corrupt { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// A name that no blob has and no other caller gets.
@@ -197,12 +215,7 @@ impl BlobStore {
     /// them is not kept.
     pub fn join(&self, parts: &[BlobHash], hash: &BlobHash) -> Result<Option<()>, BlobError> {
         let path = self.path(hash);
-        let kept = match self.digest(std::slice::from_ref(hash)) {
-            Ok(found) => found == Some(*hash),
-            Err(BlobError::Corrupt { .. }) => false,
-            Err(error) => return Err(error),
-        };
-        if !kept {
+        if !self.is_kept(hash)? {
             let mut complete = true;
             let written = self.write(&path, |out| {
                 complete = self.copy(parts, out)?.is_some();

@@ -155,12 +155,14 @@ pub struct Change {
 
 impl Change {
     fn accounted_bytes(&self) -> u64 {
-        let controllers = match &self.details {
+        const PRINCIPAL: usize = 30;
+        let details = match &self.details {
             ChangeDetails::Creation { controllers, .. }
-            | ChangeDetails::ControllersChange(controllers) => controllers.len(),
+            | ChangeDetails::ControllersChange(controllers) => PRINCIPAL * controllers.len(),
+            ChangeDetails::LoadSnapshot { snapshot_id, .. } => PRINCIPAL + snapshot_id.len(),
             _ => 0,
         };
-        96 + 30 * controllers as u64
+        96 + details as u64
     }
 }
 

@@ -138,6 +138,10 @@ impl Method {
                 | "delete_canister"
                 | "take_canister_snapshot"
                 | "load_canister_snapshot"
+                // They are paid for by the canister, of cycles that the message may have spent.
+                | "upload_canister_snapshot_metadata"
+                | "upload_canister_snapshot_data"
+                | "read_canister_snapshot_data"
         );
         let awaits_installation = awaits_message
             || matches!(
@@ -147,8 +151,6 @@ impl Method {
                     | "upload_chunk"
                     | "clear_chunk_store"
                     | "delete_canister_snapshot"
-                    | "upload_canister_snapshot_metadata"
-                    | "upload_canister_snapshot_data"
             );
         let method = |access, ingress, names_canister| {
             Some(Self { access, ingress, names_canister, awaits_message, awaits_installation })

@@ -7,7 +7,7 @@
 use std::io;
 
 use ic_management_canister_types as ic;
-use sandbox::Stored;
+use sandbox::{Stored, module::HEAD_BYTES};
 use state::{
     CanisterId, CanisterSnapshot, CanisterState, Change, ChangeDetails, ExecutionState, Global,
     InstalledModule, LowMemoryHook, Memory, ModuleGlobal, ModuleHash, ModuleInfo, Reject, Shared,
@@ -31,16 +31,18 @@ impl Dispatcher<'_> {
         let canister = self.target(&id)?.clone();
         let (owner, snapshot) = self.snapshot_to_load(call, &canister, &argument.snapshot_id)?;
         check_sizes(self.core, &snapshot)?;
+        self.check_copying(&snapshot)?;
         let copying = SNAPSHOT_INSTRUCTIONS.saturating_add(snapshot.bytes());
         self.affordable(&canister, copying, "loading a snapshot")?;
 
         let core = self.core;
-        let hash = self.module_of(&snapshot)?;
         let bytes = snapshot.module.bytes();
-        let code = Code::Chunks(Stored { blobs: &core.blobs, parts: vec![hash.0], bytes }, hash);
-        let head = core.attempts(self.place.clone()).until(|| code.head())?;
+        let head = self.head_of(&snapshot)?;
         let (_, compile_most) = prepayment(core, bytes, &head);
+        // Before all of the module is looked at.
         self.affordable(&canister, copying.saturating_add(compile_most), "loading a snapshot")?;
+        let hash = self.module_of(&snapshot)?;
+        let code = Code::Chunks(Stored { blobs: &core.blobs, parts: vec![hash.0], bytes }, hash);
         let (prepared, compiling) =
             self.prepare_and_count(&canister, &hash, code.uploaded(), (&head, compile_most))?;
         let mut next = canister.clone();
@@ -79,6 +81,23 @@ impl Dispatcher<'_> {
             )));
         }
         Ok((owner_id, snapshot.clone()))
+    }
+
+    /// As much of a snapshot's module as tells whether it is packed.
+    fn head_of(&self, snapshot: &CanisterSnapshot) -> Result<Vec<u8>, FatalError> {
+        let core = self.core;
+        let bytes = snapshot.module.bytes().min(HEAD_BYTES as u64);
+        let mut head = vec![0; usize::try_from(bytes).unwrap_or(0)];
+        core.attempts(self.place.clone()).until(|| match snapshot.module {
+            SnapshotModule::Installed { hash, .. } => {
+                core.blobs.read(&hash.0, 0, &mut head).map_err(FatalError::from)
+            }
+            SnapshotModule::Uploaded { memory, .. } => {
+                let layout = core.pages.layout(memory)?;
+                pages::read_bytes(&layout, 0, &mut head).map_err(FatalError::from)
+            }
+        })?;
+        Ok(head)
     }
 
     /// The hash of a snapshot's module. One that was uploaded is put into the module store, where

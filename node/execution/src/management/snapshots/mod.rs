@@ -74,6 +74,9 @@ impl Dispatcher<'_> {
             planned.log.clear();
         }
         self.check_keeping(&canister, &planned)?;
+        if !uninstalls {
+            self.check_copying(&snapshot)?;
+        }
 
         if uninstalls {
             // They go over to the snapshot as they are.
@@ -196,6 +199,21 @@ impl Dispatcher<'_> {
             return Err(reject::memory_too_dear(&next.id, grown, next.cycles, needed));
         }
         Ok(())
+    }
+
+    /// Whether the subnet has room for a copy of a snapshot's memories beside everything that is
+    /// there: what they take the place of is on disk until the next checkpoint.
+    fn check_copying(&self, snapshot: &CanisterSnapshot) -> Result<(), Reject> {
+        let bytes = snapshot.heap.bytes().saturating_add(snapshot.stable.bytes());
+        let taken = self.state.totals().memory_taken;
+        let capacity = self.core.limits().subnet.memory_capacity_bytes;
+        if taken.saturating_add(bytes) <= capacity {
+            return Ok(());
+        }
+        Err(reject::subnet_oversubscribed(format!(
+            "{bytes} bytes of memory cannot be copied: {taken} of the subnet's {capacity} bytes are \
+             taken (subnet.memory_capacity_bytes)."
+        )))
     }
 
     /// Puts a snapshot into its canister's record, which pays for it. Its number.

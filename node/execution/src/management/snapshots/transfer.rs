@@ -106,7 +106,12 @@ impl Dispatcher<'_> {
             ))
             .into());
         }
-        let instructions = PART_INSTRUCTIONS.saturating_add(size);
+        // All of a blob is verified, however little of it is read.
+        let looked_at = match &place {
+            Place::Blob(_, bytes) => *bytes,
+            Place::Memory(..) => size,
+        };
+        let instructions = PART_INSTRUCTIONS.saturating_add(looked_at);
         let cost = self.affordable(canister, instructions, "reading a snapshot")?;
         let chunk = self.read_from(&place, offset, size)?;
         self.count(instructions, 0);
