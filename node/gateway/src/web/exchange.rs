@@ -10,7 +10,7 @@ use bytes::Bytes;
 use envelope::hash::{Hash, of_bytes};
 use http_body_util::Full;
 use hyper::{HeaderMap, Response, StatusCode, Uri, header, http::request::Parts};
-use ic_http_certification::{HttpRequest, HttpResponse};
+use ic_http_certification::{CERTIFICATE_EXPRESSION_HEADER_NAME, HttpRequest, HttpResponse};
 use ic_principal::Principal;
 use state::{Reject, RejectCode};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
@@ -53,6 +53,8 @@ enum Hashed {
 }
 
 pub(super) type Outcomes<T> = Result<T, Refused>;
+/// See [`common`].
+type Common = Option<Vec<(String, String)>>;
 type Place = OwnedSemaphorePermit;
 
 impl Exchange {
@@ -95,6 +97,9 @@ impl Exchange {
         let head = Head::new(reply.status, reply.headers)?;
         let body = bytes.slice(reply.body);
         drop(bytes);
+        if !is_query && !self.target.raw {
+            refuse_more(&head, reply.streaming.as_ref())?;
+        }
         if let Some(streaming) = reply.streaming {
             return self.by_callback(head, body, streaming, (is_checked, is_query)).await;
         }
@@ -145,6 +150,7 @@ impl Exchange {
         is_query: bool,
     ) -> Outcomes<Response<Outgoing>> {
         let range = range_of(head, &body)?;
+        let common = common(verified)?;
         if range.first != 0 {
             return Err(respond::bad("it is a range that does not begin at the first byte"));
         }
@@ -156,7 +162,7 @@ impl Exchange {
         let exchange = self.clone();
         tokio::spawn(async move {
             let _place = place;
-            send_ranges(exchange, sender, first, range).await;
+            send_ranges(exchange, sender, first, (range, common)).await;
         });
         Ok(Response::from_parts(parts, Outgoing::Pieces(pieces, Some(range.total))))
     }
@@ -190,7 +196,13 @@ impl Exchange {
             (digests, total) = (Some(found), Some(bytes));
         } else if is_checked {
             let nothing = Hashed::Whole(Bytes::new());
-            verified = Some(self.check(&self.request, &head, nothing).await?);
+            match self.check(&self.request, &head, nothing).await? {
+                Verified::Nothing => verified = Some(Verified::Nothing),
+                // What follows is not what that certificate is of.
+                Verified::Body | Verified::Response(_) => {
+                    return Err(self.not_verified(Unverified::Response));
+                }
+            }
         }
         let parts = head.parts(verified.as_ref())?;
         let (sender, pieces) = mpsc::channel(1);
@@ -367,7 +379,7 @@ async fn send_ranges(
     exchange: Arc<Exchange>,
     sender: mpsc::Sender<io::Result<Bytes>>,
     mut first: Option<Bytes>,
-    range: ContentRange,
+    (range, common): (ContentRange, Common),
 ) {
     let (mut next, mut pieces) = (0, 0);
     while next < range.total {
@@ -375,7 +387,7 @@ async fn send_ranges(
         pieces += 1;
         let piece = match first.take() {
             Some(first) => Ok(first),
-            None => next_range(&exchange, pieces, next, range.total).await,
+            None => next_range(&exchange, pieces, next, (range.total, &common)).await,
         };
         match piece {
             Ok(piece) => {
@@ -391,7 +403,7 @@ async fn next_range(
     exchange: &Arc<Exchange>,
     pieces: u64,
     next: u64,
-    total: u64,
+    (total, common): (u64, &Common),
 ) -> Outcomes<Bytes> {
     exchange.check_pieces(pieces)?;
     let mut request = exchange.request.clone();
@@ -405,8 +417,12 @@ async fn next_range(
     }
     let head = Head::new(reply.status, reply.headers)?;
     let body = bytes.slice(reply.body);
-    if !exchange.target.raw {
-        exchange.check(&request, &head, Hashed::Whole(body.clone())).await?;
+    let verified = match exchange.target.raw {
+        true => None,
+        false => Some(exchange.check(&request, &head, Hashed::Whole(body.clone())).await?),
+    };
+    if self::common(verified.as_ref())? != *common {
+        return Err(respond::bad("its ranges are of different responses"));
     }
     let range = range_of(&head, &body)?;
     if head.status != StatusCode::PARTIAL_CONTENT
@@ -418,6 +434,42 @@ async fn next_range(
     }
     let known = usize::try_from(next - range.first).map_err(internal)?;
     Ok(body.slice(known..))
+}
+
+/// What the ranges of one response have in common: their certified headers, but for those that say
+/// which range it is. None where nothing is certified.
+fn common(verified: Option<&Verified>) -> Outcomes<Common> {
+    let headers = match verified {
+        None | Some(Verified::Nothing) => return Ok(None),
+        Some(Verified::Body) => {
+            return Err(respond::bad(
+                "it is a range, and version 1 of the certification does not say which",
+            ));
+        }
+        Some(Verified::Response(headers)) => headers,
+    };
+    let is = |name: &str, other: &str| name.eq_ignore_ascii_case(other);
+    let range = header::CONTENT_RANGE.as_str();
+    if !headers.iter().any(|(name, _)| is(name, range)) {
+        return Err(respond::bad("it is a range, and its header content-range is not certified"));
+    }
+    // The expression may name the request's range.
+    let own = [range, header::CONTENT_LENGTH.as_str(), CERTIFICATE_EXPRESSION_HEADER_NAME];
+    let same = headers.iter().filter(|(name, _)| !own.iter().any(|own| is(name, own)));
+    let mut same: Vec<_> =
+        same.map(|(name, value)| (name.to_ascii_lowercase(), value.clone())).collect();
+    same.sort();
+    Ok(Some(same))
+}
+
+/// The answer to an update call is certified as it is: nothing that follows it would be.
+fn refuse_more(head: &Head, streaming: Option<&Streaming>) -> Outcomes<()> {
+    if streaming.is_some() || head.status == StatusCode::PARTIAL_CONTENT {
+        return Err(respond::bad(
+            "it answers an update call and goes on beyond that, which nothing certifies",
+        ));
+    }
+    Ok(())
 }
 
 fn range_of(head: &Head, body: &Bytes) -> Outcomes<ContentRange> {

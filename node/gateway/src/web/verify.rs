@@ -296,11 +296,16 @@ fn first(
     if response.status_code().is_redirection() {
         return Err(Unverified::Redirect);
     }
-    let leaf = |path: &str| match tree.lookup_path([&b"http_assets"[..], path.as_bytes()]) {
-        LookupResult::Found(hash) => Some(hash),
-        _ => None,
+    let leaf = |path: &str| tree.lookup_path([&b"http_assets"[..], path.as_bytes()]);
+    let certified = match leaf(path) {
+        LookupResult::Found(hash) => hash,
+        // Only what the tree proves not to be there: a leaf can be left out of any tree.
+        LookupResult::Absent => match leaf("/index.html") {
+            LookupResult::Found(hash) => hash,
+            _ => return Err(Unverified::Body),
+        },
+        _ => return Err(Unverified::Body),
     };
-    let certified = leaf(path).or_else(|| leaf("/index.html")).ok_or(Unverified::Body)?;
     if certified == body.raw || body.unpacked.is_some_and(|unpacked| certified == unpacked) {
         Ok(Verified::Body)
     } else {
