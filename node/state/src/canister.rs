@@ -500,6 +500,7 @@ pub type SharedCanister = Arc<CanisterState>;
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::{CanisterSnapshot, SnapshotMemory, SnapshotModule, SnapshotSource};
     use crate::{
         CallRequest, CallResponse, Callback, CallbackId, Change, ChangeDetails, ChangeOrigin,
         Hooks, Payload,
@@ -543,7 +544,7 @@ mod tests {
         }
     }
 
-    const PINNED: &str = "4ecb0761e64d5574ba636743be53e80d";
+    const PINNED: &str = "1fbd71457513378845e9deabd7d38e89";
 
     /// Everything that a record of a canister can have, in values that are not defaults.
     #[expect(clippy::too_many_lines, reason = "one story, told in order")]
