@@ -789,7 +789,7 @@ mod tests {
 
     use super::*;
 
-    const PINNED: &str = "4028b1b63d3d62bb3049bd85baff5ad6";
+    const PINNED: &str = "b970f2c566fa4ef3966ac31f852d2b96";
 
     fn record(plan: Plan, origin: Origin) -> Record {
         let call = SubnetCall {
