@@ -392,6 +392,7 @@ fn snapshots_of_canisters_come_with_a_state_that_is_fetched() {
     fetch(&mut installer, &source.executor.snapshots(), usize::MAX);
     installer.finish().unwrap();
     let mut node = check_installed(dir.path(), &mut source, height);
+    node.number_calls_after(&source);
     let load = ic_management_canister_types::LoadCanisterSnapshotArgs {
         canister_id: ids[2],
         snapshot_id: taken.id,

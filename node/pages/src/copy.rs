@@ -215,9 +215,9 @@ impl<'a> Copier<'a> {
                 Err(Errno::INTR) => return Ok(0),
                 // None at all may be the end of a file that is too short: reading it tells.
                 Ok(_)
-                | Err(
-                    Errno::XDEV | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS | Errno::PERM,
-                ) => self.buffer = Some(vec![0; BUFFER_BYTES]),
+                | Err(Errno::XDEV | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS | Errno::PERM) => {
+                    self.buffer = Some(vec![0; BUFFER_BYTES])
+                }
                 Err(error) => {
                     return Err(PagesError::io("copy to", self.to_path, io::Error::from(error)));
                 }

@@ -272,6 +272,11 @@ impl Node {
         RequestId(id)
     }
 
+    /// Gives calls from now on ids that no call of the other node had: its history is known here.
+    pub fn number_calls_after(&mut self, other: &Node) {
+        self.next_request = self.next_request.max(other.next_request);
+    }
+
     /// One round with what waits.
     pub fn round(&mut self) -> RoundResult {
         let batch = self.batch();
