@@ -627,7 +627,7 @@ fn the_32_bit_functions_trap_when_stable_memory_is_larger_than_4_gib() {
         let sizes = [0, 13_108, 26_216, 39_324, 52_432, 65_537];
         for (before, after) in sizes.iter().zip(&sizes[1..]) {
             let grow = reply_of("stable64_grow", &[after - before]);
-            assert_eq!(number(canister.update(grow).await), *before);
+            assert_eq!(number(canister.update(grow).await), u128::from(*before));
         }
         let cases: [(&str, &[u64]); 4] = [
             ("stable_size", &[]),
