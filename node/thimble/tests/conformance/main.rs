@@ -21,5 +21,6 @@ mod ids;
 mod management;
 mod modules;
 mod queries;
+mod sizes;
 mod snapshots;
 mod system_api;
