@@ -339,3 +339,153 @@ impl BodyRoom for BodyHeld {
         self.reserved.shrink(self.reserved.bytes());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use limits::Limits;
+
+    use super::*;
+
+    const REPLY: u64 = 2 << 20;
+
+    fn rooms() -> (Arc<Rooms>, Pool) {
+        let limits = Limits::derive(512 << 20).unwrap().http_gateway;
+        let pool = Pool::standalone("http_requests", limits.requests_bytes);
+        (Arc::new(Rooms::new(&limits, REPLY, pool.clone())), pool)
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_millis(50)
+    }
+
+    fn late() -> Instant {
+        Instant::now() + Duration::from_secs(20)
+    }
+
+    #[tokio::test]
+    async fn whoever_asks_gives_back_all_but_what_is_written() {
+        let (rooms, pool) = rooms();
+        let guest = rooms.guest();
+        let share = rooms.share(&guest, 0, 0, soon()).await.unwrap();
+        assert_eq!(pool.used_bytes(), HttpGatewayLimits::asking_bytes(0, REPLY));
+        assert!(share.keep(&rooms, &guest, 5_000));
+        share.settle();
+        assert_eq!((pool.used_bytes(), share.kept_bytes()), (5_000, 5_000));
+        drop(share);
+        assert_eq!(pool.used_bytes(), 0);
+    }
+
+    #[tokio::test]
+    async fn readers_that_are_slow_keep_nobody_from_asking_nor_from_small_responses() {
+        let (rooms, pool) = rooms();
+        let mut written = Vec::new();
+        loop {
+            // Each from a connection of its own.
+            let guest = rooms.guest();
+            let share = rooms.share(&guest, 0, 0, soon()).await.unwrap();
+            if !share.keep(&rooms, &guest, 1 << 20) {
+                break;
+            }
+            share.settle();
+            written.push(share);
+        }
+        assert!(pool.used_bytes() <= pool.cap_bytes() / 2, "{}", pool.used_bytes());
+        assert!(written.len() >= 3, "{}", written.len());
+        let guest = rooms.guest();
+        let share = rooms.share(&guest, 2 << 20, 0, soon()).await.unwrap();
+        assert!(share.keep(&rooms, &guest, 60_000));
+        // And who waits for one of theirs is told the limit.
+        let refused: Refused = rooms.share(&guest, 0, 1 << 20, soon()).await.unwrap_err();
+        let limit = format!("http_gateway.requests_bytes = {}", pool.cap_bytes());
+        assert!(refused.message.contains(&limit), "{}", refused.message);
+        assert_eq!(refused.retry_after_seconds, Some(1));
+        written.pop();
+        assert!(rooms.share(&guest, 0, 1 << 20, soon()).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn one_connection_has_a_part_of_what_is_written() {
+        let (rooms, _) = rooms();
+        let (greedy, other) = (rooms.guest(), rooms.guest());
+        let mut kept = Vec::new();
+        for _ in 0..8 {
+            let share = rooms.share(&greedy, 0, 0, soon()).await.unwrap();
+            if share.keep(&rooms, &greedy, 1 << 20) {
+                share.settle();
+                kept.push(share);
+            }
+        }
+        assert_eq!(kept.len(), 2);
+        let share = rooms.share(&other, 0, 0, soon()).await.unwrap();
+        assert!(share.keep(&rooms, &other, 1 << 20));
+    }
+
+    #[tokio::test]
+    async fn room_comes_to_who_came_first() {
+        let (rooms, _) = rooms();
+        let guest = Arc::new(rooms.guest());
+        let mut held = Vec::new();
+        while let Ok(share) = rooms.share(&guest, 0, 0, soon()).await {
+            held.push(share);
+        }
+        // A large one waits, and small ones that come later do not take what it waits for.
+        let (order, mut came) = tokio::sync::mpsc::unbounded_channel();
+        for (number, body) in [(0, 2 << 20), (1, 0), (2, 0)] {
+            let (rooms, guest, order) = (rooms.clone(), guest.clone(), order.clone());
+            tokio::spawn(async move {
+                let share = rooms.share(&guest, body, 0, late()).await.unwrap();
+                order.send((number, share)).unwrap();
+            });
+            // There is one thread: it stands in line after these.
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+            }
+        }
+        for expected in 0..3 {
+            let (number, share) = loop {
+                match came.try_recv() {
+                    Ok(one) => break one,
+                    Err(_) => {
+                        drop(held.pop());
+                        for _ in 0..100 {
+                            tokio::task::yield_now().await;
+                        }
+                    }
+                }
+            };
+            assert_eq!(number, expected);
+            held.insert(0, share);
+        }
+    }
+
+    #[tokio::test]
+    async fn bodies_hold_what_is_there_and_one_of_them_waits() {
+        let (rooms, pool) = rooms();
+        let patience = Duration::from_secs(20);
+        let part = rooms.parts.bodies;
+        let mut first = rooms.body(patience).unwrap();
+        assert_eq!(pool.used_bytes(), 0, "nothing is there");
+        first.hold(1, 0).await.unwrap();
+        assert_eq!(pool.used_bytes(), READ_BUFFER_BYTES);
+        first.hold(1 << 20, part / 2).await.unwrap();
+        let mut second = rooms.body(patience).unwrap();
+        second.hold(1 << 20, part / 2).await.unwrap();
+        let waiting = tokio::spawn(async move {
+            first.hold(1 << 20, part).await.unwrap();
+            first
+        });
+        while rooms.body_waits.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
+        let refused = second.hold(1 << 20, part).await.unwrap_err();
+        assert!(refused.message.contains("request bodies"), "{}", refused.message);
+        drop(second);
+        let mut first = waiting.await.unwrap();
+        assert!(pool.used_bytes() <= part);
+        first.hold(1 << 20, 1 << 20).await.unwrap();
+        assert_eq!(pool.used_bytes(), 1 << 20);
+        first.give_back();
+        assert_eq!(pool.used_bytes(), 0);
+    }
+}
