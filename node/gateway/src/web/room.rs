@@ -63,10 +63,11 @@ impl Gate {
 
     /// Waits in line. `None` when it is not its turn until then, or never will be.
     async fn take(&self, bytes: u64, until: Instant) -> Option<Ticket> {
-        if bytes > self.bytes {
+        let units = units(bytes)?;
+        if u64::from(units) > self.bytes / UNIT_BYTES {
             return None;
         }
-        let place = self.units.clone().acquire_many_owned(units(bytes)?);
+        let place = self.units.clone().acquire_many_owned(units);
         timeout_at(until, place).await.ok()?.ok().map(Ticket)
     }
 }
