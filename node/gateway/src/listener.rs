@@ -90,10 +90,12 @@ pub struct HttpGatewayConfig {
     pub listen: SocketAddr,
     /// Its limits.
     pub limits: HttpGatewayLimits,
-    /// Pool of the buffers of open connections: [`limits::CONNECTION_BYTES`] each.
+    /// Pool of the buffers of open connections: [`HttpGatewayLimits::connection_bytes`] each.
     pub connections: Pool,
     /// Pool of what requests hold, capped at `requests_bytes`.
     pub requests: Pool,
+    /// The limit `subnet.ingress_history_bytes`, for who meets it.
+    pub ingress_history_bytes: u64,
 }
 
 /// Why a gateway did not start.
@@ -140,7 +142,7 @@ impl Door {
         listener: TcpListener,
         service: Arc<A>,
         connections: Arc<Semaphore>,
-        buffers: Pool,
+        buffers: (Pool, u64),
         stages: watch::Receiver<Stage>,
     ) -> Self {
         let connections_max = u32::try_from(connections.available_permits()).unwrap_or(u32::MAX);
@@ -186,7 +188,7 @@ impl Gateway {
             permits,
         };
         let root_subnet_id = Principal::self_authenticating(&config.root_key_der);
-        let buffers = config.connections.clone();
+        let buffers = (config.connections.clone(), CONNECTION_BYTES);
         let service = Arc::new(Service::new(config, root_subnet_id, shared));
         let door = Door::open(listener, service.clone(), connections, buffers, stages);
         tracing::info!(%local_addr, "the public interface is open");
@@ -222,8 +224,9 @@ impl GatewayHandle {
     ) -> Result<SocketAddr, GatewayError> {
         let (listener, local_addr) = bind(config.listen).await?;
         let connections = places(config.limits.connections);
-        let (buffers, stages) = (config.connections.clone(), self.stage.subscribe());
-        let web = Arc::new(Web::new(self.service.clone(), config.limits, config.requests));
+        let buffers = (config.connections.clone(), config.limits.connection_bytes());
+        let stages = self.stage.subscribe();
+        let web = Arc::new(Web::new(self.service.clone(), config));
         self.doors.push(Door::open(listener, web, connections, buffers, stages));
         tracing::info!(%local_addr, "the HTTP gateway is open");
         Ok(local_addr)
@@ -260,7 +263,7 @@ async fn accept<A: Answers>(
     listener: TcpListener,
     service: Arc<A>,
     connections: Arc<Semaphore>,
-    buffers: Pool,
+    (buffers, buffer_bytes): (Pool, u64),
     mut stages: watch::Receiver<Stage>,
 ) {
     let refusals = Arc::new(Semaphore::new(REFUSALS_MAX));
@@ -288,7 +291,7 @@ async fn accept<A: Answers>(
             .clone()
             .try_acquire_owned()
             .ok()
-            .zip(buffers.try_reserve(CONNECTION_BYTES).ok());
+            .zip(buffers.try_reserve(buffer_bytes).ok());
         if let Some(place) = place {
             let (service, stage) = (service.clone(), stages.clone());
             tokio::spawn(async move {

@@ -739,6 +739,7 @@ fn http_gateway(memory: u64) -> HttpGatewayLimits {
         response_header_bytes: 32 << 10,
         response_chunks: 1_000,
         verify_millis: 30_000,
+        stream_millis: 3_600_000,
         update_wait_millis: 60_000,
     }
 }

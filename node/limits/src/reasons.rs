@@ -291,13 +291,14 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ("gateway.nonce_bytes", "interface specification: 32"),
     (
         "http_gateway.connections",
-        "each has buffers of 16 KiB; 0 below 192 MiB, where there is no memory for the gateway",
+        "each has buffers for twice a response's head; 0 below 192 MiB, where there is no memory for \
+         the gateway",
     ),
     ("http_gateway.requests_in_flight", "more are answered 503 with Retry-After"),
     (
         "http_gateway.requests_bytes",
-        "a request waits until there is room for all that it may hold; one piece of a response at a \
-         time",
+        "a request waits in its turn until there is room to ask, then holds what it has; a quarter is \
+         for bodies, half at most for responses being written",
     ),
     ("http_gateway.body_bytes", "the largest argument"),
     ("http_gateway.response_headers", "twice what asset canisters send"),
@@ -306,7 +307,11 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "certificates and trees of large asset canisters have 8 KiB",
     ),
     ("http_gateway.response_chunks", "as the public network's gateway: some 2 GB"),
-    ("http_gateway.verify_millis", "a streamed response is read once before it is sent"),
+    (
+        "http_gateway.verify_millis",
+        "a streamed response is read once before it is sent; each further piece has as long",
+    ),
+    ("http_gateway.stream_millis", "who reads a long response slowly holds a place among few"),
     ("http_gateway.update_wait_millis", "then 504: the call may still be executed"),
     (
         "process.program_bytes",

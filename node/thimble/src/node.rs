@@ -679,6 +679,7 @@ async fn start_http_gateway(
         limits: limits.clone(),
         connections: pool(pool::HTTP_CONNECTIONS)?,
         requests: pool(pool::HTTP_REQUESTS)?,
+        ingress_history_bytes: config.limits.subnet.ingress_history_bytes,
     };
     match gateway.serve_browsers(parts).await {
         Ok(_) => Ok(()),
