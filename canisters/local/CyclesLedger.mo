@@ -11,7 +11,11 @@ import Principal "mo:core/Principal";
 import Runtime "mo:core/Runtime";
 import Types "./Types";
 
-persistent actor class CyclesLedger(init : { opening_balance : Nat; subnet : Principal }) {
+persistent actor class CyclesLedger(init : {
+  opening_balance : Nat;
+  subnet : Principal;
+  accounts_max : ?Nat;
+}) {
   type RejectionCode = {
     #NoError;
     #CanisterError;
@@ -93,7 +97,7 @@ persistent actor class CyclesLedger(init : { opening_balance : Nat; subnet : Pri
 
   // 100 million cycles a block, as on the public network.
   transient let fee = 100_000_000;
-  transient let rules : Ledger.Rules = { fee; opening = init.opening_balance };
+  transient let rules = Ledger.rules(fee, init.opening_balance, init.accounts_max);
   transient let subnet = init.subnet;
   // What stays in this canister for its own running.
   transient let reserve = 1_000_000_000_000;
@@ -150,7 +154,7 @@ persistent actor class CyclesLedger(init : { opening_balance : Nat; subnet : Pri
       Runtime.trap("A deposit costs " # debug_show fee # " cycles, and " # debug_show available # " came with the call.")
     };
     let key = Ledger.key(arg.to);
-    switch (Ledger.noRoomFor(books, key)) {
+    switch (Ledger.noRoomFor(books, rules, key)) {
       case (?#GenericError refused) Runtime.trap(refused.message);
       case _ {};
     };

@@ -112,13 +112,14 @@ persistent actor class CyclesMinting(init : { subnet : Principal; xdr_permyriad_
   // Makes a canister with the cycles that come with the call.
   public shared ({ caller }) func create_canister(arg : {
     subnet_selection : ?Types.SubnetSelection;
+    subnet_type : ?Text;
     settings : ?Types.Settings;
   }) : async {
     #Ok : Principal;
     #Err : { #Refunded : { refund_amount : Nat; create_error : Text } };
   } {
     let available = Cycles.available();
-    switch (Placement.refused(arg.subnet_selection, subnet)) {
+    switch (Placement.refused(Placement.selection(arg.subnet_selection, arg.subnet_type), subnet)) {
       case (?create_error) return #Err(#Refunded { refund_amount = available; create_error });
       case null {};
     };
@@ -300,13 +301,14 @@ persistent actor class CyclesMinting(init : { subnet : Principal; xdr_permyriad_
     block_index : Nat64;
     controller : Principal;
     subnet_selection : ?Types.SubnetSelection;
+    subnet_type : ?Text;
     settings : ?Types.Settings;
   }) : async { #Ok : Principal; #Err : NotifyError } {
     if (arg.controller != caller) {
       return #Err(#Other { error_code = 3; error_message = "The controller must be the caller; settings may name others." });
     };
     func spend(cycles : Nat) : async* { #ok : Outcome; #err : Text } {
-      switch (Placement.refused(arg.subnet_selection, subnet)) {
+      switch (Placement.refused(Placement.selection(arg.subnet_selection, arg.subnet_type), subnet)) {
         case (?reason) return #err reason;
         case null {};
       };

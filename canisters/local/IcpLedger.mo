@@ -15,10 +15,10 @@ import Nat64 "mo:core/Nat64";
 import Runtime "mo:core/Runtime";
 import Types "./Types";
 
-persistent actor class IcpLedger(init : { opening_balance : Nat64 }) {
+persistent actor class IcpLedger(init : { opening_balance : Nat64; accounts_max : ?Nat }) {
   transient let fee = 10_000;
   transient let fee_e8s : Nat64 = 10_000;
-  transient let rules : Ledger.Rules = { fee; opening = Nat64.toNat(init.opening_balance) };
+  transient let rules = Ledger.rules(fee, Nat64.toNat(init.opening_balance), init.accounts_max);
   transient let blocksMax = 10_000;
   transient let blocksPerCall = 2_000;
   transient let dayNanos : Nat64 = 86_400_000_000_000;

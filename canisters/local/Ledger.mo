@@ -20,7 +20,6 @@ import Time "mo:core/Time";
 import Types "./Types";
 
 module {
-  let accountsMax = 50_000;
   let allowancesMax = 10_000;
   // Transactions with a time of their own, which are taken once within a day.
   let seenMax = 10_000;
@@ -41,7 +40,12 @@ module {
     // Transactions so far: the index of the next.
     var blocks : Nat;
   };
-  public type Rules = { fee : Nat; opening : Nat };
+  public type Rules = { fee : Nat; opening : Nat; accountsMax : Nat };
+
+  public func rules(fee : Nat, opening : Nat, accountsMax : ?Nat) : Rules {
+    let most = switch accountsMax { case null 50_000; case (?most) most };
+    { fee; opening; accountsMax = most }
+  };
 
   public func empty() : Books {
     {
@@ -83,7 +87,7 @@ module {
     let available = balance(books, rules, account);
     if (available < amount) return ?#InsufficientFunds { balance = available };
     let id = key(account);
-    switch (noRoomFor(books, id)) { case (?refusal) return ?refusal; case null {} };
+    switch (noRoomFor(books, rules, id)) { case (?refusal) return ?refusal; case null {} };
     let entry = entryOf(books, id);
     if (not entry.opened and AccountId.subaccount(account.subaccount) == AccountId.zero) {
       entry.opened := true;
@@ -104,10 +108,10 @@ module {
     forgetEmpty(books, key, entry);
   };
 
-  public func noRoomFor(books : Books, key : Blob) : ?Types.Refusal {
+  public func noRoomFor(books : Books, rules : Rules, key : Blob) : ?Types.Refusal {
     if (Map.containsKey(books.entries, Blob.compare, key)) return null;
-    if (Map.size(books.entries) < accountsMax) return null;
-    ?refusal("This ledger keeps at most " # debug_show accountsMax # " accounts, and it has them.")
+    if (Map.size(books.entries) < rules.accountsMax) return null;
+    ?refusal("This ledger keeps at most " # debug_show rules.accountsMax # " accounts, and it has them.")
   };
 
   func entryOf(books : Books, key : Blob) : Entry {
@@ -181,13 +185,13 @@ module {
 
   // Moves `amount`; the fee is burnt.
   public func move(books : Books, rules : Rules, from : Types.Account, to : Blob, amount : Nat) : ?Types.Refusal {
-    switch (noRoomFor(books, to)) { case (?refusal) return ?refusal; case null {} };
+    switch (noRoomFor(books, rules, to)) { case (?refusal) return ?refusal; case null {} };
     switch (debit(books, rules, from, amount + rules.fee)) {
       case (?refusal) return ?refusal;
       case null {};
     };
     // Debiting may have taken the last room.
-    switch (noRoomFor(books, to)) {
+    switch (noRoomFor(books, rules, to)) {
       case null credit(books, to, amount);
       case (?refusal) {
         credit(books, key(from), amount + rules.fee);

@@ -16,6 +16,14 @@ module {
     }
   };
 
+  // An older field says the type of subnet alone.
+  public func selection(selection : ?Types.SubnetSelection, subnet_type : ?Text) : ?Types.SubnetSelection {
+    switch (selection, subnet_type) {
+      case (null, ?_) ?#Filter { subnet_type };
+      case _ selection;
+    }
+  };
+
   let none : Types.Settings = {
     controllers = null;
     compute_allocation = null;

@@ -7,8 +7,8 @@ use candid::{Encode, Nat, Principal};
 use demo::client;
 use ic_agent::{Agent, AgentError};
 use ic_management_canister_types::{
-    CanisterIdRecord, CanisterInstallMode, ProvisionalCreateCanisterWithCyclesArgs,
-    UpgradeFlags, WasmMemoryPersistence,
+    CanisterIdRecord, CanisterInstallMode, ProvisionalCreateCanisterWithCyclesArgs, UpgradeFlags,
+    WasmMemoryPersistence,
 };
 use sha2::{Digest, Sha256};
 
@@ -61,8 +61,9 @@ fn argument(service: &Service) -> Result<Vec<u8>> {
     match &service.argument {
         Argument::Ours(bytes) => Ok(bytes.clone()),
         Argument::Nothing => Ok(Encode!()?),
-        Argument::File(path) => std::fs::read(path)
-            .with_context(|| format!("reading the argument {}", path.display())),
+        Argument::File(path) => {
+            std::fs::read(path).with_context(|| format!("reading the argument {}", path.display()))
+        }
     }
 }
 
@@ -107,8 +108,7 @@ async fn upgrade(agent: &Agent, id: Principal, module: &[u8], argument: &[u8]) -
         skip_pre_upgrade: None,
         wasm_memory_persistence: Some(WasmMemoryPersistence::Keep),
     };
-    let modes =
-        [CanisterInstallMode::Upgrade(Some(kept)), CanisterInstallMode::Upgrade(None)];
+    let modes = [CanisterInstallMode::Upgrade(Some(kept)), CanisterInstallMode::Upgrade(None)];
     let mut errors = Vec::new();
     for mode in modes {
         let (module, argument) = (module.to_vec(), argument.to_vec());

@@ -72,20 +72,23 @@ struct MintingArgument {
 struct CyclesLedgerArgument {
     subnet: Principal,
     opening_balance: Nat,
+    /// How many accounts it keeps; its own limit where none is told.
+    accounts_max: Option<Nat>,
 }
 
 #[derive(CandidType)]
 struct IcpLedgerArgument {
     opening_balance: u64,
+    accounts_max: Option<Nat>,
 }
 
 /// The canisters of this repository, for a network with this root key. The subnet is its own root.
 pub(crate) fn ours(root_key: &[u8], opening: &OpeningBalances) -> Result<Vec<Service>> {
     let subnet = Principal::self_authenticating(root_key);
-    let minting =
-        MintingArgument { subnet, xdr_permyriad_per_icp: XDR_PERMYRIAD_PER_ICP };
-    let cycles = CyclesLedgerArgument { subnet, opening_balance: opening.cycles.into() };
-    let icp = IcpLedgerArgument { opening_balance: opening.icp_e8s };
+    let minting = MintingArgument { subnet, xdr_permyriad_per_icp: XDR_PERMYRIAD_PER_ICP };
+    let cycles =
+        CyclesLedgerArgument { subnet, opening_balance: opening.cycles.into(), accounts_max: None };
+    let icp = IcpLedgerArgument { opening_balance: opening.icp_e8s, accounts_max: None };
     let service = |id: &str, name: &'static str, module, argument| -> Result<Service> {
         let id = Principal::from_text(id).with_context(|| format!("the id {id}"))?;
         let (module, argument) = (Module::Ours(module), Argument::Ours(argument));
