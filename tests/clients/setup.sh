@@ -2,8 +2,10 @@
 # Installs the published clients that the tests in this directory run against a node, at their
 # locked versions.
 #
-#   tests/clients/setup.sh            both
+#   tests/clients/setup.sh            all
 #   tests/clients/setup.sh node       the JavaScript ones, into tests/clients/node/node_modules
+#   tests/clients/setup.sh local      the project tool and the clients of well-known canisters, into
+#                                     tests/clients/local/node_modules
 #   tests/clients/setup.sh python     the Python one, into ${CARGO_TARGET_DIR:-target}/clients-venv
 #
 # Needs a network the first time, and sudo unless root where node, npm or python3-venv are missing
@@ -32,16 +34,17 @@ fresh() {
     [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(hash_of "$@")" ]
 }
 
+# setup_node <folder>
 setup_node() {
-    local locked=("$here/node/package.json" "$here/node/package-lock.json")
-    local stamp=$here/node/node_modules/.stamp
+    local locked=("$here/$1/package.json" "$here/$1/package-lock.json")
+    local stamp=$here/$1/node_modules/.stamp
     if ! fresh "$stamp" "${locked[@]}"; then
         command -v node >/dev/null || install_packages nodejs npm
         command -v npm >/dev/null || install_packages npm
         local major
         major=$(node -p 'process.versions.node.split(".")[0]')
         [ "$major" -ge 18 ] || { echo "node $major is too old, 18 is the least" >&2; exit 1; }
-        (cd "$here/node" && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error >&2)
+        (cd "$here/$1" && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error >&2)
         hash_of "${locked[@]}" >"$stamp"
     fi
     echo "node $(command -v node)"
@@ -63,11 +66,11 @@ setup_python() {
     echo "python $venv/bin/python"
 }
 
-[ $# -gt 0 ] || set -- node python
+[ $# -gt 0 ] || set -- node local python
 for part in "$@"; do
     case $part in
-        node) setup_node ;;
+        node | local) setup_node "$part" ;;
         python) setup_python ;;
-        *) echo "unknown part $part; there are: node python" >&2; exit 2 ;;
+        *) echo "unknown part $part; there are: node local python" >&2; exit 2 ;;
     esac
 done

@@ -191,6 +191,17 @@ enum Command {
         #[command(subcommand)]
         command: Image,
     },
+    /// Start a network to develop against: a node with the canisters that project tools expect.
+    ///
+    /// Cycles minting, cycles ledger and ICP ledger stand at the ids of the public network's, and
+    /// every principal, the anonymous one too, begins with cycles and ICP; so `icp deploy` and its
+    /// like work as they are (docs/local.md). The state stays in the data folder.
+    ///
+    /// It runs until Ctrl-C. Exit status: 0 when the node stopped cleanly, 1 otherwise, 130 after
+    /// Ctrl-C while it starts.
+    ///
+    /// Example: thimble-lab local --data-dir my-network --listen 127.0.0.1:4943
+    Local(Box<local::Options>),
     /// Several nodes on this machine, each under its own memory cap: start them as a subnet, kill
     /// them, cut them off, look at them.
     Net(testnet::net::Options),
@@ -266,6 +277,7 @@ fn main() -> ExitCode {
         }
         Command::Watch(options) => with_runtime(tuner::watch::run(options)),
         Command::Tune(options) => with_runtime(tuner::tune::run(*options)),
+        Command::Local(options) => with_runtime(local::run(*options)),
         Command::Net(options) => with_runtime(testnet::net::run(options)),
     }
 }
