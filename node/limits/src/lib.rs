@@ -35,8 +35,9 @@ mod table;
 pub use derive::{PRESETS, VIRTUAL_LANES, compile_instructions, validate_instructions};
 pub use lines::{
     CERTIFICATE_BYTES, CONNECTION_BYTES, HEAP_LINES, HTTP_REPLY_BESIDE_BYTES, HTTP_REQUEST_BYTES,
-    LANE_PAYLOAD_BYTES, MESSAGE_FILES_LINE, SMALL_MANAGEMENT_CALLS_BYTES, STACK_BYTES,
-    STATE_HEAP_LINE, delta_index_bytes,
+    LANE_PAYLOAD_BYTES, MESSAGE_FILES_LINE, OUTCALL_BESIDE_BYTES, OUTCALL_REQUEST_BYTES,
+    OUTCALL_RESPONSE_BYTES, SMALL_MANAGEMENT_CALLS_BYTES, STACK_BYTES, STATE_HEAP_LINE,
+    delta_index_bytes,
 };
 pub use sheet::{
     HeapLimits, LimitsError, LineKind, Preset, Sheet, SheetLine, Violation, Violations,

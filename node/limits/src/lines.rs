@@ -14,6 +14,13 @@ pub const CONNECTION_BYTES: u64 = 16 << 10;
 /// What a request to the HTTP gateway holds beside bodies: its headers, those of the response, and
 /// the certificate with its trees while they are verified.
 pub const HTTP_REQUEST_BYTES: u64 = 512 << 10;
+/// Most bytes of a canister's request to a server outside, and of the response (interface
+/// specification, `http_request`).
+pub const OUTCALL_REQUEST_BYTES: u64 = 2_000_000;
+/// See [`OUTCALL_REQUEST_BYTES`].
+pub const OUTCALL_RESPONSE_BYTES: u64 = 2_000_000;
+/// What an outcall holds besides its response: buffers of its connection and of TLS, headers.
+pub const OUTCALL_BESIDE_BYTES: u64 = 256 << 10;
 /// What a reply of a canister has beside what counts as its payload.
 pub const HTTP_REPLY_BESIDE_BYTES: u64 = 64 << 10;
 /// One certificate with its tree.
@@ -311,7 +318,7 @@ impl Limits {
     /// Messages of clients and blocks on their way.
     fn traffic_lines(&self) -> Vec<SheetLine> {
         use LineKind::Pool;
-        let Limits { consensus, gateway, http_gateway, .. } = self;
+        let Limits { consensus, gateway, http_gateway, outcalls, .. } = self;
         let blocks = self.consensus.execution_lag_blocks.saturating_add(1);
         vec![
             line(
@@ -369,6 +376,14 @@ impl Limits {
                 Pool,
                 String::new(),
                 "what browsers' requests hold, with one reply of a canister each",
+            ),
+            line(
+                pool::OUTCALLS,
+                outcalls.bytes,
+                "outcalls",
+                Pool,
+                String::new(),
+                "requests of canisters to servers outside, and answers that no block has yet",
             ),
         ]
     }
@@ -668,9 +683,11 @@ impl Limits {
         all.saturating_add((all / SMALL_MESSAGE_BYTES).saturating_mul(FILE_BESIDE_BYTES))
     }
 
-    /// Bytes that calls may take which wait for the management canister.
+    /// Bytes that calls may take which wait for the management canister, or for servers outside.
     fn management_bytes(&self) -> u64 {
-        self.subnet.management_call_bytes().saturating_add(SMALL_MANAGEMENT_CALLS_BYTES)
+        let calls =
+            self.subnet.management_call_bytes().saturating_add(SMALL_MANAGEMENT_CALLS_BYTES);
+        calls.saturating_add(self.outcalls.open_bytes)
     }
 
     /// What messages with guaranteed responses take beside payloads in files.

@@ -40,6 +40,9 @@ pub struct Limits {
     /// The HTTP gateway, which serves canisters to browsers.
     #[serde(default)]
     pub http_gateway: HttpGatewayLimits,
+    /// Requests of canisters to servers outside.
+    #[serde(default)]
+    pub outcalls: OutcallLimits,
     /// What is set aside for the process itself.
     pub process: ProcessLimits,
     /// When freed memory goes back to the operating system, and when work is held back.
@@ -462,6 +465,42 @@ impl HttpGatewayLimits {
         let replies = reply_bytes.saturating_add(crate::HTTP_REPLY_BESIDE_BYTES);
         let bodies = body_bytes.saturating_mul(3);
         crate::HTTP_REQUEST_BYTES.saturating_add(bodies).saturating_add(replies)
+    }
+}
+
+/// Limits of HTTPS outcalls. Without bytes there are none: so it is in tables that were written down
+/// before there were any.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OutcallLimits {
+    /// Requests of all canisters that are not answered.
+    pub open: u64,
+    /// What these take in the state.
+    pub open_bytes: u64,
+    /// From the block that has a request to the last that may answer it.
+    pub timeout_seconds: u64,
+    /// Requests that this node makes at once.
+    pub in_flight: u64,
+    /// What these and the answers that are not agreed on yet hold together. 0 where the node has no
+    /// memory for outcalls.
+    pub bytes: u64,
+    /// Time for this node to have one response.
+    pub request_millis: u64,
+}
+
+impl OutcallLimits {
+    /// Whether there is memory for outcalls.
+    pub fn is_possible(&self) -> bool {
+        self.bytes > 0
+    }
+
+    /// What a request takes while it is made: its response, which the argument of the transform and
+    /// what comes of it hold once more, with the transform's context, and buffers.
+    pub fn request_bytes(response_bytes_max: u64, context_bytes: u64) -> u64 {
+        response_bytes_max
+            .saturating_mul(2)
+            .saturating_add(context_bytes)
+            .saturating_add(crate::OUTCALL_BESIDE_BYTES)
     }
 }
 

@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    CanisterId, Cycles, IngressId, MESSAGE_OVERHEAD_BYTES, Origin, Payload, Shared, SignedIngress,
-    Time, Validity, heap,
+    CanisterId, Cycles, ErrorCode, IngressId, MESSAGE_OVERHEAD_BYTES, Origin, Payload, Reject,
+    RejectCode, Shared, SignedIngress, Time, Validity, heap,
 };
 
 /// Number of an outcall; never used twice by one subnet.
@@ -127,6 +127,8 @@ impl Outcall {
 pub struct Outcalls {
     next: u64,
     open: BTreeMap<OutcallId, Shared<Outcall>>,
+    /// Accounted bytes of those that are open.
+    bytes: u64,
 }
 
 impl Outcalls {
@@ -134,23 +136,32 @@ impl Outcalls {
     pub fn add(&mut self, outcall: Outcall) -> OutcallId {
         let id = OutcallId(self.next);
         self.next += 1;
+        self.bytes += outcall.accounted_bytes();
         heap::within(|| self.open.insert(id, Shared::new(outcall)));
         id
     }
 
     /// Takes a request out, to be answered.
     pub fn remove(&mut self, id: OutcallId) -> Option<Shared<Outcall>> {
-        self.open.remove(&id)
+        let outcall = self.open.remove(&id)?;
+        self.bytes -= outcall.accounted_bytes();
+        Some(outcall)
     }
 
-    /// Takes out those that no block after `now` may answer any more.
-    pub fn remove_expired(&mut self, now: Time) -> Vec<(OutcallId, Shared<Outcall>)> {
-        self.open.extract_if(.., |_, outcall| outcall.until < now).collect()
+    /// Those that no block of the time `now` or later may answer, oldest first.
+    pub fn expired(&self, now: Time) -> Vec<OutcallId> {
+        let expired = self.open.iter().filter(|(_, outcall)| outcall.until < now);
+        expired.map(|(id, _)| *id).collect()
     }
 
     /// When the first of them ends.
     pub fn next_end(&self) -> Option<Time> {
         self.open.values().map(|outcall| outcall.until).min()
+    }
+
+    /// The number of the next request.
+    pub fn next(&self) -> OutcallId {
+        OutcallId(self.next)
     }
 
     /// Those that are not answered, oldest first. Copies share what they hold.
@@ -165,7 +176,7 @@ impl Outcalls {
 
     /// Bytes they take in the state.
     pub fn accounted_bytes(&self) -> u64 {
-        self.open.values().map(|outcall| outcall.accounted_bytes()).sum()
+        self.bytes
     }
 }
 
@@ -188,6 +199,27 @@ const SIGNATURE_BYTES: usize = 48;
 const DOMAIN: &[u8] = b"\x16thimble-outcall-answer";
 
 impl OutcallAnswer {
+    /// That no answer of enough members is the same.
+    pub fn no_consensus(id: OutcallId, until: Time) -> Self {
+        let what = format!(
+            "No consensus could be reached. Replicas had different responses. Details: \
+             request_id: {}",
+            id.0
+        );
+        Self { id, until, payload: Payload::Reject(Self::reject(RejectCode::SysTransient, what)) }
+    }
+
+    /// That none came in time.
+    pub fn timed_out() -> Reject {
+        Self::reject(RejectCode::SysTransient, "Canister http request timed out")
+    }
+
+    /// A reject of the system's.
+    pub fn reject(code: RejectCode, message: impl Into<String>) -> Reject {
+        let error_code = ErrorCode(code as u16 * 100);
+        Reject { code, message: message.into(), error_code }
+    }
+
     /// Its bytes, as they are hashed and carried.
     fn bytes(&self) -> Vec<u8> {
         postcard::to_stdvec(self).unwrap_or_default()
@@ -249,7 +281,6 @@ impl OutcallAnswer {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::{ErrorCode, Reject, RejectCode};
 
     fn outcall(until: u64, cycles: Cycles) -> Outcall {
         Outcall {
@@ -276,9 +307,10 @@ mod tests {
         assert_eq!(outcalls.cycles().sum::<Cycles>(), 12);
         let bytes = 18 + 9 + 3 + 11;
         assert_eq!(outcalls.accounted_bytes(), 2 * (bytes + MESSAGE_OVERHEAD_BYTES));
-        assert!(outcalls.remove_expired(Time(10)).is_empty(), "its last block may be of that time");
-        let expired = outcalls.remove_expired(Time(11));
-        assert_eq!(expired.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [first]);
+        assert!(outcalls.expired(Time(10)).is_empty(), "its last block may be of that time");
+        assert_eq!(outcalls.expired(Time(11)), [first]);
+        assert!(outcalls.remove(first).is_some());
+        assert_eq!(outcalls.accounted_bytes(), bytes + MESSAGE_OVERHEAD_BYTES);
         assert!(outcalls.remove(second).is_some() && outcalls.remove(second).is_none());
         assert_eq!(outcalls.add(outcall(30, 0)), OutcallId(2));
     }
@@ -295,7 +327,8 @@ mod tests {
             let signed = answer.envelope(&[9; 48]);
             assert!(OutcallAnswer::is_in(&signed));
             assert_eq!(OutcallAnswer::read(&signed), Ok((answer, [9; 48])));
-            let with = |bytes: &[u8]| SignedIngress { envelope: bytes.to_vec().into(), ..signed.clone() };
+            let with =
+                |bytes: &[u8]| SignedIngress { envelope: bytes.to_vec().into(), ..signed.clone() };
             for end in 0..signed.envelope.len() {
                 assert!(OutcallAnswer::read(&with(&signed.envelope[..end])).is_err(), "{end}");
             }

@@ -23,8 +23,8 @@ use crate::paused::PausedIndex;
 use crate::{
     CanisterId, CanisterState, CanisterStatus, Consumption, Cycles, CyclesTotal, Height,
     IngressHistory, LowMemoryHook, MESSAGE_OVERHEAD_BYTES, ManifestClock, MerkleMap, ModuleHash,
-    NodeMetrics, Origin, Outcalls, PausedMessage, Shared, StoredPayload, SubnetKey, Time, WaitingMessage,
-    heap,
+    NodeMetrics, Origin, Outcalls, PausedMessage, Shared, StoredPayload, SubnetKey, Time,
+    WaitingMessage, heap,
 };
 
 /// A call to the management canister, waiting its turn.

@@ -6,7 +6,7 @@ use testing::formats::check;
 
 use super::{
     block::{Block, CallName, KeyPayload},
-    calls, journal, shares, state_sync, wire,
+    calls, journal, outcalls, shares, state_sync, wire,
 };
 use crate::block_log;
 
@@ -15,6 +15,7 @@ fn messages_between_members_have_the_bytes_of_their_version() {
     let check = |format, samples: Vec<_>, pinned| check(format, wire::VERSION, &samples, pinned);
     check("messages about state roots", shares::samples(), "3eb2ff8ebd84db462c0dee98f216348f");
     check("messages about calls", calls::samples(), "76860840fcee51349bd58073591f1cd2");
+    check("messages about outcalls", outcalls::samples(), "");
     check("messages of state sync", state_sync::samples(), "43e4e3dc009918f580f8d6768c89653b");
 }
 

@@ -246,6 +246,13 @@ impl Resharing {
         self.summary().place_of(&self.node_key).is_some()
     }
 
+    /// This node's id among the members, if it is one.
+    pub(super) fn node_id(&self) -> Option<ic_principal::Principal> {
+        let summary = self.summary();
+        let is_me = |node: &&NodeRecord| node.node_key().to_bytes() == self.node_key;
+        summary.members().iter().find(is_me).map(NodeRecord::node_id)
+    }
+
     /// Whether this node is a member, or is to be one.
     pub(super) fn belongs(&self) -> bool {
         let summary = self.summary();

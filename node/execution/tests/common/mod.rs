@@ -82,6 +82,7 @@ pub fn config(limits: Limits) -> ExecutorConfig {
         threads,
         first_canister: 0x100,
         provisional: true,
+        outcalls: true,
         subnet_admins: vec![],
     }
 }
@@ -286,6 +287,7 @@ impl Node {
             time: Time(self.now() + self.seconds_per_round * SECOND),
             randomness: [height.0 as u8; 32],
             ingress: std::mem::take(&mut self.waiting),
+            outcalls: std::mem::take(&mut self.answers),
             key: None,
             agreed: None,
         }
