@@ -485,8 +485,7 @@ impl IngressPool {
     /// Waits until a call waits, or the pool closes, or `timeout` passed.
     pub fn wait(&self, timeout: Duration) {
         let inner = self.lock();
-        let idle =
-            |inner: &mut Inner| inner.is_empty() && !self.stop.is_closing() && !inner.woken;
+        let idle = |inner: &mut Inner| inner.is_empty() && !self.stop.is_closing() && !inner.woken;
         let (mut inner, _) = self
             .arrived
             .wait_timeout_while(inner, timeout, idle)
@@ -659,9 +658,10 @@ impl IngressPool {
                 inner.bytes += signed.accounted_bytes();
                 inner.order.push_front(id);
                 let digest = signed.digest();
-                inner
-                    .waiting
-                    .insert(id, Waiting { signed, digest, validity, source: Source::Client, held: None });
+                inner.waiting.insert(
+                    id,
+                    Waiting { signed, digest, validity, source: Source::Client, held: None },
+                );
             }
         }
         inner.count();

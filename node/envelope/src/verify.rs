@@ -166,10 +166,7 @@ impl CallVerifier {
         Ok((ingress, validity))
     }
 
-    fn read_answer(
-        &self,
-        signed: &SignedIngress,
-    ) -> Result<(OutcallAnswer, [u8; 48]), String> {
+    fn read_answer(&self, signed: &SignedIngress) -> Result<(OutcallAnswer, [u8; 48]), String> {
         let (found, limit) = (signed.envelope.len(), self.bytes_max);
         if found as u64 > limit {
             return Err(Reason::TooLarge { found, limit }.to_string());

@@ -562,7 +562,7 @@ impl Limits {
         }
         rules.at_least(
             limit!(self.outcalls.bytes),
-            OutcallLimits::request_bytes(OUTCALL_RESPONSE_BYTES, OUTCALL_REQUEST_BYTES / 2),
+            OutcallLimits::request_bytes(0, OUTCALL_RESPONSE_BYTES, Some(0)),
             "one request with the largest response (set it to 0 to have no outcalls)",
         );
         rules.at_least(

@@ -494,13 +494,16 @@ impl OutcallLimits {
         self.bytes > 0
     }
 
-    /// What a request takes while it is made: its response, which the argument of the transform and
-    /// what comes of it hold once more, with the transform's context, and buffers.
-    pub fn request_bytes(response_bytes_max: u64, context_bytes: u64) -> u64 {
-        response_bytes_max
-            .saturating_mul(2)
-            .saturating_add(context_bytes)
-            .saturating_add(crate::OUTCALL_BESIDE_BYTES)
+    /// What a request takes while it is made: its body; its response, twice while that is encoded; and
+    /// where there is a transform with so many bytes of context, the argument in three places, as a
+    /// query has it. Then buffers.
+    pub fn request_bytes(body: u64, response_max: u64, transform_context: Option<u64>) -> u64 {
+        let (times, context) = match transform_context {
+            Some(context) => (3, context),
+            None => (2, 0),
+        };
+        let response = response_max.saturating_add(context).saturating_mul(times);
+        body.saturating_add(response).saturating_add(crate::OUTCALL_BESIDE_BYTES)
     }
 }
 

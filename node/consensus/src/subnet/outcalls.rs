@@ -184,7 +184,8 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
     /// Signs what this node knows and did not sign, and tells it; everything, if it is said `again`.
     fn look(&mut self, again: bool) {
         let newest = self.terms.newest();
-        if newest.as_ref().map(|(from, _)| *from) != self.committee.as_ref().map(|(from, _)| *from) {
+        if newest.as_ref().map(|(from, _)| *from) != self.committee.as_ref().map(|(from, _)| *from)
+        {
             // A share of one committee is none of another.
             self.collected.clear();
             self.committee = newest;
