@@ -247,8 +247,14 @@ async fn certificates_count_by_authority_and_name() {
     assert!(matches!(ask(&others, &at("localhost")).await, Err(Failure::Tls(_))));
     assert!(matches!(ask(&local(), &at("localhost")).await, Err(Failure::Tls(_))));
     // A server that does not speak TLS.
-    let plain = serve(response("200 OK", b""), true, None).await;
-    let plain = outcall(format!("https://localhost:{}/", plain.port));
+    let plain = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = plain.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        let (mut stream, _) = plain.accept().await.unwrap();
+        stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
+        std::future::pending::<()>().await;
+    });
+    let plain = outcall(format!("https://localhost:{port}/"));
     assert!(matches!(ask(&trusting, &plain).await, Err(Failure::Tls(_))));
 }
 

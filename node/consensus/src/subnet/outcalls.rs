@@ -42,7 +42,6 @@ use state::{Height, OutcallAnswer, OutcallId};
 
 use super::{
     peers::{Blame, Meter, Rate},
-    resharing::Resharing,
     wire::{self, Bounded},
 };
 use crate::{
@@ -115,12 +114,16 @@ struct Collected {
     signed: bool,
 }
 
+/// The id of a member among those of the epoch that runs.
+pub(super) type NodeIds = Arc<dyn Fn(&PublicKey) -> Option<Principal> + Send + Sync>;
+
 /// See the module.
 pub(super) struct Agreement<S> {
     outcalls: Arc<Outcalls>,
     pool: Arc<IngressPool>,
     terms: Terms,
-    resharing: Arc<Resharing>,
+    me: PublicKey,
+    node_ids: NodeIds,
     /// Whose shares are collected.
     committee: Option<(Height, Arc<Term>)>,
     collected: BTreeMap<OutcallId, Collected>,
@@ -133,7 +136,8 @@ pub(super) struct Agreement<S> {
 impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
     pub(super) fn new(
         (outcalls, pool): (Arc<Outcalls>, Arc<IngressPool>),
-        (terms, resharing): (Terms, Arc<Resharing>),
+        terms: Terms,
+        (me, node_ids): (PublicKey, NodeIds),
         sender: S,
         blame: Blame,
     ) -> Self {
@@ -141,7 +145,8 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
             outcalls,
             pool,
             terms,
-            resharing,
+            me,
+            node_ids,
             committee: None,
             collected: BTreeMap::new(),
             sender,
@@ -193,7 +198,7 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         let open = self.outcalls.open();
         let next = self.outcalls.next();
         self.collected.retain(|id, _| open.contains_key(id) || *id >= next);
-        let me = self.resharing.node_id();
+        let me = (self.node_ids)(&self.me);
         let mut told = Vec::new();
         for (id, request) in &open {
             let new = self.sign(*id);
@@ -276,7 +281,7 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
                     return;
                 }
                 let asks = self.outcalls.open_one(answer.id).and_then(|request| request.node);
-                if asks.is_some() && asks == self.node_id(from) && self.outcalls.adopt(answer) {
+                if asks.is_some() && asks == (self.node_ids)(from) && self.outcalls.adopt(answer) {
                     self.look(false);
                 }
             }
@@ -287,12 +292,6 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         let (_, term) = self.committee.as_ref()?;
         let place = term.members.iter().position(|key| key[..] == member[..])?;
         u32::try_from(place).ok().map(NodeIndex)
-    }
-
-    fn node_id(&self, member: &PublicKey) -> Option<Principal> {
-        let summary = self.resharing.summary();
-        let is_it = |node: &&genesis::NodeRecord| node.node_key().to_bytes()[..] == member[..];
-        summary.members().iter().find(is_it).map(genesis::NodeRecord::node_id)
     }
 
     fn take(&mut self, place: NodeIndex, Share { id, digest, share }: Share) {
@@ -447,3 +446,7 @@ fn combined(
     };
     Err(shares.iter().filter(is_false).map(|(place, _)| *place).collect())
 }
+
+#[cfg(test)]
+#[path = "outcalls_tests.rs"]
+mod tests;

@@ -246,11 +246,11 @@ impl Resharing {
         self.summary().place_of(&self.node_key).is_some()
     }
 
-    /// This node's id among the members, if it is one.
-    pub(super) fn node_id(&self) -> Option<ic_principal::Principal> {
-        let summary = self.summary();
-        let is_me = |node: &&NodeRecord| node.node_key().to_bytes() == self.node_key;
-        summary.members().iter().find(is_me).map(NodeRecord::node_id)
+    /// The id of a member.
+    pub(super) fn node_id(&self, member: &PublicKey) -> Option<ic_principal::Principal> {
+        let (summary, key) = (self.summary(), bytes(member));
+        let is_it = |node: &&NodeRecord| node.node_key().to_bytes() == key;
+        summary.members().iter().find(is_it).map(NodeRecord::node_id)
     }
 
     /// Whether this node is a member, or is to be one.

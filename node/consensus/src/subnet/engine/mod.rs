@@ -60,7 +60,7 @@ use super::{
     block::{Block, NameBounds},
     calls::{self, Calls},
     greeting::Greeting,
-    outcalls::Agreement,
+    outcalls::{Agreement, NodeIds},
     peers::{self, Blame},
     presence::Presence,
     published::Published,
@@ -145,7 +145,7 @@ where
     start_outcalls(
         &context,
         setup.outcalls.map(|outcalls| (outcalls, setup.pool.clone())),
-        (setup.terms.clone(), resharing.clone()),
+        (setup.terms.clone(), setup.me.clone(), resharing.clone()),
         setup.channels.outcalls,
         blame.clone(),
     );
@@ -262,7 +262,7 @@ where
 fn start_outcalls<E, S, R>(
     context: &E,
     outcalls: Option<(Arc<Outcalls>, Arc<IngressPool>)>,
-    who: (Terms, Arc<Resharing>),
+    (terms, me, resharing): (Terms, PublicKey, Arc<Resharing>),
     (sender, receiver): (S, R),
     blame: Blame,
 ) where
@@ -271,7 +271,8 @@ fn start_outcalls<E, S, R>(
     R: Receiver<PublicKey = PublicKey>,
 {
     let Some(outcalls) = outcalls else { return };
-    let agreement = Agreement::new(outcalls, who, sender, blame);
+    let node_ids: NodeIds = Arc::new(move |member| resharing.node_id(member));
+    let agreement = Agreement::new(outcalls, terms, (me, node_ids), sender, blame);
     let told = context.child("outcalls").dedicated();
     told.spawn(move |context| agreement.run(context, receiver));
 }
