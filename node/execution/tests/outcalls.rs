@@ -8,7 +8,7 @@ use common::script::{CallOp, Op, Spec};
 use common::*;
 use limits::Limits;
 use serde_bytes::ByteBuf;
-use state::{CanisterId, Cycles, OutcallAnswer, OutcallId, OutcallMethod, Payload, Time};
+use state::{CanisterId, Cycles, NodeInfo, OutcallAnswer, OutcallId, OutcallMethod, Payload, Time};
 
 #[derive(CandidType)]
 struct Argument {
@@ -48,11 +48,17 @@ fn argument(method: Method, is_replicated: Option<bool>) -> Vec<u8> {
     .unwrap()
 }
 
+fn member(number: u8) -> NodeInfo {
+    NodeInfo { node_id: user(number), public_key_der: vec![number] }
+}
+
 /// A node whose subnet makes requests, of which so many may be open.
 fn node(open: u64) -> Node {
     let mut limits: Limits = limits();
     limits.outcalls.open = open;
-    Node::with_config(execution::ExecutorConfig { outcalls: true, ..config(limits) }, None)
+    let mut config = execution::ExecutorConfig { outcalls: true, ..config(limits) };
+    config.subnet.nodes = (1..=4).map(member).collect();
+    Node::with_config(config, None)
 }
 
 fn aaaaa() -> CanisterId {

@@ -1,6 +1,11 @@
 //! One request to one server: connection, TLS, and the response within its bounds.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::{SocketAddr, ToSocketAddrs as _},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
@@ -13,7 +18,9 @@ use state::Outcall;
 use thiserror::Error;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpStream, lookup_host},
+    net::TcpStream,
+    sync::Semaphore,
+    task::spawn_blocking,
     time::timeout,
 };
 use tokio_rustls::TlsConnector;
@@ -33,6 +40,8 @@ const HEADERS_BYTES_MAX: usize = 48 << 10;
 const READ_BUFFER_BYTES: usize = 64 << 10;
 /// Addresses of one name that are tried.
 const ADDRESSES_MAX: usize = 4;
+/// Names that are resolved at once: the system's resolver holds a thread for as long as it takes.
+const RESOLVING_MAX: usize = 4;
 /// Time for one of them to accept.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 
@@ -52,6 +61,7 @@ pub(crate) enum Error {
 pub struct Client {
     tls: TlsConnector,
     allowed: Arc<Allowed>,
+    resolving: Arc<Semaphore>,
 }
 
 impl Client {
@@ -71,7 +81,11 @@ impl Client {
         let mut config = config.with_root_certificates(roots).with_no_client_auth();
         config.resumption = Resumption::disabled();
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Self { tls: TlsConnector::from(Arc::new(config)), allowed: Arc::new(allowed) })
+        Ok(Self {
+            tls: TlsConnector::from(Arc::new(config)),
+            allowed: Arc::new(allowed),
+            resolving: Arc::new(Semaphore::new(RESOLVING_MAX)),
+        })
     }
 
     /// Makes the request, and reads the response. Ends by itself.
@@ -108,6 +122,18 @@ impl Client {
         converse(stream, target, request, bytes_max).await
     }
 
+    /// The addresses of a name, as the system has them.
+    async fn resolve(&self, name: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+        let turn = self.resolving.clone().acquire_owned().await.map_err(io::Error::other)?;
+        let name = name.to_owned();
+        // Who does not wait for it any more leaves the thread to its end, and its turn with it.
+        let found = spawn_blocking(move || {
+            let _turn = turn;
+            (name.as_str(), port).to_socket_addrs().map(Iterator::collect)
+        });
+        found.await.map_err(io::Error::other)?
+    }
+
     /// Connects to an address that was looked at, IPv6 first.
     async fn connect(&self, target: &Target) -> Result<TcpStream, Error> {
         let failed = |error: io::Error| {
@@ -119,9 +145,7 @@ impl Client {
             }
         };
         let mut found: Vec<SocketAddr> = match &target.host {
-            Host::Domain(name) => {
-                lookup_host((name.as_str(), target.port)).await.map_err(failed)?.collect()
-            }
+            Host::Domain(name) => self.resolve(name, target.port).await.map_err(failed)?,
             Host::Ipv4(address) => vec![(*address, target.port).into()],
             Host::Ipv6(address) => vec![(*address, target.port).into()],
         };

@@ -90,9 +90,8 @@ impl Members {
             let quota = Quota::per_second(NZU32!(100_000));
             let ends = members.oracle.control(me.clone()).register(0, quota).await.unwrap();
             let all = keys.clone();
-            let ids: NodeIds = Arc::new(move |member| {
-                all.iter().position(|key| key == member).map(node_id)
-            });
+            let ids: NodeIds =
+                Arc::new(move |member| all.iter().position(|key| key == member).map(node_id));
             let cut = members.cut.clone();
             let blame = Blame::new(Arc::new(move |peer| cut.lock().push(peer.clone())));
             let agreement = Agreement::new(

@@ -14,7 +14,7 @@ use serde_bytes::ByteBuf;
 use sha2::{Digest as _, Sha256};
 use state::{
     Cycles, Origin, Outcall, OutcallAnswer, OutcallId, OutcallMethod, OutcallTransform, Payload,
-    Reject, ReplicatedState, SubnetCall, Time,
+    Reject, ReplicatedState, SubnetCall, Time, heap,
 };
 
 use super::{Dispatcher, Handled, Handling, decode};
@@ -219,17 +219,19 @@ fn check(argument: &Argument, caller: &Principal) -> Result<(), Reject> {
 
 /// The request as it is kept; what is left of the cycles is not known yet.
 fn outcall(argument: Argument, call: &SubnetCall, until: Time, node: Option<Principal>) -> Outcall {
+    // It stays in the state.
     let transform = |Transform { function, context }: Transform| OutcallTransform {
-        method_name: function.0.method,
-        context: context.into_vec(),
+        method_name: heap::kept_text(function.0.method),
+        context: heap::kept(context.into_vec()),
     };
+    let header = |it: Header| (heap::kept_text(it.name), heap::kept_text(it.value));
     Outcall {
         origin: call.origin.clone(),
         cycles: 0,
         method: argument.method.kept(),
-        url: argument.url,
-        headers: argument.headers.into_iter().map(|it| (it.name, it.value)).collect(),
-        body: argument.body.map(ByteBuf::into_vec).unwrap_or_default(),
+        url: heap::kept_text(argument.url),
+        headers: argument.headers.into_iter().map(header).collect(),
+        body: argument.body.map(|body| heap::kept(body.into_vec())).unwrap_or_default(),
         response_bytes_max: argument.max_response_bytes.unwrap_or(OUTCALL_RESPONSE_BYTES),
         transform: argument.transform.map(transform),
         until,

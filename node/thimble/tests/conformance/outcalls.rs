@@ -90,9 +90,8 @@ fn what_the_interface_does_not_allow_is_rejected_and_all_cycles_come_back() {
             request
         };
         let many = (0..65).fold(base(), |request, number| request.header(number.to_string(), ""));
-        let large = (0..7).fold(base(), |request, number| {
-            request.header(number.to_string(), "v".repeat(7_100))
-        });
+        let large = (0..7)
+            .fold(base(), |request, number| request.header(number.to_string(), "v".repeat(7_100)));
         let cases = [
             (with(|it| it.url = format!("https://localhost/{}", "a".repeat(8_192))), "8192"),
             (with(|it| it.max_response_bytes = Some(2_000_001)), "[0..2000000], got 2000001"),
@@ -167,7 +166,10 @@ fn the_transform_gets_response_and_context_from_the_management_canister() {
         assert_eq!(caller, harness::management().as_slice());
         let argument = Decode!(argument, TransformArgs).unwrap();
         assert_eq!(argument.response.status, 404_u16);
-        assert_eq!((argument.response.body, argument.context), (b"nothing".to_vec(), b"context".to_vec()));
+        assert_eq!(
+            (argument.response.body, argument.context),
+            (b"nothing".to_vec(), b"context".to_vec())
+        );
         let fixed = Request::get(server.url("missing")).transformed(asker, "fixed");
         let fixed = ask(world, asker, &fixed).await.response();
         let same =
