@@ -27,6 +27,8 @@ pub struct ExecutorConfig {
     pub first_canister: u64,
     /// Whether canisters and cycles may be made out of nothing (`provisional_*`).
     pub provisional: bool,
+    /// Whether canisters may ask servers outside (`http_request`).
+    pub outcalls: bool,
     /// Principals with the rights of subnet admins (stop, start, uninstall, delete and look at any
     /// canister).
     pub subnet_admins: Vec<Principal>,

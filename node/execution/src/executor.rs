@@ -209,10 +209,15 @@ impl Executor {
             instructions: work.instructions,
             messages: work.messages,
             more: work.more,
-            next_timer: [self.state.next_timer(batch.time), self.state.next_deadline()]
-                .into_iter()
-                .flatten()
-                .min(),
+            next_timer: [
+                self.state.next_timer(batch.time),
+                self.state.next_deadline(),
+                // The first time at which it is over.
+                self.state.subnet.outcalls.next_end().map(|end| Time(end.0.saturating_add(1))),
+            ]
+            .into_iter()
+            .flatten()
+            .min(),
             every_round: !self.state.heartbeats().is_empty(),
             manifest: self.manifest_owed,
         })

@@ -55,7 +55,7 @@ pub use ahead::{Ahead, CompileAhead, ModulesAgain, ReadCall};
 pub use config::{ExecutorConfig, FatalError, RoundResult};
 pub use cycles::CostSchedule;
 pub use executor::Executor;
-pub use query::{QueryReply, QueryRequest, QueryService};
+pub use query::{NotTransformed, QueryReply, QueryRequest, QueryService};
 pub use retry::{
     ATTEMPTS_BEFORE_VERDICT, Closing, ExecutionPoint, Persistent, RetryPolicy, Trouble,
 };

@@ -311,6 +311,7 @@ fn a_batch_is_not_executed_over_a_state_that_is_owed_a_manifest() {
             time: state::Time(1_700_000_000_000_000_000 + number),
             randomness: [1; 32],
             ingress: vec![],
+            outcalls: vec![],
             key: None,
             agreed: None,
         };

@@ -8,7 +8,8 @@ use budget::MIB;
 use sheet::{GRANULE_BYTES, Named, Rules, limit};
 
 use crate::{
-    CONNECTION_BYTES, HTTP_PIECE_BYTES, HTTP_REQUEST_BYTES, Limits,
+    CONNECTION_BYTES, HTTP_PIECE_BYTES, HTTP_REQUEST_BYTES, Limits, OUTCALL_REQUEST_BYTES,
+    OUTCALL_RESPONSE_BYTES, OutcallLimits,
     derive::{compile_need_bytes, compile_peak_bytes},
 };
 
@@ -26,6 +27,7 @@ impl Limits {
         self.check_consensus(rules);
         self.check_gateway(rules);
         self.check_http_gateway(rules);
+        self.check_outcalls(rules);
         self.check_governor(rules);
         self.check_heap(rules);
     }
@@ -549,6 +551,38 @@ impl Limits {
                 self.consensus.ingress_expiry_seconds.saturating_mul(1000),
             ),
             "a call that has expired is not worth waiting for",
+        );
+    }
+}
+
+impl Limits {
+    fn check_outcalls(&self, rules: &mut Rules) {
+        if !self.outcalls.is_possible() {
+            return;
+        }
+        rules.at_least(
+            limit!(self.outcalls.bytes),
+            OutcallLimits::request_bytes(0, OUTCALL_RESPONSE_BYTES, Some(0)),
+            "one request with the largest response (set it to 0 to have no outcalls)",
+        );
+        rules.at_least(
+            limit!(self.outcalls.open_bytes),
+            OUTCALL_REQUEST_BYTES + 1_000,
+            "the largest request",
+        );
+        for limit in [
+            limit!(self.outcalls.open),
+            limit!(self.outcalls.timeout_seconds),
+            limit!(self.outcalls.in_flight),
+            limit!(self.outcalls.request_millis),
+        ] {
+            rules.at_least(limit, 1, "no request could be made");
+        }
+        rules.at_most(limit!(self.outcalls.open), 5_000, "each round looks at all of them");
+        rules.at_most(
+            limit!(self.outcalls.timeout_seconds),
+            300,
+            "an answer is a call in a block, and calls expire",
         );
     }
 }

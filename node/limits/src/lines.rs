@@ -29,6 +29,13 @@ pub const HTTP_LINE_BYTES: u64 = 128;
 pub const HTTP_SMALL_BYTES: u64 = 64 << 10;
 /// What a response's head has beside the canister's header lines: the gateway's own.
 pub(crate) const HTTP_HEAD_BESIDE_BYTES: u64 = 1 << 10;
+/// Most bytes of a canister's request to a server outside, and of the response (interface
+/// specification, `http_request`).
+pub const OUTCALL_REQUEST_BYTES: u64 = 2_000_000;
+/// See [`OUTCALL_REQUEST_BYTES`].
+pub const OUTCALL_RESPONSE_BYTES: u64 = 2_000_000;
+/// What an outcall holds besides its response: buffers of its connection and of TLS, headers.
+pub const OUTCALL_BESIDE_BYTES: u64 = 256 << 10;
 /// What a reply of a canister has beside what counts as its payload.
 pub const HTTP_REPLY_BESIDE_BYTES: u64 = 64 << 10;
 /// One certificate with its tree.
@@ -326,7 +333,7 @@ impl Limits {
     /// Messages of clients and blocks on their way.
     fn traffic_lines(&self) -> Vec<SheetLine> {
         use LineKind::Pool;
-        let Limits { consensus, gateway, http_gateway, .. } = self;
+        let Limits { consensus, gateway, http_gateway, outcalls, .. } = self;
         let blocks = self.consensus.execution_lag_blocks.saturating_add(1);
         vec![
             line(
@@ -385,6 +392,14 @@ impl Limits {
                 Pool,
                 String::new(),
                 "bodies of browsers' requests, canisters being asked, and responses being written",
+            ),
+            line(
+                pool::OUTCALLS,
+                outcalls.bytes,
+                "outcalls",
+                Pool,
+                String::new(),
+                "requests of canisters to servers outside, and answers that no block has yet",
             ),
         ]
     }
@@ -684,9 +699,11 @@ impl Limits {
         all.saturating_add((all / SMALL_MESSAGE_BYTES).saturating_mul(FILE_BESIDE_BYTES))
     }
 
-    /// Bytes that calls may take which wait for the management canister.
+    /// Bytes that calls may take which wait for the management canister, or for servers outside.
     fn management_bytes(&self) -> u64 {
-        self.subnet.management_call_bytes().saturating_add(SMALL_MANAGEMENT_CALLS_BYTES)
+        let calls =
+            self.subnet.management_call_bytes().saturating_add(SMALL_MANAGEMENT_CALLS_BYTES);
+        calls.saturating_add(self.outcalls.open_bytes)
     }
 
     /// What messages with guaranteed responses take beside payloads in files.

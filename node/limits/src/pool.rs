@@ -35,6 +35,9 @@ pub const CONNECTIONS: &str = "connections";
 pub const HTTP_CONNECTIONS: &str = "http_connections";
 /// What requests to the HTTP gateway hold, in the parts of [`crate::HttpGatewayLimits::parts`].
 pub const HTTP_REQUESTS: &str = "http_requests";
+/// HTTPS outcalls under way: [`crate::OutcallLimits::request_bytes`] each, then what there is of the
+/// answer until a block has one.
+pub const OUTCALLS: &str = "outcalls";
 /// Certificates of recent heights.
 pub const CERTIFICATES: &str = "certificates";
 /// Tables of the key generation's bases, and the memory it works in while dealings are verified.

@@ -313,6 +313,16 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ),
     ("http_gateway.stream_millis", "who reads a long response slowly holds a place among few"),
     ("http_gateway.update_wait_millis", "then 504: the call may still be executed"),
+    ("outcalls.open", "each is looked at in every round; further ones are rejected"),
+    ("outcalls.open_bytes", "written with every checkpoint; two of the largest requests at least"),
+    ("outcalls.timeout_seconds", "as the public network: then a request is rejected"),
+    ("outcalls.in_flight", "further ones wait until others are over, or their time is"),
+    (
+        "outcalls.bytes",
+        "a request waits until there is room for all that it may hold; 0 below 192 MiB, where there is \
+         no memory for outcalls",
+    ),
+    ("outcalls.request_millis", "as the public network: a server has half of a request's time"),
     (
         "process.program_bytes",
         "in each process the loader writes the constants that hold addresses; measured at start, \

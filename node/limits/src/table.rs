@@ -40,6 +40,9 @@ pub struct Limits {
     /// The HTTP gateway, which serves canisters to browsers.
     #[serde(default)]
     pub http_gateway: HttpGatewayLimits,
+    /// Requests of canisters to servers outside.
+    #[serde(default)]
+    pub outcalls: OutcallLimits,
     /// What is set aside for the process itself.
     pub process: ProcessLimits,
     /// When freed memory goes back to the operating system, and when work is held back.
@@ -542,6 +545,45 @@ pub struct HttpParts {
 /// The most that a reply takes.
 fn reply_most(reply_bytes: u64) -> u64 {
     reply_bytes.saturating_add(crate::HTTP_REPLY_BESIDE_BYTES)
+}
+
+/// Limits of HTTPS outcalls. Without bytes there are none: so it is in tables that were written down
+/// before there were any.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OutcallLimits {
+    /// Requests of all canisters that are not answered.
+    pub open: u64,
+    /// What these take in the state.
+    pub open_bytes: u64,
+    /// From the block that has a request to the last that may answer it.
+    pub timeout_seconds: u64,
+    /// Requests that this node makes at once.
+    pub in_flight: u64,
+    /// What these and the answers that are not agreed on yet hold together. 0 where the node has no
+    /// memory for outcalls.
+    pub bytes: u64,
+    /// Time for this node to have one response.
+    pub request_millis: u64,
+}
+
+impl OutcallLimits {
+    /// Whether there is memory for outcalls.
+    pub fn is_possible(&self) -> bool {
+        self.bytes > 0
+    }
+
+    /// What a request takes while it is made: its body; its response, twice while that is encoded; and
+    /// where there is a transform with so many bytes of context, the argument in three places, as a
+    /// query has it. Then buffers.
+    pub fn request_bytes(body: u64, response_max: u64, transform_context: Option<u64>) -> u64 {
+        let (times, context) = match transform_context {
+            Some(context) => (3, context),
+            None => (2, 0),
+        };
+        let response = response_max.saturating_add(context).saturating_mul(times);
+        body.saturating_add(response).saturating_add(crate::OUTCALL_BESIDE_BYTES)
+    }
 }
 
 /// Memory of the process itself.

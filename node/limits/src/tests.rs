@@ -225,6 +225,7 @@ fn a_ledger_is_made_of_the_sheet() {
         pool::CONNECTIONS,
         pool::HTTP_CONNECTIONS,
         pool::HTTP_REQUESTS,
+        pool::OUTCALLS,
         pool::CERTIFICATES,
         pool::NIDKG_TABLES,
         pool::DELTA_INDEX,

@@ -548,7 +548,7 @@ mod tests {
         }
     }
 
-    const PINNED: &str = "1945b9989e190621bd55bdf302204a1d";
+    const PINNED: &str = "96910fca732c52718db2d7c56f6e9a08";
 
     /// Everything that a record of a canister can have, in values that are not defaults.
     #[expect(clippy::too_many_lines, reason = "one story, told in order")]
@@ -685,6 +685,22 @@ mod tests {
 
     #[test]
     fn records_have_the_bytes_of_their_format() {
+        let mut outcalls = crate::Outcalls::default();
+        outcalls.add(crate::Outcall {
+            origin: Origin::System,
+            cycles: 12,
+            url: "url".into(),
+            method: crate::OutcallMethod::Patch,
+            headers: vec![("name".into(), "value".into())],
+            body: vec![13],
+            response_bytes_max: 14,
+            transform: Some(crate::OutcallTransform {
+                method_name: "method".into(),
+                context: vec![15],
+            }),
+            until: Time(16),
+            node: Some(Principal::from_slice(&[17])),
+        });
         let subnet = crate::SubnetState {
             height: crate::Height(1),
             time: Time(2),
@@ -704,6 +720,7 @@ mod tests {
                 released_by: None,
             }]
             .into(),
+            outcalls,
             ..crate::SubnetState::default()
         };
         let samples = [

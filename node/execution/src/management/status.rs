@@ -116,7 +116,7 @@ pub(super) fn canister_metrics(canister: &CanisterState) -> Result<Vec<u8>, Reje
             request_and_response_transmission: nat(spent.transmission),
             uninstall: nat(spent.uninstall),
             canister_creation: nat(spent.canister_creation),
-            http_outcalls: Nat::from(0u8),
+            http_outcalls: nat(spent.http_outcalls),
             burned_cycles: nat(spent.burned),
         },
     })

@@ -82,6 +82,7 @@ pub fn config(limits: Limits) -> ExecutorConfig {
         threads,
         first_canister: 0x100,
         provisional: true,
+        outcalls: false,
         subnet_admins: vec![],
     }
 }
@@ -114,6 +115,8 @@ pub struct Node {
     pub log: Vec<(Batch, Vec<Fault>, [u8; 32])>,
     next_request: u64,
     pub waiting: Vec<Ingress>,
+    /// For the next batch.
+    pub answers: Vec<state::OutcallAnswer>,
     pub seconds_per_round: u64,
     pub last: Option<RoundResult>,
 }
@@ -238,6 +241,7 @@ impl Node {
             log: vec![],
             next_request: 0,
             waiting: vec![],
+            answers: vec![],
             seconds_per_round: 1,
             last: None,
         }
@@ -291,6 +295,7 @@ impl Node {
             time: Time(self.now() + self.seconds_per_round * SECOND),
             randomness: [height.0 as u8; 32],
             ingress: std::mem::take(&mut self.waiting),
+            outcalls: std::mem::take(&mut self.answers),
             key: None,
             agreed: None,
         }
@@ -517,6 +522,7 @@ impl Node {
             log: vec![],
             next_request,
             waiting,
+            answers: vec![],
             seconds_per_round,
             last: None,
         };
