@@ -50,7 +50,7 @@ use tokio::{
 };
 
 /// Who answers the requests of connections.
-pub(crate) trait Answers: Send + Sync + 'static {
+pub trait Answers: Send + Sync + 'static {
     /// Time to send headers and body.
     fn read_timeout(&self) -> Duration;
     /// Name and value of the limit on connections.
@@ -65,7 +65,7 @@ pub(crate) trait Answers: Send + Sync + 'static {
 }
 
 /// The body of a response.
-pub(crate) enum Outgoing {
+pub enum Outgoing {
     /// All of it.
     Whole(Full<Bytes>),
     /// Piece by piece, so many bytes together if that is known; else an empty piece is the end. An

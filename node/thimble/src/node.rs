@@ -496,6 +496,7 @@ fn executor_config(
         first_canister: FIRST_CANISTER,
         provisional: config.features.provisional(several(keys)),
         subnet_admins: config.features.subnet_admins.clone(),
+        placement: None,
     })
 }
 

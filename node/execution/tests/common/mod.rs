@@ -83,6 +83,7 @@ pub fn config(limits: Limits) -> ExecutorConfig {
         first_canister: 0x100,
         provisional: true,
         subnet_admins: vec![],
+        placement: None,
     }
 }
 

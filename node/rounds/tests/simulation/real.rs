@@ -119,6 +119,7 @@ fn config(genesis: &Summary, is_tight: bool) -> ExecutorConfig {
         first_canister: FIRST_CANISTER,
         provisional: true,
         subnet_admins: vec![],
+        placement: None,
     }
 }
 
