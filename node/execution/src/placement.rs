@@ -41,9 +41,7 @@ impl ExecutorConfig {
     /// used up.
     pub(crate) fn fresh_id(&self, origin: &Origin, next: u64) -> Option<CanisterId> {
         match &self.placement {
-            Some(placement) => {
-                placement.fresh_id(origin, next.saturating_sub(self.first_canister))
-            }
+            Some(placement) => placement.fresh_id(origin, next.saturating_sub(self.first_canister)),
             None => Some(Self::canister_id(next)),
         }
     }

@@ -1,7 +1,7 @@
 //! What bounds the server: one memory budget, and what follows from it.
 //!
 //! The budget has two parts. What instances take at rest is counted for each: two workers, a state,
-//! threads ([`INSTANCE_BYTES`]). What work takes (messages, compilations, queries, bodies,
+//! threads ([`INSTANCE_BYTES`]), and bodies of requests have a pool. What work takes (messages, compilations, queries, bodies,
 //! responses) is the budget sheet of a node with the rest, which all instances share: a message
 //! waits for its room in the same pool whichever instance it is of.
 
@@ -25,7 +25,10 @@ pub(crate) const CALLS_WAITING: usize = 10_000;
 /// Bytes of them.
 pub(crate) const CALLS_WAITING_BYTES: u64 = 64 << 20;
 /// Body of a request in JSON: the argument of a call, in base64, is the most of it.
-pub(crate) const BODY_BYTES: u64 = 16 << 20;
+pub(crate) const BODY_BYTES: u64 = 4 << 20;
+/// Bodies that are read, and what is decoded of them.
+const BODIES_BYTES: u64 = 16 << 20;
+const _: () = assert!(BODIES_BYTES >= 2 * BODY_BYTES, "one body must find room");
 /// Operations whose clients were told to come back for the outcome.
 pub(crate) const STARTED_MAX: usize = 1_024;
 /// One blob.
@@ -49,6 +52,8 @@ pub(crate) struct Bounds {
     pub(crate) ledger: Ledger,
     /// A reservation of [`INSTANCE_BYTES`] for each instance.
     pub(crate) instances: Pool,
+    /// Bodies of requests in JSON, twice their length.
+    pub(crate) bodies: Pool,
 }
 
 impl Bounds {
@@ -59,20 +64,32 @@ impl Bounds {
     pub(crate) fn new(stated: Option<&str>) -> Result<Self> {
         let stated = stated.unwrap_or(MEMORY);
         let memory = parse_size(stated).with_context(|| format!("--memory {stated}"))?;
-        let least = Limits::smallest_bytes() + INSTANCE_BYTES;
+        let least = Self::least_bytes();
         ensure!(
             memory >= least,
             "--memory {stated} is too little: the least is {}",
             format_size(least)
         );
         let half = memory / 2 / INSTANCE_BYTES;
+        let memory = memory - BODIES_BYTES;
         let possible = (memory - Limits::smallest_bytes()) / INSTANCE_BYTES;
         let instances = half.clamp(1, possible.max(1)).min(INSTANCES_MAX) * INSTANCE_BYTES;
         let mut limits = Limits::derive((memory - instances) >> 20 << 20)?;
         limits.pages.metadata_cache_bytes = RECORDS_CACHE_BYTES;
         let ledger = limits.ledger()?;
         let instances = Pool::standalone("instances", instances);
-        Ok(Self { limits: Arc::new(limits), ledger, instances })
+        let bodies = Pool::standalone("bodies", BODIES_BYTES);
+        Ok(Self { limits: Arc::new(limits), ledger, instances, bodies })
+    }
+
+    /// The smallest budget: a node's smallest, one instance, bodies.
+    pub(crate) fn least_bytes() -> u64 {
+        Limits::smallest_bytes() + INSTANCE_BYTES + BODIES_BYTES
+    }
+
+    /// All of it.
+    pub(crate) fn budget_bytes(&self) -> u64 {
+        self.ledger.budget_bytes() + self.instances.cap_bytes() + self.bodies.cap_bytes()
     }
 
     /// A pool of the sheet.
@@ -103,10 +120,12 @@ mod tests {
         for (stated, instances) in [(None, 42), (Some("512MiB"), 21), (Some("4GiB"), 64)] {
             let bounds = Bounds::new(stated).unwrap();
             assert_eq!(bounds.instances_max(), instances, "{stated:?}");
-            let all = bounds.ledger.budget_bytes() + bounds.instances.cap_bytes();
-            assert!(all <= parse_size(stated.unwrap_or(MEMORY)).unwrap(), "{stated:?}");
+            assert!(
+                bounds.budget_bytes() <= parse_size(stated.unwrap_or(MEMORY)).unwrap(),
+                "{stated:?}"
+            );
         }
-        let least = Limits::smallest_bytes() + INSTANCE_BYTES;
+        let least = Bounds::least_bytes();
         assert_eq!(Bounds::new(Some(&least.to_string())).unwrap().instances_max(), 1);
         let less = (least - 1).to_string();
         let error = Bounds::new(Some(&less)).err().unwrap().to_string();

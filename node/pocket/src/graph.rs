@@ -121,7 +121,9 @@ mod tests {
             numbers.push(number);
         }
         assert!(matches!(graph.look(first), Found::Pending));
-        assert!(numbers.first().is_some_and(|oldest| matches!(graph.look(*oldest), Found::Unknown)));
+        assert!(
+            numbers.first().is_some_and(|oldest| matches!(graph.look(*oldest), Found::Unknown))
+        );
         assert!(numbers.last().is_some_and(|last| matches!(graph.look(*last), Found::Outcome(_))));
     }
 }

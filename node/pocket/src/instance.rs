@@ -122,11 +122,6 @@ impl Instance {
         Ok(())
     }
 
-    /// Whether it makes progress by itself.
-    pub(crate) fn makes_progress(&self) -> bool {
-        self.progress.is_some()
-    }
-
     fn fail(&self, reason: String) {
         tracing::error!(%reason, "an instance cannot go on");
         let mut failure = self.failure.write().unwrap_or_else(PoisonError::into_inner);
@@ -142,9 +137,9 @@ impl Instance {
             return Some(delay);
         }
         let idle = if last.every_round { HEARTBEAT_ROUND } else { IDLE_ROUND };
-        let timer = last.next_timer.map_or(idle, |timer| {
-            Duration::from_nanos(timer.0.saturating_sub(machine_time().0))
-        });
+        let timer = last
+            .next_timer
+            .map_or(idle, |timer| Duration::from_nanos(timer.0.saturating_sub(machine_time().0)));
         Some(idle.min(timer).max(delay))
     }
 
@@ -193,11 +188,7 @@ impl Instance {
     ///
     /// # Errors
     /// When it cannot be started.
-    pub(crate) fn start(
-        self,
-        root_seed: [u8; 32],
-        memory: budget::Reservation,
-    ) -> Result<Handle> {
+    pub(crate) fn start(self, root_seed: [u8; 32], memory: budget::Reservation) -> Result<Handle> {
         let (commands, queue) = sync_channel(OPERATIONS_WAITING);
         let (shared, views) = (self.replica.shared().clone(), self.replica.views());
         let (makes_progress, failure) = (self.makes_progress.clone(), self.failure.clone());

@@ -43,6 +43,7 @@ mod replica;
 mod rest;
 mod routes;
 mod sandboxes;
+mod scratch;
 mod server;
 mod subnets;
 

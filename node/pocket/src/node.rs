@@ -6,10 +6,7 @@ use std::sync::{
 };
 
 use execution::Placement as _;
-use gateway::{
-    CertifiedView, Health, Node, QueryRequest, Refusal, Submitted,
-    report::Report,
-};
+use gateway::{CertifiedView, Health, Node, QueryRequest, Refusal, Submitted, report::Report};
 use state::{CanisterId, Height, Ingress, Reject, SignedIngress, Time, Validity};
 
 use crate::{
@@ -48,7 +45,11 @@ impl Node for InstanceNode {
         if let Some(message) = self.failure() {
             return Err(Refusal::Unavailable { message });
         }
-        if self.views.reader.latest().is_some_and(|state| state.request(&ingress.request_id).is_some())
+        if self
+            .views
+            .reader
+            .latest()
+            .is_some_and(|state| state.request(&ingress.request_id).is_some())
         {
             return Ok(Submitted::Duplicate);
         }
@@ -98,8 +99,7 @@ impl Node for InstanceNode {
     }
 
     fn health(&self) -> Health {
-        let certified_height =
-            self.views.reader.latest().map_or(Height(0), |state| state.height());
+        let certified_height = self.views.reader.latest().map_or(Height(0), |state| state.height());
         match self.failure() {
             Some(status) => Health { healthy: false, status, certified_height },
             None => Health { healthy: true, status: "healthy".to_owned(), certified_height },

@@ -228,9 +228,8 @@ impl Instance {
             let blob = hex::encode(&args.blob_id.0);
             return Err(Failure::bad(format!("BlobNotFound({blob})")));
         };
-        let is_set = self.replica.change(|executor| {
-            Ok(executor.set_stable_memory(&id, &mut content)?)
-        })?;
+        let is_set =
+            self.replica.change(|executor| Ok(executor.set_stable_memory(&id, &mut content)?))?;
         if is_set {
             return json(&());
         }
@@ -243,10 +242,9 @@ impl Instance {
         let sender = principal(&call.sender, "sender")?;
         let canister_id = principal(&call.canister_id, "canister_id")?;
         let sender_info = match call.sender_info {
-            Some(info) => Some(SenderInfo {
-                signer: principal(&info.signer, "signer")?,
-                info: info.info.0,
-            }),
+            Some(info) => {
+                Some(SenderInfo { signer: principal(&info.signer, "signer")?, info: info.info.0 })
+            }
             None => None,
         };
         let call_of = MethodCall {
@@ -290,16 +288,18 @@ impl Instance {
                 if subnets.has(&id) {
                     return Ok(Some(id));
                 }
-                Err(Failure::bad(format!("RequestRoutingError(\"no subnet {id} in this instance\")")))
+                Err(Failure::bad(format!(
+                    "RequestRoutingError(\"no subnet {id} in this instance\")"
+                )))
             }
             EffectivePrincipal::CanisterId(id) => {
                 let id = principal(id, "CanisterId")?;
                 if id == Principal::management_canister() {
                     return Ok(None);
                 }
-                subnets.host(&id).map_err(|error| {
-                    Failure::bad(format!("RequestRoutingError(\"{error:#}\")"))
-                })?;
+                subnets
+                    .host(&id)
+                    .map_err(|error| Failure::bad(format!("RequestRoutingError(\"{error:#}\")")))?;
                 Ok(subnets.subnet_of(&id))
             }
         }
@@ -327,10 +327,7 @@ impl Instance {
         json(&self.submit_call(call)?)
     }
 
-    fn submit_call(
-        &mut self,
-        call: RawCanisterCall,
-    ) -> Result<RawResult<RawMessageId>, Failure> {
+    fn submit_call(&mut self, call: RawCanisterCall) -> Result<RawResult<RawMessageId>, Failure> {
         let effective_principal = call.effective_principal.clone();
         let Call { ingress, aim } = self.read_call(call, false)?;
         if let Err(reject) = self.replica.views().queries.inspect(&ingress) {

@@ -32,6 +32,7 @@ use crate::{
     bounds::{Bounds, CALLS_WAITING, CALLS_WAITING_BYTES},
     keys::{SubnetKeys, seed},
     sandboxes::Sandboxes,
+    scratch::ScratchDisk,
     subnets::{FIRST_GIVEN, Subnets},
 };
 
@@ -183,9 +184,17 @@ impl Replica {
     ) -> Result<Self> {
         let limits = &bounds.limits;
         let records = folder.join("state");
-        let store = StateStore::open(&records, limits.pages.metadata_cache_bytes)?;
+        let store = StateStore::open_on(
+            ScratchDisk::shared(),
+            &records,
+            limits.pages.metadata_cache_bytes,
+        )?;
         let blob_bytes_max = limits.module.wasm_bytes.max(limits.subnet.chunk_bytes);
-        let blobs = Arc::new(BlobStore::open(&records.join("blobs"), blob_bytes_max)?);
+        let blobs = Arc::new(BlobStore::open_on(
+            ScratchDisk::shared(),
+            &records.join("blobs"),
+            blob_bytes_max,
+        )?);
         let (_, sandbox) = sandboxes.for_instance(&blobs, bounds)?;
         let pages = open_pages(&folder.join("pages"), &store, bounds)?;
         let keys = SubnetKeys::of(&root_seed)?;
@@ -231,11 +240,6 @@ impl Replica {
     /// The state, to be looked at.
     pub(crate) fn executor(&self) -> &Executor {
         &self.executor
-    }
-
-    /// The subnet that certifies the state.
-    pub(crate) fn keys(&self) -> &SubnetKeys {
-        &self.keys
     }
 
     /// What its key is made of.
@@ -341,6 +345,6 @@ fn open_pages(folder: &Path, store: &StateStore, bounds: &Bounds) -> Result<Page
         None => vec![],
     };
     let folder: PathBuf = folder.to_owned();
-    PageStore::open(&folder, &bounds.limits.pages, index)
+    PageStore::open_on(ScratchDisk::shared(), &folder, &bounds.limits.pages, index)
         .with_context(|| format!("opening canister memory in {}", folder.display()))
 }

@@ -1,8 +1,8 @@
 //! Requests: which operation each is, and the form of its answer.
 //!
 //! An operation of an instance waits for its turn in the instance's queue. Where that is full the
-//! answer is 409, and the client tries again; where the outcome takes longer than [`SYNC_WAIT`], it
-//! is 202 with a name under which the client asks for it. Requests below `/instances/<n>/api/` are
+//! answer is 409, and the client tries again; where the outcome takes longer than [`SYNC_WAIT`] (or
+//! what the client states), it is 202 with a name under which the client asks for it. Requests below `/instances/<n>/api/` are
 //! handed to the endpoints of the interface specification.
 
 use std::{
@@ -11,6 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use envelope::auth::AuthConfig;
 use gateway::{Answers, Outgoing};
 use http_body_util::{BodyExt, Full};
 use hyper::{
@@ -18,7 +19,6 @@ use hyper::{
     body::Incoming,
     header::{self, HeaderValue},
 };
-use limits::pool;
 use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
 
@@ -30,7 +30,7 @@ use crate::{
     outcalls::RawMock,
     rest::{
         ApiError, AutoProgressConfig, Creation, HttpGatewayBackend, HttpGatewayConfig,
-        InstanceConfig, RawAddCycles, RawSetStableMemory, Started,
+        InstanceConfig, RawAddCycles, RawSetStableMemory, RawVerifyCanisterSig, Started,
     },
     server::{Server, mount},
 };
@@ -38,6 +38,9 @@ use crate::{
 /// How long a request waits for the outcome of its operation. Below the time after which clients
 /// give a request up.
 const SYNC_WAIT: Duration = Duration::from_secs(10);
+/// Where a client states another time, in milliseconds, and the most that counts.
+const WAIT_HEADER: &str = "processing-timeout-ms";
+const SYNC_WAIT_MAX: Duration = Duration::from_secs(600);
 /// Time to send a body.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -84,6 +87,18 @@ impl From<Outcome> for Answer {
 }
 
 type Served = Result<Answer, Failure>;
+
+/// The instance that an operation is for, and how long its client waits with the request.
+struct Target {
+    handle: Arc<Handle>,
+    wait: Duration,
+}
+
+fn wait_of(request: &Request<Incoming>) -> Duration {
+    let stated = request.headers().get(WAIT_HEADER).and_then(|value| value.to_str().ok());
+    let stated = stated.and_then(|text| text.parse().ok()).map(Duration::from_millis);
+    stated.map_or(SYNC_WAIT, |stated| stated.min(SYNC_WAIT_MAX))
+}
 
 fn not_found(what: impl Into<String>) -> Failure {
     Failure { status: StatusCode::NOT_FOUND, message: what.into() }
@@ -141,7 +156,10 @@ impl Server {
             ("POST", ["blobstore"]) => Ok(self.store_blob(request).await),
             ("GET", ["blobstore", id]) => self.fetch_blob(id),
             ("POST", ["verify_signature"]) => {
-                Err(Failure::not_offered("verifying canister signatures"))
+                let signed: RawVerifyCanisterSig = self.body(request).await?;
+                let verified = tokio::task::spawn_blocking(move || verify(&signed)).await;
+                let verified = verified.map_err(|error| Failure::bad(error.to_string()))?;
+                Ok(json(&verified).into())
             }
             ("GET", ["read_graph", _, number]) => self.look(number),
             ("DELETE", ["prune_graph", _, number]) => {
@@ -205,6 +223,7 @@ impl Server {
         path: &[&str],
         request: Request<Incoming>,
     ) -> Served {
+        let target = &Target { handle: handle.clone(), wait: wait_of(&request) };
         match (request.method().as_str(), path) {
             ("GET", ["auto_progress"]) => {
                 Ok(json(&handle.makes_progress.load(Ordering::Acquire)).into())
@@ -213,80 +232,83 @@ impl Server {
             ("POST", ["auto_progress"]) => {
                 let config: AutoProgressConfig = self.body(request).await?;
                 let delay = Duration::from_millis(config.artificial_delay_ms.unwrap_or(0));
-                self.operate(handle, move |instance| {
+                self.operate(target, move |instance| {
                     instance.set_progress(Some(delay))?;
                     json(&())
                 })
                 .await
             }
             ("POST", ["stop_progress"]) => {
-                self.operate(handle, |instance| {
+                self.operate(target, |instance| {
                     instance.set_progress(None)?;
                     json(&())
                 })
                 .await
             }
-            ("GET", ["read", what]) => self.read(handle, what).await,
-            ("POST", ["read", what]) => self.read_with(handle, what, request).await,
-            ("POST", ["update", what]) => self.update(handle, what, request).await,
-            (method, path) => {
-                Err(not_found(format!("an instance serves nothing for {method} {}", path.join("/"))))
-            }
+            ("GET", ["read", what]) => self.read(target, what).await,
+            ("POST", ["read", what]) => self.read_with(target, what, request).await,
+            ("POST", ["update", what]) => self.update(target, what, request).await,
+            (method, path) => Err(not_found(format!(
+                "an instance serves nothing for {method} {}",
+                path.join("/")
+            ))),
         }
     }
 
-    async fn read(self: &Arc<Self>, handle: &Arc<Handle>, what: &str) -> Served {
+    async fn read(self: &Arc<Self>, target: &Target, what: &str) -> Served {
         match what {
-            "topology" => self.operate(handle, Instance::topology).await,
-            "get_time" => self.operate(handle, Instance::get_time).await,
-            "get_canister_http" => self.operate(handle, Instance::pending_outcalls).await,
+            "topology" => self.operate(target, Instance::topology).await,
+            "get_time" => self.operate(target, Instance::get_time).await,
+            "get_canister_http" => self.operate(target, Instance::pending_outcalls).await,
             _ => Err(not_found(format!("there is no read/{what}"))),
         }
     }
 
     async fn read_with(
         self: &Arc<Self>,
-        handle: &Arc<Handle>,
+        target: &Target,
         what: &str,
         request: Request<Incoming>,
     ) -> Served {
         match what {
-            "query" => self.with(handle, request, |instance, call| instance.query(call)).await,
-            "get_cycles" => self.with(handle, request, |at, id| at.get_cycles(&id)).await,
-            "get_controllers" => self.with(handle, request, |at, id| at.get_controllers(&id)).await,
+            "query" => self.with(target, request, |instance, call| instance.query(call)).await,
+            "get_cycles" => self.with(target, request, |at, id| at.get_cycles(&id)).await,
+            "get_controllers" => self.with(target, request, |at, id| at.get_controllers(&id)).await,
             "get_stable_memory" => {
-                self.with(handle, request, |at, id| at.get_stable_memory(&id)).await
+                self.with(target, request, |at, id| at.get_stable_memory(&id)).await
             }
-            "get_subnet" => self.with(handle, request, |at, id| at.get_subnet(&id)).await,
-            "pub_key" => self.with(handle, request, |at, id| at.pub_key(&id)).await,
-            "ingress_status" => self.with(handle, request, |at, id| at.ingress_status(&id)).await,
+            "get_subnet" => self.with(target, request, |at, id| at.get_subnet(&id)).await,
+            "pub_key" => self.with(target, request, |at, id| at.pub_key(&id)).await,
+            "ingress_status" => self.with(target, request, |at, id| at.ingress_status(&id)).await,
             _ => Err(not_found(format!("there is no read/{what}"))),
         }
     }
 
     async fn update(
         self: &Arc<Self>,
-        handle: &Arc<Handle>,
+        target: &Target,
         what: &str,
         request: Request<Incoming>,
     ) -> Served {
         match what {
-            "submit_ingress_message" => self.with(handle, request, |at, call| at.submit(call)).await,
+            "submit_ingress_message" => {
+                self.with(target, request, |at, call| at.submit(call)).await
+            }
             "await_ingress_message" => {
-                self.with(handle, request, |at, id| at.await_message(&id)).await
+                self.with(target, request, |at, id| at.await_message(&id)).await
             }
             "execute_ingress_message" => {
-                self.with(handle, request, |at, call| at.execute(call)).await
+                self.with(target, request, |at, call| at.execute(call)).await
             }
-            "set_time" => self.with(handle, request, |at, time| at.set_time(time, false)).await,
+            "set_time" => self.with(target, request, |at, time| at.set_time(time, false)).await,
             "set_certified_time" => {
-                self.with(handle, request, |at, time| at.set_time(time, true)).await
+                self.with(target, request, |at, time| at.set_time(time, true)).await
             }
             "add_cycles" => {
                 let add = |at: &mut Instance, add: RawAddCycles| {
                     at.add_cycles(&add.canister_id, add.amount)
                 };
-                self.with(handle, request, add).await
+                self.with(target, request, add).await
             }
             "set_stable_memory" => {
                 let server = self.clone();
@@ -295,12 +317,12 @@ impl Server {
                     let content = content.map_err(|error| Failure::bad(error.to_string()))?;
                     at.set_stable_memory(&set, content)
                 };
-                self.with(handle, request, set).await
+                self.with(target, request, set).await
             }
-            "tick" => self.with(handle, request, |at, configs| at.tick(&configs)).await,
+            "tick" => self.with(target, request, |at, configs| at.tick(&configs)).await,
             "mock_canister_http" | "mock_flexible_canister_http" => {
                 let mock = |at: &mut Instance, mock: RawMock| at.mock_outcall(&mock);
-                self.with(handle, request, mock).await
+                self.with(target, request, mock).await
             }
             "canister_snapshot_download" | "canister_snapshot_upload" => {
                 Err(Failure::not_offered("moving a canister snapshot by a folder"))
@@ -313,7 +335,7 @@ impl Server {
     /// An operation with what the body says.
     async fn with<T: DeserializeOwned + Send + 'static>(
         self: &Arc<Self>,
-        handle: &Arc<Handle>,
+        target: &Target,
         request: Request<Incoming>,
         operation: impl FnOnce(&mut Instance, T) -> Outcome + Send + 'static,
     ) -> Served {
@@ -322,7 +344,7 @@ impl Server {
             Err(answer) => return Ok(answer),
         };
         let argument = parse(&body.bytes)?;
-        self.operate(handle, move |instance| {
+        self.operate(target, move |instance| {
             let _room = body;
             operation(instance, argument)
         })
@@ -345,9 +367,10 @@ impl Server {
     /// Has the instance do it, when its turn comes.
     async fn operate(
         self: &Arc<Self>,
-        handle: &Arc<Handle>,
+        target: &Target,
         operation: impl FnOnce(&mut Instance) -> Outcome + Send + 'static,
     ) -> Served {
+        let handle = &target.handle;
         let failure = handle.failure.read().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(reason) = failure {
             return Err(Failure::bad(format!("the instance cannot go on: {reason}")));
@@ -364,7 +387,7 @@ impl Server {
                 return Err(not_found("the instance was deleted"));
             }
         }
-        match tokio::time::timeout(SYNC_WAIT, &mut outcome).await {
+        match tokio::time::timeout(target.wait, &mut outcome).await {
             Ok(Ok(outcome)) => Ok(outcome.into()),
             Ok(Err(_)) => Err(Failure::bad("the instance ended before the operation did")),
             Err(_) => {
@@ -463,8 +486,9 @@ impl Server {
     /// Reads a body of JSON. The inner error is the answer when there is no room for it now.
     async fn read_body(&self, request: Request<Incoming>) -> Result<Result<Body, Answer>, Failure> {
         let mut incoming = request.into_body();
-        let pool = self.bounds.pool(pool::REQUEST_BODIES)?;
-        let Ok(mut room) = pool.try_reserve(0) else { return Ok(Err(busy("request_bodies"))) };
+        let Ok(mut room) = self.bounds.bodies.try_reserve(0) else {
+            return Ok(Err(busy("bodies")));
+        };
         let mut bytes = Vec::new();
         let reading = async {
             while let Some(frame) = incoming.frame().await {
@@ -488,7 +512,7 @@ impl Server {
         };
         match tokio::time::timeout(READ_TIMEOUT, reading).await {
             Ok(Ok(true)) => Ok(Ok(Body { bytes, _room: room })),
-            Ok(Ok(false)) => Ok(Err(busy("request_bodies"))),
+            Ok(Ok(false)) => Ok(Err(busy("bodies"))),
             Ok(Err(failure)) => Err(failure),
             Err(_) => Err(Failure {
                 status: StatusCode::REQUEST_TIMEOUT,
@@ -513,6 +537,17 @@ fn creation<T: serde::Serialize>(made: anyhow::Result<T>) -> Served {
             Answer::Json(StatusCode::BAD_REQUEST, json(&Creation::<()>::Error { message })?)
         }
     })
+}
+
+/// Whether a canister signature is one, by a root key.
+fn verify(signed: &RawVerifyCanisterSig) -> Result<(), String> {
+    let root_key = nidkg::public_key_from_der(&signed.root_pubkey.0)
+        .map_err(|error| format!("invalid root public key: {error}"))?;
+    let auth = AuthConfig::new(root_key, Duration::ZERO, Duration::ZERO);
+    if auth.is_canister_signature(&signed.pubkey.0, &signed.msg.0, &signed.sig.0) {
+        return Ok(());
+    }
+    Err("the signature is not that of the canister key over the message".to_owned())
 }
 
 fn numbered(number: &str) -> Result<u64, Failure> {

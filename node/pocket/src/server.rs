@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use budget::cgroup::Cgroup;
 use gateway::{Gateway, GatewayConfig, GatewayHandle, Latencies, OtherListener, Waiters};
-use limits::{Limits, pool};
+use limits::pool;
 use prometheus_client::registry::Registry;
 use state::Time;
 use tempfile::TempDir;
@@ -29,8 +29,8 @@ use crate::{
     gateways::Gateways,
     graph::Graph,
     instance::{Handle, Instance},
-    keys::SubnetKeys,
     kept,
+    keys::SubnetKeys,
     node::InstanceNode,
     operations::topology,
     port_file::PortFile,
@@ -114,8 +114,8 @@ impl Server {
         let group = Cgroup::own().unwrap_or_default();
         memory::check_group(
             group.as_ref(),
-            Limits::smallest_bytes() + INSTANCE_BYTES,
-            bounds.limits.memory_budget_bytes + bounds.instances.cap_bytes(),
+            Bounds::least_bytes(),
+            bounds.budget_bytes(),
             "the kernel may kill workers before a limit of the server is reached",
         )?;
         let parent = cli.work_dir.as_ref().map(|folder| folder.display().to_string());

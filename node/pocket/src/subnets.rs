@@ -100,9 +100,8 @@ fn public_ranges(kind: Kind) -> Result<Vec<Range>> {
         let id = Principal::from_text(text)?;
         ExecutorConfig::canister_number(&id).ok_or_else(|| anyhow::anyhow!("{text} has no number"))
     };
-    let range = |(first, last): &(&str, &str)| {
-        Ok(Range { first: number(first)?, last: number(last)? })
-    };
+    let range =
+        |(first, last): &(&str, &str)| Ok(Range { first: number(first)?, last: number(last)? });
     kind.public_ranges().iter().map(range).collect()
 }
 
@@ -300,9 +299,7 @@ impl Subnets {
 
 impl Known {
     fn of_number(&self, number: u64) -> Option<&Subnet> {
-        self.all
-            .iter()
-            .find(|subnet| subnet.plan.all_ranges().any(|range| range.holds(number)))
+        self.all.iter().find(|subnet| subnet.plan.all_ranges().any(|range| range.holds(number)))
     }
 
     fn default_range(&self) -> Option<Range> {

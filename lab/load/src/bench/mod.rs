@@ -8,6 +8,7 @@
 //! verified all the same, and every one must say `replied`.
 
 mod node;
+pub mod pocket;
 mod rates;
 pub mod state;
 

@@ -129,9 +129,8 @@ impl Dispatcher<'_> {
     fn fresh_id(&self, call: &SubnetCall) -> Result<CanisterId, Reject> {
         let config = &self.core.config;
         let id = config.fresh_id(&call.origin, self.state.subnet.next_canister);
-        id.filter(|id| config.in_range(id)).ok_or_else(|| {
-            reject::reject(102, "The subnet's canister ranges hold no further id.")
-        })
+        id.filter(|id| config.in_range(id))
+            .ok_or_else(|| reject::reject(102, "The subnet's canister ranges hold no further id."))
     }
 
     fn specified_id(&self, id: CanisterId) -> Result<CanisterId, Reject> {

@@ -51,9 +51,9 @@ async function counter(server) {
     const identity = createIdentity('a phrase');
     actor.setIdentity(identity);
     assert.equal((await actor.whoami()).toText(), identity.getPrincipal().toText());
-    const balance = await pic.getCyclesBalance(canisterId);
-    assert.ok(balance > 0);
-    assert.equal(await pic.addCycles(canisterId, 1_000_000), balance + 1_000_000);
+    const balance = BigInt(await pic.getCyclesBalance(canisterId));
+    assert.ok(balance > 0n);
+    assert.equal(BigInt(await pic.addCycles(canisterId, 1_000_000)), balance + 1_000_000n);
     await pic.upgradeCanister({ canisterId, wasm: join(modules, 'motoko-counter32.wasm') });
     assert.equal(await actor.get(), 2n);
     await pic.reinstallCode({ canisterId, wasm: join(modules, 'motoko-counter32.wasm') });

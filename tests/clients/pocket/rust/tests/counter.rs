@@ -152,7 +152,8 @@ fn subnets_have_their_ids_and_canisters_call_across() {
     }
     // Cycles cross as well.
     let (accepted,): (candid::Nat,) =
-        update_candid(&pic, canisters[2], "send_cycles", (canisters[3], 1_000u64)).unwrap();
+        update_candid(&pic, canisters[2], "send_cycles", (canisters[3], candid::Nat::from(1_000u64)))
+            .unwrap();
     assert_eq!(accepted, 1_000u64);
     assert_eq!(pic.root_key().unwrap().len(), 133);
 }
