@@ -56,8 +56,8 @@ impl Gateways {
             bounds.limits.http_gateway.is_possible(),
             "the memory budget has no room for an HTTP gateway; raise --memory"
         );
-        let domains = config.domains.iter().flatten();
-        for domain in domains.filter(|domain| *domain != "localhost") {
+        let mut domains = config.domains.iter().flatten();
+        if let Some(domain) = domains.find(|domain| *domain != "localhost") {
             bail!("an HTTP gateway for {domain} is not offered: canisters are below localhost");
         }
         let ip: IpAddr = match &config.ip_addr {

@@ -44,6 +44,9 @@ const SYNC_WAIT_MAX: Duration = Duration::from_secs(600);
 /// Time to send a body.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// How much of a refused body is read and thrown away, in times of the limit.
+const DISCARDED_BODIES: u64 = 4;
+
 /// What became of a request that was not answered by an operation.
 enum Answer {
     Json(StatusCode, Vec<u8>),
@@ -453,13 +456,22 @@ impl Server {
         let stored: Result<[u8; 32], String> = async {
             let begun = self.blobs.begin(is_compressed);
             let mut blob = begun.map_err(|error| error.to_string())?;
+            let (mut refusal, mut discarded) = (None, 0);
             while let Some(frame) = body.frame().await {
                 let frame = frame.map_err(|error| error.to_string())?;
-                if let Some(bytes) = frame.data_ref() {
-                    blob.write(bytes)?;
+                let Some(bytes) = frame.data_ref() else { continue };
+                match &refusal {
+                    None => refusal = blob.write(bytes).err(),
+                    Some(_) => discarded += bytes.len() as u64,
+                }
+                if discarded > DISCARDED_BODIES * BODY_BYTES {
+                    break;
                 }
             }
-            blob.finish()
+            match refusal {
+                None => blob.finish(),
+                Some(refusal) => Err(refusal),
+            }
         }
         .await;
         match stored {
@@ -490,36 +502,65 @@ impl Server {
             return Ok(Err(busy("bodies")));
         };
         let mut bytes = Vec::new();
+        let mut overflow = None;
         let reading = async {
+            let mut discarded = 0;
             while let Some(frame) = incoming.frame().await {
                 let frame = frame.map_err(|error| Failure::bad(error.to_string()))?;
                 let Some(data) = frame.data_ref() else { continue };
-                if (bytes.len() + data.len()) as u64 > BODY_BYTES {
-                    return Err(Failure {
-                        status: StatusCode::PAYLOAD_TOO_LARGE,
-                        message: format!(
-                            "the body has more bytes than the limit body_bytes = {BODY_BYTES}"
-                        ),
-                    });
+                if overflow.is_none() {
+                    overflow = take(&mut bytes, data, &mut room);
                 }
-                // Once as it came, once decoded.
-                if room.try_grow(2 * data.len() as u64).is_err() {
-                    return Ok(false);
+                // A client that is answered before it has sent all may not read the answer.
+                if overflow.is_some() {
+                    bytes = Vec::new();
+                    discarded += data.len() as u64;
                 }
-                bytes.extend_from_slice(data);
+                if discarded > DISCARDED_BODIES * BODY_BYTES {
+                    break;
+                }
             }
-            Ok(true)
+            Ok::<(), Failure>(())
         };
         match tokio::time::timeout(READ_TIMEOUT, reading).await {
-            Ok(Ok(true)) => Ok(Ok(Body { bytes, _room: room })),
-            Ok(Ok(false)) => Ok(Err(busy("bodies"))),
-            Ok(Err(failure)) => Err(failure),
-            Err(_) => Err(Failure {
-                status: StatusCode::REQUEST_TIMEOUT,
-                message: format!("the body did not arrive within {READ_TIMEOUT:?}"),
+            Ok(read) => read?,
+            Err(_) => {
+                return Err(Failure {
+                    status: StatusCode::REQUEST_TIMEOUT,
+                    message: format!("the body did not arrive within {READ_TIMEOUT:?}"),
+                });
+            }
+        }
+        match overflow {
+            None => Ok(Ok(Body { bytes, _room: room })),
+            Some(Overflow::Pool) => Ok(Err(busy("bodies"))),
+            Some(Overflow::Limit) => Err(Failure {
+                status: StatusCode::PAYLOAD_TOO_LARGE,
+                message: format!(
+                    "the body has more bytes than the limit body_bytes = {BODY_BYTES}"
+                ),
             }),
         }
     }
+}
+
+/// Takes a part of a body, or says what it goes beyond.
+fn take(bytes: &mut Vec<u8>, data: &[u8], room: &mut budget::Reservation) -> Option<Overflow> {
+    if (bytes.len() + data.len()) as u64 > BODY_BYTES {
+        return Some(Overflow::Limit);
+    }
+    // Once as it came, once decoded.
+    if room.try_grow(2 * data.len() as u64).is_err() {
+        return Some(Overflow::Pool);
+    }
+    bytes.extend_from_slice(data);
+    None
+}
+
+/// What a body goes beyond.
+enum Overflow {
+    Limit,
+    Pool,
 }
 
 /// A body and its room in the pool.

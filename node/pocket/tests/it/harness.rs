@@ -121,8 +121,25 @@ impl Server {
     /// The answer, which is one.
     pub async fn ok(&self, path: &str, body: &Value) -> Value {
         let (status, answer) = self.post(path, body).await;
+        if status == StatusCode::ACCEPTED {
+            return self.outcome(&answer).await;
+        }
         assert!(status.is_success(), "{path}: {status} {answer}");
         answer
+    }
+
+    /// Asks for what came of an operation that takes longer, until it is there.
+    async fn outcome(&self, started: &Value) -> Value {
+        let name = |key: &str| started[key].as_str().unwrap().to_owned();
+        let path = format!("/read_graph/{}/{}", name("state_label"), name("op_id"));
+        let until = std::time::Instant::now() + testing::TIMEOUT;
+        loop {
+            let (status, answer) = self.get(&path).await;
+            if status == StatusCode::OK {
+                return answer;
+            }
+            assert!(std::time::Instant::now() < until, "{path}: {status} {answer}");
+        }
     }
 
     /// The refusal, which is one of the status 400.
