@@ -44,8 +44,8 @@ impl Executor {
         Ok(Some(content))
     }
 
-    /// Bytes of the stable memory of a canister; none where there is no such canister, or no code in
-    /// it.
+    /// Bytes of the stable memory of a canister; none where there is no such canister, or no code
+    /// in it.
     pub fn stable_bytes(&self, id: &CanisterId) -> Option<u64> {
         let execution = self.state.get(id)?.execution.as_ref()?;
         Some(execution.stable.wasm_pages.saturating_mul(WASM_PAGE_BYTES))

@@ -1,9 +1,9 @@
 //! What bounds the server: one memory budget, and what follows from it.
 //!
 //! The budget has two parts. What instances take at rest is counted for each: two workers, a state,
-//! threads ([`INSTANCE_BYTES`]), and bodies of requests have a pool. What work takes (messages, compilations, queries, bodies,
-//! responses) is the budget sheet of a node with the rest, which all instances share: a message
-//! waits for its room in the same pool whichever instance it is of.
+//! threads ([`INSTANCE_BYTES`]), and bodies of requests have a pool. What work takes (messages,
+//! compilations, queries, responses) is the budget sheet of a node with the rest, which all
+//! instances share: a message waits for its room in the same pool whichever instance it is of.
 
 use std::sync::Arc;
 

@@ -18,7 +18,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use execution::RoundResult;
 use gateway::GatewayHandle;
 use state::Time;
@@ -96,6 +96,9 @@ impl Instance {
     /// # Errors
     /// When the instance cannot go on; it never does again then.
     pub(crate) fn round(&mut self) -> Result<&RoundResult> {
+        // Who awaits a call executes many: a deleted instance is not waited for that long.
+        let is_closing = self.replica.shared().closing.load(Ordering::Acquire);
+        ensure!(!is_closing, "the instance is being deleted");
         if self.progress.is_some() {
             let now = machine_time();
             if now > self.replica.shared().now() {

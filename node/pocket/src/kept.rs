@@ -1,5 +1,5 @@
-//! Instances that are kept in a folder: one file, written when the instance is deleted and read when
-//! one is made with that folder.
+//! Instances that are kept in a folder: one file, written when the instance is deleted and read
+//! when one is made with that folder.
 //!
 //! The state of a running instance lies in a temporary folder of the server. What is kept is a copy
 //! of that folder in one file, without the holes of sparse files: memories of canisters are files

@@ -33,8 +33,8 @@ impl Instance {
             return Err(Failure::bad(format!("SubnetNotFound({subnet})")));
         }
         Err(Failure::bad(format!(
-            "InvalidCanisterHttpRequestId(({subnet}, {})): no HTTPS outcall of this number waits for \
-             an answer; outcalls are switched off in this server",
+            "InvalidCanisterHttpRequestId(({subnet}, {})): no HTTPS outcall of this number waits \
+             for an answer; outcalls are switched off in this server",
             mock.request_id
         )))
     }

@@ -2,8 +2,8 @@
 //!
 //! An operation of an instance waits for its turn in the instance's queue. Where that is full the
 //! answer is 409, and the client tries again; where the outcome takes longer than [`SYNC_WAIT`] (or
-//! what the client states), it is 202 with a name under which the client asks for it. Requests below `/instances/<n>/api/` are
-//! handed to the endpoints of the interface specification.
+//! what the client states), it is 202 with a name under which the client asks for it. Requests below
+//! `/instances/<n>/api/` are handed to the endpoints of the interface specification.
 
 use std::{
     sync::{Arc, PoisonError, atomic::Ordering, mpsc::TrySendError},

@@ -147,7 +147,7 @@ impl Server {
         self.instances().all.get(&number).cloned()
     }
 
-    /// What there is of each number that was given, the newest at most.
+    /// What there is of each number that was given: clients count by places in the list.
     pub(crate) fn list(&self) -> Vec<&'static str> {
         let instances = self.instances();
         (0..instances.next)

@@ -15,7 +15,7 @@ fn client(command: &mut Command) {
     let output = command
         .env("POCKET_IC_BIN", env!("CARGO_BIN_EXE_thimble-pocket"))
         .env("POCKET_MODULES", repository().join("canisters/wasm"))
-        // The server outlives the client's process by its time to live: it must not hold its output.
+        // The server outlives the client by its time to live: it must not hold the output.
         .env("POCKET_IC_MUTE_SERVER", "1")
         .current_dir(repository())
         .output()
