@@ -32,6 +32,9 @@ enum Command {
     /// Example: thimble-lab cap --memory 512MiB -- thimble-lab bench-state --memory 480MiB --state
     /// 20GiB
     BenchState(load::bench::state::Options),
+    /// Start a server for tests, make instances on it, and measure them: start, memory at rest,
+    /// calls; a table with goals.
+    BenchPocket(load::bench::pocket::Options),
     /// Put every sort of load on a running node, check every byte that comes back, report latencies
     /// and errors.
     Hammer(Box<load::hammer::Options>),
@@ -257,6 +260,9 @@ fn main() -> ExitCode {
         }
         Command::BenchState(options) => with_runtime(async {
             load::bench::state::run(options).await.map(|()| ExitCode::SUCCESS)
+        }),
+        Command::BenchPocket(options) => with_runtime(async {
+            load::bench::pocket::run(options).await.map(|()| ExitCode::SUCCESS)
         }),
         Command::Hammer(options) => with_runtime(load::hammer::run(*options)),
         Command::Storm(options) => with_runtime(testnet::storm::run(options)),

@@ -240,7 +240,7 @@ impl Executor {
         self.core.attempts(place).until(|| state::heap::ready().map_err(FatalError::StateHeap))
     }
 
-    fn snapshot(&mut self) -> [u8; 32] {
+    pub(crate) fn snapshot(&mut self) -> [u8; 32] {
         let totals = *self.state.totals();
         let metrics = SubnetMetrics {
             num_canisters: self.state.len(),

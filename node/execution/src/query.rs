@@ -433,8 +433,9 @@ impl<'a> Session<'a> {
         call: &Call,
         depth: u64,
     ) -> Result<Result<Vec<u8>, Reject>, Reject> {
-        let own_subnet = self.core.config.subnet.subnet_id;
-        if [Principal::management_canister(), own_subnet].contains(&call.callee) {
+        if call.callee == Principal::management_canister()
+            || self.core.config.is_subnet(&call.callee)
+        {
             return Ok(management::queries::query(
                 self.core,
                 self.state,

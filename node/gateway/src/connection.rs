@@ -51,7 +51,7 @@ use tokio::{
 };
 
 /// Who answers the requests of connections.
-pub(crate) trait Answers: Send + Sync + 'static {
+pub trait Answers: Send + Sync + 'static {
     /// What is known of one connection.
     type Guest: Send + Sync + 'static;
 
@@ -76,7 +76,7 @@ pub(crate) trait Answers: Send + Sync + 'static {
 }
 
 /// The body of a response.
-pub(crate) enum Outgoing {
+pub enum Outgoing {
     /// All of it.
     Whole(Full<Bytes>),
     /// Piece by piece, so many bytes together if that is known; else an empty piece is the end. An

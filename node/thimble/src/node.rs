@@ -521,6 +521,7 @@ fn executor_config(
         provisional: config.features.provisional(several(keys)),
         outcalls: config.features.outcalls,
         subnet_admins: config.features.subnet_admins.clone(),
+        placement: None,
     })
 }
 

@@ -9,6 +9,7 @@
 
 mod browsers;
 mod node;
+pub mod pocket;
 mod rates;
 pub mod state;
 

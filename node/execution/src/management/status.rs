@@ -251,6 +251,10 @@ impl Dispatcher<'_> {
     fn is_own(&self, subnet_id: Principal) -> Result<(), Reject> {
         let own = self.core.config.subnet.subnet_id;
         let text = || format!("Subnet {subnet_id} is not known here; this is {own}.");
-        if subnet_id == own { Ok(()) } else { Err(reject::reject(404, text())) }
+        if self.core.config.is_subnet(&subnet_id) {
+            Ok(())
+        } else {
+            Err(reject::reject(404, text()))
+        }
     }
 }

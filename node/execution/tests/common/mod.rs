@@ -84,6 +84,7 @@ pub fn config(limits: Limits) -> ExecutorConfig {
         provisional: true,
         outcalls: false,
         subnet_admins: vec![],
+        placement: None,
     }
 }
 

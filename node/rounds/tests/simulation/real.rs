@@ -120,6 +120,7 @@ fn config(genesis: &Summary, is_tight: bool) -> ExecutorConfig {
         provisional: true,
         outcalls: false,
         subnet_admins: vec![],
+        placement: None,
     }
 }
 
