@@ -194,7 +194,8 @@ persistent actor class CyclesLedger(init : {
     #ok block
   };
 
-  // The account was there a moment ago, with an opening balance in it or more: it has room.
+  // There is room: an account that was emptied meanwhile comes again, so that there are more than
+  // the limit by as many as there are payments on their way.
   func giveBack(to : Types.Account, amount : Nat) : Nat {
     Ledger.credit(books, Ledger.key(to), amount);
     Ledger.nextBlock(books)

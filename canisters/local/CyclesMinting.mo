@@ -123,14 +123,19 @@ persistent actor class CyclesMinting(init : { subnet : Principal; xdr_permyriad_
       case (?create_error) return #Err(#Refunded { refund_amount = available; create_error });
       case null {};
     };
-    let amount = Cycles.accept<system>(available);
+    switch (notHeld(available)) {
+      case (?create_error) return #Err(#Refunded { refund_amount = available; create_error });
+      case null {};
+    };
+    // Paid in advance, and taken from the caller once there is a canister: what is not taken goes
+    // back by itself.
     try {
       let settings = ?Placement.settings(arg.settings, caller);
-      #Ok((await (with cycles = amount) Placement.management.create_canister({ settings })).canister_id)
+      let made = await (with cycles = available) Placement.management.create_canister({ settings });
+      ignore Cycles.accept<system>(available);
+      #Ok(made.canister_id)
     } catch (error) {
-      // What was accepted cannot be refunded any more; the caller's account is the way back.
-      ignore await (with cycles = amount) cyclesLedger.deposit({ to = { owner = caller; subaccount = null }; memo = null });
-      #Err(#Refunded { refund_amount = amount; create_error = Error.message(error) })
+      #Err(#Refunded { refund_amount = available; create_error = Error.message(error) })
     }
   };
 

@@ -37,6 +37,19 @@ pub(crate) fn parse_icp(text: &str) -> Result<u64, String> {
     Ok(number * E8S)
 }
 
+/// Digits in groups of three, as they can be written too.
+pub(crate) fn grouped(number: u128) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push('_');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 pub(crate) const fn as_icp(e8s: u64) -> u64 {
     e8s / E8S
 }
@@ -54,6 +67,11 @@ mod tests {
         for wrong in ["", "t", "-1", "1.5t", "1208925819614629174706177", &"9".repeat(60)] {
             assert!(parse_cycles(wrong).is_err(), "{wrong}");
         }
+        assert_eq!(grouped(1_234_567), "1_234_567");
+        assert_eq!(
+            (grouped(0), grouped(999), grouped(1000)),
+            ("0".into(), "999".into(), "1_000".into())
+        );
         assert_eq!(parse_icp("1_000_000"), Ok(100_000_000_000_000));
         assert_eq!(parse_icp("3689348"), Ok(368_934_800_000_000));
         for wrong in ["", "0.5", "3689349", "18446744073709551616"] {

@@ -165,8 +165,8 @@ async fn prepare(options: &Options, url: &str) -> Result<()> {
     }
     println!(
         "local: every principal begins with {} cycles and {} ICP",
-        options.cycles,
-        amount::as_icp(options.icp)
+        amount::grouped(options.cycles),
+        amount::grouped(amount::as_icp(options.icp).into())
     );
     Ok(())
 }

@@ -282,6 +282,31 @@ async fn manage(agent: &Agent, canister: Principal, method: &str, arg: Vec<u8>) 
         .unwrap()
 }
 
+async fn create(agent: &Agent) -> Principal {
+    let argument = ProvisionalCreateCanisterWithCyclesArgs::default();
+    let method = "provisional_create_canister_with_cycles";
+    let management = Principal::management_canister();
+    let made = manage(agent, management, method, Encode!(&argument).unwrap()).await;
+    Decode!(&made, CanisterIdRecord).unwrap().canister_id
+}
+
+async fn install(
+    agent: &Agent,
+    canister: Principal,
+    mode: CanisterInstallMode,
+    wasm_module: Vec<u8>,
+    arg: Vec<u8>,
+) {
+    let arguments = InstallCodeArgs {
+        mode,
+        canister_id: canister,
+        wasm_module,
+        arg,
+        sender_canister_version: None,
+    };
+    manage(agent, canister, "install_code", Encode!(&arguments).unwrap()).await;
+}
+
 #[tokio::test]
 async fn a_module_of_the_users_stands_at_a_well_known_id() {
     let folder = tempfile::tempdir().unwrap();
@@ -305,6 +330,58 @@ async fn a_module_of_the_users_stands_at_a_well_known_id() {
     assert!(said.contains(&format!("{id} there already")), "{said}");
     assert_eq!(inc().await, 2u8);
     network.stop();
+}
+
+#[derive(CandidType, Default)]
+struct Creation {
+    subnet_type: Option<String>,
+}
+
+#[derive(CandidType, Deserialize, Debug)]
+enum CreationRefused {
+    Refunded { create_error: String },
+}
+
+#[tokio::test]
+async fn canisters_pay_for_canisters_with_the_cycles_of_their_calls() {
+    let folder = tempfile::tempdir().unwrap();
+    let network = Network::start(folder.path(), &[]);
+    let agent = agent(&network.url, 1).await;
+    let payer = create(&agent).await;
+    let module = fs::read(fixture("workbench.wasm")).unwrap();
+    install(&agent, payer, CanisterInstallMode::Install, module, Encode!().unwrap()).await;
+    let minting = Principal::from_text("rkp4c-7iaaa-aaaaa-aaaca-cai").unwrap();
+    let pay = async |creation: Creation| {
+        let argument = Encode!(&creation).unwrap();
+        let cycles = Nat::from(3 * T);
+        let arguments = Encode!(&minting, &"create_canister", &argument, &cycles).unwrap();
+        let reply = agent.update(&payer, "call_raw").with_arg(arguments).call_and_wait().await;
+        let reply = Decode!(&reply.unwrap(), Result<Vec<u8>, String>).unwrap().unwrap();
+        Decode!(&reply, Result<Principal, CreationRefused>).unwrap()
+    };
+    let cycles_of = async |canister: Principal| {
+        let record = Encode!(&CanisterIdRecord { canister_id: canister }).unwrap();
+        let status = manage(&agent, canister, "canister_status", record).await;
+        Decode!(&status, Cycles).unwrap().cycles
+    };
+    let before = cycles_of(payer).await;
+    let made = pay(Creation::default()).await.unwrap();
+    let controllers = agent.read_state_canister_controllers(made).await.unwrap();
+    assert_eq!(controllers, [payer]);
+    let after = cycles_of(payer).await;
+    assert!(before.clone() - after.clone() >= 3 * T, "{before}, then {after}");
+    // What cannot be made is not paid for.
+    let creation = Creation { subnet_type: Some("fiduciary".into()) };
+    let Err(CreationRefused::Refunded { create_error }) = pay(creation).await else { panic!() };
+    assert!(create_error.contains("fiduciary"), "{create_error}");
+    let left = cycles_of(payer).await;
+    assert!(after.clone() - left.clone() < T, "{after}, then {left}");
+    network.stop();
+}
+
+#[derive(CandidType, Deserialize)]
+struct Cycles {
+    cycles: Nat,
 }
 
 #[derive(CandidType)]
@@ -339,16 +416,10 @@ struct Ledger {
 }
 
 impl Ledger {
-    async fn install(agent: Agent, mode: Option<Principal>, accounts_max: u8) -> Self {
-        let id = match mode {
+    async fn install(agent: Agent, upgraded: Option<Principal>, accounts_max: u8) -> Self {
+        let id = match upgraded {
             Some(id) => id,
-            None => {
-                let arg = ProvisionalCreateCanisterWithCyclesArgs::default();
-                let management = Principal::management_canister();
-                let method = "provisional_create_canister_with_cycles";
-                let made = manage(&agent, management, method, Encode!(&arg).unwrap()).await;
-                Decode!(&made, CanisterIdRecord).unwrap().canister_id
-            }
+            None => create(&agent).await,
         };
         let argument = LedgerArgument {
             subnet: id,
@@ -359,17 +430,12 @@ impl Ledger {
             skip_pre_upgrade: None,
             wasm_memory_persistence: Some(WasmMemoryPersistence::Keep),
         };
-        let install = InstallCodeArgs {
-            mode: match mode {
-                Some(_) => CanisterInstallMode::Upgrade(Some(keep)),
-                None => CanisterInstallMode::Install,
-            },
-            canister_id: id,
-            wasm_module: fs::read(fixture("local-cycles-ledger.wasm.gz")).unwrap(),
-            arg: Encode!(&argument).unwrap(),
-            sender_canister_version: None,
+        let how = match upgraded {
+            Some(_) => CanisterInstallMode::Upgrade(Some(keep)),
+            None => CanisterInstallMode::Install,
         };
-        manage(&agent, id, "install_code", Encode!(&install).unwrap()).await;
+        let module = fs::read(fixture("local-cycles-ledger.wasm.gz")).unwrap();
+        install(&agent, id, how, module, Encode!(&argument).unwrap()).await;
         Self { agent, id }
     }
 
