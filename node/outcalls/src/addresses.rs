@@ -81,10 +81,15 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
 fn is_public_v6(address: Ipv6Addr) -> bool {
     let [a, b, ..] = address.segments();
     let is_global = a & 0xe000 == 0x2000;
-    let is_taken_out = (a == 0x2001 && b < 0x200) // protocols, Teredo, benchmarking, ORCHID
-        || (a == 0x2001 && b == 0xdb8) // documentation
-        || (a == 0x3fff && b < 0x1000) // documentation
-        || (a == 0x2620 && b == 0x4f); // AS112
+    let is_taken_out = match a {
+        // Protocols, Teredo, benchmarking, ORCHID; documentation.
+        0x2001 => b < 0x200 || b == 0xdb8,
+        // Documentation.
+        0x3fff => b < 0x1000,
+        // AS112.
+        0x2620 => b == 0x4f,
+        _ => false,
+    };
     is_global && !is_taken_out
 }
 

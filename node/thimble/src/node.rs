@@ -147,11 +147,8 @@ fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
     };
     let registry = Arc::new(Mutex::new(Registry::with_prefix("thimble")));
     let opened = open(&config, &limits, &ledger, cgroup, keys, &registry, Role::Member)?;
-    let Opened { driver, busy, rounds, queries, adapter, keys, pool, waiters, watch, outcalls } =
-        opened;
-    if let Some(outcalls) = outcalls {
-        runtime.spawn(outcalls.service.run());
-    }
+    outcalls::start(&runtime, opened.outcalls.as_ref());
+    let Opened { driver, busy, rounds, queries, adapter, keys, pool, waiters, watch, .. } = opened;
 
     let latencies = gateway::Latencies::default();
     let _governor = governor::start(

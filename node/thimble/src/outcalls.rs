@@ -49,6 +49,13 @@ pub(crate) fn open(
     Ok(Some(NodeOutcalls { service, agreed }))
 }
 
+/// Makes requests from here on, where the subnet makes any.
+pub(crate) fn start(runtime: &tokio::runtime::Runtime, outcalls: Option<&NodeOutcalls>) {
+    if let Some(outcalls) = outcalls {
+        runtime.spawn(outcalls.service.clone().run());
+    }
+}
+
 impl NodeOutcalls {
     /// What is open after a round.
     pub(crate) fn set_open(&self, outcalls: &Outcalls) {

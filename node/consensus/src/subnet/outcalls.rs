@@ -306,14 +306,14 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         if collected.refused.contains(&place) {
             return;
         }
-        let is_new = if diverged {
-            collected.divergence.insert(place, share).is_none()
-        } else if collected.answers.contains_key(&place) {
-            false
+        let before = collected.answers.len() + collected.divergence.len();
+        // The first counts.
+        if diverged {
+            collected.divergence.entry(place).or_insert(share);
         } else {
-            collected.answers.insert(place, (digest, share));
-            true
-        };
+            collected.answers.entry(place).or_insert((digest, share));
+        }
+        let is_new = collected.answers.len() + collected.divergence.len() > before;
         if is_new && is_open {
             self.conclude(id);
         }
