@@ -294,6 +294,7 @@ impl Replica {
             randomness: seed("thimble-pocket-round", &[&self.root_seed, &height.0.to_be_bytes()]),
             ingress: self.shared.waiting.take(self.messages_max, self.bytes_max),
             key: None,
+            outcalls: Vec::new(),
             agreed: None,
         };
         let mut result = self.executor.execute(&batch, &[])?;
