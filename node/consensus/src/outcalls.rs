@@ -149,8 +149,7 @@ impl Outcalls {
     fn keep(&self, answer: OutcallAnswer, held: Reservation) -> bool {
         let digest = answer.digest();
         let mut inner = self.lock();
-        let is_answer =
-            inner.open.get(&answer.id).is_some_and(|open| open.is_answered_by(&answer));
+        let is_answer = inner.open.get(&answer.id).is_some_and(|open| open.is_answered_by(&answer));
         if !is_answer || inner.known.contains_key(&answer.id) {
             return false;
         }
@@ -282,9 +281,10 @@ mod tests {
         assert!(!outcalls.signed_divergence(&none, &[1; 48]));
         assert!(!outcalls.signed(OutcallId(1), &[1; 48]));
         let taken = pool.take(Time(5), 1_000, 10);
-        assert_eq!(taken.iter().map(|call| call.id).collect::<Vec<_>>(), [
-            answer(2, b"two").ingress_id()
-        ]);
+        assert_eq!(
+            taken.iter().map(|call| call.id).collect::<Vec<_>>(),
+            [answer(2, b"two").ingress_id()]
+        );
     }
 
     #[test]

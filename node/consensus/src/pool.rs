@@ -328,8 +328,7 @@ impl IngressPool {
             }
         }
         inner.bytes += asked;
-        let crowded =
-            2 * inner.bytes > self.bytes_max || 2 * inner.calls() >= self.messages_max;
+        let crowded = 2 * inner.bytes > self.bytes_max || 2 * inner.calls() >= self.messages_max;
         if crowded {
             let released = std::mem::take(&mut inner.held);
             inner.order.extend(released.into_iter().map(|held| held.id));

@@ -8,8 +8,8 @@ use budget::MIB;
 use sheet::{GRANULE_BYTES, Named, Rules, limit};
 
 use crate::{
-    CONNECTION_BYTES, HTTP_PIECE_BYTES, HTTP_REQUEST_BYTES, Limits, OUTCALL_REQUEST_BYTES,
-    OUTCALL_CONTEXT_BYTES, OUTCALL_RESPONSE_BYTES, OutcallLimits,
+    CONNECTION_BYTES, HTTP_PIECE_BYTES, HTTP_REQUEST_BYTES, Limits, OUTCALL_CONTEXT_BYTES,
+    OUTCALL_REQUEST_BYTES, OUTCALL_RESPONSE_BYTES, OutcallLimits,
     derive::{compile_need_bytes, compile_peak_bytes},
 };
 

@@ -58,13 +58,13 @@ pub enum NotTransformed {
 /// Runs query methods of canisters.
 pub trait Transform: Send + Sync {
     /// What the method of this canister makes of `arg`, asked by the management canister, in a state of
-    /// the height `since` or later. Blocks.
+    /// this height or later. Blocks.
     ///
     /// # Errors
     /// See [`NotTransformed`].
     fn transform(
         &self,
-        (canister_id, since): (CanisterId, Height),
+        asked: (CanisterId, Height),
         method_name: &str,
         arg: &[u8],
     ) -> Result<Vec<u8>, NotTransformed>;

@@ -93,9 +93,8 @@ async fn a_canister_has_a_quarter_of_the_room_while_others_wait() {
     let service = service(idle(), 100, Pool::standalone("outcalls", 8 * one));
     let mut begins = Begins::default();
     service.begin(&open(&[1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 3]), &mut begins);
-    // Where nobody else waits any more, the last has more.
-    let [first, second, third] = [1, 2, 3]
-        .map(|number| begun(&begins).iter().filter(|caller| **caller == number).count());
+    let [first, second, third] =
+        [1, 2, 3].map(|number| begun(&begins).iter().filter(|caller| **caller == number).count());
     assert_eq!((first, second, third), (2, 2, 1));
     let few = Pool::standalone("outcalls", one);
     let service = self::service(idle(), 1, few);
@@ -104,7 +103,7 @@ async fn a_canister_has_a_quarter_of_the_room_while_others_wait() {
     assert_eq!(begun(&begins), [1], "one in any case");
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test]
 async fn a_transform_whose_workers_end_twice_is_no_answer_and_is_not_tried_again() {
     let told = Arc::new(Told(NotTransformed::Died("killed".into()), AtomicU32::new(0)));
     let room = Pool::standalone("outcalls", 1 << 20);
@@ -140,5 +139,8 @@ fn a_reject_of_a_transform_is_cut_to_what_is_agreed_on() {
     let answer = OutcallAnswer { id: OutcallId(1), until: Time(1), payload };
     assert!(answer.is_within(0));
     let Payload::Reject(reject) = answer.payload else { unreachable!() };
-    assert_eq!((reject.message.len(), reject.error_code), (OUTCALL_REJECT_BYTES_MAX, ErrorCode(400)));
+    assert_eq!(
+        (reject.message.len(), reject.error_code),
+        (OUTCALL_REJECT_BYTES_MAX, ErrorCode(400))
+    );
 }

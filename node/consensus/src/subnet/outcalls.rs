@@ -144,7 +144,7 @@ pub(super) struct Agreement<S> {
     /// Members whose share proved false; nothing of this committee's counts that they say.
     refused: BTreeSet<NodeIndex>,
     /// The last answer that was told, and how many more and bytes may be until the next repetition.
-    last_told: OutcallId,
+    last_told: Option<OutcallId>,
     may_tell: (u64, u64),
     sender: S,
     blame: Blame,
@@ -159,8 +159,8 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         (me, node_ids): (PublicKey, NodeIds),
         sender: S,
         blame: Blame,
-    ) -> outcalls.submit_to(pool);
-        Self {
+    ) -> Self {
+        outcalls.submit_to(pool);
         Self {
             outcalls,
             terms,
@@ -169,7 +169,7 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
             committee: None,
             collected: BTreeMap::new(),
             refused: BTreeSet::new(),
-            last_told: OutcallId::default(),
+            last_told: None,
             may_tell: (ANSWERS_TOLD_MAX, ANSWERS_TOLD_BYTES),
             sender,
             blame,
@@ -244,7 +244,7 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
 
     /// Of these answers as many as may be told now, from the one behind the last on.
     fn tell_answers(&mut self, ids: &[OutcallId]) {
-        let behind = ids.partition_point(|id| *id <= self.last_told);
+        let behind = ids.partition_point(|id| Some(*id) <= self.last_told);
         for id in ids[behind..].iter().chain(&ids[..behind]) {
             let Some(answer) = self.outcalls.kept(*id) else { continue };
             let (count, bytes) = self.may_tell;
@@ -253,7 +253,7 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
                 return;
             }
             self.may_tell = (count - 1, bytes - needed);
-            self.last_told = *id;
+            self.last_told = Some(*id);
             self.send(Recipients::All, &Message::Answer(answer));
         }
     }
@@ -363,7 +363,9 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         let Some((_, term)) = self.committee.clone() else { return };
         let Some(divergence) = self.divergence(id) else { return };
         let threshold = term.committee.threshold as usize;
-        let Some(collected) = self.collected.get_mut(&id).filter(|it| !it.submitted) else { return };
+        let Some(collected) = self.collected.get_mut(&id).filter(|it| !it.submitted) else {
+            return;
+        };
         if collected.signed.is_none() {
             collected.refuse(&self.refused.iter().copied().collect::<Vec<_>>());
             collected.sort_out(&divergence);
@@ -377,9 +379,7 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         }
         let refused = collected.refused.clone();
         self.refuse(&refused, &term);
-        if can_agree {
-            return;
-        }
+        let Some(collected) = self.collected.get_mut(&id).filter(|_| !can_agree) else { return };
         let digest = divergence.digest();
         let message = OutcallAnswer::message(&digest);
         let own = term.share.as_ref();

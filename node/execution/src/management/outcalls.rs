@@ -292,3 +292,36 @@ fn is_answer_to(answer: &OutcallAnswer, open: &Outcall) -> bool {
 pub(super) fn are_on(core: &Core) -> bool {
     core.config.outcalls
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn argument(response: Option<u64>, context: u64) -> Argument {
+        let function = ic_management_canister_types::TransformFunc(candid::Func {
+            principal: Principal::anonymous(),
+            method: "t".into(),
+        });
+        let context = ByteBuf::from(vec![0; usize::try_from(context).unwrap()]);
+        Argument {
+            url: String::new(),
+            max_response_bytes: response,
+            method: Method::get,
+            headers: vec![],
+            body: None,
+            transform: Some(Transform { function, context }),
+            is_replicated: None,
+        }
+    }
+
+    #[test]
+    fn a_context_is_as_large_as_the_response_leaves_memory_for() {
+        let told = |response, context| check(&argument(response, context), &Principal::anonymous());
+        assert_eq!(told(None, OUTCALL_CONTEXT_BYTES), Ok(()));
+        let refused = told(None, OUTCALL_CONTEXT_BYTES + 1).unwrap_err().message;
+        assert!(refused.contains("8193 bytes") && refused.contains("2008192"), "{refused}");
+        assert_eq!(told(Some(1_000_000), 1_000_000 + OUTCALL_CONTEXT_BYTES), Ok(()));
+        assert!(told(Some(1_000_001), 1_000_000 + OUTCALL_CONTEXT_BYTES).is_err());
+    }
+}
