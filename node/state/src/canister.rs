@@ -548,7 +548,7 @@ mod tests {
         }
     }
 
-    const PINNED: &str = "96910fca732c52718db2d7c56f6e9a08";
+    const PINNED: &str = "12f49fe28c9b57a95ace6c14450251eb";
 
     /// Everything that a record of a canister can have, in values that are not defaults.
     #[expect(clippy::too_many_lines, reason = "one story, told in order")]

@@ -36,7 +36,7 @@ pub(crate) fn open(
     if !limits.is_possible() {
         bail!(
             "features.outcalls is on, and there is no memory for outcalls in a budget of {} \
-             (outcalls.bytes = 0): it needs 192 MiB, or limits of its own under [limits.outcalls]",
+             (outcalls.bytes = 0): it needs 512 MiB, or limits of its own under [limits.outcalls]",
             config.memory
         );
     }

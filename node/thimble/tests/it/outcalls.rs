@@ -67,7 +67,7 @@ async fn a_node_makes_no_requests_unless_its_operator_says_so() {
 fn a_node_without_memory_for_requests_says_so_and_ends() {
     let folder = tempfile::tempdir().unwrap();
     let run = thimble()
-        .args(["run", "--memory", "128MiB", "--outcalls", "--listen", "127.0.0.1:0", "--data-dir"])
+        .args(["run", "--memory", "256MiB", "--outcalls", "--listen", "127.0.0.1:0", "--data-dir"])
         .arg(folder.path().join("data"))
         .output()
         .unwrap();
@@ -80,7 +80,7 @@ async fn a_request_survives_a_kill_and_is_answered_once_and_replays() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
     let no_checkpoint = "[limits.pages]\ncheckpoint_interval_rounds = 1000000\n";
     let config = authority.configuration(folder.path()) + no_checkpoint;
-    let mut node = Node::start_as("256MiB", &config, "").await;
+    let mut node = Node::start_as("512MiB", &config, "").await;
     let agent = node.agent(1).await;
     let (server, asker) = (server(&authority).await, deploy_asker(&agent).await);
     let before = ask(&agent, asker, &Request::get(server.url("before"))).await;
@@ -109,7 +109,7 @@ async fn a_request_whose_time_is_over_is_rejected() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
     let config =
         authority.configuration(folder.path()) + "[limits.outcalls]\ntimeout_seconds = 3\n";
-    let node = Node::start_as("256MiB", &config, "").await;
+    let node = Node::start_as("512MiB", &config, "").await;
     let agent = node.agent(1).await;
     let (server, asker) = (server(&authority).await, deploy_asker(&agent).await);
     server.hold();
@@ -130,7 +130,7 @@ async fn a_request_whose_time_is_over_is_rejected() {
 async fn requests_beyond_the_places_wait_for_one() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
     let config = authority.configuration(folder.path()) + "[limits.outcalls]\nin_flight = 2\n";
-    let node = Node::start_as("256MiB", &config, "").await;
+    let node = Node::start_as("512MiB", &config, "").await;
     let agent = node.agent(1).await;
     let (server, asker) = (server(&authority).await, deploy_asker(&agent).await);
     server.hold();
