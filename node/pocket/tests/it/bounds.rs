@@ -52,6 +52,28 @@ async fn an_instance_leaves_nothing_behind() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
+#[tokio::test]
+async fn a_stable_memory_that_is_too_long_for_an_answer_is_refused_with_the_limit() {
+    let server = Server::start(&["--memory", "140MiB"]);
+    let instance = server.instance(&one_subnet()).await;
+    server.deploy(instance, &module("workbench.wasm")).await;
+    let path = format!("/instances/{instance}/read/get_stable_memory");
+    let asked = json!({"canister_id": base64(&FIRST)});
+    let grow = async |pages: u64| {
+        let grow = call(&FIRST, "stable_grow", &candid::encode_one(pages).unwrap());
+        let answer = server.update(instance, &grow).await;
+        candid::decode_one::<u64>(&unbase64(&answer["Ok"])).unwrap()
+    };
+    // 4 MiB, a third of what the smallest budget has for such answers.
+    assert_ne!(grow(64).await, u64::MAX);
+    let answer = server.ok(&path, &asked).await;
+    let before = unbase64(&answer["blob"]).len();
+    assert!(before <= 4 << 20, "{before}");
+    assert_ne!(grow(1).await, u64::MAX);
+    let refusal = server.refusal(&path, &asked).await;
+    assert!(refusal.contains("stable_answer_bytes = 4194304"), "{refusal}");
+}
+
 #[test]
 fn a_budget_without_room_for_an_instance_is_refused() {
     let output = program().args(["--memory", "64MiB"]).output().unwrap();
