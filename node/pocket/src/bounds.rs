@@ -37,12 +37,11 @@ pub(crate) const BLOB_BYTES: u64 = 1 << 30;
 pub(crate) const BLOBS_BYTES: u64 = 4 << 30;
 /// Blobs.
 pub(crate) const BLOBS_MAX: usize = 10_000;
-/// Part of the budget for stable memories that are sent whole, as a divisor, and its least.
-const STABLE_ANSWERS_PART: u64 = 16;
-const STABLE_ANSWERS_LEAST: u64 = 12 << 20;
-/// The same for outcomes that clients come back for.
-const ANSWERS_KEPT_PART: u64 = 32;
-const ANSWERS_KEPT_LEAST: u64 = 6 << 20;
+/// The budget in parts, of which stable memories that are sent whole have some, and outcomes that
+/// clients come back for.
+const PARTS: u64 = 32;
+const STABLE_ANSWERS_PARTS: u64 = 2;
+const ANSWERS_KEPT_PARTS: u64 = 1;
 /// Room that a stable memory takes while it is made an answer, in times of its bytes: as it is, and
 /// in base64.
 pub(crate) const STABLE_ANSWER_TIMES: u64 = 3;
@@ -83,8 +82,8 @@ impl Bounds {
             format_size(least)
         );
         let half = memory / 2 / INSTANCE_BYTES;
-        let stable_answers = (memory / STABLE_ANSWERS_PART).max(STABLE_ANSWERS_LEAST);
-        let answers_kept_bytes = (memory / ANSWERS_KEPT_PART).max(ANSWERS_KEPT_LEAST);
+        let stable_answers = memory / PARTS * STABLE_ANSWERS_PARTS;
+        let answers_kept_bytes = memory / PARTS * ANSWERS_KEPT_PARTS;
         let memory = memory - BODIES_BYTES - stable_answers - answers_kept_bytes;
         let possible = (memory - Limits::smallest_bytes()) / INSTANCE_BYTES;
         let instances = half.clamp(1, possible.max(1)).min(INSTANCES_MAX) * INSTANCE_BYTES;
@@ -100,8 +99,9 @@ impl Bounds {
 
     /// The smallest budget: a node's smallest, one instance, bodies, answers.
     pub(crate) fn least_bytes() -> u64 {
-        let answers = STABLE_ANSWERS_LEAST + ANSWERS_KEPT_LEAST;
-        Limits::smallest_bytes() + INSTANCE_BYTES + BODIES_BYTES + answers
+        let others = PARTS - STABLE_ANSWERS_PARTS - ANSWERS_KEPT_PARTS;
+        let fixed = Limits::smallest_bytes() + INSTANCE_BYTES + BODIES_BYTES;
+        (fixed * PARTS).div_ceil(others).next_multiple_of(1 << 20)
     }
 
     /// The longest stable memory that is sent whole.

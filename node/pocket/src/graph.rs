@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn outcomes_are_bounded_by_their_bytes() {
         let graph = Graph::new(100);
-        let answer = |bytes: usize| Ok(vec![0; bytes].into());
+        let answer = |bytes: usize| Ok(bytes::Bytes::from(vec![0_u8; bytes]));
         let numbers = [(); 5].map(|()| graph.begin());
         for (number, bytes) in numbers.iter().zip([40, 40, 40, 0, 90]) {
             graph.finish(*number, answer(bytes));

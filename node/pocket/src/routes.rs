@@ -30,7 +30,8 @@ use crate::{
     outcalls::RawMock,
     rest::{
         ApiError, AutoProgressConfig, Creation, HttpGatewayBackend, HttpGatewayConfig,
-        InstanceConfig, RawAddCycles, RawSetStableMemory, RawVerifyCanisterSig, Started,
+        InstanceConfig, RawAddCycles, RawCanisterId, RawSetStableMemory, RawVerifyCanisterSig,
+        Started,
     },
     server::{Server, mount},
 };
@@ -288,7 +289,9 @@ impl Server {
             "get_controllers" => self.with(target, request, |at, id| at.get_controllers(&id)).await,
             "get_stable_memory" => {
                 let server = self.clone();
-                let get = move |at: &mut Instance, id| at.get_stable_memory(&id, &server.bounds);
+                let get = move |at: &mut Instance, id: RawCanisterId| {
+                    at.get_stable_memory(&id, &server.bounds)
+                };
                 self.with(target, request, get).await
             }
             "get_subnet" => self.with(target, request, |at, id| at.get_subnet(&id)).await,
