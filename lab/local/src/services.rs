@@ -171,7 +171,7 @@ mod tests {
         let beside = read(format!("aaaaa-aa={module}")).unwrap();
         let all = with_users(ours, &[mine, beside]);
         let told: Vec<_> = all.iter().map(|service| service.name.as_ref()).collect();
-        assert_eq!(told, ["ICP ledger", "cycles minting", &module, &module]);
+        assert_eq!(told, ["ICP ledger", "cycles minting", module.as_str(), module.as_str()]);
         assert_eq!(all[2].argument.as_deref(), Some(&b"argument"[..]));
         assert_eq!(all[3].argument, None);
         assert_eq!(all[3].module.bytes(), b"module");

@@ -75,7 +75,7 @@ impl Blobs {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         // The oldest goes: nothing tells when a client needs one no more.
         while known.bytes.saturating_add(bytes) > BLOBS_BYTES || known.blobs.len() >= BLOBS_MAX {
-            if let Some((_, oldest)) = known.by_age.first_key_value().map(|(at, id)| (*at, *id)) {
+            if let Some(oldest) = known.by_age.first_key_value().map(|(_, id)| *id) {
                 fs::remove_file(self.path(&oldest)).map_err(|error| error.to_string())?;
                 known.forget(&oldest);
                 continue;
