@@ -261,6 +261,7 @@ mod tests {
         let (read, signature) = OutcallAnswer::read(&taken[0].signed).unwrap();
         assert_eq!((&read, taken[0].id), (&answer(1, b"first"), read.ingress_id()));
         assert!(nidkg::verify(&key, &OutcallAnswer::message(&read.digest()), &signature));
+        drop(taken);
         assert_eq!(room.used_bytes(), 0, "and its memory went with it");
         outcalls.set_open(OutcallId(3), open([2]));
         assert_eq!(outcalls.digest(OutcallId(1)), None);

@@ -548,7 +548,7 @@ mod tests {
         }
     }
 
-    const PINNED: &str = "12f49fe28c9b57a95ace6c14450251eb";
+    const PINNED: &str = "26aa3bad78a4ff427d18a83af335e221";
 
     /// Everything that a record of a canister can have, in values that are not defaults.
     #[expect(clippy::too_many_lines, reason = "one story, told in order")]
