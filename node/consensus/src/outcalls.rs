@@ -7,10 +7,18 @@
 //! ```
 //!
 //! An answer is here until the subnet signed it; then it waits in the pool, and here is its digest, by
-//! which this node goes on to vouch for it while the request is open. This module must not know how
-//! servers are asked.
+//! which this node goes on to vouch for it while the request is open.
+//!
+//! An answer of another member needs no room for this node to vouch for it: the digest is enough, and
+//! who asked has the answer. It is kept for a block of this node's where it finds room that nobody
+//! else needs: a quarter of the room at most, and less as soon as this node's own requests need it.
+//! Where askers are many, one has no more than another that wants some, and what was kept longest goes
+//! first.
+//!
+//! This module must not know how servers are asked.
 
 use std::{
+    cmp::Reverse,
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
@@ -21,6 +29,9 @@ use state::{OutcallAnswer, OutcallId, Time};
 use tokio::sync::Notify;
 
 use crate::{IngressPool, certifier::Terms};
+
+/// Of the room, answers of other members have one part in so many at most.
+const PARTS: u64 = 4;
 
 /// What agreement knows of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,13 +68,80 @@ struct Inner {
     /// No request of this number or a higher one was made yet.
     next: OutcallId,
     known: BTreeMap<OutcallId, Known>,
+    /// Answers of others that were kept.
+    adopted: u64,
 }
 
 /// An answer that this node vouches for.
 struct Known {
     digest: [u8; 32],
-    /// Until the subnet signed it.
-    kept: Option<(OutcallAnswer, Reservation)>,
+    /// Until the subnet signed it, or others needed its room.
+    kept: Option<Kept>,
+    /// The subnet signed something: no answer is kept any more.
+    is_over: bool,
+}
+
+struct Kept {
+    answer: OutcallAnswer,
+    held: Reservation,
+    /// None: this node asked.
+    adopted: Option<Adopted>,
+}
+
+/// Whose answer it is, and how many were kept before.
+#[derive(Clone, Copy)]
+struct Adopted {
+    asker: Principal,
+    number: u64,
+}
+
+impl Inner {
+    /// Answers of others that are kept.
+    fn of_others(&self) -> impl Iterator<Item = (OutcallId, Adopted, u64)> {
+        self.known.iter().filter_map(|(id, known)| {
+            let kept = known.kept.as_ref()?;
+            Some((*id, kept.adopted?, kept.held.bytes()))
+        })
+    }
+
+    fn let_go(&mut self, id: OutcallId) {
+        if let Some(known) = self.known.get_mut(&id) {
+            known.kept = None;
+        }
+    }
+
+    /// Room for an answer of another member, if there is some or somebody has no less.
+    fn room_for(&mut self, room: &Pool, asker: Principal, bytes: u64) -> Option<Reservation> {
+        let mut shares: BTreeMap<Principal, Share> = BTreeMap::new();
+        for (id, adopted, bytes) in self.of_others() {
+            let share = shares.entry(adopted.asker).or_default();
+            share.bytes += bytes;
+            share.oldest.insert(adopted.number, (id, bytes));
+        }
+        let mut others = shares.values().map(|share| share.bytes).sum::<u64>();
+        let own = shares.remove(&asker).map_or(0, |share| share.bytes) + bytes;
+        let (most, mut free, mut gone) = (room.cap_bytes() / PARTS, room.free_bytes(), vec![]);
+        while others + bytes > most || free < bytes {
+            let has_most =
+                shares.values_mut().filter(|share| share.bytes >= own).max_by_key(|share| {
+                    (share.bytes, share.oldest.keys().next().copied().map(Reverse))
+                });
+            let share = has_most?;
+            let (_, (id, bytes)) = share.oldest.pop_first()?;
+            share.bytes -= bytes;
+            (others, free) = (others - bytes, free + bytes);
+            gone.push(id);
+        }
+        gone.into_iter().for_each(|id| self.let_go(id));
+        room.try_reserve(bytes).ok()
+    }
+}
+
+/// What is kept of one asker's answers.
+#[derive(Default)]
+struct Share {
+    bytes: u64,
+    oldest: BTreeMap<u64, (OutcallId, u64)>,
 }
 
 impl Outcalls {
@@ -103,12 +181,38 @@ impl Outcalls {
     /// What this node found out, with the memory that it holds.
     pub fn answer(&self, answer: OutcallAnswer, held: Reservation) {
         let id = answer.id;
+        let is_within = |open: OpenOutcall| open.is_answered_by(&answer);
+        if self.open_one(id).is_some_and(|open| !is_within(open)) {
+            tracing::error!(
+                request = id.0,
+                "what this node found out is no answer to its request, and is dropped"
+            );
+            return;
+        }
         if !self.keep(answer, held) {
             return;
         }
         match self.alone.get() {
             Some(terms) => self.sign_alone(id, terms),
             None => self.news.notify_one(),
+        }
+    }
+
+    /// A request of this node's needs so much of the room: answers of others leave it, if that is
+    /// enough, those first that were kept longest.
+    pub fn make_room(&self, bytes: u64) {
+        let mut inner = self.lock();
+        let mut others: Vec<_> = inner.of_others().collect();
+        let most = others.iter().map(|(_, _, bytes)| bytes).sum::<u64>();
+        if self.room.free_bytes() + most < bytes {
+            return;
+        }
+        others.sort_by_key(|(_, adopted, _)| adopted.number);
+        for (id, ..) in others {
+            if self.room.free_bytes() >= bytes {
+                return;
+            }
+            inner.let_go(id);
         }
     }
 
@@ -135,14 +239,28 @@ impl Outcalls {
         }
     }
 
-    /// Takes an answer of the one member that was to ask, if there is room for it. Whether it is
-    /// known now.
-    pub(crate) fn adopt(&self, answer: OutcallAnswer) -> bool {
-        let id = answer.id;
-        match self.room.try_reserve(answer.payload.len()) {
-            Ok(held) => self.keep(answer, held) || self.digest(id).is_some(),
-            Err(_) => self.digest(id).is_some(),
+    /// Takes an answer of the one member that was to ask, which is `asker`. Whether it is known now;
+    /// it is kept where there is room for it.
+    pub(crate) fn adopt(&self, answer: OutcallAnswer, asker: Principal) -> bool {
+        let (id, digest) = (answer.id, answer.digest());
+        let mut inner = self.lock();
+        if !inner.open.get(&id).is_some_and(|open| open.is_answered_by(&answer)) {
+            return false;
         }
+        let new = Known { digest, kept: None, is_over: false };
+        let known = inner.known.entry(id).or_insert(new);
+        // The first counts. It comes again, and may find room then.
+        if known.digest != digest || known.kept.is_some() || known.is_over {
+            return true;
+        }
+        if let Some(held) = inner.room_for(&self.room, asker, answer.payload.len()) {
+            let adopted = Some(Adopted { asker, number: inner.adopted });
+            inner.adopted += 1;
+            if let Some(known) = inner.known.get_mut(&id) {
+                known.kept = Some(Kept { answer, held, adopted });
+            }
+        }
+        true
     }
 
     /// The first answer counts, and one of a request that is open alone. Whether it is kept.
@@ -153,7 +271,9 @@ impl Outcalls {
         if !is_answer || inner.known.contains_key(&answer.id) {
             return false;
         }
-        inner.known.insert(answer.id, Known { digest, kept: Some((answer, held)) });
+        let id = answer.id;
+        let kept = Some(Kept { answer, held, adopted: None });
+        inner.known.insert(id, Known { digest, kept, is_over: false });
         true
     }
 
@@ -162,8 +282,10 @@ impl Outcalls {
     pub(crate) fn signed(&self, id: OutcallId, signature: &[u8; 48]) -> bool {
         // Held until it is submitted: what is open no more is not taken in again.
         let mut inner = self.lock();
-        let kept = inner.known.get_mut(&id).and_then(|known| known.kept.take());
-        let (Some((answer, held)), Some(pool)) = (kept, self.pool.get()) else { return false };
+        let Some(pool) = self.pool.get() else { return false };
+        let Some(known) = inner.known.get_mut(&id) else { return false };
+        let Some(Kept { answer, held, .. }) = known.kept.take() else { return false };
+        known.is_over = true;
         pool.submit_answer(&answer, signature, held);
         drop(inner);
         pool.tell();
@@ -176,8 +298,17 @@ impl Outcalls {
         let is_open = inner.open.get(&answer.id).is_some_and(|open| open.is_answered_by(answer));
         let Some(pool) = self.pool.get().filter(|_| is_open) else { return false };
         // What was found out is of no use any more, and its room is.
-        drop(inner.known.get_mut(&answer.id).and_then(|known| known.kept.take()));
-        let Ok(held) = self.room.try_reserve(answer.payload.len()) else { return false };
+        let bytes = answer.payload.len();
+        let kept = inner.known.get_mut(&answer.id).and_then(|known| known.kept.as_mut());
+        let of_it = kept.and_then(|kept| {
+            kept.held.try_resize(bytes).ok()?;
+            kept.held.split(bytes)
+        });
+        let held = of_it.or_else(|| self.room.try_reserve(bytes).ok());
+        let Some(held) = held else { return false };
+        if let Some(known) = inner.known.get_mut(&answer.id) {
+            (known.kept, known.is_over) = (None, true);
+        }
         pool.submit_answer(answer, signature, held);
         drop(inner);
         pool.tell();
@@ -189,10 +320,14 @@ impl Outcalls {
         self.lock().known.get(&id).map(|known| known.digest)
     }
 
-    /// The answer itself, while the subnet did not sign it.
-    pub(crate) fn kept(&self, id: OutcallId) -> Option<OutcallAnswer> {
+    /// What `look` makes of the answer itself, while it is kept.
+    pub(crate) fn kept<T>(
+        &self,
+        id: OutcallId,
+        look: impl FnOnce(&OutcallAnswer) -> T,
+    ) -> Option<T> {
         let inner = self.lock();
-        inner.known.get(&id)?.kept.as_ref().map(|(answer, _)| answer.clone())
+        inner.known.get(&id)?.kept.as_ref().map(|kept| look(&kept.answer))
     }
 
     /// The requests that are open.
@@ -240,6 +375,16 @@ mod tests {
             .collect()
     }
 
+    fn asker(number: u8) -> Principal {
+        Principal::from_slice(&[number])
+    }
+
+    fn kept(outcalls: &Outcalls) -> Vec<u64> {
+        let open = outcalls.open();
+        let is_kept = |id: &&OutcallId| outcalls.kept(**id, |_| ()).is_some();
+        open.keys().filter(is_kept).map(|id| id.0).collect()
+    }
+
     #[test]
     fn a_node_alone_signs_its_first_answer_to_what_is_open_and_nothing_else() {
         let room = Pool::standalone("outcalls", 1_000);
@@ -274,7 +419,8 @@ mod tests {
         let pool = Arc::new(IngressPool::new(&Limits::derive(512 << 20).unwrap().consensus));
         outcalls.submit_to(pool.clone());
         outcalls.set_open(OutcallId(3), open([1, 2]));
-        assert!(outcalls.adopt(answer(1, b"one")) && outcalls.adopt(answer(2, b"two")));
+        assert!(outcalls.adopt(answer(1, b"one"), asker(1)));
+        assert!(outcalls.adopt(answer(2, b"two"), asker(1)));
         assert!(outcalls.signed(OutcallId(1), &[1; 48]) && outcalls.signed(OutcallId(2), &[1; 48]));
         outcalls.set_open(OutcallId(3), open([2]));
         assert_eq!(room.used_bytes(), 3, "the first is over");
@@ -292,26 +438,97 @@ mod tests {
     fn an_answer_over_the_bounds_of_its_request_is_not_signed() {
         let outcalls = Outcalls::new(Pool::standalone("outcalls", 100_000));
         outcalls.set_open(OutcallId(3), open([1, 2]));
-        assert!(!outcalls.adopt(answer(1, &[1; 81])));
+        assert!(!outcalls.adopt(answer(1, &[1; 81]), asker(1)));
         let mut reject = OutcallAnswer::timed_out();
         reject.error_code = state::ErrorCode(536);
         let payload = Payload::Reject(reject);
-        assert!(!outcalls.adopt(OutcallAnswer { payload, ..answer(1, b"") }));
+        assert!(!outcalls.adopt(OutcallAnswer { payload, ..answer(1, b"") }, asker(1)));
         assert_eq!(outcalls.digest(OutcallId(1)), None);
-        assert!(outcalls.adopt(answer(1, &[1; 80])));
+        assert!(outcalls.adopt(answer(1, &[1; 80]), asker(1)));
     }
 
     #[test]
-    fn an_answer_of_another_member_needs_room() {
-        let room = Pool::standalone("outcalls", 100);
+    fn a_node_vouches_for_answers_of_others_and_keeps_a_quarter_of_the_room_of_them() {
+        let room = Pool::standalone("outcalls", 400);
         let outcalls = Outcalls::new(room.clone());
-        outcalls.set_open(OutcallId(3), open([1, 2]));
-        assert!(outcalls.adopt(answer(1, &[1; 80])));
-        assert!(!outcalls.adopt(answer(2, &[1; 80])), "there is none");
-        assert!(!outcalls.adopt(answer(3, &[1; 10])), "nobody asked");
-        assert!(outcalls.adopt(answer(1, &[2; 10])), "known already");
-        assert_eq!(outcalls.kept(OutcallId(1)), Some(answer(1, &[1; 80])));
-        outcalls.set_open(OutcallId(3), open([2]));
+        let pool = Arc::new(IngressPool::new(&Limits::derive(512 << 20).unwrap().consensus));
+        outcalls.submit_to(pool.clone());
+        outcalls.set_open(OutcallId(9), open(1..9));
+        assert!(outcalls.adopt(answer(1, &[1; 80]), asker(1)));
+        assert!(outcalls.adopt(answer(2, &[1; 80]), asker(1)), "there is no room, and it is known");
+        assert!(!outcalls.adopt(answer(9, &[1; 10]), asker(1)), "nobody asked");
+        assert!(outcalls.adopt(answer(1, &[2; 10]), asker(1)), "known already");
+        assert_eq!(kept(&outcalls), [1]);
+        assert_eq!(outcalls.digest(OutcallId(1)), Some(answer(1, &[1; 80]).digest()));
+        assert_eq!(outcalls.digest(OutcallId(2)), Some(answer(2, &[1; 80]).digest()));
+        // What is signed is of no use until it comes again; who asked has it meanwhile.
+        assert!(!outcalls.signed(OutcallId(2), &[1; 48]));
+        assert!(outcalls.signed(OutcallId(1), &[1; 48]));
+        drop(pool.take(Time(5), 1_000, 10));
+        assert!(outcalls.adopt(answer(1, &[1; 80]), asker(1)));
+        assert_eq!(room.used_bytes(), 0, "a block has it");
+        assert!(outcalls.adopt(answer(2, &[2; 80]), asker(1)));
+        assert_eq!(room.used_bytes(), 0, "another than the first");
+        assert!(outcalls.adopt(answer(2, &[1; 80]), asker(1)));
+        assert!(outcalls.signed(OutcallId(2), &[1; 48]));
+    }
+
+    #[test]
+    fn an_asker_has_no_more_room_than_another_that_wants_some() {
+        let outcalls = Outcalls::new(Pool::standalone("outcalls", 400));
+        outcalls.set_open(OutcallId(20), open(1..20));
+        let adopt = |id, bytes, number| {
+            assert!(outcalls.adopt(answer(id, &vec![1; bytes]), asker(number)));
+        };
+        (1..9).for_each(|id| adopt(id, 25, 1));
+        assert_eq!(kept(&outcalls), [1, 2, 3, 4]);
+        adopt(9, 25, 2);
+        adopt(10, 50, 2);
+        assert_eq!(kept(&outcalls), [2, 3, 4, 9], "the second would have more than the first");
+        adopt(11, 50, 3);
+        assert_eq!(kept(&outcalls), [4, 9, 11], "who has most makes room");
+        adopt(12, 25, 1);
+        adopt(13, 25, 1);
+        assert_eq!(kept(&outcalls), [4, 9, 12, 13]);
+    }
+
+    #[test]
+    fn requests_of_this_node_go_before_answers_of_others() {
+        let room = Pool::standalone("outcalls", 400);
+        let outcalls = Outcalls::new(room.clone());
+        outcalls.set_open(OutcallId(9), open(1..9));
+        (1..5).for_each(|id| assert!(outcalls.adopt(answer(id, &[1; 25]), asker(1))));
+        outcalls.answer(answer(5, &[1; 60]), room.try_reserve(60).unwrap());
+        outcalls.make_room(400);
+        assert_eq!(kept(&outcalls), [1, 2, 3, 4, 5], "it is not enough");
+        outcalls.make_room(290);
+        assert_eq!(kept(&outcalls), [3, 4, 5]);
+        let requests = room.try_reserve(290).unwrap();
+        assert!(outcalls.adopt(answer(6, &[1; 25]), asker(1)));
+        assert_eq!(kept(&outcalls), [3, 4, 5]);
+        assert!(outcalls.digest(OutcallId(6)).is_some(), "a full room keeps nobody from signing");
+        drop(requests);
+        outcalls.set_open(OutcallId(9), open([2]));
         assert_eq!(room.used_bytes(), 0);
+    }
+
+    #[test]
+    fn a_divergence_takes_the_room_of_what_was_found_or_leaves_it() {
+        let none = OutcallAnswer::no_consensus(OutcallId(1), Time(9));
+        let bytes = none.payload.len();
+        for (found, has_room) in [(bytes as usize + 50, true), (10, false)] {
+            let room = Pool::standalone("outcalls", found as u64);
+            let outcalls = Outcalls::new(room.clone());
+            let limits = Limits::derive(512 << 20).unwrap().consensus;
+            outcalls.submit_to(Arc::new(IngressPool::new(&limits)));
+            let reply_bytes_max = 1_000;
+            let one = OpenOutcall { until: Time(9), node: None, reply_bytes_max };
+            outcalls.set_open(OutcallId(2), BTreeMap::from([(OutcallId(1), one)]));
+            let held = room.try_reserve(found as u64).unwrap();
+            outcalls.answer(answer(1, &vec![1; found]), held);
+            assert_eq!(outcalls.signed_divergence(&none, &[1; 48]), has_room);
+            assert_eq!(kept(&outcalls).is_empty(), has_room);
+            assert_eq!(room.used_bytes(), if has_room { bytes } else { found as u64 });
+        }
     }
 }

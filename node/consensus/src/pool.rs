@@ -227,10 +227,6 @@ impl Inner {
         self.waiting.len().saturating_sub(self.answers.len()) as u64
     }
 
-    fn is_answer(&self, id: &IngressId) -> bool {
-        self.waiting.get(id).is_some_and(|call| call.answer.is_some())
-    }
-
     fn holds(&self, id: &IngressId) -> bool {
         self.held.iter().any(|held| held.id == *id)
     }
@@ -649,11 +645,11 @@ impl IngressPool {
     }
 
     /// These are in a final block, which is durable: whatever envelope of theirs waits is of no use
-    /// any more.
-    pub(crate) fn remove(&self, names: &[CallName]) {
+    /// any more. So many of them are calls of users; answers of others never wait here.
+    pub(crate) fn remove(&self, names: &[CallName], of_users: u64) {
         let mut inner = self.lock();
+        inner.taken += of_users;
         for name in names {
-            inner.taken += u64::from(!inner.is_answer(&name.id));
             inner.forget(&name.id);
         }
         inner.tidy();
@@ -888,7 +884,7 @@ mod tests {
         assert_eq!(pool.get(&name(&call(1, 2_000, 9).signed)), None);
         assert_eq!(submit(&pool, call(1, 2_000, 9)), Ok(Submitted::Already));
         // Once one of them is final the other is of no use.
-        pool.remove(&[name(&call(1, 2_000, 9).signed)]);
+        pool.remove(&[name(&call(1, 2_000, 9).signed)], 1);
         assert_eq!(pool.status(), PoolStatus::default());
     }
 
@@ -942,7 +938,7 @@ mod tests {
         submit(&pool, install(3)).unwrap();
         submit(&pool, install(4)).unwrap();
         let (third, fourth) = (IngressId([3; 32]), IngressId([4; 32]));
-        pool.remove(&[CallName::of(third, &install(3).signed)]);
+        pool.remove(&[CallName::of(third, &install(3).signed)], 1);
         assert_eq!(pool.next_held(PATIENCE), NextHeld::Call(fourth));
         pool.release(&third);
         assert_eq!(taken(&pool), [0; 0]);

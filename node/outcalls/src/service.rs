@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -74,6 +75,9 @@ pub trait Transform: Send + Sync {
 pub trait Answers: Send + Sync {
     /// See the trait.
     fn answer(&self, answer: OutcallAnswer, held: Reservation);
+
+    /// A request needs so many bytes of the room and does not find them: what can go leaves it.
+    fn make_room(&self, bytes: u64);
 }
 
 type Open = BTreeMap<OutcallId, Shared<Outcall>>;
@@ -202,7 +206,7 @@ impl Service {
             let part = parts.entry(caller).or_default();
             let bytes = bytes_held(outcall).min(self.0.room.cap_bytes());
             // Those behind it wait too, or a large one would never find room.
-            let Ok(held) = self.0.room.try_reserve(bytes) else { return false };
+            let Some(held) = self.room(bytes) else { return false };
             (part.places, part.bytes) = (part.places + 1, part.bytes + bytes);
             let holds = Arc::new(AtomicU64::new(bytes));
             let place = Place::take(self.0.clone(), holds.clone());
@@ -216,6 +220,13 @@ impl Service {
             }
         }
         waiting.is_empty()
+    }
+
+    fn room(&self, bytes: u64) -> Option<Reservation> {
+        if self.0.room.free_bytes() < bytes {
+            self.0.answers.make_room(bytes);
+        }
+        self.0.room.try_reserve(bytes).ok()
     }
 
     /// Whose turn it is: the next after the last one, of those who wait and have not their part.
@@ -303,7 +314,7 @@ impl Place {
             },
             Err(failure) => {
                 tracing::info!(request = id.0, canister = %outcall.caller(), %failure, "an outcall failed");
-                Payload::Reject(failure.reject())
+                Payload::Reject(within_bounds(failure.reject()))
             }
         };
         let bytes = payload.len().min(held.bytes());
@@ -356,7 +367,10 @@ impl Place {
             // A request that is given up meanwhile has its memory and its turn until the thread is back.
             let kept = held.split(held.bytes());
             let ran = spawn_blocking(move || {
-                let result = runs.transform((canister_id, since), &name, &arg);
+                let run = || runs.transform((canister_id, since), &name, &arg);
+                let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
+                    Err(NotTransformed::Died("a defect of the node, which its log tells".into()))
+                });
                 drop(turn);
                 (result, kept)
             });

@@ -28,6 +28,25 @@ struct Nobody;
 
 impl Answers for Nobody {
     fn answer(&self, _: OutcallAnswer, _: Reservation) {}
+
+    fn make_room(&self, _: u64) {}
+}
+
+/// Keeps what is found out, and gives up what it holds besides when somebody needs it.
+#[derive(Default)]
+struct Kept {
+    answers: Mutex<Vec<OutcallAnswer>>,
+    besides: Mutex<Option<Reservation>>,
+}
+
+impl Answers for Kept {
+    fn answer(&self, answer: OutcallAnswer, _: Reservation) {
+        self.answers.lock().unwrap().push(answer);
+    }
+
+    fn make_room(&self, _: u64) {
+        drop(self.besides.lock().unwrap().take());
+    }
 }
 
 fn caller(number: u8) -> CanisterId {
@@ -55,10 +74,19 @@ fn outcall(number: u8) -> Outcall {
 }
 
 fn service(transform: Arc<dyn Transform>, in_flight: u64, room: Pool) -> Service {
+    service_for(Arc::new(Nobody), transform, in_flight, room)
+}
+
+fn service_for(
+    answers: Arc<dyn Answers>,
+    transform: Arc<dyn Transform>,
+    in_flight: u64,
+    room: Pool,
+) -> Service {
     let client = Client::new(Allowed::default()).unwrap();
     let mut limits = Limits::derive(512 << 20).unwrap().outcalls;
     limits.in_flight = in_flight;
-    Service::new(client, (transform, Arc::new(Nobody)), (limits, room), Principal::anonymous())
+    Service::new(client, (transform, answers), (limits, room), Principal::anonymous())
 }
 
 fn idle() -> Arc<dyn Transform> {
@@ -101,6 +129,59 @@ async fn a_canister_has_a_quarter_of_the_room_while_others_wait() {
     let mut begins = Begins::default();
     service.begin(&open(&[1, 1, 2]), &mut begins);
     assert_eq!(begun(&begins), [1], "one in any case");
+}
+
+#[tokio::test]
+async fn a_request_takes_the_room_of_what_can_go() {
+    let one = bytes_held(&outcall(1));
+    let room = Pool::standalone("outcalls", one);
+    let answers = Arc::new(Kept::default());
+    *answers.besides.lock().unwrap() = Some(room.try_reserve(1).unwrap());
+    let service = service_for(answers, idle(), 4, room);
+    let mut begins = Begins::default();
+    assert!(service.begin(&open(&[1]), &mut begins));
+    assert_eq!(begun(&begins), [1]);
+}
+
+#[tokio::test]
+async fn a_failure_with_a_long_name_is_an_answer() {
+    let room = Pool::standalone("outcalls", 1 << 20);
+    let answers = Arc::new(Kept::default());
+    let service = service_for(answers.clone(), idle(), 4, room.clone());
+    let place = Place::take(service.0.clone(), Arc::default());
+    let mut long = outcall(1);
+    long.url = format!("https://{}", "a".repeat(OUTCALL_REJECT_BYTES_MAX - 8));
+    place.make(OutcallId(1), &Shared::new(long), room.try_reserve(1 << 20).unwrap()).await;
+    let answers = answers.answers.lock().unwrap();
+    let Payload::Reject(reject) = &answers[0].payload else { panic!("a reply") };
+    assert!(answers[0].is_within(0), "{} bytes", reject.message.len());
+    assert!(reject.message.starts_with("Connecting to aaa"), "{}", &reject.message[..40]);
+}
+
+/// Meets a defect.
+struct Panics;
+
+impl Transform for Panics {
+    fn transform(
+        &self,
+        _: (CanisterId, Height),
+        _: &str,
+        _: &[u8],
+    ) -> Result<Vec<u8>, NotTransformed> {
+        panic!("as it was told to")
+    }
+}
+
+#[tokio::test]
+async fn a_transform_that_meets_a_defect_is_no_answer_and_keeps_its_memory() {
+    let room = Pool::standalone("outcalls", 1 << 20);
+    let service = service(Arc::new(Panics), 4, room.clone());
+    let place = Place::take(service.0.clone(), Arc::default());
+    let transform = OutcallTransform { method_name: "t".into(), context: vec![] };
+    let mut held = room.try_reserve(100).unwrap();
+    let arg: Arc<[u8]> = vec![].into();
+    let result = place.transform(OutcallId(1), &outcall(1), &transform, arg, &mut held).await;
+    assert_eq!((result, held.bytes(), room.used_bytes()), (None, 100, 100));
 }
 
 #[tokio::test]

@@ -94,4 +94,8 @@ impl Answers for ToAgreement {
     fn answer(&self, answer: OutcallAnswer, held: Reservation) {
         self.0.answer(answer, held);
     }
+
+    fn make_room(&self, bytes: u64) {
+        self.0.make_room(bytes);
+    }
 }

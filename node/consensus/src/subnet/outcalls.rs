@@ -12,9 +12,10 @@
 //! peers; the one in a block first counts.
 //!
 //! A request that one member makes alone is answered by that member: it sends its answer to all, and
-//! they sign that they have it from there, if it is within the bounds of the request. It sends shares
-//! first, then as many answers as others take of it in that time, and goes on with those that did not
-//! come to it next time.
+//! they sign that it is that member's answer, if it is within the bounds of the request, whether they
+//! have room to keep it or not. It sends shares first, then as many answers as others take of it in
+//! that time; what the network did not take follows as soon as it does, and what did not come to it
+//! comes next ([`due`]).
 //!
 //! Whose share proves false is cut off for a while, and nothing of it counts while the committee is
 //! the same.
@@ -37,13 +38,17 @@ use std::{
 
 use commonware_cryptography::ed25519::PublicKey;
 use commonware_macros::select;
-use commonware_p2p::{Receiver, Recipients, Sender};
+use commonware_p2p::{CheckedSender, LimitedSender, Receiver, Recipients, Sender};
 use commonware_runtime::Clock;
 use ic_principal::Principal;
 use limits::OUTCALL_RESPONSE_BYTES;
 use nidkg::{NodeIndex, SignatureShare};
 use serde::{Deserialize, Serialize};
 use state::{Height, OutcallAnswer, OutcallId};
+
+mod due;
+
+use due::Due;
 
 use super::{
     key,
@@ -58,8 +63,12 @@ use crate::{
 
 /// Between two times at which what was said is said again.
 const REPEAT: Duration = Duration::from_millis(1_000);
+/// Until more is sent, where the network took as much as it does at once.
+const GO_ON: Duration = Duration::from_millis(20);
 /// Shares in one message.
 const SHARES_MAX: usize = 256;
+/// What this node signs of one request: an answer, and that there is none.
+const SHARES_OF_ONE: usize = 2;
 /// Bytes of a message: the largest answer, what its encoding has beside, and numbers.
 const MESSAGE_BYTES_MAX: usize = OUTCALL_RESPONSE_BYTES as usize + 2_048;
 /// Shares of requests that this node does not know yet are kept for so many numbers.
@@ -69,10 +78,6 @@ const SHARES_RATE: Rate = Rate { per_second: 10_000, burst: 20_000 };
 /// A member that asks alone sends its answers every second until they are agreed on.
 const ANSWERS_RATE: Rate =
     Rate { per_second: 4 * OUTCALL_RESPONSE_BYTES, burst: 8 * OUTCALL_RESPONSE_BYTES };
-/// Bytes of answers that this node sends from one repetition to the next: less than others take.
-const ANSWERS_TOLD_BYTES: u64 = 3 * OUTCALL_RESPONSE_BYTES;
-/// And so many of them.
-const ANSWERS_TOLD_MAX: u64 = 64;
 /// What an answer has in its message beside its payload.
 const ANSWER_BESIDE_BYTES: u64 = 64;
 
@@ -82,6 +87,13 @@ enum Message {
     Shares { from: Height, shares: Bounded<Share, SHARES_MAX> },
     /// What the sender found out alone.
     Answer(OutcallAnswer),
+}
+
+/// A [`Message`] as it is sent, without a copy of what it says.
+#[derive(Serialize)]
+enum Telling<'a> {
+    Shares { from: Height, shares: &'a Bounded<Share, SHARES_MAX> },
+    Answer(&'a OutcallAnswer),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -143,9 +155,9 @@ pub(super) struct Agreement<S> {
     collected: BTreeMap<OutcallId, Collected>,
     /// Members whose share proved false; nothing of this committee's counts that they say.
     refused: BTreeSet<NodeIndex>,
-    /// The last answer that was told, and how many more and bytes may be until the next repetition.
-    last_told: Option<OutcallId>,
-    may_tell: (u64, u64),
+    due: Due,
+    /// The network took as much as it does at once, and there is more.
+    goes_on: bool,
     sender: S,
     blame: Blame,
     shares_heard: Meter,
@@ -169,8 +181,8 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
             committee: None,
             collected: BTreeMap::new(),
             refused: BTreeSet::new(),
-            last_told: None,
-            may_tell: (ANSWERS_TOLD_MAX, ANSWERS_TOLD_BYTES),
+            due: Due::new(),
+            goes_on: false,
             sender,
             blame,
             shares_heard: Meter::new(SHARES_RATE),
@@ -187,24 +199,24 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         let outcalls = self.outcalls.clone();
         let mut repeat_at = clock.current() + REPEAT;
         loop {
+            let go_on_at = Some(clock.current() + GO_ON).filter(|_| self.goes_on);
+            let wake_at = go_on_at.unwrap_or(repeat_at).min(repeat_at);
             select! {
                 () = outcalls.news.notified() => self.look(false),
                 message = receiver.recv() => match message {
                     Ok((from, message)) => self.heard(&from, message.as_ref(), clock.current()),
                     Err(_) => return,
                 },
-                () = clock.sleep_until(repeat_at) => {
-                    repeat_at = clock.current() + REPEAT;
-                    self.look(true);
+                () = clock.sleep_until(wake_at) => {
+                    let again = clock.current() >= repeat_at;
+                    if again {
+                        repeat_at = clock.current() + REPEAT;
+                        self.look(true);
+                    } else {
+                        self.tell();
+                    }
                 },
             }
-        }
-    }
-
-    fn send(&mut self, to: Recipients<PublicKey>, message: &Message) {
-        match postcard::to_allocvec(message) {
-            Ok(bytes) => drop(self.sender.send(to, bytes, false)),
-            Err(error) => tracing::error!(%error, "a message about outcalls cannot be encoded"),
         }
     }
 
@@ -222,79 +234,88 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         let next = self.outcalls.next();
         self.collected.retain(|id, _| open.contains_key(id) || *id >= next);
         let me = (self.node_ids)(&self.me);
-        let (mut told, mut answers) = (Vec::new(), Vec::new());
+        self.due.retain(|id| open.contains_key(id));
         for (id, request) in &open {
-            let new = self.sign(*id);
-            if (new.is_some() || again) && request.node.is_some() && request.node == me {
-                answers.push(*id);
+            let is_new = self.sign(*id);
+            if (is_new || again) && request.node.is_some() && request.node == me {
+                self.due.add_answer(*id);
             }
             self.conclude(*id);
-            if again {
-                told.extend(self.own_shares(*id));
-            } else {
-                told.extend(new);
-            }
         }
-        self.tell(told);
         if again {
-            self.may_tell = (ANSWERS_TOLD_MAX, ANSWERS_TOLD_BYTES);
+            let own = self.committee.as_ref().and_then(|(_, term)| term.share.as_ref());
+            let collected = &self.collected;
+            let is_signed = |id: &OutcallId| {
+                let collected = collected.get(id).zip(own.map(|own| own.index));
+                collected.is_some_and(|(collected, own)| collected.is_signed_by(own))
+            };
+            self.due.repeat(open.into_keys().filter(is_signed));
         }
-        self.tell_answers(&answers);
+        self.tell();
     }
 
-    /// Of these answers as many as may be told now, from the one behind the last on.
-    fn tell_answers(&mut self, ids: &[OutcallId]) {
-        let behind = ids.partition_point(|id| Some(*id) <= self.last_told);
-        for id in ids[behind..].iter().chain(&ids[..behind]) {
-            let Some(answer) = self.outcalls.kept(*id) else { continue };
-            let (count, bytes) = self.may_tell;
-            let needed = answer.payload.len() + ANSWER_BESIDE_BYTES;
-            if count == 0 || needed > bytes {
-                return;
+    /// As much of what is due as the network takes.
+    fn tell(&mut self) {
+        self.goes_on = !(self.tell_shares() && self.tell_answers());
+    }
+
+    /// Whether all shares are on their way.
+    fn tell_shares(&mut self) -> bool {
+        let Some((from, _)) = self.committee else { return true };
+        while self.due.next_share().is_some() {
+            let Some(sender) = room(&mut self.sender) else { return false };
+            let mut shares = Vec::new();
+            while shares.len() + SHARES_OF_ONE <= SHARES_MAX
+                && let Some(id) = self.due.next_share()
+            {
+                let committee = self.committee.as_ref().map(|(_, term)| &**term);
+                shares.extend(own_shares(&self.outcalls, committee, self.collected.get(&id), id));
+                self.due.told_share(id);
             }
-            self.may_tell = (count - 1, bytes - needed);
-            self.last_told = Some(*id);
-            self.send(Recipients::All, &Message::Answer(answer));
+            if !shares.is_empty() {
+                send(sender, &Telling::Shares { from, shares: &Bounded(shares) });
+            }
         }
+        true
     }
 
-    fn tell(&mut self, shares: Vec<Share>) {
-        let Some((from, _)) = self.committee else { return };
-        for shares in shares.chunks(SHARES_MAX) {
-            let shares = Bounded(shares.to_vec());
-            self.send(Recipients::All, &Message::Shares { from, shares });
+    /// Whether all answers are on their way that may be told now.
+    fn tell_answers(&mut self) -> bool {
+        while let Some(id) = self.due.next_answer() {
+            let Some(bytes) = self.outcalls.kept(id, |answer| answer.payload.len()) else {
+                self.due.forget_answer(id);
+                continue;
+            };
+            let needed = bytes + ANSWER_BESIDE_BYTES;
+            if !self.due.has_room(needed) {
+                return true;
+            }
+            let Some(sender) = room(&mut self.sender) else { return false };
+            self.outcalls.kept(id, |answer| send(sender, &Telling::Answer(answer)));
+            self.due.told_answer(id, needed);
         }
+        true
     }
 
-    /// This node's share on the answer it knows, if it signs and did not yet.
-    fn sign(&mut self, id: OutcallId) -> Option<Share> {
-        let (_, term) = self.committee.clone()?;
-        let own = term.share.as_ref()?;
-        let digest = self.outcalls.digest(id)?;
+    /// Signs the answer this node knows. Whether it did not yet.
+    fn sign(&mut self, id: OutcallId) -> bool {
+        let Some((_, term)) = self.committee.clone() else { return false };
+        let (Some(own), Some(digest)) = (&term.share, self.outcalls.digest(id)) else {
+            return false;
+        };
         let collected = self.collected.entry(id).or_default();
         if collected.answers.contains_key(&own.index) {
-            return None;
+            return false;
         }
         let share = own.sign(&OutcallAnswer::message(&digest));
         collected.answers.insert(own.index, (digest, share));
         collected.verified.insert(own.index);
-        Some(Share { id, digest, share })
-    }
-
-    /// What this node signed of a request.
-    fn own_shares(&self, id: OutcallId) -> Vec<Share> {
-        let own = self.committee.as_ref().and_then(|(_, term)| term.share.as_ref());
-        let (Some(own), Some(collected)) = (own, self.collected.get(&id)) else { return vec![] };
-        let answer = collected.answers.get(&own.index).copied();
-        let diverged = collected.divergence.get(&own.index).copied();
-        let diverged = diverged.and_then(|share| Some((self.divergence(id)?.digest(), share)));
-        let shares = answer.into_iter().chain(diverged);
-        shares.map(|(digest, share)| Share { id, digest, share }).collect()
+        self.due.add_new(id);
+        true
     }
 
     fn divergence(&self, id: OutcallId) -> Option<OutcallAnswer> {
-        let open = self.outcalls.open_one(id)?;
-        Some(OutcallAnswer::no_consensus(id, open.until))
+        divergence(&self.outcalls, id)
     }
 
     fn heard(&mut self, from: &PublicKey, bytes: &[u8], now: SystemTime) {
@@ -312,6 +333,7 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
                     && let Some(place) = self.place(from)
                 {
                     shares.0.into_iter().for_each(|share| self.take(place, share));
+                    self.tell();
                 }
             }
             Message::Answer(answer) => {
@@ -320,7 +342,9 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
                     return;
                 }
                 let asks = self.outcalls.open_one(answer.id).and_then(|request| request.node);
-                if asks.is_some() && asks == (self.node_ids)(from) && self.outcalls.adopt(answer) {
+                if let Some(asker) = asks.filter(|_| asks == (self.node_ids)(from))
+                    && self.outcalls.adopt(answer, asker)
+                {
                     self.look(false);
                 }
             }
@@ -386,7 +410,7 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         if let Some(own) = own.filter(|own| !collected.divergence.contains_key(&own.index)) {
             let share = own.sign(&message);
             collected.divergence.insert(own.index, share);
-            self.tell(vec![Share { id, digest, share }]);
+            self.due.add_new(id);
         }
         let Some(collected) = self.collected.get_mut(&id) else { return };
         if collected.divergence.len() < threshold {
@@ -419,7 +443,48 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
     }
 }
 
+/// Whom the network takes a message to; none where it takes none now.
+fn room<S: LimitedSender<PublicKey = PublicKey>>(sender: &mut S) -> Option<S::Checked<'_>> {
+    sender.check(Recipients::All).ok()
+}
+
+/// Whoever is not there gets nothing, and is told again.
+fn send(sender: impl CheckedSender<PublicKey = PublicKey>, message: &Telling) {
+    if sender.recipients().is_empty() {
+        return;
+    }
+    match postcard::to_allocvec(message) {
+        Ok(bytes) => drop(sender.send(bytes, false)),
+        Err(error) => tracing::error!(%error, "a message about outcalls cannot be encoded"),
+    }
+}
+
+fn divergence(outcalls: &Outcalls, id: OutcallId) -> Option<OutcallAnswer> {
+    let open = outcalls.open_one(id)?;
+    Some(OutcallAnswer::no_consensus(id, open.until))
+}
+
+/// What this node signed of a request.
+fn own_shares(
+    outcalls: &Outcalls,
+    committee: Option<&Term>,
+    collected: Option<&Collected>,
+    id: OutcallId,
+) -> Vec<Share> {
+    let own = committee.and_then(|term| term.share.as_ref());
+    let (Some(own), Some(collected)) = (own, collected) else { return vec![] };
+    let answer = collected.answers.get(&own.index).copied();
+    let diverged = collected.divergence.get(&own.index).copied();
+    let diverged = diverged.and_then(|share| Some((divergence(outcalls, id)?.digest(), share)));
+    let shares = answer.into_iter().chain(diverged);
+    shares.map(|(digest, share)| Share { id, digest, share }).collect()
+}
+
 impl Collected {
+    fn is_signed_by(&self, place: NodeIndex) -> bool {
+        self.answers.contains_key(&place) || self.divergence.contains_key(&place)
+    }
+
     /// What was said of a request before this node knew how its divergence is called.
     fn sort_out(&mut self, divergence: &OutcallAnswer) {
         let digest = divergence.digest();

@@ -395,15 +395,107 @@ fn what_is_agreed_on_first_and_found_later_is_submitted() {
 }
 
 #[test]
-fn answers_are_told_in_turn_and_no_more_than_others_take() {
+fn what_is_told_reads_as_a_message() {
+    let answer = answer(1, "alone");
+    let told = postcard::to_stdvec(&Telling::Answer(&answer)).unwrap();
+    let Ok(Message::Answer(read)) = postcard::from_bytes(&told) else { panic!("something else") };
+    assert_eq!(read, answer);
+    let share = Share { id: OutcallId(1), digest: [2; 32], share: SignatureShare([3; 48]) };
+    let shares = Bounded(vec![share]);
+    let told = postcard::to_stdvec(&Telling::Shares { from: Height(4), shares: &shares }).unwrap();
+    let Ok(Message::Shares { from, shares }) = postcard::from_bytes(&told) else {
+        panic!("something else")
+    };
+    assert_eq!((from, shares.0), (Height(4), vec![share]));
+}
+
+/// Runs an agreement of the first member for this time, that nobody else takes part in, through a
+/// network that takes four messages at once; what the second hears meanwhile.
+async fn heard(members: &Members, outcalls: Arc<Outcalls>, time: Duration) -> Vec<Message> {
+    let quota = Quota::per_second(NZU32!(256)).allow_burst(NZU32!(4));
+    let [first, second] = [0, 1].map(|place| members.oracle.control(keys()[place].clone()));
+    let (sender, from_others) = first.register(1, quota).await.unwrap();
+    let (_, mut receiver) = second.register(1, quota).await.unwrap();
+    let limits = Limits::derive(512 << 20).unwrap().consensus;
+    let mut agreement = Agreement::new(
+        (outcalls, Arc::new(IngressPool::new(&limits))),
+        members.terms[0].clone(),
+        (keys()[0].clone(), Arc::new(|_| Some(node_id(0)))),
+        sender,
+        Blame::new(Arc::new(|_| {})),
+    );
+    agreement.look(false);
+    let task = members.context.child("first");
+    let task = task.spawn(move |context| agreement.run(context, from_others));
+    let until = members.context.current() + time;
+    let mut told = Vec::new();
+    loop {
+        select! {
+            message = receiver.recv() => {
+                told.push(postcard::from_bytes(message.unwrap().1.as_ref()).unwrap());
+            },
+            () = members.context.sleep_until(until) => break,
+        }
+    }
+    task.abort();
+    told
+}
+
+/// Of the first member, which found the same answer to so many requests.
+fn outcalls_with(ids: &[u64], node: Option<Principal>) -> Arc<Outcalls> {
+    let room = Pool::standalone("outcalls", 1 << 20);
+    let outcalls = Arc::new(Outcalls::new(room.clone()));
+    let one = OpenOutcall { until: UNTIL, node, reply_bytes_max: 100 };
+    let open = ids.iter().map(|id| (OutcallId(*id), one)).collect();
+    outcalls.set_open(OutcallId(ids.len() as u64), open);
+    for id in ids {
+        outcalls.answer(answer(*id, "same"), room.try_reserve(4).unwrap());
+    }
+    outcalls
+}
+
+#[test]
+fn answers_are_told_as_fast_as_the_network_takes_them_and_all_in_turn() {
     run(|members| async move {
-        let mut agreement = idle(&members).await;
-        let ids: Vec<_> = (0..ANSWERS_TOLD_MAX + 10).collect();
-        members.open(&ids, Some(node_id(0)));
-        ids.iter().for_each(|id| members.find(0, answer(*id, "alone")));
-        agreement.look(false);
-        assert_eq!(agreement.last_told, Some(OutcallId(ANSWERS_TOLD_MAX - 1)));
-        agreement.look(true);
-        assert_eq!(agreement.last_told, Some(OutcallId(ANSWERS_TOLD_MAX - 11)), "the rest first");
+        members.connect().await;
+        let ids: Vec<_> = (0..due::ANSWERS_MAX + 10).collect();
+        let outcalls = outcalls_with(&ids, Some(node_id(0)));
+        let heard = heard(&members, outcalls, Duration::from_millis(2_900)).await;
+        let answers = heard.into_iter().filter_map(|message| match message {
+            Message::Answer(answer) => Some(answer.id.0),
+            Message::Shares { .. } => None,
+        });
+        let expected = ids.iter().cycle().take(3 * due::ANSWERS_MAX as usize);
+        assert_eq!(answers.collect::<Vec<_>>(), expected.copied().collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn shares_of_many_requests_are_all_told_again() {
+    run(|members| async move {
+        members.connect().await;
+        let ids: Vec<_> = (0..1_300).collect();
+        let heard = heard(&members, outcalls_with(&ids, None), Duration::from_millis(1_900)).await;
+        let mut times = BTreeMap::<u64, usize>::new();
+        for message in heard {
+            let Message::Shares { shares, .. } = message else { panic!("an answer") };
+            shares.0.iter().for_each(|share| *times.entry(share.id.0).or_default() += 1);
+        }
+        let twice = ids.iter().filter(|id| times.get(id) == Some(&2)).count();
+        assert_eq!(twice, ids.len());
+    });
+}
+
+#[test]
+fn an_answer_of_one_member_is_agreed_on_where_others_have_no_room_for_it() {
+    run(|members| async move {
+        members.connect().await;
+        members.open(&[1], Some(node_id(2)));
+        let full: Vec<_> =
+            [0, 1, 3].map(|place| members.rooms[place].try_reserve(1 << 20).unwrap()).into();
+        members.find(2, answer(1, "alone"));
+        let agreed = members.agreed().await;
+        assert_eq!(agreed.iter().map(Vec::len).collect::<Vec<_>>(), [0, 0, 1, 0]);
+        drop(full);
     });
 }

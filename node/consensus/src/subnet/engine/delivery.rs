@@ -10,7 +10,7 @@ use commonware_runtime::{Clock, Spawner};
 use commonware_utils::{Acknowledgement as _, acknowledgement::Exact, channel::mpsc};
 use futures::{SinkExt as _, channel::oneshot};
 use rand_core::CryptoRng;
-use state::{AgreedRound, Height};
+use state::{AgreedRound, Height, OutcallAnswer};
 use tokio::sync::watch;
 
 use super::{
@@ -81,7 +81,8 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
             return Some(());
         }
         let calls = self.calls.gather(context, &block.ingress, Some(height), None).await;
-        let ingress = calls.into_iter().map(|call| call.signed).collect();
+        let ingress: Vec<_> = calls.into_iter().map(|call| call.signed).collect();
+        let of_users = ingress.iter().filter(|signed| !OutcallAnswer::is_in(signed)).count() as u64;
         let epoch = self.resharing.summary().epoch();
         let key = self.resharing.apply(context, block).await.ok()?;
         let names = block.ingress.iter().map(|name| name.id).collect();
@@ -101,7 +102,7 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
         };
         self.out.send(Input::Block(Delivered { block: block_of_calls, durable })).await.ok()?;
         written.await.ok()?;
-        self.pool.remove(&block.ingress);
+        self.pool.remove(&block.ingress, of_users);
         let (calls, names, time) = (self.calls.clone(), block.ingress.clone(), block.time);
         let forgotten = context
             .child("forget")

@@ -1,0 +1,154 @@
+//! What is to be told to other members as soon as the network takes it, and what comes first: shares
+//! before answers, new shares before those that were told, and of what comes again the one behind the
+//! last.
+
+use std::{
+    collections::BTreeSet,
+    ops::Bound::{Excluded, Unbounded},
+};
+
+use limits::OUTCALL_RESPONSE_BYTES;
+use state::OutcallId;
+
+/// Bytes of answers that this node sends from one repetition to the next: less than others take.
+const ANSWERS_BYTES: u64 = 3 * OUTCALL_RESPONSE_BYTES;
+/// And so many of them.
+pub(super) const ANSWERS_MAX: u64 = 64;
+
+/// See the module. Bounded by the requests that are open.
+pub(super) struct Due {
+    new: BTreeSet<OutcallId>,
+    again: Turns,
+    answers: Turns,
+    /// Answers, and bytes of them, until the next repetition.
+    left: (u64, u64),
+}
+
+/// Each in its turn, from the one behind the last on.
+#[derive(Default)]
+struct Turns {
+    waiting: BTreeSet<OutcallId>,
+    last: Option<OutcallId>,
+}
+
+impl Turns {
+    fn next(&self) -> Option<OutcallId> {
+        let behind =
+            self.last.and_then(|last| self.waiting.range((Excluded(last), Unbounded)).next());
+        behind.or_else(|| self.waiting.first()).copied()
+    }
+
+    fn told(&mut self, id: OutcallId) {
+        self.waiting.remove(&id);
+        self.last = Some(id);
+    }
+}
+
+impl Due {
+    pub(super) fn new() -> Self {
+        Self {
+            new: BTreeSet::new(),
+            again: Turns::default(),
+            answers: Turns::default(),
+            left: (ANSWERS_MAX, ANSWERS_BYTES),
+        }
+    }
+
+    /// Nobody was told of a share on this request yet.
+    pub(super) fn add_new(&mut self, id: OutcallId) {
+        self.new.insert(id);
+    }
+
+    pub(super) fn add_answer(&mut self, id: OutcallId) {
+        self.answers.waiting.insert(id);
+    }
+
+    /// The shares of all these are to be told again; answers have their room again.
+    pub(super) fn repeat(&mut self, open: impl Iterator<Item = OutcallId>) {
+        self.again.waiting = open.collect();
+        self.left = (ANSWERS_MAX, ANSWERS_BYTES);
+    }
+
+    /// What is open no more is not told.
+    pub(super) fn retain(&mut self, is_open: impl Fn(&OutcallId) -> bool) {
+        for waiting in [&mut self.new, &mut self.again.waiting, &mut self.answers.waiting] {
+            waiting.retain(&is_open);
+        }
+    }
+
+    /// The request whose shares come next.
+    pub(super) fn next_share(&self) -> Option<OutcallId> {
+        self.new.first().copied().or_else(|| self.again.next())
+    }
+
+    /// They are on their way.
+    pub(super) fn told_share(&mut self, id: OutcallId) {
+        if !self.new.remove(&id) {
+            self.again.told(id);
+        }
+    }
+
+    /// The request whose answer comes next.
+    pub(super) fn next_answer(&self) -> Option<OutcallId> {
+        self.answers.next()
+    }
+
+    /// Whether so many bytes may be told before the next repetition.
+    pub(super) fn has_room(&self, bytes: u64) -> bool {
+        self.left.0 > 0 && bytes <= self.left.1
+    }
+
+    /// So many bytes are on their way.
+    pub(super) fn told_answer(&mut self, id: OutcallId, bytes: u64) {
+        self.answers.told(id);
+        self.left = (self.left.0.saturating_sub(1), self.left.1.saturating_sub(bytes));
+    }
+
+    /// There is nothing to tell.
+    pub(super) fn forget_answer(&mut self, id: OutcallId) {
+        self.answers.waiting.remove(&id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(due: &mut Due, times: usize) -> Vec<u64> {
+        let mut told = Vec::new();
+        while let Some(id) = due.next_share().filter(|_| told.len() < times) {
+            due.told_share(id);
+            told.push(id.0);
+        }
+        told
+    }
+
+    #[test]
+    fn new_shares_come_first_and_others_behind_the_last() {
+        let mut due = Due::new();
+        due.repeat((0..5).map(OutcallId));
+        due.add_new(OutcallId(9));
+        assert_eq!(told(&mut due, 3), [9, 0, 1]);
+        due.repeat((0..5).map(OutcallId));
+        assert_eq!(told(&mut due, 9), [2, 3, 4, 0, 1]);
+    }
+
+    #[test]
+    fn answers_have_their_turns_and_their_room() {
+        let mut due = Due::new();
+        (0..3).map(OutcallId).for_each(|id| due.add_answer(id));
+        due.told_answer(OutcallId(0), ANSWERS_BYTES - 10);
+        assert!(due.has_room(10) && !due.has_room(11));
+        due.add_answer(OutcallId(0));
+        assert_eq!(due.next_answer(), Some(OutcallId(1)));
+        due.repeat(std::iter::empty());
+        for _ in 0..ANSWERS_MAX {
+            assert!(due.has_room(11));
+            due.told_answer(OutcallId(1), 1);
+        }
+        assert!(!due.has_room(1));
+        due.forget_answer(OutcallId(2));
+        due.retain(|id| id.0 > 0);
+        assert_eq!(due.next_answer(), None);
+    }
+}
