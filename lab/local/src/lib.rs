@@ -11,6 +11,7 @@
 mod amount;
 mod prepare;
 mod services;
+mod told;
 
 use std::{
     net::SocketAddr,
@@ -67,8 +68,7 @@ pub struct Options {
     icp: u64,
     /// A module of yours at an id below those that the network gives away, in place of one of ours
     /// or beside them. ARGUMENT is a file with the encoded Candid with which it is installed
-    /// (without: no arguments); where there is one, the module is upgraded with it at each start.
-    /// Once for each. In place of one of ours that is there already only Motoko's modules with
+    /// (without: no arguments); where it changed, the module is upgraded with it. Once for each. In place of one of ours that is there already only Motoko's modules with
     /// enhanced orthogonal persistence can come: the folder must be new for others.
     #[arg(long = "service", value_name = "ID=MODULE[,ARGUMENT]")]
     services: Vec<Named>,

@@ -10,7 +10,10 @@ use ic_management_canister_types::{
 };
 use sha2::{Digest, Sha256};
 
-use crate::services::{Module, Service};
+use crate::{
+    services::{Module, Service},
+    told,
+};
 
 /// Cycles that a service begins with: what all accounts of the ledger together can spend, many
 /// times over, and far from what a balance can hold.
@@ -25,22 +28,39 @@ const OURS: &str = "thimble:local";
 enum Step {
     /// It has no module.
     Install,
-    /// It has this module, and is told nothing that may have changed.
+    /// It has this module, and was told the same.
     Nothing,
-    /// Another module, or another argument perhaps.
+    /// Another module, or another argument.
     Upgrade,
     /// The module that is there is the user's, and ours must not take its place.
     Refuse,
 }
 
-/// `installed` is the hash of the module that is there, if there is one.
-fn step(service: &Service, installed: Option<[u8; 32]>, is_ours: bool) -> Step {
-    let Some(installed) = installed else { return Step::Install };
+/// What is at the id.
+#[derive(Clone, Copy, Default)]
+struct There<'a> {
+    /// The hash of the module, if there is one.
+    installed: Option<[u8; 32]>,
+    is_ours: bool,
+    /// The name of the argument that it was told last, where that is known.
+    told: Option<&'a str>,
+}
+
+/// A module that keeps its memory on its heap loses it when it is upgraded, and one that is told at an
+/// upgrade what it was told at its installation may fail: so a user's module that did not change is
+/// upgraded only if its argument did.
+fn step(service: &Service, argument: &[u8], there: There) -> Step {
+    let Some(installed) = there.installed else { return Step::Install };
     let is_same = installed == hash(service);
+    let is_told = there.told == Some(told::name_of(argument).as_str());
     match &service.module {
-        Module::Ours(_) if !is_same && !is_ours => Step::Refuse,
-        _ if is_same && service.argument.is_none() => Step::Nothing,
-        _ => Step::Upgrade,
+        Module::Ours(_) if !is_same && !there.is_ours => Step::Refuse,
+        _ if !is_same => Step::Upgrade,
+        Module::Ours(_) if !is_told => Step::Upgrade,
+        Module::Users(_) if there.told.is_some() && service.argument.is_some() && !is_told => {
+            Step::Upgrade
+        }
+        _ => Step::Nothing,
     }
 }
 
@@ -54,18 +74,22 @@ pub(crate) async fn service(agent: &Agent, service: &Service) -> Result<&'static
     let is_new = create(agent, id).await?;
     let installed = if is_new { None } else { installed_hash(agent, id).await? };
     let is_ours = installed.is_some() && is_ours(agent, id).await?;
-    let done = match step(service, installed, is_ours) {
+    let told = if is_new { None } else { told::read(agent, id).await? };
+    let argument = argument(service)?;
+    let there = There { installed, is_ours, told: told.as_deref() };
+    let done = match step(service, &argument, there) {
         Step::Install => {
+            // First: it counts with a module alone, and a module is not without it.
+            told::write(agent, id, &argument).await?;
             let module = service.module.bytes().to_vec();
-            let mode = CanisterInstallMode::Install;
-            client::install(agent, id, mode, module, argument(service)?).await?;
+            client::install(agent, id, CanisterInstallMode::Install, module, argument).await?;
             "installed"
         }
         Step::Nothing => "there already",
         Step::Upgrade => {
-            upgrade(agent, service, is_ours).await?;
-            // What it is told may have changed, though the module is the same.
-            if installed == Some(hash(service)) { "there already" } else { "upgraded" }
+            upgrade(agent, service, &argument, is_ours).await?;
+            told::write(agent, id, &argument).await?;
+            "upgraded"
         }
         Step::Refuse => bail!(
             "the module that is there is not one of this program's, which does not replace it: \
@@ -74,7 +98,7 @@ pub(crate) async fn service(agent: &Agent, service: &Service) -> Result<&'static
     };
     // Whoever was interrupted while it upgraded left it stopped.
     if !is_new {
-        manage(agent, id, "start_canister").await?;
+        switch(agent, id, "start_canister").await?;
     }
     Ok(done)
 }
@@ -129,10 +153,10 @@ async fn is_ours(agent: &Agent, id: Principal) -> Result<bool> {
 }
 
 /// Upgrades it. It stays stopped: who calls this starts it.
-async fn upgrade(agent: &Agent, service: &Service, was_ours: bool) -> Result<()> {
+async fn upgrade(agent: &Agent, service: &Service, argument: &[u8], was_ours: bool) -> Result<()> {
     let id = service.id;
     // No callback of the module before may run in the new one.
-    manage(agent, id, "stop_canister").await?;
+    switch(agent, id, "stop_canister").await?;
     // Motoko's modules of today keep their memory; others must not be asked to.
     let kept = UpgradeFlags {
         skip_pre_upgrade: None,
@@ -141,14 +165,14 @@ async fn upgrade(agent: &Agent, service: &Service, was_ours: bool) -> Result<()>
     let modes = [CanisterInstallMode::Upgrade(Some(kept)), CanisterInstallMode::Upgrade(None)];
     let mut errors = Vec::new();
     for mode in modes {
-        let (module, argument) = (service.module.bytes().to_vec(), argument(service)?);
+        let (module, argument) = (service.module.bytes().to_vec(), argument.to_vec());
         match client::install(agent, id, mode, module, argument).await {
             Ok(()) => return Ok(()),
             Err(error) => errors.push(format!("{error:#}")),
         }
     }
     // What was there goes on.
-    if let Err(error) = manage(agent, id, "start_canister").await {
+    if let Err(error) = switch(agent, id, "start_canister").await {
         errors.push(format!("{error:#}"));
     }
     let errors = errors.join("; ");
@@ -161,15 +185,25 @@ async fn upgrade(agent: &Agent, service: &Service, was_ours: bool) -> Result<()>
     bail!("upgrading it, with its memory kept and without: {errors}")
 }
 
-async fn manage(agent: &Agent, id: Principal, method: &str) -> Result<()> {
+async fn switch(agent: &Agent, id: Principal, method: &str) -> Result<()> {
+    manage(agent, id, method, Encode!(&CanisterIdRecord { canister_id: id })?).await?;
+    Ok(())
+}
+
+/// The management canister's reply.
+pub(crate) async fn manage(
+    agent: &Agent,
+    id: Principal,
+    method: &str,
+    argument: Vec<u8>,
+) -> Result<Vec<u8>> {
     agent
         .update(&Principal::management_canister(), method)
         .with_effective_canister_id(id)
-        .with_arg(Encode!(&CanisterIdRecord { canister_id: id })?)
+        .with_arg(argument)
         .call_and_wait()
         .await
-        .with_context(|| format!("{method} of {id}"))?;
-    Ok(())
+        .with_context(|| format!("{method} of {id}"))
 }
 
 #[cfg(test)]
@@ -183,29 +217,48 @@ mod tests {
         Service { id: Principal::anonymous(), name: "mine".into(), module, argument }
     }
 
+    fn does(service: &Service, installed: Option<[u8; 32]>, is_ours: bool, told: &[u8]) -> Step {
+        let told = told::name_of(told);
+        let there = There { installed, is_ours, told: Some(&told) };
+        step(service, &argument(service).unwrap(), there)
+    }
+
+    fn does_not_knowing(service: &Service, installed: Option<[u8; 32]>) -> Step {
+        let there = There { installed, is_ours: true, told: None };
+        step(service, &argument(service).unwrap(), there)
+    }
+
     #[test]
     fn ours_never_takes_the_place_of_a_users_module() {
         let opening = OpeningBalances { cycles: 1, icp_e8s: 1 };
         for ours in ours(&[1; 133], &opening).unwrap() {
-            let same = Some(hash(&ours));
-            assert_eq!(step(&ours, None, false), Step::Install);
-            assert_eq!(step(&ours, Some([1; 32]), false), Step::Refuse);
-            assert_eq!(step(&ours, Some([1; 32]), true), Step::Upgrade, "an older one of ours");
-            assert_eq!(step(&ours, same, true), Step::Upgrade, "with the balances of today");
+            let (same, told) = (Some(hash(&ours)), ours.argument.clone().unwrap());
+            assert_eq!(does(&ours, None, false, &told), Step::Install);
+            assert_eq!(does(&ours, Some([1; 32]), false, &told), Step::Refuse);
+            assert_eq!(does(&ours, Some([1; 32]), true, &told), Step::Upgrade, "an older one");
+            assert_eq!(does(&ours, same, true, &told), Step::Nothing);
+            assert_eq!(does(&ours, same, true, b"other"), Step::Upgrade, "other balances");
+            assert_eq!(does_not_knowing(&ours, same), Step::Upgrade);
         }
     }
 
     #[test]
-    fn a_users_module_is_put_there_when_it_or_its_argument_may_have_changed() {
+    fn a_users_module_is_put_there_when_it_or_its_argument_changed() {
         let (plain, told) = (users(None), users(Some(vec![1])));
+        let nothing = argument(&plain).unwrap();
         let same = Some(hash(&plain));
         for service in [&plain, &told] {
-            assert_eq!(step(service, None, false), Step::Install);
+            assert_eq!(does(service, None, false, b"x"), Step::Install);
             for is_ours in [false, true] {
-                assert_eq!(step(service, Some([1; 32]), is_ours), Step::Upgrade);
+                let told = argument(service).unwrap();
+                assert_eq!(does(service, Some([1; 32]), is_ours, &told), Step::Upgrade);
             }
+            assert_eq!(does_not_knowing(service, same), Step::Nothing);
         }
-        assert_eq!(step(&plain, same, false), Step::Nothing);
-        assert_eq!(step(&told, same, false), Step::Upgrade);
+        assert_eq!(does(&plain, same, false, &nothing), Step::Nothing);
+        assert_eq!(does(&plain, same, false, &[1]), Step::Nothing, "it is told nothing");
+        assert_eq!(does(&told, same, false, &[1]), Step::Nothing);
+        assert_eq!(does(&told, same, false, &[2]), Step::Upgrade);
+        assert_eq!(does(&told, same, false, &nothing), Step::Upgrade);
     }
 }

@@ -358,6 +358,37 @@ async fn a_module_of_the_users_stands_at_a_well_known_id() {
     network.stop();
 }
 
+#[tokio::test]
+async fn a_start_leaves_what_did_not_change_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let id = "a4gq6-oaaaa-aaaab-qaa4q-cai";
+    let argument = folder.path().join("argument");
+    fs::write(&argument, Encode!(&1_u8).unwrap()).unwrap();
+    let service = format!("{id}={},{}", fixture("counter-c.wasm").display(), argument.display());
+    let canister = Principal::from_text(id).unwrap();
+    let inc = async |network: &Network| {
+        let agent = agent(&network.url, 1).await;
+        let reply = agent.update(&canister, "inc_candid").with_arg(Encode!().unwrap());
+        Decode!(&reply.call_and_wait().await.unwrap(), u64).unwrap()
+    };
+    let network = Network::start(folder.path(), &["--service", &service]);
+    assert!(network.printed.contains(&format!("{id} installed")), "{}", network.printed);
+    assert_eq!(inc(&network).await, 1);
+    network.stop();
+    // The module keeps its number on its heap, which an upgrade takes.
+    let network = Network::start(folder.path(), &["--service", &service]);
+    assert_eq!(network.printed.matches("there already").count(), 4, "{}", network.printed);
+    assert_eq!(inc(&network).await, 2);
+    network.stop();
+    fs::write(&argument, Encode!(&2_u8).unwrap()).unwrap();
+    let network = Network::start(folder.path(), &["--service", &service, "--icp", "7"]);
+    for upgraded in [id, "ryjl3-tyaaa-aaaaa-aaaba-cai"] {
+        assert!(network.printed.contains(&format!("{upgraded} upgraded")), "{}", network.printed);
+    }
+    assert_eq!(inc(&network).await, 1);
+    network.stop();
+}
+
 #[derive(CandidType, Default)]
 struct Creation {
     subnet_type: Option<String>,
