@@ -5,6 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use bytes::Bytes;
 use tokio::sync::oneshot;
 
 use crate::{
@@ -94,6 +95,8 @@ impl Graph {
     }
 
     fn finish(&self, number: u64, outcome: Outcome) {
+        // In memory of the graph's: an answer may hold room of a pool that others wait for.
+        let outcome = outcome.map(|answer| Bytes::copy_from_slice(&answer));
         let mut operations = self.lock();
         // A client that said that it has the outcome does not ask for it.
         let Some(operation) = operations.all.get_mut(&number) else { return };
@@ -174,6 +177,25 @@ mod tests {
         let Found::Outcome(Err(failure)) = graph.look(number) else { panic!() };
         assert_eq!(failure.status, hyper::StatusCode::BAD_REQUEST);
         assert!(failure.message.contains("ended before"), "{}", failure.message);
+    }
+
+    /// An answer that holds room.
+    struct Roomy(Vec<u8>, budget::Reservation);
+
+    impl AsRef<[u8]> for Roomy {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+
+    #[test]
+    fn an_outcome_that_is_kept_holds_no_room_of_another_pool() {
+        let (graph, pool) = (Graph::new(1_000), budget::Pool::standalone("stable_answers", 100));
+        let Ok(room) = pool.try_reserve(100) else { panic!() };
+        let number = graph.begin();
+        graph.finish(number, Ok(Bytes::from_owner(Roomy(vec![7; 60], room))));
+        assert_eq!((pool.used_bytes(), graph.lock().bytes), (0, 60));
+        assert!(matches!(graph.look(number), Found::Outcome(Ok(bytes)) if bytes == [7; 60][..]));
     }
 
     #[test]

@@ -8,6 +8,7 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
     sync::{
         Arc, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
@@ -207,13 +208,29 @@ impl Instance {
         if let Some(reason) = &*self.failure.read().unwrap_or_else(PoisonError::into_inner) {
             anyhow::bail!("{} is left as it was: {reason}", folder.path().display());
         }
-        self.replica.checkpoint()?;
         let description = Description {
             root_seed: self.replica.root_seed(),
             subnets: self.replica.shared().subnets.plans(),
             time: self.replica.shared().now().0,
         };
-        folder.pack(self.folder.path(), &description)
+        let packed = self.replica.checkpoint();
+        let packed = packed.and_then(|()| folder.pack(self.folder.path(), &description));
+        packed.map_err(|error| self.leave(error, &description))
+    }
+
+    /// What could not be kept stays where the server's own end does not reach it; the error with the
+    /// place of it.
+    fn leave(&self, error: anyhow::Error, description: &Description) -> anyhow::Error {
+        let state = self.folder.path();
+        let Some(parent) = state.parent().and_then(Path::parent) else { return error };
+        match kept::leave(state, description, parent) {
+            Ok(left) => error.context(format!(
+                "the instance is not kept: its state was left in {}, which can be named as \
+                 state_dir",
+                left.display()
+            )),
+            Err(other) => error.context(format!("the instance is not kept, and lost: {other:#}")),
+        }
     }
 
     /// Starts the thread.

@@ -16,6 +16,9 @@
 //!
 //! Numbers are eight bytes, little-endian. What is read is bounded before it is used, and counts
 //! once the hash is right.
+//!
+//! A state that cannot be packed is the only copy: it is left, as it lies, in a folder beside the
+//! server's ([`leave`]). Who names that folder has it packed there first.
 
 use std::{
     fs::{self, File},
@@ -39,8 +42,13 @@ const MAGIC: &[u8; 16] = b"thimble-pocket\0\0";
 const VERSION: u64 = 1;
 /// Name of the file in the folder that a client names.
 const FILE: &str = "thimble-pocket.state";
-/// How names of files begin that are written beside it.
-const ASIDE: &str = "thimble-pocket.state.";
+/// Names of files that are written beside it: this, and so many letters and digits. Nothing of the
+/// user's has such a name.
+const ASIDE: &str = ".thimble-pocket-writes-";
+const ASIDE_LETTERS: usize = 12;
+/// What is in a folder of a state that could not be packed: its files, and its description.
+const LEFT_STATE: &str = "thimble-pocket.unpacked";
+const LEFT_DESCRIPTION: &str = "thimble-pocket.unpacked.json";
 /// What the reference's server leaves in such a folder.
 const OTHER: &str = "topology.json";
 
@@ -150,6 +158,7 @@ impl Folder {
         let folder = Self { path, lock };
         folder.clear()?;
         folder.aside()?;
+        folder.pack_left()?;
         ensure!(
             folder.is_kept()? || !folder.path.join(OTHER).try_exists()?,
             "it holds the state of another PocketIC server ({OTHER}), which this one cannot read"
@@ -170,11 +179,24 @@ impl Folder {
     fn clear(&self) -> Result<()> {
         for entry in fs::read_dir(&self.path)? {
             let entry = entry?;
-            if entry.file_name().to_str().is_some_and(|name| name.starts_with(ASIDE)) {
+            if entry.file_name().to_str().is_some_and(is_aside) && entry.file_type()?.is_file() {
                 fs::remove_file(entry.path())?;
             }
         }
         Ok(())
+    }
+
+    /// Packs what was left here because it could not be packed before.
+    fn pack_left(&self) -> Result<()> {
+        let [state, described] = [LEFT_STATE, LEFT_DESCRIPTION].map(|name| self.path.join(name));
+        if !state.try_exists()? || self.is_kept()? {
+            return Ok(());
+        }
+        let text = fs::read(&described).with_context(|| described.display().to_string())?;
+        let description = serde_json::from_slice(&text)?;
+        self.pack(&state, &description)?;
+        fs::remove_dir_all(state)?;
+        Ok(fs::remove_file(described)?)
     }
 
     /// A file that is written aside. Removed unless it becomes what is kept.
@@ -182,7 +204,8 @@ impl Folder {
         // As any other file of the user's; the mask takes away what it is to.
         let permissions = fs::Permissions::from_mode(0o666);
         let mut builder = tempfile::Builder::new();
-        Ok(builder.prefix(ASIDE).permissions(permissions).tempfile_in(&self.path)?)
+        builder.prefix(ASIDE).rand_bytes(ASIDE_LETTERS).permissions(permissions);
+        Ok(builder.tempfile_in(&self.path)?)
     }
 
     /// Packs the files in `state` into the folder.
@@ -215,6 +238,26 @@ impl Drop for Folder {
         // it. If this fails, that is all that happens.
         let _ = flock(&self.lock, FlockOperation::Unlock);
     }
+}
+
+fn is_aside(name: &str) -> bool {
+    name.strip_prefix(ASIDE).is_some_and(|rest| {
+        rest.len() == ASIDE_LETTERS && rest.bytes().all(|byte| byte.is_ascii_alphanumeric())
+    })
+}
+
+/// Leaves a state that could not be packed in a folder of its own in `parent`, on the same disk; which
+/// one.
+///
+/// # Errors
+/// When the disk fails. The state is where it was.
+pub(crate) fn leave(state: &Path, description: &Description, parent: &Path) -> Result<PathBuf> {
+    let folder = tempfile::Builder::new().prefix("thimble-pocket-left-").tempdir_in(parent)?;
+    fs::rename(state, folder.path().join(LEFT_STATE))?;
+    // From here on it is the only copy, whatever else fails.
+    let folder = folder.keep();
+    fs::write(folder.join(LEFT_DESCRIPTION), serde_json::to_vec(description)?)?;
+    Ok(folder)
 }
 
 fn pack_into(state: &Path, file: &File, description: &Description) -> Result<()> {
@@ -408,6 +451,21 @@ mod tests {
     }
 
     #[test]
+    fn what_could_not_be_packed_is_packed_where_it_was_left() {
+        let [parent, again] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let state = parent.path().join("state");
+        fs::create_dir_all(state.join("pages")).unwrap();
+        fs::write(state.join("pages/1.base"), b"content").unwrap();
+        let left = leave(&state, &description(), parent.path()).unwrap();
+        assert!(!state.exists());
+        let folder = Folder::take(&left).unwrap();
+        assert!(folder.is_kept().unwrap());
+        assert_eq!(fs::read_dir(&left).unwrap().count(), 1);
+        assert_eq!(folder.unpack(again.path()).unwrap(), description());
+        assert_eq!(fs::read(again.path().join("pages/1.base")).unwrap(), b"content");
+    }
+
+    #[test]
     fn the_state_of_another_server_is_told_apart() {
         let kept = tempfile::tempdir().unwrap();
         fs::write(kept.path().join(OTHER), b"{}").unwrap();
@@ -439,9 +497,16 @@ mod tests {
     fn a_folder_is_one_instances_and_left_as_it_was() {
         let kept = tempfile::tempdir().unwrap();
         let names = || fs::read_dir(kept.path()).unwrap().count();
-        fs::write(kept.path().join(format!("{ASIDE}abc")), b"of a server that was killed").unwrap();
+        let aside = kept.path().join(format!("{ASIDE}abcDEF012345"));
+        fs::write(&aside, b"of a server that was killed").unwrap();
+        let users = ["thimble-pocket.state.bak", ".thimble-pocket-writes-abcDEF-12345"];
+        users.iter().for_each(|name| fs::write(kept.path().join(name), b"mine").unwrap());
+        let folder_of_users = kept.path().join(format!("{ASIDE}folderfolder"));
+        fs::create_dir(&folder_of_users).unwrap();
         let folder = Folder::take(kept.path()).unwrap();
-        assert_eq!(names(), 0);
+        assert_eq!((names(), aside.exists()), (3, false), "what is the user's stays");
+        users.iter().for_each(|name| fs::remove_file(kept.path().join(name)).unwrap());
+        fs::remove_dir(folder_of_users).unwrap();
         // By whichever path.
         let other = tempfile::tempdir().unwrap();
         let link = other.path().join("link");

@@ -264,12 +264,27 @@ async fn who_cannot_keep_an_instance_says_so() {
     let server = Server::start(&[]);
     let kept = tempfile::tempdir().unwrap();
     let instance = server.instance(&in_folder(kept.path())).await;
+    server.deploy(instance, &module("workbench.wasm")).await;
     // A folder where the file is to be.
     std::fs::create_dir_all(kept.path().join("thimble-pocket.state/x")).unwrap();
     let (status, answer) = server.deleted(instance).await;
     assert_eq!(status, StatusCode::BAD_REQUEST, "{answer}");
-    assert!(answer["message"].as_str().unwrap().contains("keeping the instance"), "{answer}");
+    let told = answer["message"].as_str().unwrap();
+    assert!(told.contains("keeping the instance"), "{told}");
     assert_eq!(server.deleted(instance).await.0, StatusCode::NOT_FOUND);
+    // It is not lost: its state is where the answer says, and goes on there, over the server's end.
+    let left = told.split_once("its state was left in ").unwrap().1.split(',').next().unwrap();
+    assert_eq!(std::path::Path::new(left).parent(), Some(server.folder()));
+    let outside = tempfile::tempdir().unwrap();
+    let moved = outside.path().join("moved");
+    std::fs::rename(left, &moved).unwrap();
+    server.stop();
+    let server = Server::start(&[]);
+    let again = server.instance(&in_folder(&moved)).await;
+    let path = format!("/instances/{again}/read/get_cycles");
+    server.ok(&path, &json!({"canister_id": base64(&FIRST)})).await;
+    assert_eq!(server.deleted(again).await.0, StatusCode::OK);
+    assert!(moved.join("thimble-pocket.state").is_file());
     // Whether there is a folder is known before there is an instance.
     let file = kept.path().join("file");
     std::fs::write(&file, b"").unwrap();
