@@ -180,11 +180,14 @@ mod tests {
     }
 
     /// An answer that holds room.
-    struct Roomy(Vec<u8>, budget::Reservation);
+    struct Roomy {
+        bytes: Vec<u8>,
+        _room: budget::Reservation,
+    }
 
     impl AsRef<[u8]> for Roomy {
         fn as_ref(&self) -> &[u8] {
-            &self.0
+            &self.bytes
         }
     }
 
@@ -193,7 +196,7 @@ mod tests {
         let (graph, pool) = (Graph::new(1_000), budget::Pool::standalone("stable_answers", 100));
         let Ok(room) = pool.try_reserve(100) else { panic!() };
         let number = graph.begin();
-        graph.finish(number, Ok(Bytes::from_owner(Roomy(vec![7; 60], room))));
+        graph.finish(number, Ok(Bytes::from_owner(Roomy { bytes: vec![7; 60], _room: room })));
         assert_eq!((pool.used_bytes(), graph.lock().bytes), (0, 60));
         assert!(matches!(graph.look(number), Found::Outcome(Ok(bytes)) if bytes == [7; 60][..]));
     }

@@ -117,6 +117,26 @@ impl Drop for UnderWay {
     }
 }
 
+/// An instance that nobody was told of yet. It is deleted if nobody is.
+struct Unclaimed {
+    server: Arc<Server>,
+    made: Option<CreatedInstance>,
+}
+
+impl Drop for Unclaimed {
+    fn drop(&mut self) {
+        if let Some(made) = self.made.take()
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            let (server, under_way) = (self.server.clone(), self.server.under_way());
+            runtime.spawn(async move {
+                server.delete_now(made.instance_id).await;
+                drop(under_way);
+            });
+        }
+    }
+}
+
 #[derive(Default)]
 struct Instances {
     next: u64,
@@ -258,12 +278,12 @@ impl Server {
         // It goes on when the client leaves; what was made for nobody is closed then.
         tokio::spawn(async move {
             let made = server.make_for(config, &told).await;
-            if let Err(Ok(unwanted)) = told.send(made) {
-                server.delete_now(unwanted.instance_id).await;
-            }
+            let made = made.map(|made| Unclaimed { server, made: Some(made) });
+            drop(told.send(made));
             drop(under_way);
         });
-        made.await.context("an instance was being made")?
+        let mut made = made.await.context("an instance was being made")??;
+        made.made.take().context("an instance was made")
     }
 
     async fn make_for<T>(
