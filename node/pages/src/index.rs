@@ -31,6 +31,13 @@ impl RunIndex {
         self.extents.iter().map(|(&start_page, extent)| run(start_page, extent))
     }
 
+    /// The first run that ends behind a page, whole.
+    pub(crate) fn next_run(&self, page: u64) -> Option<Run> {
+        let at = self.extents.range(..=page).next_back();
+        let at = at.filter(|(start, extent)| **start + extent.pages > page);
+        at.or_else(|| self.extents.range(page..).next()).map(|(&start, extent)| run(start, extent))
+    }
+
     /// Lays `new` over what is there. `freed(segment, pages)` hears of every page that it replaces.
     pub(crate) fn insert(&mut self, new: Run, mut freed: impl FnMut(SegmentId, u64)) {
         assert!(new.pages > 0, "an empty run at page {}", new.start_page);

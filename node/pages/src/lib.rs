@@ -100,16 +100,21 @@
 //! its I/O takes.
 
 mod checkpoint;
+mod claims;
 mod copy;
 mod error;
 mod files;
 mod fold;
+mod fold_plan;
 pub mod heap;
 mod index;
 mod lazy;
+mod lend;
 mod memory;
 mod read;
 mod recover;
+mod shared;
+mod sharing;
 mod staging;
 mod store;
 mod types;

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::{fs, os::unix::fs::MetadataExt, path::Path, sync::Arc};
 
 use common::*;
 use disk::{SharedDisk, SimulatedDisk};
@@ -27,7 +27,7 @@ fn mixed(store: &PageStore, index: &mut Index) -> Vec<u64> {
     tags(&store.layout(A).unwrap())
 }
 
-fn copy(store: &PageStore, to: MemoryId, pages: u64) -> Result<Vec<u64>, PagesError> {
+fn copy_tags(store: &PageStore, to: MemoryId, pages: u64) -> Result<Vec<u64>, PagesError> {
     let from = store.layout(A).unwrap();
     let layout = store.create_copy(to, PAGES * PAGE_BYTES, &from, pages * PAGE_BYTES)?;
     Ok(tags(&layout))
@@ -39,11 +39,11 @@ fn a_copy_holds_what_the_version_held_and_goes_its_own_way() {
     let mut index = Index::new();
     let store = open(dir.path(), &index).unwrap();
     let before = mixed(&store, &mut index);
-    assert_eq!(copy(&store, B, PAGES).unwrap(), before);
-    let half = copy(&store, C, 21).unwrap();
+    assert_eq!(copy_tags(&store, B, PAGES).unwrap(), before);
+    let half = copy_tags(&store, C, 21).unwrap();
     assert_eq!(half[..21], before[..21]);
     assert_eq!(half[21..], [0; 43]);
-    assert!(matches!(copy(&store, B, 1), Err(PagesError::MemoryExists(B))));
+    assert!(matches!(copy_tags(&store, B, 1), Err(PagesError::MemoryExists(B))));
 
     put(&store, A, &[(0, 64)], 9).unwrap();
     put(&store, B, &[(1, 1)], 8).unwrap();
@@ -67,7 +67,7 @@ fn a_checkpoint_tells_which_pages_a_copy_was_made_of_once() {
     let mut index = Index::new();
     let store = open(dir.path(), &index).unwrap();
     let before = mixed(&store, &mut index);
-    copy(&store, B, PAGES).unwrap();
+    copy_tags(&store, B, PAGES).unwrap();
     put(&store, B, &[(50, 2)], 4).unwrap();
     for given_up in [true, false] {
         let ticket = store.begin_checkpoint().unwrap();
@@ -90,22 +90,36 @@ fn a_checkpoint_tells_which_pages_a_copy_was_made_of_once() {
 }
 
 #[test]
-fn many_copied_bytes_call_for_a_checkpoint() {
+fn copies_of_the_newest_version_take_nothing_of_the_disk_and_others_call_for_a_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let mut index = Index::new();
     let limits = limits::PagesLimits { checkpoint_delta_bytes: 100 * PAGE_BYTES, ..limits() };
     let store = PageStore::open(dir.path(), &limits, entries(&index)).unwrap();
     store.create(A, PAGES * PAGE_BYTES).unwrap();
-    put(&store, A, &[(0, 40)], 1).unwrap();
+    let old = put(&store, A, &[(0, 40)], 1).unwrap();
     checkpoint(&store, &mut index);
     for (number, is_called) in [(2, false), (3, false), (4, true)] {
-        copy(&store, MemoryId(number), PAGES).unwrap();
-        store.remove(MemoryId(number));
+        let id = MemoryId(number);
+        let before = disk_bytes(dir.path());
+        copy_tags(&store, id, PAGES).unwrap();
+        assert_eq!(disk_bytes(dir.path()), before);
+        store.remove(id);
+        assert!(!store.needs_checkpoint());
+        put(&store, A, &[(0, 1)], number).unwrap();
+        let id = MemoryId(number + 10);
+        let copied = store.create_copy(id, PAGES * PAGE_BYTES, &old, u64::MAX).unwrap();
+        assert_eq!(tags(&copied), tags(&old));
+        store.remove(id);
         assert_eq!(store.needs_checkpoint(), is_called, "copy {number}");
     }
     checkpoint(&store, &mut index);
     assert!(!store.needs_checkpoint());
     assert!(file_names(dir.path()).iter().all(|name| name.starts_with("1.")));
+}
+
+fn disk_bytes(dir: &Path) -> u64 {
+    let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().metadata().unwrap());
+    entries.map(|metadata| metadata.blocks() * 512).sum()
 }
 
 #[test]
@@ -121,15 +135,15 @@ fn what_a_durable_index_names_of_copies_survives_the_power_and_the_rest_goes() {
         };
         let store = open(&index);
         let before = mixed(&store, &mut index);
-        copy(&store, B, PAGES).unwrap();
+        copy_tags(&store, B, PAGES).unwrap();
         checkpoint(&store, &mut index);
-        copy(&store, C, PAGES).unwrap();
+        copy_tags(&store, C, PAGES).unwrap();
         drop(store);
         simulated.cut_power().unwrap();
         let store = open(&index);
         assert_eq!(store.ids(), [A, B], "seed {seed}");
         assert_eq!(tags(&store.layout(B).unwrap()), before, "seed {seed}");
-        assert_eq!(copy(&store, C, PAGES).unwrap(), before, "seed {seed}");
+        assert_eq!(copy_tags(&store, C, PAGES).unwrap(), before, "seed {seed}");
     }
 }
 
@@ -140,20 +154,22 @@ fn a_copy_that_finds_no_room_leaves_nothing_and_is_made_later() {
     let path = dir.path().join("pages");
     let store = open(&path, &Index::new()).unwrap();
     store.create(A, 400 * PAGE_BYTES).unwrap();
-    put(&store, A, &[(0, 200)], 1).unwrap();
+    let old = put(&store, A, &[(0, 200)], 1).unwrap();
+    put(&store, A, &[(0, 1)], 2).unwrap();
     let filler = dir.path().join("filler");
     let room = store.disk_free_bytes().unwrap() - 10 * PAGE_BYTES;
-    std::fs::write(&filler, vec![1; room as usize]).unwrap();
-    let copy = || {
-        let from = store.layout(A).unwrap();
-        store.create_copy(B, 400 * PAGE_BYTES, &from, 400 * PAGE_BYTES)
-    };
+    fs::write(&filler, vec![1; room as usize]).unwrap();
+    let copy = || store.create_copy(B, 400 * PAGE_BYTES, &old, 400 * PAGE_BYTES);
     for _ in 0..2 {
         let error = copy().unwrap_err();
         assert!(matches!(error, PagesError::DiskFull { .. }) && error.can_heal(), "{error}");
         assert!(!file_names(&path).contains(&"2.base".to_owned()));
     }
-    std::fs::remove_file(filler).unwrap();
+    // That of the newest version needs none.
+    let newest = store.layout(A).unwrap();
+    let copied = store.create_copy(C, 400 * PAGE_BYTES, &newest, u64::MAX - PAGE_BYTES).unwrap();
+    assert_eq!(tags(&copied), tags(&newest));
+    fs::remove_file(filler).unwrap();
     assert_eq!(tags(&copy().unwrap())[..200], [1; 200]);
 }
 

@@ -171,6 +171,7 @@ impl Machine {
 fn try_change(store: &PageStore, change: &Change, step: u64) -> Result<(), PagesError> {
     match change {
         Change::Create(id) => drop(store.create(*id, HISTORY_PAGES * PAGE_BYTES)?),
+        Change::Copy(from, id, pages) => copy(store, *from, *id, *pages, HISTORY_PAGES)?,
         Change::Remove(id) => store.remove(*id),
         Change::Write(id, ranges) => drop(put(store, *id, ranges, step)?),
     }
