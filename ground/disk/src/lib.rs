@@ -114,13 +114,7 @@ pub trait DiskFile: Send + Sync + fmt::Debug {
     /// Copies bytes of another file to `offset`, where the file system can without looking at them:
     /// some share the blocks then. How many it copied, at least one. One call copies no more than
     /// [`COPY_BYTES_MAX`].
-    fn copy_from(
-        &self,
-        from: &File,
-        from_offset: u64,
-        offset: u64,
-        bytes: u64,
-    ) -> io::Result<u64>;
+    fn copy_from(&self, from: &File, from_offset: u64, offset: u64, bytes: u64) -> io::Result<u64>;
     /// Makes content and length durable. When it fails, nothing is known of what was written since
     /// the last success, and a later success of the same file does not cover it: the operating
     /// system may have dropped the pages.

@@ -174,13 +174,7 @@ impl DiskFile for File {
         clear(self, offset, bytes)
     }
 
-    fn copy_from(
-        &self,
-        from: &File,
-        from_offset: u64,
-        offset: u64,
-        bytes: u64,
-    ) -> io::Result<u64> {
+    fn copy_from(&self, from: &File, from_offset: u64, offset: u64, bytes: u64) -> io::Result<u64> {
         copy(from, from_offset, self, offset, bytes)
     }
 
@@ -214,13 +208,7 @@ impl DiskFile for &File {
         DiskFile::clear(*self, offset, bytes)
     }
 
-    fn copy_from(
-        &self,
-        from: &File,
-        from_offset: u64,
-        offset: u64,
-        bytes: u64,
-    ) -> io::Result<u64> {
+    fn copy_from(&self, from: &File, from_offset: u64, offset: u64, bytes: u64) -> io::Result<u64> {
         copy(from, from_offset, self, offset, bytes)
     }
 

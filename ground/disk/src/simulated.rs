@@ -885,13 +885,7 @@ impl<F: Borrow<File> + fmt::Debug + Send + Sync> DiskFile for SimulatedFile<F> {
         State::ended(last, ())
     }
 
-    fn copy_from(
-        &self,
-        from: &File,
-        from_offset: u64,
-        offset: u64,
-        bytes: u64,
-    ) -> io::Result<u64> {
+    fn copy_from(&self, from: &File, from_offset: u64, offset: u64, bytes: u64) -> io::Result<u64> {
         let mut part = vec![0; bytes.min(COPIED_AT_ONCE) as usize];
         from.read_exact_at(&mut part, from_offset)?;
         self.write_at(&part, offset)?;

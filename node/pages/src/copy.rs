@@ -56,7 +56,8 @@ impl PageStore {
         self.check_new(id)?;
         let path = self.dir.base_path(id);
         let file = self.dir.create(&path, base_bytes)?;
-        let most = base_bytes.min(from.base_bytes).min(bytes.next_multiple_of(PAGE_BYTES));
+        let whole_pages = bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
+        let most = base_bytes.min(from.base_bytes).min(whole_pages);
         let made = match self.borrowed(id, base_bytes, from, most / PAGE_BYTES) {
             Ok(Some(memory)) => Ok(memory),
             Ok(None) => self.copied((id, base_bytes), (file, &path), from, most / PAGE_BYTES),

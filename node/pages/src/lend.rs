@@ -8,10 +8,7 @@
 use std::{
     collections::BTreeMap,
     fs::File,
-    sync::{
-        Arc, Weak,
-        atomic::Ordering::Relaxed,
-    },
+    sync::{Arc, Weak, atomic::Ordering::Relaxed},
 };
 
 use crate::{

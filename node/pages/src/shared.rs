@@ -118,12 +118,7 @@ impl SharedFiles {
     }
 
     /// The segment of this name, named by one memory if it was not known.
-    pub(crate) fn segment(
-        &self,
-        owner: MemoryId,
-        id: SegmentId,
-        bytes: u64,
-    ) -> Arc<SharedSegment> {
+    pub(crate) fn segment(&self, owner: MemoryId, id: SegmentId, bytes: u64) -> Arc<SharedSegment> {
         let mut segments = lock(&self.segments);
         let known = segments.entry((owner, id)).or_insert_with(|| {
             Arc::new(SharedSegment { owner, id, bytes, sharers: AtomicU64::new(1) })
@@ -131,7 +126,11 @@ impl SharedFiles {
         Arc::clone(known)
     }
 
-    pub(crate) fn known_segment(&self, owner: MemoryId, id: SegmentId) -> Option<Arc<SharedSegment>> {
+    pub(crate) fn known_segment(
+        &self,
+        owner: MemoryId,
+        id: SegmentId,
+    ) -> Option<Arc<SharedSegment>> {
         lock(&self.segments).get(&(owner, id)).cloned()
     }
 

@@ -167,7 +167,7 @@ fn a_copy_that_finds_no_room_leaves_nothing_and_is_made_later() {
     }
     // That of the newest version needs none.
     let newest = store.layout(A).unwrap();
-    let copied = store.create_copy(C, 400 * PAGE_BYTES, &newest, u64::MAX - PAGE_BYTES).unwrap();
+    let copied = store.create_copy(C, 400 * PAGE_BYTES, &newest, u64::MAX).unwrap();
     assert_eq!(tags(&copied), tags(&newest));
     fs::remove_file(filler).unwrap();
     assert_eq!(tags(&copy().unwrap())[..200], [1; 200]);

@@ -500,11 +500,11 @@ pub type SharedCanister = Arc<CanisterState>;
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::{CanisterSnapshot, SnapshotMemory, SnapshotModule, SnapshotSource};
     use crate::{
         CallRequest, CallResponse, Callback, CallbackId, Change, ChangeDetails, ChangeOrigin,
         Hooks, Payload,
     };
+    use crate::{CanisterSnapshot, SnapshotMemory, SnapshotModule, SnapshotSource};
 
     #[test]
     fn a_record_comes_back_as_it_was_stored() {

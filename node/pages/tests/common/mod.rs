@@ -6,7 +6,7 @@ use std::{
     collections::BTreeMap,
     fs::{self, File},
     io::{self, Write},
-    os::unix::fs::{FileExt, MetadataExt},
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
 
@@ -15,6 +15,7 @@ use pages::{
     AppendTarget, MemoryId, MemoryIndex, MemoryLayout, PAGE_BYTES, PageStore, PagesError, Run,
     read_pages,
 };
+use rustix::fs::{SeekFrom, seek};
 
 pub const MIB: u64 = 1 << 20;
 pub const PAGE: usize = PAGE_BYTES as usize;
@@ -113,11 +114,19 @@ pub fn copy(
     store.create_copy(to, base_pages * PAGE_BYTES, &from, pages * PAGE_BYTES).map(|_| ())
 }
 
-/// Bytes that base files have on disk.
+/// Bytes of base files that are no holes.
 pub fn base_bytes_on_disk(dir: &Path) -> u64 {
-    let is_base = |name: &str| name.contains(".base");
-    let files = file_names(dir).into_iter().filter(|name| is_base(name));
-    files.map(|name| fs::metadata(dir.join(name)).unwrap().blocks() * 512).sum()
+    let bases = file_names(dir).into_iter().filter(|name| name.contains(".base"));
+    let data = |name: String| {
+        let file = File::open(dir.join(name)).unwrap();
+        let (mut at, mut bytes) = (0, 0);
+        while let Ok(start) = seek(&file, SeekFrom::Data(at)) {
+            at = seek(&file, SeekFrom::Hole(start)).unwrap();
+            bytes += at - start;
+        }
+        bytes
+    };
+    bases.map(data).sum()
 }
 
 pub fn assert_same(store: &PageStore, model: &Model) {
