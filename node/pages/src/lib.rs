@@ -6,10 +6,11 @@
 //!
 //! # Files
 //!
-//! One directory, two kinds of files per memory:
+//! One directory, two kinds of files:
 //!
 //! - `<id>.base`: sparse and as long as the memory may ever grow, from creation on. Page `n` of the
 //!   memory lies at offset `n * 4096`, so base pages need no index and growth maps nothing new.
+//!   `<id>.base1` and so on: more of the kind, of a memory that was copied ([`Part`]).
 //! - `<id>.<segment>`: delta. A worker appends the pages that a message dirtied; [`Run`]s say which
 //!   pages of the memory they are.
 //!
@@ -44,10 +45,39 @@
 //!   could not notice ([`HeldLayout`]) are waited for all the same.
 //!
 //! A pin is for *reading*. Whoever only keeps a mapping in a cache need not, and should not, keep
-//! the layout: a base page that was folded meanwhile holds, in any newer version, exactly what that
-//! version maps there, so bringing the cached mapping up to date by the difference of the two run
-//! lists is enough. A cache that kept the layout of an idle canister would hold up its folding for
-//! ever.
+//! the layout: as long as the epoch is the same, bringing the cached mapping up to date by the
+//! difference of the two run lists is enough. With another epoch the memory is mapped afresh: pages
+//! may lie in another base file, and those that were looked at before be given back. A cache that kept
+//! the layout of an idle canister would hold up its folding for ever.
+//!
+//! # Copies
+//!
+//! A memory may begin as a copy of the newest version of another ([`PageStore::create_copy`]). Nothing
+//! is copied: both look at the same base pages, and the copy's index names the segments of the other
+//! ([`Borrowed`]), of which the open one is sealed. Each base file keeps, for ranges of its pages, how
+//! many memories look at them (a *claim*), newest versions and those that only a durable index or a
+//! reader still needs apart. Nothing of it is stored: opening counts anew what the durable indexes
+//! name. From the claims it follows what folding does with a page:
+//!
+//! - one memory looks at it, and nobody else may: it is overwritten in place, as above;
+//! - the newest versions of several do: the memory's pages around it ([`Part`]) are first copied to
+//!   another base file of the memory's, into a place nobody claims, synced, and looked at there from
+//!   now on. No claim is needed on what is not in a durable index yet: a restart before the next
+//!   checkpoint finds the old pages, which nobody wrote to, and clears the half-made copy;
+//! - others do only until a checkpoint is durable or a reader lets go: folding waits, because moving
+//!   would make pages that nobody needs. It does not wait where it may not (`fold_over_readers`).
+//!
+//! A claim that ended is released by the checkpoint that does not name it, once no layout that was
+//! taken before is alive: the last one gives the pages back to the file system, or deletes the file.
+//! So each page is on disk once for each memory that has another content there, and the base files
+//! take no more than the sizes of the memories together and what was removed since the last durable
+//! checkpoint. That holds however many copies one round makes.
+//!
+//! Pages move some hundred KiB at once, and not all of a memory: a canister of 100 GiB of which a
+//! snapshot was taken would otherwise be copied whole, while its delta waits, because of one page.
+//! The price is a list of parts, which is bounded (see `sharing.rs`), so that a worker can map all of
+//! them and their files fit in one frame. Where a memory has more files than that, which takes as
+//! many copies of copies that all differ, the next copy is made by copying.
 //!
 //! # Order of syncs
 //!
@@ -80,18 +110,23 @@
 //!   `delta_reserve_bytes` of `delta_capacity_bytes` ([`PageStore::check_room`]); the reserve
 //!   covers what one round writes. [`PageStore::needs_checkpoint`] turns true at the same point. An
 //!   open segment that is mostly overwritten pages is rewritten without them, so a hot page does
-//!   not fill the log.
+//!   not fill the log. A segment that several memories name counts for each of them. Copies in one
+//!   round are the one thing that may take the count, not the disk, beyond the capacity; the next
+//!   round waits then.
 //! - Memory: an index entry per run of delta pages, so at most one per page of
-//!   `delta_capacity_bytes`, plus a fixed part per memory, which lies in the state's heap
-//!   ([`heap`]). Nothing grows with the size of the state.
+//!   `delta_capacity_bytes` and of what one round copies, plus a fixed part per memory, which lies
+//!   in the state's heap ([`heap`]). Parts and claims are for memories that share pages: at most some
+//!   hundred for each GiB of them, and 2,000 for the largest. Nothing else grows with the size of
+//!   the state.
 //! - Descriptors: one per memory changed since the last checkpoint, at most a quarter of what the
 //!   process may have (others are closed meanwhile); the same again while a checkpoint syncs; those
 //!   that are being used; and those of deleted files that a layout still names ([`PageFile`]), at
 //!   most a quarter as well. A file that cannot be kept for its readers is deleted later, or, if they were cut off, without
 //!   regard to them.
 //! - Time: commit costs in the number of runs committed (times the logarithm of the index),
-//!   [`PageStore::layout`] in the number of runs of that memory, a checkpoint in what changed, a
-//!   fold step in its budget.
+//!   [`PageStore::layout`] in the number of runs and parts of that memory, as does a copy; a
+//!   checkpoint in what changed, a fold step in its budget and 16 MiB of pages to be moved for each
+//!   memory (more where a memory is in so many parts that more have to go at once).
 //!
 //! # What it must never know
 //!

@@ -3,11 +3,21 @@
 
 mod common;
 
-use std::{fs, os::unix::fs::MetadataExt, path::Path, sync::Arc};
+use std::{
+    fs,
+    io::Read,
+    os::unix::fs::MetadataExt,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
 
 use common::*;
 use disk::{SharedDisk, SimulatedDisk};
-use pages::{MemoryId, PAGE_BYTES, PageStore, PagesError, read_bytes};
+use pages::{HeldLayout, MemoryId, PAGE_BYTES, PageStore, PagesError, read_bytes};
 use testing::SmallDisk;
 
 const A: MemoryId = MemoryId(1);
@@ -120,6 +130,181 @@ fn copies_of_the_newest_version_take_nothing_of_the_disk_and_others_call_for_a_c
 fn disk_bytes(dir: &Path) -> u64 {
     let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().metadata().unwrap());
     entries.map(|metadata| metadata.blocks() * 512).sum()
+}
+
+/// A memory that is large, dense for so many pages, and a copy of it.
+fn large(store: &PageStore, index: &mut Index, dense: u64) -> Duration {
+    store.create(A, LARGE_PAGES * PAGE_BYTES).unwrap();
+    for start in (0..dense).step_by(2048) {
+        put(store, A, &[(start, 2048.min(dense - start))], start + 1).unwrap();
+        checkpoint(store, index);
+        fold_all(store);
+    }
+    checkpoint(store, index);
+    let from = store.layout(A).unwrap();
+    let started = Instant::now();
+    store.create_copy(B, LARGE_PAGES * PAGE_BYTES, &from, from.base_bytes).unwrap();
+    started.elapsed()
+}
+
+/// 64 GiB.
+const LARGE_PAGES: u64 = 16 << 20;
+
+fn tag_at(store: &PageStore, id: MemoryId, page: u64) -> u64 {
+    let mut bytes = vec![0; 8];
+    read_bytes(&store.layout(id).unwrap(), page * PAGE_BYTES, &mut bytes).unwrap();
+    u64::from_le_bytes(bytes.try_into().unwrap())
+}
+
+#[test]
+fn a_copy_of_a_large_memory_takes_neither_disk_nor_time_and_a_fold_after_it_no_more_than_it_needs()
+{
+    const DENSE: u64 = 64 << 10;
+    let dir = tempfile::tempdir().unwrap();
+    let mut index = Index::new();
+    let store = open(dir.path(), &index).unwrap();
+    let copying = large(&store, &mut index, DENSE);
+    checkpoint(&store, &mut index);
+    // 256 MiB, read and written once more.
+    let started = Instant::now();
+    let mut source = fs::File::open(dir.path().join("1.base")).unwrap().take(DENSE * PAGE_BYTES);
+    let mut target = tempfile::tempfile().unwrap();
+    std::io::copy(&mut source, &mut target).unwrap();
+    let by_hand = started.elapsed();
+    assert!(copying * 4 < by_hand, "{copying:?}, and by hand {by_hand:?}");
+    println!("a copy of 256 MiB in 64 GiB: {copying:?}, by hand {by_hand:?}");
+    let before = disk_bytes(dir.path());
+    assert!(before < (DENSE + 1024) * PAGE_BYTES, "{before}");
+
+    for (id, page, tag) in [(A, 5, 7_001), (A, DENSE / 2, 7_002), (B, 6, 7_003)] {
+        put(&store, id, &[(page, 1)], tag).unwrap();
+    }
+    checkpoint(&store, &mut index);
+    fold_all(&store);
+    checkpoint(&store, &mut index);
+    // In one step both move what they share.
+    let unit = 64 * PAGE_BYTES;
+    assert!(store.stats().moved_bytes <= 3 * unit, "{}", store.stats().moved_bytes);
+    let grown = disk_bytes(dir.path()) - before;
+    assert!((unit..4 * unit).contains(&grown), "{grown}");
+    assert_eq!([tag_at(&store, A, 5), tag_at(&store, A, 6), tag_at(&store, A, 4)], [7_001, 1, 1]);
+    assert_eq!([tag_at(&store, B, 5), tag_at(&store, B, 6), tag_at(&store, B, 4)], [1, 7_003, 1]);
+    assert_eq!(tag_at(&store, B, DENSE / 2), DENSE / 2 + 1);
+
+    // Without its source the copy has all there is, and its pages are given back with it.
+    store.remove(A);
+    checkpoint(&store, &mut index);
+    drop(store);
+    let store = open(dir.path(), &index).unwrap();
+    assert_eq!([tag_at(&store, B, DENSE - 1), tag_at(&store, B, 6)], [DENSE - 2047, 7_003]);
+    assert!(disk_bytes(dir.path()) < before + unit);
+    store.remove(B);
+    checkpoint(&store, &mut index);
+    assert!(file_names(dir.path()).is_empty(), "{:?}", file_names(dir.path()));
+}
+
+#[test]
+fn parts_stay_few_however_a_memory_and_its_copies_are_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut index = Index::new();
+    let store = open(dir.path(), &index).unwrap();
+    large(&store, &mut index, 1);
+    let mut rng = Rng::new(9);
+    let (mut most, mut files, mut next) = (0, 0, 100);
+    for round in 0..120 {
+        let mut starts: Vec<_> = (0..40).map(|_| rng.below(LARGE_PAGES - 1)).collect();
+        starts.sort_unstable();
+        starts.dedup();
+        let ranges: Vec<_> = starts.into_iter().map(|start| (start, 1)).collect();
+        put(&store, A, &ranges, round + 1).unwrap();
+        checkpoint(&store, &mut index);
+        fold_all(&store);
+        let layout = store.layout(A).unwrap();
+        assert!(layout.runs.is_empty());
+        most = most.max(layout.parts.len());
+        if round % 20 == 0 {
+            // As snapshots are taken in the place of others.
+            copy(&store, A, MemoryId(next), LARGE_PAGES, LARGE_PAGES).unwrap();
+            store.remove(if round == 0 { B } else { MemoryId(next - 1) });
+            next += 1;
+        }
+        let bases = file_names(dir.path()).iter().filter(|name| name.starts_with("1.base")).count();
+        files = files.max(bases);
+    }
+    // 64 GiB in units of 64 pages would be 262,144.
+    println!("{most} parts, {files} files");
+    assert!((200..2_000).contains(&most), "{most}");
+    assert!((2..6).contains(&files), "{files}");
+}
+
+/// Folding on a thread of its own, as in the node, while memories are written, copied, read, removed
+/// and checkpointed.
+#[test]
+fn copies_writes_checkpoints_and_folds_run_side_by_side() {
+    const SEED: u64 = 0xc0_91e5;
+    const STEPS: u64 = 4_000;
+    let dir = tempfile::tempdir().unwrap();
+    let mut index = Index::new();
+    let store = open(dir.path(), &index).unwrap();
+    let (mut model, mut durable) = (Model::new(), Model::new());
+    let mut held: Vec<(HeldLayout, Vec<u64>)> = Vec::new();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut rng = Rng::new(SEED + 1);
+            while !stop.load(Relaxed) {
+                let bytes = rng.below(64) * PAGE_BYTES;
+                let over = rng.below(3) == 0;
+                let step = if over { store.fold_over_readers(bytes) } else { store.fold(bytes) };
+                if step.unwrap().is_idle() {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        // The folding ends when this does, well or not.
+        let _stopped = Stopped(&stop);
+        let mut rng = Rng::new(SEED + 2);
+        for step in 1..=STEPS {
+            let change = change(SEED, step, &model);
+            change_model(&mut model, &change, step);
+            change_store(&store, &change, step);
+            let number = rng.below(HISTORY_MEMORIES) as usize;
+            let (id, expected) = model.iter().nth(number.min(model.len() - 1)).unwrap();
+            match rng.below(40) {
+                0..2 => {
+                    checkpoint(&store, &mut index);
+                    durable.clone_from(&model);
+                    store.check_room().unwrap();
+                }
+                2..6 => assert_eq!(&tags(&store.layout(*id).unwrap()), expected, "step {step}"),
+                6 if held.len() < 3 => {
+                    let layout = HeldLayout::new(store.layout(*id).unwrap()).unwrap();
+                    held.push((layout, expected.clone()));
+                }
+                7 if !held.is_empty() => {
+                    let (layout, expected) = held.swap_remove(0);
+                    assert_eq!(tags(&layout), expected, "step {step}");
+                }
+                _ => {}
+            }
+        }
+    });
+    assert!(store.stats().moved_bytes > 100 * PAGE_BYTES && store.stats().checkpoints > 50);
+    assert_same(&store, &model);
+    for (layout, expected) in &held {
+        assert_eq!(&tags(layout), expected);
+    }
+    drop((held, store));
+    let store = open(dir.path(), &index).unwrap();
+    assert_same(&store, &durable);
+}
+
+struct Stopped<'a>(&'a AtomicBool);
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }
 
 #[test]

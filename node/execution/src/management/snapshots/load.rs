@@ -31,7 +31,6 @@ impl Dispatcher<'_> {
         let canister = self.target(&id)?.clone();
         let (owner, snapshot) = self.snapshot_to_load(call, &canister, &argument.snapshot_id)?;
         check_sizes(self.core, &snapshot)?;
-        self.check_copying(&snapshot)?;
         let copying = SNAPSHOT_INSTRUCTIONS.saturating_add(snapshot.bytes());
         self.affordable(&canister, copying, "loading a snapshot")?;
 
@@ -133,8 +132,8 @@ impl Dispatcher<'_> {
         self.check_keeping(canister, next)
     }
 
-    /// Copies the memories that the canister's execution names, which are a snapshot's, into new
-    /// ones of its own.
+    /// Makes copies of the memories that the canister's execution names, which are a snapshot's: they
+    /// are its own.
     fn bring_memories(&mut self, next: &mut CanisterState) -> Result<(), FatalError> {
         let sizes = &self.core.limits().module;
         let Some(execution) = next.execution.as_mut() else { return Ok(()) };
