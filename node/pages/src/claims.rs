@@ -81,6 +81,22 @@ impl Claims {
         (found.unwrap_or(Standing::Free), at)
     }
 
+    /// The pages around this one, within others, at which more than one memory looks, or may.
+    pub(crate) fn not_sole(&self, page: u64, within: &Range<u64>) -> Range<u64> {
+        let (mut start, mut at) = (within.start, within.start);
+        while at < within.end {
+            let (standing, until) = self.standing(at, within.end);
+            if standing == Standing::Sole {
+                if at > page {
+                    return start..at;
+                }
+                start = until;
+            }
+            at = until;
+        }
+        start..within.end
+    }
+
     /// Whether nobody looks at any of these pages.
     pub(crate) fn is_free(&self, pages: &Range<u64>) -> bool {
         pages.is_empty() || self.standing(pages.start, pages.end) == (Standing::Free, pages.end)
@@ -232,6 +248,13 @@ mod tests {
                 let same = table[start as usize..].iter().take_while(|counts| counts.standing() == standing).count() as u64;
                 prop_assert_eq!(until, start + same);
                 let is_free = |counts: &Counts| *counts == Counts::default();
+                let all = 0..PAGES;
+                if standing != Standing::Sole {
+                    let is_sole = |page: &u64| table[*page as usize].standing() == Standing::Sole;
+                    let first = (0..start).rev().find(is_sole).map_or(0, |page| page + 1);
+                    let end = (start..PAGES).find(is_sole).unwrap_or(PAGES);
+                    prop_assert_eq!(claims.not_sole(start, &all), first..end);
+                }
                 let part = &table[range.start as usize..range.end as usize];
                 prop_assert_eq!(claims.is_free(&range), part.iter().all(is_free));
                 let gaps: u64 = claims.gaps(&range).iter().map(|gap| gap.end - gap.start).sum();

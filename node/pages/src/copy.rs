@@ -30,6 +30,9 @@ use crate::{
     store::{PageStore, lock},
 };
 
+/// Segments of a memory from which on copying it calls for a checkpoint, that they be folded: each copy
+/// may seal one more, and there may be so many only ([`Memory::can_lend`]).
+const SEGMENTS_FOLDED_FROM: usize = 16;
 /// Ranges of written pages that are remembered until the next checkpoint; more become fewer and
 /// longer ones.
 const RANGES_MAX: usize = 4096;
@@ -87,6 +90,9 @@ impl PageStore {
         let lent = self.with(from.id, |source| {
             if source.version != from.version || !source.can_lend() {
                 return Ok(None);
+            }
+            if source.segments.len() >= SEGMENTS_FOLDED_FROM {
+                self.crowded.store(true, Relaxed);
             }
             // Sealed by whatever checkpoint is begun next.
             let generation = self.progress.next();

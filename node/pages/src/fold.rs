@@ -109,6 +109,10 @@ impl PageStore {
                 break;
             }
             let Some(id) = lock(&self.fold_queue).next() else { break };
+            if copied.iter().any(|part| part.id == id) {
+                // Others left the queue meanwhile. What is planned for it is not done yet.
+                break;
+            }
             let plan = |memory: &mut Memory| {
                 if readers == Readers::CutOff {
                     self.accounts.cut_off.fetch_add(memory.cut_off_readers(), Relaxed);

@@ -185,7 +185,8 @@ impl Memory {
             Standing::Waiting if readers == Readers::Respected => return Ok(Target::Waits(until)),
             _ => {}
         }
-        let unit = sharing.unit_of(page, &extent);
+        // Pages that are written in place, maybe by this very plan, do not move.
+        let unit = file.claims().not_sole(page, &sharing.unit_of(page, &extent));
         let moved: u64 = moves.iter().map(|moved| moved.pages.end - moved.pages.start).sum();
         if moved > 0 && moved + (unit.end - unit.start) > MOVED_PAGES_MAX {
             return Ok(Target::Full);

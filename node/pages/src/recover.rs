@@ -167,6 +167,11 @@ fn share_segments(shared: &SharedFiles, memories: &mut Memories, sharers: &[Shar
     }
     let mut duplicates = 0;
     for ((owner, id), mut names) in files {
+        if let Some(memory) = memories.get_mut(&owner) {
+            // Also where it needs none of it any more: the name is taken.
+            let memory = memory.get_mut().unwrap_or_else(PoisonError::into_inner);
+            memory.next_segment = memory.next_segment.max(id.0.saturating_add(1));
+        }
         // The owner's own, unless it borrowed one by that name.
         let borrows = |sharer: &Sharer| {
             sharer.id == owner && sharer.borrowed.iter().any(|borrowed| borrowed.segment == id)
@@ -217,9 +222,13 @@ fn verify(dir: &Dir, memory: &Memory) -> Result<()> {
         Ok(())
     };
     long_enough(&dir.base_path(memory.id), memory.base_bytes)?;
+    let mut ends: BTreeMap<BaseId, u64> = BTreeMap::new();
     for part in memory.sharing.iter().flat_map(|sharing| sharing.parts()) {
-        let end = (part.start_page + part.pages) * PAGE_BYTES;
-        long_enough(&dir.path_of(Name::Base(part.base)), end)?;
+        // The last part of a file reaches farthest.
+        ends.insert(part.base, part.start_page + part.pages);
+    }
+    for (base, end) in ends {
+        long_enough(&dir.path_of(Name::Base(base)), end * PAGE_BYTES)?;
     }
     for (id, segment) in memory.segments() {
         let path = dir.path_of(memory.segment_name(id));

@@ -171,6 +171,9 @@ impl SharedFiles {
     /// nobody looks at goes.
     pub(crate) fn release(&self, dir: &Dir, retired: &Retired) -> Result<()> {
         let file = &retired.file;
+        if retired.disowns {
+            file.disown();
+        }
         let (last, is_all) = {
             let claims = file.claims();
             let last: Vec<_> = retired.pages.iter().flat_map(|pages| claims.last(pages)).collect();
@@ -178,15 +181,12 @@ impl SharedFiles {
             (last, pages == claims.pages())
         };
         let path = dir.path_of(Name::Base(file.id));
-        if is_all && (retired.disowns || !file.owned.load(SeqCst)) {
+        if is_all && !file.owned.load(SeqCst) {
             dir.unlink(&path)?;
             lock(&self.bases).remove(&file.id);
         } else if !last.is_empty() {
             let open = dir.open_write(&path)?;
             dir.clear(&path, &open, &last)?;
-        }
-        if retired.disowns {
-            file.disown();
         }
         let mut claims = file.claims();
         retired.pages.iter().for_each(|pages| claims.release(pages));
