@@ -544,7 +544,7 @@ mod tests {
         }
     }
 
-    const PINNED: &str = "1fbd71457513378845e9deabd7d38e89";
+    const PINNED: &str = "fc78e5f25eaabbc3f643661c70f67742";
 
     /// Everything that a record of a canister can have, in values that are not defaults.
     #[expect(clippy::too_many_lines, reason = "one story, told in order")]
