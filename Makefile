@@ -12,7 +12,7 @@
 #   make stress [CASE=baseline] [PHASE=10] [MEMORY=256MiB]
 #   make bench-relay [PHASE=10] [LONG=60] [TURNS=1] | make bench-heap [PHASE=10]
 #   make compare BASE=HEAD~10 [WHAT=bench|bench-net|bench-relay] [TURNS=3] [DURATION=5]
-#   make bench-images [MACHINES=8] [TURNS=1]
+#   make bench-images [MACHINES=8] [TURNS=1] | make bench-pocket [INSTANCES=20]
 #   make lint | make fmt | make canisters | make fuzz [FUZZ_SECONDS=60]
 #
 # CARGO_TARGET_DIR moves the build directory (default: target). Each checkout needs one of its own:
@@ -59,7 +59,7 @@ names = $(shell awk -F'"' 'FNR == 1 { named = 0 } /^name/ && !named { print $$2;
 CHECKED := --config 'profile.release.debug-assertions=true' --config 'profile.release.package."*".debug-assertions=false' \
 	$(foreach crate,$(filter-out $(ARITHMETIC),$(names)),--config 'profile.release.package.$(crate).opt-level=$(if $(filter $(crate),$(EXECUTES)),1,0)')
 
-.PHONY: run test test-long install package simulate bench bench-net bench-state bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap bench-images tune-study compare lint fmt build setup setup-clients setup-images setup-tune canisters fuzz help
+.PHONY: run test test-long install package simulate bench bench-pocket bench-net bench-state bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap bench-images tune-study compare lint fmt build setup setup-clients setup-images setup-tune canisters fuzz help
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -110,6 +110,9 @@ bench: build ## Measure start, idle, latency, rates and memory, and print the ta
 bench-state: build ## Measure a node with more than fits its memory: STATE of state, CANISTERS, calls signed far ahead for DURATION seconds, MODULES; a table with goals.
 	@"$(BIN)/thimble-lab" bench-state --node "$(BIN)/thimble" --memory "$(MEMORY)" $(if $(STATE),--state "$(STATE)") $(if $(CANISTERS),--canisters "$(CANISTERS)") \
 		$(if $(DISK),--disk "$(DISK)") $(if $(MODULES),--modules "$(MODULES)") $(if $(DURATION),--seconds "$(DURATION)") $(if $(PARTS),--parts "$(PARTS)") --json target/bench/bench-state.json
+
+bench-pocket: build ## Measure the server for tests with INSTANCES instances: start, memory at rest, calls; a table with goals.
+	@"$(BIN)/thimble-lab" bench-pocket --server "$(BIN)/thimble-pocket" $(if $(INSTANCES),--instances "$(INSTANCES)") --json target/bench/bench-pocket.json
 
 storm: build ## Storm a node that is capped at MEMORY with the hammer's MODE for DURATION seconds, and judge what its memory did.
 	@"$(BIN)/thimble-lab" storm --node "$(BIN)/thimble" --memory "$(MEMORY)" --mode "$(MODE)" $(if $(DURATION),--seconds "$(DURATION)") --out target/storm

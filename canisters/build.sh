@@ -16,7 +16,7 @@ scratch=$(cd "$scratch" && pwd)
 out=$here/wasm
 
 all=(motoko-counter64 motoko-counter32 workbench frontend counter-c beater-c hammer-c universal-c
-    universal-c-heartbeat azle-hello)
+    universal-c-heartbeat azle-hello local-cycles-ledger local-icp-ledger local-cycles-minting)
 
 say() { printf '== %s\n' "$*"; }
 
@@ -58,6 +58,15 @@ embed() {
 build_motoko() {
     need_npm_tools
     node "$scratch/tools/motoko.cjs" "$2" "$here/$1/main.mo" "$out/$1.wasm" "$out/$1.did"
+}
+
+# build_local <name> <source>: a canister of a local network, without the names of functions and
+# packed, because `thimble-lab local` carries it. The compiler goes deep into a source of this size.
+build_local() {
+    need_npm_tools
+    (ulimit -s 65536 && node --stack-size=60000 "$scratch/tools/motoko.cjs" motoko "$here/local/$2" "$out/$1.wasm" "$out/$1.did")
+    node "$here/tools/wasm.mjs" drop-section "$out/$1.wasm" name
+    gzip -9nf "$out/$1.wasm"
 }
 
 # build_c <name> <directory>/<source> [compiler options]: the stack is cut to one page so that a
@@ -162,6 +171,9 @@ build() {
     case $1 in
         motoko-counter64) build_motoko "$1" motoko ;;
         motoko-counter32) build_motoko "$1" motoko32 ;;
+        local-cycles-ledger) build_local "$1" CyclesLedger.mo ;;
+        local-icp-ledger) build_local "$1" IcpLedger.mo ;;
+        local-cycles-minting) build_local "$1" CyclesMinting.mo ;;
         workbench | frontend) build_rust "$1" ;;
         counter-c) build_c "$1" counter-c/counter.c ;;
         beater-c) build_c "$1" beater-c/beater.c ;;

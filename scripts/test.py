@@ -32,7 +32,12 @@ TIMES = LOGS / "seconds.json"
 # What a program takes that was never run, and those that take much longer: the last to begin should
 # not be one of them.
 UNKNOWN_SECONDS = 20.0
-LONG_SECONDS = {"thimble it": 350.0, "rounds simulation": 210.0, "nidkg it": 70.0}
+LONG_SECONDS = {
+    "thimble it": 350.0,
+    "rounds simulation": 210.0,
+    "nidkg it": 70.0,
+    "thimble-lab local": 70.0,
+}
 # A program that has not ended by then hangs.
 TIMEOUT_SECONDS = 1800
 

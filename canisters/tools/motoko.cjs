@@ -1,4 +1,5 @@
-// Compiles one Motoko file: node motoko.cjs <npm package> <main.mo> <out.wasm> <out.did>
+// Compiles one Motoko file, with the others of its folder that it imports:
+// node motoko.cjs <npm package> <source.mo> <out.wasm> <out.did>
 // The npm package is the whole compiler; its standard library comes bundled, so nothing is fetched.
 const fs = require('fs');
 const path = require('path');
@@ -14,10 +15,16 @@ for (const file of fs.readdirSync(bundled)) {
 // The older package offers this on the compiler only.
 const setPublicMetadata = motoko.setPublicMetadata ?? motoko.compiler.setPublicMetadata;
 setPublicMetadata(['candid:service', 'candid:args', 'motoko:stable-types']);
-motoko.write('main.mo', fs.readFileSync(source, 'utf8'));
-for (const diagnostic of motoko.check('main.mo')) {
-    console.error(`${source}: ${diagnostic.message}`);
+const folder = path.dirname(source);
+const main = path.basename(source);
+for (const file of fs.readdirSync(folder).filter(file => file.endsWith('.mo'))) {
+    motoko.write(file, fs.readFileSync(path.join(folder, file), 'utf8'));
 }
-const { wasm, candid } = motoko.wasm('main.mo', 'ic');
+const problems = motoko.check(main);
+for (const diagnostic of problems.diagnostics ?? problems) {
+    const line = (diagnostic.range?.start.line ?? 0) + 1;
+    console.error(`${diagnostic.source ?? source}:${line}: ${diagnostic.message}`);
+}
+const { wasm, candid } = motoko.wasm(main, 'ic');
 fs.writeFileSync(wasmPath, wasm);
 fs.writeFileSync(didPath, candid);

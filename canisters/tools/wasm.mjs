@@ -1,6 +1,7 @@
 // Reads and extends Wasm modules by their section structure alone.
 //
 //   node wasm.mjs add-section <module> <section name> <content file>    appends a custom section, in place
+//   node wasm.mjs drop-section <module> <section name>                 removes a custom section, in place
 //   node wasm.mjs candid <module>                                      prints what get_candid_pointer points to
 //   node wasm.mjs describe <module>...                                 prints the two Markdown tables of README.md
 import { createHash } from 'node:crypto';
@@ -86,6 +87,21 @@ function addSection(path, name, contentPath) {
     writeFileSync(path, Buffer.concat([readFileSync(path), Buffer.from([0]), encodeLeb(body.length), body]));
 }
 
+function dropSection(path, name) {
+    const bytes = readFileSync(path);
+    const kept = [bytes.subarray(0, 8)];
+    const reader = new Reader(bytes, 8);
+    while (reader.at < bytes.length) {
+        const start = reader.at;
+        const id = reader.byte();
+        const size = reader.leb();
+        const end = reader.at + size;
+        if (id !== 0 || reader.text() !== name) kept.push(bytes.subarray(start, end));
+        reader.at = end;
+    }
+    writeFileSync(path, Buffer.concat(kept));
+}
+
 async function candid(path) {
     const compiled = await WebAssembly.compile(readFileSync(path));
     const imports = {};
@@ -131,6 +147,7 @@ function describe(paths) {
 
 const [command, ...args] = process.argv.slice(2);
 if (command === 'add-section') addSection(...args);
+else if (command === 'drop-section') dropSection(...args);
 else if (command === 'candid') console.log(await candid(...args));
 else if (command === 'describe') describe(args);
 else throw new Error(`unknown command ${command}`);

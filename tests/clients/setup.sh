@@ -2,9 +2,14 @@
 # Installs the published clients that the tests in this directory run against a node, at their
 # locked versions.
 #
-#   tests/clients/setup.sh            both
+#   tests/clients/setup.sh            all
 #   tests/clients/setup.sh node       the JavaScript ones, into tests/clients/node/node_modules
+#   tests/clients/setup.sh local      the project tool and the clients of well-known canisters, into
+#                                     tests/clients/local/node_modules
 #   tests/clients/setup.sh python     the Python one, into ${CARGO_TARGET_DIR:-target}/clients-venv
+#   tests/clients/setup.sh pocket     those of PocketIC: into tests/clients/pocket/node/node_modules,
+#                                     and into pocket-venv and pocket-clients (a Rust one, built)
+#                                     below ${CARGO_TARGET_DIR:-target}
 #
 # Needs a network the first time, and sudo unless root where node, npm or python3-venv are missing
 # (Debian, Ubuntu). Afterwards it only compares the locked versions with what is installed. Prints
@@ -32,42 +37,62 @@ fresh() {
     [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(hash_of "$@")" ]
 }
 
-setup_node() {
-    local locked=("$here/node/package.json" "$here/node/package-lock.json")
-    local stamp=$here/node/node_modules/.stamp
+# node_packages <folder>: the locked packages of a folder.
+node_packages() {
+    local locked=("$1/package.json" "$1/package-lock.json")
+    local stamp=$1/node_modules/.stamp
     if ! fresh "$stamp" "${locked[@]}"; then
         command -v node >/dev/null || install_packages nodejs npm
         command -v npm >/dev/null || install_packages npm
         local major
         major=$(node -p 'process.versions.node.split(".")[0]')
         [ "$major" -ge 18 ] || { echo "node $major is too old, 18 is the least" >&2; exit 1; }
-        (cd "$here/node" && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error >&2)
+        (cd "$1" && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error >&2)
         hash_of "${locked[@]}" >"$stamp"
     fi
+}
+
+# python_packages <venv> <requirements>: the locked packages in a virtual environment.
+python_packages() {
+    if ! fresh "$1/.stamp" "$2"; then
+        command -v python3 >/dev/null || install_packages python3 python3-venv
+        rm -rf "$1"
+        if ! python3 -m venv "$1" >/dev/null 2>&1; then
+            install_packages python3-venv
+            rm -rf "$1"
+            python3 -m venv "$1"
+        fi
+        "$1/bin/pip" install --quiet --disable-pip-version-check -r "$2" >&2
+        hash_of "$2" >"$1/.stamp"
+    fi
+}
+
+# setup_node <folder>
+setup_node() {
+    node_packages "$here/$1"
     echo "node $(command -v node)"
 }
 
 setup_python() {
-    local venv=$target/clients-venv
-    if ! fresh "$venv/.stamp" "$here/python/requirements.txt"; then
-        command -v python3 >/dev/null || install_packages python3 python3-venv
-        rm -rf "$venv"
-        if ! python3 -m venv "$venv" >/dev/null 2>&1; then
-            install_packages python3-venv
-            rm -rf "$venv"
-            python3 -m venv "$venv"
-        fi
-        "$venv/bin/pip" install --quiet --disable-pip-version-check -r "$here/python/requirements.txt" >&2
-        hash_of "$here/python/requirements.txt" >"$venv/.stamp"
-    fi
-    echo "python $venv/bin/python"
+    python_packages "$target/clients-venv" "$here/python/requirements.txt"
+    echo "python $target/clients-venv/bin/python"
 }
 
-[ $# -gt 0 ] || set -- node python
+setup_pocket() {
+    node_packages "$here/pocket/node"
+    python_packages "$target/pocket-venv" "$here/pocket/python/requirements.txt"
+    # Apart from the workspace: cargo must not take one build directory for two lock files.
+    CARGO_TARGET_DIR=$target/pocket-clients cargo test --quiet --locked --no-run \
+        --manifest-path "$here/pocket/rust/Cargo.toml" >&2
+    echo "pocket $target/pocket-venv/bin/python"
+}
+
+[ $# -gt 0 ] || set -- node local python pocket
 for part in "$@"; do
     case $part in
-        node) setup_node ;;
+        node | local) setup_node "$part" ;;
         python) setup_python ;;
-        *) echo "unknown part $part; there are: node python" >&2; exit 2 ;;
+        pocket) setup_pocket ;;
+        *) echo "unknown part $part; there are: node local python pocket" >&2; exit 2 ;;
     esac
 done

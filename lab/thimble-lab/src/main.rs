@@ -32,6 +32,9 @@ enum Command {
     /// Example: thimble-lab cap --memory 512MiB -- thimble-lab bench-state --memory 480MiB --state
     /// 20GiB
     BenchState(load::bench::state::Options),
+    /// Start a server for tests, make instances on it, and measure them: start, memory at rest,
+    /// calls; a table with goals.
+    BenchPocket(load::bench::pocket::Options),
     /// Put every sort of load on a running node, check every byte that comes back, report latencies
     /// and errors.
     Hammer(Box<load::hammer::Options>),
@@ -191,6 +194,17 @@ enum Command {
         #[command(subcommand)]
         command: Image,
     },
+    /// Start a network to develop against: a node with the canisters that project tools expect.
+    ///
+    /// Cycles minting, cycles ledger and ICP ledger stand at the ids of the public network's, and
+    /// every principal, the anonymous one too, begins with cycles and ICP; so `icp deploy` and its
+    /// like work as they are (docs/local.md). The state stays in the data folder.
+    ///
+    /// It runs until Ctrl-C. Exit status: 0 when the node stopped cleanly, 1 otherwise, 130 after
+    /// Ctrl-C while it starts.
+    ///
+    /// Example: thimble-lab local --data-dir my-network --listen 127.0.0.1:4943
+    Local(Box<local::Options>),
     /// Several nodes on this machine, each under its own memory cap: start them as a subnet, kill
     /// them, cut them off, look at them.
     Net(testnet::net::Options),
@@ -247,6 +261,9 @@ fn main() -> ExitCode {
         Command::BenchState(options) => with_runtime(async {
             load::bench::state::run(options).await.map(|()| ExitCode::SUCCESS)
         }),
+        Command::BenchPocket(options) => with_runtime(async {
+            load::bench::pocket::run(options).await.map(|()| ExitCode::SUCCESS)
+        }),
         Command::Hammer(options) => with_runtime(load::hammer::run(*options)),
         Command::Storm(options) => with_runtime(testnet::storm::run(options)),
         Command::History(options) => with_runtime(load::history::run(options)),
@@ -266,6 +283,7 @@ fn main() -> ExitCode {
         }
         Command::Watch(options) => with_runtime(tuner::watch::run(options)),
         Command::Tune(options) => with_runtime(tuner::tune::run(*options)),
+        Command::Local(options) => with_runtime(local::run(*options)),
         Command::Net(options) => with_runtime(testnet::net::run(options)),
     }
 }

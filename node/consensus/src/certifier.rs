@@ -100,6 +100,11 @@ impl Terms {
         }
     }
 
+    /// Who signs from the newest height on that another committee began at, and that height.
+    pub(crate) fn newest(&self) -> Option<(Height, Arc<Term>)> {
+        self.known().last_key_value().map(|(from, term)| (*from, term.clone()))
+    }
+
     /// Who signs the state of `height`; none if that was before all that is known.
     pub(crate) fn at(&self, height: Height) -> Option<Arc<Term>> {
         self.known().range(..=height).next_back().map(|(_, term)| term.clone())
@@ -164,6 +169,11 @@ impl Certifier {
             early: BTreeMap::new(),
             signed: Height(0),
         }
+    }
+
+    /// Who signs, by heights.
+    pub(crate) fn terms(&self) -> &Terms {
+        &self.terms
     }
 
     /// Signs `root` as the state of `height`; this node's share for the others, if it has one, and

@@ -27,3 +27,9 @@ pub fn decode_share_message(bytes: &[u8]) -> bool {
 pub fn decode_sync_message(bytes: &[u8]) -> bool {
     decoders::sync_message(bytes)
 }
+
+/// A message about answers to outcalls: shares of the subnet's signature, or the answer of one
+/// member.
+pub fn decode_outcall_message(bytes: &[u8]) -> bool {
+    decoders::outcall_message(bytes)
+}

@@ -21,6 +21,7 @@ mod block_log;
 mod certifier;
 #[doc(hidden)]
 pub mod fuzz;
+mod outcalls;
 mod pool;
 mod replay;
 mod seam;
@@ -30,6 +31,7 @@ mod subnet;
 
 pub use block_log::{BlockLog, LogError, Logged};
 pub use certifier::{Accepted, Certificate, Certifier, CertifyError};
+pub use outcalls::{OpenOutcall, Outcalls};
 pub use pool::{HELD_FOR, IngressPool, NextHeld, PoolRefusal, PoolStatus, Submitted, TakenCall};
 pub use replay::LogReplay;
 pub use seam::{

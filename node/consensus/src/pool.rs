@@ -4,6 +4,10 @@
 //! the client is told so and how long to wait, and nothing already accepted is dropped except calls
 //! whose expiry passed.
 //!
+//! Answers to outcalls wait here like calls, and come before them, with half of a block's bytes at
+//! most ([`IngressPool::submit_answer`]). Other nodes have them by themselves, so they are not told;
+//! and they hold memory of the outcalls' own pool, so neither takes the other's room.
+//!
 //! A few calls can be held back ([`IngressPool::hold_back`]): they are in the pool like all others
 //! and told to other nodes, but not offered for blocks until this node got ready for them, for at
 //! most [`HELD_FOR`], and only while the pool is less than half full. Blocks of other nodes may hold
@@ -15,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use budget::Observation;
+use budget::{Observation, Reservation};
 use lifecycle::{Cause, Health, Stop};
 use limits::ConsensusLimits;
 use state::{IngressId, SignedIngress, Time, Validity};
@@ -133,9 +137,16 @@ struct Waiting {
     digest: [u8; 32],
     validity: Validity,
     source: Source,
+    /// Of an answer: memory of the outcalls' pool.
+    held: Option<Reservation>,
 }
 
 impl Waiting {
+    /// What it takes of this pool.
+    fn bytes(&self) -> u64 {
+        if self.held.is_some() { 0 } else { self.signed.accounted_bytes() }
+    }
+
     fn name(&self, id: IngressId) -> CallName {
         // An envelope is bounded by a limit that fits.
         let bytes = u32::try_from(self.signed.envelope.len()).unwrap_or(u32::MAX);
@@ -160,6 +171,8 @@ struct Part {
 struct Inner {
     waiting: BTreeMap<IngressId, Waiting>,
     order: VecDeque<IngressId>,
+    /// Answers to outcalls, and no part of `order`.
+    answers: VecDeque<IngressId>,
     /// Calls that are held back, and no part of `order`.
     held: VecDeque<Held>,
     bytes: u64,
@@ -182,7 +195,7 @@ impl Inner {
     fn forget(&mut self, id: &IngressId) {
         let Some(call) = self.waiting.remove(id) else { return };
         self.held.retain(|held| held.id != *id);
-        let bytes = call.signed.accounted_bytes();
+        let bytes = call.bytes();
         self.bytes -= bytes;
         if let Source::Peer(place) = call.source
             && let Some(held) = self.peers.get_mut(&place)
@@ -201,6 +214,18 @@ impl Inner {
         while self.held.front().is_some_and(|held| held.since.elapsed() >= HELD_FOR) {
             self.order.extend(self.held.pop_front().map(|held| held.id));
         }
+    }
+
+    /// Nothing could be in a block now.
+    fn is_empty(&self) -> bool {
+        self.order.is_empty() && self.answers.is_empty()
+    }
+
+    /// What left the pool goes from the orders too.
+    fn tidy(&mut self) {
+        let Self { waiting, order, answers, .. } = self;
+        order.retain(|id| waiting.contains_key(id));
+        answers.retain(|id| waiting.contains_key(id));
     }
 
     fn count(&mut self) {
@@ -290,9 +315,31 @@ impl IngressPool {
             inner.order.push_back(id);
             self.arrived.notify_one();
         }
-        inner.waiting.insert(id, Waiting { signed, digest, validity, source });
+        let held = None;
+        inner.waiting.insert(id, Waiting { signed, digest, validity, source, held });
         inner.count();
         Ok(Submitted::New)
+    }
+
+    /// Takes an answer to an outcall that the subnet signed, with the memory it holds. There are no
+    /// more of them than open outcalls, so there is always a place.
+    pub(crate) fn submit_answer(
+        &self,
+        (id, validity): (IngressId, Validity),
+        signed: SignedIngress,
+        held: Reservation,
+    ) {
+        let digest = signed.digest();
+        let mut inner = self.lock();
+        if inner.waiting.contains_key(&id) {
+            return;
+        }
+        let (source, held) = (Source::Client, Some(held));
+        inner.waiting.insert(id, Waiting { signed, digest, validity, source, held });
+        inner.answers.push_back(id);
+        self.arrived.notify_one();
+        drop(inner);
+        self.tell();
     }
 
     /// From now on calls that `holds` names are held back, a few at once, until [`Self::release`].
@@ -438,8 +485,7 @@ impl IngressPool {
     /// Waits until a call waits, or the pool closes, or `timeout` passed.
     pub fn wait(&self, timeout: Duration) {
         let inner = self.lock();
-        let idle =
-            |inner: &mut Inner| inner.order.is_empty() && !self.stop.is_closing() && !inner.woken;
+        let idle = |inner: &mut Inner| inner.is_empty() && !self.stop.is_closing() && !inner.woken;
         let (mut inner, _) = self
             .arrived
             .wait_timeout_while(inner, timeout, idle)
@@ -517,28 +563,29 @@ impl IngressPool {
             .collect();
         expired.iter().for_each(|id| inner.forget(id));
         if !expired.is_empty() {
-            let Inner { waiting, order, .. } = &mut *inner;
-            order.retain(|id| waiting.contains_key(id));
+            inner.tidy();
         }
         let mut offered = Vec::new();
         let mut bytes = 0;
-        for id in &inner.order {
-            if offered.len() as u64 >= messages_max {
-                break;
+        for (order, most) in [(&inner.answers, bytes_max / 2), (&inner.order, bytes_max)] {
+            for id in order {
+                if offered.len() as u64 >= messages_max {
+                    break;
+                }
+                let Some(call) = inner
+                    .waiting
+                    .get(id)
+                    .filter(|call| call.validity.holds(time) && !skip.contains(id))
+                else {
+                    continue;
+                };
+                let size = call.signed.accounted_bytes();
+                if !offered.is_empty() && bytes + size > most {
+                    break;
+                }
+                bytes += size;
+                offered.push(call.name(*id));
             }
-            let Some(call) = inner
-                .waiting
-                .get(id)
-                .filter(|call| call.validity.holds(time) && !skip.contains(id))
-            else {
-                continue;
-            };
-            let size = call.signed.accounted_bytes();
-            if !offered.is_empty() && bytes + size > bytes_max {
-                break;
-            }
-            bytes += size;
-            offered.push(call.name(*id));
         }
         inner.count();
         offered
@@ -565,8 +612,7 @@ impl IngressPool {
             inner.forget(&name.id);
         }
         inner.taken += names.len() as u64;
-        let Inner { waiting, order, .. } = &mut *inner;
-        order.retain(|id| waiting.contains_key(id));
+        inner.tidy();
         inner.count();
     }
 
@@ -576,26 +622,28 @@ impl IngressPool {
         let mut inner = self.lock();
         inner.release_overdue();
         let mut taken = Vec::new();
+        let mut answers = std::mem::take(&mut inner.answers);
+        let mut order = std::mem::take(&mut inner.order);
         let mut bytes = 0;
-        while (taken.len() as u64) < messages_max {
-            let Some(id) = inner.order.front().copied() else { break };
-            let Some(size) = inner.waiting.get(&id).map(|call| call.signed.accounted_bytes())
-            else {
-                inner.order.pop_front();
-                continue;
-            };
-            if !taken.is_empty() && bytes + size > bytes_max {
-                break;
-            }
-            inner.order.pop_front();
-            if let Some(Waiting { signed, validity, .. }) = inner.waiting.remove(&id) {
-                inner.bytes -= size;
+        for (order, most) in [(&mut answers, bytes_max / 2), (&mut order, bytes_max)] {
+            while (taken.len() as u64) < messages_max
+                && let Some(id) = order.front().copied()
+            {
+                let size = inner.waiting.get(&id).map(|call| call.signed.accounted_bytes());
+                if !taken.is_empty() && size.is_some_and(|size| bytes + size > most) {
+                    break;
+                }
+                order.pop_front();
+                let Some(call) = inner.waiting.remove(&id) else { continue };
+                inner.bytes -= call.bytes();
+                let Waiting { signed, validity, .. } = call;
                 if validity.until >= now {
-                    bytes += size;
+                    bytes += size.unwrap_or_default();
                     taken.push(TakenCall { id, validity, signed });
                 }
             }
         }
+        (inner.answers, inner.order) = (answers, order);
         inner.taken += taken.len() as u64;
         inner.count();
         taken
@@ -610,9 +658,10 @@ impl IngressPool {
                 inner.bytes += signed.accounted_bytes();
                 inner.order.push_front(id);
                 let digest = signed.digest();
-                inner
-                    .waiting
-                    .insert(id, Waiting { signed, digest, validity, source: Source::Client });
+                inner.waiting.insert(
+                    id,
+                    Waiting { signed, digest, validity, source: Source::Client, held: None },
+                );
             }
         }
         inner.count();

@@ -6,12 +6,12 @@ use envelope::Envelopes;
 use futures::future::BoxFuture;
 use limits::ConsensusLimits;
 use serde::{Deserialize, Serialize};
-use state::{AgreedRound, Batch, Fault, Height, SignedIngress, SubnetKey, Time};
+use state::{AgreedRound, Batch, Fault, Height, OutcallAnswer, SignedIngress, SubnetKey, Time};
 use thiserror::Error;
 
 use crate::{
-    BlockLog, Certificate, CertifyError, Fetched, IngressPool, LimitsDiffer, LogError, StateOffer,
-    StateServer, WallClock, Want,
+    BlockLog, Certificate, CertifyError, Fetched, IngressPool, LimitsDiffer, LogError, Outcalls,
+    StateOffer, StateServer, WallClock, Want,
 };
 
 /// What an earlier run found when it executed the batch.
@@ -32,7 +32,7 @@ pub struct FinalisedBlock {
     pub time: Time,
     /// Randomness for execution, unknown to all before the block was agreed on.
     pub randomness: [u8; 32],
-    /// Calls in the order they are to be inducted.
+    /// Calls in the order they are to be inducted, and answers to outcalls among them.
     pub ingress: Vec<SignedIngress>,
     /// How the subnet's key is held from here on, if this block changed it.
     pub key: Option<SubnetKey>,
@@ -44,17 +44,21 @@ pub struct FinalisedBlock {
 impl FinalisedBlock {
     /// What execution makes of it. Calls were verified before they came into a block.
     pub(crate) fn batch(&self, envelopes: &dyn Envelopes) -> Result<Batch, ConsensusError> {
-        let read = |signed: &SignedIngress| {
-            envelopes
-                .read(signed)
-                .map_err(|reason| ConsensusError::UnreadableCall { height: self.height.0, reason })
-        };
-        let ingress = self.ingress.iter().map(read).collect::<Result<_, _>>()?;
+        let unreadable = |reason| ConsensusError::UnreadableCall { height: self.height.0, reason };
+        let (mut ingress, mut outcalls) = (Vec::new(), Vec::new());
+        for signed in &self.ingress {
+            if OutcallAnswer::is_in(signed) {
+                outcalls.push(OutcallAnswer::read(signed).map_err(unreadable)?.0);
+            } else {
+                ingress.push(envelopes.read(signed).map_err(unreadable)?);
+            }
+        }
         Ok(Batch {
             height: self.height,
             time: self.time,
             randomness: self.randomness,
             ingress,
+            outcalls,
             key: self.key.clone(),
             agreed: self.agreed,
         })
@@ -76,6 +80,8 @@ pub struct Wiring {
     /// Shows this node's state to others, and reads what they say of theirs. None: no state is
     /// ever taken over.
     pub states: Option<Arc<dyn StateServer>>,
+    /// Where answers to outcalls come from. None: this node makes no requests, and the subnet none.
+    pub outcalls: Option<Arc<Outcalls>>,
 }
 
 /// A batch that will not change any more.

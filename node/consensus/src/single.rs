@@ -101,7 +101,10 @@ impl SingleNode {
     ) -> Result<Self, ConsensusError> {
         wiring.log.check_complete(resume_from)?;
         let replay = wiring.log.read_from(resume_from)?;
-        let Wiring { pool, log, clock, envelopes, limits, states: _ } = wiring;
+        let Wiring { pool, log, clock, envelopes, limits, states: _, outcalls } = wiring;
+        if let Some(outcalls) = outcalls {
+            outcalls.decide_alone(pool.clone(), certifier.terms().clone());
+        }
         Ok(Self {
             pool,
             log,
@@ -329,14 +332,14 @@ mod tests {
             })
         }
 
-        fn verify(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
+        fn verify(&self, signed: &SignedIngress) -> Result<(IngressId, Validity), String> {
             self.claim(signed)
         }
 
-        fn claim(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
-            let ingress = self.read(signed)?;
-            let validity = ingress.ingress_expiry.into();
-            Ok((ingress, validity))
+        fn claim(&self, signed: &SignedIngress) -> Result<(IngressId, Validity), String> {
+            let Ingress { request_id, effective_canister_id, ingress_expiry, .. } =
+                self.read(signed)?;
+            Ok((IngressId::new(&request_id, &effective_canister_id), ingress_expiry.into()))
         }
     }
 
@@ -406,6 +409,7 @@ mod tests {
             envelopes: Arc::new(Bytes),
             limits: limits(),
             states: None,
+            outcalls: None,
         };
         let certifier = Certifier::new(committee, share, 4);
         let node = SingleNode::new(wiring, certifier, (Height(resume), Time(0)), random).unwrap();

@@ -102,7 +102,7 @@ struct TargetCanisterArg {
 }
 
 /// Whether a call makes a canister: it may be sent to any effective id.
-fn makes_canister(call: &MethodCall) -> bool {
+pub fn makes_canister(call: &MethodCall) -> bool {
     call.canister_id == Principal::management_canister()
         && matches!(
             call.method_name.as_str(),
@@ -125,6 +125,28 @@ fn field<T: CandidType + for<'de> Deserialize<'de>>(arg: &[u8]) -> Option<T> {
         .set_skipping_quota(skipping)
         .set_full_error_message(false);
     IDLDeserialize::new_with_config(arg, &config).ok()?.get_value().ok()
+}
+
+/// The canister that an update call (`query == false`) or query call is for, by its content. Calls
+/// that make a canister, and `list_canisters`, have none.
+///
+/// # Errors
+/// [`EffectiveError::NoDestination`].
+pub fn destination(call: &MethodCall, query: bool) -> Result<Principal, EffectiveError> {
+    if call.canister_id != Principal::management_canister() {
+        return Ok(call.canister_id);
+    }
+    let method = call.method_name.as_str();
+    let (found, field) = if method == "install_chunked_code" && !query {
+        let target = field(&call.arg).map(|arg: TargetCanisterArg| arg.target_canister);
+        (target, "target_canister")
+    } else {
+        (field(&call.arg).map(|arg: CanisterIdArg| arg.canister_id), "canister_id")
+    };
+    found.ok_or_else(|| EffectiveError::NoDestination {
+        method: method.chars().take(64).collect(),
+        field,
+    })
 }
 
 /// Checks an update call (`query == false`) or query call against the URL it was sent to.
@@ -156,23 +178,7 @@ pub fn check(
         Effective::Canister(_) if anywhere => return Ok(()),
         Effective::Canister(url) => *url,
     };
-    let content = match (management, method) {
-        (false, _) => call.canister_id,
-        (true, "install_chunked_code") if !query => field(&call.arg)
-            .map(|arg: TargetCanisterArg| arg.target_canister)
-            .ok_or_else(|| EffectiveError::NoDestination {
-                method: method.to_owned(),
-                field: "target_canister",
-            })?,
-        (true, _) => {
-            field(&call.arg).map(|arg: CanisterIdArg| arg.canister_id).ok_or_else(|| {
-                EffectiveError::NoDestination {
-                    method: method.chars().take(64).collect(),
-                    field: "canister_id",
-                }
-            })?
-        }
-    };
+    let content = destination(call, query)?;
     if content != url {
         return Err(EffectiveError::Mismatch { url, content });
     }

@@ -10,6 +10,11 @@ use crate::{
     cbor::{self, CborError, Value},
 };
 
+/// Levels of such an encoding.
+pub const DEPTH_MAX: usize = 128;
+/// Its items.
+pub const ITEMS_MAX: usize = 4_096;
+
 /// A CBOR value that may be a tree.
 #[derive(Debug)]
 pub struct Encoded<'a>(Value<'a>);
@@ -18,7 +23,7 @@ impl<'a> Encoded<'a> {
     /// Reads the CBOR.
     ///
     /// # Errors
-    /// When it is none, or beyond the bounds: 128 levels, 4,096 items.
+    /// When it is none, or beyond the bounds: [`DEPTH_MAX`], [`ITEMS_MAX`].
     pub fn read(bytes: &'a [u8]) -> Result<Self, CborError> {
         cbor::decode(bytes, hash_tree_bounds()).map(Self)
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ic_principal::Principal;
 use limits::GatewayLimits;
-use state::{Ingress, RequestId, SignedIngress, Time, Validity};
+use state::{Ingress, IngressId, OutcallAnswer, RequestId, SignedIngress, Time, Validity};
 use thiserror::Error;
 
 use crate::{
@@ -49,20 +49,20 @@ pub trait Envelopes: Send + Sync {
     /// When it cannot have been.
     fn read(&self, signed: &SignedIngress) -> Result<Ingress, String>;
 
-    /// What a call asks for, and at which block times it may be in a block, if its sender signed it
-    /// and a client's call like it would be taken at those times. Takes the time of a
-    /// signature. The answer depends on the bytes, the subnet's key and limits that members
+    /// The name of a call, and at which block times it may be in a block, if its sender signed it
+    /// and a client's call like it would be taken at those times. An answer to an outcall is signed by
+    /// the subnet. Takes the time of a signature. The answer depends on the bytes, the subnet's key and limits that members
     /// compare, and on nothing of this node's: all nodes give the same.
     ///
     /// # Errors
     /// Why no block may hold it.
-    fn verify(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String>;
+    fn verify(&self, signed: &SignedIngress) -> Result<(IngressId, Validity), String>;
 
     /// What an unverified call claims to be, and when it would be valid. Cheap.
     ///
     /// # Errors
     /// When it is no call.
-    fn claim(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String>;
+    fn claim(&self, signed: &SignedIngress) -> Result<(IngressId, Validity), String>;
 }
 
 impl Envelopes for CallVerifier {
@@ -70,12 +70,19 @@ impl Envelopes for CallVerifier {
         self.read(signed).map_err(|error| error.to_string())
     }
 
-    fn verify(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
-        self.verify(signed).map_err(|error| error.to_string())
+    fn verify(&self, signed: &SignedIngress) -> Result<(IngressId, Validity), String> {
+        if OutcallAnswer::is_in(signed) {
+            return self.verify_answer(signed);
+        }
+        self.verify(signed).map(named).map_err(|error| error.to_string())
     }
 
-    fn claim(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
-        self.read_claim(signed).map_err(|error| error.to_string())
+    fn claim(&self, signed: &SignedIngress) -> Result<(IngressId, Validity), String> {
+        if OutcallAnswer::is_in(signed) {
+            let (answer, _) = self.read_answer(signed)?;
+            return Ok((answer.ingress_id(), answer.validity()));
+        }
+        self.read_claim(signed).map(named).map_err(|error| error.to_string())
     }
 }
 
@@ -85,6 +92,7 @@ pub struct CallVerifier {
     auth: AuthConfig,
     bounds: EnvelopeBounds,
     bytes_max: u64,
+    subnet_key: nidkg::PublicKey,
     subnet_id: Principal,
     ranges: Vec<(Principal, Principal)>,
 }
@@ -99,6 +107,7 @@ impl CallVerifier {
         ranges: Vec<(Principal, Principal)>,
     ) -> Self {
         Self {
+            subnet_key: root_key,
             auth: AuthConfig::new(root_key, ingress_expiry, ingress_drift),
             bounds: EnvelopeBounds::new(limits),
             bytes_max: limits.body_bytes,
@@ -157,10 +166,33 @@ impl CallVerifier {
         Ok((ingress, validity))
     }
 
+    fn read_answer(&self, signed: &SignedIngress) -> Result<(OutcallAnswer, [u8; 48]), String> {
+        let (found, limit) = (signed.envelope.len(), self.bytes_max);
+        if found as u64 > limit {
+            return Err(Reason::TooLarge { found, limit }.to_string());
+        }
+        OutcallAnswer::read(signed)
+    }
+
+    /// An answer counts if the subnet signed it, in whatever epoch: its key stays.
+    fn verify_answer(&self, signed: &SignedIngress) -> Result<(IngressId, Validity), String> {
+        let (answer, signature) = self.read_answer(signed)?;
+        let message = OutcallAnswer::message(&answer.digest());
+        if !nidkg::verify(&self.subnet_key, &message, &signature) {
+            return Err("the subnet did not sign the answer to an outcall".into());
+        }
+        Ok((answer.ingress_id(), answer.validity()))
+    }
+
     /// What an envelope asks for that was verified before.
     pub fn read(&self, signed: &SignedIngress) -> Result<Ingress, CallError> {
         Ok(self.read_claim(signed)?.0)
     }
+}
+
+/// A call by its name.
+fn named((ingress, validity): (Ingress, Validity)) -> (IngressId, Validity) {
+    (IngressId::new(&ingress.request_id, &ingress.effective_canister_id), validity)
 }
 
 fn call_of(envelope: Envelope) -> Result<MethodCall, Reason> {

@@ -218,6 +218,8 @@ struct Canister<'a> {
     subnet_type: Option<&'a str>,
     sharded: bool,
     range: (Principal, Principal),
+    /// Other entries that the delegation shows.
+    beside: u32,
 }
 
 impl<'a> Canister<'a> {
@@ -231,6 +233,7 @@ impl<'a> Canister<'a> {
             subnet_type: Some("application"),
             sharded: true,
             range,
+            beside: 0,
         }
     }
 
@@ -262,6 +265,9 @@ impl<'a> Canister<'a> {
                 delegation.set(&[b"subnet", id.as_slice(), b"public_key"], subnet.der());
                 if let Some(subnet_type) = self.subnet_type {
                     delegation.set(&[b"subnet", id.as_slice(), b"type"], subnet_type);
+                }
+                for number in 0..self.beside {
+                    delegation.set(&[b"beside", &number.to_be_bytes()], [1]);
                 }
                 let hosted = ranges(&[self.range]);
                 if self.sharded {
@@ -319,6 +325,9 @@ fn canister_signatures_with_and_without_a_subnet_delegation() {
     refused(&Canister { range: (canister(1), canister(6)), sharded: false, ..delegated() });
     refused(&Canister { subnet_type: Some("cloud_engine"), ..delegated() });
     refused(&Canister { subnet_type: None, ..delegated() });
+    // More than 4,096 items are not decoded, whoever signed them.
+    ok(&Canister { beside: 100, ..delegated() });
+    refused(&Canister { beside: 1_000, ..delegated() });
 
     // A signature over another payload, another canister's, and trees that are no signature.
     let canister = Canister::at_root(&root);

@@ -49,6 +49,11 @@ pub(crate) struct SinceCheckpoint {
 }
 
 impl SinceCheckpoint {
+    /// The state was changed without a round.
+    pub(crate) fn by_hand(&mut self) {
+        self.rounds += 1;
+    }
+
     pub(crate) fn add(&mut self, work: &RoundWork) {
         self.rounds += 1;
         self.delta_bytes += work.delta_bytes;

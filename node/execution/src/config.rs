@@ -7,6 +7,7 @@ use limits::Limits;
 use state::{BlobError, CanisterId, Fault, PayloadError, RequestId, StoreError, SubnetInfo, Time};
 use thiserror::Error;
 
+use crate::placement::Placement;
 use crate::retry::ExecutionPoint;
 
 /// Everything about the subnet that execution depends on. But for `threads` the same on every node,
@@ -27,9 +28,14 @@ pub struct ExecutorConfig {
     pub first_canister: u64,
     /// Whether canisters and cycles may be made out of nothing (`provisional_*`).
     pub provisional: bool,
+    /// Whether canisters may ask servers outside (`http_request`).
+    pub outcalls: bool,
     /// Principals with the rights of subnet admins (stop, start, uninstall, delete and look at any
     /// canister).
     pub subnet_admins: Vec<Principal>,
+    /// Which of several subnets a canister belongs to, where the state is that of several; a node
+    /// has one.
+    pub placement: Option<Arc<dyn Placement>>,
 }
 
 impl ExecutorConfig {
@@ -145,6 +151,9 @@ pub enum FatalError {
         /// validation now.
         reason: String,
     },
+    /// What a test gives a canister as its stable memory.
+    #[error("the content of a stable memory cannot be taken: {0}")]
+    StableContent(String),
     /// Certificates come in order.
     #[error("a certificate for height {found} came where {expected} was due")]
     CertificateHeight {

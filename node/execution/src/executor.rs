@@ -209,10 +209,15 @@ impl Executor {
             instructions: work.instructions,
             messages: work.messages,
             more: work.more,
-            next_timer: [self.state.next_timer(batch.time), self.state.next_deadline()]
-                .into_iter()
-                .flatten()
-                .min(),
+            next_timer: [
+                self.state.next_timer(batch.time),
+                self.state.next_deadline(),
+                // The first time at which it is over.
+                self.state.subnet.outcalls.next_end().map(|end| Time(end.0.saturating_add(1))),
+            ]
+            .into_iter()
+            .flatten()
+            .min(),
             every_round: !self.state.heartbeats().is_empty(),
             manifest: self.manifest_owed,
         })
@@ -235,7 +240,7 @@ impl Executor {
         self.core.attempts(place).until(|| state::heap::ready().map_err(FatalError::StateHeap))
     }
 
-    fn snapshot(&mut self) -> [u8; 32] {
+    pub(crate) fn snapshot(&mut self) -> [u8; 32] {
         let totals = *self.state.totals();
         let metrics = SubnetMetrics {
             num_canisters: self.state.len(),

@@ -20,6 +20,7 @@
 //! | how a round waits when this machine fails it | `retry` |
 //! | prices and the freezing threshold | `cycles` |
 //! | what is made durable, and when | `checkpoint` |
+//! | what a server for tests does: several subnets in one state, changes between rounds | `placement`, `by_hand` |
 //! | which states get a manifest, for other nodes to fetch | `manifest`, and the crate `statesync` |
 //!
 //! Bounds: a round by instructions and delta (a slice that was started is finished), queues by
@@ -31,6 +32,7 @@
 //! batches), no randomness of its own, and reads files only through the stores it is given.
 
 mod ahead;
+mod by_hand;
 mod checkpoint;
 mod config;
 mod core;
@@ -42,6 +44,7 @@ mod management;
 mod manifest;
 mod message;
 mod messaging;
+mod placement;
 mod pool;
 mod query;
 mod query_cache;
@@ -55,7 +58,8 @@ pub use ahead::{Ahead, CompileAhead, ModulesAgain, ReadCall};
 pub use config::{ExecutorConfig, FatalError, RoundResult};
 pub use cycles::CostSchedule;
 pub use executor::Executor;
-pub use query::{QueryReply, QueryRequest, QueryService};
+pub use placement::Placement;
+pub use query::{NotTransformed, QueryReply, QueryRequest, QueryService};
 pub use retry::{
     ATTEMPTS_BEFORE_VERDICT, Closing, ExecutionPoint, Persistent, RetryPolicy, Trouble,
 };

@@ -635,7 +635,7 @@ pub(crate) fn system_context(
     let slots = QueueSlots::of(canister, limits.subnet.queue_slots);
     SystemContext {
         canister_id: canister.id,
-        subnet_id: core.config.subnet.subnet_id,
+        subnet_id: core.config.subnet_of(&canister.id),
         subnet_nodes: core.subnet_nodes(),
         root_key: core.config.root_key_der.clone(),
         time,

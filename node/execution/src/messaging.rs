@@ -238,7 +238,7 @@ fn route(
 ) {
     // A subnet's id names its management canister (interface specification, "The IC management
     // canister").
-    if request.receiver == core.config.subnet.subnet_id {
+    if core.config.is_subnet(&request.receiver) {
         request.receiver = Principal::management_canister();
     }
     let is_known = state.contains(&request.receiver);

@@ -63,6 +63,15 @@ pub struct QueryReply {
     pub instructions: u64,
 }
 
+/// Why a response to an outcall was not transformed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotTransformed {
+    /// The canister's: it is the same on every node.
+    Reject(Reject),
+    /// This machine's: another attempt may find it over.
+    Trouble(String),
+}
+
 /// Answers queries; clones share their workers. Calls block.
 #[derive(Clone)]
 pub struct QueryService {
@@ -161,6 +170,43 @@ impl QueryService {
             cache.put(*key, canister, &bytes);
         }
         Ok(QueryReply { bytes, height, time, instructions: session.instructions })
+    }
+
+    /// What a canister's query method makes of `arg`, asked by the management canister: the transform
+    /// of a response to an outcall. Composite queries are none.
+    ///
+    /// # Errors
+    /// See [`NotTransformed`].
+    pub fn transform(
+        &self,
+        canister_id: CanisterId,
+        method_name: &str,
+        arg: &[u8],
+    ) -> Result<Vec<u8>, NotTransformed> {
+        let transformed = || {
+            let state = self.reader.latest().ok_or_else(reject::no_certified_state)?;
+            let canister = state.canister(&canister_id);
+            let canister = canister.ok_or_else(|| reject::canister_not_found(&canister_id))?;
+            let (_, composite) = find_method(&canister, method_name)?;
+            if composite {
+                return Err(reject::no_method(&canister_id, "query", method_name));
+            }
+            let permit = self.lanes.acquire(canister_id)?;
+            let mut session = Session::new(&self.core, &state, permit.lane, canister_id);
+            let asked = Asked {
+                caller: Principal::management_canister(),
+                caller_info: None,
+                canister_id,
+                method_name: method_name.to_owned(),
+                arg: arg.to_vec(),
+            };
+            session.evaluate(asked, 0)
+        };
+        transformed().map_err(|reject| match reject.error_code.0 {
+            // No worker came free, one died, or the node is not ready: see `reject`.
+            201 | 208 => NotTransformed::Trouble(reject.message),
+            _ => NotTransformed::Reject(reject),
+        })
     }
 
     /// Whether this node would take a user's call in: the canister exists, runs, can pay, and its
@@ -387,8 +433,9 @@ impl<'a> Session<'a> {
         call: &Call,
         depth: u64,
     ) -> Result<Result<Vec<u8>, Reject>, Reject> {
-        let own_subnet = self.core.config.subnet.subnet_id;
-        if [Principal::management_canister(), own_subnet].contains(&call.callee) {
+        if call.callee == Principal::management_canister()
+            || self.core.config.is_subnet(&call.callee)
+        {
             return Ok(management::queries::query(
                 self.core,
                 self.state,

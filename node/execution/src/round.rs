@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! let time pass       statuses expire, storage is paid, deadlines and waits end, randomness is handed out
+//! answer              requests to servers outside get the batch's answers, or their time is over
 //! induct              the batch's calls get a status and a place in a queue
 //! advance             some paused messages get a slice each (see `slices`)
 //! repeat              management calls, then one iteration over canisters with work (see `scheduler`), then merging; the canisters first in every
@@ -118,6 +119,8 @@ pub(crate) fn run(
         desk_is_closed: false,
     };
     round.let_time_pass(&batch.randomness)?;
+    let effects = management::outcalls::answer(round.state, batch.outcalls, batch.time);
+    round.merge_one(effects)?;
     induction::induct(core, round.state, batch.ingress);
     round.state.refresh();
     let executed = round.advance().and_then(|()| round.execute());

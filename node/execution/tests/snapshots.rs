@@ -103,7 +103,7 @@ fn a_snapshot_brings_back_what_was() {
     let snapshot = take(&mut node, id);
     assert_eq!(node.canister(id).version, version, "taking changes nothing");
     assert_eq!(snapshot.taken_at_timestamp, node.canister(id).snapshots.get(0).unwrap().taken_at.0);
-    assert_eq!(list(&mut node, id), [snapshot.clone()]);
+    assert_eq!(list(&mut node, id), std::slice::from_ref(&snapshot));
     let execution = node.canister(id).execution.clone().unwrap();
     let memory = execution.heap.bytes() + execution.stable.bytes();
     let rest = execution.module.bytes + 8 + (1 << 20) + 9;

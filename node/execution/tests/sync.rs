@@ -311,6 +311,7 @@ fn a_batch_is_not_executed_over_a_state_that_is_owed_a_manifest() {
             time: state::Time(1_700_000_000_000_000_000 + number),
             randomness: [1; 32],
             ingress: vec![],
+            outcalls: vec![],
             key: None,
             agreed: None,
         };
@@ -392,6 +393,7 @@ fn snapshots_of_canisters_come_with_a_state_that_is_fetched() {
     fetch(&mut installer, &source.executor.snapshots(), usize::MAX);
     installer.finish().unwrap();
     let mut node = check_installed(dir.path(), &mut source, height);
+    node.number_calls_after(&source);
     let load = ic_management_canister_types::LoadCanisterSnapshotArgs {
         canister_id: ids[2],
         snapshot_id: taken.id,

@@ -11,9 +11,10 @@
 //!   peer that grants no window keeps the socket as free as it likes;
 //! - the gateway drains: then requests in flight finish, and new ones are refused by closing.
 //!
-//! A response that is made piece by piece ([`Outgoing::Pieces`]) is bounded piece by piece: from
-//! one to the next the peer has the time that it has for a response of that size, and while the
-//! next is made the connection counts as busy. Who makes pieces bounds how long that takes.
+//! A response that is made piece by piece ([`Outgoing::Pieces`]) is bounded as a whole: the time
+//! that the peer takes is added up over its pieces, and may be no more than for a response of that
+//! size in one. While the next is made the connection counts as busy; who makes pieces bounds how
+//! long that takes, and the whole.
 //!
 //! Bodies have their own timeout where they are read. Both HTTP/1.1 and HTTP/2 with prior knowledge
 //! are spoken; HTTP/2 streams are capped per connection and each is a request to every other limit.
@@ -50,7 +51,16 @@ use tokio::{
 };
 
 /// Who answers the requests of connections.
-pub(crate) trait Answers: Send + Sync + 'static {
+pub trait Answers: Send + Sync + 'static {
+    /// What is known of one connection.
+    type Guest: Send + Sync + 'static;
+
+    /// A new connection.
+    fn guest(&self) -> Self::Guest;
+    /// Requests at once on one HTTP/2 connection.
+    fn streams_max(&self) -> u32 {
+        STREAMS_MAX
+    }
     /// Time to send headers and body.
     fn read_timeout(&self) -> Duration;
     /// Name and value of the limit on connections.
@@ -61,11 +71,12 @@ pub(crate) trait Answers: Send + Sync + 'static {
     fn answer(
         self: Arc<Self>,
         request: Request<Incoming>,
+        guest: Arc<Self::Guest>,
     ) -> impl Future<Output = Response<Outgoing>> + Send;
 }
 
 /// The body of a response.
-pub(crate) enum Outgoing {
+pub enum Outgoing {
     /// All of it.
     Whole(Full<Bytes>),
     /// Piece by piece, so many bytes together if that is known; else an empty piece is the end. An
@@ -84,8 +95,8 @@ const WRITE_STALL: Duration = Duration::from_secs(20);
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// Header lines of HTTP/1.
 const HEADERS_MAX: usize = 64;
-/// Requests at once on one HTTP/2 connection.
-const STREAMS_MAX: u32 = 64;
+/// Requests at once on one HTTP/2 connection, if nobody says less.
+pub(crate) const STREAMS_MAX: u32 = 64;
 /// Unread body bytes of one HTTP/2 stream ...
 const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
 /// ... and of one HTTP/2 connection.
@@ -137,17 +148,19 @@ impl Activity {
     /// Gives the peer its time to take a response; it counts until hyper drops the last of the
     /// bytes.
     fn response(self: &Arc<Self>, bytes: Bytes) -> Bytes {
-        let number = self.responses.fetch_add(1, Ordering::Relaxed);
-        let deadline = Instant::now() + WRITE_STALL + at_least_rate(bytes.len() as u64);
-        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner).insert(number, deadline);
+        let time = WRITE_STALL + at_least_rate(bytes.len() as u64);
+        self.response_within(bytes, time)
+    }
+
+    fn response_within(self: &Arc<Self>, bytes: Bytes, time: Duration) -> Bytes {
+        let number = self.piece(time);
         Bytes::from_owner(Unwritten { bytes, number, activity: self.clone() })
     }
 
-    /// Gives the peer its time to want what comes after so many bytes; it counts until
-    /// [`Self::wanted`].
-    fn piece(&self, bytes: u64) -> u64 {
+    /// Gives the peer so much time to want what comes next; it counts until [`Self::wanted`].
+    fn piece(&self, time: Duration) -> u64 {
         let number = self.responses.fetch_add(1, Ordering::Relaxed);
-        let deadline = Instant::now() + WRITE_STALL + at_least_rate(bytes);
+        let deadline = Instant::now() + time;
         self.unwritten.lock().unwrap_or_else(PoisonError::into_inner).insert(number, deadline);
         number
     }
@@ -243,8 +256,10 @@ enum Written {
 struct Pieces {
     pieces: mpsc::Receiver<io::Result<Bytes>>,
     left: Option<u64>,
-    /// What the peer has its time for: the last piece that hyper took.
-    taken: Option<u64>,
+    /// The time that the peer has left of that for all pieces so far.
+    patience: Duration,
+    /// What the peer has its time for, and since when: the last piece that hyper took.
+    taken: Option<(u64, Instant)>,
     active: Active,
 }
 
@@ -253,8 +268,9 @@ impl Written {
         match outgoing {
             Outgoing::Whole(body) => Self::Whole(body),
             Outgoing::Pieces(pieces, left) => {
-                let taken = Some(active.0.piece(0));
-                Self::Pieces(Pieces { pieces, left, taken, active })
+                let patience = WRITE_STALL;
+                let taken = Some((active.0.piece(patience), Instant::now()));
+                Self::Pieces(Pieces { pieces, left, patience, taken, active })
             }
         }
     }
@@ -262,8 +278,9 @@ impl Written {
 
 impl Pieces {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        if let Some(taken) = self.taken.take() {
+        if let Some((taken, since)) = self.taken.take() {
             self.active.0.wanted(taken);
+            self.patience = self.patience.saturating_sub(since.elapsed());
         }
         if self.left == Some(0) {
             return Poll::Ready(None);
@@ -281,14 +298,16 @@ impl Pieces {
             }
         };
         self.left = self.left.map(|left| left - piece.len() as u64);
-        self.taken = Some(self.active.0.piece(piece.len() as u64));
-        Poll::Ready(Some(Ok(Frame::data(self.active.0.response(piece)))))
+        self.patience += at_least_rate(piece.len() as u64);
+        self.taken = Some((self.active.0.piece(self.patience), Instant::now()));
+        let piece = self.active.0.response_within(piece, self.patience);
+        Poll::Ready(Some(Ok(Frame::data(piece))))
     }
 }
 
 impl Drop for Pieces {
     fn drop(&mut self) {
-        if let Some(taken) = self.taken.take() {
+        if let Some((taken, _)) = self.taken.take() {
             self.active.0.wanted(taken);
         }
     }
@@ -344,18 +363,18 @@ pub(crate) async fn serve<A: Answers>(
     builder
         .http2()
         .timer(TokioTimer::new())
-        .max_concurrent_streams(STREAMS_MAX)
+        .max_concurrent_streams(service.streams_max())
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_send_buf_size(SEND_BUFFER_BYTES)
         .max_header_list_size(HEAD_BYTES_MAX as u32);
-    let serving = activity.clone();
+    let (serving, guest) = (activity.clone(), Arc::new(service.guest()));
     let answer = service_fn(move |request: Request<Incoming>| {
         serving.request_begins(request.version());
         let active = Active(serving.clone());
-        let service = service.clone();
+        let (service, guest) = (service.clone(), guest.clone());
         async move {
-            let (head, body) = service.answer(request).await.into_parts();
+            let (head, body) = service.answer(request, guest).await.into_parts();
             let body = match body {
                 // It is there as a whole, so this neither waits nor copies.
                 Outgoing::Whole(body) => {
@@ -408,6 +427,32 @@ pub(crate) async fn serve<A: Answers>(
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[tokio::test]
+    async fn pieces_have_the_time_that_one_response_of_their_bytes_has() {
+        let activity = Arc::new(Activity::new());
+        let (sender, pieces) = mpsc::channel(1);
+        let outgoing = Outgoing::Pieces(pieces, None);
+        let mut body = Written::new(outgoing, Active(activity.clone()));
+        // A second's worth each time, for which the peer takes three.
+        let piece = Bytes::from(vec![0; dashboard::paced::WRITE_RATE_MIN as usize]);
+        let (second, mut count) = (Duration::from_secs(1), 0);
+        loop {
+            sender.send(Ok(piece.clone())).await.unwrap();
+            let frame = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;
+            drop(frame.unwrap().unwrap());
+            count += 1;
+            let Written::Pieces(pieces) = &mut body else { panic!("it comes in pieces") };
+            let (_, since) = pieces.taken.as_mut().unwrap();
+            *since -= 3 * second;
+            if pieces.patience <= 3 * second {
+                break;
+            }
+        }
+        // Two seconds are lost with each, of twenty.
+        assert!((9..=11).contains(&count), "{count}");
+        assert!(activity.write_deadline().unwrap() <= Instant::now() + 4 * second);
+    }
 
     #[tokio::test]
     async fn waiting_is_counted_from_what_is_waited_for() {

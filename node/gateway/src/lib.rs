@@ -47,6 +47,9 @@ pub use api::{
     CertifiedView, Health, NoProfile, Node, Outcome, PublicMetadata, QueryRequest, Refusal,
     RequestFacts, RequestKind, Submitted,
 };
+pub use connection::{Answers, Outgoing};
 pub use latencies::{Latencies, LatencyWindow};
-pub use listener::{Gateway, GatewayConfig, GatewayError, GatewayHandle, HttpGatewayConfig};
+pub use listener::{
+    Gateway, GatewayConfig, GatewayError, GatewayHandle, HttpGatewayConfig, OtherListener,
+};
 pub use waiters::Waiters;

@@ -18,6 +18,7 @@ use std::{
 use budget::Pool;
 use ed25519_dalek::SigningKey;
 use envelope::auth::AuthConfig;
+use hyper::{Request, Response, body::Incoming};
 use ic_principal::Principal;
 use limits::{CONNECTION_BYTES, GatewayLimits, HttpGatewayLimits};
 use prometheus_client::registry::Registry;
@@ -32,7 +33,7 @@ use tokio::{
 
 use crate::{
     Latencies, Node, Waiters,
-    connection::{self, Answers, Stage},
+    connection::{self, Answers, Outgoing, Stage},
     metrics::Metrics,
     service::{Permits, Service, Shared, permits},
     web::Web,
@@ -90,10 +91,12 @@ pub struct HttpGatewayConfig {
     pub listen: SocketAddr,
     /// Its limits.
     pub limits: HttpGatewayLimits,
-    /// Pool of the buffers of open connections: [`limits::CONNECTION_BYTES`] each.
+    /// Pool of the buffers of open connections: [`HttpGatewayLimits::connection_bytes`] each.
     pub connections: Pool,
     /// Pool of what requests hold, capped at `requests_bytes`.
     pub requests: Pool,
+    /// The limit `subnet.ingress_history_bytes`, for who meets it.
+    pub ingress_history_bytes: u64,
 }
 
 /// Why a gateway did not start.
@@ -140,7 +143,7 @@ impl Door {
         listener: TcpListener,
         service: Arc<A>,
         connections: Arc<Semaphore>,
-        buffers: Pool,
+        buffers: (Pool, u64),
         stages: watch::Receiver<Stage>,
     ) -> Self {
         let connections_max = u32::try_from(connections.available_permits()).unwrap_or(u32::MAX);
@@ -159,12 +162,44 @@ impl Gateway {
         waiters: Waiters,
         registry: Arc<Mutex<Registry>>,
     ) -> Result<GatewayHandle, GatewayError> {
-        let listen = config.listen;
+        let (listener, local_addr) = bind(config.listen).await?;
+        let buffers = (config.connections.clone(), CONNECTION_BYTES);
+        let connections = places(config.limits.connections);
+        let mut gateway = Self::build(config, node, waiters, &registry, connections.clone())?;
+        gateway.local_addr = local_addr;
+        let stages = gateway.stage.subscribe();
+        let door = Door::open(listener, gateway.service.clone(), connections, buffers, stages);
+        gateway.doors.push(door);
+        tracing::info!(%local_addr, "the public interface is open");
+        Ok(gateway)
+    }
+
+    /// The same without a listener, for a program that has one of its own and hands requests on
+    /// ([`GatewayHandle::answer`]); it can serve browsers at addresses of theirs.
+    ///
+    /// # Errors
+    /// When the root key is none.
+    pub fn mount(
+        config: GatewayConfig,
+        node: Arc<dyn Node>,
+        waiters: Waiters,
+        registry: &Arc<Mutex<Registry>>,
+    ) -> Result<GatewayHandle, GatewayError> {
+        let connections = places(0);
+        Self::build(config, node, waiters, registry, connections)
+    }
+
+    /// A gateway without listeners.
+    fn build(
+        config: GatewayConfig,
+        node: Arc<dyn Node>,
+        waiters: Waiters,
+        registry: &Arc<Mutex<Registry>>,
+        connections: Arc<Semaphore>,
+    ) -> Result<GatewayHandle, GatewayError> {
         let root_key =
             nidkg::public_key_from_der(&config.root_key_der).map_err(GatewayError::RootKey)?;
-        let (listener, local_addr) = bind(listen).await?;
         let (stage, stages) = watch::channel(Stage::Serving);
-        let connections = places(config.limits.connections);
         let permits = Permits::new(
             &config.limits,
             config.query_threads,
@@ -172,25 +207,22 @@ impl Gateway {
             config.bodies.clone(),
             config.responses.clone(),
         );
-        let gauges = permits.gauges(&config.limits, connections.clone(), waiters.clone());
+        let gauges = permits.gauges(&config.limits, connections, waiters.clone());
         let metrics =
             Metrics::new(&mut registry.lock().unwrap_or_else(PoisonError::into_inner), gauges);
-        let grace = config.shutdown_grace;
+        let (grace, local_addr) = (config.shutdown_grace, config.listen);
         let shared = Shared {
             node,
             waiters,
             metrics,
-            registry,
-            stage: stages.clone(),
+            registry: registry.clone(),
+            stage: stages,
             auth: AuthConfig::new(root_key, config.ingress_expiry, config.ingress_drift),
             permits,
         };
         let root_subnet_id = Principal::self_authenticating(&config.root_key_der);
-        let buffers = config.connections.clone();
         let service = Arc::new(Service::new(config, root_subnet_id, shared));
-        let door = Door::open(listener, service.clone(), connections, buffers, stages);
-        tracing::info!(%local_addr, "the public interface is open");
-        Ok(GatewayHandle { local_addr, stage, doors: vec![door], service, grace })
+        Ok(GatewayHandle { local_addr, stage, doors: Vec::new(), service, grace })
     }
 }
 
@@ -212,6 +244,11 @@ impl GatewayHandle {
         self.local_addr
     }
 
+    /// Answers one request of the public interface that came to somebody else's listener.
+    pub async fn answer(&self, request: Request<Incoming>) -> Response<Outgoing> {
+        self.service.clone().answer(request, Arc::new(())).await
+    }
+
     /// Opens the HTTP gateway beside the public interface; it ends with it. Says where it listens.
     ///
     /// # Errors
@@ -222,8 +259,9 @@ impl GatewayHandle {
     ) -> Result<SocketAddr, GatewayError> {
         let (listener, local_addr) = bind(config.listen).await?;
         let connections = places(config.limits.connections);
-        let (buffers, stages) = (config.connections.clone(), self.stage.subscribe());
-        let web = Arc::new(Web::new(self.service.clone(), config.limits, config.requests));
+        let buffers = (config.connections.clone(), config.limits.connection_bytes());
+        let stages = self.stage.subscribe();
+        let web = Arc::new(Web::new(self.service.clone(), config));
         self.doors.push(Door::open(listener, web, connections, buffers, stages));
         tracing::info!(%local_addr, "the HTTP gateway is open");
         Ok(local_addr)
@@ -256,11 +294,65 @@ impl Drop for GatewayHandle {
     }
 }
 
+/// A listener for requests that are not of the public interface, under the same rules: places for
+/// connections, time to send and to take, an orderly end. Dropping it closes everything at once.
+#[derive(Debug)]
+pub struct OtherListener {
+    local_addr: SocketAddr,
+    stage: watch::Sender<Stage>,
+    door: Door,
+}
+
+impl OtherListener {
+    /// Binds the address and serves. Each connection takes [`limits::CONNECTION_BYTES`] of
+    /// `buffers`. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// When the address cannot be bound.
+    pub async fn start<A: Answers>(
+        listen: SocketAddr,
+        answers: Arc<A>,
+        buffers: Pool,
+    ) -> Result<Self, GatewayError> {
+        let (listener, local_addr) = bind(listen).await?;
+        let (stage, stages) = watch::channel(Stage::Serving);
+        let connections = places(answers.connections_limit().1);
+        let buffers = (buffers, CONNECTION_BYTES);
+        let door = Door::open(listener, answers, connections, buffers, stages);
+        Ok(Self { local_addr, stage, door })
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Stops accepting, lets requests in flight finish within `grace`, then closes what is left.
+    pub async fn shutdown(mut self, grace: Duration) {
+        self.stage.send_replace(Stage::Draining);
+        let finishing = async {
+            // It ends at the stage's change; an error would mean that it ended already.
+            let _ = (&mut self.door.listener).await;
+            let _ = self.door.connections.acquire_many(self.door.connections_max).await;
+        };
+        // What has not finished by then is closed.
+        let _ = timeout(grace, finishing).await;
+        self.stage.send_replace(Stage::Closed);
+    }
+}
+
+impl Drop for OtherListener {
+    fn drop(&mut self) {
+        self.stage.send_replace(Stage::Closed);
+        self.door.listener.abort();
+    }
+}
+
 async fn accept<A: Answers>(
     listener: TcpListener,
     service: Arc<A>,
     connections: Arc<Semaphore>,
-    buffers: Pool,
+    (buffers, buffer_bytes): (Pool, u64),
     mut stages: watch::Receiver<Stage>,
 ) {
     let refusals = Arc::new(Semaphore::new(REFUSALS_MAX));
@@ -288,7 +380,7 @@ async fn accept<A: Answers>(
             .clone()
             .try_acquire_owned()
             .ok()
-            .zip(buffers.try_reserve(CONNECTION_BYTES).ok());
+            .zip(buffers.try_reserve(buffer_bytes).ok());
         if let Some(place) = place {
             let (service, stage) = (service.clone(), stages.clone());
             tokio::spawn(async move {

@@ -18,7 +18,7 @@ use std::{
 };
 
 use budget::{Pool, Reservation};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use envelope::{EnvelopeBounds, auth::AuthConfig};
 use http_body_util::BodyExt;
 use hyper::{
@@ -78,6 +78,8 @@ pub(crate) struct Service {
     pub(crate) version: String,
     // Permits.
     permits: Permits,
+    /// Envelopes verified at once.
+    pub(crate) verify_threads: u64,
 }
 
 /// The permits and pools requests pass.
@@ -158,31 +160,55 @@ pub(crate) fn permits(limit: u64) -> usize {
 }
 
 /// A response body that holds its share of the pool until hyper has written it.
-struct Accounted<R> {
-    bytes: Vec<u8>,
+struct Accounted<B, R> {
+    bytes: B,
     _reservation: R,
 }
 
 /// Bytes that hold their reservation for as long as somebody has a part of them.
-pub(crate) fn held<R: Send + 'static>(bytes: Vec<u8>, reservation: R) -> Bytes {
+pub(crate) fn held<B, R>(bytes: B, reservation: R) -> Bytes
+where
+    B: AsRef<[u8]> + Send + 'static,
+    R: Send + 'static,
+{
     Bytes::from_owner(Accounted { bytes, _reservation: reservation })
 }
 
-impl<R> AsRef<[u8]> for Accounted<R> {
+impl<B: AsRef<[u8]>, R> AsRef<[u8]> for Accounted<B, R> {
     fn as_ref(&self) -> &[u8] {
-        &self.bytes
+        self.bytes.as_ref()
     }
 }
 
-/// What a body may come to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct BodyBounds {
-    /// Name and value.
-    pub(crate) limit: (&'static str, u64),
-    /// Under which name a full pool is counted.
-    pub(crate) pool: &'static str,
-    /// How often the body will be held beside what is reserved before.
-    pub(crate) times: u64,
+/// Where a body is counted while it is read.
+pub(crate) trait BodyRoom: Send {
+    /// Counts a body of which so many bytes are there, in buffers of so many.
+    fn hold(
+        &mut self,
+        received: u64,
+        buffers: u64,
+    ) -> impl Future<Output = Result<(), Refused>> + Send;
+
+    /// Counts nothing any more.
+    fn give_back(&mut self);
+}
+
+/// In the pool of bodies.
+struct BodiesRoom(Reservation);
+
+impl BodyRoom for BodiesRoom {
+    async fn hold(&mut self, received: u64, _buffers: u64) -> Result<(), Refused> {
+        self.0.try_resize(received).map_err(bodies_full)
+    }
+
+    fn give_back(&mut self) {
+        self.0.shrink(self.0.bytes());
+    }
+}
+
+fn bodies_full(full: budget::PoolFull) -> Refused {
+    let message = format!("{full}; retry in a second");
+    Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "bodies_bytes", message, 1)
 }
 
 /// A request body and its share of the pool.
@@ -214,6 +240,7 @@ impl Service {
             root_subnet_id,
             root_key_der: config.root_key_der,
             version: config.version,
+            verify_threads: config.verify_threads,
             permits: shared.permits,
         }
     }
@@ -345,23 +372,19 @@ impl Service {
 
     /// Reads the body within its limit, the pool's and the read timeout.
     async fn read_body(&self, body: Incoming) -> Result<ReceivedBody, Refused> {
-        let reservation = self.permits.bodies.try_reserve(0);
-        let bounds = BodyBounds {
-            limit: ("body_bytes", self.limits.body_bytes),
-            pool: "bodies_bytes",
-            times: 1,
-        };
-        self.read_body_into(body, reservation, bounds).await
+        let mut room = BodiesRoom(self.permits.bodies.try_reserve(0).map_err(bodies_full)?);
+        let limit = ("body_bytes", self.limits.body_bytes);
+        let bytes = self.read_body_into(body, &mut room, limit).await?;
+        Ok(ReceivedBody { bytes, reservation: room.0 })
     }
 
-    /// The same into a reservation, which grows by the bytes of the body.
+    /// The same into other room, within the limit of this name.
     pub(crate) async fn read_body_into(
         &self,
         mut body: Incoming,
-        reservation: Result<Reservation, budget::PoolFull>,
-        bounds: BodyBounds,
-    ) -> Result<ReceivedBody, Refused> {
-        let (name, limit) = bounds.limit;
+        room: &mut impl BodyRoom,
+        (name, limit): (&'static str, u64),
+    ) -> Result<Bytes, Refused> {
         let too_large = |bytes: u64| {
             let message =
                 format!("the body has {bytes} bytes or more; the limit {name} is {limit}");
@@ -372,19 +395,9 @@ impl Service {
             discard(&mut body, limit).await;
             return Err(too_large(announced));
         }
-        let pool_full = |full: budget::PoolFull| {
-            Refused::busy(
-                StatusCode::SERVICE_UNAVAILABLE,
-                bounds.pool,
-                format!("{full}; retry in a second"),
-                1,
-            )
-        };
-        let mut reservation = reservation.map_err(pool_full)?;
-        let before = reservation.bytes();
         let reading = async {
             let mut first = Bytes::new();
-            let mut joined = BytesMut::new();
+            let mut joined = Vec::new();
             while let Some(frame) = body.frame().await {
                 let frame = frame.map_err(|error| {
                     Refused::bad("body", format!("the body could not be read to its end: {error}"))
@@ -393,36 +406,44 @@ impl Service {
                 let total = (first.len() + joined.len() + data.len()) as u64;
                 if total > limit {
                     drop((first, joined));
-                    reservation.shrink(reservation.bytes() - before);
+                    room.give_back();
                     discard(&mut body, limit).await;
                     return Err(too_large(total));
                 }
-                let bytes = bounds.times.saturating_mul(data.len() as u64);
-                reservation.try_grow(bytes).map_err(pool_full)?;
                 // Most bodies come in one piece, which is taken as it is.
                 if first.is_empty() && joined.is_empty() {
+                    room.hold(total, 0).await?;
                     first = data;
-                } else {
-                    if joined.is_empty() {
-                        joined.reserve((announced.max(2 * total)).min(limit) as usize);
-                        joined.extend_from_slice(&std::mem::take(&mut first));
-                    }
-                    joined.extend_from_slice(&data);
+                    continue;
                 }
+                if total > joined.capacity() as u64 {
+                    let most = if announced >= total { announced } else { limit };
+                    let capacity = total.saturating_mul(2).min(most);
+                    // Both are there while one goes over into the other.
+                    let before = (joined.capacity() + first.len()) as u64;
+                    room.hold(total, before.saturating_add(capacity)).await?;
+                    let mut larger = Vec::with_capacity(usize::try_from(capacity).unwrap_or(0));
+                    larger.extend_from_slice(&std::mem::take(&mut first));
+                    larger.extend_from_slice(&joined);
+                    joined = larger;
+                    room.hold(total, capacity).await?;
+                } else {
+                    room.hold(total, joined.capacity() as u64).await?;
+                }
+                joined.extend_from_slice(&data);
             }
-            Ok(if joined.is_empty() { first } else { joined.freeze() })
+            Ok(if joined.is_empty() { first } else { joined.into() })
         };
         let millis = self.limits.read_timeout_millis;
-        let bytes = match tokio::time::timeout(Duration::from_millis(millis), reading).await {
-            Ok(read) => read?,
+        match tokio::time::timeout(Duration::from_millis(millis), reading).await {
+            Ok(read) => read,
             Err(_) => {
                 let message = format!(
                     "the body did not arrive within the limit read_timeout_millis = {millis}"
                 );
-                return Err(Refused::new(StatusCode::REQUEST_TIMEOUT, "read_timeout", message));
+                Err(Refused::new(StatusCode::REQUEST_TIMEOUT, "read_timeout", message))
             }
-        };
-        Ok(ReceivedBody { bytes, reservation })
+        }
     }
 
     /// Runs `work` on a blocking thread once there is a place for its kind. The thread does not wait
@@ -440,8 +461,17 @@ impl Service {
             Work::Report => &self.permits.reports,
             Work::HeapProfile => &self.permits.heap_profiles,
         };
+        self.on_places(places, work).await
+    }
+
+    /// The same in places of somebody's own.
+    pub(crate) async fn on_places<T: Send + 'static>(
+        &self,
+        places: &Arc<Places>,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Refused> {
         places.run(work).await.map_err(|Unfinished| {
-            tracing::error!(?kind, "work for a request did not finish");
+            tracing::error!("work for a request did not finish");
             Refused::new(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "internal",
@@ -567,6 +597,8 @@ pub(crate) struct Shared {
 }
 
 impl Answers for Service {
+    type Guest = ();
+
     fn read_timeout(&self) -> Duration {
         Duration::from_millis(self.limits.read_timeout_millis)
     }
@@ -579,7 +611,13 @@ impl Answers for Service {
         self.metrics.refused(reason);
     }
 
-    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Outgoing> {
+    fn guest(&self) {}
+
+    async fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        _guest: Arc<()>,
+    ) -> Response<Outgoing> {
         self.serve(request).await.map(Outgoing::Whole)
     }
 }

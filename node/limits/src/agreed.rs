@@ -20,7 +20,7 @@ const OWN: [&str; 7] = [
 ];
 
 /// Single limits of other groups.
-const MORE: [&str; 19] = [
+const MORE: [&str; 22] = [
     "sandbox.worker_anonymous_bytes",
     "pages.delta_capacity_bytes",
     "pages.delta_reserve_bytes",
@@ -41,6 +41,9 @@ const MORE: [&str; 19] = [
     "gateway.delegations",
     "gateway.delegation_targets",
     "gateway.nonce_bytes",
+    "outcalls.open",
+    "outcalls.open_bytes",
+    "outcalls.timeout_seconds",
 ];
 
 impl Limits {

@@ -8,7 +8,8 @@ use budget::MIB;
 use sheet::{GRANULE_BYTES, Named, Rules, limit};
 
 use crate::{
-    CONNECTION_BYTES, HttpGatewayLimits, Limits,
+    CONNECTION_BYTES, HTTP_PIECE_BYTES, HTTP_REQUEST_BYTES, Limits, OUTCALL_REQUEST_BYTES,
+    OUTCALL_RESPONSE_BYTES, OutcallLimits,
     derive::{compile_need_bytes, compile_peak_bytes},
 };
 
@@ -26,6 +27,7 @@ impl Limits {
         self.check_consensus(rules);
         self.check_gateway(rules);
         self.check_http_gateway(rules);
+        self.check_outcalls(rules);
         self.check_governor(rules);
         self.check_heap(rules);
     }
@@ -554,6 +556,38 @@ impl Limits {
 }
 
 impl Limits {
+    fn check_outcalls(&self, rules: &mut Rules) {
+        if !self.outcalls.is_possible() {
+            return;
+        }
+        rules.at_least(
+            limit!(self.outcalls.bytes),
+            OutcallLimits::request_bytes(0, OUTCALL_RESPONSE_BYTES, Some(0)),
+            "one request with the largest response (set it to 0 to have no outcalls)",
+        );
+        rules.at_least(
+            limit!(self.outcalls.open_bytes),
+            OUTCALL_REQUEST_BYTES + 1_000,
+            "the largest request",
+        );
+        for limit in [
+            limit!(self.outcalls.open),
+            limit!(self.outcalls.timeout_seconds),
+            limit!(self.outcalls.in_flight),
+            limit!(self.outcalls.request_millis),
+        ] {
+            rules.at_least(limit, 1, "no request could be made");
+        }
+        rules.at_most(limit!(self.outcalls.open), 5_000, "each round looks at all of them");
+        rules.at_most(
+            limit!(self.outcalls.timeout_seconds),
+            300,
+            "an answer is a call in a block, and calls expire",
+        );
+    }
+}
+
+impl Limits {
     fn check_http_gateway(&self, rules: &mut Rules) {
         if !self.http_gateway.is_possible() {
             return;
@@ -561,9 +595,9 @@ impl Limits {
         let reply = self.subnet.message_payload_bytes;
         rules.at_least(
             limit!(self.http_gateway.requests_bytes),
-            HttpGatewayLimits::request_bytes(self.http_gateway.body_bytes, reply),
-            "one request with the largest body, held three times, and the largest reply (set \
-             connections = 0 to have no gateway)",
+            self.http_gateway.least_bytes(reply),
+            "one request with the largest body, asked about with the largest reply, and one long \
+             response being written (set connections = 0 to have no gateway)",
         );
         for limit in [
             limit!(self.http_gateway.requests_in_flight),
@@ -571,6 +605,7 @@ impl Limits {
             limit!(self.http_gateway.response_header_bytes),
             limit!(self.http_gateway.response_chunks),
             limit!(self.http_gateway.verify_millis),
+            limit!(self.http_gateway.stream_millis),
             limit!(self.http_gateway.update_wait_millis),
         ] {
             rules.at_least(limit, 1, "browsers could not be served");
@@ -587,8 +622,14 @@ impl Limits {
         );
         rules.at_most(
             limit!(self.http_gateway.response_chunks),
-            100_000,
-            "the hash of each is kept while the response is sent",
+            HTTP_CHUNKS_MAX,
+            "the hash of each, 32 bytes, is kept while the response is verified: half of the 512 KiB \
+             that a request holds",
+        );
+        rules.at_most(
+            limit!(self.http_gateway.stream_millis),
+            86_400_000,
+            "who never comes to an end would hold a place for ever",
         );
         for limit in
             [limit!(self.http_gateway.verify_millis), limit!(self.http_gateway.update_wait_millis)]
@@ -602,5 +643,8 @@ impl Limits {
         );
     }
 }
+
+/// Pieces whose hashes fit into half of what a request holds.
+const HTTP_CHUNKS_MAX: u64 = HTTP_REQUEST_BYTES / 2 / HTTP_PIECE_BYTES;
 
 const _: () = assert!(CONNECTION_BYTES >= 8 << 10, "HTTP parsers start with a buffer of 8 KiB");

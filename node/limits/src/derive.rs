@@ -340,6 +340,7 @@ impl Limits {
             consensus: consensus(memory),
             gateway: gateway(memory),
             http_gateway: http_gateway(memory),
+            outcalls: outcalls(memory),
             process: ProcessLimits {
                 program_bytes: PROGRAM_BYTES,
                 node_base_bytes: scale::NODE_BASE.bytes_at(memory).saturating_sub(PROGRAM_BYTES),
@@ -739,6 +740,18 @@ fn http_gateway(memory: u64) -> HttpGatewayLimits {
         response_header_bytes: 32 << 10,
         response_chunks: 1_000,
         verify_millis: 30_000,
+        stream_millis: 3_600_000,
         update_wait_millis: 60_000,
+    }
+}
+
+fn outcalls(memory: u64) -> OutcallLimits {
+    OutcallLimits {
+        open: 500,
+        open_bytes: scale::OUTCALLS_OPEN.step_at(memory),
+        timeout_seconds: 60,
+        in_flight: scale::OUTCALLS_IN_FLIGHT.step_at(memory),
+        bytes: scale::OUTCALLS.step_at(memory),
+        request_millis: 30_000,
     }
 }

@@ -11,9 +11,31 @@ use crate::{Limits, SubnetLimits, VIRTUAL_LANES, pool};
 
 /// Buffers of one open connection: read and write buffer, HTTP state.
 pub const CONNECTION_BYTES: u64 = 16 << 10;
-/// What a request to the HTTP gateway holds beside bodies: its headers, those of the response, and
-/// the certificate with its trees while they are verified.
+/// What a request to the HTTP gateway holds beside bodies while its canister is asked: its headers,
+/// those of the response, hashes of pieces, and the certificate with its trees while they are
+/// verified.
 pub const HTTP_REQUEST_BYTES: u64 = 512 << 10;
+/// What a response of several replies holds beside the one that is written: the request with its
+/// headers and a body of [`HTTP_STREAM_BODY_BYTES`], those of the response, and a token with its
+/// copy.
+pub const HTTP_STREAM_BYTES: u64 = 256 << 10;
+/// The longest request body that a response of several replies may answer.
+pub const HTTP_STREAM_BODY_BYTES: u64 = 64 << 10;
+/// What is kept of each piece of a response that was verified before it is sent.
+pub const HTTP_PIECE_BYTES: u64 = 32;
+/// What a header line takes beside its name and value.
+pub const HTTP_LINE_BYTES: u64 = 128;
+/// Responses up to this are small: they have room of their own, which long ones cannot take.
+pub const HTTP_SMALL_BYTES: u64 = 64 << 10;
+/// What a response's head has beside the canister's header lines: the gateway's own.
+pub(crate) const HTTP_HEAD_BESIDE_BYTES: u64 = 1 << 10;
+/// Most bytes of a canister's request to a server outside, and of the response (interface
+/// specification, `http_request`).
+pub const OUTCALL_REQUEST_BYTES: u64 = 2_000_000;
+/// See [`OUTCALL_REQUEST_BYTES`].
+pub const OUTCALL_RESPONSE_BYTES: u64 = 2_000_000;
+/// What an outcall holds besides its response: buffers of its connection and of TLS, headers.
+pub const OUTCALL_BESIDE_BYTES: u64 = 256 << 10;
 /// What a reply of a canister has beside what counts as its payload.
 pub const HTTP_REPLY_BESIDE_BYTES: u64 = 64 << 10;
 /// One certificate with its tree.
@@ -311,7 +333,7 @@ impl Limits {
     /// Messages of clients and blocks on their way.
     fn traffic_lines(&self) -> Vec<SheetLine> {
         use LineKind::Pool;
-        let Limits { consensus, gateway, http_gateway, .. } = self;
+        let Limits { consensus, gateway, http_gateway, outcalls, .. } = self;
         let blocks = self.consensus.execution_lag_blocks.saturating_add(1);
         vec![
             line(
@@ -356,11 +378,12 @@ impl Limits {
             ),
             line(
                 pool::HTTP_CONNECTIONS,
-                http_gateway.connections.saturating_mul(CONNECTION_BYTES),
+                http_gateway.connections.saturating_mul(http_gateway.connection_bytes()),
                 "gateway",
                 Pool,
-                times(http_gateway.connections, CONNECTION_BYTES),
-                "buffers of open connections to the HTTP gateway",
+                times(http_gateway.connections, http_gateway.connection_bytes()),
+                "buffers of open connections to the HTTP gateway; a response's head is written into \
+                 one that grows to twice its size",
             ),
             line(
                 pool::HTTP_REQUESTS,
@@ -368,7 +391,15 @@ impl Limits {
                 "gateway",
                 Pool,
                 String::new(),
-                "what browsers' requests hold, with one reply of a canister each",
+                "bodies of browsers' requests, canisters being asked, and responses being written",
+            ),
+            line(
+                pool::OUTCALLS,
+                outcalls.bytes,
+                "outcalls",
+                Pool,
+                String::new(),
+                "requests of canisters to servers outside, and answers that no block has yet",
             ),
         ]
     }
@@ -668,9 +699,11 @@ impl Limits {
         all.saturating_add((all / SMALL_MESSAGE_BYTES).saturating_mul(FILE_BESIDE_BYTES))
     }
 
-    /// Bytes that calls may take which wait for the management canister.
+    /// Bytes that calls may take which wait for the management canister, or for servers outside.
     fn management_bytes(&self) -> u64 {
-        self.subnet.management_call_bytes().saturating_add(SMALL_MANAGEMENT_CALLS_BYTES)
+        let calls =
+            self.subnet.management_call_bytes().saturating_add(SMALL_MANAGEMENT_CALLS_BYTES);
+        calls.saturating_add(self.outcalls.open_bytes)
     }
 
     /// What messages with guaranteed responses take beside payloads in files.

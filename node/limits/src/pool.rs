@@ -30,11 +30,14 @@ pub const REQUEST_BODIES: &str = "request_bodies";
 pub const RESPONSES: &str = "responses";
 /// Buffers of open connections: [`crate::CONNECTION_BYTES`] each.
 pub const CONNECTIONS: &str = "connections";
-/// Buffers of open connections to the HTTP gateway: [`crate::CONNECTION_BYTES`] each.
+/// Buffers of open connections to the HTTP gateway:
+/// [`crate::HttpGatewayLimits::connection_bytes`] each.
 pub const HTTP_CONNECTIONS: &str = "http_connections";
-/// What requests to the HTTP gateway hold: [`crate::HttpGatewayLimits::request_bytes`] each, then
-/// what there is of the reply.
+/// What requests to the HTTP gateway hold, in the parts of [`crate::HttpGatewayLimits::parts`].
 pub const HTTP_REQUESTS: &str = "http_requests";
+/// HTTPS outcalls under way: [`crate::OutcallLimits::request_bytes`] each, then what there is of the
+/// answer until a block has one.
+pub const OUTCALLS: &str = "outcalls";
 /// Certificates of recent heights.
 pub const CERTIFICATES: &str = "certificates";
 /// Tables of the key generation's bases, and the memory it works in while dealings are verified.

@@ -291,13 +291,14 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ("gateway.nonce_bytes", "interface specification: 32"),
     (
         "http_gateway.connections",
-        "each has buffers of 16 KiB; 0 below 192 MiB, where there is no memory for the gateway",
+        "each has buffers for twice a response's head; 0 below 192 MiB, where there is no memory for \
+         the gateway",
     ),
     ("http_gateway.requests_in_flight", "more are answered 503 with Retry-After"),
     (
         "http_gateway.requests_bytes",
-        "a request waits until there is room for all that it may hold; one piece of a response at a \
-         time",
+        "a request waits in its turn until there is room to ask, then holds what it has; a quarter is \
+         for bodies, half at most for responses being written",
     ),
     ("http_gateway.body_bytes", "the largest argument"),
     ("http_gateway.response_headers", "twice what asset canisters send"),
@@ -306,8 +307,22 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "certificates and trees of large asset canisters have 8 KiB",
     ),
     ("http_gateway.response_chunks", "as the public network's gateway: some 2 GB"),
-    ("http_gateway.verify_millis", "a streamed response is read once before it is sent"),
+    (
+        "http_gateway.verify_millis",
+        "a streamed response is read once before it is sent; each further piece has as long",
+    ),
+    ("http_gateway.stream_millis", "who reads a long response slowly holds a place among few"),
     ("http_gateway.update_wait_millis", "then 504: the call may still be executed"),
+    ("outcalls.open", "each is looked at in every round; further ones are rejected"),
+    ("outcalls.open_bytes", "written with every checkpoint; two of the largest requests at least"),
+    ("outcalls.timeout_seconds", "as the public network: then a request is rejected"),
+    ("outcalls.in_flight", "further ones wait until others are over, or their time is"),
+    (
+        "outcalls.bytes",
+        "a request waits until there is room for all that it may hold; 0 below 192 MiB, where there is \
+         no memory for outcalls",
+    ),
+    ("outcalls.request_millis", "as the public network: a server has half of a request's time"),
     (
         "process.program_bytes",
         "in each process the loader writes the constants that hold addresses; measured at start, \

@@ -111,6 +111,13 @@ pub(crate) const HTTP_REQUESTS_IN_FLIGHT: Row<9> =
     SCALE.values([0, 0, 32, 32, 64, 128, 256, 512, 1024]);
 pub(crate) const HTTP_REQUESTS: Row<9> = SCALE.mib([0, 0, 10, 10, 16, 32, 64, 128, 256]);
 
+// HTTPS outcalls. Below 512 MiB there is no memory for them beside the HTTP gateway: what an operator
+// takes for them there, he takes from something else.
+pub(crate) const OUTCALLS: Row<9> = SCALE.mib([0, 0, 0, 0, 16, 32, 64, 128, 256]);
+pub(crate) const OUTCALLS_IN_FLIGHT: Row<9> = SCALE.values([0, 0, 0, 0, 48, 96, 192, 384, 512]);
+/// In the state, on disk.
+pub(crate) const OUTCALLS_OPEN: Row<9> = SCALE.mib([0, 0, 4, 4, 8, 8, 8, 16, 16]);
+
 // What one row promises another.
 const _: () = {
     assert!(

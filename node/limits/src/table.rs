@@ -40,6 +40,9 @@ pub struct Limits {
     /// The HTTP gateway, which serves canisters to browsers.
     #[serde(default)]
     pub http_gateway: HttpGatewayLimits,
+    /// Requests of canisters to servers outside.
+    #[serde(default)]
+    pub outcalls: OutcallLimits,
     /// What is set aside for the process itself.
     pub process: ProcessLimits,
     /// When freed memory goes back to the operating system, and when work is held back.
@@ -429,7 +432,7 @@ pub struct GatewayLimits {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HttpGatewayLimits {
-    /// Connections of browsers open at once; each reserves [`crate::CONNECTION_BYTES`]. 0 where the
+    /// Connections of browsers open at once; each reserves [`Self::connection_bytes`]. 0 where the
     /// node has no memory for the gateway.
     pub connections: u64,
     /// Requests being served.
@@ -444,8 +447,11 @@ pub struct HttpGatewayLimits {
     pub response_header_bytes: u64,
     /// Pieces of one response.
     pub response_chunks: u64,
-    /// Time for one response to be verified before its first byte is sent.
+    /// Time for one response to be verified before its first byte is sent, and for each further piece
+    /// of it to be made.
     pub verify_millis: u64,
+    /// Time for the whole of a response of several replies.
+    pub stream_millis: u64,
     /// Time for an update call that a request was upgraded to.
     pub update_wait_millis: u64,
 }
@@ -456,12 +462,127 @@ impl HttpGatewayLimits {
         self.connections > 0
     }
 
-    /// What a request takes with a body of so many bytes, which it holds three times: as it came, in
-    /// the argument made of it, and in the call. A reply has `reply_bytes` at most.
-    pub fn request_bytes(body_bytes: u64, reply_bytes: u64) -> u64 {
-        let replies = reply_bytes.saturating_add(crate::HTTP_REPLY_BESIDE_BYTES);
-        let bodies = body_bytes.saturating_mul(3);
-        crate::HTTP_REQUEST_BYTES.saturating_add(bodies).saturating_add(replies)
+    /// Buffers of one open connection. The one that heads of responses are written into grows by
+    /// doubling, and stays.
+    pub fn connection_bytes(&self) -> u64 {
+        // `: ` and the end of each line.
+        let lines = self.response_headers.saturating_mul(4);
+        let head = self.response_header_bytes.saturating_add(lines);
+        let head = head.saturating_add(crate::lines::HTTP_HEAD_BESIDE_BYTES);
+        crate::CONNECTION_BYTES.saturating_add(head.saturating_mul(2))
+    }
+
+    /// What a request takes while its canister is asked, beside its body of so many bytes: that is in
+    /// the argument of a query when the reply comes, and in the argument and the envelope of an
+    /// update call. A reply has `reply_bytes` at most.
+    pub fn asking_bytes(body_bytes: u64, reply_bytes: u64) -> u64 {
+        let query = body_bytes.saturating_add(reply_most(reply_bytes));
+        crate::HTTP_REQUEST_BYTES.saturating_add(query.max(body_bytes.saturating_mul(2)))
+    }
+
+    /// The most that a response takes while it is written, one reply of a canister at a time: the reply
+    /// and the response's head, twice.
+    pub fn response_bytes(&self, reply_bytes: u64) -> u64 {
+        let lines = self.response_headers.saturating_mul(crate::HTTP_LINE_BYTES);
+        let head = self.response_header_bytes.saturating_mul(2).saturating_add(lines);
+        reply_most(reply_bytes).saturating_add(head)
+    }
+
+    /// What a response of several replies takes beside.
+    pub fn stream_bytes(&self) -> u64 {
+        let pieces = self.response_chunks.saturating_mul(crate::HTTP_PIECE_BYTES);
+        crate::HTTP_STREAM_BYTES.saturating_add(pieces)
+    }
+
+    /// The least that [`Self::requests_bytes`] may be: one body, one canister asked, one response of
+    /// several replies.
+    pub fn least_bytes(&self, reply_bytes: u64) -> u64 {
+        [
+            self.body_bytes,
+            Self::asking_bytes(self.body_bytes, reply_bytes),
+            self.response_bytes(reply_bytes),
+            self.stream_bytes(),
+        ]
+        .into_iter()
+        .fold(0, u64::saturating_add)
+    }
+
+    /// How [`Self::requests_bytes`] are divided, where a reply has `reply_bytes` at most. Whatever
+    /// bodies and responses hold, there is room to ask: so requests never wait for one another in a
+    /// circle, and readers that are slow keep nobody from asking.
+    pub fn parts(&self, reply_bytes: u64) -> HttpParts {
+        let all = self.requests_bytes;
+        let asking = Self::asking_bytes(self.body_bytes, reply_bytes);
+        let response = self.response_bytes(reply_bytes);
+        let needed = asking.saturating_add(response).saturating_add(self.stream_bytes());
+        let bodies = (all / 4).max(self.body_bytes).min(all.saturating_sub(needed));
+        let needed = asking.saturating_add(response).saturating_add(bodies);
+        let streams = (all / 16).min(all.saturating_sub(needed)) / self.stream_bytes().max(1);
+        let streams = streams.max(1);
+        let rest = all.saturating_sub(bodies);
+        let rest = rest.saturating_sub(streams.saturating_mul(self.stream_bytes()));
+        let responses = (all / 2).min(rest.saturating_sub(asking)).max(response).min(rest);
+        let small = (all / 8).min(responses - response.min(responses));
+        HttpParts { bodies, streams, rest, small, large: responses - small }
+    }
+}
+
+/// The parts of [`HttpGatewayLimits::requests_bytes`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HttpParts {
+    /// For request bodies.
+    pub bodies: u64,
+    /// Responses of several replies at once; each takes [`HttpGatewayLimits::stream_bytes`].
+    pub streams: u64,
+    /// For asking and for what is written.
+    pub rest: u64,
+    /// Of the rest, the most for responses that are small ([`crate::HTTP_SMALL_BYTES`]) ...
+    pub small: u64,
+    /// ... and for others.
+    pub large: u64,
+}
+
+/// The most that a reply takes.
+fn reply_most(reply_bytes: u64) -> u64 {
+    reply_bytes.saturating_add(crate::HTTP_REPLY_BESIDE_BYTES)
+}
+
+/// Limits of HTTPS outcalls. Without bytes there are none: so it is in tables that were written down
+/// before there were any.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OutcallLimits {
+    /// Requests of all canisters that are not answered.
+    pub open: u64,
+    /// What these take in the state.
+    pub open_bytes: u64,
+    /// From the block that has a request to the last that may answer it.
+    pub timeout_seconds: u64,
+    /// Requests that this node makes at once.
+    pub in_flight: u64,
+    /// What these and the answers that are not agreed on yet hold together. 0 where the node has no
+    /// memory for outcalls.
+    pub bytes: u64,
+    /// Time for this node to have one response.
+    pub request_millis: u64,
+}
+
+impl OutcallLimits {
+    /// Whether there is memory for outcalls.
+    pub fn is_possible(&self) -> bool {
+        self.bytes > 0
+    }
+
+    /// What a request takes while it is made: its body; its response, twice while that is encoded; and
+    /// where there is a transform with so many bytes of context, the argument in three places, as a
+    /// query has it. Then buffers.
+    pub fn request_bytes(body: u64, response_max: u64, transform_context: Option<u64>) -> u64 {
+        let (times, context) = match transform_context {
+            Some(context) => (3, context),
+            None => (2, 0),
+        };
+        let response = response_max.saturating_add(context).saturating_mul(times);
+        body.saturating_add(response).saturating_add(crate::OUTCALL_BESIDE_BYTES)
     }
 }
 

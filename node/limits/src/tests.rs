@@ -164,6 +164,30 @@ fn every_mib_adds_up_and_more_memory_never_means_less() {
 }
 
 #[test]
+fn whatever_bodies_and_responses_of_browsers_hold_there_is_room_to_ask() {
+    let reply = 2 * MIB;
+    let mut checked = 0;
+    for bytes in (8 * 1024..=256 * 1024_u64).step_by(64).map(|kib| kib << 10) {
+        for body_bytes in [0, 1_000, MIB, 2 * MIB] {
+            let mut limits = Limits::derive(192 * MIB).unwrap().http_gateway;
+            (limits.requests_bytes, limits.body_bytes) = (bytes, body_bytes);
+            if limits.least_bytes(reply) > bytes {
+                continue;
+            }
+            let parts = limits.parts(reply);
+            let streams = parts.streams * limits.stream_bytes();
+            assert!(parts.bodies + streams + parts.rest <= bytes, "{parts:?}");
+            assert!(parts.bodies >= body_bytes && parts.streams > 0, "{parts:?}");
+            assert!(parts.large >= limits.response_bytes(reply), "{parts:?}");
+            let asking = crate::HttpGatewayLimits::asking_bytes(body_bytes, reply);
+            assert!(parts.small + parts.large + asking <= parts.rest, "{bytes} {parts:?}");
+            checked += 1;
+        }
+    }
+    assert!(checked > 10_000, "{checked}");
+}
+
+#[test]
 fn sizes_beyond_the_last_anchor_keep_its_limits() {
     let last = Limits::derive(16 * GIB).unwrap();
     for memory in [17 * GIB, 1 << 40, u64::MAX] {
@@ -201,6 +225,7 @@ fn a_ledger_is_made_of_the_sheet() {
         pool::CONNECTIONS,
         pool::HTTP_CONNECTIONS,
         pool::HTTP_REQUESTS,
+        pool::OUTCALLS,
         pool::CERTIFICATES,
         pool::NIDKG_TABLES,
         pool::DELTA_INDEX,

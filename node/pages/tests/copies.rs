@@ -96,7 +96,7 @@ fn a_checkpoint_tells_which_pages_a_copy_was_made_of_once() {
     put(&store, B, &[(60, 1)], 5).unwrap();
     let ticket = store.begin_checkpoint().unwrap();
     let (_, written) = ticket.written.iter().find(|(id, _)| *id == B).unwrap();
-    assert_eq!(*written, [60..61]);
+    assert_eq!(*written, std::iter::once(60..61).collect::<Vec<_>>());
 }
 
 #[test]

@@ -269,7 +269,9 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
         let batch = &finalised.batch;
         let height = batch.height;
         let recorded = finalised.recorded.as_ref().map(|recorded| recorded.faults.clone());
-        let block_bytes = batch.ingress.iter().map(Ingress::accounted_bytes).sum::<u64>();
+        let calls = batch.ingress.iter().map(Ingress::accounted_bytes);
+        let answers = batch.outcalls.iter().map(|answer| answer.payload.len());
+        let block_bytes = calls.chain(answers).sum::<u64>();
         self.observer.begins(&finalised, block_bytes);
         let rejected = (self.verdicts)(height, recorded);
         let mut result = match self.replica.execute(batch, &rejected) {

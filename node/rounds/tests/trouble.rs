@@ -136,6 +136,7 @@ impl Consensus for Batches {
                 time: Time(self.height),
                 randomness: [0; 32],
                 ingress: vec![],
+                outcalls: vec![],
                 key: None,
                 agreed: None,
             };

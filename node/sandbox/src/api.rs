@@ -116,6 +116,16 @@ pub struct CostTable {
     pub signing: [Cycles; 3],
 }
 
+impl CostTable {
+    /// Price of an outcall (`http_request`) with a request of so many bytes and a response of so
+    /// many at most. What `ic0.cost_http_request` tells and what is taken are the same.
+    pub fn outcall(&self, request_bytes: u64, response_bytes_max: u64) -> Cycles {
+        let [base, per_request_byte, per_response_byte] = self.http_request;
+        base.saturating_add(per_request_byte.saturating_mul(request_bytes.into()))
+            .saturating_add(per_response_byte.saturating_mul(response_bytes_max.into()))
+    }
+}
+
 /// Everything the System API may tell the canister about this message.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SystemContext {

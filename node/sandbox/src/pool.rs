@@ -189,7 +189,7 @@ struct Counters {
 
 /// Worker processes. See the module's documentation.
 pub struct Pool {
-    preparer: Preparer,
+    preparer: Arc<Preparer>,
     globals_max: usize,
     sandbox: SandboxLimits,
     paused_spill_bytes: u64,
@@ -269,16 +269,25 @@ impl Pool {
         if let Some(count) = map_count.filter(|count| *count < MAP_COUNT_MIN) {
             return Err(PoolError::MapCount(count));
         }
-        let update_workers = config.update_workers.max(1);
-        let lanes = update_workers + config.query_workers.max(1);
-        let preparer = Preparer::open(PreparerConfig {
+        let preparer = Arc::new(Preparer::open(PreparerConfig {
             exe: config.exe.clone(),
             arguments: vec!["sandbox-compile".into()],
-            cache_dir: config.cache_dir,
+            cache_dir: config.cache_dir.clone(),
             module: config.module.clone(),
             sandbox: config.sandbox.clone(),
-            source: config.source,
-        })?;
+            source: config.source.clone(),
+        })?);
+        Self::beside(config, preparer)
+    }
+
+    /// The same with a cache of compiled modules, and compilations, that several pools share;
+    /// `cache_dir` and `source` of the configuration are those of `preparer`.
+    ///
+    /// # Errors
+    /// When a worker cannot be started.
+    pub fn beside(config: SandboxConfig, preparer: Arc<Preparer>) -> Result<Self, PoolError> {
+        let update_workers = config.update_workers.max(1);
+        let lanes = update_workers + config.query_workers.max(1);
         // A canister has two memories.
         let canisters = usize::try_from(config.sandbox.canisters_max)
             .unwrap_or(usize::MAX)

@@ -142,8 +142,13 @@ impl InstalledModule {
             .sum()
     }
 
+    /// Bytes of memory that its record takes: the names of its methods, and its globals.
+    pub fn metadata_bytes(&self) -> u64 {
+        self.method_bytes() + self.global_bytes()
+    }
+
     /// Bytes of memory that the names of its methods take.
-    pub fn method_bytes(&self) -> u64 {
+    fn method_bytes(&self) -> u64 {
         let info = &self.info;
         let names = info.updates.iter().chain(&info.queries).chain(&info.composite_queries);
         names.map(|name| METHOD_BYTES + name.len() as u64).sum()
@@ -412,13 +417,12 @@ impl CanisterState {
         let usage = self.memory_usage();
         1024 + 30 * self.controllers.len() as u64
             + environment as u64
-            + self.module().map_or(0, InstalledModule::method_bytes)
+            + self.module().map_or(0, InstalledModule::metadata_bytes)
             // A value lies in memory as wide as the widest.
             + 4 * usage.globals
             + usage.history
             + usage.log
             + 48 * self.chunks.len() as u64
-            + self.module().map_or(0, InstalledModule::global_bytes)
             + self.snapshots.metadata_bytes()
             + 256 * self.calls.callbacks_open()
     }
@@ -630,6 +634,7 @@ mod tests {
             hooks: Hooks { heartbeat: true, ..Hooks::default() },
             memory64: true,
             heap_initial_wasm_pages: 11,
+            heap_maximum_wasm_pages: Some(12),
             custom_sections: vec![CustomSection {
                 public: true,
                 name: "candid:service".into(),
@@ -693,6 +698,22 @@ mod tests {
 
     #[test]
     fn records_have_the_bytes_of_their_format() {
+        let mut outcalls = crate::Outcalls::default();
+        outcalls.add(crate::Outcall {
+            origin: Origin::System,
+            cycles: 12,
+            url: "url".into(),
+            method: crate::OutcallMethod::Patch,
+            headers: vec![("name".into(), "value".into())],
+            body: vec![13],
+            response_bytes_max: 14,
+            transform: Some(crate::OutcallTransform {
+                method_name: "method".into(),
+                context: vec![15],
+            }),
+            until: Time(16),
+            node: Some(Principal::from_slice(&[17])),
+        });
         let subnet = crate::SubnetState {
             height: crate::Height(1),
             time: Time(2),
@@ -712,6 +733,7 @@ mod tests {
                 released_by: None,
             }]
             .into(),
+            outcalls,
             ..crate::SubnetState::default()
         };
         let samples = [

@@ -221,6 +221,8 @@ pub struct Consumption {
     pub uninstall: CyclesTotal,
     /// For creating canisters.
     pub canister_creation: CyclesTotal,
+    /// For requests to servers outside.
+    pub http_outcalls: CyclesTotal,
     /// `ic0.cycles_burn128`, and what came back to a balance that was full.
     pub burned: CyclesTotal,
 }
@@ -235,6 +237,7 @@ impl Consumption {
             + self.transmission
             + self.uninstall
             + self.canister_creation
+            + self.http_outcalls
             + self.burned
     }
 
@@ -247,6 +250,7 @@ impl Consumption {
         self.transmission += other.transmission;
         self.uninstall += other.uninstall;
         self.canister_creation += other.canister_creation;
+        self.http_outcalls += other.http_outcalls;
         self.burned += other.burned;
     }
 }

@@ -50,6 +50,8 @@ pub struct ModuleInfo {
     pub memory64: bool,
     /// Initial heap in Wasm pages.
     pub heap_initial_wasm_pages: u64,
+    /// Most Wasm pages of the heap that the module declares, if it does; 0 without a heap.
+    pub heap_maximum_wasm_pages: Option<u64>,
     /// Custom sections `icp:public <name>` / `icp:private <name>`: (public, name, content),
     /// ordered by name.
     pub custom_sections: Vec<CustomSection>,

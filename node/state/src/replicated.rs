@@ -23,8 +23,8 @@ use crate::paused::PausedIndex;
 use crate::{
     CanisterId, CanisterState, CanisterStatus, Consumption, Cycles, CyclesTotal, Height,
     IngressHistory, LowMemoryHook, MESSAGE_OVERHEAD_BYTES, ManifestClock, MerkleMap, ModuleHash,
-    NodeMetrics, Origin, PausedMessage, Shared, StoredPayload, SubnetKey, Time, WaitingMessage,
-    heap,
+    NodeMetrics, Origin, Outcalls, PausedMessage, Shared, StoredPayload, SubnetKey, Time,
+    WaitingMessage, heap,
 };
 
 /// A call to the management canister, waiting its turn.
@@ -80,6 +80,8 @@ pub struct SubnetState {
     pub calls: VecDeque<SubnetCall>,
     /// Calls that wait for randomness.
     pub randomness_waiters: VecDeque<RandomnessWaiter>,
+    /// Requests to servers outside that canisters wait for.
+    pub outcalls: Outcalls,
     /// Cycles spent by canisters that are gone, and lost on the way to them.
     pub consumption: Consumption,
     /// Cycles that came into being here.
@@ -785,6 +787,7 @@ impl ReplicatedState {
         total += calls.map(|call| call.cycles).sum::<CyclesTotal>();
         let waiters = self.subnet.randomness_waiters.iter();
         total += waiters.map(|waiter| waiter.cycles).sum::<CyclesTotal>();
+        total += self.subnet.outcalls.cycles().sum::<CyclesTotal>();
         total + self.subnet.consumption.total()
     }
 }

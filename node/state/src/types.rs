@@ -9,7 +9,7 @@ use ic_principal::Principal;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::{AgreedRound, NodeInfo};
+use crate::{AgreedRound, NodeInfo, OutcallAnswer};
 
 /// Number of a block, of the batch made from it, and of the state after it. Genesis is 0; the first
 /// batch is 1.
@@ -220,6 +220,8 @@ pub struct Batch {
     pub randomness: [u8; 32],
     /// In the order they are to be inducted.
     pub ingress: Vec<Ingress>,
+    /// What requests to servers outside came to.
+    pub outcalls: Vec<OutcallAnswer>,
     /// How the subnet's key is held from here on, if the block changed it.
     pub key: Option<SubnetKey>,
     /// The round in which the block before was agreed on, if there was one.

@@ -287,6 +287,10 @@ pub(crate) struct Settings {
     /// subnet. [default: true for a node alone, false in a subnet of several]
     #[arg(long, value_name = "BOOL")]
     pub(crate) provisional: Option<bool>,
+    /// Whether canisters may ask servers outside, by HTTPS. The same on all nodes of a subnet. Needs
+    /// 192 MiB of memory. [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) outcalls: Option<bool>,
     /// Sample allocations, so that `thimble heap` can say where memory went. Costs some memory and
     /// time, which that command prints. [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]

@@ -10,6 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use ic_principal::Principal;
+use ipnet::IpNet;
 use limits::Limits;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -45,6 +46,7 @@ pub(crate) struct Config {
     pub(crate) heap_profile: bool,
     pub(crate) p2p: P2p,
     pub(crate) features: Features,
+    pub(crate) outcalls: OutcallSettings,
     pub(crate) limits: Limits,
 }
 
@@ -94,11 +96,49 @@ pub(crate) struct Features {
     /// management canister). Unset: see [`Self::provisional`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) provisional: Option<bool>,
+    /// Whether canisters may ask servers outside (`http_request` of the management canister).
+    #[serde(default)]
+    pub(crate) outcalls: bool,
     /// Who may list, stop, start, uninstall and delete any canister and make canisters by ingress
     /// messages (interface specification, subnet admins). Where there are any, canisters are made
     /// free of charge.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) subnet_admins: Vec<Principal>,
+}
+
+/// How this node makes requests of canisters, where `features.outcalls` is on. Each node has its own.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OutcallSettings {
+    /// Plain HTTP too, which anybody on the way can read and change: for development.
+    #[serde(default)]
+    pub(crate) allow_http: bool,
+    /// Networks that canisters may reach although they are not public, as `10.1.0.0/16`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) allow_networks: Vec<IpNet>,
+    /// A PEM file of authorities that servers' certificates may come from, beside those built in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) extra_roots: Option<PathBuf>,
+}
+
+impl OutcallSettings {
+    /// What is read of it.
+    pub(crate) fn allowed(&self) -> Result<outcalls::Allowed> {
+        let roots = match &self.extra_roots {
+            Some(path) => {
+                let named = || format!("outcalls.extra_roots names {}", path.display());
+                let size = fs::metadata(path).with_context(named)?.len();
+                if size > FILE_BYTES_MAX {
+                    bail!("{} has {size} bytes, the most is {FILE_BYTES_MAX}", path.display());
+                }
+                let pem = fs::read(path).with_context(named)?;
+                outcalls::certificates(&pem).map_err(anyhow::Error::msg).with_context(named)?
+            }
+            None => vec![],
+        };
+        let networks = self.allow_networks.clone();
+        Ok(outcalls::Allowed { http: self.allow_http, networks, roots })
+    }
 }
 
 /// Subnet admins that there may be.
@@ -159,6 +199,8 @@ struct File {
     p2p: P2p,
     #[serde(default)]
     features: Features,
+    #[serde(default)]
+    outcalls: OutcallSettings,
     /// Single limits changed: `[limits.gateway] connections = 100`.
     #[serde(default)]
     limits: toml::Table,
@@ -243,8 +285,10 @@ impl Config {
             p2p,
             features: Features {
                 provisional: settings.provisional.or(file.features.provisional),
+                outcalls: settings.outcalls.unwrap_or(file.features.outcalls),
                 ..file.features
             },
+            outcalls: file.outcalls,
             limits,
         })
     }
@@ -255,6 +299,7 @@ impl Config {
         let provisional = self.features.provisional.unwrap_or_default();
         let mut agreed = self.limits.agreed();
         agreed.push(("features.provisional".to_owned(), u64::from(provisional)));
+        agreed.push(("features.outcalls".to_owned(), u64::from(self.features.outcalls)));
         let admins = self.features.subnet_admins_digest();
         agreed.push(("features.subnet_admins".to_owned(), admins));
         agreed.extend(sandbox::engine::agreed()?);
@@ -380,7 +425,8 @@ mod tests {
         assert!(set.features.provisional(true));
         assert!(set.agreed().unwrap().contains(&("features.provisional".to_owned(), 1)));
         assert_eq!(unset.features.settled(true).provisional, Some(false));
-        assert!(set.to_toml().unwrap().contains(text.trim()), "{}", set.to_toml().unwrap());
+        let shown = set.to_toml().unwrap();
+        assert!(shown.contains("[features]\noutcalls = false\nprovisional = true\n"), "{shown}");
         let flag =
             load(text, Settings { provisional: Some(false), ..Settings::default() }).unwrap();
         assert!(!flag.features.provisional(false));

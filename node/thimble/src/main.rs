@@ -20,6 +20,7 @@ mod members;
 mod metrics;
 mod node;
 mod observer;
+mod outcalls;
 mod replay;
 mod retry;
 mod rules;

@@ -42,6 +42,7 @@ use crate::{
     keystore::KeyFiles,
     metrics::{Readings, RoundMetrics},
     observer::{NodeObserver, Observed},
+    outcalls::{self, NodeOutcalls},
     replay::{self, Tally},
     retry::NodeRetryPolicy,
     rules,
@@ -146,7 +147,8 @@ fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
     };
     let registry = Arc::new(Mutex::new(Registry::with_prefix("thimble")));
     let opened = open(&config, &limits, &ledger, cgroup, keys, &registry, Role::Member)?;
-    let Opened { driver, busy, rounds, queries, adapter, keys, pool, waiters, watch } = opened;
+    outcalls::start(&runtime, opened.outcalls.as_ref());
+    let Opened { driver, busy, rounds, queries, adapter, keys, pool, waiters, watch, .. } = opened;
 
     let latencies = gateway::Latencies::default();
     let _governor = governor::start(
@@ -294,6 +296,7 @@ struct Opened {
     pool: Arc<IngressPool>,
     waiters: Waiters,
     watch: Arc<Watch>,
+    outcalls: Option<NodeOutcalls>,
 }
 
 /// From here on the replicated state lies in a heap on disk.
@@ -365,6 +368,10 @@ fn open(
     )?;
     executor.cache_queries(named(pool::QUERY_CACHE)?);
     let (log, recovered_at) = open_log(data, &executor)?;
+    let outcalls = match role {
+        Role::Member => outcalls::open(config, &executor, named(pool::OUTCALLS)?, keys.node_id())?,
+        Role::Replay | Role::Copy { .. } => None,
+    };
     let wiring = Wiring {
         pool: ingress.clone(),
         log,
@@ -372,6 +379,7 @@ fn open(
         envelopes: Arc::new(call_verifier(limits, &keys)),
         limits: limits.consensus.clone(),
         states: Some(Arc::new(States::of(&executor))),
+        outcalls: outcalls.as_ref().map(|outcalls| outcalls.agreed.clone()),
     };
     let height = executor.height();
     let (consensus, subnet): (Box<dyn Consensus>, _) = match &role {
@@ -424,6 +432,8 @@ fn open(
         observed: Observed::new(ledger, in_heap),
         pages,
         relieved: executor.relieved(),
+        outcalls: outcalls.clone(),
+        recovered_at,
     };
     if matches!(role, Role::Member) {
         let compile = executor.compile_ahead(named(pool::COMPILATIONS)?);
@@ -442,7 +452,18 @@ fn open(
         let verdicts = Verdicts::read(data)?;
         move |height, recorded| verdicts.at(height, recorded)
     });
-    Ok(Opened { driver, busy, rounds, queries, adapter, keys, pool: ingress, waiters, watch })
+    Ok(Opened {
+        driver,
+        busy,
+        rounds,
+        queries,
+        adapter,
+        keys,
+        pool: ingress,
+        waiters,
+        watch,
+        outcalls,
+    })
 }
 
 /// The canisters of this subnet, first and last.
@@ -495,7 +516,9 @@ fn executor_config(
         root_key_der: keys.root_key_der(),
         first_canister: FIRST_CANISTER,
         provisional: config.features.provisional(several(keys)),
+        outcalls: config.features.outcalls,
         subnet_admins: config.features.subnet_admins.clone(),
+        placement: None,
     })
 }
 
@@ -679,6 +702,7 @@ async fn start_http_gateway(
         limits: limits.clone(),
         connections: pool(pool::HTTP_CONNECTIONS)?,
         requests: pool(pool::HTTP_REQUESTS)?,
+        ingress_history_bytes: config.limits.subnet.ingress_history_bytes,
     };
     match gateway.serve_browsers(parts).await {
         Ok(_) => Ok(()),

@@ -18,7 +18,7 @@ use pages::PageStore;
 use rounds::{Observer, Round};
 use state::{Height, ReplicatedState, RequestId};
 
-use crate::{disk_usage::HeldInHeap, metrics::RoundMetrics, watch::Watch};
+use crate::{disk_usage::HeldInHeap, metrics::RoundMetrics, outcalls::NodeOutcalls, watch::Watch};
 
 /// See the module.
 pub(crate) struct NodeObserver {
@@ -31,6 +31,10 @@ pub(crate) struct NodeObserver {
     pub(crate) pages: Arc<PageStore>,
     /// [`Executor::relieved`] when it was last looked at.
     pub(crate) relieved: u64,
+    /// None where the subnet makes no requests to servers outside.
+    pub(crate) outcalls: Option<NodeOutcalls>,
+    /// Below this height requests are open that later blocks have answers to.
+    pub(crate) recovered_at: Height,
 }
 
 impl Observer<Executor> for NodeObserver {
@@ -50,6 +54,11 @@ impl Observer<Executor> for NodeObserver {
         self.metrics.round(&round.finalised.batch, round.result, round.took);
         self.observed.block(0);
         self.observed.count(executor.state(), self.pages.delta_bytes(), round.certificates_pending);
+        if let Some(outcalls) = &self.outcalls
+            && executor.height() >= self.recovered_at
+        {
+            outcalls.set_open(&executor.state().subnet.outcalls);
+        }
     }
 
     fn stalled(&mut self, time: Duration) {

@@ -7,7 +7,9 @@
 //! reply would keep the client, which shares the machine, busier than the node; one reply in 64 is
 //! verified all the same, and every one must say `replied`.
 
+mod browsers;
 mod node;
+pub mod pocket;
 mod rates;
 pub mod state;
 
@@ -119,6 +121,8 @@ fn median(mut values: Vec<f64>) -> f64 {
 /// takes fewer while its ingress history fills up: with thousands a second that would be measured,
 /// and the calls of the next phases would be refused.
 const UPDATE_EXPIRY: Duration = Duration::from_secs(5);
+/// For how long browsers download at least: slow ones take that long for one.
+const BROWSERS_SECONDS: u64 = 30;
 /// How long a node may take to answer at first.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -155,6 +159,7 @@ impl Bench<'_> {
             program: &self.options.node,
             memory: &self.options.memory,
             disk: None,
+            http_gateway: None,
             capped: false,
         }
     }
@@ -174,7 +179,8 @@ impl Bench<'_> {
         self.writes(&agent, workbench).await?;
         let counted = read_counter(&agent, counter).await?;
         node.stop().await?;
-        self.start_again(&data, counter, &counted).await
+        self.start_again(&data, counter, &counted).await?;
+        self.browsers().await
     }
 
     /// How long a node takes until it serves, in folders that are empty.
@@ -310,6 +316,40 @@ impl Bench<'_> {
             write < 100.0,
         );
         Ok(())
+    }
+
+    /// What a node holds while browsers download.
+    async fn browsers(&mut self) -> Result<()> {
+        let [port] = cli::free_ports()?;
+        let address = format!("127.0.0.1:{port}");
+        let binary = Binary { http_gateway: Some(&address), ..self.binary() };
+        let (node, _) = Node::start(&binary, &self.scratch.join("browsers")).await?;
+        let agent = client::connect(&node.url, PATIENCE).await?;
+        let frontend =
+            client::deploy(&agent, &self.options.canisters.join("frontend.wasm")).await?;
+        let seconds = self.options.seconds.max(BROWSERS_SECONDS);
+        let measured = browsers::measure(node.pid, address.clone(), frontend, seconds).await?;
+        self.table.figure("browsers, idle, anonymous memory", measured.idle as f64, "bytes");
+        self.table.figure("browsers, downloading, anonymous memory", measured.peak as f64, "bytes");
+        let [idle, peak, after] = [measured.idle, measured.peak, measured.after].map(measure::mib);
+        self.table.row(
+            format!("anonymous memory: idle / {} browsers / 10 s later", browsers::CLIENTS),
+            format!("{idle} / {peak} / {after}"),
+        );
+        self.table.row(
+            "their downloads of 5 MB / broken off / refused",
+            format!("{} / {} / {}", measured.downloads, measured.broken, measured.refused),
+        );
+        self.table.row(
+            "pages beside them / refused / slowest",
+            format!(
+                "{} / {} / {:.0} ms",
+                measured.pages,
+                measured.pages_refused,
+                measured.slowest_page.as_secs_f64() * 1e3
+            ),
+        );
+        node.stop().await
     }
 
     /// How long a node takes until it serves the state it left, and what each process holds then.

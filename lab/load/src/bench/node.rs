@@ -23,6 +23,8 @@ pub(super) struct Binary<'a> {
     pub memory: &'a str,
     /// `--disk`, if it is stated.
     pub disk: Option<&'a str>,
+    /// `--http-gateway`, if it is stated.
+    pub http_gateway: Option<&'a str>,
     /// In a process group that the kernel lets have no more than the budget.
     pub capped: bool,
 }
@@ -82,6 +84,7 @@ impl Node {
         let mut command = binary.command(&info)?;
         command.args(["run", "--memory", binary.memory, "--listen", &address, "--log", "warn"]);
         command.args(binary.disk.iter().flat_map(|disk| ["--disk", disk]));
+        command.args(binary.http_gateway.iter().flat_map(|address| ["--http-gateway", address]));
         command.arg("--data-dir").arg(data).stdout(Stdio::null());
         let started = Instant::now();
         let mut child = Child::spawn(&mut command, &format!("{}", binary.program.display()))?;

@@ -176,6 +176,7 @@ impl Bench<'_> {
             program,
             memory,
             disk: self.options.disk.as_deref(),
+            http_gateway: None,
             capped: !self.options.without_cap,
         }
     }

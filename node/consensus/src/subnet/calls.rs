@@ -43,7 +43,7 @@ use commonware_utils::sync::{Mutex, Notify};
 use envelope::Envelopes;
 use futures::{StreamExt as _, channel::mpsc};
 use serde::{Deserialize, Serialize};
-use state::{Height, IngressId, SignedIngress, Time, Validity};
+use state::{Height, IngressId, OutcallAnswer, SignedIngress, Time, Validity};
 
 use super::{
     block::{CallName, NameBounds},
@@ -394,8 +394,11 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
 
     /// An error is the peer's fault: it handed on what it cannot have verified.
     fn offered(&self, place: usize, signed: SignedIngress) -> Result<(), String> {
-        let (claimed, validity) = self.envelopes.claim(&signed)?;
-        let id = IngressId::new(&claimed.request_id, &claimed.effective_canister_id);
+        // Each member has the answers to outcalls by itself, or asks for them.
+        if OutcallAnswer::is_in(&signed) {
+            return Err("nobody offers answers to outcalls".into());
+        }
+        let (id, validity) = self.envelopes.claim(&signed)?;
         // Clocks differ, and a call may have been under way for long.
         if !validity.holds(self.clock.now()) {
             return Ok(());
@@ -439,8 +442,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
     }
 
     fn verdict(&self, signed: &SignedIngress) -> Verdict {
-        let (ingress, validity) = self.envelopes.verify(signed)?;
-        Ok((IngressId::new(&ingress.request_id, &ingress.effective_canister_id), validity))
+        self.envelopes.verify(signed)
     }
 
     fn answer(
@@ -794,7 +796,7 @@ mod tests {
             })
         }
 
-        fn verify(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
+        fn verify(&self, signed: &SignedIngress) -> Result<(IngressId, Validity), String> {
             let claimed = self.claim(signed)?;
             if signed.envelope[0] == 1 {
                 Ok(claimed)
@@ -803,8 +805,10 @@ mod tests {
             }
         }
 
-        fn claim(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
-            Ok((self.read(signed)?, Validity { from: Time(0), until: Time(u64::MAX) }))
+        fn claim(&self, signed: &SignedIngress) -> Result<(IngressId, Validity), String> {
+            let Ingress { request_id, effective_canister_id, .. } = self.read(signed)?;
+            let id = IngressId::new(&request_id, &effective_canister_id);
+            Ok((id, Validity { from: Time(0), until: Time(u64::MAX) }))
         }
     }
 

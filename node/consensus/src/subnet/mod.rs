@@ -25,6 +25,7 @@ mod journal;
 mod key;
 mod lag;
 mod network;
+mod outcalls;
 mod peers;
 mod presence;
 mod published;
@@ -88,7 +89,7 @@ pub use self::{
 };
 use crate::{
     Certificate, Consensus, ConsensusError, Demand, Fetched, FinalisedBatch, FinalisedBlock,
-    IngressPool, Recorded, StateServer, Step, SyncProgress, WallClock, Want, Wiring,
+    IngressPool, Outcalls, Recorded, StateServer, Step, SyncProgress, WallClock, Want, Wiring,
     block_log::Replay,
     certifier::{CertifyError, Terms},
     replay::was_recorded,
@@ -290,6 +291,7 @@ pub struct Engine {
     commands: mpsc::Receiver<Command>,
     floor: Option<Floor>,
     clock: Arc<dyn WallClock>,
+    outcalls: Option<Arc<Outcalls>>,
 }
 
 impl Engine {
@@ -358,6 +360,7 @@ impl Engine {
             states: self.states,
             commands: self.commands,
             clock: self.clock,
+            outcalls: self.outcalls,
         }
     }
 }
@@ -380,7 +383,7 @@ impl Subnet {
         config: SubnetConfig,
         resume_from: Height,
     ) -> Result<(Self, Engine), StartError> {
-        let Wiring { pool, mut log, clock, envelopes, limits, states } = wiring;
+        let Wiring { pool, mut log, clock, envelopes, limits, states, outcalls } = wiring;
         log.check_complete(resume_from)?;
         let me = key::node_key(&config.node_secret)?.public_key();
         let namespace = namespace(&config.genesis);
@@ -487,6 +490,7 @@ impl Subnet {
             commands: asked,
             floor,
             clock,
+            outcalls,
         };
         let subnet = Self {
             clients: Clients { pool, log, envelopes },
@@ -649,7 +653,7 @@ impl Subnet {
 pub(crate) mod decoders {
     use commonware_codec::{Decode as _, Encode as _};
 
-    use super::{block::Block, calls, engine, shares, state_sync};
+    use super::{block::Block, calls, engine, outcalls, shares, state_sync};
 
     pub(crate) fn call_message(bytes: &[u8]) -> bool {
         calls::decodes(bytes)
@@ -663,6 +667,10 @@ pub(crate) mod decoders {
 
     pub(crate) fn share_message(bytes: &[u8]) -> bool {
         shares::decodes(bytes)
+    }
+
+    pub(crate) fn outcall_message(bytes: &[u8]) -> bool {
+        outcalls::decodes(bytes)
     }
 
     pub(crate) fn sync_message(bytes: &[u8]) -> bool {

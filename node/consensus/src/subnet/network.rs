@@ -56,6 +56,7 @@ const BACKFILL: u64 = 4;
 const CALLS: u64 = 5;
 const ROOTS: u64 = 6;
 const SYNC: u64 = 7;
+const OUTCALLS: u64 = 8;
 
 /// Largest message besides a call: names, shares, headers.
 const OVERHEAD_BYTES: usize = 4 << 10;
@@ -350,6 +351,7 @@ fn run(network: Network, prepared: Engine) {
             roots: connections.register(ROOTS, small),
             // Chunks of a quarter of a megabyte, a few of each peer at once.
             sync: connections.register(SYNC, large(256, 8)),
+            outcalls: connections.register(OUTCALLS, large(256, 4)),
         };
         let network = connections.start();
         let node = context.child("node").spawn(move |context| {

@@ -246,6 +246,13 @@ impl Resharing {
         self.summary().place_of(&self.node_key).is_some()
     }
 
+    /// The id of a member.
+    pub(super) fn node_id(&self, member: &PublicKey) -> Option<ic_principal::Principal> {
+        let (summary, key) = (self.summary(), bytes(member));
+        let is_it = |node: &&NodeRecord| node.node_key().to_bytes() == key;
+        summary.members().iter().find(is_it).map(NodeRecord::node_id)
+    }
+
     /// Whether this node is a member, or is to be one.
     pub(super) fn belongs(&self) -> bool {
         let summary = self.summary();

@@ -112,10 +112,9 @@ impl Scheme {
 
     /// Whether `seed` is its round's.
     pub(super) fn is_seed(&self, seed: &Seed) -> bool {
-        match self.known.lock().verified.get(seed.round) {
-            Some(known) => known == seed.signature,
-            None => seed.verify(&self.inner),
-        }
+        // Out of the lock, so that nobody waits for it while this one verifies.
+        let known = self.known.lock().verified.get(seed.round);
+        known.map_or_else(|| seed.verify(&self.inner), |known| known == seed.signature)
     }
 
     /// The certificate of votes in a round whose seed is known, if they are valid.

@@ -12,7 +12,7 @@ use serde::{
 
 /// Version of all messages between members, blocks included. Members tell each other in their first
 /// message, with their limits, and one that has another than most ends and says so.
-pub(super) const VERSION: u64 = 1;
+pub(super) const VERSION: u64 = 2;
 /// Its name among the limits.
 pub(super) const VERSION_NAME: &str = "messages.version";
 

@@ -31,9 +31,11 @@ use crate::{
 /// A hash tree has one level of CBOR per level of the tree; certificates of large states stay under
 /// 100.
 const CERTIFICATE_BOUNDS: Bounds = Bounds { depth: 128, items: 16_384 };
-/// Of a certificate that a canister hands out, and of its own tree: a few hundred items are much.
-/// Decoded they take half a MiB at most.
-pub(crate) const SMALL_BOUNDS: Bounds = Bounds { depth: 128, items: 4_096 };
+/// Of a certificate that a canister hands out, of its own tree, and of a delegation, which shows a
+/// subnet's type, key and ranges: a few hundred items are much. Decoded they take half a MiB at
+/// most.
+pub(crate) const SMALL_BOUNDS: Bounds =
+    Bounds { depth: crate::tree::DEPTH_MAX, items: crate::tree::ITEMS_MAX };
 /// Ranges of one shard are pairs of principals.
 const RANGES_BOUNDS: Bounds = Bounds { depth: 4, items: 65_536 };
 /// Verified signatures remembered: 32 bytes and change each.
@@ -222,18 +224,19 @@ impl CertificateVerifier {
         let Some((subnet_id, delegation)) = certificate.delegation else {
             return self.check_signature(&self.root_key, certificate);
         };
-        let decoded = cbor::decode(delegation, CERTIFICATE_BOUNDS).ok()?;
+        let decoded = cbor::decode(delegation, SMALL_BOUNDS).ok()?;
         let delegation = self::certificate(&decoded)?;
         let subnet_type = found(&delegation.tree, &[b"subnet", subnet_id, b"type"])?;
-        if delegation.delegation.is_some()
-            || subnet_type == b"cloud_engine"
-            || !covers(&delegation.tree, subnet_id, canister.as_slice())
-        {
+        if delegation.delegation.is_some() || subnet_type == b"cloud_engine" {
+            return None;
+        }
+        // Ranges may be many: they are decoded once the root key stands for them.
+        self.check_signature(&self.root_key, &delegation)?;
+        if !covers(&delegation.tree, subnet_id, canister.as_slice()) {
             return None;
         }
         let subnet_key = found(&delegation.tree, &[b"subnet", subnet_id, b"public_key"])?;
         let subnet_key = nidkg::public_key_from_der(subnet_key).ok()?;
-        self.check_signature(&self.root_key, &delegation)?;
         self.check_signature(&subnet_key, certificate)
     }
 

@@ -83,6 +83,14 @@ impl AuthConfig {
         self.certificates.certified_data(certificate, canister)
     }
 
+    /// Whether a signature is that of a canister key, in DER, over `message`, by the root key.
+    pub fn is_canister_signature(&self, key: &[u8], message: &[u8], signature: &[u8]) -> bool {
+        match PublicKey::from_der(key) {
+            Ok(PublicKey::Canister(key)) => self.certificates.verify(&key, message, signature),
+            _ => false,
+        }
+    }
+
     fn window_nanos(&self) -> u64 {
         let window = self.ingress_expiry.saturating_add(self.ingress_drift);
         u64::try_from(window.as_nanos()).unwrap_or(u64::MAX)

@@ -41,7 +41,7 @@ impl Dispatcher<'_> {
             )
             .into());
         }
-        let id = self.fresh_id()?;
+        let id = self.fresh_id(call)?;
         let mut canister = self.new_canister(
             call,
             id,
@@ -50,7 +50,7 @@ impl Dispatcher<'_> {
             argument.sender_canister_version,
         )?;
         canister.consumption.canister_creation += fee;
-        self.add_canister(canister)?;
+        self.add_canister(canister, true)?;
         Ok(Handled::ReplyWithRefund(encode(&CanisterIdRecord { canister_id: id })?, 0))
     }
 
@@ -62,13 +62,14 @@ impl Dispatcher<'_> {
             None => DEFAULT_PROVISIONAL_BALANCE,
         };
         let asked = self.asked_of_new(argument.settings)?;
+        let is_fresh = argument.specified_id.is_none();
         let id = match argument.specified_id {
             Some(id) => self.specified_id(id)?,
-            None => self.fresh_id()?,
+            None => self.fresh_id(call)?,
         };
         let canister =
             self.new_canister(call, id, asked, amount, argument.sender_canister_version)?;
-        self.add_canister(canister)?;
+        self.add_canister(canister, is_fresh)?;
         self.state.subnet.minted += amount;
         Ok(Handled::Reply(encode(&CanisterIdRecord { canister_id: id })?))
     }
@@ -111,10 +112,11 @@ impl Dispatcher<'_> {
         Ok(canister)
     }
 
-    fn add_canister(&mut self, canister: CanisterState) -> Result<(), Reject> {
+    /// `is_fresh` says that it asked for no id.
+    fn add_canister(&mut self, canister: CanisterState, is_fresh: bool) -> Result<(), Reject> {
         check_promises(self.core, self.state, None, &canister)?;
         let subnet = &mut self.state.subnet;
-        if ExecutorConfig::canister_number(&canister.id) == Some(subnet.next_canister) {
+        if is_fresh {
             subnet.next_canister = subnet.next_canister.saturating_add(1);
         }
         self.state.put(canister);
@@ -124,12 +126,11 @@ impl Dispatcher<'_> {
 
     /// The next id that nobody has or had; it is given out once there is a canister of it. Ids asked
     /// for by name lie below all of these.
-    fn fresh_id(&self) -> Result<CanisterId, Reject> {
-        let id = ExecutorConfig::canister_id(self.state.subnet.next_canister);
-        if !self.core.config.in_range(&id) {
-            return Err(reject::reject(102, "The subnet's canister ranges hold no further id."));
-        }
-        Ok(id)
+    fn fresh_id(&self, call: &SubnetCall) -> Result<CanisterId, Reject> {
+        let config = &self.core.config;
+        let id = config.fresh_id(&call.origin, self.state.subnet.next_canister);
+        id.filter(|id| config.in_range(id))
+            .ok_or_else(|| reject::reject(102, "The subnet's canister ranges hold no further id."))
     }
 
     fn specified_id(&self, id: CanisterId) -> Result<CanisterId, Reject> {

@@ -185,12 +185,12 @@ impl Dispatcher<'_> {
             )));
         }
         let (before, after) =
-            (canister.module().map_or(0, InstalledModule::method_bytes), module.method_bytes());
+            (canister.module().map_or(0, InstalledModule::metadata_bytes), module.metadata_bytes());
         let metadata = totals.metadata_bytes.saturating_sub(before).saturating_add(after);
         if after > before && metadata > limits.canister_metadata_bytes {
             return Err(reject::subnet_oversubscribed(format!(
-                "The names of the module's methods take {after} bytes, and what is known of all \
-                 canisters would take {metadata} of the subnet's {} \
+                "The names of the module's methods and its globals take {after} bytes, and what is \
+                 known of all canisters would take {metadata} of the subnet's {} \
                  (subnet.canister_metadata_bytes).",
                 limits.canister_metadata_bytes
             )));

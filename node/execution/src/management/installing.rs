@@ -790,7 +790,7 @@ mod tests {
 
     use super::*;
 
-    const PINNED: &str = "b970f2c566fa4ef3966ac31f852d2b96";
+    const PINNED: &str = "2feee7b2d46f310c19084f1bf64fe7c6";
 
     fn record(plan: Plan, origin: Origin) -> Record {
         let call = SubnetCall {
@@ -808,6 +808,7 @@ mod tests {
             hooks: Hooks { init: true, ..Hooks::default() },
             memory64: true,
             heap_initial_wasm_pages: 4,
+            heap_maximum_wasm_pages: Some(5),
             custom_sections: Vec::new(),
             enhanced_orthogonal_persistence: true,
             globals: vec![state::ModuleGlobal { mutable: true, initial: state::Global::I32(11) }],

@@ -14,6 +14,7 @@ mod create;
 pub(crate) mod install;
 mod installing;
 mod lifecycle;
+pub(crate) mod outcalls;
 mod overlay;
 pub(crate) mod queries;
 mod settings;
@@ -185,6 +186,7 @@ impl Method {
             "canister_info" | "canister_metadata" | "deposit_cycles" => {
                 method(Access::Anyone, false, true)
             }
+            "http_request" if outcalls::are_on(core) => method(Access::Anyone, false, false),
             "raw_rand" | "subnet_info" | "node_metrics_history" => {
                 method(Access::Anyone, false, false)
             }
@@ -196,11 +198,12 @@ impl Method {
 /// Methods of the interface specification that this subnet does not offer, and what a canister is
 /// told that calls them: with the code that says that a method is switched off, or that there is
 /// no such destination.
-fn not_offered(name: &str) -> Option<Reject> {
+fn not_offered(core: &Core, name: &str) -> Option<Reject> {
     let (code, what) = match name {
-        "http_request" | "flexible_http_request" => {
+        "http_request" | "flexible_http_request" if !outcalls::are_on(core) => {
             (504, "HTTPS outcalls are switched off on this subnet.")
         }
+        "flexible_http_request" => (504, "Flexible HTTPS outcalls are not offered."),
         "ecdsa_public_key" | "sign_with_ecdsa" | "schnorr_public_key" | "sign_with_schnorr"
         | "vetkd_public_key" | "vetkd_derive_key" => (301, "This subnet holds no threshold keys."),
         "bitcoin_get_balance"
@@ -225,12 +228,12 @@ fn unknown_to_canisters(core: &Core, name: &str) -> Reject {
     if queries::is_query(name) {
         return reject::not_by_update(name);
     }
-    not_offered(name).unwrap_or_else(|| reject::unknown_management_method(name))
+    not_offered(core, name).unwrap_or_else(|| reject::unknown_management_method(name))
 }
 
 /// The refusal of a method that users cannot call.
 fn unknown_to_users(core: &Core, name: &str) -> Reject {
-    if Method::of(core, name).is_some() || not_offered(name).is_some() {
+    if Method::of(core, name).is_some() || not_offered(core, name).is_some() {
         return reject::not_by_ingress(name);
     }
     unknown_to_canisters(core, name)
@@ -521,6 +524,7 @@ impl Dispatcher<'_> {
             "subnet_info" => self.subnet_info(call),
             "node_metrics_history" => self.node_metrics_history(call),
             "raw_rand" => self.raw_rand(call),
+            "http_request" => self.http_request(call),
             _ => Err(reject::unknown_management_method(name).into()),
         }
     }

@@ -116,7 +116,7 @@ pub(super) fn canister_metrics(canister: &CanisterState) -> Result<Vec<u8>, Reje
             request_and_response_transmission: nat(spent.transmission),
             uninstall: nat(spent.uninstall),
             canister_creation: nat(spent.canister_creation),
-            http_outcalls: Nat::from(0u8),
+            http_outcalls: nat(spent.http_outcalls),
             burned_cycles: nat(spent.burned),
         },
     })
@@ -251,6 +251,10 @@ impl Dispatcher<'_> {
     fn is_own(&self, subnet_id: Principal) -> Result<(), Reject> {
         let own = self.core.config.subnet.subnet_id;
         let text = || format!("Subnet {subnet_id} is not known here; this is {own}.");
-        if subnet_id == own { Ok(()) } else { Err(reject::reject(404, text())) }
+        if self.core.config.is_subnet(&subnet_id) {
+            Ok(())
+        } else {
+            Err(reject::reject(404, text()))
+        }
     }
 }

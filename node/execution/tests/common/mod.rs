@@ -82,7 +82,9 @@ pub fn config(limits: Limits) -> ExecutorConfig {
         threads,
         first_canister: 0x100,
         provisional: true,
+        outcalls: false,
         subnet_admins: vec![],
+        placement: None,
     }
 }
 
@@ -114,6 +116,8 @@ pub struct Node {
     pub log: Vec<(Batch, Vec<Fault>, [u8; 32])>,
     next_request: u64,
     pub waiting: Vec<Ingress>,
+    /// For the next batch.
+    pub answers: Vec<state::OutcallAnswer>,
     pub seconds_per_round: u64,
     pub last: Option<RoundResult>,
 }
@@ -238,6 +242,7 @@ impl Node {
             log: vec![],
             next_request: 0,
             waiting: vec![],
+            answers: vec![],
             seconds_per_round: 1,
             last: None,
         }
@@ -272,6 +277,11 @@ impl Node {
         RequestId(id)
     }
 
+    /// Gives calls from now on ids that no call of the other node had: its history is known here.
+    pub fn number_calls_after(&mut self, other: &Node) {
+        self.next_request = self.next_request.max(other.next_request);
+    }
+
     /// One round with what waits.
     pub fn round(&mut self) -> RoundResult {
         let batch = self.batch();
@@ -286,6 +296,7 @@ impl Node {
             time: Time(self.now() + self.seconds_per_round * SECOND),
             randomness: [height.0 as u8; 32],
             ingress: std::mem::take(&mut self.waiting),
+            outcalls: std::mem::take(&mut self.answers),
             key: None,
             agreed: None,
         }
@@ -512,6 +523,7 @@ impl Node {
             log: vec![],
             next_request,
             waiting,
+            answers: vec![],
             seconds_per_round,
             last: None,
         };

@@ -221,6 +221,7 @@ impl Sandbox for ScriptSandbox {
             },
             memory64: false,
             heap_initial_wasm_pages: 1,
+            heap_maximum_wasm_pages: None,
             custom_sections: spec
                 .sections
                 .iter()

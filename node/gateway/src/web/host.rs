@@ -4,8 +4,12 @@
 //! as in `<id>.raw.localhost`, asks for the response as it is, unverified. Where the host names no
 //! canister, the parameter `canisterId` of the query does, and for what such a page loads by
 //! relative addresses the same parameter of the page that asked (`Referer`), if it is of this host.
+//!
+//! All canisters that are named by the parameter would share one origin in a browser, and with it
+//! storage and service workers. So a browser that opens such a page on this machine is sent to the
+//! canister's own host, and no service worker is given out at a host that is shared.
 
-use hyper::{HeaderMap, Uri, header};
+use hyper::{HeaderMap, Method, Uri, header};
 use ic_principal::Principal;
 
 /// The parameter of the query.
@@ -20,6 +24,8 @@ pub(crate) struct Target {
     pub(crate) canister: Principal,
     /// Whether its response is passed on as it is.
     pub(crate) raw: bool,
+    /// Whether the host is that of other canisters, too.
+    pub(crate) shared: bool,
 }
 
 /// Why it is for none.
@@ -43,16 +49,65 @@ pub(crate) fn target(uri: &Uri, headers: &HeaderMap) -> Result<Target, NoTarget>
         None => of_referer(headers, &host).ok_or(NoTarget::Unnamed)?,
     };
     let canister = Principal::from_text(named).map_err(|_| NoTarget::NoId)?;
-    Ok(Target { canister, raw })
+    Ok(Target { canister, raw, shared: true })
+}
+
+impl Target {
+    /// Where a browser should open this instead: at the canister's own host. `None` unless it opens a
+    /// page, at a host that is shared and of this machine.
+    pub(crate) fn own_address(
+        &self,
+        method: &Method,
+        uri: &Uri,
+        headers: &HeaderMap,
+    ) -> Option<String> {
+        let authority = authority(uri, headers)?;
+        let reads = *method == Method::GET || *method == Method::HEAD;
+        if !self.shared || !reads || !opens_page(headers) || !is_local(&without_port(authority)?) {
+            return None;
+        }
+        let port = authority.rsplit_once(':').map(|(_, port)| port);
+        let port = port.filter(|port| port.parse::<u16>().is_ok());
+        let port = port.map_or_else(String::new, |port| format!(":{port}"));
+        let raw = if self.raw { "raw." } else { "" };
+        let query = uri.query().unwrap_or_default().split('&');
+        let kept: Vec<&str> =
+            query.filter(|pair| parameter(pair).is_none() && !pair.is_empty()).collect();
+        let query = if kept.is_empty() { String::new() } else { format!("?{}", kept.join("&")) };
+        // Without the scheme: it is the one that the browser used.
+        Some(format!("//{}.{raw}localhost{port}{}{query}", self.canister, uri.path()))
+    }
+
+    /// Whether a browser asks for a service worker, at a host that is shared.
+    pub(crate) fn shares_worker(&self, headers: &HeaderMap) -> bool {
+        self.shared && headers.contains_key("service-worker")
+    }
+}
+
+/// Whether a browser opens a page. All of them say so to a host of this machine, but for old ones.
+fn opens_page(headers: &HeaderMap) -> bool {
+    match headers.get("sec-fetch-mode") {
+        Some(mode) => mode == "navigate",
+        None => super::page::is_wanted(headers),
+    }
+}
+
+fn is_local(host: &str) -> bool {
+    let address = host.parse::<std::net::IpAddr>();
+    matches!(host, "localhost" | "raw.localhost")
+        || address.is_ok_and(|address| address.is_loopback())
 }
 
 /// The host that was asked, without its port, in lower case.
 fn host(uri: &Uri, headers: &HeaderMap) -> Option<String> {
-    let authority = match uri.authority() {
-        Some(authority) => authority.as_str(),
-        None => headers.get(header::HOST)?.to_str().ok()?,
-    };
-    without_port(authority)
+    without_port(authority(uri, headers)?)
+}
+
+fn authority<'r>(uri: &'r Uri, headers: &'r HeaderMap) -> Option<&'r str> {
+    match uri.authority() {
+        Some(authority) => Some(authority.as_str()),
+        None => headers.get(header::HOST)?.to_str().ok(),
+    }
 }
 
 /// `None` for what no host can be.
@@ -75,7 +130,7 @@ fn of_host(host: &str) -> Option<Target> {
     let next = labels.next()?;
     // An id alone, or `raw` as the domain, is no host of a gateway.
     let raw = next == "raw" && labels.next().is_some();
-    Some(Target { canister, raw })
+    Some(Target { canister, raw, shared: false })
 }
 
 /// An id in the one form that a host can have.
@@ -85,10 +140,15 @@ fn id(label: &str) -> Option<Principal> {
 }
 
 fn of_query(query: Option<&str>) -> Option<&str> {
-    query?.split('&').find_map(|pair| match pair.split_once('=') {
+    query?.split('&').find_map(parameter)
+}
+
+/// The value, if it is that parameter.
+fn parameter(pair: &str) -> Option<&str> {
+    match pair.split_once('=') {
         Some((PARAMETER, value)) => Some(value),
         _ => None,
-    })
+    }
 }
 
 fn of_referer<'h>(headers: &'h HeaderMap, host: &str) -> Option<&'h str> {
@@ -192,6 +252,50 @@ mod tests {
         for referer in ["localhost", "://", "http://localhost:8081/#?canisterId=x", "a://[?"] {
             let none = asked("/", Some("localhost:8081"), Some(referer));
             assert_eq!(none, Err(NoTarget::Unnamed), "{referer}");
+        }
+    }
+
+    #[test]
+    fn pages_of_a_shared_host_are_opened_at_the_canisters_own() {
+        let own = |host: &str, uri: &str, name: &'static str, value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, host.parse().unwrap());
+            headers.insert(name, value.parse().unwrap());
+            let uri: Uri = uri.parse().unwrap();
+            let target = target(&uri, &headers).unwrap();
+            assert_eq!(target.shared, !host.starts_with(ID));
+            target.own_address(&Method::GET, &uri, &headers)
+        };
+        let page = format!("/a/b?x=y&canisterId={ID}&z&canisterId=w");
+        let opens = ("sec-fetch-mode", "navigate");
+        for (host, address) in [
+            ("localhost:8081", format!("//{ID}.localhost:8081/a/b?x=y&z")),
+            ("127.0.0.1:8081", format!("//{ID}.localhost:8081/a/b?x=y&z")),
+            ("[::1]:8081", format!("//{ID}.localhost:8081/a/b?x=y&z")),
+            ("LOCALHOST", format!("//{ID}.localhost/a/b?x=y&z")),
+            ("raw.localhost:1", format!("//{ID}.raw.localhost:1/a/b?x=y&z")),
+        ] {
+            assert_eq!(own(host, &page, opens.0, opens.1), Some(address), "{host}");
+        }
+        let bare = format!("/?canisterId={ID}");
+        let address = Some(format!("//{ID}.localhost/"));
+        assert_eq!(own("localhost", &bare, "accept", "text/html,*/*"), address);
+        assert_eq!(own("localhost", &bare, "accept", "*/*"), None);
+        assert_eq!(own("localhost", &bare, "sec-fetch-mode", "no-cors"), None);
+        // Not of this machine, or the canister's own already.
+        for host in ["example.org", "192.0.2.1:8081", &format!("{ID}.localhost:8081")] {
+            assert_eq!(own(host, &page, opens.0, opens.1), None, "{host}");
+        }
+    }
+
+    #[test]
+    fn service_workers_are_of_a_canisters_own_host() {
+        let mut headers = HeaderMap::new();
+        headers.insert("service-worker", "script".parse().unwrap());
+        for (host, shares) in [("localhost", true), (&format!("{ID}.localhost"), false)] {
+            headers.insert(header::HOST, host.parse().unwrap());
+            let uri = format!("/?canisterId={ID}").parse().unwrap();
+            assert_eq!(target(&uri, &headers).unwrap().shares_worker(&headers), shares, "{host}");
         }
     }
 

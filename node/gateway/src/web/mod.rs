@@ -14,13 +14,15 @@
 //! `raw` hosts ask for is passed on unverified, and so are answers to update calls, which are in
 //! the certified state.
 //!
-//! **Bounds.** A request takes all that it may hold at once, so that none waits for another with
-//! something in its hands: [`limits::HTTP_REQUEST_BYTES`], three times its body, and the largest
-//! reply ([`Share`]). Where there is no room it waits, as long as a client may take to send one, and
-//! is then refused with the limit. When the response is there, all is given back but what it has.
-//! Responses longer than one reply go out piece by piece: the next one is asked for when the last
-//! is written, so they hold one reply, however long they are; and half of the room at most is
-//! theirs. Nothing is kept from one request to the next.
+//! **Bounds.** The memory is divided ([`room`]): a part for bodies while they come in, a part for
+//! asking canisters, a part for what is written. A request takes room to ask when its body is there,
+//! by the bytes that it has: [`limits::HTTP_REQUEST_BYTES`], what is made of the body, and the
+//! largest reply. When the response is there, all is given back but what it has, until that is
+//! written. Whoever waits for room waits in line, as long as a client may take to send a request,
+//! and is then refused with the limit. Responses longer than one reply go out piece by piece: the
+//! next one is asked for when the last is written, so they hold one reply, however long they are;
+//! and there is a deadline for each as a whole. Of what is written, one connection has a part.
+//! Nothing is kept from one request to the next.
 //!
 //! **Long responses.** There are two ways. A canister may answer 206 to a request without a range:
 //! then the rest is asked for by ranges, and each piece is certified for itself. Or it names a
@@ -39,42 +41,46 @@ mod expression;
 mod host;
 mod page;
 mod reply;
+mod request;
 mod respond;
+mod room;
+mod stream;
 mod update;
 mod verify;
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
+    sync::{Arc, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 
-use budget::{Pool, PoolFull, Reservation};
 use hyper::{
     Method, Request, Response, StatusCode,
-    body::{Body as _, Incoming},
-    header,
+    body::Incoming,
+    header::{self, HeaderValue},
 };
-use limits::{HTTP_REPLY_BESIDE_BYTES, HTTP_REQUEST_BYTES, HttpGatewayLimits};
+use limits::HttpGatewayLimits;
 use tokio::sync::Semaphore;
 
 use self::{
     exchange::Exchange,
     host::{NoTarget, Target},
     reply::HeaderBounds,
+    request::Wanted,
+    room::{Guest, Rooms},
 };
 use crate::{
+    HttpGatewayConfig,
     answer::Refused,
     api::RequestKind,
-    connection::{Answers, Outgoing},
-    service::{BodyBounds, ReceivedBody, Service, permits},
+    connection::{Answers, Outgoing, STREAMS_MAX},
+    places::Places,
+    service::{Service, permits},
 };
 
-/// How often a request that waits looks for room.
-const ROOM_LOOK: Duration = Duration::from_millis(10);
-/// How long a piece waits for the one before to be written: longer than the slowest reader has.
-const PIECE_WAIT: Duration = Duration::from_secs(300);
-/// Of the room, the part that long responses may take.
-const STREAMS_PART: u64 = 2;
+/// Of the requests in flight, the part of one connection.
+const GUEST_PART: u64 = 4;
+/// Of the threads that verify, the part of browsers' responses.
+const VERIFY_PART: u64 = 2;
 
 /// Everything that requests need. One per gateway.
 pub(crate) struct Web {
@@ -82,22 +88,36 @@ pub(crate) struct Web {
     service: Arc<Service>,
     // Configuration.
     limits: HttpGatewayLimits,
+    ingress_history_bytes: u64,
     // Permits.
     requests: Arc<Semaphore>,
+    /// Long responses.
     streams: Arc<Semaphore>,
-    pool: Pool,
+    /// Where responses are verified: apart from envelopes, which other clients wait for.
+    verify: Arc<Places>,
+    rooms: Arc<Rooms>,
     // State.
     /// Update calls so far: a part of their nonces.
     updates: AtomicU64,
 }
 
 impl Web {
-    pub(crate) fn new(service: Arc<Service>, limits: HttpGatewayLimits, pool: Pool) -> Self {
+    pub(crate) fn new(service: Arc<Service>, config: HttpGatewayConfig) -> Self {
+        let HttpGatewayConfig { limits, requests: pool, ingress_history_bytes, .. } = config;
         let requests = Arc::new(Semaphore::new(permits(limits.requests_in_flight)));
-        let each = HttpGatewayLimits::request_bytes(0, service.call_bytes);
-        let streams = (pool.cap_bytes() / STREAMS_PART / each.max(1)).max(1);
-        let streams = Arc::new(Semaphore::new(permits(streams)));
-        Self { service, limits, requests, streams, pool, updates: AtomicU64::new(0) }
+        let rooms = Arc::new(Rooms::new(&limits, service.call_bytes, pool));
+        let streams = Arc::new(Semaphore::new(permits(rooms.parts().streams)));
+        let verify = Places::new(permits(service.verify_threads.div_ceil(VERIFY_PART)));
+        Self {
+            service,
+            limits,
+            ingress_history_bytes,
+            requests,
+            streams,
+            verify,
+            rooms,
+            updates: AtomicU64::new(0),
+        }
     }
 
     fn header_bounds(&self) -> HeaderBounds {
@@ -107,24 +127,25 @@ impl Web {
         }
     }
 
-    /// Room for a request with a body of so many bytes.
-    async fn share(&self, body_bytes: u64) -> Result<Arc<Share>, Refused> {
-        let call_bytes = self.service.call_bytes;
-        let bytes = HttpGatewayLimits::request_bytes(body_bytes, call_bytes);
-        let all = room(&self.pool, bytes, self.read_timeout()).await?;
-        let reply = call_bytes.saturating_add(HTTP_REPLY_BESIDE_BYTES);
-        Ok(Arc::new(Share { all: Mutex::new(all), replies: Pool::standalone("reply", reply) }))
-    }
-
     async fn serve(
         self: &Arc<Self>,
         request: Request<Incoming>,
+        guest: Arc<Guest>,
     ) -> Result<Response<Outgoing>, Refused> {
         let target = host::target(request.uri(), request.headers()).map_err(no_target)?;
         if !self.service.node.hosts(&target.canister) {
             let canister = target.canister;
             let message = format!("{canister} is no canister of this node's subnet");
             return Err(Refused::new(StatusCode::NOT_FOUND, "not_hosted", message));
+        }
+        if target.shares_worker(request.headers()) {
+            return Err(no_worker(&target));
+        }
+        let own = target.own_address(request.method(), request.uri(), request.headers());
+        if let Some(address) = own {
+            let address = HeaderValue::try_from(address);
+            let address = address.map_err(|_| no_target(NoTarget::Unnamed))?;
+            return Ok(respond::elsewhere(address));
         }
         if is_preflight(&request) {
             return Ok(respond::preflight());
@@ -137,81 +158,28 @@ impl Web {
         )?;
         self.service.node.check_load(RequestKind::Query)?;
         let (head, body) = request.into_parts();
-        let most = self.limits.body_bytes;
-        let share = self.share(body.size_hint().upper().unwrap_or(most).min(most)).await?;
-        let bounds = BodyBounds {
-            limit: ("http_gateway.body_bytes", most),
-            pool: "http_requests",
-            // It has its room.
-            times: 0,
-        };
-        let ReceivedBody { bytes, .. } =
-            self.service.read_body_into(body, self.pool.try_reserve(0), bounds).await?;
-        let exchange = Exchange::new(self.clone(), target, &head, bytes, (place, share))?;
-        Arc::new(exchange).run().await
-    }
-}
-
-/// What one request may hold of the pool. It lives as long as the last piece of its response.
-struct Share {
-    all: Mutex<Reservation>,
-    /// Of it, the room for replies.
-    replies: Pool,
-}
-
-impl Share {
-    /// Room for the largest reply: once the one before is gone.
-    async fn room_for_reply(&self) -> Result<Reservation, Refused> {
-        room(&self.replies, self.replies.cap_bytes(), PIECE_WAIT).await
-    }
-
-    /// Gives back what a request takes beside its body, for as long as it asks nothing. No reply may
-    /// be left.
-    fn pause(&self) {
-        self.all().shrink(self.asking_bytes());
-    }
-
-    /// Takes it again.
-    async fn go_on(&self, web: &Web) -> Result<(), Refused> {
-        let again = room(&web.pool, self.asking_bytes(), web.read_timeout()).await?;
-        // It is of the same pool.
-        let _ = self.all().merge(again);
-        Ok(())
-    }
-
-    fn asking_bytes(&self) -> u64 {
-        HTTP_REQUEST_BYTES.saturating_add(self.replies.cap_bytes())
-    }
-
-    fn all(&self) -> MutexGuard<'_, Reservation> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Nothing more is asked: what is left are replies.
-    fn settle(&self) {
-        let mut all = self.all();
-        let beside = all.bytes().saturating_sub(self.replies.used_bytes());
-        all.shrink(beside);
-    }
-}
-
-/// So many bytes of a pool, waiting for them for so long.
-async fn room(pool: &Pool, bytes: u64, patience: Duration) -> Result<Reservation, Refused> {
-    let deadline = Instant::now() + patience;
-    loop {
-        if pool.free_bytes() >= bytes || Instant::now() >= deadline {
-            // Others look, too.
-            match pool.try_reserve(bytes) {
-                Err(full) if Instant::now() >= deadline => return Err(no_room(&full)),
-                Err(_) => {}
-                Ok(reserved) => return Ok(reserved),
-            }
-        }
-        tokio::time::sleep(ROOM_LOOK).await;
+        let mut room = self.rooms.body(self.read_timeout())?;
+        let limit = ("http_gateway.body_bytes", self.limits.body_bytes);
+        let body = self.service.read_body_into(body, &mut room, limit).await?;
+        let request = Arc::new(Wanted::new(&head, body)?);
+        drop(head);
+        let (web, body, place) = (self.clone(), Some(room), Arc::new(place));
+        Exchange { web, guest, target, request, body, place }.run().await
     }
 }
 
 impl Answers for Web {
+    type Guest = Guest;
+
+    fn guest(&self) -> Guest {
+        self.rooms.guest()
+    }
+
+    fn streams_max(&self) -> u32 {
+        let part = (self.limits.requests_in_flight / GUEST_PART).max(1);
+        u32::try_from(part).unwrap_or(u32::MAX).min(STREAMS_MAX)
+    }
+
     fn read_timeout(&self) -> Duration {
         self.service.read_timeout()
     }
@@ -224,17 +192,21 @@ impl Answers for Web {
         self.service.refused(reason);
     }
 
-    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Outgoing> {
+    async fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        guest: Arc<Guest>,
+    ) -> Response<Outgoing> {
         if is_of_public_interface(request.uri().path()) {
             return self.service.serve(request).await.map(Outgoing::Whole);
         }
         let started = Instant::now();
         let as_page = page::is_wanted(request.headers());
-        let response = match self.serve(request).await {
+        let response = match self.serve(request, guest).await {
             Ok(response) => response,
             Err(refused) => {
                 self.service.refused(refused.reason);
-                page::refusal(&refused, as_page)
+                page::refusal(&refused, as_page, &self.rooms)
             }
         };
         // Canisters choose the status: the class of it is a label that no canister can make more
@@ -259,13 +231,14 @@ fn is_preflight(request: &Request<Incoming>) -> bool {
         && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
-fn no_room(full: &PoolFull) -> Refused {
-    Refused::busy(
-        StatusCode::SERVICE_UNAVAILABLE,
-        "http_requests",
-        format!("{full} (the limit http_gateway.requests_bytes); retry in a second"),
-        1,
-    )
+/// What a page of a shared host is told that wants to keep it to itself.
+fn no_worker(target: &Target) -> Refused {
+    let canister = target.canister;
+    let message = format!(
+        "this host is shared by all canisters, and a service worker would have them all; open \
+         http://{canister}.localhost:<port>/ instead"
+    );
+    Refused::new(StatusCode::FORBIDDEN, "shared_host", message)
 }
 
 fn no_target(none: NoTarget) -> Refused {

@@ -10,7 +10,8 @@ use hyper::{
     header::{self, HeaderValue},
 };
 
-use crate::{answer::Refused, connection::Outgoing};
+use super::room::Rooms;
+use crate::{answer::Refused, connection::Outgoing, service::held};
 
 /// Of texts that come from canisters.
 const TEXT_CHARS_MAX: usize = 2_000;
@@ -21,15 +22,24 @@ pub(super) fn is_wanted(headers: &HeaderMap) -> bool {
     accept.is_some_and(|accept| accept.contains("text/html"))
 }
 
-/// The answer to a request that came to nothing: a page, or its text alone.
-pub(super) fn refusal(refused: &Refused, as_page: bool) -> Response<Outgoing> {
+/// A page or a text that is longer than this is shortened to its status where there is no room.
+const UNCOUNTED_BYTES: usize = 256;
+
+/// The answer to a request that came to nothing: a page, or its text alone. It is counted among what
+/// is written; where there is no room it says only that.
+pub(super) fn refusal(refused: &Refused, as_page: bool, rooms: &Rooms) -> Response<Outgoing> {
     let text: String = refused.message.chars().take(TEXT_CHARS_MAX).collect();
     let (kind, body) = if as_page {
         ("text/html; charset=utf-8", html(refused.status, &text))
     } else {
         ("text/plain; charset=utf-8", text)
     };
-    let mut response = Response::new(Outgoing::Whole(Full::new(Bytes::from(body))));
+    let body = match rooms.small(body.len() as u64) {
+        _ if body.len() <= UNCOUNTED_BYTES => Bytes::from(body),
+        Some(room) => held(body, room),
+        None => Bytes::from(format!("{}: there is no room for more", refused.status)),
+    };
+    let mut response = Response::new(Outgoing::Whole(Full::new(body)));
     *response.status_mut() = refused.status;
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));

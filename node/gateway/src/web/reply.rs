@@ -51,7 +51,10 @@ pub(crate) enum BadReply {
     #[error("it is no Candid message")]
     Malformed,
     /// Too many types, fields or values, or too deep.
-    #[error("it is larger or deeper nested than any response of the HTTP gateway protocol")]
+    #[error(
+        "it has more than {TYPES_MAX} types, {FIELDS_MAX} fields, {STEPS_MAX} values or {DEPTH_MAX} \
+         levels, or a method's name of more than {METHOD_BYTES_MAX} bytes"
+    )]
     TooComplex,
     /// A field of another type than the protocol's.
     #[error("its field `{0}` is missing or of another type than the HTTP gateway protocol says")]
@@ -108,7 +111,7 @@ pub(crate) struct Chunk {
 }
 
 /// The number under which Candid writes a field.
-const fn field(name: &str) -> u32 {
+pub(crate) const fn field(name: &str) -> u32 {
     let (name, mut hash, mut at) = (name.as_bytes(), 0_u32, 0);
     while at < name.len() {
         hash = hash.wrapping_mul(223).wrapping_add(name[at] as u32);
@@ -126,15 +129,23 @@ const CALLBACK_VARIANT: u32 = field("Callback");
 const CALLBACK: u32 = field("callback");
 const TOKEN: u32 = field("token");
 
+#[derive(Clone, Copy)]
 enum Type {
     Opt(i64),
     Vec(i64),
-    Record(Vec<(u32, i64)>),
-    Variant(Vec<(u32, i64)>),
+    Record(Fields),
+    Variant(Fields),
     Func,
     Service,
     /// Of a later version of Candid.
     Future,
+}
+
+/// Where the fields of a type lie among those of all.
+#[derive(Clone, Copy)]
+struct Fields {
+    begin: usize,
+    count: usize,
 }
 
 /// Reads what `http_request` and `http_request_update` return.
@@ -142,7 +153,9 @@ pub(crate) fn http(bytes: &[u8], bounds: HeaderBounds) -> Result<HttpReply, BadR
     let mut reader = Reader::new(bytes)?;
     let (mut status, mut headers, mut body) = (None, None, None);
     let (mut upgrade, mut streaming) = (false, None);
-    for (name, kind) in reader.record()? {
+    let fields = reader.record()?;
+    for number in 0..fields.count {
+        let (name, kind) = reader.field(fields, number)?;
         match name {
             STATUS_CODE if kind == NAT16 => {
                 let bytes = reader.take(2)?;
@@ -168,7 +181,9 @@ pub(crate) fn http(bytes: &[u8], bounds: HeaderBounds) -> Result<HttpReply, BadR
 pub(crate) fn chunk(bytes: &[u8]) -> Result<Chunk, BadReply> {
     let mut reader = Reader::new(bytes)?;
     let (mut body, mut token) = (None, None);
-    for (name, kind) in reader.record()? {
+    let fields = reader.record()?;
+    for number in 0..fields.count {
+        let (name, kind) = reader.field(fields, number)?;
         match name {
             BODY => body = Some(reader.blob(kind, "body")?),
             TOKEN => {
@@ -186,6 +201,8 @@ struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
     types: Vec<Type>,
+    /// Of all types.
+    fields: Vec<(u32, i64)>,
     /// Where the type table lies.
     table: Range<usize>,
     steps: usize,
@@ -194,27 +211,27 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     /// Reads the type table.
     fn new(bytes: &'a [u8]) -> Result<Self, BadReply> {
-        let mut reader = Self { bytes, at: 0, types: Vec::new(), table: 0..0, steps: 0 };
+        let mut reader =
+            Self { bytes, at: 0, types: Vec::new(), fields: Vec::new(), table: 0..0, steps: 0 };
         if reader.take(4)? != b"DIDL" {
             return Err(BadReply::Malformed);
         }
         let begin = reader.at;
         let count = reader.count(TYPES_MAX)?;
-        let mut fields = 0;
         for _ in 0..count {
-            let kind = reader.kind(&mut fields)?;
+            let kind = reader.kind()?;
             reader.types.push(kind);
         }
         reader.table = begin..reader.at;
         Ok(reader)
     }
 
-    fn kind(&mut self, fields: &mut usize) -> Result<Type, BadReply> {
+    fn kind(&mut self) -> Result<Type, BadReply> {
         Ok(match self.signed()? {
             OPT => Type::Opt(self.signed()?),
             VEC => Type::Vec(self.signed()?),
-            RECORD => Type::Record(self.fields(fields)?),
-            VARIANT => Type::Variant(self.fields(fields)?),
+            RECORD => Type::Record(self.fields()?),
+            VARIANT => Type::Variant(self.fields()?),
             FUNC => {
                 // Arguments, results and annotations, which are single bytes.
                 for _ in 0..2 {
@@ -235,7 +252,7 @@ impl<'a> Reader<'a> {
                 Type::Service
             }
             future if future < PRINCIPAL => {
-                let length = self.count(self.bytes.len())?;
+                let length = self.length()?;
                 self.take(length)?;
                 Type::Future
             }
@@ -243,23 +260,31 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn fields(&mut self, all: &mut usize) -> Result<Vec<(u32, i64)>, BadReply> {
+    fn fields(&mut self) -> Result<Fields, BadReply> {
         let count = self.count(FIELDS_MAX)?;
-        *all += count;
-        if *all > FIELDS_MAX {
+        let begin = self.fields.len();
+        if begin + count > FIELDS_MAX {
             return Err(BadReply::TooComplex);
         }
-        (0..count)
-            .map(|_| {
-                let name = u32::try_from(self.unsigned()?).map_err(|_| BadReply::Malformed)?;
-                Ok((name, self.signed()?))
-            })
-            .collect()
+        for _ in 0..count {
+            let name = u32::try_from(self.unsigned()?).map_err(|_| BadReply::Malformed)?;
+            let kind = self.signed()?;
+            self.fields.push((name, kind));
+        }
+        Ok(Fields { begin, count })
+    }
+
+    /// Name and type of a field.
+    fn field(&self, of: Fields, number: usize) -> Result<(u32, i64), BadReply> {
+        if number >= of.count {
+            return Err(BadReply::Malformed);
+        }
+        self.fields.get(of.begin + number).copied().ok_or(BadReply::Malformed)
     }
 
     /// The fields of the first value of the message, which must be a record; further values are
     /// nobody's.
-    fn record(&mut self) -> Result<Vec<(u32, i64)>, BadReply> {
+    fn record(&mut self) -> Result<Fields, BadReply> {
         let values = self.count(FIELDS_MAX)?;
         let mut first = None;
         for _ in 0..values {
@@ -267,13 +292,13 @@ impl<'a> Reader<'a> {
             first = first.or(Some(kind));
         }
         match self.of(first.ok_or(BadReply::Malformed)?) {
-            Some(Type::Record(fields)) => Ok(fields.clone()),
+            Some(Type::Record(fields)) => Ok(fields),
             _ => Err(BadReply::Malformed),
         }
     }
 
-    fn of(&self, kind: i64) -> Option<&Type> {
-        self.types.get(usize::try_from(kind).ok()?)
+    fn of(&self, kind: i64) -> Option<Type> {
+        self.types.get(usize::try_from(kind).ok()?).copied()
     }
 
     fn take(&mut self, length: usize) -> Result<&'a [u8], BadReply> {
@@ -324,11 +349,17 @@ impl<'a> Reader<'a> {
         if count > most { Err(BadReply::TooComplex) } else { Ok(count) }
     }
 
+    /// Bytes that come, no more of them than there are.
+    fn length(&mut self) -> Result<usize, BadReply> {
+        let length = usize::try_from(self.unsigned()?).map_err(|_| BadReply::Malformed)?;
+        if length > self.bytes.len() { Err(BadReply::Malformed) } else { Ok(length) }
+    }
+
     fn blob(&mut self, kind: i64, name: &'static str) -> Result<Range<usize>, BadReply> {
         if !matches!(self.of(kind), Some(Type::Vec(NAT8))) {
             return Err(BadReply::Field(name));
         }
-        let length = self.count(self.bytes.len())?;
+        let length = self.length()?;
         let begin = self.at;
         self.take(length)?;
         Ok(begin..self.at)
@@ -345,7 +376,7 @@ impl<'a> Reader<'a> {
         bounds: HeaderBounds,
     ) -> Result<Vec<(String, String)>, BadReply> {
         let wrong = BadReply::Field("headers");
-        let Some(&Type::Vec(line)) = self.of(kind) else { return Err(wrong) };
+        let Some(Type::Vec(line)) = self.of(kind) else { return Err(wrong) };
         let count = self.unsigned()?;
         if count > bounds.lines {
             return Err(BadReply::Headers(bounds.lines));
@@ -354,15 +385,15 @@ impl<'a> Reader<'a> {
             // An empty list may have any type of lines.
             return if count == 0 { Ok(Vec::new()) } else { Err(wrong) };
         };
-        let (fields, mut bytes) = (fields.clone(), 0);
+        let mut bytes = 0;
         let mut lines = Vec::new();
         for _ in 0..count {
             let (mut name, mut value) = (None, None);
-            for &(field, kind) in &fields {
-                match (field, kind) {
+            for number in 0..fields.count {
+                match self.field(fields, number)? {
                     (0, TEXT) => name = Some(self.text(self.bytes.len())?),
                     (1, TEXT) => value = Some(self.text(self.bytes.len())?),
-                    _ => self.skip(kind, 0)?,
+                    (_, kind) => self.skip(kind, 0)?,
                 }
             }
             let (name, value) = name.zip(value).ok_or(wrong)?;
@@ -380,7 +411,7 @@ impl<'a> Reader<'a> {
         if matches!(kind, NULL | RESERVED) {
             return Ok(None);
         }
-        let Some(&Type::Opt(inner)) = self.of(kind) else { return Ok(Some(kind)) };
+        let Some(Type::Opt(inner)) = self.of(kind) else { return Ok(Some(kind)) };
         match self.byte()? {
             0 => Ok(None),
             1 => Ok(Some(inner)),
@@ -400,11 +431,11 @@ impl<'a> Reader<'a> {
         let wrong = BadReply::Field("streaming_strategy");
         let Some(kind) = self.present(kind)? else { return Ok(None) };
         let Some(Type::Variant(cases)) = self.of(kind) else { return Err(wrong) };
-        let count = cases.len();
-        let (CALLBACK_VARIANT, kind) = self.case(kind, count)? else { return Err(wrong) };
+        let (CALLBACK_VARIANT, kind) = self.case(cases)? else { return Err(wrong) };
         let Some(Type::Record(fields)) = self.of(kind) else { return Err(wrong) };
         let (mut callback, mut token) = (None, None);
-        for (name, kind) in fields.clone() {
+        for number in 0..fields.count {
+            let (name, kind) = self.field(fields, number)?;
             match name {
                 CALLBACK => callback = Some(self.function(kind)?),
                 TOKEN => token = Some(self.token(kind)?),
@@ -450,13 +481,10 @@ impl<'a> Reader<'a> {
         Ok(Token(message))
     }
 
-    /// The case of a value of a variant with so many of them.
-    fn case(&mut self, kind: i64, count: usize) -> Result<(u32, i64), BadReply> {
-        let case = self.count(count)?;
-        match self.of(kind) {
-            Some(Type::Variant(cases)) => cases.get(case).copied().ok_or(BadReply::Malformed),
-            _ => Err(BadReply::Malformed),
-        }
+    /// The case of a value of a variant with these.
+    fn case(&mut self, cases: Fields) -> Result<(u32, i64), BadReply> {
+        let case = self.count(cases.count)?;
+        self.field(cases, case)
     }
 
     /// Bytes of a value of this type, if all its values have as many.
@@ -491,19 +519,21 @@ impl<'a> Reader<'a> {
             _ => {}
         }
         match self.of(kind).ok_or(BadReply::Malformed)? {
-            &Type::Opt(inner) => match self.byte()? {
+            Type::Opt(inner) => match self.byte()? {
                 0 => Ok(()),
                 1 => self.skip(inner, depth + 1),
                 _ => Err(BadReply::Malformed),
             },
-            &Type::Vec(inner) => self.skip_list(inner, depth),
+            Type::Vec(inner) => self.skip_list(inner, depth),
             Type::Record(fields) => {
-                let fields = fields.clone();
-                fields.into_iter().try_for_each(|(_, kind)| self.skip(kind, depth + 1))
+                for number in 0..fields.count {
+                    let (_, kind) = self.field(fields, number)?;
+                    self.skip(kind, depth + 1)?;
+                }
+                Ok(())
             }
             Type::Variant(cases) => {
-                let count = cases.len();
-                let (_, kind) = self.case(kind, count)?;
+                let (_, kind) = self.case(cases)?;
                 self.skip(kind, depth + 1)
             }
             Type::Func => {
@@ -515,9 +545,9 @@ impl<'a> Reader<'a> {
             }
             Type::Service => self.principal().map(drop),
             Type::Future => {
-                let length = self.count(self.bytes.len())?;
+                let length = self.length()?;
                 // References are opaque to everybody.
-                if self.count(self.bytes.len())? > 0 {
+                if self.length()? > 0 {
                     return Err(BadReply::Malformed);
                 }
                 self.take(length).map(drop)

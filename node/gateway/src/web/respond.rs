@@ -3,6 +3,7 @@
 //! Status, names and values are the canister's, so they are checked here; nothing of them can end a
 //! line or a header. What describes the connection, and the length, is the gateway's alone.
 
+use bytes::Bytes;
 use http_body_util::Full;
 use hyper::{
     HeaderMap, Response, StatusCode,
@@ -11,8 +12,10 @@ use hyper::{
 };
 use ic_http_certification::CERTIFICATE_HEADER_NAME;
 
+use limits::HTTP_LINE_BYTES;
+
 use super::verify::Verified;
-use crate::{answer::Refused, connection::Outgoing};
+use crate::{answer::Refused, connection::Outgoing, service::held};
 
 /// Headers of a connection (RFC 9110, 7.6.1), and those that say how long a body is.
 const OF_THE_CONNECTION: [&str; 10] = [
@@ -34,6 +37,13 @@ const ASKABLE: &str = "DNT,User-Agent,X-Requested-With,If-Modified-Since,Cache-C
                        Content-Type,Range,Cookie";
 /// Seconds for which a browser may remember the answer to a preflight request.
 const PREFLIGHT_SECONDS: &str = "7200";
+
+/// Something that lasts as long as what it stands for.
+pub(super) type Hold = std::sync::Arc<dyn std::any::Any + Send + Sync>;
+
+/// The canister says who may read its response, and that is not passed on.
+#[derive(Clone, Copy, Debug)]
+struct ReadersUncertified;
 
 /// Status and headers as the canister sent them, the status within HTTP's.
 #[derive(Clone, Debug)]
@@ -81,7 +91,47 @@ impl Head {
                 add(&mut parts.headers, &certificate)?;
             }
         }
+        let readers = header::ACCESS_CONTROL_ALLOW_ORIGIN;
+        let says = |(name, _): &(String, String)| name.eq_ignore_ascii_case(readers.as_str());
+        if self.headers.iter().any(says) && !parts.headers.contains_key(&readers) {
+            parts.extensions.insert(ReadersUncertified);
+        }
         Ok(parts)
+    }
+
+    /// What it takes until it is written, as it is and as it goes out.
+    pub(super) fn held_bytes(&self) -> u64 {
+        let line = |(name, value): &(String, String)| {
+            let bytes = (name.len() + value.len()) as u64;
+            bytes.saturating_mul(2).saturating_add(HTTP_LINE_BYTES)
+        };
+        self.headers.iter().map(line).sum()
+    }
+}
+
+/// Bytes that hold something for as long as anybody has a part of them.
+pub(super) fn carried<H: Send + 'static>(bytes: Bytes, hold: H) -> Bytes {
+    held(bytes, hold)
+}
+
+/// A response that holds something until it is written: its body does, and since there may be none,
+/// its head.
+pub(super) fn holding(parts: Parts, body: Outgoing, hold: Hold) -> Response<Outgoing> {
+    let mut response = Response::from_parts(parts, body);
+    response.extensions_mut().insert(hold);
+    response
+}
+
+/// Ties what the response holds to its head: to the value of one of its headers, which lasts until
+/// the head is written to the connection's buffer. HTTP/2 would keep it longer in the table of its
+/// compression, but for values that are never indexed.
+fn tie(response: &mut Response<Outgoing>) {
+    let Some(hold) = response.extensions_mut().remove::<Hold>() else { return };
+    let Some((_, value)) = response.headers_mut().iter_mut().next() else { return };
+    let bytes = carried(Bytes::copy_from_slice(value.as_bytes()), hold);
+    if let Ok(mut carrying) = HeaderValue::from_maybe_shared(bytes) {
+        carrying.set_sensitive(true);
+        *value = carrying;
     }
 }
 
@@ -117,15 +167,28 @@ pub(super) fn preflight() -> Response<Outgoing> {
     response
 }
 
-/// Lets pages of any origin read the response, unless the canister says who may.
-pub(super) fn for_everybody(mut response: Response<Outgoing>) -> Response<Outgoing> {
+/// Sends a browser to another address, where it asks the same.
+pub(super) fn elsewhere(address: HeaderValue) -> Response<Outgoing> {
+    let mut response = Response::new(Outgoing::Whole(Full::default()));
+    *response.status_mut() = StatusCode::TEMPORARY_REDIRECT;
     let headers = response.headers_mut();
-    if !headers.contains_key(header::ACCESS_CONTROL_ALLOW_ORIGIN) {
+    headers.insert(header::LOCATION, address);
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// Lets pages of any origin read the response, unless the canister says who may: what it says
+/// without a certificate lets nobody read.
+pub(super) fn for_everybody(mut response: Response<Outgoing>) -> Response<Outgoing> {
+    let is_said = response.extensions_mut().remove::<ReadersUncertified>().is_some();
+    let headers = response.headers_mut();
+    if !is_said && !headers.contains_key(header::ACCESS_CONTROL_ALLOW_ORIGIN) {
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
         headers
             .entry(header::ACCESS_CONTROL_EXPOSE_HEADERS)
             .or_insert(HeaderValue::from_static(READABLE));
     }
+    tie(&mut response);
     response
 }
 
@@ -208,6 +271,43 @@ mod tests {
         for all in [None, Some(&Verified::Nothing)] {
             assert_eq!(sent.parts(all).unwrap().headers.len(), 3);
         }
+    }
+
+    fn answered(sent: &Head, verified: Option<&Verified>) -> Response<Outgoing> {
+        let body = Outgoing::Whole(Full::default());
+        for_everybody(Response::from_parts(sent.parts(verified).unwrap(), body))
+    }
+
+    #[test]
+    fn who_may_read_is_everybody_or_whom_the_canister_certifies() {
+        let readers = |response: Response<Outgoing>| {
+            let value = response.headers().get("access-control-allow-origin");
+            value.map(|value| value.to_str().unwrap().to_owned())
+        };
+        let open = head(&[("a", "b")]);
+        assert_eq!(readers(answered(&open, None)).as_deref(), Some("*"));
+        let closed = head(&[("Access-Control-Allow-Origin", "https://me")]);
+        for all in [None, Some(&Verified::Nothing), Some(&Verified::Body)] {
+            assert_eq!(readers(answered(&closed, all)).as_deref(), Some("https://me"));
+        }
+        let uncertified = Verified::Response(vec![("a".to_owned(), "b".to_owned())]);
+        assert_eq!(readers(answered(&closed, Some(&uncertified))), None);
+        assert_eq!(readers(answered(&open, Some(&uncertified))).as_deref(), Some("*"));
+    }
+
+    #[test]
+    fn a_response_without_a_body_holds_what_it_has_until_its_head_is_gone() {
+        let hold: Hold = std::sync::Arc::new(());
+        let parts = head(&[("a", "b")]).parts(None).unwrap();
+        let body = Outgoing::Whole(Full::default());
+        let response = for_everybody(holding(parts, body, hold.clone()));
+        let (mut parts, body) = response.into_parts();
+        drop(body);
+        assert_eq!(std::sync::Arc::strong_count(&hold), 2);
+        assert_eq!(parts.headers.get("a").unwrap(), "b");
+        assert!(parts.headers.values().any(HeaderValue::is_sensitive), "it is not indexed");
+        parts.headers.clear();
+        assert_eq!(std::sync::Arc::strong_count(&hold), 1);
     }
 
     #[test]

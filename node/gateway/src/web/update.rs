@@ -4,25 +4,21 @@
 //! from the certified state: it needs no verification.
 
 use std::{
-    sync::atomic::Ordering,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
 use envelope::{Envelope, Request, auth, canonical, cbor::Writer, ingress};
 use hyper::StatusCode;
-use ic_http_certification::HttpUpdateRequest;
 use ic_principal::Principal;
 use state::{RequestId, SignedIngress};
 
-use super::{
-    exchange::{Exchange, Outcomes, internal, rejected},
-    no_room, respond,
-};
+use super::exchange::{Exchange, Outcomes, Question, Reply, Use, internal, rejected};
 use crate::{
     answer::Refused,
-    api::{Outcome, RequestKind},
-    service::{Work, held, stopping},
+    api::RequestKind,
+    connection::Answers as _,
+    service::{Work, stopping},
     waiters::Waiter,
 };
 
@@ -32,17 +28,45 @@ const UPDATE_LOOK: Duration = Duration::from_millis(100);
 const EXPIRY_MORE: Duration = Duration::from_secs(30);
 
 impl Exchange {
-    /// The reply of the update call that the canister wants instead of the query.
-    pub(super) async fn update(&self) -> Outcomes<Bytes> {
-        let request = HttpUpdateRequest::from(self.request.clone());
-        let argument = candid::encode_one(&request).map_err(internal)?;
-        drop(request);
-        self.check_argument(&argument)?;
-        let service = &self.web.service;
-        service.node.check_load(RequestKind::Call)?;
+    /// The reply of the update call that the canister wants instead of the query. What was asked is
+    /// over with it, so the body is forgotten.
+    pub(super) async fn update(&mut self) -> Outcomes<Reply> {
         let wait = Duration::from_millis(self.web.limits.update_wait_millis);
-        let body = self.update_envelope(argument, wait);
-        // One after the other, so that the body is held three times at most.
+        let (id, mut waiter) = self.submit(wait).await?;
+        let service = &self.web.service;
+        let started = Instant::now();
+        while !service.latest()?.request(&id).is_some_and(|facts| facts.terminal) {
+            if started.elapsed() > wait {
+                let message = format!(
+                    "the canister did not answer within the limit http_gateway.update_wait_millis \
+                     = {}; the call may still be executed",
+                    wait.as_millis()
+                );
+                return Err(Refused::new(StatusCode::GATEWAY_TIMEOUT, "update_wait", message));
+            }
+            tokio::select! {
+                () = certified(&mut waiter) => waiter = None,
+                () = tokio::time::sleep(UPDATE_LOOK) => {}
+                () = service.draining() => return Err(stopping()),
+            }
+        }
+        service.latencies.record_update(started.elapsed());
+        self.reply(Question::Update(&id), Use::Written(0)).await
+    }
+
+    async fn submit(&mut self, wait: Duration) -> Outcomes<(RequestId, Option<Waiter>)> {
+        let service = self.web.service.clone();
+        service.node.check_load(RequestKind::Call)?;
+        let body_bytes = self.request.body.len() as u64;
+        let until = tokio::time::Instant::now() + self.web.read_timeout();
+        let _share = self.web.rooms.share(&self.guest, body_bytes, 0, until).await?;
+        let argument = self.request.update_argument();
+        self.check_argument(&argument)?;
+        self.request = Arc::new(self.request.without_body());
+        self.body = None;
+        let body = self.update_envelope(&argument, wait);
+        // One after the other, so that the body is held twice at most.
+        drop(argument);
         let signed = SignedIngress {
             effective_canister_id: self.target.canister,
             envelope: canonical(&body, &service.bounds)?.into(),
@@ -60,51 +84,13 @@ impl Exchange {
         let inspect = move || node.inspect(&ingress).map(|()| ingress);
         let inspected = service.on_thread(Work::Inspect, inspect).await?;
         let ingress = inspected.map_err(|reject| rejected(&reject))?;
-        let mut waiter = service.waiters.register(id);
-        let started = Instant::now();
+        let waiter = service.waiters.register(id);
         service.node.submit(ingress, signed, validity)?;
-        loop {
-            if let Some(reply) = self.outcome(&id).await? {
-                service.latencies.record_update(started.elapsed());
-                return Ok(reply);
-            }
-            if started.elapsed() > wait {
-                let message = format!(
-                    "the canister did not answer within the limit http_gateway.update_wait_millis \
-                     = {}; the call may still be executed",
-                    wait.as_millis()
-                );
-                return Err(Refused::new(StatusCode::GATEWAY_TIMEOUT, "update_wait", message));
-            }
-            tokio::select! {
-                () = certified(&mut waiter) => waiter = None,
-                () = tokio::time::sleep(UPDATE_LOOK) => {}
-                () = service.draining() => return Err(stopping()),
-            }
-        }
-    }
-
-    async fn outcome(&self, id: &RequestId) -> Outcomes<Option<Bytes>> {
-        let service = &self.web.service;
-        if !service.latest()?.request(id).is_some_and(|facts| facts.terminal) {
-            return Ok(None);
-        }
-        let mut room = self.share.room_for_reply().await?;
-        match service.latest()?.outcome(id) {
-            None => Ok(None),
-            Some(Outcome::Replied(reply)) => {
-                room.try_resize(reply.capacity() as u64).map_err(|full| no_room(&full))?;
-                Ok(Some(held(reply, (room, self.share.clone()))))
-            }
-            Some(Outcome::Rejected(reject)) => Err(rejected(&reject)),
-            Some(Outcome::Done) => {
-                Err(respond::bad("the node has no room to keep it (subnet.ingress_history_bytes)"))
-            }
-        }
+        Ok((id, waiter))
     }
 
     /// A call that nobody signs.
-    fn update_envelope(&self, argument: Vec<u8>, wait: Duration) -> Vec<u8> {
+    fn update_envelope(&self, argument: &[u8], wait: Duration) -> Vec<u8> {
         let service = &self.web.service;
         let ahead = service.auth.ingress_expiry.min(wait + EXPIRY_MORE);
         let now = service.node.now().0;
@@ -116,7 +102,7 @@ impl Exchange {
         writer.text("request_type").text("call");
         writer.text("canister_id").bytes(self.target.canister.as_slice());
         writer.text("method_name").text("http_request_update");
-        writer.text("arg").bytes(&argument);
+        writer.text("arg").bytes(argument);
         writer.text("sender").bytes(Principal::anonymous().as_slice());
         writer.text("ingress_expiry").nat(expiry);
         writer.text("nonce").bytes(&nonce);

@@ -9,6 +9,10 @@
 //! large it gets: here it is unpacked into a hash, up to [`UNPACKED_BYTES_MAX`]. And it reads trees
 //! and expressions by recursion without a bound, with which a canister could end the node.
 //!
+//! First the certificate, the tree and the path of the expression are looked at ([`look`]), which
+//! costs a bounded amount; only what a certificate stands for is hashed ([`Certified::hasher`]) and
+//! then compared ([`Certified::judge`]).
+//!
 //! It knows nothing of connections, of replies, or where a body comes from.
 
 use std::io::{self, Write};
@@ -18,9 +22,10 @@ use base64::{
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
 };
 use envelope::{
+    CborError,
     auth::AuthConfig,
     hash::{Hash, of_bytes},
-    tree::Encoded,
+    tree::{DEPTH_MAX, Encoded, ITEMS_MAX},
 };
 use flate2::write::{DeflateDecoder, GzDecoder};
 use ic_certification::hash_tree::{HashTree, LookupResult, SubtreeLookupResult};
@@ -34,6 +39,9 @@ use state::Time;
 use thiserror::Error;
 
 use super::expression::{self, Expression};
+
+/// A header's name and value.
+pub(crate) type Line = (String, String);
 
 /// Bytes that a compressed body may unpack to, where the hash of those is certified (version 1).
 const UNPACKED_BYTES_MAX: u64 = 64 << 20;
@@ -60,11 +68,20 @@ pub(crate) enum Unverified {
     /// A header that does not decode.
     #[error("its header {0} is not formed as the HTTP gateway protocol says")]
     Malformed(&'static str),
+    /// A tree or a path beyond the bounds.
+    #[error(
+        "its header {CERTIFICATE_HEADER_NAME} has a tree or a path that is deeper than {DEPTH_MAX} \
+         levels or has more than {ITEMS_MAX} items"
+    )]
+    TooLarge,
     /// A version that nobody knows yet.
     #[error("its certification has the version {0}; versions 1 and 2 are verified")]
     Version(u16),
     /// Not signed, or not for this canister.
-    #[error("its certificate is not signed by this subnet for this canister")]
+    #[error(
+        "its certificate is not signed by this subnet for this canister, or is deeper than \
+         {DEPTH_MAX} levels or has more than {ITEMS_MAX} items"
+    )]
     Certificate,
     /// Too old, or from the future.
     #[error("its certificate is more than five minutes away from the node's clock")]
@@ -81,6 +98,12 @@ pub(crate) enum Unverified {
     /// The body is not the certified one.
     #[error("its body is not the one that the canister certified for this URL")]
     Body,
+    /// What it unpacks to is not hashed to its end.
+    #[error(
+        "its body is certified unpacked, if at all, and unpacks to more than {UNPACKED_BYTES_MAX} \
+         bytes"
+    )]
+    Unpacked,
     /// A redirect in version 1, which certifies neither status nor headers.
     #[error("it is a redirect, which version 1 of the certification cannot certify")]
     Redirect,
@@ -101,7 +124,7 @@ pub(crate) enum Verified {
     /// The body only.
     Body,
     /// Status, body and these headers.
-    Response(Vec<(String, String)>),
+    Response(Vec<Line>),
     /// That the canister wants nothing of it certified.
     Nothing,
 }
@@ -117,14 +140,19 @@ enum Unpacked {
     Deflate(DeflateDecoder<HashSink>),
     /// Not compressed, or not well.
     None,
+    TooMuch,
 }
 
 /// The hashes of a whole body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BodyHashes {
     raw: Hash,
-    unpacked: Option<Hash>,
+    unpacked: Result<Option<Hash>, TooMuch>,
 }
+
+/// A body unpacks to more than [`UNPACKED_BYTES_MAX`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct TooMuch;
 
 struct HashSink {
     hash: Sha256,
@@ -133,10 +161,8 @@ struct HashSink {
 
 impl Write for HashSink {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.left = self
-            .left
-            .checked_sub(bytes.len() as u64)
-            .ok_or_else(|| io::Error::other("the body unpacks to too much"))?;
+        let left = self.left.checked_sub(bytes.len() as u64);
+        self.left = left.ok_or_else(|| io::Error::from(io::ErrorKind::FileTooLarge))?;
         self.hash.update(bytes);
         Ok(bytes.len())
     }
@@ -146,46 +172,43 @@ impl Write for HashSink {
     }
 }
 
-impl BodyHasher {
-    /// For a body with these headers.
-    pub(crate) fn new(headers: &[(String, String)]) -> Self {
-        let sink = || HashSink { hash: Sha256::new(), left: UNPACKED_BYTES_MAX };
-        // Version 2 certifies bodies as they are.
-        let is_first = header(headers, CERTIFICATE_HEADER_NAME)
-            .and_then(CertificateHeader::read)
-            .is_some_and(|certificate| certificate.version == 1);
-        let unpacked = match header(headers, "content-encoding").filter(|_| is_first) {
-            Some("gzip") => Unpacked::Gzip(GzDecoder::new(sink())),
-            Some("deflate") => Unpacked::Deflate(DeflateDecoder::new(sink())),
-            _ => Unpacked::None,
-        };
-        Self { raw: Sha256::new(), unpacked }
+impl Unpacked {
+    /// What an error of a decoder leaves.
+    fn after(error: &io::Error) -> Self {
+        if error.kind() == io::ErrorKind::FileTooLarge { Self::TooMuch } else { Self::None }
     }
+}
 
+impl BodyHasher {
     /// Takes the next piece.
     pub(crate) fn update(&mut self, bytes: &[u8]) {
         self.raw.update(bytes);
         let unpacked = match &mut self.unpacked {
             Unpacked::Gzip(decoder) => decoder.write_all(bytes),
             Unpacked::Deflate(decoder) => decoder.write_all(bytes),
-            Unpacked::None => return,
+            Unpacked::None | Unpacked::TooMuch => return,
         };
-        if unpacked.is_err() {
-            self.unpacked = Unpacked::None;
+        if let Err(error) = unpacked {
+            self.unpacked = Unpacked::after(&error);
         }
     }
 
     /// All pieces were there.
     pub(crate) fn finish(self) -> BodyHashes {
-        let unpacked = match self.unpacked {
-            Unpacked::Gzip(decoder) => decoder.finish().ok(),
-            Unpacked::Deflate(decoder) => decoder.finish().ok(),
-            Unpacked::None => None,
+        let finished = match self.unpacked {
+            Unpacked::Gzip(decoder) => decoder.finish(),
+            Unpacked::Deflate(decoder) => decoder.finish(),
+            Unpacked::None => Err(io::Error::from(io::ErrorKind::InvalidData)),
+            Unpacked::TooMuch => Err(io::Error::from(io::ErrorKind::FileTooLarge)),
         };
-        BodyHashes {
-            raw: self.raw.finalize().into(),
-            unpacked: unpacked.map(|sink| sink.hash.finalize().into()),
-        }
+        let unpacked = match finished {
+            Ok(sink) => Ok(Some(sink.hash.finalize().into())),
+            Err(error) => match Unpacked::after(&error) {
+                Unpacked::TooMuch => Err(TooMuch),
+                _ => Ok(None),
+            },
+        };
+        BodyHashes { raw: self.raw.finalize().into(), unpacked }
     }
 }
 
@@ -221,16 +244,9 @@ impl<'a> CertificateHeader<'a> {
 }
 
 /// The last header of this name, as the published verifier takes it.
-fn header<'h>(headers: &'h [(String, String)], name: &str) -> Option<&'h str> {
+fn header<'h>(headers: &'h [Line], name: &str) -> Option<&'h str> {
     let mut found = headers.iter().rev().filter(|(found, _)| found.eq_ignore_ascii_case(name));
     found.next().map(|(_, value)| value.as_str())
-}
-
-/// Whether a response claims that nothing of it is certified. Whether that is certified itself,
-/// [`verify`] says.
-pub(crate) fn claims_nothing(headers: &[(String, String)]) -> bool {
-    header(headers, CERTIFICATE_EXPRESSION_HEADER_NAME).and_then(expression::read)
-        == Some(Expression::Nothing)
 }
 
 /// Whom a response is verified for.
@@ -238,26 +254,37 @@ pub(crate) struct Asked<'a> {
     pub(crate) auth: &'a AuthConfig,
     pub(crate) now: Time,
     pub(crate) canister: &'a Principal,
-    pub(crate) request: &'a HttpRequest<'static>,
+    pub(crate) request: &'a HttpRequest<'a>,
 }
 
-/// Verifies a response; its body counts as these hashes say. Takes the time of a signature when the
+/// What a certificate says of a response, before its body is looked at.
+#[derive(Debug)]
+pub(crate) enum Certified {
+    /// Version 1: the hash of its body.
+    First { hash: Vec<u8>, encoding: Option<String> },
+    /// Version 2: status and headers, whose hash this is, and the body's hash beside it is below this
+    /// path of the tree.
+    Second { tree: Vec<u8>, below: Vec<Vec<u8>>, headers_hash: Hash, headers: Vec<Line> },
+    /// That the canister wants nothing of it certified.
+    Nothing,
+}
+
+/// Looks at the certificate of a response with this head. Takes the time of a signature when the
 /// certificate was not seen before, so it is for a thread that may block.
 ///
 /// # Errors
 /// Why the response must not be passed on.
-pub(crate) fn verify(
+pub(crate) fn look(
     asked: &Asked<'_>,
     response: &HttpResponse<'_>,
-    body: &BodyHashes,
     first_version_is_allowed: impl FnOnce() -> bool,
-) -> Result<Verified, Unverified> {
+) -> Result<Certified, Unverified> {
     let malformed = Unverified::Malformed(CERTIFICATE_HEADER_NAME);
     let headers = response.headers();
     let text = header(headers, CERTIFICATE_HEADER_NAME).ok_or(Unverified::NoCertificate)?;
     let fields = CertificateHeader::read(text).ok_or(malformed)?;
-    let encoded = BASE64.decode(fields.tree).map_err(|_| malformed)?;
-    let encoded = Encoded::read(&encoded).map_err(|_| malformed)?;
+    let tree_bytes = BASE64.decode(fields.tree).map_err(|_| malformed)?;
+    let encoded = read(&tree_bytes)?;
     let tree = encoded.tree().ok_or(malformed)?;
     let certificate = BASE64.decode(fields.certificate).map_err(|_| malformed)?;
     let certified =
@@ -271,19 +298,34 @@ pub(crate) fn verify(
     let path = asked.request.get_path().map_err(|_| Unverified::Url)?;
     match fields.version {
         1 if !first_version_is_allowed() => Err(Unverified::Downgrade),
-        1 => first(&tree, &path, response, body),
+        1 => first(&tree, &path, response),
         2 => {
             let encoded = fields.expression_path.ok_or(malformed)?;
             let encoded = BASE64.decode(encoded).map_err(|_| malformed)?;
-            let encoded = Encoded::read(&encoded).map_err(|_| malformed)?;
+            let encoded = read(&encoded)?;
             let expression_path = encoded.texts().ok_or(malformed)?;
             if !path_fits(&expression_path, &path, &tree) {
                 return Err(Unverified::Path);
             }
-            second(asked.request, response, body, &tree, &expression_path)
+            let certified = second(asked.request, response, &tree, &expression_path)?;
+            drop(tree);
+            Ok(match certified {
+                Certified::Second { below, headers_hash, headers, .. } => {
+                    Certified::Second { tree: tree_bytes, below, headers_hash, headers }
+                }
+                certified => certified,
+            })
         }
         other => Err(Unverified::Version(other)),
     }
+}
+
+/// Reads a tree or a path.
+fn read(bytes: &[u8]) -> Result<Encoded<'_>, Unverified> {
+    Encoded::read(bytes).map_err(|error| match error {
+        CborError::TooDeep { .. } | CborError::TooManyItems { .. } => Unverified::TooLarge,
+        _ => Unverified::Malformed(CERTIFICATE_HEADER_NAME),
+    })
 }
 
 /// Version 1: the body's hash is the leaf of the URL's path, or else of `/index.html`.
@@ -291,8 +333,7 @@ fn first(
     tree: &HashTree<&[u8]>,
     path: &str,
     response: &HttpResponse<'_>,
-    body: &BodyHashes,
-) -> Result<Verified, Unverified> {
+) -> Result<Certified, Unverified> {
     if response.status_code().is_redirection() {
         return Err(Unverified::Redirect);
     }
@@ -306,45 +347,92 @@ fn first(
         },
         _ => return Err(Unverified::Body),
     };
-    if certified == body.raw || body.unpacked.is_some_and(|unpacked| certified == unpacked) {
-        Ok(Verified::Body)
-    } else {
-        Err(Unverified::Body)
-    }
+    let encoding = header(response.headers(), "content-encoding").map(str::to_owned);
+    Ok(Certified::First { hash: certified.to_vec(), encoding })
 }
 
 /// Version 2: below the path of the expression lie its hash, the request's and the response's.
 fn second(
-    request: &HttpRequest<'static>,
+    request: &HttpRequest<'_>,
     response: &HttpResponse<'_>,
-    body: &BodyHashes,
     tree: &HashTree<&[u8]>,
     expression_path: &[&str],
-) -> Result<Verified, Unverified> {
+) -> Result<Certified, Unverified> {
     let malformed = Unverified::Malformed(CERTIFICATE_EXPRESSION_HEADER_NAME);
     let text = header(response.headers(), CERTIFICATE_EXPRESSION_HEADER_NAME).ok_or(malformed)?;
-    let expression_hash = of_bytes(text);
     let expression = expression::read(text).ok_or(malformed)?;
-    let mut below: Vec<&[u8]> = expression_path.iter().map(|label| label.as_bytes()).collect();
-    below.push(&expression_hash);
+    let mut below: Vec<Vec<u8>> =
+        expression_path.iter().map(|label| label.as_bytes().to_vec()).collect();
+    below.push(of_bytes(text).to_vec());
+    let is_there = |below: &[Vec<u8>]| {
+        matches!(
+            tree.lookup_subtree(below.iter().map(Vec::as_slice)),
+            SubtreeLookupResult::Found(_)
+        )
+    };
     let Expression::Pair { request: certified_request, response: certified_response } = expression
     else {
-        return match tree.lookup_subtree(below) {
-            SubtreeLookupResult::Found(_) => Ok(Verified::Nothing),
-            _ => Err(Unverified::Response),
-        };
+        return is_there(&below).then_some(Certified::Nothing).ok_or(Unverified::Response);
     };
-    let request_label = match &certified_request {
+    below.push(match &certified_request {
         Some(certified) => request_hash(request, certified).map_err(|_| Unverified::Url)?.to_vec(),
         None => Vec::new(),
-    };
+    });
+    if !is_there(&below) {
+        return Err(Unverified::Response);
+    }
     let headers = filter_response_headers(response, &certified_response);
     let headers_hash = response_headers_hash(&response.status_code().as_u16().into(), &headers);
-    let response_hash = of_bytes([headers_hash, body.raw].concat());
-    below.extend([&request_label[..], &response_hash]);
-    match tree.lookup_path(below) {
-        LookupResult::Found([]) => Ok(Verified::Response(headers.headers)),
-        _ => Err(Unverified::Response),
+    let headers = headers.headers;
+    Ok(Certified::Second { tree: Vec::new(), below, headers_hash, headers })
+}
+
+impl Certified {
+    /// Whether the body may be anything.
+    pub(crate) fn is_nothing(&self) -> bool {
+        matches!(self, Self::Nothing)
+    }
+
+    /// For the body.
+    pub(crate) fn hasher(&self) -> BodyHasher {
+        let sink = || HashSink { hash: Sha256::new(), left: UNPACKED_BYTES_MAX };
+        // Version 2 certifies bodies as they are.
+        let encoding = match self {
+            Self::First { encoding, .. } => encoding.as_deref(),
+            Self::Second { .. } | Self::Nothing => None,
+        };
+        let unpacked = match encoding {
+            Some("gzip") => Unpacked::Gzip(GzDecoder::new(sink())),
+            Some("deflate") => Unpacked::Deflate(DeflateDecoder::new(sink())),
+            _ => Unpacked::None,
+        };
+        BodyHasher { raw: Sha256::new(), unpacked }
+    }
+
+    /// Whether that is the response, if its body's hashes are these.
+    ///
+    /// # Errors
+    /// Why it must not be passed on.
+    pub(crate) fn judge(&self, body: &BodyHashes) -> Result<Verified, Unverified> {
+        match self {
+            Self::Nothing => Ok(Verified::Nothing),
+            Self::First { hash, .. } if hash[..] == body.raw => Ok(Verified::Body),
+            Self::First { hash, .. } => match body.unpacked {
+                Ok(Some(unpacked)) if hash[..] == unpacked => Ok(Verified::Body),
+                Ok(_) => Err(Unverified::Body),
+                Err(TooMuch) => Err(Unverified::Unpacked),
+            },
+            Self::Second { tree, below, headers_hash, headers } => {
+                let encoded = read(tree)?;
+                let tree = encoded.tree().ok_or(Unverified::Tree)?;
+                let hash = of_bytes([*headers_hash, body.raw].concat());
+                let below = below.iter().map(Vec::as_slice).chain([&hash[..]]);
+                match tree.lookup_path(below) {
+                    LookupResult::Found([]) => Ok(Verified::Response(headers.clone())),
+                    _ => Err(Unverified::Response),
+                }
+            }
+        }
     }
 }
 

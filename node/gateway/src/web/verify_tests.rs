@@ -46,10 +46,11 @@ impl World {
         request: &HttpRequest<'static>,
         response: &HttpResponse<'static>,
     ) -> Result<Verified, Unverified> {
-        let mut hasher = BodyHasher::new(response.headers());
-        response.body().chunks(7).for_each(|piece| hasher.update(piece));
         let asked = Asked { auth: &self.auth, now: now(), canister: &canister(1), request };
-        verify(&asked, response, &hasher.finish(), || true)
+        let certified = look(&asked, response, || true)?;
+        let mut hasher = certified.hasher();
+        response.body().chunks(7).for_each(|piece| hasher.update(piece));
+        certified.judge(&hasher.finish())
     }
 }
 
@@ -244,7 +245,6 @@ fn a_canister_may_certify_that_nothing_is() {
     let site =
         Site::new().with(HttpCertificationPath::wildcard("/free"), HttpCertification::skip());
     let good = site.certified(&world, 0, "/free/x", &page);
-    assert!(claims_nothing(good.headers()));
     assert_eq!(world.verdict(&get("/free/x"), &good), Ok(Verified::Nothing));
     // The claim alone is worth nothing.
     let (_, what) = response_only();
@@ -309,8 +309,7 @@ fn version_1_certifies_the_body_packed_or_unpacked() {
     assert_eq!(world.verdict(&get("/asset"), &redirect), Err(Unverified::Redirect));
     let request = get("/asset");
     let asked = Asked { auth: &world.auth, now: now(), canister: &canister(1), request: &request };
-    let hashes = BodyHasher::new(good.headers()).finish();
-    assert_eq!(verify(&asked, &good, &hashes, || false), Err(Unverified::Downgrade));
+    assert_eq!(look(&asked, &good, || false).err(), Some(Unverified::Downgrade));
 }
 
 #[test]
@@ -326,7 +325,8 @@ fn a_body_that_unpacks_to_too_much_has_no_second_hash() {
     let body = gzip.finish().unwrap();
     assert!(body.len() < 1 << 20);
     let response = first_version(&world, "/asset", hash.finalize().into(), Some("gzip"), body);
-    assert_eq!(world.verdict(&get("/asset"), &response), Err(Unverified::Body));
+    assert_eq!(world.verdict(&get("/asset"), &response), Err(Unverified::Unpacked));
+    assert!(Unverified::Unpacked.to_string().contains("67108864 bytes"));
 }
 
 #[test]
@@ -391,6 +391,36 @@ fn depth_without_end_costs_nothing() {
     let header = format!("certificate=:{deep}:, tree=:{deep}:, expr_path=:{deep}:, version=2");
     let mut response = page("[".repeat(30_000));
     response.add_header((CERTIFICATE_HEADER_NAME.to_owned(), header));
-    let malformed = Unverified::Malformed(CERTIFICATE_HEADER_NAME);
-    assert_eq!(world.verdict(&get("/"), &response), Err(malformed));
+    assert_eq!(world.verdict(&get("/"), &response), Err(Unverified::TooLarge));
+    let text = Unverified::TooLarge.to_string();
+    assert!(text.contains("128 levels") && text.contains("4096 items"), "{text}");
+}
+
+#[test]
+fn what_no_certificate_stands_for_is_refused_before_its_body_is_looked_at() {
+    let world = World::new();
+    let (page, what) = response_only();
+    let site = Site::new().with(HttpCertificationPath::exact("/a"), what);
+    let good = site.certified(&world, 0, "/a", &page);
+    let look = |url: &str, response: &HttpResponse<'static>| {
+        let request = get(url);
+        let asked =
+            Asked { auth: &world.auth, now: now(), canister: &canister(1), request: &request };
+        look(&asked, response, || true).err()
+    };
+    assert_eq!(look("/a", &good), None);
+    assert_eq!(look("/b", &good), Some(Unverified::Path));
+    assert_eq!(look("/a", &page), Some(Unverified::NoCertificate));
+    // An expression that the tree does not have, and a request that it does not have.
+    let other = DefaultCelBuilder::full_certification().build().to_string();
+    let swapped = changed(&good, |name, value| match name {
+        CERTIFICATE_EXPRESSION_HEADER_NAME => other.clone(),
+        _ => value.to_owned(),
+    });
+    assert_eq!(look("/a", &swapped), Some(Unverified::Response));
+    let stranger = World { key: SubnetKey::new(8), ..World::new() };
+    let forged = site.certified(&stranger, 0, "/a", &page);
+    assert_eq!(look("/a", &forged), Some(Unverified::Certificate));
+    let unknown = first_version(&world, "/elsewhere", [1; 32], Some("gzip"), Vec::new());
+    assert_eq!(look("/asset", &unknown), Some(Unverified::Body));
 }

@@ -46,6 +46,9 @@ struct Known {
     outcome: Outcome,
 }
 
+/// What a canister says to a browser's request, or to one for a further piece.
+pub type Pages = Arc<dyn Fn(&QueryRequest) -> Result<Vec<u8>, Reject> + Send + Sync>;
+
 /// The double. Canisters 1 to 99 are hosted; methods do what their names say.
 pub struct Script {
     pub key: SubnetKey,
@@ -68,6 +71,8 @@ pub struct Script {
     pub reports: AtomicUsize,
     known: Arc<Mutex<BTreeMap<RequestId, Known>>>,
     hold: Mutex<Option<mpsc::Receiver<()>>>,
+    /// Who answers queries of browsers.
+    pub pages: Mutex<Option<Pages>>,
     report_gate: RwLock<()>,
 }
 
@@ -91,6 +96,7 @@ impl Script {
             reports: AtomicUsize::new(0),
             known: Arc::default(),
             hold: Mutex::new(None),
+            pages: Mutex::new(None),
             report_gate: RwLock::new(()),
         })
     }
@@ -271,6 +277,10 @@ impl Node for ScriptNode {
     fn query(&self, query: &QueryRequest) -> Result<Vec<u8>, Reject> {
         self.0.queries.fetch_add(1, Ordering::SeqCst);
         *self.0.last_query.lock().unwrap() = Some(query.clone());
+        let pages = self.0.pages.lock().unwrap().clone();
+        if let Some(pages) = pages {
+            return pages(query);
+        }
         match query.method_name.as_str() {
             "reject" => Err(reject()),
             "panic" => panic!("a node that fails, as it was asked to"),

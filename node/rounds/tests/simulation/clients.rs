@@ -120,7 +120,7 @@ impl Envelopes for Calls {
         })
     }
 
-    fn verify(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
+    fn verify(&self, signed: &SignedIngress) -> Result<(IngressId, Validity), String> {
         let (content, claimed) =
             signed.envelope.split_last_chunk::<32>().ok_or("it is too short")?;
         if *claimed != signature(content) {
@@ -133,10 +133,10 @@ impl Envelopes for Calls {
         self.claim(signed)
     }
 
-    fn claim(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), String> {
-        let ingress = self.read(signed)?;
-        let validity = ingress.ingress_expiry.into();
-        Ok((ingress, validity))
+    fn claim(&self, signed: &SignedIngress) -> Result<(IngressId, Validity), String> {
+        let Ingress { request_id, effective_canister_id, ingress_expiry, .. } =
+            self.read(signed)?;
+        Ok((IngressId::new(&request_id, &effective_canister_id), ingress_expiry.into()))
     }
 }
 

@@ -128,5 +128,6 @@ pub(crate) fn lying<S, R>(channels: Channels<S, R>, lies: &Arc<Lies>) -> Channel
         calls: liar(channels.calls),
         roots: liar(channels.roots),
         sync: liar(channels.sync),
+        outcalls: liar(channels.outcalls),
     }
 }

@@ -397,6 +397,7 @@ impl Net {
             calls: control.register(5, quota).await.unwrap(),
             roots: control.register(6, quota).await.unwrap(),
             sync: control.register(7, quota).await.unwrap(),
+            outcalls: control.register(8, quota).await.unwrap(),
         }
     }
 
@@ -524,6 +525,7 @@ impl Net {
             envelopes: Arc::new(Calls),
             limits: limits(self.blocks_per_epoch),
             states: Some(states),
+            outcalls: None,
         };
         let config =
             SubnetConfig { directory: folder.join("log/consensus"), ..self.config(place, key) };
@@ -670,6 +672,7 @@ pub(crate) async fn twins(net: &mut Net, rng: &mut StdRng, place: usize) {
     let (k1, k2) = halves("calls", all.calls);
     let (s1, s2) = halves("roots", all.roots);
     let (y1, y2) = halves("sync", all.sync);
+    let (o1, o2) = halves("outcalls", all.outcalls);
     let one = Channels {
         votes: v1,
         certificates: c1,
@@ -679,6 +682,7 @@ pub(crate) async fn twins(net: &mut Net, rng: &mut StdRng, place: usize) {
         calls: k1,
         roots: s1,
         sync: y1,
+        outcalls: o1,
     };
     let two = Channels {
         votes: v2,
@@ -689,6 +693,7 @@ pub(crate) async fn twins(net: &mut Net, rng: &mut StdRng, place: usize) {
         calls: k2,
         roots: s2,
         sync: y2,
+        outcalls: o2,
     };
     let durable = net.members[place].durable.clone();
     net.launch(place, format!("{place}-"), durable, one).await;

@@ -118,7 +118,9 @@ fn config(genesis: &Summary, is_tight: bool) -> ExecutorConfig {
         root_key_der: public_key_der,
         first_canister: FIRST_CANISTER,
         provisional: true,
+        outcalls: false,
         subnet_admins: vec![],
+        placement: None,
     }
 }
 

@@ -158,6 +158,7 @@ impl<'a> Pass<'a> {
                 hooks: Hooks::default(),
                 memory64: false,
                 heap_initial_wasm_pages: 0,
+                heap_maximum_wasm_pages: Some(0),
                 custom_sections: Vec::new(),
                 enhanced_orthogonal_persistence: false,
                 globals: Vec::new(),
@@ -302,6 +303,7 @@ impl<'a> Pass<'a> {
                     )?;
                     self.info.memory64 = memory.memory64;
                     self.info.heap_initial_wasm_pages = memory.initial;
+                    self.info.heap_maximum_wasm_pages = memory.maximum;
                     self.shape.memory = Some(memory);
                 }
             }

@@ -89,9 +89,7 @@ impl Host {
     }
 
     pub(super) fn http_request_cost(&self, request_bytes: u64, response_bytes_max: u64) -> Cycles {
-        let [base, per_request_byte, per_response_byte] = self.context.costs.http_request;
-        base.saturating_add(per_request_byte.saturating_mul(request_bytes.into()))
-            .saturating_add(per_response_byte.saturating_mul(response_bytes_max.into()))
+        self.context.costs.outcall(request_bytes, response_bytes_max)
     }
 
     /// `ic0.cost_sign_with_ecdsa` and its like: 0 and the price at `dst`, or 1 for an unknown curve

@@ -214,3 +214,86 @@ fn the_canister_that_signs_tells_others_about_its_user() {
         refused(send(world, canister.id, 3, "query", &sent).await);
     });
 }
+
+/// 1.3.6.1.4.1.56387.1.1, as DER has it.
+const COSE_KEY: [u8; 12] = [0x06, 0x0a, 0x2b, 0x06, 0x01, 0x04, 0x01, 0x83, 0xb8, 0x43, 0x01, 0x01];
+
+/// What an authenticator answers.
+#[derive(Serialize)]
+struct Assertion {
+    #[serde(with = "serde_bytes")]
+    authenticator_data: Vec<u8>,
+    client_data_json: String,
+    #[serde(with = "serde_bytes")]
+    signature: Vec<u8>,
+}
+
+/// The public key of an authenticator on curve P-256.
+fn authenticator_key(secret: &p256::SecretKey) -> Vec<u8> {
+    use p256::elliptic_curve::sec1::ToEncodedPoint as _;
+    use serde_cbor::Value::{Bytes, Integer};
+    let point = secret.public_key().to_encoded_point(false);
+    let entries = [
+        (1, Integer(2)),
+        (3, Integer(-7)),
+        (-1, Integer(1)),
+        (-2, Bytes(point.x().unwrap().to_vec())),
+        (-3, Bytes(point.y().unwrap().to_vec())),
+    ];
+    let map = entries.into_iter().map(|(key, value)| (Integer(key), value)).collect();
+    let cose = serde_cbor::to_vec(&serde_cbor::Value::Map(map)).unwrap();
+    let bits = [&[0][..], &cose].concat();
+    element(0x30, &[element(0x30, &COSE_KEY), element(0x03, &bits)].concat())
+}
+
+/// An answer of the authenticator to `challenge`, a request or what else a client asked it.
+fn asserted(secret: &p256::SecretKey, challenge: &[u8]) -> Vec<u8> {
+    use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+    use p256::ecdsa::signature::Signer as _;
+    let authenticator_data = [&Sha256::digest("example.org")[..], &[1, 0, 0, 0, 7]].concat();
+    let challenge = URL_SAFE_NO_PAD.encode(challenge);
+    let client_data_json = format!(
+        r#"{{"type":"webauthn.get","challenge":"{challenge}","origin":"https://example.org"}}"#
+    );
+    let signed = [&authenticator_data[..], &Sha256::digest(&client_data_json)].concat();
+    let signature: p256::ecdsa::DerSignature =
+        p256::ecdsa::SigningKey::from(secret.clone()).sign(&signed);
+    let signature = signature.as_bytes().to_vec();
+    tagged(&Assertion { authenticator_data, client_data_json, signature })
+}
+
+#[test]
+fn an_authenticator_of_a_browser_signs_requests() {
+    run(async |world| {
+        let canister = world.canister().await;
+        let secret = p256::SecretKey::from_slice(&[9; 32]).unwrap();
+        let key = authenticator_key(&secret);
+        let user = Principal::self_authenticating(&key);
+        let sealed_with = |content: EnvelopeContent, signature| Envelope {
+            sender_pubkey: Some(key.clone()),
+            sender_sig: Some(signature),
+            ..bare(content)
+        };
+        let content = call(user, canister, &caller());
+        let payload = content.to_request_id().signable();
+        let good = sealed_with(content, asserted(&secret, &payload));
+        let told = send(world, canister.id, 4, "call", &good).await;
+        assert_eq!(answer(&told).status, "replied");
+        let content = query(user, canister, &caller());
+        let payload = content.to_request_id().signable();
+        let good = sealed_with(content.clone(), asserted(&secret, &payload));
+        let told = send(world, canister.id, 3, "query", &good).await;
+        assert_eq!(answer(&told).reply.unwrap().arg, user.as_slice());
+
+        let stranger = p256::SecretKey::from_slice(&[10; 32]).unwrap();
+        for (case, signature) in [
+            ("another request", asserted(&secret, b"another")),
+            ("another authenticator", asserted(&stranger, &payload)),
+        ] {
+            let told =
+                send(world, canister.id, 3, "query", &sealed_with(content.clone(), signature))
+                    .await;
+            assert!((400..500).contains(&told.0), "{case}: {}", told.0);
+        }
+    });
+}

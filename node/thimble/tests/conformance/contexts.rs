@@ -3,7 +3,7 @@
 //! [`crate::imports`].
 //!
 //! Two contexts are not here. Nothing that the cleanup callback of a composite query does can be
-//! seen from outside, and there are no HTTP outcalls whose transform could be called.
+//! seen from outside, and the universal canister has no method that a transform could be.
 
 use std::cell::RefCell;
 

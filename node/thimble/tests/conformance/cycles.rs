@@ -1,9 +1,9 @@
 //! Chapter "Canister interface", section "Cycles", and what the management canister does with them.
 
-use candid::{CandidType, Encode, Nat, Principal};
+use candid::{CandidType, Decode, Encode, Nat, Principal};
 use ic_management_canister_types::{
-    CanisterSettings, ProvisionalCreateCanisterWithCyclesArgs, ProvisionalTopUpCanisterArgs,
-    UpdateSettingsArgs,
+    CanisterMetricsResult, CanisterSettings, CyclesConsumed,
+    ProvisionalCreateCanisterWithCyclesArgs, ProvisionalTopUpCanisterArgs, UpdateSettingsArgs,
 };
 
 use crate::{
@@ -441,5 +441,28 @@ fn a_call_with_less_than_the_callees_minimum_is_rejected_and_refunded() {
         // Neither users nor the canister itself need any.
         assert_eq!(callee.update(reply(b"served")).await.unwrap(), b"served");
         assert_eq!(callee.update(program().call_must(call(0))).await.unwrap(), b"served");
+    });
+}
+
+#[test]
+fn canister_metrics_tell_what_was_spent_on_what() {
+    run(async |world| {
+        let canister = world.canister().await;
+        let spent = async || {
+            let told = world.about(canister.id, "canister_metrics").await.unwrap();
+            Decode!(&told, CanisterMetricsResult).unwrap().cycles_consumed
+        };
+        let before = spent().await;
+        let burn = append(program(), "cycles_burn128", &halves(MANY)).import("msg_reply");
+        assert_eq!(amounts(canister.update(burn).await), [MANY]);
+        let call = Call::to(world.canister().await.id, "query").doing(reply(b""));
+        canister.update(program().call_must(call)).await.unwrap();
+        let after = spent().await;
+        assert_eq!(after.burned_cycles, before.burned_cycles.clone() + MANY);
+        assert!(after.instructions > before.instructions);
+        assert!(after.ingress_induction > before.ingress_induction);
+        let transmitted = |of: &CyclesConsumed| of.request_and_response_transmission.clone();
+        assert!(transmitted(&after) > transmitted(&before));
+        assert_eq!(after.uninstall, Nat::from(0u8));
     });
 }

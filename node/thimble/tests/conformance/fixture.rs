@@ -18,6 +18,7 @@ use tokio::{
 
 use crate::{
     harness::{self, Node},
+    kit::Authority,
     program::Program,
 };
 
@@ -40,6 +41,13 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
 });
 
 static WORLD: LazyLock<World> = LazyLock::new(|| RUNTIME.block_on(begin()));
+
+static AUTHORITY: LazyLock<Authority> = LazyLock::new(Authority::new);
+
+/// The authority of servers that the node trusts.
+pub(crate) fn authority() -> &'static Authority {
+    &AUTHORITY
+}
 
 /// Runs a test against the shared node.
 pub(crate) fn run<T>(test: impl AsyncFnOnce(&'static World) -> T) -> T {
@@ -67,7 +75,9 @@ async fn begin() -> World {
     let (prelude, held) = watched(&folder);
     // As long as this process.
     std::mem::forget(held);
-    let node = Node::start_as_in(folder.join("data"), None, "1GiB", "", &prelude).await;
+    let outcalls = authority().configuration(&folder);
+    let config = format!("{outcalls}[limits.outcalls]\nrequest_millis = 4000\n");
+    let node = Node::start_as_in(folder.join("data"), None, "1GiB", &config, &prelude).await;
     let agent = node.agent(1).await;
     let stranger = node.agent(2).await;
     let anonymous = node.agent_with(AnonymousIdentity).await;

@@ -7,6 +7,10 @@
 #[allow(dead_code)]
 mod harness;
 
+#[path = "../it/outcalls/kit.rs"]
+#[allow(dead_code)]
+mod kit;
+
 mod fixture;
 mod imports;
 mod program;
@@ -20,6 +24,8 @@ mod http;
 mod ids;
 mod management;
 mod modules;
+mod outcalls;
 mod queries;
+mod sizes;
 mod snapshots;
 mod system_api;

@@ -859,6 +859,7 @@ fn node_metrics_history_lists_the_nodes_of_the_subnet() {
         let later = told.last().unwrap().timestamp_nanos + 600_000_000_000;
         let told = metrics(subnet(world), later).await.unwrap();
         assert_eq!(Decode!(&told, NodeMetricsHistoryResult).unwrap(), []);
-        metrics(canister.id, 0).await.unwrap_err();
+        let (code, text) = told_reject(metrics(canister.id, 0).await);
+        assert_eq!(code, 4, "{text}");
     });
 }

@@ -293,7 +293,7 @@ fn a_canister_manages_the_snapshots_of_canisters_it_controls() {
 }
 
 /// What of the metadata is uploaded again.
-#[derive(CandidType, Deserialize, Debug)]
+#[derive(Clone, CandidType, Deserialize, Debug)]
 struct Metadata {
     source: SnapshotSource,
     taken_at_timestamp: u64,
@@ -452,5 +452,44 @@ fn an_upload_whose_globals_do_not_fit_its_module_is_not_loaded() {
         upload(world, canister.id, &uploaded, to, module).await.unwrap();
         let refused = load(world, canister.id, &uploaded).await.unwrap_err();
         assert_eq!(refused.error, "IC0408", "{}", refused.text);
+    });
+}
+
+#[test]
+fn an_upload_whose_heap_its_module_cannot_have_is_not_loaded() {
+    run(async |world| {
+        let canister = world.canister().await;
+        let taken = take(world, canister.id).await.id;
+        let of_canister = metadata(world, canister.id, &taken).await;
+        for (memory, pages, fits) in [
+            ("(memory 1 2)", 0, false),
+            ("(memory 1 2)", 2, true),
+            ("(memory 1 2)", 3, false),
+            ("", 1, false),
+            ("", 0, true),
+        ] {
+            let module = wat::parse_str(format!("(module {memory})")).unwrap();
+            let all = Metadata {
+                wasm_module_size: module.len() as u64,
+                wasm_memory_size: pages * 65_536,
+                globals: Vec::new(),
+                ..of_canister.clone()
+            };
+            let uploaded = begin_upload(world, canister.id, &all).await;
+            let to = SnapshotDataOffset::WasmModule { offset: 0 };
+            upload(world, canister.id, &uploaded, to, module).await.unwrap();
+            let loaded = load(world, canister.id, &uploaded).await;
+            let case = format!("{memory} with {pages} pages: {loaded:?}");
+            assert_eq!(
+                loaded.map_err(|refused| refused.error).err(),
+                match fits {
+                    true => None,
+                    false => Some("IC0408".into()),
+                },
+                "{case}"
+            );
+            let gone = named(canister.id, &uploaded);
+            world.manage(canister.id, "delete_canister_snapshot", gone).await.unwrap();
+        }
     });
 }

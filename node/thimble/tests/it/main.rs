@@ -19,6 +19,7 @@ mod http_gateway;
 mod installs;
 mod members;
 mod memory;
+mod outcalls;
 mod provisional;
 mod randomness;
 mod replay;

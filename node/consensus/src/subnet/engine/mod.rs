@@ -60,6 +60,7 @@ use super::{
     block::{Block, NameBounds},
     calls::{self, Calls},
     greeting::Greeting,
+    outcalls::{Agreement, NodeIds},
     peers::{self, Blame},
     presence::Presence,
     published::Published,
@@ -68,7 +69,7 @@ use super::{
     shares::Roots,
     state_sync::{Config as StateSyncConfig, Floor, StateSync},
 };
-use crate::{Certifier, IngressPool};
+use crate::{Certifier, IngressPool, Outcalls, certifier::Terms};
 
 /// Finalised blocks handed out and not yet durable.
 pub(super) const PENDING_MAX: usize = 4;
@@ -140,6 +141,14 @@ where
     let (executed, told) = (setup.executed, setup.channels.roots.1);
     let roots =
         context.child("roots").dedicated().spawn(move |context| roots.run(context, executed, told));
+
+    start_outcalls(
+        &context,
+        setup.outcalls.map(|outcalls| (outcalls, setup.pool.clone())),
+        (setup.terms.clone(), setup.me.clone(), resharing.clone()),
+        setup.channels.outcalls,
+        blame.clone(),
+    );
 
     let floor = checked(&mut context, setup.floor, &schemes);
     if let Some(floor) = &floor {
@@ -246,6 +255,26 @@ where
         passed,
     };
     epochs.run(context, epoch, root).await;
+}
+
+/// Agrees on answers to outcalls, where there are any. What peers send where there are none is dropped
+/// with the channel.
+fn start_outcalls<E, S, R>(
+    context: &E,
+    outcalls: Option<(Arc<Outcalls>, Arc<IngressPool>)>,
+    (terms, me, resharing): (Terms, PublicKey, Arc<Resharing>),
+    (sender, receiver): (S, R),
+    blame: Blame,
+) where
+    E: Clock + Spawner,
+    S: Sender<PublicKey = PublicKey>,
+    R: Receiver<PublicKey = PublicKey>,
+{
+    let Some(outcalls) = outcalls else { return };
+    let node_ids: NodeIds = Arc::new(move |member| resharing.node_id(member));
+    let agreement = Agreement::new(outcalls, terms, (me, node_ids), sender, blame);
+    let told = context.child("outcalls").dedicated();
+    told.spawn(move |context| agreement.run(context, receiver));
 }
 
 /// Makes the pool wake whoever proposes when a call comes, and the driver when it closes.

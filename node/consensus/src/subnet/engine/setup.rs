@@ -24,7 +24,7 @@ use super::super::{
     shares::Executed,
     state_sync::{Command, Floor},
 };
-use crate::{IngressPool, StateServer, SyncProgress, WallClock, certifier::Terms};
+use crate::{IngressPool, Outcalls, StateServer, SyncProgress, WallClock, certifier::Terms};
 
 /// The channels of a node: a sender and a receiver each, over one network, numbered from 0 in this
 /// order.
@@ -45,6 +45,8 @@ pub struct Channels<S, R> {
     pub roots: (S, R),
     /// Questions, offers and chunks of state sync.
     pub sync: (S, R),
+    /// Shares of signatures on answers to outcalls, and answers of one member.
+    pub outcalls: (S, R),
 }
 
 /// Schemes by epoch. Epochs this node has no share for still verify by the subnet's key, which
@@ -158,6 +160,8 @@ pub(in crate::subnet) struct Setup<S, R, P, B> {
     /// What block times and the validity of calls go by. Everything else goes by the runtime's
     /// clock, which never jumps.
     pub(in crate::subnet) clock: Arc<dyn WallClock>,
+    /// None where the subnet makes no outcalls.
+    pub(in crate::subnet) outcalls: Option<Arc<Outcalls>>,
 }
 
 /// Tells the network whom to connect to. Called with every epoch.

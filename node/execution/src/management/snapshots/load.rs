@@ -250,6 +250,11 @@ fn check_heap(core: &Core, info: &ModuleInfo, snapshot: &CanisterSnapshot) -> Re
         (sizes.heap32_bytes, "module.heap32_bytes")
     };
     let least = info.heap_initial_wasm_pages * WASM_PAGE_BYTES;
+    let declared = info.heap_maximum_wasm_pages.map(|pages| pages.saturating_mul(WASM_PAGE_BYTES));
+    let (most, name) = match declared {
+        Some(declared) if declared < most => (declared, "the module's own maximum"),
+        _ => (most, name),
+    };
     let bytes = snapshot.heap.bytes();
     if (least..=most).contains(&bytes) {
         return Ok(());

@@ -55,6 +55,7 @@ fn entry_points_are_found_and_ordered() {
         }
     );
     assert_eq!((info.memory64, info.heap_initial_wasm_pages), (false, 3));
+    assert_eq!(info.heap_maximum_wasm_pages, None);
 }
 
 #[test]

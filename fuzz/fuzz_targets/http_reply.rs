@@ -1,0 +1,62 @@
+//! What a canister answers a browser's request, in Candid: it is read within bounds of memory and
+//! steps, what is said to lie in the reply does, and a token goes back no longer than it came.
+//!
+//! The first byte says whether the rest is a response or a further piece of one.
+
+#![no_main]
+#![allow(dead_code, reason = "a module of the gateway is looked at here, not all of it used")]
+
+mod allocated;
+
+#[path = "../../node/gateway/src/web/reply.rs"]
+mod reply;
+
+use allocated::within;
+use libfuzzer_sys::fuzz_target;
+use reply::{BadReply, HeaderBounds, Token};
+
+const BOUNDS: HeaderBounds = HeaderBounds { lines: 96, bytes: 32 << 10 };
+/// A reply is no longer.
+const REPLY_BYTES_MAX: usize = 2 << 20;
+/// A token as it goes back: what is kept of it, and a few bytes around it.
+const TOKEN_BYTES_MAX: usize = (64 << 10) + 64;
+/// What reading takes, however long the reply is: types, header lines, a token and a name.
+const BESIDE_BYTES: usize = 512 << 10;
+
+fn check_token(token: &Token, reply: &[u8]) {
+    assert!(token.0.len() <= TOKEN_BYTES_MAX && token.0.len() <= reply.len() + 8);
+    assert!(token.0.starts_with(b"DIDL"));
+}
+
+fn response(bytes: &[u8]) -> Result<(), BadReply> {
+    let read = within(BESIDE_BYTES, || reply::http(bytes, BOUNDS))?;
+    assert!(bytes.get(read.body).is_some(), "the body lies in the reply");
+    assert!(read.headers.len() as u64 <= BOUNDS.lines);
+    let header_bytes: usize = read.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+    assert!(header_bytes as u64 <= BOUNDS.bytes);
+    if let Some(streaming) = read.streaming {
+        assert!(streaming.method.len() <= 20_000);
+        check_token(&streaming.token, bytes);
+    }
+    Ok(())
+}
+
+fn piece(bytes: &[u8]) -> Result<(), BadReply> {
+    let read = within(BESIDE_BYTES, || reply::chunk(bytes))?;
+    assert!(bytes.get(read.body).is_some(), "the body lies in the reply");
+    if let Some(token) = read.token {
+        check_token(&token, bytes);
+    }
+    Ok(())
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((choice, bytes)) = bytes.split_first() else { return };
+    if bytes.len() > REPLY_BYTES_MAX {
+        return;
+    }
+    let refused = if choice % 2 == 0 { response(bytes) } else { piece(bytes) };
+    if let Err(why) = refused {
+        assert!(why.to_string().len() < 300);
+    }
+});

@@ -1,0 +1,172 @@
+//! `thimble-lab local`: a network for developing against. A node alone, and on it small canisters
+//! at the ids where tools look for the public network's: cycles minting, cycles ledger, ICP ledger
+//! (sources in `canisters/local`). With them, project tools create, pay for, and delete canisters
+//! as they do elsewhere.
+//!
+//! What bounds it: the node's own budget. What the canisters keep is bounded by themselves.
+//!
+//! What it must never know: which tool is used, and what a node is beyond its command line and its
+//! public interface.
+
+mod amount;
+mod prepare;
+mod services;
+
+use std::{
+    net::SocketAddr,
+    os::unix::process::CommandExt as _,
+    path::PathBuf,
+    process::{Command, ExitCode, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use cli::{Child, Interrupts};
+use ic_agent::{Agent, identity::AnonymousIdentity};
+
+use self::{
+    amount::{parse_cycles, parse_icp},
+    services::{OpeningBalances, Service},
+};
+
+const HEALTHY_WITHIN: Duration = Duration::from_secs(120);
+const STOPPED_WITHIN: Duration = Duration::from_secs(60);
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Command line of `thimble-lab local`.
+#[derive(Args)]
+pub struct Options {
+    /// The node's binary [default: thimble, beside this program]
+    #[arg(long, value_name = "FILE")]
+    node: Option<PathBuf>,
+    /// The node's memory budget.
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    memory: String,
+    /// Address of the public HTTP interface; port 0 takes a free one.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    listen: SocketAddr,
+    /// Where canisters are served to browsers; port 0 takes a free one.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081")]
+    http_gateway: SocketAddr,
+    /// Folder of the network's state, made at the first start. Delete it to begin anew.
+    #[arg(long, value_name = "DIR", default_value = "thimble-local")]
+    data_dir: PathBuf,
+    /// What the node logs: error, warn, info, debug, or a filter like `info,gateway=debug`.
+    #[arg(long, value_name = "FILTER", default_value = "warn")]
+    log: String,
+    /// Put the canisters on the network at this address, which runs already, and end. Everybody
+    /// must be able to make cycles there (`--provisional true`).
+    #[arg(long, conflicts_with_all = ["node", "memory", "listen", "http_gateway", "data_dir", "log"])]
+    url: Option<String>,
+    /// Cycles with which every principal begins; suffixes k, m, b, t.
+    #[arg(long, value_name = "AMOUNT", default_value = "1000t", value_parser = parse_cycles)]
+    cycles: u128,
+    /// ICP with which every principal begins.
+    #[arg(long, value_name = "AMOUNT", default_value = "1000000", value_parser = parse_icp)]
+    icp: u64,
+    /// A module of yours at an id below those that the network gives away, in place of one of ours
+    /// or beside them. ARGUMENT is a file with the encoded Candid with which it is installed
+    /// (without: no arguments). Once for each.
+    #[arg(long = "service", value_name = "ID=MODULE[,ARGUMENT]")]
+    services: Vec<Service>,
+}
+
+/// Starts the network and leaves it running until SIGINT or SIGTERM.
+pub async fn run(options: Options) -> Result<ExitCode> {
+    let mut interrupts = Interrupts::listen()?;
+    if let Some(url) = &options.url {
+        prepare(&options, url).await?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let listen = with_port(options.listen)?;
+    let http_gateway = with_port(options.http_gateway)?;
+    let mut node = spawn(&options, listen, http_gateway)?;
+    let url = format!("http://{listen}");
+    let begun = async {
+        healthy(&mut node, &url).await?;
+        prepare(&options, &url).await
+    };
+    tokio::select! {
+        done = begun => done?,
+        () = interrupts.next() => {
+            node.stop_within(STOPPED_WITHIN).await?;
+            return Ok(cli::interrupted());
+        }
+    }
+    println!("{}", project_network(&url, http_gateway));
+    loop {
+        tokio::select! {
+            () = interrupts.next() => break,
+            () = tokio::time::sleep(LOOK_EVERY) => node.check()?,
+        }
+    }
+    let status = node.stop_within(STOPPED_WITHIN).await?;
+    ensure!(status.success(), "the node ended with {status}");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What goes into a project's `icp.yaml`.
+fn project_network(url: &str, http_gateway: SocketAddr) -> String {
+    format!(
+        "local: ready; Ctrl-C stops it. For icp.yaml:\n\nnetworks:\n  - name: local\n    mode: \
+         connected\n    api-url: {url}\n    http-gateway-url: http://localhost:{}\n    root-key: \
+         fetch\n",
+        http_gateway.port()
+    )
+}
+
+/// The address with a free port in place of port 0.
+fn with_port(mut address: SocketAddr) -> Result<SocketAddr> {
+    if address.port() == 0 {
+        let [port] = cli::free_ports().context("finding a free port")?;
+        address.set_port(port);
+    }
+    Ok(address)
+}
+
+fn spawn(options: &Options, listen: SocketAddr, http_gateway: SocketAddr) -> Result<Child> {
+    let program = match &options.node {
+        Some(program) => program.clone(),
+        None => std::env::current_exe().context("finding this program")?.with_file_name("thimble"),
+    };
+    let mut command = Command::new(&program);
+    command
+        .args(["run", "--memory", &options.memory, "--log", &options.log])
+        .args(["--listen", &listen.to_string()])
+        .args(["--http-gateway", &http_gateway.to_string()])
+        .arg("--data-dir")
+        .arg(&options.data_dir)
+        .stdin(Stdio::null())
+        // Out of reach of the terminal: a Ctrl-C is ours to pass on, once.
+        .process_group(0);
+    Child::spawn(&mut command, &program.display().to_string())
+}
+
+async fn healthy(node: &mut Child, url: &str) -> Result<()> {
+    let http = reqwest::Client::new();
+    node.ready_within(HEALTHY_WITHIN, async || {
+        let answer = http.get(format!("{url}/health")).send().await;
+        answer.is_ok_and(|answer| answer.status().is_success()).then_some(())
+    })
+    .await
+}
+
+/// Puts the canisters there, or their newest modules into those that are.
+async fn prepare(options: &Options, url: &str) -> Result<()> {
+    let agent = Agent::builder().with_url(url).with_identity(AnonymousIdentity).build()?;
+    demo::client::wait_until_healthy(&agent, url, HEALTHY_WITHIN).await?;
+    let opening = OpeningBalances { cycles: options.cycles, icp_e8s: options.icp };
+    let ours = services::ours(&agent.read_root_key(), &opening)?;
+    for service in services::with_users(ours, &options.services) {
+        let done = prepare::service(&agent, &service).await;
+        let done = done.with_context(|| format!("the canister {} ({})", service.id, service.name));
+        println!("local: {} {} ({})", service.id, done?, service.name);
+    }
+    println!(
+        "local: every principal begins with {} cycles and {} ICP",
+        amount::grouped(options.cycles),
+        amount::grouped(amount::as_icp(options.icp).into())
+    );
+    Ok(())
+}

@@ -1,0 +1,452 @@
+//! Outcalls between members: shares of the subnet's signature on what each found out.
+//!
+//! ```text
+//! this node's answer -> share, told to all -> shares of 2f+1 members on one answer -> pool -> block
+//!                                          -> no answer can get so many -> shares on that -> block
+//! ```
+//!
+//! Each member signs the first answer it has to a request, and says so again every second while the
+//! request is open, so what is lost comes again. When no answer can reach the threshold any more,
+//! whatever those say that were not heard, a member signs that too: an answer of its own form, the
+//! same on all members. Both may come together, where a member sends different shares to different
+//! peers; the one in a block first counts.
+//!
+//! A request that one member makes alone is answered by that member: it sends its answer to all, and
+//! they sign that they have it from there.
+//!
+//! Shares are of one committee; when another begins, all of them are made anew. Who lacks an answer
+//! that a block names asks for it, as for a call.
+//!
+//! # Bounds
+//!
+//! Shares are kept of requests that are open, of [`AHEAD`] numbers beyond (members execute at
+//! different times), and of each member one on an answer and one on a divergence. A message has
+//! [`SHARES_MAX`] shares or one answer. Per peer and second, shares and bytes of answers are metered
+//! ([`super::peers`]).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use commonware_cryptography::ed25519::PublicKey;
+use commonware_macros::select;
+use commonware_p2p::{Receiver, Recipients, Sender};
+use commonware_runtime::Clock;
+use ic_principal::Principal;
+use limits::OUTCALL_RESPONSE_BYTES;
+use nidkg::{NodeIndex, SignatureShare};
+use serde::{Deserialize, Serialize};
+use state::{Height, OutcallAnswer, OutcallId};
+
+use super::{
+    peers::{Blame, Meter, Rate},
+    wire::{self, Bounded},
+};
+use crate::{
+    IngressPool,
+    certifier::{Term, Terms},
+    outcalls::Outcalls,
+};
+
+/// Between two times at which what was said is said again.
+const REPEAT: Duration = Duration::from_millis(1_000);
+/// Shares in one message.
+const SHARES_MAX: usize = 256;
+/// Bytes of a message: the largest answer, its reject code and numbers.
+const MESSAGE_BYTES_MAX: usize = OUTCALL_RESPONSE_BYTES as usize + 1_024;
+/// Shares of requests that this node does not know yet are kept for so many numbers.
+const AHEAD: u64 = 64;
+/// Each member says two things of each request every second, and there may be thousands.
+const SHARES_RATE: Rate = Rate { per_second: 10_000, burst: 20_000 };
+/// A member that asks alone sends its answers every second until they are agreed on.
+const ANSWERS_RATE: Rate =
+    Rate { per_second: 4 * OUTCALL_RESPONSE_BYTES, burst: 8 * OUTCALL_RESPONSE_BYTES };
+
+#[derive(Serialize, Deserialize)]
+enum Message {
+    /// Of the committee that begins to sign at `from`.
+    Shares { from: Height, shares: Bounded<Share, SHARES_MAX> },
+    /// What the sender found out alone.
+    Answer(OutcallAnswer),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Share {
+    id: OutcallId,
+    /// Of the answer.
+    digest: [u8; 32],
+    share: SignatureShare,
+}
+
+/// Whether a message of this channel decodes.
+pub(super) fn decodes(bytes: &[u8]) -> bool {
+    wire::decode::<Message>(bytes, bytes.len()).is_some()
+}
+
+/// One message of each kind.
+#[cfg(test)]
+pub(super) fn samples() -> Vec<(&'static str, Vec<u8>)> {
+    let share = Share { id: OutcallId(5), digest: [6; 32], share: SignatureShare([7; 48]) };
+    let payload = state::Payload::Reply(vec![8; 20]);
+    let answer = OutcallAnswer { id: OutcallId(9), until: state::Time(0x0102_0304), payload };
+    [
+        ("shares", Message::Shares { from: Height(0x0102_0304), shares: Bounded(vec![share]) }),
+        ("answer", Message::Answer(answer)),
+    ]
+    .map(|(name, message)| (name, postcard::to_stdvec(&message).unwrap_or_default()))
+    .into()
+}
+
+/// What members say of one request.
+#[derive(Default)]
+struct Collected {
+    /// On answers, one of each member.
+    answers: BTreeMap<NodeIndex, ([u8; 32], SignatureShare)>,
+    /// That there is no agreement, one of each member.
+    divergence: BTreeMap<NodeIndex, SignatureShare>,
+    /// Whose share turned out false; nothing of them counts.
+    refused: BTreeSet<NodeIndex>,
+    /// Whose share on an answer was verified.
+    verified: BTreeSet<NodeIndex>,
+    /// The subnet signed something, and it is in the pool if this node knows what it is.
+    signed: bool,
+}
+
+/// The id of a member among those of the epoch that runs.
+pub(super) type NodeIds = Arc<dyn Fn(&PublicKey) -> Option<Principal> + Send + Sync>;
+
+/// See the module.
+pub(super) struct Agreement<S> {
+    outcalls: Arc<Outcalls>,
+    pool: Arc<IngressPool>,
+    terms: Terms,
+    me: PublicKey,
+    node_ids: NodeIds,
+    /// Whose shares are collected.
+    committee: Option<(Height, Arc<Term>)>,
+    collected: BTreeMap<OutcallId, Collected>,
+    sender: S,
+    blame: Blame,
+    shares_heard: Meter,
+    answers_heard: Meter,
+}
+
+impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
+    pub(super) fn new(
+        (outcalls, pool): (Arc<Outcalls>, Arc<IngressPool>),
+        terms: Terms,
+        (me, node_ids): (PublicKey, NodeIds),
+        sender: S,
+        blame: Blame,
+    ) -> Self {
+        Self {
+            outcalls,
+            pool,
+            terms,
+            me,
+            node_ids,
+            committee: None,
+            collected: BTreeMap::new(),
+            sender,
+            blame,
+            shares_heard: Meter::new(SHARES_RATE),
+            answers_heard: Meter::new(ANSWERS_RATE),
+        }
+    }
+
+    /// Ends with the network.
+    pub(super) async fn run(
+        mut self,
+        clock: impl Clock,
+        mut receiver: impl Receiver<PublicKey = PublicKey>,
+    ) {
+        let outcalls = self.outcalls.clone();
+        let mut repeat_at = clock.current() + REPEAT;
+        loop {
+            select! {
+                () = outcalls.news.notified() => self.look(false),
+                message = receiver.recv() => match message {
+                    Ok((from, message)) => self.heard(&from, message.as_ref(), clock.current()),
+                    Err(_) => return,
+                },
+                () = clock.sleep_until(repeat_at) => {
+                    repeat_at = clock.current() + REPEAT;
+                    self.look(true);
+                },
+            }
+        }
+    }
+
+    fn send(&mut self, to: Recipients<PublicKey>, message: &Message) {
+        match postcard::to_allocvec(message) {
+            Ok(bytes) => drop(self.sender.send(to, bytes, false)),
+            Err(error) => tracing::error!(%error, "a message about outcalls cannot be encoded"),
+        }
+    }
+
+    /// Signs what this node knows and did not sign, and tells it; everything, if it is said `again`.
+    fn look(&mut self, again: bool) {
+        let newest = self.terms.newest();
+        if newest.as_ref().map(|(from, _)| *from) != self.committee.as_ref().map(|(from, _)| *from)
+        {
+            // A share of one committee is none of another.
+            self.collected.clear();
+            self.committee = newest;
+        }
+        let open = self.outcalls.open();
+        let next = self.outcalls.next();
+        self.collected.retain(|id, _| open.contains_key(id) || *id >= next);
+        let me = (self.node_ids)(&self.me);
+        let mut told = Vec::new();
+        for (id, request) in &open {
+            let new = self.sign(*id);
+            if let Some(answer) = (new.is_some() || again)
+                .then(|| self.outcalls.kept(*id))
+                .flatten()
+                .filter(|_| request.node.is_some() && request.node == me)
+            {
+                self.send(Recipients::All, &Message::Answer(answer));
+            }
+            self.conclude(*id);
+            if again {
+                told.extend(self.own_shares(*id));
+            } else {
+                told.extend(new);
+            }
+        }
+        self.tell(told);
+    }
+
+    fn tell(&mut self, shares: Vec<Share>) {
+        let Some((from, _)) = self.committee else { return };
+        for shares in shares.chunks(SHARES_MAX) {
+            let shares = Bounded(shares.to_vec());
+            self.send(Recipients::All, &Message::Shares { from, shares });
+        }
+    }
+
+    /// This node's share on the answer it knows, if it signs and did not yet.
+    fn sign(&mut self, id: OutcallId) -> Option<Share> {
+        let (_, term) = self.committee.clone()?;
+        let own = term.share.as_ref()?;
+        let digest = self.outcalls.digest(id)?;
+        let collected = self.collected.entry(id).or_default();
+        if collected.answers.contains_key(&own.index) {
+            return None;
+        }
+        let share = own.sign(&OutcallAnswer::message(&digest));
+        collected.answers.insert(own.index, (digest, share));
+        collected.verified.insert(own.index);
+        Some(Share { id, digest, share })
+    }
+
+    /// What this node signed of a request.
+    fn own_shares(&self, id: OutcallId) -> Vec<Share> {
+        let own = self.committee.as_ref().and_then(|(_, term)| term.share.as_ref());
+        let (Some(own), Some(collected)) = (own, self.collected.get(&id)) else { return vec![] };
+        let answer = collected.answers.get(&own.index).copied();
+        let diverged = collected.divergence.get(&own.index).copied();
+        let diverged = diverged.and_then(|share| Some((self.divergence(id)?.digest(), share)));
+        let shares = answer.into_iter().chain(diverged);
+        shares.map(|(digest, share)| Share { id, digest, share }).collect()
+    }
+
+    fn divergence(&self, id: OutcallId) -> Option<OutcallAnswer> {
+        let open = self.outcalls.open_one(id)?;
+        Some(OutcallAnswer::no_consensus(id, open.until))
+    }
+
+    fn heard(&mut self, from: &PublicKey, bytes: &[u8], now: SystemTime) {
+        let Some(message) = wire::decode(bytes, MESSAGE_BYTES_MAX) else {
+            self.blame.at_fault(from, "a message about outcalls that does not decode");
+            return;
+        };
+        match message {
+            Message::Shares { from: begins, shares } => {
+                if !self.shares_heard.spend(from, shares.0.len() as u64, now) {
+                    self.blame.too_much(from, "shares of answers to outcalls", now);
+                    return;
+                }
+                if self.committee.as_ref().is_some_and(|(mine, _)| *mine == begins)
+                    && let Some(place) = self.place(from)
+                {
+                    shares.0.into_iter().for_each(|share| self.take(place, share));
+                }
+            }
+            Message::Answer(answer) => {
+                if !self.answers_heard.spend(from, bytes.len() as u64, now) {
+                    self.blame.too_much(from, "answers to outcalls", now);
+                    return;
+                }
+                let asks = self.outcalls.open_one(answer.id).and_then(|request| request.node);
+                if asks.is_some() && asks == (self.node_ids)(from) && self.outcalls.adopt(answer) {
+                    self.look(false);
+                }
+            }
+        }
+    }
+
+    fn place(&self, member: &PublicKey) -> Option<NodeIndex> {
+        let (_, term) = self.committee.as_ref()?;
+        let place = term.members.iter().position(|key| key[..] == member[..])?;
+        u32::try_from(place).ok().map(NodeIndex)
+    }
+
+    fn take(&mut self, place: NodeIndex, Share { id, digest, share }: Share) {
+        let is_open = self.outcalls.open_one(id).is_some();
+        let next = self.outcalls.next();
+        let is_ahead = id >= next && id.0 - next.0 < AHEAD;
+        if !is_open && !is_ahead {
+            return;
+        }
+        let diverged = self.divergence(id).is_some_and(|answer| answer.digest() == digest);
+        let collected = self.collected.entry(id).or_default();
+        if collected.refused.contains(&place) {
+            return;
+        }
+        let before = collected.answers.len() + collected.divergence.len();
+        // The first counts.
+        if diverged {
+            collected.divergence.entry(place).or_insert(share);
+        } else {
+            collected.answers.entry(place).or_insert((digest, share));
+        }
+        let is_new = collected.answers.len() + collected.divergence.len() > before;
+        if is_new && is_open {
+            self.conclude(id);
+        }
+    }
+
+    /// Whether enough members agree on an answer to a request, or that there is none.
+    fn conclude(&mut self, id: OutcallId) {
+        let Some((_, term)) = self.committee.clone() else { return };
+        let Some(divergence) = self.divergence(id) else { return };
+        let threshold = term.committee.threshold as usize;
+        let Some(collected) = self.collected.get_mut(&id).filter(|it| !it.signed) else { return };
+        collected.sort_out(&divergence);
+        if let Some((digest, signature)) = collected.agreed(&term) {
+            collected.signed = true;
+            if self.outcalls.digest(id) == Some(digest) {
+                self.outcalls.signed(id, &signature, &self.pool);
+            }
+            return;
+        }
+        if collected.can_agree(&term) {
+            return;
+        }
+        let digest = divergence.digest();
+        let message = OutcallAnswer::message(&digest);
+        let own = term.share.as_ref();
+        if let Some(own) = own.filter(|own| !collected.divergence.contains_key(&own.index)) {
+            let share = own.sign(&message);
+            collected.divergence.insert(own.index, share);
+            self.tell(vec![Share { id, digest, share }]);
+        }
+        let Some(collected) = self.collected.get_mut(&id) else { return };
+        if collected.divergence.len() < threshold {
+            return;
+        }
+        match combined(&term, &message, &collected.divergence) {
+            Ok(signature) => {
+                collected.signed = true;
+                self.outcalls.signed_divergence(&divergence, &signature, &self.pool);
+            }
+            Err(false_ones) => collected.refuse(&false_ones),
+        }
+    }
+}
+
+impl Collected {
+    /// What was said of a request before this node knew how its divergence is called.
+    fn sort_out(&mut self, divergence: &OutcallAnswer) {
+        let digest = divergence.digest();
+        let moved: Vec<_> = self.answers.iter().filter(|(_, it)| it.0 == digest).collect();
+        let moved: Vec<_> = moved.into_iter().map(|(place, it)| (*place, it.1)).collect();
+        for (place, share) in moved {
+            self.answers.remove(&place);
+            self.divergence.entry(place).or_insert(share);
+        }
+    }
+
+    fn refuse(&mut self, places: &[NodeIndex]) {
+        for place in places {
+            self.answers.remove(place);
+            self.divergence.remove(place);
+            self.refused.insert(*place);
+        }
+    }
+
+    /// How many said each thing.
+    fn counts(&self) -> BTreeMap<[u8; 32], usize> {
+        let mut counts = BTreeMap::new();
+        for (digest, _) in self.answers.values() {
+            *counts.entry(*digest).or_default() += 1;
+        }
+        counts
+    }
+
+    /// The answer that enough members signed, with the subnet's signature.
+    fn agreed(&mut self, term: &Term) -> Option<([u8; 32], [u8; 48])> {
+        let threshold = term.committee.threshold as usize;
+        loop {
+            let counts = self.counts();
+            let (digest, _) = counts.into_iter().find(|(_, count)| *count >= threshold)?;
+            let of_it = self.answers.iter().filter(|(_, it)| it.0 == digest);
+            let shares = of_it.map(|(place, it)| (*place, it.1)).collect();
+            match combined(term, &OutcallAnswer::message(&digest), &shares) {
+                Ok(signature) => return Some((digest, signature)),
+                Err(false_ones) if false_ones.is_empty() => return None,
+                Err(false_ones) => self.refuse(&false_ones),
+            }
+        }
+    }
+
+    /// Whether any answer may still come to be signed by enough members, whatever those say that were
+    /// not heard. Before it cannot, every share is looked at.
+    fn can_agree(&mut self, term: &Term) -> bool {
+        let (members, threshold) = (term.committee.shares.len(), term.committee.threshold as usize);
+        let possible = |collected: &Self| {
+            let most = collected.counts().into_values().max().unwrap_or_default();
+            let unheard = members.saturating_sub(collected.answers.len());
+            most + unheard >= threshold
+        };
+        if possible(self) {
+            return true;
+        }
+        let unverified: Vec<_> =
+            self.answers.iter().filter(|(place, _)| !self.verified.contains(place)).collect();
+        let is_false = |(place, it): &(&NodeIndex, &([u8; 32], SignatureShare))| {
+            let message = OutcallAnswer::message(&it.0);
+            term.committee.verify_share(**place, &message, &it.1).is_err()
+        };
+        let false_ones: Vec<_> =
+            unverified.into_iter().filter(is_false).map(|(place, _)| *place).collect();
+        self.refuse(&false_ones);
+        self.verified = self.answers.keys().copied().collect();
+        possible(self)
+    }
+}
+
+/// The subnet's signature out of shares, or whose share is false.
+fn combined(
+    term: &Term,
+    message: &[u8],
+    shares: &BTreeMap<NodeIndex, SignatureShare>,
+) -> Result<[u8; 48], Vec<NodeIndex>> {
+    // Verified together first: one check in place of one for each.
+    if let Ok(signature) = nidkg::combine(&term.committee, shares)
+        && nidkg::verify(&term.committee.public_key, message, &signature.0)
+    {
+        return Ok(signature.0);
+    }
+    let is_false = |(place, share): &(&NodeIndex, &SignatureShare)| {
+        term.committee.verify_share(**place, message, share).is_err()
+    };
+    Err(shares.iter().filter(is_false).map(|(place, _)| *place).collect())
+}
+
+#[cfg(test)]
+#[path = "outcalls_tests.rs"]
+mod tests;

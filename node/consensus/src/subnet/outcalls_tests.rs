@@ -1,0 +1,331 @@
+#![allow(clippy::unwrap_used)]
+
+use budget::Pool;
+use commonware_cryptography::Signer as _;
+use commonware_p2p::simulated::{Link, Network, Oracle};
+use commonware_runtime::{Quota, Runner as _, Spawner as _, Supervisor as _, deterministic};
+use commonware_utils::{NZU32, NZUsize, Probability, sync::Mutex};
+use limits::Limits;
+use nidkg::{Committee, SecretShare};
+use rand::{SeedableRng as _, rngs::StdRng};
+use state::{Payload, Time};
+
+use super::*;
+use crate::{OpenOutcall, TakenCall, subnet::key};
+
+type Context = deterministic::Context;
+
+const MEMBERS: usize = 4;
+const THRESHOLD: u32 = 3;
+const UNTIL: Time = Time(1 << 50);
+
+fn dealt(seed: u64) -> (Committee, Vec<SecretShare>) {
+    nidkg::deal(MEMBERS as u32, THRESHOLD, &mut StdRng::seed_from_u64(seed)).unwrap()
+}
+
+fn answer(id: u64, reply: &str) -> OutcallAnswer {
+    let payload = Payload::Reply(reply.as_bytes().to_vec());
+    OutcallAnswer { id: OutcallId(id), until: UNTIL, payload }
+}
+
+fn keys() -> Vec<PublicKey> {
+    let mut keys: Vec<_> = (1..=MEMBERS as u8)
+        .map(|number| key::node_key(&[number; 32]).unwrap().public_key())
+        .collect();
+    keys.sort();
+    keys
+}
+
+/// Of the member at this place; the same seed deals the same.
+fn term(seed: u64, place: usize) -> Term {
+    let members = keys().iter().map(|key| key.as_ref().try_into().unwrap()).collect();
+    let (committee, mut shares) = dealt(seed);
+    Term { committee, share: Some(shares.remove(place)), members }
+}
+
+fn node_id(place: usize) -> Principal {
+    Principal::from_slice(&[place as u8, 2])
+}
+
+/// Four members, each with a task.
+struct Members {
+    context: Context,
+    oracle: Oracle<PublicKey, Context>,
+    key: nidkg::PublicKey,
+    outcalls: Vec<Arc<Outcalls>>,
+    pools: Vec<Arc<IngressPool>>,
+    terms: Vec<Terms>,
+    rooms: Vec<Pool>,
+    cut: Arc<Mutex<Vec<PublicKey>>>,
+}
+
+impl Members {
+    async fn new(context: Context) -> Self {
+        let config = commonware_p2p::simulated::Config {
+            max_size: 4 << 20,
+            max_peers_per_set: NZUsize!(MEMBERS),
+            disconnect_on_block: true,
+            tracked_peer_sets: NZUsize!(2),
+        };
+        let keys = keys();
+        let (network, oracle) =
+            Network::new_with_peers(context.child("network"), config, keys.clone()).await;
+        network.start();
+        let mut members = Self {
+            context,
+            oracle,
+            key: dealt(1).0.public_key,
+            outcalls: vec![],
+            pools: vec![],
+            terms: vec![],
+            rooms: vec![],
+            cut: Arc::default(),
+        };
+        for (place, me) in keys.iter().enumerate() {
+            let room = Pool::standalone("outcalls", 1 << 20);
+            let outcalls = Arc::new(Outcalls::new(room.clone()));
+            let limits = Limits::derive(512 << 20).unwrap().consensus;
+            let pool = Arc::new(IngressPool::new(&limits));
+            let terms = Terms::new(Height(1), term(1, place));
+            let quota = Quota::per_second(NZU32!(100_000));
+            let ends = members.oracle.control(me.clone()).register(0, quota).await.unwrap();
+            let all = keys.clone();
+            let ids: NodeIds =
+                Arc::new(move |member| all.iter().position(|key| key == member).map(node_id));
+            let cut = members.cut.clone();
+            let blame = Blame::new(Arc::new(move |peer| cut.lock().push(peer.clone())));
+            let agreement = Agreement::new(
+                (outcalls.clone(), pool.clone()),
+                terms.clone(),
+                (me.clone(), ids),
+                ends.0,
+                blame,
+            );
+            let task = members.context.child("member").with_attribute("place", place);
+            task.spawn(move |context| agreement.run(context, ends.1));
+            members.outcalls.push(outcalls);
+            members.pools.push(pool);
+            members.terms.push(terms);
+            members.rooms.push(room);
+        }
+        members
+    }
+
+    async fn connect(&self) {
+        for from in keys() {
+            for to in keys().into_iter().filter(|to| *to != from) {
+                let link = Link {
+                    latency: Duration::from_millis(5),
+                    jitter: Duration::ZERO,
+                    success_rate: Probability::try_from(1.0).unwrap(),
+                };
+                self.oracle.add_link(from.clone(), to, link).await.unwrap();
+            }
+        }
+    }
+
+    /// Each has executed the block with these requests.
+    fn open(&self, ids: &[u64], node: Option<Principal>) {
+        let open: BTreeMap<_, _> =
+            ids.iter().map(|id| (OutcallId(*id), OpenOutcall { until: UNTIL, node })).collect();
+        let next = ids.iter().max().map_or(0, |id| id + 1);
+        self.outcalls.iter().for_each(|it| it.set_open(OutcallId(next), open.clone()));
+    }
+
+    fn find(&self, place: usize, answer: OutcallAnswer) {
+        let held = self.rooms[place].try_reserve(answer.payload.len()).unwrap();
+        self.outcalls[place].answer(answer, held);
+    }
+
+    /// What waits in each pool, verified.
+    async fn agreed(&self) -> Vec<Vec<OutcallAnswer>> {
+        self.context.sleep(Duration::from_secs(5)).await;
+        let read = |call: TakenCall| {
+            let (answer, signature) = OutcallAnswer::read(&call.signed).unwrap();
+            let message = OutcallAnswer::message(&answer.digest());
+            assert!(nidkg::verify(&self.key, &message, &signature));
+            assert_eq!(call.id, answer.ingress_id());
+            answer
+        };
+        let taken = self.pools.iter().map(|pool| pool.take(Time(0), 1 << 20, 100));
+        taken.map(|calls| calls.into_iter().map(read).collect()).collect()
+    }
+}
+
+fn run<F: Future<Output = ()>>(test: impl FnOnce(Members) -> F) {
+    deterministic::Runner::timed(Duration::from_secs(600)).start(|context| async move {
+        test(Members::new(context).await).await;
+    });
+}
+
+#[test]
+fn what_three_found_is_agreed_on_and_the_fourth_has_nothing_to_add() {
+    run(|members| async move {
+        members.connect().await;
+        members.open(&[7, 8], None);
+        for place in 0..3 {
+            members.find(place, answer(7, "same"));
+        }
+        members.find(3, answer(7, "other"));
+        let same = vec![answer(7, "same")];
+        assert_eq!(members.agreed().await, [same.clone(), same.clone(), same, vec![]]);
+        // What is agreed on and taken holds no memory; the other waits until the request is over.
+        assert_eq!(members.rooms.iter().map(Pool::used_bytes).collect::<Vec<_>>(), [0, 0, 0, 5]);
+        members.open(&[8], None);
+        assert_eq!(members.rooms[3].used_bytes(), 0);
+        assert!(members.cut.lock().is_empty());
+    });
+}
+
+#[test]
+fn two_and_two_is_no_agreement_and_all_say_so() {
+    run(|members| async move {
+        members.connect().await;
+        members.open(&[1], None);
+        for place in 0..3 {
+            members.find(place, answer(1, if place < 2 { "one" } else { "two" }));
+        }
+        // The fourth may make three of the two.
+        assert_eq!(members.agreed().await, [const { vec![] }; MEMBERS]);
+        members.find(3, answer(1, "two"));
+        let none = vec![OutcallAnswer::no_consensus(OutcallId(1), UNTIL)];
+        assert_eq!(members.agreed().await, vec![none; MEMBERS]);
+    });
+}
+
+#[test]
+fn what_one_member_finds_alone_is_everybodys() {
+    run(|members| async move {
+        members.connect().await;
+        members.open(&[1], Some(node_id(2)));
+        members.find(2, answer(1, "alone"));
+        assert_eq!(members.agreed().await, vec![vec![answer(1, "alone")]; MEMBERS]);
+        assert!(members.cut.lock().is_empty());
+    });
+}
+
+#[test]
+fn an_answer_of_another_than_the_one_that_asks_does_not_count() {
+    run(|members| async move {
+        members.connect().await;
+        members.open(&[1], Some(node_id(2)));
+        members.find(1, answer(1, "not mine to say"));
+        assert_eq!(members.agreed().await, [const { vec![] }; MEMBERS]);
+    });
+}
+
+#[test]
+fn what_was_said_while_nobody_listened_is_said_again() {
+    run(|members| async move {
+        members.open(&[1], None);
+        for place in 0..MEMBERS {
+            members.find(place, answer(1, "same"));
+        }
+        assert_eq!(members.agreed().await, [const { vec![] }; MEMBERS]);
+        members.connect().await;
+        assert_eq!(members.agreed().await, vec![vec![answer(1, "same")]; MEMBERS]);
+    });
+}
+
+#[test]
+fn a_member_that_executes_later_has_what_was_said_before() {
+    run(|members| async move {
+        members.connect().await;
+        let open = BTreeMap::from([(OutcallId(0), OpenOutcall { until: UNTIL, node: None })]);
+        for place in 0..3 {
+            members.outcalls[place].set_open(OutcallId(1), open.clone());
+            members.find(place, answer(0, "same"));
+        }
+        assert_eq!(members.agreed().await[3], []);
+        members.outcalls[3].set_open(OutcallId(1), open);
+        members.find(3, answer(0, "same"));
+        assert_eq!(members.agreed().await[3], [answer(0, "same")]);
+    });
+}
+
+#[test]
+fn another_committee_signs_anew() {
+    run(|members| async move {
+        members.open(&[1], None);
+        members.find(0, answer(1, "same"));
+        members.context.sleep(Duration::from_secs(2)).await;
+        // The same key cannot be dealt again here, so what the new committee signs is of its own.
+        for (place, terms) in members.terms.iter().enumerate() {
+            terms.begin(Height(100), term(2, place));
+        }
+        members.connect().await;
+        for place in 1..MEMBERS {
+            members.find(place, answer(1, "same"));
+        }
+        members.context.sleep(Duration::from_secs(5)).await;
+        for pool in &members.pools {
+            let taken = pool.take(Time(0), 1 << 20, 100);
+            let (answer, signature) = OutcallAnswer::read(&taken[0].signed).unwrap();
+            let message = OutcallAnswer::message(&answer.digest());
+            assert!(nidkg::verify(&dealt(2).0.public_key, &message, &signature));
+        }
+    });
+}
+
+#[test]
+fn false_shares_make_no_answer_and_no_divergence() {
+    let dealt = dealt(1);
+    let term = term(1, 0);
+    let digest = answer(1, "same").digest();
+    let share = |place: usize, of: &[u8; 32]| dealt.1[place].sign(&OutcallAnswer::message(of));
+    let mut collected = Collected::default();
+    for place in 0..2 {
+        collected.answers.insert(NodeIndex(place), (digest, share(place as usize, &digest)));
+    }
+    // It signed something else than it says.
+    collected.answers.insert(NodeIndex(2), (digest, share(2, &[9; 32])));
+    assert_eq!(collected.agreed(&term), None);
+    assert!(collected.refused.contains(&NodeIndex(2)) && collected.answers.len() == 2);
+    collected.answers.insert(NodeIndex(3), (digest, share(3, &digest)));
+    let (agreed, signature) = collected.agreed(&term).unwrap();
+    assert_eq!(agreed, digest);
+    let message = OutcallAnswer::message(&digest);
+    assert!(nidkg::verify(&dealt.0.public_key, &message, &signature));
+
+    let mut split = Collected::default();
+    split.answers.insert(NodeIndex(0), (digest, share(0, &digest)));
+    split.answers.insert(NodeIndex(1), (digest, share(1, &digest)));
+    split.answers.insert(NodeIndex(2), ([1; 32], share(2, &[1; 32])));
+    assert!(split.can_agree(&term), "the fourth may say the same as the first two");
+    split.answers.insert(NodeIndex(3), ([2; 32], share(3, &[3; 32])));
+    assert!(split.can_agree(&term), "what it says is signed by nobody");
+    let true_one = ([2; 32], share(3, &[2; 32]));
+    let mut split = Collected { refused: BTreeSet::new(), ..split };
+    split.answers.insert(NodeIndex(3), true_one);
+    assert!(!split.can_agree(&term));
+}
+
+#[test]
+fn what_is_kept_of_shares_is_bounded() {
+    run(|members| async move {
+        let mut agreement = Agreement::new(
+            (members.outcalls[0].clone(), members.pools[0].clone()),
+            members.terms[0].clone(),
+            (keys()[0].clone(), Arc::new(|_| None)),
+            members
+                .oracle
+                .control(keys()[0].clone())
+                .register(1, Quota::per_second(NZU32!(10)))
+                .await
+                .unwrap()
+                .0,
+            Blame::new(Arc::new(|_| {})),
+        );
+        members.open(&[3], None);
+        agreement.look(false);
+        let share = SignatureShare([1; 48]);
+        for id in 0..10_000 {
+            for digest in 0..3 {
+                let share = Share { id: OutcallId(id), digest: [digest; 32], share };
+                agreement.take(NodeIndex(1), share);
+            }
+        }
+        assert_eq!(agreement.collected.len() as u64, 1 + AHEAD);
+        assert!(agreement.collected.values().all(|it| it.answers.len() <= 1));
+    });
+}

@@ -1,0 +1,267 @@
+//! `http_request`: a canister asks a server outside.
+//!
+//! ```text
+//! check and price -> open in the state (`state::Outcalls`) -> members ask, agree -> answer in a block
+//! ```
+//!
+//! Here is what follows from the call alone: whether the request may be made, what it costs, and that
+//! it is answered once. What only a member that makes the request finds out (that the URL names no
+//! server, say) is an answer like any other. This module must not know how servers are asked.
+
+use candid::{CandidType, Deserialize, Principal};
+use limits::{OUTCALL_REQUEST_BYTES, OUTCALL_RESPONSE_BYTES};
+use serde_bytes::ByteBuf;
+use sha2::{Digest as _, Sha256};
+use state::{
+    Cycles, Origin, Outcall, OutcallAnswer, OutcallId, OutcallMethod, OutcallTransform, Payload,
+    Reject, ReplicatedState, SubnetCall, Time, heap,
+};
+
+use super::{Dispatcher, Handled, Handling, decode};
+use crate::core::Core;
+use crate::message::Effects;
+use crate::reject;
+
+/// Bounds of the interface specification.
+const URL_BYTES_MAX: usize = 8_192;
+const HEADERS_MAX: usize = 64;
+const HEADER_PART_BYTES_MAX: usize = 8 << 10;
+const HEADERS_BYTES_MAX: usize = 48 << 10;
+
+/// The argument, as the interface specification has it.
+#[derive(CandidType, Deserialize)]
+struct Argument {
+    url: String,
+    max_response_bytes: Option<u64>,
+    method: Method,
+    headers: Vec<Header>,
+    body: Option<ByteBuf>,
+    transform: Option<Transform>,
+    is_replicated: Option<bool>,
+}
+
+#[derive(CandidType, Deserialize)]
+#[expect(non_camel_case_types, reason = "names of the interface")]
+enum Method {
+    get,
+    head,
+    post,
+    put,
+    delete,
+    patch,
+}
+
+#[derive(CandidType, Deserialize)]
+struct Header {
+    name: String,
+    value: String,
+}
+
+#[derive(CandidType, Deserialize)]
+struct Transform {
+    function: ic_management_canister_types::TransformFunc,
+    context: ByteBuf,
+}
+
+impl Method {
+    fn kept(&self) -> OutcallMethod {
+        match self {
+            Self::get => OutcallMethod::Get,
+            Self::head => OutcallMethod::Head,
+            Self::post => OutcallMethod::Post,
+            Self::put => OutcallMethod::Put,
+            Self::delete => OutcallMethod::Delete,
+            Self::patch => OutcallMethod::Patch,
+        }
+    }
+}
+
+impl Dispatcher<'_> {
+    pub(super) fn http_request(&mut self, call: &SubnetCall) -> Handling {
+        let argument: Argument = decode(&call.arg)?;
+        check(&argument, &call.origin.caller())?;
+        let node = (argument.is_replicated == Some(false)).then(|| self.one_member());
+        let mut outcall = outcall(argument, call, self.until(), node);
+        self.check_open(&outcall)?;
+        let price =
+            self.core.cost_table.outcall(outcall.request_bytes(), outcall.response_bytes_max);
+        let Some(left) = call.cycles.checked_sub(price) else {
+            return Err(too_few_cycles(call.cycles, price).into());
+        };
+        outcall.cycles = left;
+        match self.state.get_mut(&call.origin.caller()) {
+            Some(caller) => caller.consumption.http_outcalls += price,
+            None => self.state.subnet.consumption.http_outcalls += price,
+        }
+        self.state.subnet.outcalls.add(outcall);
+        Ok(Handled::Waits)
+    }
+
+    fn until(&self) -> Time {
+        let seconds = self.core.limits().outcalls.timeout_seconds;
+        Time(self.round.time.0.saturating_add(seconds.saturating_mul(1_000_000_000)))
+    }
+
+    /// The member that makes a request alone: one that nobody can choose.
+    fn one_member(&self) -> Principal {
+        let subnet = &self.state.subnet;
+        let nodes = match &subnet.key {
+            Some(key) => &key.nodes,
+            None => &self.core.config.subnet.nodes,
+        };
+        let mut hash = Sha256::new();
+        hash.update(b"\x16thimble-outcall-member");
+        hash.update(subnet.root);
+        hash.update(subnet.height.0.to_be_bytes());
+        hash.update((subnet.outcalls.open().len() as u64).to_be_bytes());
+        let number = hash.finalize().first_chunk::<8>().map_or(0, |it| u64::from_be_bytes(*it));
+        let place = number.checked_rem(nodes.len() as u64).unwrap_or_default();
+        let node = usize::try_from(place).ok().and_then(|place| nodes.get(place));
+        node.map_or(Principal::anonymous(), |node| node.node_id)
+    }
+
+    /// Whether one more request may be open. A canister has no more of them than are left for all
+    /// others.
+    fn check_open(&self, outcall: &Outcall) -> Result<(), Reject> {
+        let limits = &self.core.limits().outcalls;
+        let outcalls = &self.state.subnet.outcalls;
+        let open = outcalls.open().len() as u64;
+        if open >= limits.open {
+            return Err(reject::rejected_message(format!(
+                "max number ({}) of http requests in-flight reached.",
+                limits.open
+            )));
+        }
+        let caller = outcall.caller();
+        let own = outcalls.open().values().filter(|other| other.caller() == caller).count() as u64;
+        if own >= limits.open - open {
+            return Err(reject::rejected_message(format!(
+                "Canister {caller} has {own} http requests in-flight, and no canister has more than \
+                 are left for all others of the subnet's {} (outcalls.open). Try again.",
+                limits.open
+            )));
+        }
+        let (bytes, used) = (outcall.accounted_bytes(), outcalls.accounted_bytes());
+        if used + bytes > limits.open_bytes {
+            return Err(reject::queue_full(format!(
+                "The request needs {bytes} bytes; http requests in-flight take {used} bytes of the \
+                 subnet's {} (outcalls.open_bytes). Try again.",
+                limits.open_bytes
+            )));
+        }
+        Ok(())
+    }
+}
+
+fn too_few_cycles(attached: Cycles, price: Cycles) -> Reject {
+    reject::rejected_message(format!(
+        "http_request request sent with {attached} cycles, but {price} cycles are required."
+    ))
+}
+
+/// Whether the interface allows such a request.
+fn check(argument: &Argument, caller: &Principal) -> Result<(), Reject> {
+    let refused = |what: String| Err(reject::rejected_message(what));
+    if argument.url.len() > URL_BYTES_MAX {
+        let length = argument.url.len();
+        return refused(format!("url size {length} exceeds {URL_BYTES_MAX} bytes"));
+    }
+    if let Some(asked) = argument.max_response_bytes.filter(|asked| *asked > OUTCALL_RESPONSE_BYTES)
+    {
+        return refused(format!(
+            "max_response_bytes expected to be in the range [0..{OUTCALL_RESPONSE_BYTES}], got \
+             {asked}"
+        ));
+    }
+    let mut headers_bytes = 0;
+    for Header { name, value } in &argument.headers {
+        for (what, part) in [("name", name), ("value", value)] {
+            if part.len() > HEADER_PART_BYTES_MAX {
+                let length = part.len();
+                return refused(format!(
+                    "http header {what} has {length} bytes, over the limit of \
+                     {HEADER_PART_BYTES_MAX}"
+                ));
+            }
+            headers_bytes += part.len();
+        }
+    }
+    let count = argument.headers.len();
+    if count > HEADERS_MAX {
+        return refused(format!("{count} http headers exceed the limit of {HEADERS_MAX}"));
+    }
+    if headers_bytes > HEADERS_BYTES_MAX {
+        return refused(format!(
+            "http headers have {headers_bytes} bytes, over the limit of {HEADERS_BYTES_MAX}"
+        ));
+    }
+    let body_bytes = argument.body.as_ref().map_or(0, |body| body.len());
+    let bytes = (headers_bytes + body_bytes) as u64;
+    if bytes > OUTCALL_REQUEST_BYTES {
+        return refused(format!(
+            "http headers and body have {bytes} bytes, over the limit of {OUTCALL_REQUEST_BYTES}"
+        ));
+    }
+    if !argument.method.kept().is_for_all() && argument.is_replicated != Some(false) {
+        let name = argument.method.kept().name();
+        return refused(format!(
+            "http method {name} is supported in non-replicated mode only (is_replicated = false)"
+        ));
+    }
+    match &argument.transform {
+        Some(Transform { function, .. }) if function.0.principal != *caller => refused(format!(
+            "the transform function is exported by {}, and must be by the caller, {caller}",
+            function.0.principal
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The request as it is kept; what is left of the cycles is not known yet.
+fn outcall(argument: Argument, call: &SubnetCall, until: Time, node: Option<Principal>) -> Outcall {
+    // It stays in the state.
+    let transform = |Transform { function, context }: Transform| OutcallTransform {
+        method_name: heap::kept_text(function.0.method),
+        context: heap::kept(context.into_vec()),
+    };
+    let header = |it: Header| (heap::kept_text(it.name), heap::kept_text(it.value));
+    Outcall {
+        origin: call.origin.clone(),
+        cycles: 0,
+        method: argument.method.kept(),
+        url: heap::kept_text(argument.url),
+        headers: argument.headers.into_iter().map(header).collect(),
+        body: argument.body.map(|body| heap::kept(body.into_vec())).unwrap_or_default(),
+        response_bytes_max: argument.max_response_bytes.unwrap_or(OUTCALL_RESPONSE_BYTES),
+        transform: argument.transform.map(transform),
+        until,
+        node,
+    }
+}
+
+/// Answers the requests that a block brings answers to, each once, then those whose time is over.
+pub(crate) fn answer(
+    state: &mut ReplicatedState,
+    answers: Vec<OutcallAnswer>,
+    now: Time,
+) -> Effects {
+    let mut effects = Effects::default();
+    let mut respond = |state: &mut ReplicatedState, id: OutcallId, payload: Payload| {
+        let Some(outcall) = state.subnet.outcalls.remove(id) else { return };
+        debug_assert!(matches!(outcall.origin, Origin::Canister { .. }), "canisters alone may ask");
+        let unclaimed = effects.answer(&outcall.origin, payload, outcall.cycles);
+        state.subnet.consumption.uninstall += unclaimed;
+    };
+    for OutcallAnswer { id, payload, .. } in answers {
+        respond(state, id, payload);
+    }
+    for id in state.subnet.outcalls.expired(now) {
+        respond(state, id, Payload::Reject(OutcallAnswer::timed_out()));
+    }
+    effects
+}
+
+/// Whether the subnet makes requests to servers outside.
+pub(super) fn are_on(core: &Core) -> bool {
+    core.config.outcalls
+}

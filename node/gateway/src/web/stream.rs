@@ -1,0 +1,416 @@
+//! Responses of several replies: the next one is asked for when the last is written.
+//!
+//! There are places for few of them at once, since each holds its request, and a deadline for each
+//! as a whole. Who waits for a place holds no reply.
+
+use std::{io, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use envelope::hash::{Hash, of_bytes};
+use hyper::{Response, StatusCode, header};
+use ic_http_certification::CERTIFICATE_EXPRESSION_HEADER_NAME;
+use limits::HTTP_STREAM_BODY_BYTES;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    time::{Instant, timeout_at},
+};
+
+use super::{
+    exchange::{Exchange, Outcomes, Reply, Use, internal},
+    reply::{Streaming, Token},
+    respond::{self, ContentRange, Head, Hold},
+    room::Share,
+    verify::{BodyHashes, Certified, Line, Verified},
+};
+use crate::{
+    answer::Refused,
+    connection::{Answers as _, Outgoing},
+};
+
+/// See [`common`].
+type Common = Option<Vec<Line>>;
+
+/// A place among the long responses, and what each of them holds beside its piece.
+type LongPlace = Arc<(OwnedSemaphorePermit, OwnedSemaphorePermit, budget::Reservation)>;
+
+/// What is known of the hashes of pieces: `None` where nothing is certified.
+type Digests = Option<Vec<Hash>>;
+
+/// A piece that is there.
+struct Made {
+    body: Bytes,
+    share: Arc<Share>,
+}
+
+impl From<Reply> for Made {
+    fn from(reply: Reply) -> Self {
+        Self { body: reply.body, share: reply.share }
+    }
+}
+
+impl Exchange {
+    /// A place among the long responses. Who waits for one holds no reply, and asks for the first
+    /// piece again; where that cannot be asked for, it cannot wait.
+    async fn long_place(&self, first: Made, is_query: bool) -> Outcomes<(LongPlace, Option<Made>)> {
+        let (limits, body) = (&self.web.limits, self.request.body.len() as u64);
+        if body > HTTP_STREAM_BODY_BYTES {
+            return Err(respond::bad(format!(
+                "it is of several replies, and answers a request with a body of {body} bytes; the \
+                 most is {HTTP_STREAM_BODY_BYTES}"
+            )));
+        }
+        let room = || self.web.rooms.reserve(limits.stream_bytes());
+        let (guest, all) = (&self.guest.streams, &self.web.streams);
+        if let Ok(of_guest) = guest.clone().try_acquire_owned()
+            && let Ok(of_all) = all.clone().try_acquire_owned()
+        {
+            first.share.settle();
+            return Ok((Arc::new((of_guest, of_all, room()?)), Some(first)));
+        }
+        drop(first);
+        let full = || {
+            let message = format!(
+                "as many long responses are sent as the limit http_gateway.requests_bytes = {} has \
+                 room for: {} at once, {} of one connection; retry in a second",
+                limits.requests_bytes,
+                self.web.rooms.parts().streams,
+                self.web.rooms.guest_streams(),
+            );
+            Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "http_streams", message, 1)
+        };
+        if !is_query {
+            return Err(full());
+        }
+        let until = Instant::now() + self.web.read_timeout();
+        let wait = |places: &Arc<Semaphore>| timeout_at(until, places.clone().acquire_owned());
+        let of_guest = wait(guest).await.map_err(|_| full())?.map_err(|_| full())?;
+        let of_all = wait(all).await.map_err(|_| full())?.map_err(|_| full())?;
+        Ok((Arc::new((of_guest, of_all, room()?)), None))
+    }
+
+    /// The whole of something of which the canister sent the first range.
+    pub(super) async fn by_ranges(
+        mut self,
+        reply: Reply,
+        verified: Option<Verified>,
+        is_query: bool,
+    ) -> Outcomes<Response<Outgoing>> {
+        let range = range_of(&reply.head, &reply.body)?;
+        let common = common(verified.as_ref())?;
+        if range.first != 0 {
+            return Err(respond::bad("it is a range that does not begin at the first byte"));
+        }
+        let mut parts = reply.head.parts(verified.as_ref())?;
+        parts.status = StatusCode::OK;
+        parts.headers.remove(header::CONTENT_RANGE);
+        let (place, first) = self.long_place(reply.into(), is_query).await?;
+        self.body = None;
+        let hold: Hold = place.clone();
+        let (sending, pieces) = Sending::new(self, place);
+        tokio::spawn(sending.run(Source::Ranges(first, range, common)));
+        Ok(respond::holding(parts, Outgoing::Pieces(pieces, Some(range.total)), hold))
+    }
+
+    /// A response of which the canister has sent the first piece, and a callback gives the others.
+    pub(super) async fn by_callback(
+        mut self,
+        mut reply: Reply,
+        certified: Option<Certified>,
+        is_query: bool,
+    ) -> Outcomes<Response<Outgoing>> {
+        let Some(streaming) = reply.streaming.take() else {
+            return Err(internal("a response without a callback has none"));
+        };
+        if streaming.canister != self.target.canister {
+            return Err(respond::bad("its streaming callback is another canister's method"));
+        }
+        let head = reply.head.clone();
+        let (place, mut first) = self.long_place(reply.into(), is_query).await?;
+        self.body = None;
+        let (mut digests, mut total, mut verified) = (None, None, None);
+        if let Some(certified) = certified {
+            if certified.is_nothing() {
+                verified = Some(Verified::Nothing);
+            } else {
+                let reading = self.read_through(&certified, first.take(), &streaming);
+                let read = self.in_time("the response was not verified", reading).await?;
+                verified = Some(self.judge(&certified, &read.0)?);
+                (digests, total) = (Some(read.1), Some(read.2));
+            }
+        }
+        let parts = head.parts(verified.as_ref())?;
+        let hold: Hold = place.clone();
+        let (sending, pieces) = Sending::new(self, place);
+        tokio::spawn(sending.run(Source::Pieces(first, streaming, digests)));
+        Ok(respond::holding(parts, Outgoing::Pieces(pieces, total), hold))
+    }
+
+    /// Reads all pieces of a response and keeps their hashes: of the whole, and of each. Says how many
+    /// bytes there are.
+    async fn read_through(
+        &self,
+        certified: &Certified,
+        first: Option<Made>,
+        streaming: &Streaming,
+    ) -> Outcomes<(BodyHashes, Vec<Hash>, u64)> {
+        let first = match first {
+            Some(first) => first.body,
+            None => self.ask(&self.request, Use::Read).await?.body,
+        };
+        let mut total = first.len() as u64;
+        let mut digests = vec![self.digest(&first).await?];
+        let mut hasher = self.hash(certified.hasher(), first).await?;
+        let mut token = Some(streaming.token.clone());
+        while let Some(next) = token {
+            self.check_pieces(digests.len() as u64)?;
+            let piece = self.piece(&streaming.method, &next, Use::Read).await?;
+            total += piece.body.len() as u64;
+            token = piece.next;
+            digests.push(self.digest(&piece.body).await?);
+            hasher = self.hash(hasher, piece.body).await?;
+        }
+        Ok((hasher.finish(), digests, total))
+    }
+
+    async fn digest(&self, bytes: &Bytes) -> Outcomes<Hash> {
+        let bytes = bytes.clone();
+        self.on_thread(move || of_bytes(&bytes)).await
+    }
+
+    fn check_pieces(&self, pieces: u64) -> Outcomes<()> {
+        let limit = self.web.limits.response_chunks;
+        if pieces <= limit {
+            return Ok(());
+        }
+        Err(respond::bad(format!(
+            "it has more pieces than the limit http_gateway.response_chunks = {limit}"
+        )))
+    }
+
+    /// Whether a piece is the one that was verified.
+    async fn check_digest(&self, body: &Bytes, number: u64, digests: &Digests) -> Outcomes<()> {
+        let Some(digests) = digests else { return Ok(()) };
+        let expected = usize::try_from(number).ok().and_then(|number| digests.get(number));
+        if expected == Some(&self.digest(body).await?) {
+            return Ok(());
+        }
+        Err(respond::bad("a piece of it is another than when it was verified"))
+    }
+}
+
+/// Where pieces come from, with the first if it is there.
+enum Source {
+    Ranges(Option<Made>, ContentRange, Common),
+    Pieces(Option<Made>, Streaming, Digests),
+}
+
+/// A long response on its way.
+struct Sending {
+    exchange: Exchange,
+    place: LongPlace,
+    sender: mpsc::Sender<io::Result<Bytes>>,
+    /// For the one piece that is written.
+    one: Arc<Semaphore>,
+    until: Instant,
+    /// Pieces asked for so far, beside the first.
+    pieces: u64,
+    /// What the last one took, since the next is likely to take as much.
+    expected: u64,
+}
+
+impl Sending {
+    fn new(exchange: Exchange, place: LongPlace) -> (Self, mpsc::Receiver<io::Result<Bytes>>) {
+        let (sender, pieces) = mpsc::channel(1);
+        let until = Instant::now() + Duration::from_millis(exchange.web.limits.stream_millis);
+        let one = Arc::new(Semaphore::new(1));
+        let sending = Self { exchange, place, sender, one, until, pieces: 0, expected: 0 };
+        (sending, pieces)
+    }
+
+    /// Sends until the deadline; then the response breaks off.
+    async fn run(mut self, source: Source) {
+        let until = self.until;
+        let sending = async {
+            match source {
+                Source::Ranges(first, range, common) => self.ranges(first, (range, common)).await,
+                Source::Pieces(first, streaming, digests) => {
+                    self.pieces(first, streaming, digests).await;
+                }
+            }
+        };
+        if timeout_at(until, sending).await.is_err() {
+            let limit = self.exchange.web.limits.stream_millis;
+            tracing::debug!(
+                "a response broke off: it was not sent within the limit http_gateway.stream_millis \
+                 = {limit}"
+            );
+        }
+    }
+
+    /// Sends all ranges, each verified for itself.
+    async fn ranges(&mut self, mut first: Option<Made>, (range, common): (ContentRange, Common)) {
+        let mut next = 0;
+        while next < range.total {
+            let Some(written) = self.last_is_written().await else { return };
+            let made = match first.take() {
+                Some(first) => Ok(first),
+                None => {
+                    let making = self.next_range(next, (range.total, &common));
+                    self.exchange.in_time("a range of the response was not made", making).await
+                }
+            };
+            self.pieces += 1;
+            match made {
+                Ok(made) => {
+                    next += made.body.len() as u64;
+                    self.send(made, written).await;
+                }
+                Err(refused) => return self.break_off(&refused).await,
+            }
+        }
+    }
+
+    async fn next_range(&self, next: u64, (total, common): (u64, &Common)) -> Outcomes<Made> {
+        let exchange = &self.exchange;
+        exchange.check_pieces(self.pieces + 1)?;
+        // The first range is what is answered to a request without one.
+        let request = match next {
+            0 => exchange.request.clone(),
+            next => Arc::new(exchange.request.from(next)),
+        };
+        let reply = exchange.ask(&request, Use::Written(self.expected)).await?;
+        if reply.streaming.is_some() || reply.upgrade {
+            return Err(respond::bad("it is a range, and wants more than a range can be"));
+        }
+        let certified = match exchange.target.raw {
+            true => None,
+            false => Some(exchange.look(&request, &reply.head).await?),
+        };
+        let verified = exchange.verified(certified, &reply.body).await?;
+        if self::common(verified.as_ref())? != *common {
+            return Err(respond::bad("its ranges are of different responses"));
+        }
+        let range = range_of(&reply.head, &reply.body)?;
+        if reply.head.status != StatusCode::PARTIAL_CONTENT
+            || range.total != total
+            || range.first > next
+            || range.last < next
+        {
+            return Err(respond::bad("a range of it is not the one that was asked for"));
+        }
+        let known = usize::try_from(next - range.first).map_err(internal)?;
+        Ok(Made { body: reply.body.slice(known..), share: reply.share })
+    }
+
+    /// Sends all pieces. With their hashes, only what has them.
+    async fn pieces(&mut self, first: Option<Made>, streaming: Streaming, digests: Digests) {
+        let Some(written) = self.last_is_written().await else { return };
+        let first = match first {
+            Some(first) => Ok(first),
+            None => {
+                let making = self.first_again(&digests);
+                self.exchange.in_time("the response was not made again", making).await
+            }
+        };
+        match first {
+            Ok(first) => self.send(first, written).await,
+            Err(refused) => return self.break_off(&refused).await,
+        }
+        let mut token = Some(streaming.token);
+        while let Some(next) = token {
+            let Some(written) = self.last_is_written().await else { return };
+            self.pieces += 1;
+            let making = self.next_piece(&streaming.method, &next, &digests);
+            let made = self.exchange.in_time("a piece of the response was not made", making);
+            match made.await {
+                Ok((made, next)) => {
+                    token = next;
+                    self.send(made, written).await;
+                }
+                Err(refused) => return self.break_off(&refused).await,
+            }
+        }
+        // The end, where it is not known by the number of bytes.
+        let _ = self.sender.send(Ok(Bytes::new())).await;
+    }
+
+    /// The first piece, which was forgotten.
+    async fn first_again(&self, digests: &Digests) -> Outcomes<Made> {
+        let exchange = &self.exchange;
+        let reply = exchange.ask(&exchange.request, Use::Written(0)).await?;
+        exchange.check_digest(&reply.body, 0, digests).await?;
+        Ok(reply.into())
+    }
+
+    async fn next_piece(
+        &self,
+        method: &str,
+        token: &Token,
+        digests: &Digests,
+    ) -> Outcomes<(Made, Option<Token>)> {
+        self.exchange.check_pieces(self.pieces)?;
+        let piece = self.exchange.piece(method, token, Use::Written(self.expected)).await?;
+        self.exchange.check_digest(&piece.body, self.pieces, digests).await?;
+        Ok((Made { body: piece.body, share: piece.share }, piece.next))
+    }
+
+    /// Waits until the last piece is written; nothing when nobody wants the next.
+    async fn last_is_written(&self) -> Option<OwnedSemaphorePermit> {
+        let written = tokio::select! {
+            written = self.one.clone().acquire_owned() => written.ok()?,
+            () = self.sender.closed() => return None,
+        };
+        Some(written)
+    }
+
+    async fn send(&mut self, made: Made, written: OwnedSemaphorePermit) {
+        let Made { body, share } = made;
+        share.settle();
+        if body.is_empty() {
+            return;
+        }
+        self.expected = share.kept_bytes();
+        let hold = (share, written, self.place.clone(), self.exchange.place.clone());
+        // An error means that nobody wants it.
+        let _ = self.sender.send(Ok(respond::carried(body, hold))).await;
+    }
+
+    /// The connection ends: what was sent so far is a part of what was announced.
+    async fn break_off(&self, refused: &Refused) {
+        tracing::debug!(reason = refused.reason, "a response broke off: {}", refused.message);
+        let _ = self.sender.send(Err(io::Error::other(refused.message.clone()))).await;
+    }
+}
+
+/// What the ranges of one response have in common: their certified headers, but for those that say
+/// which range it is. None where nothing is certified.
+fn common(verified: Option<&Verified>) -> Outcomes<Common> {
+    let headers = match verified {
+        None | Some(Verified::Nothing) => return Ok(None),
+        Some(Verified::Body) => {
+            return Err(respond::bad(
+                "it is a range, and version 1 of the certification does not say which",
+            ));
+        }
+        Some(Verified::Response(headers)) => headers,
+    };
+    let is = |name: &str, other: &str| name.eq_ignore_ascii_case(other);
+    let range = header::CONTENT_RANGE.as_str();
+    if !headers.iter().any(|(name, _)| is(name, range)) {
+        return Err(respond::bad("it is a range, and its header content-range is not certified"));
+    }
+    // The expression may name the request's range.
+    let own = [range, header::CONTENT_LENGTH.as_str(), CERTIFICATE_EXPRESSION_HEADER_NAME];
+    let same = headers.iter().filter(|(name, _)| !own.iter().any(|own| is(name, own)));
+    let mut same: Vec<_> =
+        same.map(|(name, value)| (name.to_ascii_lowercase(), value.clone())).collect();
+    same.sort();
+    Ok(Some(same))
+}
+
+fn range_of(head: &Head, body: &Bytes) -> Outcomes<ContentRange> {
+    let range = head.only(&header::CONTENT_RANGE).and_then(ContentRange::read);
+    range
+        .filter(|range| range.bytes() == body.len() as u64)
+        .ok_or_else(|| respond::bad("its header content-range does not fit its body"))
+}

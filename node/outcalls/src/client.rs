@@ -1,0 +1,260 @@
+//! One request to one server: connection, TLS, and the response within its bounds.
+
+use std::{
+    io,
+    net::{SocketAddr, ToSocketAddrs as _},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper::{Request, Response, body::Incoming, client::conn::http1};
+use hyper_util::rt::TokioIo;
+use ic_management_canister_types::{HttpHeader, HttpRequestResult};
+use rustls::{ClientConfig, RootCertStore, client::Resumption};
+use rustls_pki_types::ServerName;
+use state::Outcall;
+use thiserror::Error;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    sync::Semaphore,
+    task::spawn_blocking,
+    time::timeout,
+};
+use tokio_rustls::TlsConnector;
+use url::Host;
+
+use crate::{
+    Allowed, Failure,
+    addresses::is_allowed,
+    target::{Target, prepare},
+};
+
+/// Bounds of the interface specification on headers of responses.
+const HEADERS_MAX: usize = 64;
+const HEADER_PART_BYTES_MAX: usize = 8 << 10;
+const HEADERS_BYTES_MAX: usize = 48 << 10;
+/// What of a response is read before its headers are complete.
+const READ_BUFFER_BYTES: usize = 64 << 10;
+/// Addresses of one name that are tried.
+const ADDRESSES_MAX: usize = 4;
+/// Names that are resolved at once: the system's resolver holds a thread for as long as it takes.
+const RESOLVING_MAX: usize = 4;
+/// Time for one of them to accept.
+const CONNECT_TIME: Duration = Duration::from_secs(5);
+
+/// Why there is no response.
+#[derive(Debug, Error)]
+pub(crate) enum Error {
+    /// An answer.
+    #[error(transparent)]
+    Failed(#[from] Failure),
+    /// This machine's, and no answer.
+    #[error("{0}")]
+    Trouble(io::Error),
+}
+
+/// Makes requests. Copies share what they were made with.
+#[derive(Clone)]
+pub struct Client {
+    tls: TlsConnector,
+    allowed: Arc<Allowed>,
+    resolving: Arc<Semaphore>,
+}
+
+impl Client {
+    /// A client that trusts the authorities built in, and those that are allowed.
+    ///
+    /// # Errors
+    /// When an authority's certificate cannot be used.
+    pub fn new(allowed: Allowed) -> Result<Self, String> {
+        let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+        for certificate in &allowed.roots {
+            roots.add(certificate.clone()).map_err(|error| error.to_string())?;
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| error.to_string())?;
+        let mut config = config.with_root_certificates(roots).with_no_client_auth();
+        config.resumption = Resumption::disabled();
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Self {
+            tls: TlsConnector::from(Arc::new(config)),
+            allowed: Arc::new(allowed),
+            resolving: Arc::new(Semaphore::new(RESOLVING_MAX)),
+        })
+    }
+
+    /// Makes the request, and reads the response. Ends by itself.
+    pub(crate) async fn ask(
+        &self,
+        outcall: &Outcall,
+        time: Duration,
+    ) -> Result<HttpRequestResult, Error> {
+        let (target, request) = prepare(outcall, self.allowed.http)?;
+        let asked = self.exchange(&target, request, outcall.response_bytes_max);
+        timeout(time, asked).await.unwrap_or(Err(Failure::Time.into()))
+    }
+
+    async fn exchange(
+        &self,
+        target: &Target,
+        request: Request<Full<Bytes>>,
+        bytes_max: u64,
+    ) -> Result<HttpRequestResult, Error> {
+        let stream = self.connect(target).await?;
+        if !target.is_tls {
+            return converse(stream, target, request, bytes_max).await;
+        }
+        let name = match &target.host {
+            Host::Domain(name) => ServerName::try_from(name.clone()),
+            Host::Ipv4(address) => Ok(ServerName::IpAddress((*address).into())),
+            Host::Ipv6(address) => Ok(ServerName::IpAddress((*address).into())),
+        };
+        let name = name.map_err(|_| Failure::Url)?;
+        let stream = self.tls.connect(name, stream).await.map_err(|error| {
+            tracing::debug!(server = target.name(), %error, "an outcall failed in its TLS handshake");
+            Failure::Tls(target.name())
+        })?;
+        converse(stream, target, request, bytes_max).await
+    }
+
+    /// The addresses of a name, as the system has them.
+    async fn resolve(&self, name: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+        let turn = self.resolving.clone().acquire_owned().await.map_err(io::Error::other)?;
+        let name = name.to_owned();
+        // Who does not wait for it any more leaves the thread to its end, and its turn with it.
+        let found = spawn_blocking(move || {
+            let _turn = turn;
+            (name.as_str(), port).to_socket_addrs().map(Iterator::collect)
+        });
+        found.await.map_err(io::Error::other)?
+    }
+
+    /// Connects to an address that was looked at, IPv6 first.
+    async fn connect(&self, target: &Target) -> Result<TcpStream, Error> {
+        let failed = |error: io::Error| {
+            tracing::debug!(server = target.name(), %error, "an outcall cannot connect");
+            if is_of_this_machine(&error) {
+                Error::Trouble(error)
+            } else {
+                Failure::Connect(target.name()).into()
+            }
+        };
+        let mut found: Vec<SocketAddr> = match &target.host {
+            Host::Domain(name) => self.resolve(name, target.port).await.map_err(failed)?,
+            Host::Ipv4(address) => vec![(*address, target.port).into()],
+            Host::Ipv6(address) => vec![(*address, target.port).into()],
+        };
+        let any = !found.is_empty();
+        found.retain(|address| is_allowed(address.ip(), &self.allowed.networks));
+        if any && found.is_empty() {
+            return Err(Failure::Address(target.name()).into());
+        }
+        found.sort_by_key(SocketAddr::is_ipv4);
+        let mut last = Failure::Connect(target.name()).into();
+        for address in found.into_iter().take(ADDRESSES_MAX) {
+            match timeout(CONNECT_TIME, TcpStream::connect(address)).await {
+                Ok(Ok(stream)) => {
+                    let _ = stream.set_nodelay(true);
+                    return Ok(stream);
+                }
+                Ok(Err(error)) => last = failed(error),
+                Err(_) => {}
+            }
+        }
+        Err(last)
+    }
+}
+
+/// What this machine lacks, whoever the server is.
+fn is_of_this_machine(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let own = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS].map(Errno::raw_os_error);
+    error.raw_os_error().is_some_and(|number| own.contains(&number))
+}
+
+/// Sends the request and reads the response.
+async fn converse(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    target: &Target,
+    request: Request<Full<Bytes>>,
+    bytes_max: u64,
+) -> Result<HttpRequestResult, Error> {
+    let failed = |error: hyper::Error| {
+        tracing::debug!(server = target.name(), %error, "an outcall failed");
+        if error.is_parse_too_large() {
+            Error::from(Failure::Headers)
+        } else {
+            Failure::Http(target.name()).into()
+        }
+    };
+    let (mut sender, connection) = http1::Builder::new()
+        .max_buf_size(READ_BUFFER_BYTES)
+        .max_headers(2 * HEADERS_MAX)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(failed)?;
+    tokio::pin!(connection);
+    let exchange = async {
+        let response = sender.send_request(request).await.map_err(failed)?;
+        read(response, bytes_max, failed).await
+    };
+    tokio::pin!(exchange);
+    // The connection is driven here, so that it ends with the request, however that ends.
+    let mut is_open = true;
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut exchange => return done,
+            _ = &mut connection, if is_open => is_open = false,
+        }
+    }
+}
+
+async fn read(
+    response: Response<Incoming>,
+    bytes_max: u64,
+    failed: impl Fn(hyper::Error) -> Error,
+) -> Result<HttpRequestResult, Error> {
+    let (head, mut body) = response.into_parts();
+    let headers = headers(&head.headers)?;
+    let header_bytes =
+        headers.iter().map(|it| (it.name.len() + it.value.len()) as u64).sum::<u64>();
+    let left = bytes_max.checked_sub(header_bytes).ok_or(Failure::HeaderBytes(bytes_max))?;
+    let left = usize::try_from(left).unwrap_or(usize::MAX);
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame.map_err(&failed)?.into_data() else { continue };
+        if data.len() > left - bytes.len() {
+            return Err(Failure::BodyBytes(bytes_max).into());
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(HttpRequestResult { status: head.status.as_u16().into(), headers, body: bytes })
+}
+
+fn headers(from: &hyper::HeaderMap) -> Result<Vec<HttpHeader>, Failure> {
+    if from.len() > HEADERS_MAX {
+        return Err(Failure::Headers);
+    }
+    let mut bytes = 0;
+    let mut headers = Vec::with_capacity(from.len());
+    for (name, value) in from {
+        let value = str::from_utf8(value.as_bytes()).map_err(|_| Failure::HeaderText)?;
+        bytes += name.as_str().len() + value.len();
+        if name.as_str().len().max(value.len()) > HEADER_PART_BYTES_MAX || bytes > HEADERS_BYTES_MAX
+        {
+            return Err(Failure::Headers);
+        }
+        headers.push(HttpHeader { name: name.as_str().to_owned(), value: value.to_owned() });
+    }
+    Ok(headers)
+}
+
+#[cfg(test)]
+#[path = "client_tests.rs"]
+mod tests;

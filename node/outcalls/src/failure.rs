@@ -1,0 +1,59 @@
+//! Why there is no response, in words that are the same on every node that finds the same.
+
+use state::{OutcallAnswer, Reject, RejectCode};
+use thiserror::Error;
+
+/// See the module. The texts are what the calling canister reads.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Failure {
+    /// Not a URL.
+    #[error("Failed to parse URL")]
+    Url,
+    /// Another scheme.
+    #[error("Url need to specify https scheme")]
+    Scheme,
+    /// A header that cannot be sent.
+    #[error("Failed to parse http header {0}")]
+    Header(usize),
+    /// Private, local, or otherwise none that a canister may reach.
+    #[error("Connecting to {0} is not allowed: it has no public address")]
+    Address(String),
+    /// No name, no route, nobody who answers.
+    #[error("Connecting to {0} failed")]
+    Connect(String),
+    /// No certificate that counts, or no common version.
+    #[error("TLS with {0} failed")]
+    Tls(String),
+    /// What came is no HTTP response, or ended early.
+    #[error("The http request to {0} failed")]
+    Http(String),
+    /// The server took too long.
+    #[error("Timeout expired")]
+    Time,
+    /// The headers alone are over the limit of the response.
+    #[error("Header size exceeds specified response size limit {0}")]
+    HeaderBytes(u64),
+    /// Headers and body are.
+    #[error("Http body exceeds size limit of {0} bytes.")]
+    BodyBytes(u64),
+    /// A bound on the headers of all responses.
+    #[error("The http response has too many or too large headers")]
+    Headers,
+    /// Header values are text in the interface.
+    #[error("The http response has a header that is no UTF-8 text")]
+    HeaderText,
+    /// What the transform made of the response is over its limit.
+    #[error("Transformed http response exceeds limit: {0}")]
+    Transformed(u64),
+}
+
+impl Failure {
+    /// As the calling canister gets it.
+    pub fn reject(&self) -> Reject {
+        let code = match self {
+            Self::Connect(_) | Self::Tls(_) | Self::Http(_) => RejectCode::SysTransient,
+            _ => RejectCode::SysFatal,
+        };
+        OutcallAnswer::reject(code, self.to_string())
+    }
+}

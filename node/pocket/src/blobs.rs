@@ -1,0 +1,196 @@
+//! Blobs that clients upload before an operation names them: files, by the hash of their bytes.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{self, Read, Write},
+    path::PathBuf,
+    sync::{Mutex, PoisonError},
+};
+
+use flate2::read::GzDecoder;
+use sha2::{Digest, Sha256};
+
+use crate::bounds::{BLOB_BYTES, BLOBS_BYTES, BLOBS_MAX};
+
+/// See the module.
+pub(crate) struct Blobs {
+    folder: PathBuf,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    /// Whether a blob is compressed, and its length as it came.
+    blobs: BTreeMap<[u8; 32], (bool, u64)>,
+    /// Of all, those that are being written included.
+    bytes: u64,
+}
+
+/// A blob that is being written.
+pub(crate) struct Incoming<'a> {
+    blobs: &'a Blobs,
+    file: tempfile::NamedTempFile,
+    hash: Sha256,
+    bytes: u64,
+    is_compressed: bool,
+    is_kept: bool,
+}
+
+impl Blobs {
+    /// In a folder, which is made.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub(crate) fn in_folder(folder: PathBuf) -> io::Result<Self> {
+        fs::create_dir_all(&folder)?;
+        Ok(Self { folder, known: Mutex::default() })
+    }
+
+    fn path(&self, id: &[u8; 32]) -> PathBuf {
+        self.folder.join(hex::encode(id))
+    }
+
+    fn take_room(&self, bytes: u64) -> Result<(), String> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let sum = known.bytes.saturating_add(bytes);
+        if sum > BLOBS_BYTES || known.blobs.len() >= BLOBS_MAX {
+            return Err(format!(
+                "the blobs of the server take {} bytes in {} blobs, the most are blobs_bytes = \
+                 {BLOBS_BYTES} and blobs = {BLOBS_MAX}",
+                known.bytes,
+                known.blobs.len()
+            ));
+        }
+        known.bytes = sum;
+        Ok(())
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).bytes -= bytes;
+    }
+
+    /// Begins to write one.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub(crate) fn begin(&self, is_compressed: bool) -> io::Result<Incoming<'_>> {
+        let file = tempfile::NamedTempFile::new_in(&self.folder)?;
+        let hash = Sha256::new_with_prefix([u8::from(is_compressed)]);
+        Ok(Incoming { blobs: self, file, hash, bytes: 0, is_compressed, is_kept: false })
+    }
+
+    /// The bytes of a blob, unpacked; none if it is not known.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub(crate) fn open(&self, id: &[u8]) -> io::Result<Option<Box<dyn Read>>> {
+        let Ok(id) = <[u8; 32]>::try_from(id) else { return Ok(None) };
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((is_compressed, _)) = known.blobs.get(&id).copied() else { return Ok(None) };
+        let file = File::open(self.path(&id))?;
+        Ok(Some(if is_compressed { Box::new(GzDecoder::new(file)) } else { Box::new(file) }))
+    }
+
+    /// A blob as it came, and whether it is compressed.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    pub(crate) fn raw(&self, id: &[u8]) -> io::Result<Option<(PathBuf, bool)>> {
+        let Ok(id) = <[u8; 32]>::try_from(id) else { return Ok(None) };
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(known.blobs.get(&id).map(|(is_compressed, _)| (self.path(&id), *is_compressed)))
+    }
+
+    /// Where they lie.
+    #[cfg(test)]
+    fn folder(&self) -> &std::path::Path {
+        &self.folder
+    }
+}
+
+impl Incoming<'_> {
+    /// More of it.
+    ///
+    /// # Errors
+    /// When there is no room, naming the limit, or the disk fails.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let length = bytes.len() as u64;
+        if self.bytes + length > BLOB_BYTES {
+            return Err(format!("a blob has more bytes than the limit blob_bytes = {BLOB_BYTES}"));
+        }
+        self.blobs.take_room(length)?;
+        self.bytes += length;
+        self.hash.update(bytes);
+        self.file.write_all(bytes).map_err(|error| error.to_string())
+    }
+
+    /// All of it was written; its id.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub(crate) fn finish(mut self) -> Result<[u8; 32], String> {
+        let id: [u8; 32] = self.hash.clone().finalize().into();
+        let path = self.blobs.path(&id);
+        fs::rename(self.file.path(), &path).map_err(|error| error.to_string())?;
+        let mut known = self.blobs.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = (self.is_compressed, self.bytes);
+        if let Some((_, before)) = known.blobs.insert(id, entry) {
+            known.bytes -= before;
+        }
+        self.is_kept = true;
+        Ok(id)
+    }
+}
+
+impl Drop for Incoming<'_> {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            self.blobs.give_back(self.bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use flate2::{Compression, write::GzEncoder};
+
+    use super::*;
+
+    #[test]
+    fn a_blob_is_read_as_it_was_before_it_was_packed() {
+        let folder = tempfile::tempdir().unwrap();
+        let blobs = Blobs::in_folder(folder.path().join("blobs")).unwrap();
+        let content = vec![7; 100_000];
+        let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
+        packed.write_all(&content).unwrap();
+        let packed = packed.finish().unwrap();
+        for (bytes, is_compressed) in [(&content, false), (&packed, true), (&content, false)] {
+            let mut incoming = blobs.begin(is_compressed).unwrap();
+            bytes.chunks(3_000).for_each(|part| incoming.write(part).unwrap());
+            let id = incoming.finish().unwrap();
+            let mut read = Vec::new();
+            blobs.open(&id).unwrap().unwrap().read_to_end(&mut read).unwrap();
+            assert!(read == content);
+        }
+        let sum = (content.len() + packed.len()) as u64;
+        assert_eq!(blobs.known.lock().unwrap().bytes, sum, "the same blob counts once");
+        let mut left = blobs.begin(false).unwrap();
+        left.write(&content).unwrap();
+        drop(left);
+        assert_eq!(blobs.known.lock().unwrap().bytes, sum);
+        assert_eq!(fs::read_dir(blobs.folder()).unwrap().count(), 2);
+        assert!(blobs.open(&[1; 32]).unwrap().is_none());
+    }
+
+    #[test]
+    fn more_than_there_is_room_for_is_refused_with_the_limit() {
+        let folder = tempfile::tempdir().unwrap();
+        let blobs = Blobs::in_folder(folder.path().to_owned()).unwrap();
+        blobs.known.lock().unwrap().bytes = BLOBS_BYTES - 10;
+        let mut incoming = blobs.begin(false).unwrap();
+        incoming.write(&[0; 10]).unwrap();
+        assert!(incoming.write(&[0]).unwrap_err().contains("blobs_bytes"));
+    }
+}

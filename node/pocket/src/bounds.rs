@@ -1,0 +1,134 @@
+//! What bounds the server: one memory budget, and what follows from it.
+//!
+//! The budget has two parts. What instances take at rest is counted for each: two workers, a state,
+//! threads ([`INSTANCE_BYTES`]), and bodies of requests have a pool. What work takes (messages,
+//! compilations, queries, responses) is the budget sheet of a node with the rest, which all
+//! instances share: a message waits for its room in the same pool whichever instance it is of.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use budget::{Ledger, Pool, format_size, parse_size};
+use limits::{Limits, pool};
+
+/// Memory of one instance at rest, its workers included.
+pub(crate) const INSTANCE_BYTES: u64 = 12 << 20;
+/// The budget, where none is stated.
+const MEMORY: &str = "1GiB";
+/// Instances at most, whatever the budget: each has threads, processes and open files.
+const INSTANCES_MAX: u64 = 64;
+
+/// Operations that wait for an instance.
+pub(crate) const OPERATIONS_WAITING: usize = 64;
+/// Users' calls that wait for a round of an instance.
+pub(crate) const CALLS_WAITING: usize = 10_000;
+/// Bytes of them.
+pub(crate) const CALLS_WAITING_BYTES: u64 = 64 << 20;
+/// Body of a request in JSON: the argument of a call, in base64, is the most of it.
+pub(crate) const BODY_BYTES: u64 = 4 << 20;
+/// Bodies that are read, and what is decoded of them.
+const BODIES_BYTES: u64 = 16 << 20;
+const _: () = assert!(BODIES_BYTES >= 2 * BODY_BYTES, "one body must find room");
+/// Operations whose clients were told to come back for the outcome.
+pub(crate) const STARTED_MAX: usize = 1_024;
+/// One blob.
+pub(crate) const BLOB_BYTES: u64 = 1 << 30;
+/// All blobs, on disk.
+pub(crate) const BLOBS_BYTES: u64 = 4 << 30;
+/// Blobs.
+pub(crate) const BLOBS_MAX: usize = 10_000;
+/// Stable memory that is sent whole as an answer.
+pub(crate) const STABLE_ANSWER_BYTES: u64 = 256 << 20;
+/// HTTP gateways open at once.
+pub(crate) const GATEWAYS_MAX: usize = 64;
+/// Connections to the server.
+pub(crate) const CONNECTIONS: u64 = 512;
+/// Cache of the records' store of one instance.
+pub(crate) const RECORDS_CACHE_BYTES: u64 = 256 << 10;
+
+/// See the module.
+pub(crate) struct Bounds {
+    pub(crate) limits: Arc<Limits>,
+    pub(crate) ledger: Ledger,
+    /// A reservation of [`INSTANCE_BYTES`] for each instance.
+    pub(crate) instances: Pool,
+    /// Bodies of requests in JSON, twice their length.
+    pub(crate) bodies: Pool,
+}
+
+impl Bounds {
+    /// By the budget that was stated.
+    ///
+    /// # Errors
+    /// When it is no size, or too small.
+    pub(crate) fn new(stated: Option<&str>) -> Result<Self> {
+        let stated = stated.unwrap_or(MEMORY);
+        let memory = parse_size(stated).with_context(|| format!("--memory {stated}"))?;
+        let least = Self::least_bytes();
+        ensure!(
+            memory >= least,
+            "--memory {stated} is too little: the least is {}",
+            format_size(least)
+        );
+        let half = memory / 2 / INSTANCE_BYTES;
+        let memory = memory - BODIES_BYTES;
+        let possible = (memory - Limits::smallest_bytes()) / INSTANCE_BYTES;
+        let instances = half.clamp(1, possible.max(1)).min(INSTANCES_MAX) * INSTANCE_BYTES;
+        let mut limits = Limits::derive((memory - instances) >> 20 << 20)?;
+        limits.pages.metadata_cache_bytes = RECORDS_CACHE_BYTES;
+        let ledger = limits.ledger()?;
+        let instances = Pool::standalone("instances", instances);
+        let bodies = Pool::standalone("bodies", BODIES_BYTES);
+        Ok(Self { limits: Arc::new(limits), ledger, instances, bodies })
+    }
+
+    /// The smallest budget: a node's smallest, one instance, bodies.
+    pub(crate) fn least_bytes() -> u64 {
+        Limits::smallest_bytes() + INSTANCE_BYTES + BODIES_BYTES
+    }
+
+    /// All of it.
+    pub(crate) fn budget_bytes(&self) -> u64 {
+        self.ledger.budget_bytes() + self.instances.cap_bytes() + self.bodies.cap_bytes()
+    }
+
+    /// A pool of the sheet.
+    pub(crate) fn pool(&self, name: &'static str) -> Result<Pool> {
+        self.ledger.pool(name).with_context(|| format!("the ledger has no pool `{name}`"))
+    }
+
+    /// Room for messages, compilations and queries, as the sandbox takes it.
+    pub(crate) fn work(&self) -> Result<(Pool, Pool, Pool)> {
+        let [executions, compilations, queries] =
+            [pool::EXECUTIONS, pool::COMPILATIONS, pool::QUERIES].map(|name| self.pool(name));
+        Ok((executions?, compilations?, queries?))
+    }
+
+    /// How many instances there may be.
+    pub(crate) fn instances_max(&self) -> u64 {
+        self.instances.cap_bytes() / INSTANCE_BYTES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn instances_and_work_share_the_budget() {
+        for (stated, instances) in [(None, 42), (Some("512MiB"), 21), (Some("4GiB"), 64)] {
+            let bounds = Bounds::new(stated).unwrap();
+            assert_eq!(bounds.instances_max(), instances, "{stated:?}");
+            assert!(
+                bounds.budget_bytes() <= parse_size(stated.unwrap_or(MEMORY)).unwrap(),
+                "{stated:?}"
+            );
+        }
+        let least = Bounds::least_bytes();
+        assert_eq!(Bounds::new(Some(&least.to_string())).unwrap().instances_max(), 1);
+        let less = (least - 1).to_string();
+        let error = Bounds::new(Some(&less)).err().unwrap().to_string();
+        assert!(error.contains("the least is"), "{error}");
+    }
+}

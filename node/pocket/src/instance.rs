@@ -1,0 +1,235 @@
+//! One instance: a thread that has its state and does one thing after the other.
+//!
+//! Operations of clients come through a queue with a bounded number of places. While the instance
+//! makes progress by itself (a client asked for it), the thread executes a round whenever there is
+//! something to do, at the machine's time; otherwise a round is executed when an operation says so.
+//! An operation that fails for a defect, or a state that cannot go on, ends nothing but the
+//! instance: whatever is asked of it from then on is answered with the reason.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
+    },
+    thread::JoinHandle,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use anyhow::{Context, Result, ensure};
+use execution::RoundResult;
+use gateway::GatewayHandle;
+use state::Time;
+use tempfile::TempDir;
+
+use crate::{
+    bounds::OPERATIONS_WAITING,
+    kept::{self, Description},
+    replica::{Replica, Shared, Views},
+};
+
+/// With nothing to do, rounds come this often while an instance makes progress by itself.
+const IDLE_ROUND: Duration = Duration::from_millis(500);
+/// The same where a canister has a heartbeat.
+const HEARTBEAT_ROUND: Duration = Duration::from_millis(100);
+
+/// What the thread is asked for.
+pub(crate) enum Command {
+    /// An operation.
+    Do(Box<dyn FnOnce(&mut Instance) + Send>),
+    /// A call came: look whether it is to be executed.
+    Wake,
+    /// Nothing more comes.
+    Close,
+}
+
+/// See the module.
+pub(crate) struct Instance {
+    pub(crate) replica: Replica,
+    /// Where it is to be kept.
+    kept_in: Option<PathBuf>,
+    /// The state's files. Removed last.
+    folder: TempDir,
+    /// It makes progress by itself; the time that it waits between rounds besides.
+    progress: Option<Duration>,
+    makes_progress: Arc<AtomicBool>,
+    /// What the last round left to do.
+    last: Option<RoundResult>,
+    failure: Arc<RwLock<Option<String>>>,
+}
+
+/// An instance as the server has it.
+pub(crate) struct Handle {
+    pub(crate) shared: Shared,
+    pub(crate) views: Views,
+    pub(crate) commands: SyncSender<Command>,
+    pub(crate) makes_progress: Arc<AtomicBool>,
+    pub(crate) failure: Arc<RwLock<Option<String>>>,
+    /// What the key is made of that certifies its state.
+    pub(crate) root_seed: [u8; 32],
+    /// The endpoints of the interface specification.
+    pub(crate) endpoints: std::sync::OnceLock<GatewayHandle>,
+    /// Memory of the instance at rest.
+    _memory: budget::Reservation,
+    thread: std::sync::Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Instance {
+    /// A state that was opened, in `folder`, to be kept in another folder.
+    pub(crate) fn new(replica: Replica, folder: TempDir, kept_in: Option<PathBuf>) -> Self {
+        Self {
+            replica,
+            kept_in,
+            folder,
+            progress: None,
+            makes_progress: Arc::default(),
+            last: None,
+            failure: Arc::default(),
+        }
+    }
+
+    /// Executes a round. While the instance makes progress by itself, its time is the machine's, as
+    /// far as that does not go back.
+    ///
+    /// # Errors
+    /// When the instance cannot go on; it never does again then.
+    pub(crate) fn round(&mut self) -> Result<&RoundResult> {
+        // Who awaits a call executes many: a deleted instance is not waited for that long.
+        let is_closing = self.replica.shared().closing.load(Ordering::Acquire);
+        ensure!(!is_closing, "the instance is being deleted");
+        if self.progress.is_some() {
+            let now = machine_time();
+            if now > self.replica.shared().now() {
+                self.replica.set_time(now)?;
+            }
+        }
+        let round = self.replica.round();
+        if let Err(error) = &round {
+            self.fail(format!("{error:#}"));
+        }
+        Ok(self.last.insert(round?))
+    }
+
+    /// Makes progress by itself from now on, with a round at once; or no more.
+    ///
+    /// # Errors
+    /// When the instance cannot go on.
+    pub(crate) fn set_progress(&mut self, progress: Option<Duration>) -> Result<()> {
+        self.progress = progress;
+        self.makes_progress.store(progress.is_some(), Ordering::Release);
+        if progress.is_some() {
+            self.round()?;
+        }
+        Ok(())
+    }
+
+    fn fail(&self, reason: String) {
+        tracing::error!(%reason, "an instance cannot go on");
+        let mut failure = self.failure.write().unwrap_or_else(PoisonError::into_inner);
+        failure.get_or_insert(reason);
+    }
+
+    /// How long the thread waits for a command before it executes a round; none: for ever.
+    fn wait(&self) -> Option<Duration> {
+        let delay = self.progress?;
+        let Some(last) = &self.last else { return Some(delay) };
+        let waits = last.more || !self.replica.shared().waiting.is_empty();
+        if waits {
+            return Some(delay);
+        }
+        let idle = if last.every_round { HEARTBEAT_ROUND } else { IDLE_ROUND };
+        let timer = last
+            .next_timer
+            .map_or(idle, |timer| Duration::from_nanos(timer.0.saturating_sub(machine_time().0)));
+        Some(idle.min(timer).max(delay))
+    }
+
+    fn run(mut self, commands: &Receiver<Command>) {
+        loop {
+            let is_whole = self.failure.read().unwrap_or_else(PoisonError::into_inner).is_none();
+            let next = match self.wait().filter(|_| is_whole) {
+                Some(wait) => commands.recv_timeout(wait),
+                None => commands.recv().map_err(RecvTimeoutError::from),
+            };
+            let step = catch_unwind(AssertUnwindSafe(|| match next {
+                Ok(Command::Do(operation)) => operation(&mut self),
+                Ok(Command::Wake) => {}
+                // What it failed of was noted.
+                Err(RecvTimeoutError::Timeout) => drop(self.round()),
+                Ok(Command::Close) | Err(RecvTimeoutError::Disconnected) => {}
+            }));
+            if step.is_err() {
+                self.fail("an operation met a defect of the server, which its log tells".into());
+            }
+            if self.replica.shared().closing.load(Ordering::Acquire) {
+                break;
+            }
+        }
+        if let Err(error) = self.keep() {
+            tracing::error!("{error:#}");
+        }
+    }
+
+    /// Keeps the state, if it is to be kept.
+    fn keep(&mut self) -> Result<()> {
+        let Some(folder) = self.kept_in.clone() else { return Ok(()) };
+        if let Some(reason) = &*self.failure.read().unwrap_or_else(PoisonError::into_inner) {
+            anyhow::bail!("{} is left as it was: {reason}", folder.display());
+        }
+        self.replica.checkpoint()?;
+        let description = Description {
+            root_seed: self.replica.root_seed(),
+            subnets: self.replica.shared().subnets.plans(),
+            time: self.replica.shared().now().0,
+        };
+        kept::pack(self.folder.path(), &folder, &description)
+    }
+
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub(crate) fn start(self, root_seed: [u8; 32], memory: budget::Reservation) -> Result<Handle> {
+        let (commands, queue) = sync_channel(OPERATIONS_WAITING);
+        let (shared, views) = (self.replica.shared().clone(), self.replica.views());
+        let (makes_progress, failure) = (self.makes_progress.clone(), self.failure.clone());
+        let thread = std::thread::Builder::new()
+            .name("instance".into())
+            .spawn(move || self.run(&queue))
+            .context("starting the thread of an instance")?;
+        Ok(Handle {
+            shared,
+            views,
+            commands,
+            makes_progress,
+            failure,
+            root_seed,
+            endpoints: std::sync::OnceLock::new(),
+            _memory: memory,
+            thread: std::sync::Mutex::new(Some(thread)),
+        })
+    }
+}
+
+impl Handle {
+    /// Ends the thread, when it has done what it does, and keeps the state if it is to be kept.
+    /// Blocks as long as that takes.
+    pub(crate) fn close(&self) {
+        self.shared.closing.store(true, Ordering::Release);
+        // Where commands wait, the next one makes it look.
+        let _ = self.commands.try_send(Command::Close);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // A panic was noted where it came.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The machine's clock.
+pub(crate) fn machine_time() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Time(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}

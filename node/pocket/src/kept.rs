@@ -1,0 +1,374 @@
+//! Instances that are kept in a folder: one file, written when the instance is deleted and read
+//! when one is made with that folder.
+//!
+//! The state of a running instance lies in a temporary folder of the server. What is kept is a copy
+//! of that folder in one file, without the holes of sparse files: memories of canisters are files
+//! of hundreds of gigabytes that hold a few pages, and clients copy the folder with programs that
+//! know nothing of holes. The file is written aside and renamed, so that the one before stays whole
+//! until then.
+//!
+//! ```text
+//! magic, version, length of the description, description (JSON)
+//! for each file: 1, length of the path, path, length of the file,
+//!                for each piece: offset, length, bytes; then the end: all ones
+//! 0, SHA-256 of all before
+//! ```
+//!
+//! Numbers are eight bytes, little-endian. What is read is bounded before it is used, and counts
+//! once the hash is right.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufReader, BufWriter, Read, Write},
+    os::unix::fs::FileExt,
+    path::{Component, Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::{
+    fs::{SeekFrom, seek},
+    io::Errno,
+};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::subnets::Plan;
+
+const MAGIC: &[u8; 16] = b"thimble-pocket\0\0";
+const VERSION: u64 = 1;
+/// Name of the file in the folder that a client names.
+pub(crate) const FILE: &str = "thimble-pocket.state";
+/// What the reference's server leaves in such a folder.
+const OTHER: &str = "topology.json";
+
+const DESCRIPTION_BYTES_MAX: u64 = 1 << 20;
+const PATH_BYTES_MAX: u64 = 4096;
+const END: u64 = u64::MAX;
+const BUFFER_BYTES: usize = 256 << 10;
+/// Longest piece: longer runs of data are several.
+const PIECE_BYTES_MAX: u64 = 64 << 20;
+/// Longest file.
+const FILE_BYTES_MAX: u64 = 1 << 44;
+
+/// What is known of an instance besides its state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Description {
+    /// What the key is made of that certifies the state.
+    pub(crate) root_seed: [u8; 32],
+    pub(crate) subnets: Vec<Plan>,
+    /// The instance's time, in nanoseconds since 1970.
+    pub(crate) time: u64,
+}
+
+/// Hashes what goes through it.
+struct Hashed<T> {
+    inner: T,
+    hash: Sha256,
+}
+
+impl<T> Hashed<T> {
+    fn new(inner: T) -> Self {
+        Self { inner, hash: Sha256::new() }
+    }
+}
+
+impl<W: Write> Write for Hashed<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.inner.write(bytes)?;
+        self.hash.update(bytes.get(..written).unwrap_or_default());
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+impl<R: Read> Read for Hashed<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(buffer)?;
+        self.hash.update(buffer.get(..read).unwrap_or_default());
+        Ok(read)
+    }
+}
+
+impl<W: Write> Hashed<W> {
+    fn number(&mut self, number: u64) -> io::Result<()> {
+        self.write_all(&number.to_le_bytes())
+    }
+}
+
+impl<R: Read> Hashed<R> {
+    fn take_number(&mut self) -> io::Result<u64> {
+        let mut bytes = [0; 8];
+        self.read_exact(&mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    fn take_bytes(&mut self, most: u64, what: &str) -> Result<Vec<u8>> {
+        let length = self.take_number()?;
+        ensure!(length <= most, "{what} has {length} bytes, the most is {most}");
+        let mut bytes = vec![0; length as usize];
+        self.read_exact(&mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+/// Whether an instance is kept in the folder.
+///
+/// # Errors
+/// When something else is.
+pub(crate) fn is_kept(folder: &Path) -> Result<bool> {
+    if folder.join(FILE).try_exists().with_context(|| folder.display().to_string())? {
+        return Ok(true);
+    }
+    if folder.join(OTHER).try_exists().unwrap_or(false) {
+        bail!(
+            "{} holds the state of another PocketIC server ({OTHER}), which this one cannot read",
+            folder.display()
+        );
+    }
+    Ok(false)
+}
+
+/// Packs the files in `state` into the folder that a client named.
+///
+/// # Errors
+/// When the disk fails; what was kept before is as it was.
+pub(crate) fn pack(state: &Path, folder: &Path, description: &Description) -> Result<()> {
+    fs::create_dir_all(folder)?;
+    let aside = folder.join(format!("{FILE}.{}", std::process::id()));
+    let packed = pack_into(state, &aside, description).and_then(|()| {
+        fs::rename(&aside, folder.join(FILE))?;
+        Ok(File::open(folder)?.sync_all()?)
+    });
+    if packed.is_err() {
+        // The error that matters is the first one.
+        let _ = fs::remove_file(&aside);
+    }
+    packed.with_context(|| format!("keeping the instance in {}", folder.display()))
+}
+
+fn pack_into(state: &Path, file: &Path, description: &Description) -> Result<()> {
+    let mut out = Hashed::new(BufWriter::with_capacity(BUFFER_BYTES, File::create(file)?));
+    out.write_all(MAGIC)?;
+    out.number(VERSION)?;
+    let text = serde_json::to_vec(description)?;
+    out.number(text.len() as u64)?;
+    out.write_all(&text)?;
+    let mut files = Vec::new();
+    list(state, Path::new(""), &mut files)?;
+    for path in files {
+        pack_file(&mut out, state, &path)?;
+    }
+    out.number(0)?;
+    let hash = out.hash.clone().finalize();
+    out.write_all(&hash)?;
+    let file = out.inner.into_inner().map_err(io::IntoInnerError::into_error)?;
+    Ok(file.sync_all()?)
+}
+
+/// Files below a folder, by their paths within it.
+fn list(root: &Path, within: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(root.join(within))? {
+        let entry = entry?;
+        let (path, kind) = (within.join(entry.file_name()), entry.file_type()?);
+        if kind.is_dir() {
+            list(root, &path, files)?;
+        } else if kind.is_file() {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn pack_file(out: &mut Hashed<impl Write>, root: &Path, path: &Path) -> Result<()> {
+    let file = File::open(root.join(path))?;
+    let end = file.metadata()?.len();
+    let name = path.to_str().context("a name of a file is no UTF-8")?;
+    out.number(1)?;
+    out.number(name.len() as u64)?;
+    out.write_all(name.as_bytes())?;
+    out.number(end)?;
+    let mut buffer = vec![0; BUFFER_BYTES];
+    let mut at = 0;
+    while let Some((start, hole)) = data(&file, at, end)? {
+        at = start;
+        while at < hole {
+            let piece = (hole - at).min(PIECE_BYTES_MAX);
+            out.number(at)?;
+            out.number(piece)?;
+            let mut left = piece;
+            while left > 0 {
+                let part = buffer.get_mut(..left.min(BUFFER_BYTES as u64) as usize);
+                let part = part.unwrap_or_default();
+                file.read_exact_at(part, at)?;
+                out.write_all(part)?;
+                at += part.len() as u64;
+                left -= part.len() as u64;
+            }
+        }
+    }
+    Ok(out.number(END)?)
+}
+
+/// The first run of data at or after `at`.
+fn data(file: &File, at: u64, end: u64) -> Result<Option<(u64, u64)>> {
+    if at >= end {
+        return Ok(None);
+    }
+    let start = match seek(file, SeekFrom::Data(at)) {
+        Ok(start) => start,
+        Err(Errno::NXIO) => return Ok(None),
+        // A file system that tells of no holes.
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Some((at, end))),
+        Err(error) => return Err(io::Error::from(error).into()),
+    };
+    let hole = seek(file, SeekFrom::Hole(start)).map_err(io::Error::from)?;
+    Ok((start < end).then_some((start, hole.min(end))))
+}
+
+/// Unpacks what is kept in `folder` into `state`, an empty folder.
+///
+/// # Errors
+/// When it is damaged, was written by another version, or the disk fails.
+pub(crate) fn unpack(folder: &Path, state: &Path) -> Result<Description> {
+    let path = folder.join(FILE);
+    unpack_from(&path, state).with_context(|| format!("reading {}", path.display()))
+}
+
+fn unpack_from(path: &Path, state: &Path) -> Result<Description> {
+    let mut from = Hashed::new(BufReader::with_capacity(BUFFER_BYTES, File::open(path)?));
+    let mut magic = [0; 16];
+    from.read_exact(&mut magic)?;
+    ensure!(magic == *MAGIC, "it is no kept instance");
+    let version = from.take_number()?;
+    ensure!(version == VERSION, "it has version {version}, this server reads {VERSION}");
+    let text = from.take_bytes(DESCRIPTION_BYTES_MAX, "the description")?;
+    let description = serde_json::from_slice(&text)?;
+    loop {
+        match from.take_number()? {
+            0 => break,
+            1 => unpack_file(&mut from, state)?,
+            other => bail!("{other} stands where a file begins: it is damaged"),
+        }
+    }
+    let hash = from.hash.clone().finalize();
+    let mut stated = [0; 32];
+    from.inner.read_exact(&mut stated)?;
+    ensure!(hash[..] == stated, "its hash is not the one that stands in it: it is damaged");
+    Ok(description)
+}
+
+fn unpack_file(from: &mut Hashed<impl Read>, state: &Path) -> Result<()> {
+    let name = String::from_utf8(from.take_bytes(PATH_BYTES_MAX, "the name of a file")?)?;
+    let path = Path::new(&name);
+    let is_within = path.components().all(|part| matches!(part, Component::Normal(_)));
+    ensure!(is_within && !name.is_empty(), "{name:?} is no name of a file of a state");
+    let path = state.join(path);
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    let file = File::create_new(&path).with_context(|| path.display().to_string())?;
+    let end = from.take_number()?;
+    ensure!(end <= FILE_BYTES_MAX, "{name} has {end} bytes, the most is {FILE_BYTES_MAX}");
+    file.set_len(end)?;
+    let mut buffer = vec![0; BUFFER_BYTES];
+    loop {
+        let mut at = from.take_number()?;
+        if at == END {
+            return Ok(());
+        }
+        let mut left = from.take_number()?;
+        let fits = at.checked_add(left).is_some_and(|piece_end| piece_end <= end);
+        ensure!(fits && left <= PIECE_BYTES_MAX, "a piece of {name} lies outside of it");
+        while left > 0 {
+            let part = buffer.get_mut(..left.min(BUFFER_BYTES as u64) as usize);
+            let part = part.unwrap_or_default();
+            from.read_exact(part)?;
+            file.write_all_at(part, at)?;
+            at += part.len() as u64;
+            left -= part.len() as u64;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+    use crate::subnets::{Kind, plan, root_seed};
+
+    fn description() -> Description {
+        let subnets = plan(&[Kind::Nns, Kind::Application]).unwrap();
+        Description { root_seed: root_seed(&subnets), subnets, time: 7 }
+    }
+
+    #[test]
+    fn a_state_comes_back_with_its_holes() {
+        let [state, kept, again] = [(); 3].map(|()| tempfile::tempdir().unwrap());
+        fs::create_dir(state.path().join("pages")).unwrap();
+        let sparse = File::create(state.path().join("pages/1.base")).unwrap();
+        sparse.set_len(1 << 40).unwrap();
+        sparse.write_all_at(b"far", (1 << 39) + 5).unwrap();
+        fs::write(state.path().join("records"), vec![9; 300_000]).unwrap();
+        assert!(!is_kept(kept.path()).unwrap());
+        pack(state.path(), kept.path(), &description()).unwrap();
+        assert!(is_kept(kept.path()).unwrap());
+        assert!(fs::metadata(kept.path().join(FILE)).unwrap().len() < 400_000);
+        assert_eq!(unpack(kept.path(), again.path()).unwrap(), description());
+        assert_eq!(fs::read(again.path().join("records")).unwrap(), vec![9; 300_000]);
+        let sparse = File::open(again.path().join("pages/1.base")).unwrap();
+        let metadata = sparse.metadata().unwrap();
+        assert_eq!(metadata.len(), 1 << 40);
+        assert!(metadata.blocks() * 512 < 1 << 20);
+        let mut far = [0; 3];
+        sparse.read_exact_at(&mut far, (1 << 39) + 5).unwrap();
+        assert_eq!(&far, b"far");
+    }
+
+    #[test]
+    fn damage_is_refused() {
+        let [state, kept] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        fs::write(state.path().join("records"), b"content").unwrap();
+        pack(state.path(), kept.path(), &description()).unwrap();
+        let path = kept.path().join(FILE);
+        let whole = fs::read(&path).unwrap();
+        for place in 0..whole.len() {
+            let mut bytes = whole.clone();
+            bytes[place] ^= 1;
+            fs::write(&path, &bytes).unwrap();
+            assert!(unpack(kept.path(), tempfile::tempdir().unwrap().path()).is_err(), "{place}");
+            fs::write(&path, &whole[..place]).unwrap();
+            assert!(unpack(kept.path(), tempfile::tempdir().unwrap().path()).is_err(), "{place}");
+        }
+    }
+
+    #[test]
+    fn the_state_of_another_server_is_told_apart() {
+        let kept = tempfile::tempdir().unwrap();
+        fs::write(kept.path().join(OTHER), b"{}").unwrap();
+        assert!(is_kept(kept.path()).unwrap_err().to_string().contains("another PocketIC server"));
+    }
+
+    #[test]
+    fn no_file_comes_to_lie_outside() {
+        let [kept, state] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        for name in ["../x", "/x", "a/../../x", ""] {
+            let mut out = Hashed::new(Vec::new());
+            out.write_all(MAGIC).unwrap();
+            let text = serde_json::to_vec(&description()).unwrap();
+            out.number(VERSION).unwrap();
+            out.number(text.len() as u64).unwrap();
+            out.write_all(&text).unwrap();
+            out.number(1).unwrap();
+            out.number(name.len() as u64).unwrap();
+            out.write_all(name.as_bytes()).unwrap();
+            fs::write(kept.path().join(FILE), &out.inner).unwrap();
+            let error = format!("{:#}", unpack(kept.path(), state.path()).unwrap_err());
+            assert!(error.contains("is no name of a file"), "{error}");
+        }
+    }
+}

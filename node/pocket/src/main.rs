@@ -1,0 +1,81 @@
+//! `thimble-pocket`: the server that the clients of PocketIC launch, over this repository's
+//! replica.
+//!
+//! A test asks for an instance with some subnets, moves its time and its rounds as it likes, calls
+//! canisters, and deletes it. Each instance is a replicated state of its own ([`instance`]), whose
+//! rounds are executed one by one by the executor that a node uses; there is no agreement and no
+//! block log, and a round is executed when a client says so, or as time goes by where it asked for
+//! that. All subnets of an instance are in one state ([`subnets`]).
+//!
+//! ```text
+//! request -> routes -> operations -> instance (one thread each): rounds -> execution
+//!                \-> the gateway's endpoints, mounted per instance -> instance
+//! ```
+//!
+//! | to change | start at |
+//! |---|---|
+//! | which requests are answered, and in which form | `routes`, `rest` |
+//! | what an operation does | `operations` |
+//! | how a round comes about, and when | `replica`, `instance` |
+//! | which subnets there are, and what ids they have | `subnets` |
+//! | how HTTPS outcalls are refused | `outcalls` |
+//! | how an instance is kept in a folder | `kept` |
+//! | what bounds the server | `bounds` |
+//!
+//! Bounds: instances, the memory that each takes, operations that wait for an instance, operations
+//! that are polled for, blobs; every refusal names its limit. It must never know what a message
+//! means.
+
+mod blobs;
+mod bounds;
+mod cli;
+mod gateways;
+mod graph;
+mod instance;
+mod kept;
+mod keys;
+mod node;
+mod operations;
+mod outcalls;
+mod port_file;
+mod reject;
+mod replica;
+mod rest;
+mod routes;
+mod sandboxes;
+mod scratch;
+mod server;
+mod subnets;
+
+use std::{io::Write, process::ExitCode};
+
+use clap::Parser;
+
+#[global_allocator]
+static ALLOCATOR: memory::Allocator = memory::Allocator;
+
+/// As in the node's processes: few arenas, freed pages go back soon.
+#[unsafe(export_name = "malloc_conf")]
+static MALLOC_CONF: Option<&'static std::ffi::c_char> = {
+    const TEXT: &std::ffi::CStr = c"background_thread:false,narenas:2,tcache_max:4096,retain:false,dirty_decay_ms:1000,muzzy_decay_ms:0";
+    // SAFETY: the pointer is to a constant string that ends in zero.
+    Some(unsafe { &*TEXT.as_ptr() })
+};
+
+fn main() -> ExitCode {
+    // Workers and compilers are started by the server itself.
+    let mut arguments = std::env::args_os().skip(1);
+    match arguments.next().as_deref().and_then(|name| name.to_str()) {
+        Some("sandbox-worker") => return sandbox::worker_main_with(arguments, sandboxes::heap),
+        Some("sandbox-compile") => return sandbox::compile_main(arguments),
+        _ => {}
+    }
+    match server::run(cli::Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Standard error may be gone; the exit code still tells.
+            let _ = writeln!(std::io::stderr(), "thimble-pocket: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! An instance as the gateway sees it, which serves the endpoints of the interface specification.
+
+use std::sync::{
+    Arc, PoisonError, RwLock,
+    mpsc::{SyncSender, TrySendError},
+};
+
+use execution::Placement as _;
+use gateway::{CertifiedView, Health, Node, QueryRequest, Refusal, Submitted, report::Report};
+use state::{CanisterId, Height, Ingress, Reject, SignedIngress, Time, Validity};
+
+use crate::{
+    instance::Command,
+    replica::{Shared, Views},
+    server::Activity,
+};
+
+/// Seconds after which a client that was refused may ask again.
+const RETRY_AFTER_SECONDS: u64 = 1;
+
+/// See the module.
+pub(crate) struct InstanceNode {
+    pub(crate) shared: Shared,
+    pub(crate) views: Views,
+    /// Wakes the instance, which may be waiting for a call.
+    pub(crate) commands: SyncSender<Command>,
+    /// Why the instance does not go on.
+    pub(crate) failure: Arc<RwLock<Option<String>>>,
+    pub(crate) activity: Arc<Activity>,
+}
+
+impl InstanceNode {
+    fn failure(&self) -> Option<String> {
+        self.failure.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Node for InstanceNode {
+    fn submit(
+        &self,
+        ingress: Ingress,
+        _: SignedIngress,
+        _: Validity,
+    ) -> Result<Submitted, Refusal> {
+        if let Some(message) = self.failure() {
+            return Err(Refusal::Unavailable { message });
+        }
+        if self
+            .views
+            .reader
+            .latest()
+            .is_some_and(|state| state.request(&ingress.request_id).is_some())
+        {
+            return Ok(Submitted::Duplicate);
+        }
+        match self.shared.waiting.add(ingress) {
+            Ok(true) => {}
+            Ok(false) => return Ok(Submitted::Duplicate),
+            Err(message) => {
+                return Err(Refusal::Full { message, retry_after_seconds: RETRY_AFTER_SECONDS });
+            }
+        }
+        match self.commands.try_send(Command::Wake) {
+            // Where something waits already, the instance is awake.
+            Ok(()) | Err(TrySendError::Full(_)) => Ok(Submitted::Accepted),
+            Err(TrySendError::Disconnected(_)) => {
+                Err(Refusal::Unavailable { message: "the instance was deleted".to_owned() })
+            }
+        }
+    }
+
+    fn inspect(&self, ingress: &Ingress) -> Result<(), Reject> {
+        self.views.queries.inspect(ingress)
+    }
+
+    fn query(&self, query: &QueryRequest) -> Result<Vec<u8>, Reject> {
+        self.activity.note();
+        self.views
+            .queries
+            .query(&execution::QueryRequest {
+                sender: query.sender,
+                canister_id: query.canister_id,
+                method_name: query.method_name.clone(),
+                arg: query.arg.clone(),
+                sender_info: query.sender_info.clone(),
+            })
+            .map(|reply| reply.bytes)
+    }
+
+    fn latest(&self) -> Option<Arc<dyn CertifiedView>> {
+        // Every request of the endpoints looks here first: one that came by an HTTP gateway keeps
+        // the server alive as well.
+        self.activity.note();
+        self.views.reader.latest().map(|state| state as _)
+    }
+
+    fn now(&self) -> Time {
+        self.shared.now()
+    }
+
+    fn health(&self) -> Health {
+        let certified_height = self.views.reader.latest().map_or(Height(0), |state| state.height());
+        match self.failure() {
+            Some(status) => Health { healthy: false, status, certified_height },
+            None => Health { healthy: true, status: "healthy".to_owned(), certified_height },
+        }
+    }
+
+    fn hosts(&self, canister_id: &CanisterId) -> bool {
+        self.shared.subnets.subnet_of(canister_id).is_some()
+    }
+
+    fn report(&self) -> Report {
+        // The routes of this server do not lead here.
+        Report::default()
+    }
+}

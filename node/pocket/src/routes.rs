@@ -1,0 +1,614 @@
+//! Requests: which operation each is, and the form of its answer.
+//!
+//! An operation of an instance waits for its turn in the instance's queue. Where that is full the
+//! answer is 409, and the client tries again; where the outcome takes longer than [`SYNC_WAIT`] (or
+//! what the client states), it is 202 with a name under which the client asks for it. Requests below
+//! `/instances/<n>/api/` are handed to the endpoints of the interface specification.
+
+use std::{
+    sync::{Arc, PoisonError, atomic::Ordering, mpsc::TrySendError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use envelope::auth::AuthConfig;
+use gateway::{Answers, Outgoing};
+use http_body_util::{BodyExt, Full};
+use hyper::{
+    Method, Request, Response, StatusCode, Uri,
+    body::Incoming,
+    header::{self, HeaderValue},
+};
+use serde::de::DeserializeOwned;
+use tokio::sync::oneshot;
+
+use crate::{
+    bounds::{BODY_BYTES, CONNECTIONS},
+    graph::Found,
+    instance::{Command, Handle, Instance},
+    operations::{Failure, Outcome, json, topology},
+    outcalls::RawMock,
+    rest::{
+        ApiError, AutoProgressConfig, Creation, HttpGatewayBackend, HttpGatewayConfig,
+        InstanceConfig, RawAddCycles, RawSetStableMemory, RawVerifyCanisterSig, Started,
+    },
+    server::{Server, mount},
+};
+
+/// How long a request waits for the outcome of its operation. Below the time after which clients
+/// give a request up.
+const SYNC_WAIT: Duration = Duration::from_secs(10);
+/// Where a client states another time, in milliseconds, and the most that counts.
+const WAIT_HEADER: &str = "processing-timeout-ms";
+const SYNC_WAIT_MAX: Duration = Duration::from_secs(600);
+/// Time to send a body.
+const READ_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How much of a refused body is read and thrown away, in times of the limit.
+const DISCARDED_BODIES: u64 = 4;
+
+/// What became of a request that was not answered by an operation.
+enum Answer {
+    Json(StatusCode, Vec<u8>),
+    Text(StatusCode, String),
+    Bytes(Vec<u8>, bool),
+}
+
+impl Answer {
+    fn into_response(self) -> Response<Outgoing> {
+        let (status, kind, body, is_gzip) = match self {
+            Self::Json(status, body) => (status, "application/json", body, false),
+            Self::Text(status, text) => (status, "text/plain", text.into_bytes(), false),
+            Self::Bytes(body, gzip) => (StatusCode::OK, "application/octet-stream", body, gzip),
+        };
+        let mut response = Response::new(Outgoing::Whole(Full::new(Bytes::from(body))));
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+        if is_gzip {
+            headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        }
+        response
+    }
+}
+
+impl From<Failure> for Answer {
+    fn from(failure: Failure) -> Self {
+        let body = json(&ApiError { message: failure.message }).unwrap_or_default();
+        Self::Json(failure.status, body)
+    }
+}
+
+impl From<Outcome> for Answer {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Ok(body) => Self::Json(StatusCode::OK, body),
+            Err(failure) => failure.into(),
+        }
+    }
+}
+
+type Served = Result<Answer, Failure>;
+
+/// The instance that an operation is for, and how long its client waits with the request.
+struct Target {
+    handle: Arc<Handle>,
+    wait: Duration,
+}
+
+fn wait_of(request: &Request<Incoming>) -> Duration {
+    let stated = request.headers().get(WAIT_HEADER).and_then(|value| value.to_str().ok());
+    let stated = stated.and_then(|text| text.parse().ok()).map(Duration::from_millis);
+    stated.map_or(SYNC_WAIT, |stated| stated.min(SYNC_WAIT_MAX))
+}
+
+fn not_found(what: impl Into<String>) -> Failure {
+    Failure { status: StatusCode::NOT_FOUND, message: what.into() }
+}
+
+/// The client is to try again: 409 in the protocol.
+fn busy(what: &str) -> Answer {
+    let body = json(&Started { state_label: what.to_owned(), op_id: "busy".to_owned() });
+    Answer::Json(StatusCode::CONFLICT, body.unwrap_or_default())
+}
+
+impl Answers for Server {
+    type Guest = ();
+
+    fn guest(&self) {}
+
+    fn read_timeout(&self) -> Duration {
+        READ_TIMEOUT
+    }
+
+    fn connections_limit(&self) -> (&'static str, u64) {
+        ("connections", CONNECTIONS)
+    }
+
+    fn refused(&self, reason: &'static str) {
+        tracing::warn!(reason, "a connection was refused");
+    }
+
+    async fn answer(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        _guest: Arc<()>,
+    ) -> Response<Outgoing> {
+        let _busy = self.activity.begin();
+        if request.method() == Method::OPTIONS {
+            return preflight();
+        }
+        let path = request.uri().path().to_owned();
+        let segments: Vec<&str> = path.trim_matches('/').split('/').collect();
+        if let ["instances", number, "api", ..] = segments.as_slice() {
+            return self.api(number, request).await;
+        }
+        let served = self.serve(&segments, request).await;
+        served.unwrap_or_else(Answer::from).into_response()
+    }
+}
+
+/// What a browser asks before it sends a request to another origin.
+fn preflight() -> Response<Outgoing> {
+    let mut response = Answer::Text(StatusCode::NO_CONTENT, String::new()).into_response();
+    let headers = response.headers_mut();
+    let any = HeaderValue::from_static("*");
+    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, any.clone());
+    headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, any);
+    response
+}
+
+impl Server {
+    async fn serve(self: &Arc<Self>, path: &[&str], request: Request<Incoming>) -> Served {
+        let method = request.method().clone();
+        match (method.as_str(), path) {
+            ("GET", ["status"]) => Ok(Answer::Text(StatusCode::OK, String::new())),
+            ("POST", ["blobstore"]) => Ok(self.store_blob(request).await),
+            ("GET", ["blobstore", id]) => self.fetch_blob(id),
+            ("POST", ["verify_signature"]) => {
+                let signed: RawVerifyCanisterSig = self.body(request).await?;
+                let verified = tokio::task::spawn_blocking(move || verify(&signed)).await;
+                let verified = verified.map_err(|error| Failure::bad(error.to_string()))?;
+                Ok(json(&verified).into())
+            }
+            ("GET", ["read_graph", _, number]) => self.look(number),
+            ("DELETE", ["prune_graph", _, number]) => {
+                number.parse().into_iter().for_each(|number| self.graph.forget(number));
+                Ok(json(&()).into())
+            }
+            ("GET", ["instances"]) => Ok(json(&self.list()).into()),
+            ("POST", ["instances"]) => self.create_instance(request).await,
+            ("DELETE", ["instances", number]) => {
+                if self.delete(numbered(number)?).await {
+                    return Ok(json(&()).into());
+                }
+                Err(no_instance(number))
+            }
+            (_, ["instances", number, rest @ ..]) => {
+                let handle = self.handle(number)?;
+                self.of_instance(&handle, rest, request).await
+            }
+            ("GET", ["http_gateway"]) => Ok(json(&self.gateways.list().await).into()),
+            ("POST", ["http_gateway"]) => self.create_gateway(request).await,
+            ("POST", ["http_gateway", number, "stop"]) => {
+                self.gateways.close(numbered(number)?).await;
+                Ok(json(&()).into())
+            }
+            _ => Err(not_found(format!("nothing is served for {method} /{}", path.join("/")))),
+        }
+    }
+
+    fn handle(&self, number: &str) -> Result<Arc<Handle>, Failure> {
+        self.instance(numbered(number)?).ok_or_else(|| no_instance(number))
+    }
+
+    /// Hands a request to the endpoints of the interface specification.
+    async fn api(self: &Arc<Self>, number: &str, request: Request<Incoming>) -> Response<Outgoing> {
+        let handle = match self.handle(number) {
+            Ok(handle) => handle,
+            Err(failure) => return Answer::from(failure).into_response(),
+        };
+        let endpoints = match handle.endpoints.get() {
+            Some(endpoints) => endpoints,
+            None => match mount(&handle, self) {
+                // Another request may have mounted them meanwhile; one of the two is used.
+                Ok(mounted) => handle.endpoints.get_or_init(|| mounted),
+                Err(error) => return Answer::from(Failure::from(error)).into_response(),
+            },
+        };
+        let (mut parts, body) = request.into_parts();
+        // `/instances/<n>` is cut off.
+        let from = "/instances/".len() + number.len();
+        let rest = parts.uri.path_and_query().and_then(|path| path.as_str().get(from..));
+        let Some(Ok(uri)) = rest.map(str::parse::<Uri>) else {
+            return Answer::from(not_found("no such endpoint")).into_response();
+        };
+        parts.uri = uri;
+        endpoints.answer(Request::from_parts(parts, body)).await
+    }
+
+    async fn of_instance(
+        self: &Arc<Self>,
+        handle: &Arc<Handle>,
+        path: &[&str],
+        request: Request<Incoming>,
+    ) -> Served {
+        let target = &Target { handle: handle.clone(), wait: wait_of(&request) };
+        match (request.method().as_str(), path) {
+            ("GET", ["auto_progress"]) => {
+                Ok(json(&handle.makes_progress.load(Ordering::Acquire)).into())
+            }
+            ("GET", ["_", "topology"]) => Ok(json(&topology(&handle.shared.subnets)).into()),
+            ("POST", ["auto_progress"]) => {
+                let config: AutoProgressConfig = self.body(request).await?;
+                let delay = Duration::from_millis(config.artificial_delay_ms.unwrap_or(0));
+                self.operate(target, move |instance| {
+                    instance.set_progress(Some(delay))?;
+                    json(&())
+                })
+                .await
+            }
+            ("POST", ["stop_progress"]) => {
+                self.operate(target, |instance| {
+                    instance.set_progress(None)?;
+                    json(&())
+                })
+                .await
+            }
+            ("GET", ["read", what]) => self.read(target, what).await,
+            ("POST", ["read", what]) => self.read_with(target, what, request).await,
+            ("POST", ["update", what]) => self.update(target, what, request).await,
+            (method, path) => Err(not_found(format!(
+                "an instance serves nothing for {method} {}",
+                path.join("/")
+            ))),
+        }
+    }
+
+    async fn read(self: &Arc<Self>, target: &Target, what: &str) -> Served {
+        match what {
+            "topology" => self.operate(target, Instance::topology).await,
+            "get_time" => self.operate(target, Instance::get_time).await,
+            "get_canister_http" => self.operate(target, Instance::pending_outcalls).await,
+            _ => Err(not_found(format!("there is no read/{what}"))),
+        }
+    }
+
+    async fn read_with(
+        self: &Arc<Self>,
+        target: &Target,
+        what: &str,
+        request: Request<Incoming>,
+    ) -> Served {
+        match what {
+            "query" => self.with(target, request, |instance, call| instance.query(call)).await,
+            "get_cycles" => self.with(target, request, |at, id| at.get_cycles(&id)).await,
+            "get_controllers" => self.with(target, request, |at, id| at.get_controllers(&id)).await,
+            "get_stable_memory" => {
+                self.with(target, request, |at, id| at.get_stable_memory(&id)).await
+            }
+            "get_subnet" => self.with(target, request, |at, id| at.get_subnet(&id)).await,
+            "pub_key" => self.with(target, request, |at, id| at.pub_key(&id)).await,
+            "ingress_status" => self.with(target, request, |at, id| at.ingress_status(&id)).await,
+            _ => Err(not_found(format!("there is no read/{what}"))),
+        }
+    }
+
+    async fn update(
+        self: &Arc<Self>,
+        target: &Target,
+        what: &str,
+        request: Request<Incoming>,
+    ) -> Served {
+        match what {
+            "submit_ingress_message" => {
+                self.with(target, request, |at, call| at.submit(call)).await
+            }
+            "await_ingress_message" => {
+                self.with(target, request, |at, id| at.await_message(&id)).await
+            }
+            "execute_ingress_message" => {
+                self.with(target, request, |at, call| at.execute(call)).await
+            }
+            "set_time" => self.with(target, request, |at, time| at.set_time(time, false)).await,
+            "set_certified_time" => {
+                self.with(target, request, |at, time| at.set_time(time, true)).await
+            }
+            "add_cycles" => {
+                let add = |at: &mut Instance, add: RawAddCycles| {
+                    at.add_cycles(&add.canister_id, add.amount)
+                };
+                self.with(target, request, add).await
+            }
+            "set_stable_memory" => {
+                let server = self.clone();
+                let set = move |at: &mut Instance, set: RawSetStableMemory| {
+                    let content = server.blobs.open(&set.blob_id.0);
+                    let content = content.map_err(|error| Failure::bad(error.to_string()))?;
+                    at.set_stable_memory(&set, content)
+                };
+                self.with(target, request, set).await
+            }
+            "tick" => self.with(target, request, |at, configs| at.tick(&configs)).await,
+            "mock_canister_http" | "mock_flexible_canister_http" => {
+                let mock = |at: &mut Instance, mock: RawMock| at.mock_outcall(&mock);
+                self.with(target, request, mock).await
+            }
+            "canister_snapshot_download" | "canister_snapshot_upload" => {
+                Err(Failure::not_offered("moving a canister snapshot by a folder"))
+            }
+            "delete_subnet" => Err(Failure::not_offered("deleting a subnet")),
+            _ => Err(not_found(format!("there is no update/{what}"))),
+        }
+    }
+
+    /// An operation with what the body says.
+    async fn with<T: DeserializeOwned + Send + 'static>(
+        self: &Arc<Self>,
+        target: &Target,
+        request: Request<Incoming>,
+        operation: impl FnOnce(&mut Instance, T) -> Outcome + Send + 'static,
+    ) -> Served {
+        let body = match self.read_body(request).await? {
+            Ok(body) => body,
+            Err(answer) => return Ok(answer),
+        };
+        let argument = parse(&body.bytes)?;
+        self.operate(target, move |instance| {
+            let _room = body;
+            operation(instance, argument)
+        })
+        .await
+    }
+
+    async fn body<T: DeserializeOwned>(
+        self: &Arc<Self>,
+        request: Request<Incoming>,
+    ) -> Result<T, Failure> {
+        match self.read_body(request).await? {
+            Ok(body) => parse(&body.bytes),
+            Err(_) => Err(Failure {
+                status: StatusCode::SERVICE_UNAVAILABLE,
+                message: "the pool of request bodies is full; try again".to_owned(),
+            }),
+        }
+    }
+
+    /// Has the instance do it, when its turn comes.
+    async fn operate(
+        self: &Arc<Self>,
+        target: &Target,
+        operation: impl FnOnce(&mut Instance) -> Outcome + Send + 'static,
+    ) -> Served {
+        let handle = &target.handle;
+        let failure = handle.failure.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(reason) = failure {
+            return Err(Failure::bad(format!("the instance cannot go on: {reason}")));
+        }
+        let (done, mut outcome) = oneshot::channel();
+        let command = Command::Do(Box::new(move |instance| {
+            // The client may be gone.
+            let _ = done.send(operation(instance));
+        }));
+        match handle.commands.try_send(command) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_)) => return Ok(busy("operations_waiting")),
+            Err(TrySendError::Disconnected(_)) => {
+                return Err(not_found("the instance was deleted"));
+            }
+        }
+        match tokio::time::timeout(target.wait, &mut outcome).await {
+            Ok(Ok(outcome)) => Ok(outcome.into()),
+            Ok(Err(_)) => Err(Failure::bad("the instance ended before the operation did")),
+            Err(_) => {
+                let op_id = self.graph.keep(outcome).to_string();
+                let body = json(&Started { state_label: "started".to_owned(), op_id })?;
+                Ok(Answer::Json(StatusCode::ACCEPTED, body))
+            }
+        }
+    }
+
+    fn look(&self, number: &str) -> Served {
+        let unknown = || not_found(format!("no operation {number} is known"));
+        let found = number.parse().map(|number| self.graph.look(number));
+        match found.map_err(|_| unknown())? {
+            Found::Outcome(outcome) => Ok(outcome.into()),
+            Found::Pending => Err(not_found("the operation goes on; ask again")),
+            Found::Unknown => Err(unknown()),
+        }
+    }
+
+    async fn create_instance(self: &Arc<Self>, request: Request<Incoming>) -> Served {
+        let made: anyhow::Result<_> = async {
+            let config: InstanceConfig =
+                self.body(request).await.map_err(|failure| anyhow::anyhow!(failure.message))?;
+            let server = self.clone();
+            let (config, made) = tokio::task::spawn_blocking(move || {
+                let made = server.create(&config);
+                (config, made)
+            })
+            .await?;
+            self.created(&config, made?).await
+        }
+        .await;
+        creation(made)
+    }
+
+    async fn create_gateway(self: &Arc<Self>, request: Request<Incoming>) -> Served {
+        let made: anyhow::Result<_> = async {
+            let config: HttpGatewayConfig =
+                self.body(request).await.map_err(|failure| anyhow::anyhow!(failure.message))?;
+            let HttpGatewayBackend::PocketIcInstance(number) = config.forward_to else {
+                anyhow::bail!("an HTTP gateway of a replica elsewhere is not offered");
+            };
+            let handle = self.instance(number);
+            let handle = handle.ok_or_else(|| anyhow::anyhow!("no instance {number}"))?;
+            self.gateways.open(&config.listen, (number, &handle), self).await
+        }
+        .await;
+        creation(made)
+    }
+
+    async fn store_blob(&self, request: Request<Incoming>) -> Answer {
+        let encoding = request.headers().get(header::CONTENT_ENCODING);
+        let is_compressed = match encoding.map(HeaderValue::as_bytes) {
+            None => false,
+            Some(b"gzip") => true,
+            Some(_) => {
+                let message = "blobs are taken as they are or with the encoding gzip";
+                return Answer::Text(StatusCode::BAD_REQUEST, message.to_owned());
+            }
+        };
+        let mut body = request.into_body();
+        let stored: Result<[u8; 32], String> = async {
+            let begun = self.blobs.begin(is_compressed);
+            let mut blob = begun.map_err(|error| error.to_string())?;
+            let (mut refusal, mut discarded) = (None, 0);
+            while let Some(frame) = body.frame().await {
+                let frame = frame.map_err(|error| error.to_string())?;
+                let Some(bytes) = frame.data_ref() else { continue };
+                match &refusal {
+                    None => refusal = blob.write(bytes).err(),
+                    Some(_) => discarded += bytes.len() as u64,
+                }
+                if discarded > DISCARDED_BODIES * BODY_BYTES {
+                    break;
+                }
+            }
+            match refusal {
+                None => blob.finish(),
+                Some(refusal) => Err(refusal),
+            }
+        }
+        .await;
+        match stored {
+            Ok(id) => Answer::Text(StatusCode::OK, hex::encode(id)),
+            Err(message) => Answer::Text(StatusCode::BAD_REQUEST, message),
+        }
+    }
+
+    fn fetch_blob(&self, id: &str) -> Served {
+        let failed = |error: std::io::Error| Failure::bad(error.to_string());
+        let id = hex::decode(id).map_err(|error| Failure::bad(error.to_string()))?;
+        let Some((path, is_compressed)) = self.blobs.raw(&id).map_err(failed)? else {
+            return Err(not_found("no such blob"));
+        };
+        let bytes = std::fs::metadata(&path).map_err(failed)?.len();
+        if bytes > BODY_BYTES {
+            return Err(Failure::bad(format!(
+                "the blob has {bytes} bytes, the most that is sent is body_bytes = {BODY_BYTES}"
+            )));
+        }
+        Ok(Answer::Bytes(std::fs::read(path).map_err(failed)?, is_compressed))
+    }
+
+    /// Reads a body of JSON. The inner error is the answer when there is no room for it now.
+    async fn read_body(&self, request: Request<Incoming>) -> Result<Result<Body, Answer>, Failure> {
+        let mut incoming = request.into_body();
+        let Ok(mut room) = self.bounds.bodies.try_reserve(0) else {
+            return Ok(Err(busy("bodies")));
+        };
+        let mut bytes = Vec::new();
+        let mut overflow = None;
+        let reading = async {
+            let mut discarded = 0;
+            while let Some(frame) = incoming.frame().await {
+                let frame = frame.map_err(|error| Failure::bad(error.to_string()))?;
+                let Some(data) = frame.data_ref() else { continue };
+                if overflow.is_none() {
+                    overflow = take(&mut bytes, data, &mut room);
+                }
+                // A client that is answered before it has sent all may not read the answer.
+                if overflow.is_some() {
+                    bytes = Vec::new();
+                    discarded += data.len() as u64;
+                }
+                if discarded > DISCARDED_BODIES * BODY_BYTES {
+                    break;
+                }
+            }
+            Ok::<(), Failure>(())
+        };
+        match tokio::time::timeout(READ_TIMEOUT, reading).await {
+            Ok(read) => read?,
+            Err(_) => {
+                return Err(Failure {
+                    status: StatusCode::REQUEST_TIMEOUT,
+                    message: format!("the body did not arrive within {READ_TIMEOUT:?}"),
+                });
+            }
+        }
+        match overflow {
+            None => Ok(Ok(Body { bytes, _room: room })),
+            Some(Overflow::Pool) => Ok(Err(busy("bodies"))),
+            Some(Overflow::Limit) => Err(Failure {
+                status: StatusCode::PAYLOAD_TOO_LARGE,
+                message: format!(
+                    "the body has more bytes than the limit body_bytes = {BODY_BYTES}"
+                ),
+            }),
+        }
+    }
+}
+
+/// Takes a part of a body, or says what it goes beyond.
+fn take(bytes: &mut Vec<u8>, data: &[u8], room: &mut budget::Reservation) -> Option<Overflow> {
+    if (bytes.len() + data.len()) as u64 > BODY_BYTES {
+        return Some(Overflow::Limit);
+    }
+    // Once as it came, once decoded.
+    if room.try_grow(2 * data.len() as u64).is_err() {
+        return Some(Overflow::Pool);
+    }
+    bytes.extend_from_slice(data);
+    None
+}
+
+/// What a body goes beyond.
+enum Overflow {
+    Limit,
+    Pool,
+}
+
+/// A body and its room in the pool.
+struct Body {
+    bytes: Vec<u8>,
+    _room: budget::Reservation,
+}
+
+/// What was made, or why not, as both are told.
+fn creation<T: serde::Serialize>(made: anyhow::Result<T>) -> Served {
+    Ok(match made {
+        Ok(made) => Answer::Json(StatusCode::CREATED, json(&Creation::Created(made))?),
+        Err(error) => {
+            let message = format!("{error:#}");
+            Answer::Json(StatusCode::BAD_REQUEST, json(&Creation::<()>::Error { message })?)
+        }
+    })
+}
+
+/// Whether a canister signature is one, by a root key.
+fn verify(signed: &RawVerifyCanisterSig) -> Result<(), String> {
+    let root_key = nidkg::public_key_from_der(&signed.root_pubkey.0)
+        .map_err(|error| format!("invalid root public key: {error}"))?;
+    let auth = AuthConfig::new(root_key, Duration::ZERO, Duration::ZERO);
+    if auth.is_canister_signature(&signed.pubkey.0, &signed.msg.0, &signed.sig.0) {
+        return Ok(());
+    }
+    Err("the signature is not that of the canister key over the message".to_owned())
+}
+
+fn numbered(number: &str) -> Result<u64, Failure> {
+    number.parse().map_err(|_| not_found(format!("{number} is no number")))
+}
+
+fn no_instance(number: &str) -> Failure {
+    not_found(format!("there is no instance {number}: it was deleted, or never made"))
+}
+
+fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
+    // Requests without an argument come with an empty body from some clients.
+    let body = if body.is_empty() { b"null" } else { body };
+    serde_json::from_slice(body).map_err(|error| Failure::bad(format!("the body: {error}")))
+}

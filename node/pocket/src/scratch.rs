@@ -1,0 +1,104 @@
+//! The disk that running instances lie on: the machine's, without waiting for it.
+//!
+//! What an instance writes is for as long as its process lives, or is packed into a file of its own
+//! when it ends (`kept`), which is synced. Files that nobody will read after a crash need not
+//! survive one.
+
+use std::{
+    fs::File,
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use disk::{Disk, DiskFile, Open, RealDisk, SharedDisk};
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct ScratchDisk(SharedDisk);
+
+#[derive(Debug)]
+struct ScratchFile<'a>(Box<dyn DiskFile + 'a>);
+
+impl ScratchDisk {
+    /// For the parts of an instance.
+    pub(crate) fn shared() -> SharedDisk {
+        Arc::new(Self(RealDisk::shared()))
+    }
+}
+
+impl Disk for ScratchDisk {
+    fn create_folder(&self, path: &Path) -> io::Result<()> {
+        self.0.create_folder(path)
+    }
+
+    fn list(&self, folder: &Path) -> io::Result<Vec<PathBuf>> {
+        self.0.list(folder)
+    }
+
+    fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn DiskFile>> {
+        Ok(Box::new(ScratchFile(self.0.open(path, how)?)))
+    }
+
+    fn open_raw(&self, path: &Path, how: Open) -> io::Result<File> {
+        self.0.open_raw(path, how)
+    }
+
+    fn raw<'a>(&self, path: &Path, file: &'a File) -> Box<dyn DiskFile + 'a> {
+        Box::new(ScratchFile(self.0.raw(path, file)))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.0.rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.0.remove(path)
+    }
+
+    fn remove_folder(&self, path: &Path) -> io::Result<()> {
+        self.0.remove_folder(path)
+    }
+
+    fn sync_folder(&self, _: &Path) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn sync_files(&self, _: &Path, _: &File, _: &[PathBuf]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn check_writeback(&self, _: &File) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl DiskFile for ScratchFile<'_> {
+    fn length(&self) -> io::Result<u64> {
+        self.0.length()
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.0.read_at(buffer, offset)
+    }
+
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.0.write_at(bytes, offset)
+    }
+
+    fn set_len(&self, length: u64) -> io::Result<()> {
+        self.0.set_len(length)
+    }
+
+    fn clear(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.0.clear(offset, bytes)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        Ok(())
+    }
+}

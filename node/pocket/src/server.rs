@@ -1,0 +1,457 @@
+//! The server: its instances, and its life from the first request to the time without any.
+
+use std::{
+    collections::BTreeMap,
+    future::Future,
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use budget::cgroup::Cgroup;
+use gateway::{Gateway, GatewayConfig, GatewayHandle, Latencies, OtherListener, Waiters};
+use limits::pool;
+use prometheus_client::registry::Registry;
+use state::Time;
+use tempfile::TempDir;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use crate::{
+    blobs::Blobs,
+    bounds::{Bounds, INSTANCE_BYTES},
+    cli::{Cli, or_variable},
+    gateways::Gateways,
+    graph::Graph,
+    instance::{Handle, Instance},
+    kept,
+    keys::SubnetKeys,
+    node::InstanceNode,
+    operations::topology,
+    port_file::PortFile,
+    replica::{Replica, Shared},
+    rest::{CreatedInstance, InitialTime, InstanceConfig, SubnetSpec},
+    sandboxes::Sandboxes,
+    subnets::{Kind, Plan, Subnets, plan, root_seed},
+};
+
+/// Time of a new instance, in nanoseconds since 1970: 6 May 2021, 19:17:10 UTC, when the public
+/// network began.
+const GENESIS: Time = Time(1_620_328_630_000_000_000);
+/// How often the server looks whether it has been idle for long enough.
+const IDLE_LOOK: Duration = Duration::from_millis(250);
+/// Time for requests in flight when the server ends.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
+
+/// When the server was last of use.
+pub(crate) struct Activity {
+    pending: AtomicU64,
+    last: Mutex<Instant>,
+}
+
+/// A request that is being served.
+pub(crate) struct Busy(Arc<Activity>);
+
+impl Activity {
+    fn new() -> Self {
+        Self { pending: AtomicU64::new(0), last: Mutex::new(Instant::now()) }
+    }
+
+    /// The server is of use now.
+    pub(crate) fn note(&self) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    /// A request begins.
+    pub(crate) fn begin(self: &Arc<Self>) -> Busy {
+        self.pending.fetch_add(1, Ordering::AcqRel);
+        Busy(self.clone())
+    }
+
+    fn idle(&self) -> Option<Duration> {
+        if self.pending.load(Ordering::Acquire) > 0 {
+            return None;
+        }
+        Some(self.last.lock().unwrap_or_else(PoisonError::into_inner).elapsed())
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        // In this order: nobody sees the server idle since before this request.
+        self.0.note();
+        self.0.pending.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// See the module.
+pub(crate) struct Server {
+    pub(crate) bounds: Bounds,
+    pub(crate) graph: Graph,
+    pub(crate) gateways: Gateways,
+    pub(crate) blobs: Blobs,
+    pub(crate) activity: Arc<Activity>,
+    sandboxes: Sandboxes,
+    instances: Mutex<Instances>,
+    folder: TempDir,
+}
+
+#[derive(Default)]
+struct Instances {
+    next: u64,
+    all: BTreeMap<u64, Arc<Handle>>,
+}
+
+impl Server {
+    fn new(cli: &Cli) -> Result<Self> {
+        let memory = or_variable(cli.memory.clone(), "THIMBLE_POCKET_MEMORY");
+        let bounds = Bounds::new(memory.as_deref())?;
+        let group = Cgroup::own().unwrap_or_default();
+        memory::check_group(
+            group.as_ref(),
+            Bounds::least_bytes(),
+            bounds.budget_bytes(),
+            "the kernel may kill workers before a limit of the server is reached",
+        )?;
+        let parent = cli.work_dir.as_ref().map(|folder| folder.display().to_string());
+        let parent = or_variable(parent, "THIMBLE_POCKET_DIR").map(PathBuf::from);
+        let parent = parent.unwrap_or_else(std::env::temp_dir);
+        let folder = tempfile::Builder::new()
+            .prefix("thimble-pocket-")
+            .tempdir_in(&parent)
+            .with_context(|| format!("making a folder in {}", parent.display()))?;
+        let sandboxes = Sandboxes::open(&folder.path().join("artifacts"), &bounds)?;
+        Ok(Self {
+            sandboxes,
+            graph: Graph::default(),
+            gateways: Gateways::default(),
+            blobs: Blobs::in_folder(folder.path().join("blobs"))?,
+            activity: Arc::new(Activity::new()),
+            instances: Mutex::default(),
+            bounds,
+            folder,
+        })
+    }
+
+    fn instances(&self) -> MutexGuard<'_, Instances> {
+        self.instances.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An instance by its number.
+    pub(crate) fn instance(&self, number: u64) -> Option<Arc<Handle>> {
+        self.instances().all.get(&number).cloned()
+    }
+
+    /// What there is of each number that was given: clients count by places in the list.
+    pub(crate) fn list(&self) -> Vec<&'static str> {
+        let instances = self.instances();
+        (0..instances.next)
+            .map(|number| if instances.all.contains_key(&number) { "Available" } else { "Deleted" })
+            .collect()
+    }
+
+    /// Makes an instance. Blocks as long as that takes.
+    ///
+    /// # Errors
+    /// When it cannot be made, or something is asked for that is not offered.
+    pub(crate) fn create(&self, config: &InstanceConfig) -> Result<(u64, Arc<Handle>)> {
+        let kinds = kinds(config)?;
+        let memory = self.bounds.instances.try_reserve(INSTANCE_BYTES).map_err(|_| {
+            anyhow!(
+                "there are as many instances as the memory budget has room for, the limit \
+                 instances = {} ({INSTANCE_BYTES} bytes each): delete one, run fewer tests at \
+                 once, or raise THIMBLE_POCKET_MEMORY",
+                self.bounds.instances_max()
+            )
+        })?;
+        let folder = tempfile::tempdir_in(self.folder.path())?;
+        let kept = match &config.state_dir {
+            Some(kept_in) => {
+                ensure!(kept_in.is_absolute(), "state_dir {} is not absolute", kept_in.display());
+                kept::is_kept(kept_in)?.then(|| kept::unpack(kept_in, folder.path())).transpose()?
+            }
+            None => None,
+        };
+        let is_new = kept.is_none();
+        let (plans, root, time) = match kept {
+            Some(kept) => (kept.subnets, kept.root_seed, Time(kept.time)),
+            None => {
+                let plans: Vec<Plan> = plan(&kinds)?;
+                ensure!(!plans.is_empty(), "at least one subnet must be asked for");
+                let root = root_seed(&plans);
+                (plans, root, GENESIS)
+            }
+        };
+        let mut time = time;
+        let mut progress = None;
+        match &config.initial_time {
+            Some(InitialTime::Timestamp(at)) => {
+                ensure!(
+                    at.nanos_since_epoch >= time.0,
+                    "the initial time {} lies before {}",
+                    at.nanos_since_epoch,
+                    time.0
+                );
+                time = Time(at.nanos_since_epoch);
+            }
+            Some(InitialTime::AutoProgress(with)) => {
+                progress = Some(Duration::from_millis(with.artificial_delay_ms.unwrap_or(0)));
+            }
+            None => {}
+        }
+        let shared = Shared {
+            subnets: Arc::new(Subnets::of(plans)?),
+            waiting: Arc::default(),
+            waiters: Waiters::new(self.bounds.limits.gateway.sync_calls_waiting),
+            time: Arc::new(AtomicU64::new(time.0)),
+            closing: Arc::default(),
+        };
+        let replica = Replica::open(folder.path(), root, shared, &self.sandboxes, &self.bounds)?;
+        let mut instance = Instance::new(replica, folder, config.state_dir.clone());
+        if progress.is_some() {
+            instance.set_progress(progress)?;
+        } else {
+            // There is a state to look at from the beginning.
+            instance.round()?;
+        }
+        tracing::info!(?kinds, is_new, "an instance was made");
+        let handle = Arc::new(instance.start(root, memory)?);
+        let mut instances = self.instances();
+        let number = instances.next;
+        instances.next += 1;
+        instances.all.insert(number, handle.clone());
+        Ok((number, handle))
+    }
+
+    /// What a client is told of an instance that was made for it.
+    pub(crate) async fn created(
+        self: &Arc<Self>,
+        config: &InstanceConfig,
+        (number, handle): (u64, Arc<Handle>),
+    ) -> Result<CreatedInstance> {
+        let http_gateway_info = match &config.http_gateway_config {
+            Some(gateway) => {
+                let opened = self.gateways.open(gateway, (number, &handle), self).await;
+                if opened.is_err() {
+                    self.delete(number).await;
+                }
+                Some(opened?)
+            }
+            None => None,
+        };
+        let topology = topology(&handle.shared.subnets);
+        Ok(CreatedInstance { instance_id: number, topology, http_gateway_info })
+    }
+
+    /// Deletes an instance, when it has done what it does. Whether there was one.
+    pub(crate) async fn delete(self: &Arc<Self>, number: u64) -> bool {
+        let removed = self.instances().all.remove(&number);
+        let Some(handle) = removed else { return false };
+        self.gateways.close_of(number).await;
+        // Its own thread ended, or the runtime is gone: nothing is left to wait for.
+        let _ = tokio::task::spawn_blocking(move || handle.close()).await;
+        true
+    }
+
+    async fn delete_all(self: &Arc<Self>) {
+        let numbers: Vec<_> = self.instances().all.keys().copied().collect();
+        for number in numbers {
+            self.delete(number).await;
+        }
+    }
+}
+
+/// The subnets that are asked for, in the order in which they get ids.
+fn kinds(config: &InstanceConfig) -> Result<Vec<Kind>> {
+    let set = &config.subnet_config_set;
+    let refused = [
+        (set.test_threshold_keys.is_some(), "a subnet with threshold keys for tests"),
+        (!set.cloud_engine.is_empty(), "a subnet of the kind CloudEngine"),
+        (config.mainnet_nns_subnet_id == Some(true), "the id of the public network's NNS"),
+        (config.bitcoind_addr.as_ref().is_some_and(|list| !list.is_empty()), "Bitcoin"),
+        (config.dogecoind_addr.as_ref().is_some_and(|list| !list.is_empty()), "Dogecoin"),
+    ];
+    if let Some((_, what)) = refused.iter().find(|(asked, _)| *asked) {
+        bail!("{what} is not offered by thimble-pocket; see docs/pocket.md");
+    }
+    let features = config.icp_features.iter().flatten();
+    if let Some((feature, _)) = features.into_iter().find(|(_, value)| !value.is_null()) {
+        bail!(
+            "the ICP feature `{feature}` is not offered by thimble-pocket: install the canisters \
+             it stands for; see docs/pocket.md"
+        );
+    }
+    let one = |kind, spec: &Option<SubnetSpec>| spec.clone().map(|spec| (kind, spec));
+    let many = |kind, specs: &[SubnetSpec]| {
+        specs.iter().map(|spec| (kind, spec.clone())).collect::<Vec<_>>()
+    };
+    let named = [
+        one(Kind::Nns, &set.nns),
+        one(Kind::Sns, &set.sns),
+        one(Kind::Ii, &set.ii),
+        one(Kind::Fiduciary, &set.fiduciary),
+        one(Kind::Bitcoin, &set.bitcoin),
+    ];
+    let all = named
+        .into_iter()
+        .flatten()
+        .chain(many(Kind::System, &set.system))
+        .chain(many(Kind::Application, &set.application))
+        .chain(many(Kind::VerifiedApplication, &set.verified_application));
+    all.map(|(kind, spec)| check_spec(&spec).map(|()| kind)).collect()
+}
+
+/// Refuses what a subnet is asked to be and cannot.
+fn check_spec(spec: &SubnetSpec) -> Result<()> {
+    let is = |value: &Option<String>, expected: &str| {
+        value.as_deref().is_none_or(|value| value == expected)
+    };
+    let is_new = spec.state_config.as_ref().is_none_or(|state| state.as_str() == Some("New"));
+    let checks = [
+        (is_new, "a subnet with the state of another server's folder"),
+        (is(&spec.instruction_config, "Production"), "the instruction limits `Benchmarking`"),
+        (is(&spec.cost_schedule, "Normal"), "the cost schedule `Free`"),
+        (spec.subnet_admins.as_ref().is_none_or(serde_json::Value::is_null), "subnet admins"),
+    ];
+    match checks.iter().find(|(is_offered, _)| !is_offered) {
+        Some((_, what)) => bail!("{what} is not offered by thimble-pocket; see docs/pocket.md"),
+        None => Ok(()),
+    }
+}
+
+/// The endpoints of the interface specification for an instance.
+///
+/// # Errors
+/// When the budget lacks a pool, which would be a defect.
+pub(crate) fn mount(handle: &Arc<Handle>, server: &Server) -> Result<GatewayHandle> {
+    let bounds = &server.bounds;
+    let limits = &bounds.limits;
+    let keys = SubnetKeys::of(&handle.root_seed)?;
+    let seconds = Duration::from_secs;
+    let config = GatewayConfig {
+        listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+        limits: limits.gateway.clone(),
+        call_bytes: limits.subnet.message_payload_bytes,
+        ingress_expiry: seconds(limits.consensus.ingress_expiry_seconds),
+        ingress_drift: seconds(limits.consensus.ingress_drift_seconds),
+        query_threads: limits.execution.query_threads,
+        verify_threads: 1,
+        connections: bounds.pool(pool::CONNECTIONS)?,
+        bodies: bounds.pool(pool::REQUEST_BODIES)?,
+        responses: bounds.pool(pool::RESPONSES)?,
+        node_key: keys.node.clone(),
+        node_id: keys.node_id(),
+        subnet_id: keys.subnet_id(),
+        root_key_der: keys.public_key_der(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        latencies: Latencies::default(),
+        shutdown_grace: SHUTDOWN_GRACE,
+    };
+    let node = InstanceNode {
+        shared: handle.shared.clone(),
+        views: handle.views.clone(),
+        commands: handle.commands.clone(),
+        failure: handle.failure.clone(),
+        activity: server.activity.clone(),
+    };
+    let registry = Arc::new(Mutex::new(Registry::default()));
+    Ok(Gateway::mount(config, Arc::new(node), handle.shared.waiters.clone(), &registry)?)
+}
+
+/// Runs the server until it is idle for too long, or told to stop.
+///
+/// # Errors
+/// When it cannot start.
+pub(crate) fn run(cli: Cli) -> Result<()> {
+    let port_file = match &cli.port_file {
+        Some(path) => {
+            let taken = PortFile::take(path, cli.ip_addr)
+                .with_context(|| format!("making the port file {}", path.display()))?;
+            // Another server of this client runs.
+            let Some(file) = taken else { return Ok(()) };
+            Some(file)
+        }
+        None => None,
+    };
+    let filter = EnvFilter::try_new(&cli.log_levels)
+        .with_context(|| format!("`{}` is no log filter", cli.log_levels))?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .log_internal_errors(false)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
+    raise_descriptor_limit();
+    let server = Arc::new(Server::new(&cli)?);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(32)
+        .thread_stack_size(1 << 20)
+        .thread_keep_alive(Duration::from_secs(10))
+        .enable_all()
+        .build()
+        .context("starting the HTTP runtime")?;
+    runtime.block_on(serve(&cli, &server, port_file))?;
+    drop(server);
+    runtime.shutdown_timeout(SHUTDOWN_GRACE);
+    Ok(())
+}
+
+async fn serve(cli: &Cli, server: &Arc<Server>, port_file: Option<PortFile>) -> Result<()> {
+    let listen = SocketAddr::new(cli.ip_addr, cli.port);
+    let buffers = server.bounds.pool(pool::CONNECTIONS)?;
+    let listener = OtherListener::start(listen, server.clone(), buffers).await?;
+    let port = listener.local_addr().port();
+    if let Some(file) = &port_file {
+        file.tell(port).context("writing the port file")?;
+    }
+    tracing::info!(
+        port,
+        instances = server.bounds.instances_max(),
+        "serving; no more instances than this at once"
+    );
+    let why = until_over(cli, server).await?;
+    tracing::info!(why, "stopping");
+    // Clients that come from here on start a server of their own.
+    drop(port_file);
+    listener.shutdown(SHUTDOWN_GRACE).await;
+    server.delete_all().await;
+    Ok(())
+}
+
+/// Waits until the server is to stop; why.
+async fn until_over(cli: &Cli, server: &Arc<Server>) -> Result<&'static str> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let ttl = Duration::from_secs(cli.ttl);
+    let idle = async {
+        while server.activity.idle().is_none_or(|idle| idle < ttl) {
+            tokio::time::sleep(IDLE_LOOK).await;
+        }
+    };
+    let hard: std::pin::Pin<Box<dyn Future<Output = ()> + Send>> = match cli.hard_ttl {
+        Some(seconds) => Box::pin(tokio::time::sleep(Duration::from_secs(seconds))),
+        None => Box::pin(std::future::pending()),
+    };
+    Ok(tokio::select! {
+        _ = interrupt.recv() => "SIGINT",
+        _ = terminate.recv() => "SIGTERM",
+        () = idle => "no request came within the time to live (--ttl)",
+        () = hard => "the hard time to live is over (--hard-ttl)",
+    })
+}
+
+/// Takes as many open files as the system allows.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, "the limit on open files stays at {:?}", limit.current);
+    }
+}

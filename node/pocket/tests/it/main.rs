@@ -1,0 +1,8 @@
+//! The server as a client sees it: in its protocol ([`protocol`]), what bounds it ([`bounds`]), and
+//! through the published clients themselves ([`clients`]).
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used)]
+
+mod bounds;
+mod clients;
+mod harness;
+mod protocol;

@@ -1,0 +1,93 @@
+//! Requests of canisters to servers outside: the parts that make them and agree on them, put
+//! together.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, bail};
+use budget::{Pool, Reservation};
+use consensus::{OpenOutcall, Outcalls as Agreed};
+use execution::{Executor, QueryService};
+use ic_principal::Principal;
+use outcalls::{Answers, Client, NotTransformed, Service, Transform};
+use state::{CanisterId, OutcallAnswer, Outcalls};
+
+use crate::config::Config;
+
+/// Copies share everything.
+#[derive(Clone)]
+pub(crate) struct NodeOutcalls {
+    /// Makes requests.
+    pub(crate) service: Service,
+    /// Brings the members to one answer.
+    pub(crate) agreed: Arc<Agreed>,
+}
+
+/// None where the subnet makes no requests.
+pub(crate) fn open(
+    config: &Config,
+    executor: &Executor,
+    room: Pool,
+    me: Principal,
+) -> Result<Option<NodeOutcalls>> {
+    if !config.features.outcalls {
+        return Ok(None);
+    }
+    let limits = &config.limits.outcalls;
+    if !limits.is_possible() {
+        bail!(
+            "features.outcalls is on, and there is no memory for outcalls in a budget of {} \
+             (outcalls.bytes = 0): it needs 512 MiB, or limits of its own under [limits.outcalls]",
+            config.memory
+        );
+    }
+    let client = Client::new(config.outcalls.allowed()?).map_err(anyhow::Error::msg);
+    let client = client.context("the certificates of outcalls.extra_roots")?;
+    let agreed = Arc::new(Agreed::new(room.clone()));
+    let parts: (Arc<dyn Transform>, Arc<dyn Answers>) =
+        (Arc::new(Queries(executor.queries())), Arc::new(ToAgreement(agreed.clone())));
+    let service = Service::new(client, parts, (limits.clone(), room), me);
+    Ok(Some(NodeOutcalls { service, agreed }))
+}
+
+/// Makes requests from here on, where the subnet makes any.
+pub(crate) fn start(runtime: &tokio::runtime::Runtime, outcalls: Option<&NodeOutcalls>) {
+    if let Some(outcalls) = outcalls {
+        runtime.spawn(outcalls.service.clone().run());
+    }
+}
+
+impl NodeOutcalls {
+    /// What is open after a round.
+    pub(crate) fn set_open(&self, outcalls: &Outcalls) {
+        let open = outcalls.open();
+        let of_one =
+            |outcall: &state::Outcall| OpenOutcall { until: outcall.until, node: outcall.node };
+        let all = open.iter().map(|(id, outcall)| (*id, of_one(outcall)));
+        self.agreed.set_open(outcalls.next(), all.collect());
+        self.service.set_open(open);
+    }
+}
+
+struct Queries(QueryService);
+
+impl Transform for Queries {
+    fn transform(
+        &self,
+        canister_id: CanisterId,
+        method_name: &str,
+        arg: &[u8],
+    ) -> Result<Vec<u8>, NotTransformed> {
+        self.0.transform(canister_id, method_name, arg).map_err(|error| match error {
+            execution::NotTransformed::Reject(reject) => NotTransformed::Reject(reject),
+            execution::NotTransformed::Trouble(what) => NotTransformed::Trouble(what),
+        })
+    }
+}
+
+struct ToAgreement(Arc<Agreed>);
+
+impl Answers for ToAgreement {
+    fn answer(&self, answer: OutcallAnswer, held: Reservation) {
+        self.0.answer(answer, held);
+    }
+}
