@@ -61,11 +61,14 @@ build_motoko() {
 }
 
 # build_local <name> <source>: a canister of a local network, without the names of functions and
-# packed, because `thimble-lab local` carries it. The compiler goes deep into a source of this size.
+# packed, because `thimble-lab local` carries it and knows it again by the section with its name. The
+# compiler goes deep into a source of this size.
 build_local() {
     need_npm_tools
     (ulimit -s 65536 && node --stack-size=60000 "$scratch/tools/motoko.cjs" motoko "$here/local/$2" "$out/$1.wasm" "$out/$1.did")
     node "$here/tools/wasm.mjs" drop-section "$out/$1.wasm" name
+    printf %s "$1" >"$scratch/local-name"
+    node "$here/tools/wasm.mjs" add-section "$out/$1.wasm" "icp:public thimble:local" "$scratch/local-name"
     gzip -9nf "$out/$1.wasm"
 }
 

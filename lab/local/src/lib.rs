@@ -27,7 +27,7 @@ use ic_agent::{Agent, identity::AnonymousIdentity};
 
 use self::{
     amount::{parse_cycles, parse_icp},
-    services::{OpeningBalances, Service},
+    services::{Named, OpeningBalances, Service},
 };
 
 const HEALTHY_WITHIN: Duration = Duration::from_secs(120);
@@ -67,16 +67,20 @@ pub struct Options {
     icp: u64,
     /// A module of yours at an id below those that the network gives away, in place of one of ours
     /// or beside them. ARGUMENT is a file with the encoded Candid with which it is installed
-    /// (without: no arguments). Once for each.
+    /// (without: no arguments); where there is one, the module is upgraded with it at each start.
+    /// Once for each. In place of one of ours that is there already only Motoko's modules with
+    /// enhanced orthogonal persistence can come: the folder must be new for others.
     #[arg(long = "service", value_name = "ID=MODULE[,ARGUMENT]")]
-    services: Vec<Service>,
+    services: Vec<Named>,
 }
 
 /// Starts the network and leaves it running until SIGINT or SIGTERM.
 pub async fn run(options: Options) -> Result<ExitCode> {
     let mut interrupts = Interrupts::listen()?;
+    // Before there is a node that would have to be stopped.
+    let users = options.services.iter().map(Named::read).collect::<Result<Vec<_>>>()?;
     if let Some(url) = &options.url {
-        prepare(&options, url).await?;
+        prepare(&options, &users, url).await?;
         return Ok(ExitCode::SUCCESS);
     }
     let listen = with_port(options.listen)?;
@@ -85,11 +89,16 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     let url = format!("http://{listen}");
     let begun = async {
         healthy(&mut node, &url).await?;
-        prepare(&options, &url).await
+        prepare(&options, &users, &url).await
     };
-    tokio::select! {
-        done = begun => done?,
-        () = interrupts.next() => {
+    let begun = tokio::select! {
+        done = begun => Some(done),
+        () = interrupts.next() => None,
+    };
+    match begun {
+        Some(Ok(())) => {}
+        Some(Err(error)) => return Err(stopped(node, error).await),
+        None => {
             node.stop_within(STOPPED_WITHIN).await?;
             return Ok(cli::interrupted());
         }
@@ -104,6 +113,14 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     let status = node.stop_within(STOPPED_WITHIN).await?;
     ensure!(status.success(), "the node ended with {status}");
     Ok(ExitCode::SUCCESS)
+}
+
+/// Stops the node in order, for a reason, which is what is told.
+async fn stopped(mut node: Child, error: anyhow::Error) -> anyhow::Error {
+    match node.stop_within(STOPPED_WITHIN).await {
+        Ok(_) => error,
+        Err(stop) => error.context(format!("stopping the node: {stop:#}")),
+    }
 }
 
 /// What goes into a project's `icp.yaml`.
@@ -153,12 +170,12 @@ async fn healthy(node: &mut Child, url: &str) -> Result<()> {
 }
 
 /// Puts the canisters there, or their newest modules into those that are.
-async fn prepare(options: &Options, url: &str) -> Result<()> {
+async fn prepare(options: &Options, users: &[Service], url: &str) -> Result<()> {
     let agent = Agent::builder().with_url(url).with_identity(AnonymousIdentity).build()?;
     demo::client::wait_until_healthy(&agent, url, HEALTHY_WITHIN).await?;
     let opening = OpeningBalances { cycles: options.cycles, icp_e8s: options.icp };
     let ours = services::ours(&agent.read_root_key(), &opening)?;
-    for service in services::with_users(ours, &options.services) {
+    for service in services::with_users(ours, users) {
         let done = prepare::service(&agent, &service).await;
         let done = done.with_context(|| format!("the canister {} ({})", service.id, service.name));
         println!("local: {} {} ({})", service.id, done?, service.name);

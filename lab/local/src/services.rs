@@ -1,8 +1,8 @@
 //! Which canisters a local network has, at which ids, and what they are told at installation.
 
-use std::{borrow::Cow, path::PathBuf, str::FromStr};
+use std::{borrow::Cow, fs, path::PathBuf, str::FromStr};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use candid::{CandidType, Encode, Nat, Principal};
 
 const CYCLES_MINTING: &str = "rkp4c-7iaaa-aaaaa-aaaca-cai";
@@ -17,48 +17,76 @@ pub(crate) struct OpeningBalances {
     pub(crate) icp_e8s: u64,
 }
 
+/// The largest module that fits a message, with its argument.
+const MESSAGE_BYTES: usize = 1_900_000;
+
 /// Where a module comes from.
 #[derive(Clone, Debug)]
 pub(crate) enum Module {
     /// Carried by this program.
     Ours(&'static [u8]),
     /// The user's.
-    File(PathBuf),
+    Users(Vec<u8>),
 }
 
-/// With what it is installed, as encoded Candid.
-#[derive(Clone, Debug)]
-pub(crate) enum Argument {
-    Ours(Vec<u8>),
-    Nothing,
-    File(PathBuf),
+impl Module {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Ours(bytes) => bytes,
+            Self::Users(bytes) => bytes,
+        }
+    }
 }
 
-/// A canister at an id that tools know.
+/// A canister at an id that tools know, with what is installed there.
 #[derive(Clone, Debug)]
 pub(crate) struct Service {
     pub(crate) id: Principal,
     pub(crate) name: Cow<'static, str>,
     pub(crate) module: Module,
-    pub(crate) argument: Argument,
+    /// Encoded Candid; no arguments without.
+    pub(crate) argument: Option<Vec<u8>>,
 }
 
-impl FromStr for Service {
+/// A service of the user's, as the command line names it.
+#[derive(Clone, Debug)]
+pub(crate) struct Named {
+    id: Principal,
+    module: PathBuf,
+    argument: Option<PathBuf>,
+}
+
+impl FromStr for Named {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (id, files) = text.split_once('=').ok_or("it has the form ID=MODULE[,ARGUMENT]")?;
         let id = Principal::from_text(id).map_err(|error| format!("{id}: {error}"))?;
         let (module, argument) = match files.split_once(',') {
-            Some((module, argument)) => (module, Argument::File(argument.into())),
-            None => (files, Argument::Nothing),
+            Some((module, argument)) => (module, Some(argument.into())),
+            None => (files, None),
         };
-        Ok(Self {
-            id,
-            name: module.to_owned().into(),
-            module: Module::File(module.into()),
-            argument,
-        })
+        Ok(Self { id, module: module.into(), argument })
+    }
+}
+
+impl Named {
+    /// With what its files hold.
+    pub(crate) fn read(&self) -> Result<Service> {
+        let name = self.module.display().to_string();
+        let module =
+            fs::read(&self.module).with_context(|| format!("reading the module {name}"))?;
+        let read = |path: &PathBuf| {
+            fs::read(path).with_context(|| format!("reading the argument {}", path.display()))
+        };
+        let argument = self.argument.as_ref().map(read).transpose()?;
+        let bytes = module.len() + argument.as_ref().map_or(0, Vec::len);
+        ensure!(
+            bytes <= MESSAGE_BYTES,
+            "{name} has {bytes} bytes with its argument, and one message carries {MESSAGE_BYTES}; \
+             gzip it"
+        );
+        Ok(Service { id: self.id, name: name.into(), module: Module::Users(module), argument })
     }
 }
 
@@ -91,8 +119,12 @@ pub(crate) fn ours(root_key: &[u8], opening: &OpeningBalances) -> Result<Vec<Ser
     let icp = IcpLedgerArgument { opening_balance: opening.icp_e8s, accounts_max: None };
     let service = |id: &str, name: &'static str, module, argument| -> Result<Service> {
         let id = Principal::from_text(id).with_context(|| format!("the id {id}"))?;
-        let (module, argument) = (Module::Ours(module), Argument::Ours(argument));
-        Ok(Service { id, name: name.into(), module, argument })
+        Ok(Service {
+            id,
+            name: name.into(),
+            module: Module::Ours(module),
+            argument: Some(argument),
+        })
     };
     macro_rules! module {
         ($name:literal) => {
@@ -129,15 +161,27 @@ mod tests {
     fn a_users_module_stands_in_for_ours() {
         let opening = OpeningBalances { cycles: 1, icp_e8s: 1 };
         let ours = ours(&[1; 133], &opening).unwrap();
-        let mine: Service = format!("{CYCLES_LEDGER}=a/b.wasm,c.bin").parse().unwrap();
-        let beside: Service = "aaaaa-aa=x.wasm".parse().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let [module, argument] = ["m.wasm", "c.bin"].map(|name| folder.path().join(name));
+        fs::write(&module, b"module").unwrap();
+        fs::write(&argument, b"argument").unwrap();
+        let (module, argument) = (module.display().to_string(), argument.display().to_string());
+        let read = |text: String| text.parse::<Named>().unwrap().read();
+        let mine = read(format!("{CYCLES_LEDGER}={module},{argument}")).unwrap();
+        let beside = read(format!("aaaaa-aa={module}")).unwrap();
         let all = with_users(ours, &[mine, beside]);
         let told: Vec<_> = all.iter().map(|service| service.name.as_ref()).collect();
-        assert_eq!(told, ["ICP ledger", "cycles minting", "a/b.wasm", "x.wasm"]);
-        assert!(matches!(&all[2].argument, Argument::File(path) if path == "c.bin"));
-        assert!(matches!(all[3].argument, Argument::Nothing));
+        assert_eq!(told, ["ICP ledger", "cycles minting", module.as_str(), module.as_str()]);
+        assert_eq!(all[2].argument.as_deref(), Some(&b"argument"[..]));
+        assert_eq!(all[3].argument, None);
+        assert_eq!(all[3].module.bytes(), b"module");
         for wrong in ["um5iw", "um5iw=x.wasm"] {
-            wrong.parse::<Service>().unwrap_err();
+            wrong.parse::<Named>().unwrap_err();
         }
+        let missing = read(format!("{CYCLES_LEDGER}={module}.other")).unwrap_err();
+        assert!(missing.to_string().contains("reading the module"), "{missing}");
+        fs::write(&argument, vec![0; MESSAGE_BYTES]).unwrap();
+        let long = read(format!("{CYCLES_LEDGER}={module},{argument}")).unwrap_err();
+        assert!(long.to_string().contains(&MESSAGE_BYTES.to_string()), "{long}");
     }
 }

@@ -329,6 +329,32 @@ async fn a_module_of_the_users_stands_at_a_well_known_id() {
     assert!(again.status.success(), "{}", String::from_utf8_lossy(&again.stderr));
     assert!(said.contains(&format!("{id} there already")), "{said}");
     assert_eq!(inc().await, 2u8);
+    // Ours does not take its place.
+    let local = |options: &[&str]| {
+        let output =
+            Command::new(LAB).args(["local", "--url", &network.url]).args(options).output();
+        let output = output.unwrap();
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (is_done, said) = local(&[]);
+    assert!(!is_done && said.contains(&format!("--service {id}=MODULE")), "{said}");
+    assert_eq!(inc().await, 3u8);
+    // Whoever interrupted a start left it stopped, or without a module.
+    let everybody = Agent::builder().with_url(&network.url).build().unwrap();
+    everybody.fetch_root_key().await.unwrap();
+    let record = Encode!(&CanisterIdRecord { canister_id: canister }).unwrap();
+    manage(&everybody, canister, "stop_canister", record.clone()).await;
+    assert_eq!(local(&["--service", &counter]), (true, String::new()));
+    assert_eq!(inc().await, 4u8);
+    manage(&everybody, canister, "stop_canister", record.clone()).await;
+    manage(&everybody, canister, "uninstall_code", record).await;
+    assert_eq!(local(&["--service", &counter]), (true, String::new()));
+    assert_eq!(inc().await, 1u8);
+    // Where ours is, a module without its kind of memory cannot come.
+    let minting = "rkp4c-7iaaa-aaaaa-aaaca-cai";
+    let other = format!("{minting}={}", fixture("counter-c.wasm").display());
+    let (is_done, said) = local(&["--service", &counter, "--service", &other]);
+    assert!(!is_done && said.contains("--data-dir"), "{said}");
     network.stop();
 }
 

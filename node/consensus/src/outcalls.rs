@@ -29,6 +29,15 @@ pub struct OpenOutcall {
     pub until: Time,
     /// The one member that asks; none if all do.
     pub node: Option<Principal>,
+    /// Most bytes of a reply.
+    pub reply_bytes_max: u64,
+}
+
+impl OpenOutcall {
+    /// Whether this may be the answer, whoever found it out.
+    fn is_answered_by(&self, answer: &OutcallAnswer) -> bool {
+        self.until == answer.until && answer.is_within(self.reply_bytes_max)
+    }
 }
 
 /// See the module. Shared by who makes requests and who agrees.
@@ -36,7 +45,9 @@ pub struct Outcalls {
     inner: Mutex<Inner>,
     /// What answers of others hold, which this node keeps for them.
     room: Pool,
-    alone: OnceLock<(Arc<IngressPool>, Terms)>,
+    /// Where answers wait that the subnet signed.
+    pool: OnceLock<Arc<IngressPool>>,
+    alone: OnceLock<Terms>,
     pub(crate) news: Notify,
 }
 
@@ -58,7 +69,13 @@ struct Known {
 impl Outcalls {
     /// No request is open. `room` is the pool of the outcalls.
     pub fn new(room: Pool) -> Self {
-        Self { inner: Mutex::default(), room, alone: OnceLock::new(), news: Notify::new() }
+        Self {
+            inner: Mutex::default(),
+            room,
+            pool: OnceLock::new(),
+            alone: OnceLock::new(),
+            news: Notify::new(),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -76,6 +93,9 @@ impl Outcalls {
         }
         inner.known.retain(|id, _| open.contains_key(id));
         inner.open = open;
+        if let Some(pool) = self.pool.get() {
+            pool.keep_answers(|id| inner.open.contains_key(&id));
+        }
         drop(inner);
         self.news.notify_one();
     }
@@ -87,22 +107,30 @@ impl Outcalls {
             return;
         }
         match self.alone.get() {
-            Some((pool, terms)) => self.sign_alone(id, pool, terms),
+            Some(terms) => self.sign_alone(id, terms),
             None => self.news.notify_one(),
         }
     }
 
-    /// Nobody else signs: this node's share is the signature.
-    pub(crate) fn decide_alone(&self, pool: Arc<IngressPool>, terms: Terms) {
-        let _ = self.alone.set((pool, terms));
+    /// Answers that the subnet signed wait in this pool from now on.
+    pub(crate) fn submit_to(&self, pool: Arc<IngressPool>) {
+        let _ = self.pool.set(pool);
     }
 
-    fn sign_alone(&self, id: OutcallId, pool: &IngressPool, terms: &Terms) {
+    /// Nobody else signs: this node's share is the signature.
+    pub(crate) fn decide_alone(&self, pool: Arc<IngressPool>, terms: Terms) {
+        self.submit_to(pool);
+        let _ = self.alone.set(terms);
+    }
+
+    fn sign_alone(&self, id: OutcallId, terms: &Terms) {
         let Some((_, term)) = terms.newest() else { return };
         let (Some(own), Some(digest)) = (&term.share, self.digest(id)) else { return };
         let share = own.sign(&OutcallAnswer::message(&digest));
         match nidkg::combine(&term.committee, &BTreeMap::from([(own.index, share)])) {
-            Ok(signature) => self.signed(id, &signature.0, pool),
+            Ok(signature) => {
+                self.signed(id, &signature.0);
+            }
             Err(error) => tracing::error!(%error, "an answer to an outcall cannot be signed"),
         }
     }
@@ -121,38 +149,39 @@ impl Outcalls {
     fn keep(&self, answer: OutcallAnswer, held: Reservation) -> bool {
         let digest = answer.digest();
         let mut inner = self.lock();
-        let is_open = inner.open.get(&answer.id).is_some_and(|open| open.until == answer.until);
-        if !is_open || inner.known.contains_key(&answer.id) {
+        let is_answer = inner.open.get(&answer.id).is_some_and(|open| open.is_answered_by(&answer));
+        if !is_answer || inner.known.contains_key(&answer.id) {
             return false;
         }
         inner.known.insert(answer.id, Known { digest, kept: Some((answer, held)) });
         true
     }
 
-    /// The subnet signed the answer that this node knows: it waits for a block from here on.
-    pub(crate) fn signed(&self, id: OutcallId, signature: &[u8; 48], pool: &IngressPool) {
-        let kept = self.lock().known.get_mut(&id).and_then(|known| known.kept.take());
-        let Some((answer, held)) = kept else { return };
-        let name = (answer.ingress_id(), answer.validity());
-        pool.submit_answer(name, answer.envelope(signature), held);
+    /// The subnet signed the answer that this node knows: it waits for a block from here on. Whether
+    /// it came to be so now.
+    pub(crate) fn signed(&self, id: OutcallId, signature: &[u8; 48]) -> bool {
+        // Held until it is submitted: what is open no more is not taken in again.
+        let mut inner = self.lock();
+        let kept = inner.known.get_mut(&id).and_then(|known| known.kept.take());
+        let (Some((answer, held)), Some(pool)) = (kept, self.pool.get()) else { return false };
+        pool.submit_answer(&answer, signature, held);
+        drop(inner);
+        pool.tell();
+        true
     }
 
-    /// The members signed that they do not agree.
-    pub(crate) fn signed_divergence(
-        &self,
-        answer: &OutcallAnswer,
-        signature: &[u8; 48],
-        pool: &IngressPool,
-    ) {
+    /// The members signed that they do not agree. Whether that waits for a block from here on.
+    pub(crate) fn signed_divergence(&self, answer: &OutcallAnswer, signature: &[u8; 48]) -> bool {
+        let mut inner = self.lock();
+        let is_open = inner.open.get(&answer.id).is_some_and(|open| open.is_answered_by(answer));
+        let Some(pool) = self.pool.get().filter(|_| is_open) else { return false };
         // What was found out is of no use any more, and its room is.
-        let kept = self.lock().known.get_mut(&answer.id).and_then(|known| known.kept.take());
-        drop(kept);
-        let Ok(held) = self.room.try_reserve(answer.payload.len()) else { return };
-        pool.submit_answer(
-            (answer.ingress_id(), answer.validity()),
-            answer.envelope(signature),
-            held,
-        );
+        drop(inner.known.get_mut(&answer.id).and_then(|known| known.kept.take()));
+        let Ok(held) = self.room.try_reserve(answer.payload.len()) else { return false };
+        pool.submit_answer(answer, signature, held);
+        drop(inner);
+        pool.tell();
+        true
     }
 
     /// Of the answer that this node knows.
@@ -205,7 +234,9 @@ mod tests {
 
     fn open(ids: impl IntoIterator<Item = u64>) -> BTreeMap<OutcallId, OpenOutcall> {
         ids.into_iter()
-            .map(|id| (OutcallId(id), OpenOutcall { until: Time(9), node: None }))
+            .map(|id| {
+                (OutcallId(id), OpenOutcall { until: Time(9), node: None, reply_bytes_max: 80 })
+            })
             .collect()
     }
 
@@ -230,9 +261,44 @@ mod tests {
         let (read, signature) = OutcallAnswer::read(&taken[0].signed).unwrap();
         assert_eq!((&read, taken[0].id), (&answer(1, b"first"), read.ingress_id()));
         assert!(nidkg::verify(&key, &OutcallAnswer::message(&read.digest()), &signature));
+        drop(taken);
         assert_eq!(room.used_bytes(), 0, "and its memory went with it");
         outcalls.set_open(OutcallId(3), open([2]));
         assert_eq!(outcalls.digest(OutcallId(1)), None);
+    }
+
+    #[test]
+    fn what_is_signed_leaves_the_pool_with_its_request_and_does_not_come_again() {
+        let room = Pool::standalone("outcalls", 1_000);
+        let outcalls = Outcalls::new(room.clone());
+        let pool = Arc::new(IngressPool::new(&Limits::derive(512 << 20).unwrap().consensus));
+        outcalls.submit_to(pool.clone());
+        outcalls.set_open(OutcallId(3), open([1, 2]));
+        assert!(outcalls.adopt(answer(1, b"one")) && outcalls.adopt(answer(2, b"two")));
+        assert!(outcalls.signed(OutcallId(1), &[1; 48]) && outcalls.signed(OutcallId(2), &[1; 48]));
+        outcalls.set_open(OutcallId(3), open([2]));
+        assert_eq!(room.used_bytes(), 3, "the first is over");
+        let none = OutcallAnswer::no_consensus(OutcallId(1), Time(9));
+        assert!(!outcalls.signed_divergence(&none, &[1; 48]));
+        assert!(!outcalls.signed(OutcallId(1), &[1; 48]));
+        let taken = pool.take(Time(5), 1_000, 10);
+        assert_eq!(
+            taken.iter().map(|call| call.id).collect::<Vec<_>>(),
+            [answer(2, b"two").ingress_id()]
+        );
+    }
+
+    #[test]
+    fn an_answer_over_the_bounds_of_its_request_is_not_signed() {
+        let outcalls = Outcalls::new(Pool::standalone("outcalls", 100_000));
+        outcalls.set_open(OutcallId(3), open([1, 2]));
+        assert!(!outcalls.adopt(answer(1, &[1; 81])));
+        let mut reject = OutcallAnswer::timed_out();
+        reject.error_code = state::ErrorCode(536);
+        let payload = Payload::Reject(reject);
+        assert!(!outcalls.adopt(OutcallAnswer { payload, ..answer(1, b"") }));
+        assert_eq!(outcalls.digest(OutcallId(1)), None);
+        assert!(outcalls.adopt(answer(1, &[1; 80])));
     }
 
     #[test]

@@ -15,14 +15,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
 use budget::{Observation, Reservation};
 use lifecycle::{Cause, Health, Stop};
 use limits::ConsensusLimits;
-use state::{IngressId, SignedIngress, Time, Validity};
+use state::{IngressId, OutcallAnswer, OutcallId, SignedIngress, Time, Validity};
 use thiserror::Error;
 
 use crate::subnet::CallName;
@@ -95,7 +95,25 @@ pub struct TakenCall {
     pub validity: Validity,
     /// The envelope as it came.
     pub signed: SignedIngress,
+    /// None of a call: it comes from the pool alone.
+    pub(crate) answer: Option<Arc<Answer>>,
 }
+
+/// What makes a call an answer to an outcall.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    id: OutcallId,
+    /// Memory of the outcalls' pool, while it waits or is in a block that is being made.
+    _held: Reservation,
+}
+
+impl PartialEq for Answer {
+    fn eq(&self, other: &Self) -> bool {
+        self.id == other.id
+    }
+}
+
+impl Eq for Answer {}
 
 /// Figures for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -137,14 +155,13 @@ struct Waiting {
     digest: [u8; 32],
     validity: Validity,
     source: Source,
-    /// Of an answer: memory of the outcalls' pool.
-    held: Option<Reservation>,
+    answer: Option<Arc<Answer>>,
 }
 
 impl Waiting {
     /// What it takes of this pool.
     fn bytes(&self) -> u64 {
-        if self.held.is_some() { 0 } else { self.signed.accounted_bytes() }
+        if self.answer.is_some() { 0 } else { self.signed.accounted_bytes() }
     }
 
     fn name(&self, id: IngressId) -> CallName {
@@ -203,6 +220,15 @@ impl Inner {
             held.bytes -= bytes;
             held.messages -= 1;
         }
+    }
+
+    /// Calls of users that wait: answers have bounds of their own.
+    fn calls(&self) -> u64 {
+        self.waiting.len().saturating_sub(self.answers.len()) as u64
+    }
+
+    fn is_answer(&self, id: &IngressId) -> bool {
+        self.waiting.get(id).is_some_and(|call| call.answer.is_some())
     }
 
     fn holds(&self, id: &IngressId) -> bool {
@@ -302,8 +328,7 @@ impl IngressPool {
             }
         }
         inner.bytes += asked;
-        let crowded =
-            2 * inner.bytes > self.bytes_max || 2 * inner.waiting.len() as u64 >= self.messages_max;
+        let crowded = 2 * inner.bytes > self.bytes_max || 2 * inner.calls() >= self.messages_max;
         if crowded {
             let released = std::mem::take(&mut inner.held);
             inner.order.extend(released.into_iter().map(|held| held.id));
@@ -315,31 +340,46 @@ impl IngressPool {
             inner.order.push_back(id);
             self.arrived.notify_one();
         }
-        let held = None;
-        inner.waiting.insert(id, Waiting { signed, digest, validity, source, held });
+        inner.waiting.insert(id, Waiting { signed, digest, validity, source, answer: None });
         inner.count();
         Ok(Submitted::New)
     }
 
     /// Takes an answer to an outcall that the subnet signed, with the memory it holds. There are no
-    /// more of them than open outcalls, so there is always a place.
+    /// more of them than open outcalls, so there is always a place. Who submits it tells of it
+    /// ([`Self::tell`]).
     pub(crate) fn submit_answer(
         &self,
-        (id, validity): (IngressId, Validity),
-        signed: SignedIngress,
+        answer: &OutcallAnswer,
+        signature: &[u8; 48],
         held: Reservation,
     ) {
+        let (id, validity, signed) =
+            (answer.ingress_id(), answer.validity(), answer.envelope(signature));
         let digest = signed.digest();
         let mut inner = self.lock();
         if inner.waiting.contains_key(&id) {
             return;
         }
-        let (source, held) = (Source::Client, Some(held));
-        inner.waiting.insert(id, Waiting { signed, digest, validity, source, held });
+        let (source, answer) = (Source::Client, Answer { id: answer.id, _held: held });
+        let answer = Some(Arc::new(answer));
+        inner.waiting.insert(id, Waiting { signed, digest, validity, source, answer });
         inner.answers.push_back(id);
         self.arrived.notify_one();
-        drop(inner);
-        self.tell();
+    }
+
+    /// Answers to other requests than those that `is_open` names are of no use any more.
+    pub(crate) fn keep_answers(&self, is_open: impl Fn(OutcallId) -> bool) {
+        let mut inner = self.lock();
+        let Inner { waiting, answers, .. } = &mut *inner;
+        answers.retain(|id| {
+            let answer = waiting.get(id).and_then(|call| call.answer.as_ref());
+            let stays = answer.is_some_and(|answer| is_open(answer.id));
+            if !stays {
+                waiting.remove(id);
+            }
+            stays
+        });
     }
 
     /// From now on calls that `holds` names are held back, a few at once, until [`Self::release`].
@@ -420,13 +460,13 @@ impl IngressPool {
         }
         // A call that would be passed over for want of room is better refused here, where its
         // sender is told.
-        if inner.room.is_some_and(|room| inner.waiting.len() as u64 + inner.taken >= room) {
+        if inner.room.is_some_and(|room| inner.calls() + inner.taken >= room) {
             return Err(PoolRefusal::History);
         }
         if inner.bytes + asked > self.bytes_max {
             return Err(PoolRefusal::Bytes { used: inner.bytes, cap: self.bytes_max, asked });
         }
-        if inner.waiting.len() as u64 >= self.messages_max {
+        if inner.calls() >= self.messages_max {
             return Err(PoolRefusal::Messages { cap: self.messages_max });
         }
         if let Source::Peer(place) = source {
@@ -567,9 +607,13 @@ impl IngressPool {
         }
         let mut offered = Vec::new();
         let mut bytes = 0;
-        for (order, most) in [(&inner.answers, bytes_max / 2), (&inner.order, bytes_max)] {
+        let parts = [
+            (&inner.answers, bytes_max / 2, messages_max.div_ceil(2)),
+            (&inner.order, bytes_max, messages_max),
+        ];
+        for (order, most, count_most) in parts {
             for id in order {
-                if offered.len() as u64 >= messages_max {
+                if offered.len() as u64 >= count_most {
                     break;
                 }
                 let Some(call) = inner
@@ -609,9 +653,9 @@ impl IngressPool {
     pub(crate) fn remove(&self, names: &[CallName]) {
         let mut inner = self.lock();
         for name in names {
+            inner.taken += u64::from(!inner.is_answer(&name.id));
             inner.forget(&name.id);
         }
-        inner.taken += names.len() as u64;
         inner.tidy();
         inner.count();
     }
@@ -625,8 +669,12 @@ impl IngressPool {
         let mut answers = std::mem::take(&mut inner.answers);
         let mut order = std::mem::take(&mut inner.order);
         let mut bytes = 0;
-        for (order, most) in [(&mut answers, bytes_max / 2), (&mut order, bytes_max)] {
-            while (taken.len() as u64) < messages_max
+        let parts = [
+            (&mut answers, bytes_max / 2, messages_max.div_ceil(2)),
+            (&mut order, bytes_max, messages_max),
+        ];
+        for (order, most, count_most) in parts {
+            while (taken.len() as u64) < count_most
                 && let Some(id) = order.front().copied()
             {
                 let size = inner.waiting.get(&id).map(|call| call.signed.accounted_bytes());
@@ -636,15 +684,15 @@ impl IngressPool {
                 order.pop_front();
                 let Some(call) = inner.waiting.remove(&id) else { continue };
                 inner.bytes -= call.bytes();
-                let Waiting { signed, validity, .. } = call;
+                let Waiting { signed, validity, answer, .. } = call;
                 if validity.until >= now {
                     bytes += size.unwrap_or_default();
-                    taken.push(TakenCall { id, validity, signed });
+                    inner.taken += u64::from(answer.is_none());
+                    taken.push(TakenCall { id, validity, signed, answer });
                 }
             }
         }
         (inner.answers, inner.order) = (answers, order);
-        inner.taken += taken.len() as u64;
         inner.count();
         taken
     }
@@ -652,17 +700,18 @@ impl IngressPool {
     /// Gives calls back that a block could not be made of. They keep their place at the front.
     pub fn give_back(&self, calls: Vec<TakenCall>) {
         let mut inner = self.lock();
-        inner.taken = inner.taken.saturating_sub(calls.len() as u64);
-        for TakenCall { id, validity, signed } in calls.into_iter().rev() {
-            if !inner.waiting.contains_key(&id) {
-                inner.bytes += signed.accounted_bytes();
-                inner.order.push_front(id);
-                let digest = signed.digest();
-                inner.waiting.insert(
-                    id,
-                    Waiting { signed, digest, validity, source: Source::Client, held: None },
-                );
+        let of_users = calls.iter().filter(|call| call.answer.is_none()).count();
+        inner.taken = inner.taken.saturating_sub(of_users as u64);
+        for TakenCall { id, validity, signed, answer } in calls.into_iter().rev() {
+            if inner.waiting.contains_key(&id) {
+                continue;
             }
+            let order = if answer.is_some() { &mut inner.answers } else { &mut inner.order };
+            order.push_front(id);
+            let digest = signed.digest();
+            let call = Waiting { signed, digest, validity, source: Source::Client, answer };
+            inner.bytes += call.bytes();
+            inner.waiting.insert(id, call);
         }
         inner.count();
     }
@@ -670,7 +719,7 @@ impl IngressPool {
     /// Calls and bytes that wait, and the caps.
     pub fn status(&self) -> PoolStatus {
         let inner = self.lock();
-        PoolStatus { messages: inner.waiting.len() as u64, bytes: inner.bytes }
+        PoolStatus { messages: inner.calls(), bytes: inner.bytes }
     }
 }
 
@@ -704,7 +753,8 @@ mod tests {
             effective_canister_id: Principal::management_canister(),
             envelope: vec![number; size].into(),
         };
-        TakenCall { id: IngressId([number; 32]), validity: Time(expiry).into(), signed }
+        let (id, validity) = (IngressId([number; 32]), Time(expiry).into());
+        TakenCall { id, validity, signed, answer: None }
     }
 
     fn submit(pool: &IngressPool, call: TakenCall) -> Result<Submitted, PoolRefusal> {
@@ -785,6 +835,47 @@ mod tests {
         let order: Vec<_> =
             pool.take(Time(0), 100_000, 10).iter().map(|call| call.id.0[0]).collect();
         assert_eq!(order, [0, 1, 2]);
+    }
+
+    fn submit_answer(pool: &IngressPool, id: u64, room: &budget::Pool) {
+        let payload = state::Payload::Reply(vec![1; 10]);
+        let answer = OutcallAnswer { id: OutcallId(id), until: Time(9), payload };
+        pool.submit_answer(&answer, &[2; 48], room.try_reserve(10).unwrap());
+    }
+
+    #[test]
+    fn answers_are_no_users_calls_and_come_back_as_what_they_were() {
+        let room = budget::Pool::standalone("outcalls", 1_000);
+        let pool = pool(2, 100_000);
+        pool.set_room(2);
+        (1..=3).for_each(|id| submit_answer(&pool, id, &room));
+        submit(&pool, call(1, 0, 9)).unwrap();
+        submit(&pool, call(2, 0, 9)).unwrap();
+        assert!(submit(&pool, call(3, 0, 9)).is_err());
+        let before = pool.status();
+        assert_eq!(before.messages, 2);
+        let taken = pool.take(Time(0), 100_000, 10);
+        let ids: Vec<_> = taken.iter().map(|call| call.id).collect();
+        assert_eq!((ids.len(), room.used_bytes()), (5, 30));
+        pool.give_back(taken);
+        assert_eq!((pool.status(), room.used_bytes()), (before, 30));
+        pool.keep_answers(|id| id != OutcallId(1));
+        assert_eq!(room.used_bytes(), 20);
+        let again = pool.take(Time(0), 100_000, 10);
+        assert_eq!(again.iter().map(|call| call.id).collect::<Vec<_>>(), ids[1..]);
+        drop(again);
+        assert_eq!(room.used_bytes(), 0);
+    }
+
+    #[test]
+    fn answers_leave_half_of_a_block_to_calls() {
+        let room = budget::Pool::standalone("outcalls", 1_000);
+        let pool = pool(9, 100_000);
+        (1..=4).for_each(|id| submit_answer(&pool, id, &room));
+        submit(&pool, call(1, 0, 9)).unwrap();
+        let offered = pool.offer((Time(0), Time(0)), 100_000, 4, &BTreeSet::new());
+        assert_eq!(offered.len(), 3);
+        assert_eq!(pool.take(Time(0), 100_000, 4).len(), 3);
     }
 
     #[test]

@@ -70,6 +70,8 @@ pub enum NotTransformed {
     Reject(Reject),
     /// This machine's: another attempt may find it over.
     Trouble(String),
+    /// The same, and workers ended with it: attempts are dear.
+    Died(String),
 }
 
 /// Answers queries; clones share their workers. Calls block.
@@ -92,6 +94,8 @@ struct Session<'a> {
     /// Whether another height would see the same: nothing of this one was read, nobody else was
     /// asked.
     repeatable: bool,
+    /// Whether workers died of a message, or with it.
+    died: bool,
 }
 
 /// Who calls what within a session.
@@ -173,18 +177,21 @@ impl QueryService {
     }
 
     /// What a canister's query method makes of `arg`, asked by the management canister: the transform
-    /// of a response to an outcall. Composite queries are none.
+    /// of a response to an outcall. Composite queries are none. A state before the height `since` does
+    /// not know the canister as it asked.
     ///
     /// # Errors
     /// See [`NotTransformed`].
     pub fn transform(
         &self,
-        canister_id: CanisterId,
+        (canister_id, since): (CanisterId, Height),
         method_name: &str,
         arg: &[u8],
     ) -> Result<Vec<u8>, NotTransformed> {
-        let transformed = || {
-            let state = self.reader.latest().ok_or_else(reject::no_certified_state)?;
+        let mut died = false;
+        let mut transformed = || {
+            let state = self.reader.latest().filter(|state| state.height() >= since);
+            let state = state.ok_or_else(reject::no_certified_state)?;
             let canister = state.canister(&canister_id);
             let canister = canister.ok_or_else(|| reject::canister_not_found(&canister_id))?;
             let (_, composite) = find_method(&canister, method_name)?;
@@ -200,9 +207,13 @@ impl QueryService {
                 method_name: method_name.to_owned(),
                 arg: arg.to_vec(),
             };
-            session.evaluate(asked, 0)
+            let result = session.evaluate(asked, 0);
+            died = session.died;
+            result
         };
-        transformed().map_err(|reject| match reject.error_code.0 {
+        let result = transformed();
+        result.map_err(|reject| match reject.error_code.0 {
+            _ if died => NotTransformed::Died(reject.message),
             // No worker came free, one died, or the node is not ready: see `reject`.
             201 | 208 => NotTransformed::Trouble(reject.message),
             _ => NotTransformed::Reject(reject),
@@ -332,6 +343,7 @@ impl<'a> Session<'a> {
             instructions: 0,
             until: Instant::now() + WALL,
             repeatable: true,
+            died: false,
         }
     }
 
@@ -585,6 +597,7 @@ impl<'a> Session<'a> {
             }
             return Err(given_up());
         }
+        self.died |= executed.is_err();
         let outcome = executed.map_err(|trouble| {
             tracing::warn!(canister = %canister.id, %trouble, "query has no outcome");
             reject::query_worker_died(&canister.id, attempts, &trouble.to_string())

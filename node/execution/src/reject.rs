@@ -3,8 +3,8 @@
 use ic_principal::Principal;
 use state::{CanisterId, CanisterState, Cycles, ErrorCode, Reject, RejectCode};
 
-/// Bytes of a reject text that are kept.
-pub(crate) const MESSAGE_BYTES_MAX: usize = 8 * 1024;
+/// Bytes of a reject text that are kept: answers to outcalls take no more.
+pub(crate) const MESSAGE_BYTES_MAX: usize = state::OUTCALL_REJECT_BYTES_MAX;
 
 /// Bytes of a snapshot's id that are shown: more than any has.
 const SNAPSHOT_ID_SHOWN: usize = 64;

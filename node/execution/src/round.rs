@@ -102,7 +102,8 @@ pub(crate) fn run(
     } else {
         batch.height.0 % 2 == 1
     };
-    let facts = Arc::new(RoundFacts { height: batch.height, time: batch.time, rejected });
+    let Batch { height, time, randomness, .. } = batch;
+    let facts = Arc::new(RoundFacts { height, time, randomness, rejected });
     let mut round = Round {
         core,
         pool,

@@ -119,6 +119,27 @@ fn a_request_waits_for_its_answer_and_is_answered_once() {
 }
 
 #[test]
+fn an_answer_to_another_request_or_over_the_bounds_of_this_is_none() {
+    let mut node = node(10);
+    let a = node.deploy(&Spec::default());
+    let call = ask(&mut node, a, PRICE);
+    let mut other = answer(&node, 0, Payload::Reply(b"other".to_vec()));
+    other.until.0 += 1;
+    let large = answer(&node, 0, Payload::Reply(vec![1; 1_125]));
+    let mut reject = OutcallAnswer::timed_out();
+    reject.error_code = state::ErrorCode(536);
+    let odd = answer(&node, 0, Payload::Reject(reject.clone()));
+    reject = OutcallAnswer::reject(reject.code, "x".repeat(state::OUTCALL_REJECT_BYTES_MAX + 1));
+    let long = answer(&node, 0, Payload::Reject(reject));
+    node.answers = vec![other, large, odd, long];
+    rounds(&mut node, 2);
+    assert_eq!(open(&node), 1);
+    node.answers = vec![answer(&node, 0, Payload::Reply(vec![1; 1_124]))];
+    node.settle();
+    assert_eq!(node.result(&call).unwrap(), [1; 1_124]);
+}
+
+#[test]
 fn a_request_that_nobody_answers_ends_at_its_time() {
     let mut node = node(10);
     let a = node.deploy(&Spec::default());

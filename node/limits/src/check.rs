@@ -8,8 +8,8 @@ use budget::MIB;
 use sheet::{GRANULE_BYTES, Named, Rules, limit};
 
 use crate::{
-    CONNECTION_BYTES, HTTP_PIECE_BYTES, HTTP_REQUEST_BYTES, Limits, OUTCALL_REQUEST_BYTES,
-    OUTCALL_RESPONSE_BYTES, OutcallLimits,
+    CONNECTION_BYTES, HTTP_PIECE_BYTES, HTTP_REQUEST_BYTES, Limits, OUTCALL_CONTEXT_BYTES,
+    OUTCALL_REQUEST_BYTES, OUTCALL_RESPONSE_BYTES, OutcallLimits,
     derive::{compile_need_bytes, compile_peak_bytes},
 };
 
@@ -562,8 +562,17 @@ impl Limits {
         }
         rules.at_least(
             limit!(self.outcalls.bytes),
-            OutcallLimits::request_bytes(0, OUTCALL_RESPONSE_BYTES, Some(0)),
+            OutcallLimits::request_bytes(
+                OUTCALL_REQUEST_BYTES,
+                OUTCALL_RESPONSE_BYTES,
+                Some(OUTCALL_CONTEXT_BYTES),
+            ),
             "one request with the largest response (set it to 0 to have no outcalls)",
+        );
+        rules.at_least(
+            limit!(self.gateway.body_bytes),
+            OUTCALL_RESPONSE_BYTES + (2 << 10),
+            "an answer to an outcall is a call in a block",
         );
         rules.at_least(
             limit!(self.outcalls.open_bytes),

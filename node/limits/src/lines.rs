@@ -34,6 +34,9 @@ pub(crate) const HTTP_HEAD_BESIDE_BYTES: u64 = 1 << 10;
 pub const OUTCALL_REQUEST_BYTES: u64 = 2_000_000;
 /// See [`OUTCALL_REQUEST_BYTES`].
 pub const OUTCALL_RESPONSE_BYTES: u64 = 2_000_000;
+/// Most bytes of the context of a transform beside the largest response. A smaller response leaves
+/// more for it: both are handed to the transform together.
+pub const OUTCALL_CONTEXT_BYTES: u64 = 8 << 10;
 /// What an outcall holds besides its response: buffers of its connection and of TLS, headers.
 pub const OUTCALL_BESIDE_BYTES: u64 = 256 << 10;
 /// What a reply of a canister has beside what counts as its payload.

@@ -573,16 +573,15 @@ impl OutcallLimits {
         self.bytes > 0
     }
 
-    /// What a request takes while it is made: its body; its response, twice while that is encoded; and
-    /// where there is a transform with so many bytes of context, the argument in three places, as a
-    /// query has it. Then buffers.
+    /// What a request takes while it is made: its body beside the response that is read, whose memory
+    /// may be twice as much while it grows; then the response twice while it is encoded; and where
+    /// there is a transform with so many bytes of context, the argument in three places, as a query
+    /// has it. Then buffers.
     pub fn request_bytes(body: u64, response_max: u64, transform_context: Option<u64>) -> u64 {
-        let (times, context) = match transform_context {
-            Some(context) => (3, context),
-            None => (2, 0),
-        };
-        let response = response_max.saturating_add(context).saturating_mul(times);
-        body.saturating_add(response).saturating_add(crate::OUTCALL_BESIDE_BYTES)
+        let read = body.saturating_add(response_max.saturating_mul(2));
+        let handed = transform_context
+            .map_or(0, |context| response_max.saturating_add(context).saturating_mul(3));
+        read.max(handed).saturating_add(crate::OUTCALL_BESIDE_BYTES)
     }
 }
 

@@ -9,7 +9,11 @@ use std::{
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
-use hyper::{Request, Response, body::Incoming, client::conn::http1};
+use hyper::{
+    Request, Response,
+    body::{Body as _, Incoming},
+    client::conn::http1,
+};
 use hyper_util::rt::TokioIo;
 use ic_management_canister_types::{HttpHeader, HttpRequestResult};
 use rustls::{ClientConfig, RootCertStore, client::Resumption};
@@ -19,7 +23,6 @@ use thiserror::Error;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
-    sync::Semaphore,
     task::spawn_blocking,
     time::timeout,
 };
@@ -30,6 +33,7 @@ use crate::{
     Allowed, Failure,
     addresses::is_allowed,
     target::{Target, prepare},
+    turns::{Turn, Turns},
 };
 
 /// Bounds of the interface specification on headers of responses.
@@ -40,8 +44,11 @@ const HEADERS_BYTES_MAX: usize = 48 << 10;
 const READ_BUFFER_BYTES: usize = 64 << 10;
 /// Addresses of one name that are tried.
 const ADDRESSES_MAX: usize = 4;
-/// Names that are resolved at once: the system's resolver holds a thread for as long as it takes.
-const RESOLVING_MAX: usize = 4;
+/// Names that are resolved at once, one of each canister: the system's resolver holds a thread for as
+/// long as it takes.
+const RESOLVING_MAX: usize = 8;
+/// Time for a name to be resolved.
+const RESOLVE_TIME: Duration = Duration::from_secs(5);
 /// Time for one of them to accept.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 
@@ -61,7 +68,7 @@ pub(crate) enum Error {
 pub struct Client {
     tls: TlsConnector,
     allowed: Arc<Allowed>,
-    resolving: Arc<Semaphore>,
+    resolving: Turns,
 }
 
 impl Client {
@@ -84,28 +91,33 @@ impl Client {
         Ok(Self {
             tls: TlsConnector::from(Arc::new(config)),
             allowed: Arc::new(allowed),
-            resolving: Arc::new(Semaphore::new(RESOLVING_MAX)),
+            resolving: Turns::new(RESOLVING_MAX),
         })
     }
 
-    /// Makes the request, and reads the response. Ends by itself.
+    /// Makes the request, and reads the response. Ends by itself, in this time after the wait for a
+    /// turn at the resolver: that others have one says nothing about the server.
     pub(crate) async fn ask(
         &self,
         outcall: &Outcall,
         time: Duration,
     ) -> Result<HttpRequestResult, Error> {
         let (target, request) = prepare(outcall, self.allowed.http)?;
-        let asked = self.exchange(&target, request, outcall.response_bytes_max);
+        let turn = match &target.host {
+            Host::Domain(_) => Some(self.resolving.take(outcall.caller()).await),
+            Host::Ipv4(_) | Host::Ipv6(_) => None,
+        };
+        let asked = self.exchange((&target, turn), request, outcall.response_bytes_max);
         timeout(time, asked).await.unwrap_or(Err(Failure::Time.into()))
     }
 
     async fn exchange(
         &self,
-        target: &Target,
+        (target, turn): (&Target, Option<Turn>),
         request: Request<Full<Bytes>>,
         bytes_max: u64,
     ) -> Result<HttpRequestResult, Error> {
-        let stream = self.connect(target).await?;
+        let stream = self.connect(target, turn).await?;
         if !target.is_tls {
             return converse(stream, target, request, bytes_max).await;
         }
@@ -123,19 +135,21 @@ impl Client {
     }
 
     /// The addresses of a name, as the system has them.
-    async fn resolve(&self, name: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-        let turn = self.resolving.clone().acquire_owned().await.map_err(io::Error::other)?;
+    async fn resolve(name: &str, port: u16, turn: Option<Turn>) -> io::Result<Vec<SocketAddr>> {
         let name = name.to_owned();
         // Who does not wait for it any more leaves the thread to its end, and its turn with it.
         let found = spawn_blocking(move || {
             let _turn = turn;
             (name.as_str(), port).to_socket_addrs().map(Iterator::collect)
         });
-        found.await.map_err(io::Error::other)?
+        match timeout(RESOLVE_TIME, found).await {
+            Ok(found) => found.map_err(io::Error::other)?,
+            Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        }
     }
 
     /// Connects to an address that was looked at, IPv6 first.
-    async fn connect(&self, target: &Target) -> Result<TcpStream, Error> {
+    async fn connect(&self, target: &Target, turn: Option<Turn>) -> Result<TcpStream, Error> {
         let failed = |error: io::Error| {
             tracing::debug!(server = target.name(), %error, "an outcall cannot connect");
             if is_of_this_machine(&error) {
@@ -145,7 +159,7 @@ impl Client {
             }
         };
         let mut found: Vec<SocketAddr> = match &target.host {
-            Host::Domain(name) => self.resolve(name, target.port).await.map_err(failed)?,
+            Host::Domain(name) => Self::resolve(name, target.port, turn).await.map_err(failed)?,
             Host::Ipv4(address) => vec![(*address, target.port).into()],
             Host::Ipv6(address) => vec![(*address, target.port).into()],
         };
@@ -226,14 +240,25 @@ async fn read(
         headers.iter().map(|it| (it.name.len() + it.value.len()) as u64).sum::<u64>();
     let left = bytes_max.checked_sub(header_bytes).ok_or(Failure::HeaderBytes(bytes_max))?;
     let left = usize::try_from(left).unwrap_or(usize::MAX);
+    // As much as the server says there is; else it grows, to no more than there may be.
+    let said = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
+    if said.is_some_and(|said| said > left) {
+        return Err(Failure::BodyBytes(bytes_max).into());
+    }
     let mut bytes = Vec::new();
+    bytes.reserve_exact(said.unwrap_or_default());
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.map_err(&failed)?.into_data() else { continue };
         if data.len() > left - bytes.len() {
             return Err(Failure::BodyBytes(bytes_max).into());
         }
+        if data.len() > bytes.capacity() - bytes.len() {
+            let wanted = (2 * bytes.capacity()).clamp(bytes.len() + data.len(), left);
+            bytes.reserve_exact(wanted - bytes.len());
+        }
         bytes.extend_from_slice(&data);
     }
+    bytes.shrink_to_fit();
     Ok(HttpRequestResult { status: head.status.as_u16().into(), headers, body: bytes })
 }
 

@@ -82,6 +82,7 @@ fn outcall(url: String) -> Outcall {
         transform: None,
         until: Time(1),
         node: None,
+        height: state::Height(1),
     }
 }
 
@@ -265,4 +266,28 @@ fn a_file_without_a_certificate_is_none() {
     assert!(certificates(broken).is_err());
     let (pem, _) = authority(&["a.example"]);
     assert_eq!(certificates(format!("{pem}{pem}").as_bytes()).map(|all| all.len()), Ok(2));
+}
+
+#[tokio::test]
+async fn the_wait_for_the_resolver_is_no_time_of_the_request() {
+    let client = local();
+    let caller = outcall(String::new()).caller();
+    let turn = client.resolving.take(caller).await;
+    let outcall = outcall("https://localhost:1/".into());
+    let asked = client.ask(&outcall, Duration::from_millis(1));
+    let told = timeout(Duration::from_millis(200), asked).await;
+    assert!(told.is_err(), "it waits, and tells nothing: {told:?}");
+    drop(turn);
+    assert!(client.ask(&outcall, Duration::from_millis(1)).await.is_err());
+}
+
+#[tokio::test]
+async fn the_memory_of_a_body_is_as_large_as_the_body() {
+    let body = vec![7; 700];
+    let got = plain(response("200 OK", &body)).await.unwrap();
+    assert_eq!((got.body.len(), got.body.capacity()), (700, 700));
+    let pieces =
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n";
+    let got = plain(pieces).await.unwrap();
+    assert_eq!((got.body.as_slice(), got.body.capacity()), (&b"abcdefg"[..], 7));
 }

@@ -30,6 +30,7 @@ mod client;
 mod failure;
 mod service;
 mod target;
+mod turns;
 
 use ipnet::IpNet;
 use rustls_pki_types::{CertificateDer, pem::PemObject as _};

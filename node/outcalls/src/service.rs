@@ -1,8 +1,11 @@
-//! Which request is made when: those that are open and this node's to make, oldest first, as many as
-//! there are places and memory for.
+//! Which request is made when: those that are open and this node's to make, as many as there are places
+//! and memory for, of each canister in turn its oldest.
+//!
+//! No canister has more than a quarter of the places, nor of the memory while others wait, but one
+//! request in any case.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -15,19 +18,27 @@ use ic_management_canister_types::{HttpRequestResult, TransformArgs};
 use ic_principal::Principal;
 use limits::OutcallLimits;
 use state::{
-    CanisterId, Outcall, OutcallAnswer, OutcallId, OutcallTransform, Payload, Reject, RejectCode,
-    Shared,
+    CanisterId, ErrorCode, Height, OUTCALL_REJECT_BYTES_MAX, Outcall, OutcallAnswer, OutcallId,
+    OutcallTransform, Payload, Reject, RejectCode, Shared,
 };
 use tokio::{
-    sync::{Notify, Semaphore},
+    sync::Notify,
     task::{JoinHandle, spawn_blocking},
     time::sleep,
 };
 
-use crate::{Client, Failure, client::Error};
+use crate::{Client, Failure, client::Error, turns::Turns};
 
-/// Between two tries of what this machine lacked.
+/// Between the first two tries of what this machine lacked; twice as long after each further one.
 const AGAIN: Duration = Duration::from_millis(500);
+/// And no longer.
+const AGAIN_MOST: Duration = Duration::from_secs(8);
+/// Tries of a transform in which workers ended. Then this node has no answer.
+const DEATHS_MAX: u32 = 2;
+/// Types and lengths in the encoding of a response.
+const ENCODING_BESIDE_BYTES: usize = 512;
+/// Of the places, and of the memory, a canister has one in so many.
+const PARTS: u64 = 4;
 /// Between two looks for room, while requests wait for some.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Transforms that run or wait for a query worker: each holds a thread.
@@ -40,17 +51,20 @@ pub enum NotTransformed {
     Reject(Reject),
     /// This machine's, which is none.
     Trouble(String),
+    /// The same, and query workers ended with it.
+    Died(String),
 }
 
 /// Runs query methods of canisters.
 pub trait Transform: Send + Sync {
-    /// What the method of this canister makes of `arg`, asked by the management canister. Blocks.
+    /// What the method of this canister makes of `arg`, asked by the management canister, in a state of
+    /// this height or later. Blocks.
     ///
     /// # Errors
     /// See [`NotTransformed`].
     fn transform(
         &self,
-        canister_id: CanisterId,
+        asked: (CanisterId, Height),
         method_name: &str,
         arg: &[u8],
     ) -> Result<Vec<u8>, NotTransformed>;
@@ -80,8 +94,30 @@ struct Inner {
     // State.
     open: Mutex<Arc<Open>>,
     running: AtomicU64,
-    transforms: Semaphore,
+    transforms: Turns,
     news: Notify,
+}
+
+/// A request that was begun, until it is open no more.
+struct Begun {
+    caller: CanisterId,
+    task: JoinHandle<()>,
+    /// What it holds of the room; its answer does so when it is over.
+    bytes: Arc<AtomicU64>,
+}
+
+/// What was begun, and for whom last.
+#[derive(Default)]
+struct Begins {
+    begun: BTreeMap<OutcallId, Begun>,
+    last: Option<CanisterId>,
+}
+
+/// What a canister has of places and room.
+#[derive(Clone, Copy, Default)]
+struct Part {
+    places: u64,
+    bytes: u64,
 }
 
 impl Service {
@@ -101,7 +137,7 @@ impl Service {
             me,
             open: Mutex::default(),
             running: AtomicU64::new(0),
-            transforms: Semaphore::new(TRANSFORMS_MAX),
+            transforms: Turns::new(TRANSFORMS_MAX),
             news: Notify::new(),
         }))
     }
@@ -124,17 +160,17 @@ impl Service {
 
     /// Makes requests, until the task is aborted.
     pub async fn run(self) {
-        let mut begun: BTreeMap<OutcallId, JoinHandle<()>> = BTreeMap::new();
+        let mut begins = Begins::default();
         loop {
             let open = self.0.open.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            begun.retain(|id, task| {
+            begins.begun.retain(|id, begun| {
                 let stays = open.contains_key(id);
                 if !stays {
-                    task.abort();
+                    begun.task.abort();
                 }
                 stays
             });
-            if self.begin(&open, &mut begun) {
+            if self.begin(&open, &mut begins) {
                 self.0.news.notified().await;
             } else {
                 tokio::select! {
@@ -146,23 +182,72 @@ impl Service {
     }
 
     /// Begins what there is room for. Whether nothing waits.
-    fn begin(&self, open: &Open, begun: &mut BTreeMap<OutcallId, JoinHandle<()>>) -> bool {
+    fn begin(&self, open: &Open, begins: &mut Begins) -> bool {
+        let mut waiting: BTreeMap<CanisterId, VecDeque<OutcallId>> = BTreeMap::new();
         for (id, outcall) in open {
             let is_mine = outcall.node.is_none_or(|node| node == self.0.me);
-            if begun.contains_key(id) || !is_mine {
-                continue;
+            if is_mine && !begins.begun.contains_key(id) {
+                waiting.entry(outcall.caller()).or_default().push_back(*id);
             }
+        }
+        let mut parts = begins.parts();
+        while let Some(caller) = self.next_caller(&waiting, &parts, begins.last) {
             if self.0.running.load(Relaxed) >= self.0.limits.in_flight {
                 return false;
             }
+            let Some(ids) = waiting.get_mut(&caller) else { break };
+            let Some((id, outcall)) = ids.front().and_then(|id| open.get_key_value(id)) else {
+                break;
+            };
+            let part = parts.entry(caller).or_default();
             let bytes = bytes_held(outcall).min(self.0.room.cap_bytes());
             // Those behind it wait too, or a large one would never find room.
             let Ok(held) = self.0.room.try_reserve(bytes) else { return false };
-            let place = Place::take(self.0.clone());
+            (part.places, part.bytes) = (part.places + 1, part.bytes + bytes);
+            let holds = Arc::new(AtomicU64::new(bytes));
+            let place = Place::take(self.0.clone(), holds.clone());
             let (id, outcall) = (*id, outcall.clone());
-            begun.insert(id, tokio::spawn(async move { place.make(id, &outcall, held).await }));
+            let task = tokio::spawn(async move { place.make(id, &outcall, held).await });
+            begins.begun.insert(id, Begun { caller, task, bytes: holds });
+            begins.last = Some(caller);
+            ids.pop_front();
+            if ids.is_empty() {
+                waiting.remove(&caller);
+            }
         }
-        true
+        waiting.is_empty()
+    }
+
+    /// Whose turn it is: the next after the last one, of those who wait and have not their part.
+    fn next_caller(
+        &self,
+        waiting: &BTreeMap<CanisterId, VecDeque<OutcallId>>,
+        parts: &BTreeMap<CanisterId, Part>,
+        last: Option<CanisterId>,
+    ) -> Option<CanisterId> {
+        let (places_max, bytes_max) =
+            ((self.0.limits.in_flight / PARTS).max(1), self.0.room.cap_bytes() / PARTS);
+        let others_wait = waiting.len() > 1;
+        let may_begin = |caller: &&CanisterId| {
+            let part = parts.get(*caller).copied().unwrap_or_default();
+            let has_room = !others_wait || part.bytes < bytes_max;
+            part.places < places_max && has_room
+        };
+        let is_behind = |caller: &&CanisterId| last.is_none_or(|last| **caller > last);
+        let behind = waiting.keys().filter(is_behind).find(may_begin);
+        behind.or_else(|| waiting.keys().find(may_begin)).copied()
+    }
+}
+
+impl Begins {
+    fn parts(&self) -> BTreeMap<CanisterId, Part> {
+        let mut parts: BTreeMap<_, Part> = BTreeMap::new();
+        for Begun { caller, task, bytes } in self.begun.values() {
+            let part = parts.entry(*caller).or_default();
+            part.places += u64::from(!task.is_finished());
+            part.bytes += bytes.load(Relaxed);
+        }
+        parts
     }
 }
 
@@ -173,30 +258,48 @@ fn bytes_held(outcall: &Outcall) -> u64 {
 }
 
 /// One of the requests that are made at once.
-struct Place(Arc<Inner>);
+struct Place {
+    inner: Arc<Inner>,
+    bytes: Arc<AtomicU64>,
+}
+
+/// Waits longer each time.
+struct Backoff(Duration);
+
+impl Backoff {
+    async fn wait(&mut self) {
+        sleep(self.0).await;
+        self.0 = (2 * self.0).min(AGAIN_MOST);
+    }
+}
 
 impl Place {
-    fn take(inner: Arc<Inner>) -> Self {
+    fn take(inner: Arc<Inner>, bytes: Arc<AtomicU64>) -> Self {
         inner.running.fetch_add(1, Relaxed);
-        Self(inner)
+        Self { inner, bytes }
     }
 
     async fn make(&self, id: OutcallId, outcall: &Shared<Outcall>, mut held: Reservation) {
-        let time = Duration::from_millis(self.0.limits.request_millis);
+        let time = Duration::from_millis(self.inner.limits.request_millis);
+        let mut backoff = Backoff(AGAIN);
         let response = loop {
-            match self.0.client.ask(outcall, time).await {
+            match self.inner.client.ask(outcall, time).await {
                 Ok(response) => break Ok(response),
                 Err(Error::Failed(failure)) => break Err(failure),
                 Err(Error::Trouble(error)) => {
                     tracing::warn!(request = id.0, %error, "an outcall is made again: this machine lacks something");
-                    sleep(AGAIN).await;
+                    backoff.wait().await;
                 }
             }
         };
         let payload = match response {
             Ok(response) => match self.finish(id, outcall, response, &mut held).await {
-                Ok(bytes) => Payload::Reply(bytes),
-                Err(reject) => Payload::Reject(reject),
+                Some(Ok(bytes)) => Payload::Reply(bytes),
+                Some(Err(reject)) => Payload::Reject(within_bounds(reject)),
+                None => {
+                    self.bytes.store(0, Relaxed);
+                    return;
+                }
             },
             Err(failure) => {
                 tracing::info!(request = id.0, canister = %outcall.caller(), %failure, "an outcall failed");
@@ -205,82 +308,128 @@ impl Place {
         };
         let bytes = payload.len().min(held.bytes());
         held.shrink(held.bytes() - bytes);
-        self.0.answers.answer(OutcallAnswer { id, until: outcall.until, payload }, held);
+        self.bytes.store(bytes, Relaxed);
+        self.inner.answers.answer(OutcallAnswer { id, until: outcall.until, payload }, held);
     }
 
-    /// What the canister gets of a response.
+    /// What the canister gets of a response. None: this machine cannot say.
     async fn finish(
         &self,
         id: OutcallId,
         outcall: &Outcall,
         response: HttpRequestResult,
         held: &mut Reservation,
-    ) -> Result<Vec<u8>, Reject> {
+    ) -> Option<Result<Vec<u8>, Reject>> {
+        let bytes = response_bytes(&response);
         let Some(transform) = &outcall.transform else {
-            return encode(&response);
+            return Some(encode(response, bytes));
         };
         let context = transform.context.clone();
-        let arg = encode(&TransformArgs { response, context })?;
-        let reply = self.transform(id, outcall.caller(), transform, arg.into(), held).await?;
-        if reply.len() as u64 > outcall.response_bytes_max {
-            return Err(Failure::Transformed(outcall.response_bytes_max).reject());
-        }
-        Ok(reply)
+        let bytes = bytes + context.len();
+        let arg = match encode(TransformArgs { response, context }, bytes) {
+            Ok(arg) => arg,
+            Err(reject) => return Some(Err(reject)),
+        };
+        let reply = self.transform(id, outcall, transform, arg.into(), held).await?;
+        let most = outcall.response_bytes_max;
+        Some(reply.and_then(|reply| {
+            let fits = reply.len() as u64 <= most;
+            if fits { Ok(reply) } else { Err(Failure::Transformed(most).reject()) }
+        }))
     }
 
     /// What the canister's own method makes of it.
     async fn transform(
         &self,
         id: OutcallId,
-        canister_id: CanisterId,
+        outcall: &Outcall,
         transform: &OutcallTransform,
         arg: Arc<[u8]>,
         held: &mut Reservation,
-    ) -> Result<Vec<u8>, Reject> {
+    ) -> Option<Result<Vec<u8>, Reject>> {
+        let (mut backoff, mut deaths) = (Backoff(AGAIN), 0);
+        let (canister_id, since) = (outcall.caller(), outcall.height);
         loop {
-            // It is never closed.
-            let Ok(_turn) = self.0.transforms.acquire().await else { std::future::pending().await };
+            let turn = self.inner.transforms.take(canister_id).await;
             let (runs, name, arg) =
-                (self.0.transform.clone(), transform.method_name.clone(), arg.clone());
-            // A request that is given up meanwhile has its memory until the thread is back.
+                (self.inner.transform.clone(), transform.method_name.clone(), arg.clone());
+            // A request that is given up meanwhile has its memory and its turn until the thread is back.
             let kept = held.split(held.bytes());
-            let ran =
-                spawn_blocking(move || (runs.transform(canister_id, &name, &arg), kept)).await;
-            let what = match ran {
+            let ran = spawn_blocking(move || {
+                let result = runs.transform((canister_id, since), &name, &arg);
+                drop(turn);
+                (result, kept)
+            });
+            let what = match ran.await {
                 Ok((result, kept)) => {
                     if let Some(kept) = kept {
                         let _ = held.merge(kept);
                     }
                     match result {
-                        Ok(reply) => return Ok(reply),
-                        Err(NotTransformed::Reject(reject)) => return Err(reject),
+                        Ok(reply) => return Some(Ok(reply)),
+                        Err(NotTransformed::Reject(reject)) => return Some(Err(reject)),
                         Err(NotTransformed::Trouble(what)) => what,
+                        Err(NotTransformed::Died(what)) => {
+                            deaths += 1;
+                            what
+                        }
                     }
                 }
                 Err(error) => error.to_string(),
             };
+            if deaths >= DEATHS_MAX {
+                tracing::warn!(request = id.0, %canister_id, what, "this node has no answer to an outcall");
+                return None;
+            }
             tracing::warn!(
                 request = id.0,
                 what,
                 "the transform of an outcall runs again: this machine lacks something"
             );
-            sleep(AGAIN).await;
+            backoff.wait().await;
         }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.running.fetch_sub(1, Relaxed);
-        self.0.news.notify_one();
+        self.inner.running.fetch_sub(1, Relaxed);
+        self.inner.news.notify_one();
     }
 }
 
-fn encode<T: candid::CandidType>(value: &T) -> Result<Vec<u8>, Reject> {
-    candid::encode_one(value).map_err(|error| {
-        OutcallAnswer::reject(
-            RejectCode::SysFatal,
-            format!("The response has no encoding: {error}"),
-        )
-    })
+/// As agreement takes it: the same of the same on every node.
+fn within_bounds(mut reject: Reject) -> Reject {
+    reject.message.truncate(reject.message.floor_char_boundary(OUTCALL_REJECT_BYTES_MAX));
+    if u32::from(reject.error_code.0 / 100) != reject.code as u32 {
+        reject.error_code = ErrorCode(reject.code as u16 * 100);
+    }
+    reject
 }
+
+fn response_bytes(response: &HttpRequestResult) -> usize {
+    let headers = response.headers.iter().map(|it| it.name.len() + it.value.len() + 8);
+    response.body.len() + headers.sum::<usize>()
+}
+
+/// Of so many bytes, and little beside. Memory is taken at once, as growing would take more of it, and
+/// no more than two copies are there at a time.
+fn encode<T: candid::CandidType>(value: T, bytes: usize) -> Result<Vec<u8>, Reject> {
+    let failed = |error: String| {
+        let what = format!("The response has no encoding: {error}");
+        OutcallAnswer::reject(RejectCode::SysFatal, what)
+    };
+    let mut builder = candid::ser::IDLBuilder::new();
+    let room = builder.try_reserve_value_serializer_capacity(bytes + ENCODING_BESIDE_BYTES);
+    room.map_err(|error| failed(error.to_string()))?;
+    builder.arg(&value).map_err(|error| failed(error.to_string()))?;
+    drop(value);
+    let mut encoded = Vec::with_capacity(bytes + 2 * ENCODING_BESIDE_BYTES);
+    builder.serialize(&mut encoded).map_err(|error| failed(error.to_string()))?;
+    encoded.shrink_to_fit();
+    Ok(encoded)
+}
+
+#[cfg(test)]
+#[path = "service_tests.rs"]
+mod tests;

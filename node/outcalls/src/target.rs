@@ -114,6 +114,7 @@ mod tests {
             transform: None,
             until: Time(1),
             node: None,
+            height: state::Height(1),
         }
     }
 

@@ -21,10 +21,30 @@ pub(crate) struct Blobs {
 
 #[derive(Default)]
 struct Known {
-    /// Whether a blob is compressed, and its length as it came.
-    blobs: BTreeMap<[u8; 32], (bool, u64)>,
+    blobs: BTreeMap<[u8; 32], Blob>,
+    /// Their ids in the order in which they came.
+    by_age: BTreeMap<u64, [u8; 32]>,
+    next: u64,
     /// Of all, those that are being written included.
     bytes: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Blob {
+    is_compressed: bool,
+    /// Its length as it came.
+    bytes: u64,
+    /// Its place in the order in which they came.
+    age: u64,
+}
+
+impl Known {
+    fn forget(&mut self, id: &[u8; 32]) {
+        if let Some(blob) = self.blobs.remove(id) {
+            self.by_age.remove(&blob.age);
+            self.bytes -= blob.bytes;
+        }
+    }
 }
 
 /// A blob that is being written.
@@ -53,8 +73,13 @@ impl Blobs {
 
     fn take_room(&self, bytes: u64) -> Result<(), String> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let sum = known.bytes.saturating_add(bytes);
-        if sum > BLOBS_BYTES || known.blobs.len() >= BLOBS_MAX {
+        // The oldest goes: nothing tells when a client needs one no more.
+        while known.bytes.saturating_add(bytes) > BLOBS_BYTES || known.blobs.len() >= BLOBS_MAX {
+            if let Some(oldest) = known.by_age.first_key_value().map(|(_, id)| *id) {
+                fs::remove_file(self.path(&oldest)).map_err(|error| error.to_string())?;
+                known.forget(&oldest);
+                continue;
+            }
             return Err(format!(
                 "the blobs of the server take {} bytes in {} blobs, the most are blobs_bytes = \
                  {BLOBS_BYTES} and blobs = {BLOBS_MAX}",
@@ -62,7 +87,7 @@ impl Blobs {
                 known.blobs.len()
             ));
         }
-        known.bytes = sum;
+        known.bytes += bytes;
         Ok(())
     }
 
@@ -87,9 +112,9 @@ impl Blobs {
     pub(crate) fn open(&self, id: &[u8]) -> io::Result<Option<Box<dyn Read>>> {
         let Ok(id) = <[u8; 32]>::try_from(id) else { return Ok(None) };
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some((is_compressed, _)) = known.blobs.get(&id).copied() else { return Ok(None) };
+        let Some(blob) = known.blobs.get(&id).copied() else { return Ok(None) };
         let file = File::open(self.path(&id))?;
-        Ok(Some(if is_compressed { Box::new(GzDecoder::new(file)) } else { Box::new(file) }))
+        Ok(Some(if blob.is_compressed { Box::new(GzDecoder::new(file)) } else { Box::new(file) }))
     }
 
     /// A blob as it came, and whether it is compressed.
@@ -99,7 +124,7 @@ impl Blobs {
     pub(crate) fn raw(&self, id: &[u8]) -> io::Result<Option<(PathBuf, bool)>> {
         let Ok(id) = <[u8; 32]>::try_from(id) else { return Ok(None) };
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(known.blobs.get(&id).map(|(is_compressed, _)| (self.path(&id), *is_compressed)))
+        Ok(known.blobs.get(&id).map(|blob| (self.path(&id), blob.is_compressed)))
     }
 
     /// Where they lie.
@@ -132,12 +157,14 @@ impl Incoming<'_> {
     pub(crate) fn finish(mut self) -> Result<[u8; 32], String> {
         let id: [u8; 32] = self.hash.clone().finalize().into();
         let path = self.blobs.path(&id);
-        fs::rename(self.file.path(), &path).map_err(|error| error.to_string())?;
         let mut known = self.blobs.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = (self.is_compressed, self.bytes);
-        if let Some((_, before)) = known.blobs.insert(id, entry) {
-            known.bytes -= before;
-        }
+        fs::rename(self.file.path(), &path).map_err(|error| error.to_string())?;
+        known.forget(&id);
+        let age = known.next;
+        known.next += 1;
+        let blob = Blob { is_compressed: self.is_compressed, bytes: self.bytes, age };
+        known.blobs.insert(id, blob);
+        known.by_age.insert(age, id);
         self.is_kept = true;
         Ok(id)
     }
@@ -188,9 +215,20 @@ mod tests {
     fn more_than_there_is_room_for_is_refused_with_the_limit() {
         let folder = tempfile::tempdir().unwrap();
         let blobs = Blobs::in_folder(folder.path().to_owned()).unwrap();
-        blobs.known.lock().unwrap().bytes = BLOBS_BYTES - 10;
+        let ids = [1, 2].map(|content| {
+            let mut incoming = blobs.begin(false).unwrap();
+            incoming.write(&[content; 10]).unwrap();
+            incoming.finish().unwrap()
+        });
+        // The oldest makes room, and no more than needed do.
+        blobs.known.lock().unwrap().bytes = BLOBS_BYTES;
         let mut incoming = blobs.begin(false).unwrap();
-        incoming.write(&[0; 10]).unwrap();
+        incoming.write(&[3; 10]).unwrap();
+        assert!(blobs.open(&ids[0]).unwrap().is_none() && blobs.open(&ids[1]).unwrap().is_some());
+        assert_eq!(blobs.known.lock().unwrap().bytes, BLOBS_BYTES);
+        // Others that are being written take all of it.
+        incoming.write(&[3; 10]).unwrap();
+        let mut incoming = blobs.begin(false).unwrap();
         assert!(incoming.write(&[0]).unwrap_err().contains("blobs_bytes"));
     }
 }

@@ -37,8 +37,14 @@ pub(crate) const BLOB_BYTES: u64 = 1 << 30;
 pub(crate) const BLOBS_BYTES: u64 = 4 << 30;
 /// Blobs.
 pub(crate) const BLOBS_MAX: usize = 10_000;
-/// Stable memory that is sent whole as an answer.
-pub(crate) const STABLE_ANSWER_BYTES: u64 = 256 << 20;
+/// The budget in parts, of which stable memories that are sent whole have some, and outcomes that
+/// clients come back for.
+const PARTS: u64 = 32;
+const STABLE_ANSWERS_PARTS: u64 = 2;
+const ANSWERS_KEPT_PARTS: u64 = 1;
+/// Room that a stable memory takes while it is made an answer, in times of its bytes: as it is, and
+/// in base64.
+pub(crate) const STABLE_ANSWER_TIMES: u64 = 3;
 /// HTTP gateways open at once.
 pub(crate) const GATEWAYS_MAX: usize = 64;
 /// Connections to the server.
@@ -54,6 +60,11 @@ pub(crate) struct Bounds {
     pub(crate) instances: Pool,
     /// Bodies of requests in JSON, twice their length.
     pub(crate) bodies: Pool,
+    /// Stable memories that are sent whole: [`STABLE_ANSWER_TIMES`] their length, then the answer's
+    /// until it was sent.
+    pub(crate) stable_answers: Pool,
+    /// Outcomes that clients come back for.
+    pub(crate) answers_kept_bytes: u64,
 }
 
 impl Bounds {
@@ -71,7 +82,9 @@ impl Bounds {
             format_size(least)
         );
         let half = memory / 2 / INSTANCE_BYTES;
-        let memory = memory - BODIES_BYTES;
+        let stable_answers = memory / PARTS * STABLE_ANSWERS_PARTS;
+        let answers_kept_bytes = memory / PARTS * ANSWERS_KEPT_PARTS;
+        let memory = memory - BODIES_BYTES - stable_answers - answers_kept_bytes;
         let possible = (memory - Limits::smallest_bytes()) / INSTANCE_BYTES;
         let instances = half.clamp(1, possible.max(1)).min(INSTANCES_MAX) * INSTANCE_BYTES;
         let mut limits = Limits::derive((memory - instances) >> 20 << 20)?;
@@ -79,17 +92,28 @@ impl Bounds {
         let ledger = limits.ledger()?;
         let instances = Pool::standalone("instances", instances);
         let bodies = Pool::standalone("bodies", BODIES_BYTES);
-        Ok(Self { limits: Arc::new(limits), ledger, instances, bodies })
+        let stable_answers = Pool::standalone("stable_answers", stable_answers);
+        let limits = Arc::new(limits);
+        Ok(Self { limits, ledger, instances, bodies, stable_answers, answers_kept_bytes })
     }
 
-    /// The smallest budget: a node's smallest, one instance, bodies.
+    /// The smallest budget: a node's smallest, one instance, bodies, answers.
     pub(crate) fn least_bytes() -> u64 {
-        Limits::smallest_bytes() + INSTANCE_BYTES + BODIES_BYTES
+        let others = PARTS - STABLE_ANSWERS_PARTS - ANSWERS_KEPT_PARTS;
+        let fixed = Limits::smallest_bytes() + INSTANCE_BYTES + BODIES_BYTES;
+        (fixed * PARTS).div_ceil(others).next_multiple_of(1 << 20)
+    }
+
+    /// The longest stable memory that is sent whole.
+    pub(crate) fn stable_answer_bytes(&self) -> u64 {
+        self.stable_answers.cap_bytes() / STABLE_ANSWER_TIMES
     }
 
     /// All of it.
     pub(crate) fn budget_bytes(&self) -> u64 {
-        self.ledger.budget_bytes() + self.instances.cap_bytes() + self.bodies.cap_bytes()
+        let pools = [&self.instances, &self.bodies, &self.stable_answers];
+        let pools: u64 = pools.iter().map(|pool| pool.cap_bytes()).sum();
+        self.ledger.budget_bytes() + pools + self.answers_kept_bytes
     }
 
     /// A pool of the sheet.
@@ -120,6 +144,8 @@ mod tests {
         for (stated, instances) in [(None, 42), (Some("512MiB"), 21), (Some("4GiB"), 64)] {
             let bounds = Bounds::new(stated).unwrap();
             assert_eq!(bounds.instances_max(), instances, "{stated:?}");
+            // The longest answer in base64 can be kept.
+            assert!(bounds.stable_answer_bytes() * 3 / 2 <= bounds.answers_kept_bytes);
             assert!(
                 bounds.budget_bytes() <= parse_size(stated.unwrap_or(MEMORY)).unwrap(),
                 "{stated:?}"

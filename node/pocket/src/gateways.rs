@@ -78,6 +78,11 @@ impl Gateways {
             ingress_history_bytes: bounds.limits.subnet.ingress_history_bytes,
         };
         let port = gateway.serve_browsers(parts).await?.port();
+        // Whoever deletes the instance takes it away first and closes then what is open of it.
+        if server.instance(instance).is_none() {
+            gateway.shutdown().await;
+            bail!("instance {instance} was deleted meanwhile");
+        }
         let number = all.next;
         all.next += 1;
         all.open.insert(number, Open { gateway, instance, port, domains: config.domains.clone() });

@@ -1,90 +1,137 @@
 //! Operations that take longer than a request waits: their clients come back for the outcome.
 
 use std::{
-    collections::BTreeMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use tokio::sync::oneshot;
 
-use crate::{bounds::STARTED_MAX, operations::Outcome};
+use crate::{
+    bounds::STARTED_MAX,
+    operations::{Failure, Outcome},
+};
 
 /// The outcome of an operation, when there is one.
 pub(crate) type Pending = oneshot::Receiver<Outcome>;
 
 /// What came of looking for an outcome.
 pub(crate) enum Found {
-    /// It is there. It stays until the client says that it has it.
+    /// It is there. It stays until the client says that it has it, or newer ones need its room.
     Outcome(Outcome),
     /// The operation goes on.
     Pending,
-    /// Nothing is known of it.
-    Unknown,
+    /// There is none: it was given away, had to make room, or there was no such operation.
+    Gone,
 }
 
 enum Operation {
-    Pending(Pending),
+    Pending,
     Done(Outcome),
 }
 
-/// See the module. The oldest outcomes go when there are too many; operations that go on stay, and
-/// are bounded by what instances take in.
-#[derive(Default)]
-pub(crate) struct Graph(Mutex<Operations>);
+/// See the module. The oldest outcomes go when there are too many, or when they are too long
+/// together; operations that go on stay, and are bounded by what instances take in.
+pub(crate) struct Graph {
+    operations: Mutex<Operations>,
+    bytes_max: u64,
+}
 
 #[derive(Default)]
 struct Operations {
     next: u64,
     all: BTreeMap<u64, Operation>,
+    /// Those that are done, in the order in which they ended.
+    done: VecDeque<u64>,
+    /// Of their outcomes.
+    bytes: u64,
+}
+
+fn bytes_of(outcome: &Outcome) -> u64 {
+    match outcome {
+        Ok(answer) => answer.len() as u64,
+        Err(failure) => failure.message.len() as u64,
+    }
+}
+
+impl Operations {
+    fn remove(&mut self, number: u64) {
+        if let Some(Operation::Done(outcome)) = self.all.remove(&number) {
+            self.done.retain(|done| *done != number);
+            self.bytes -= bytes_of(&outcome);
+        }
+    }
 }
 
 impl Graph {
-    fn lock(&self) -> MutexGuard<'_, Operations> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// With room for so many bytes of outcomes.
+    pub(crate) fn new(bytes_max: u64) -> Self {
+        Self { operations: Mutex::default(), bytes_max }
     }
 
-    /// Keeps an operation that goes on; its number.
-    pub(crate) fn keep(&self, pending: Pending) -> u64 {
+    fn lock(&self) -> MutexGuard<'_, Operations> {
+        self.operations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps an operation that goes on, and its outcome when there is one; its number.
+    pub(crate) fn keep(self: &Arc<Self>, pending: Pending) -> u64 {
+        let number = self.begin();
+        let graph = self.clone();
+        tokio::spawn(async move {
+            let ended = Failure::bad("the instance ended before the operation did");
+            let outcome = pending.await.unwrap_or(Err(ended));
+            graph.finish(number, outcome);
+        });
+        number
+    }
+
+    fn begin(&self) -> u64 {
         let mut operations = self.lock();
-        while operations.all.len() >= STARTED_MAX {
-            let done = |(number, operation): (&u64, &Operation)| match operation {
-                Operation::Done(_) => Some(*number),
-                Operation::Pending(_) => None,
-            };
-            // An operation whose client does not ask for it counts as any other.
-            let oldest = operations.all.iter().find_map(done);
-            let oldest = oldest.or(operations.all.keys().next().copied());
-            oldest.and_then(|number| operations.all.remove(&number));
-        }
         operations.next += 1;
         let number = operations.next;
-        operations.all.insert(number, Operation::Pending(pending));
+        operations.all.insert(number, Operation::Pending);
         number
+    }
+
+    fn finish(&self, number: u64, outcome: Outcome) {
+        let mut operations = self.lock();
+        // A client that said that it has the outcome does not ask for it.
+        let Some(operation) = operations.all.get_mut(&number) else { return };
+        let bytes = bytes_of(&outcome);
+        *operation = Operation::Done(outcome);
+        operations.done.push_back(number);
+        operations.bytes += bytes;
+        // The newest stays in any case: nobody could have asked for it yet.
+        while operations.done.len() > STARTED_MAX
+            || (operations.bytes > self.bytes_max && operations.done.len() > 1)
+        {
+            let Some(oldest) = operations.done.front().copied() else { break };
+            operations.remove(oldest);
+        }
     }
 
     /// Looks for the outcome of an operation.
     pub(crate) fn look(&self, number: u64) -> Found {
-        let mut operations = self.lock();
-        let Some(operation) = operations.all.get_mut(&number) else { return Found::Unknown };
-        match operation {
-            Operation::Done(outcome) => Found::Outcome(outcome.clone()),
-            Operation::Pending(pending) => match pending.try_recv() {
-                Ok(outcome) => {
-                    *operation = Operation::Done(outcome.clone());
-                    Found::Outcome(outcome)
-                }
-                Err(oneshot::error::TryRecvError::Empty) => Found::Pending,
-                Err(oneshot::error::TryRecvError::Closed) => {
-                    operations.all.remove(&number);
-                    Found::Unknown
-                }
-            },
+        match self.lock().all.get(&number) {
+            Some(Operation::Done(outcome)) => Found::Outcome(outcome.clone()),
+            Some(Operation::Pending) => Found::Pending,
+            None => Found::Gone,
         }
+    }
+
+    /// Why there may be no outcome of an operation.
+    pub(crate) fn gone(&self, number: &str) -> String {
+        format!(
+            "no outcome of an operation {number} is there: its client had it, or newer ones needed \
+             its room; kept are operations_started = {STARTED_MAX} outcomes of \
+             answers_kept_bytes = {} at most",
+            self.bytes_max
+        )
     }
 
     /// The client has the outcome.
     pub(crate) fn forget(&self, number: u64) {
-        self.lock().all.remove(&number);
+        self.lock().remove(number);
     }
 }
 
@@ -93,37 +140,79 @@ mod tests {
     use super::*;
     use crate::operations::json;
 
-    #[test]
-    fn an_outcome_is_there_until_it_is_forgotten() {
-        let graph = Graph::default();
+    fn is_there(graph: &Graph, number: u64) -> bool {
+        matches!(graph.look(number), Found::Outcome(_))
+    }
+
+    #[tokio::test]
+    async fn an_outcome_is_there_until_it_is_forgotten() {
+        let graph = Arc::new(Graph::new(1_000));
         let (done, pending) = oneshot::channel();
         let number = graph.keep(pending);
         assert!(matches!(graph.look(number), Found::Pending));
         assert!(done.send(json(&7)).is_ok());
+        while matches!(graph.look(number), Found::Pending) {
+            tokio::task::yield_now().await;
+        }
         for _ in 0..2 {
-            assert!(matches!(graph.look(number), Found::Outcome(Ok(bytes)) if bytes == b"7"));
+            assert!(matches!(graph.look(number), Found::Outcome(Ok(bytes)) if bytes == b"7"[..]));
         }
         graph.forget(number);
-        assert!(matches!(graph.look(number), Found::Unknown));
+        assert!(matches!(graph.look(number), Found::Gone));
+        assert_eq!(graph.lock().bytes, 0);
+    }
+
+    #[tokio::test]
+    async fn an_operation_that_nobody_ends_has_failed() {
+        let graph = Arc::new(Graph::new(1_000));
+        let (done, pending) = oneshot::channel();
+        let number = graph.keep(pending);
+        drop(done);
+        while matches!(graph.look(number), Found::Pending) {
+            tokio::task::yield_now().await;
+        }
+        let Found::Outcome(Err(failure)) = graph.look(number) else { panic!() };
+        assert_eq!(failure.status, hyper::StatusCode::BAD_REQUEST);
+        assert!(failure.message.contains("ended before"), "{}", failure.message);
     }
 
     #[test]
-    fn the_oldest_outcomes_go_first() {
-        let graph = Graph::default();
-        let (_going_on, pending) = oneshot::channel();
-        let first = graph.keep(pending);
+    fn the_oldest_outcomes_go_first_and_what_goes_on_stays() {
+        let graph = Graph::new(u64::MAX);
+        let going_on = graph.begin();
         let mut numbers = Vec::new();
-        for _ in 0..STARTED_MAX {
-            let (done, pending) = oneshot::channel();
-            let number = graph.keep(pending);
-            assert!(done.send(json(&number)).is_ok());
-            graph.look(number);
+        for _ in 0..=STARTED_MAX {
+            let number = graph.begin();
+            graph.finish(number, json(&number));
             numbers.push(number);
         }
-        assert!(matches!(graph.look(first), Found::Pending));
-        assert!(
-            numbers.first().is_some_and(|oldest| matches!(graph.look(*oldest), Found::Unknown))
+        assert!(matches!(graph.look(going_on), Found::Pending));
+        let there = numbers.iter().filter(|number| is_there(&graph, **number)).count();
+        assert_eq!(there, STARTED_MAX);
+        assert!(numbers.first().is_some_and(|oldest| matches!(graph.look(*oldest), Found::Gone)));
+    }
+
+    #[test]
+    fn outcomes_are_bounded_by_their_bytes() {
+        let graph = Graph::new(100);
+        let answer = |bytes: usize| Ok(bytes::Bytes::from(vec![0_u8; bytes]));
+        let numbers = [(); 5].map(|()| graph.begin());
+        for (number, bytes) in numbers.iter().zip([40, 40, 40, 0, 90]) {
+            graph.finish(*number, answer(bytes));
+            assert!(graph.lock().bytes <= 100);
+            assert!(is_there(&graph, *number));
+        }
+        assert_eq!(
+            numbers.map(|number| is_there(&graph, number)),
+            [false, false, false, true, true]
         );
-        assert!(numbers.last().is_some_and(|last| matches!(graph.look(*last), Found::Outcome(_))));
+        // One that is longer than all may be has the room alone.
+        let [early, long] = [(); 2].map(|()| graph.begin());
+        graph.finish(long, answer(500));
+        assert!(is_there(&graph, long) && !is_there(&graph, numbers[3]));
+        // What ends late is newer, whenever it began.
+        graph.finish(early, answer(90));
+        assert!(is_there(&graph, early) && !is_there(&graph, long));
+        assert!(graph.gone("1").contains("answers_kept_bytes = 100"));
     }
 }

@@ -8,14 +8,13 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    path::PathBuf,
     sync::{
         Arc, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
-        mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel},
     },
     thread::JoinHandle,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -49,7 +48,7 @@ pub(crate) enum Command {
 pub(crate) struct Instance {
     pub(crate) replica: Replica,
     /// Where it is to be kept.
-    kept_in: Option<PathBuf>,
+    kept_in: Option<kept::Folder>,
     /// The state's files. Removed last.
     folder: TempDir,
     /// It makes progress by itself; the time that it waits between rounds besides.
@@ -57,6 +56,8 @@ pub(crate) struct Instance {
     makes_progress: Arc<AtomicBool>,
     /// What the last round left to do.
     last: Option<RoundResult>,
+    /// When it was executed.
+    last_at: Instant,
     failure: Arc<RwLock<Option<String>>>,
 }
 
@@ -73,12 +74,12 @@ pub(crate) struct Handle {
     pub(crate) endpoints: std::sync::OnceLock<GatewayHandle>,
     /// Memory of the instance at rest.
     _memory: budget::Reservation,
-    thread: std::sync::Mutex<Option<JoinHandle<()>>>,
+    thread: std::sync::Mutex<Option<JoinHandle<Result<()>>>>,
 }
 
 impl Instance {
     /// A state that was opened, in `folder`, to be kept in another folder.
-    pub(crate) fn new(replica: Replica, folder: TempDir, kept_in: Option<PathBuf>) -> Self {
+    pub(crate) fn new(replica: Replica, folder: TempDir, kept_in: Option<kept::Folder>) -> Self {
         Self {
             replica,
             kept_in,
@@ -86,6 +87,7 @@ impl Instance {
             progress: None,
             makes_progress: Arc::default(),
             last: None,
+            last_at: Instant::now(),
             failure: Arc::default(),
         }
     }
@@ -106,6 +108,7 @@ impl Instance {
             }
         }
         let round = self.replica.round();
+        self.last_at = Instant::now();
         if let Err(error) = &round {
             self.fail(format!("{error:#}"));
         }
@@ -131,52 +134,78 @@ impl Instance {
         failure.get_or_insert(reason);
     }
 
-    /// How long the thread waits for a command before it executes a round; none: for ever.
+    /// How long it is until a round comes by itself; none: for ever. It counts from the round
+    /// before, however often clients ask for something meanwhile.
     fn wait(&self) -> Option<Duration> {
         let delay = self.progress?;
+        let since = self.last_at.elapsed();
+        let delay = delay.saturating_sub(since);
         let Some(last) = &self.last else { return Some(delay) };
         let waits = last.more || !self.replica.shared().waiting.is_empty();
         if waits {
             return Some(delay);
         }
         let idle = if last.every_round { HEARTBEAT_ROUND } else { IDLE_ROUND };
+        let idle = idle.saturating_sub(since);
         let timer = last
             .next_timer
             .map_or(idle, |timer| Duration::from_nanos(timer.0.saturating_sub(machine_time().0)));
         Some(idle.min(timer).max(delay))
     }
 
-    fn run(mut self, commands: &Receiver<Command>) {
+    /// The next command; none when a round is to come first. Rounds and commands take turns where
+    /// both are due.
+    fn next(&mut self, commands: &Receiver<Command>) -> Option<Command> {
+        let is_whole = self.failure.read().unwrap_or_else(PoisonError::into_inner).is_none();
+        let next = match self.wait().filter(|_| is_whole) {
+            Some(Duration::ZERO) => {
+                self.step(|instance| drop(instance.round()));
+                match commands.try_recv() {
+                    Err(TryRecvError::Empty) => return None,
+                    received => received.map_err(|_| RecvTimeoutError::Disconnected),
+                }
+            }
+            Some(wait) => commands.recv_timeout(wait),
+            None => commands.recv().map_err(RecvTimeoutError::from),
+        };
+        match next {
+            Ok(command) => Some(command),
+            Err(RecvTimeoutError::Timeout) => None,
+            // Nobody has the instance any more.
+            Err(RecvTimeoutError::Disconnected) => Some(Command::Close),
+        }
+    }
+
+    /// Does something that may meet a defect.
+    fn step(&mut self, step: impl FnOnce(&mut Self)) {
+        if catch_unwind(AssertUnwindSafe(|| step(&mut *self))).is_err() {
+            self.fail("an operation met a defect of the server, which its log tells".into());
+        }
+    }
+
+    fn run(mut self, commands: &Receiver<Command>) -> Result<()> {
         loop {
-            let is_whole = self.failure.read().unwrap_or_else(PoisonError::into_inner).is_none();
-            let next = match self.wait().filter(|_| is_whole) {
-                Some(wait) => commands.recv_timeout(wait),
-                None => commands.recv().map_err(RecvTimeoutError::from),
-            };
-            let step = catch_unwind(AssertUnwindSafe(|| match next {
-                Ok(Command::Do(operation)) => operation(&mut self),
-                Ok(Command::Wake) => {}
-                // What it failed of was noted.
-                Err(RecvTimeoutError::Timeout) => drop(self.round()),
-                Ok(Command::Close) | Err(RecvTimeoutError::Disconnected) => {}
-            }));
-            if step.is_err() {
-                self.fail("an operation met a defect of the server, which its log tells".into());
+            match self.next(commands) {
+                Some(Command::Do(operation)) => self.step(operation),
+                Some(Command::Close) => break,
+                Some(Command::Wake) | None => {}
             }
             if self.replica.shared().closing.load(Ordering::Acquire) {
                 break;
             }
         }
-        if let Err(error) = self.keep() {
+        let kept = self.keep();
+        if let Err(error) = &kept {
             tracing::error!("{error:#}");
         }
+        kept
     }
 
     /// Keeps the state, if it is to be kept.
     fn keep(&mut self) -> Result<()> {
-        let Some(folder) = self.kept_in.clone() else { return Ok(()) };
+        let Some(folder) = &self.kept_in else { return Ok(()) };
         if let Some(reason) = &*self.failure.read().unwrap_or_else(PoisonError::into_inner) {
-            anyhow::bail!("{} is left as it was: {reason}", folder.display());
+            anyhow::bail!("{} is left as it was: {reason}", folder.path().display());
         }
         self.replica.checkpoint()?;
         let description = Description {
@@ -184,7 +213,7 @@ impl Instance {
             subnets: self.replica.shared().subnets.plans(),
             time: self.replica.shared().now().0,
         };
-        kept::pack(self.folder.path(), &folder, &description)
+        folder.pack(self.folder.path(), &description)
     }
 
     /// Starts the thread.
@@ -214,17 +243,31 @@ impl Instance {
 }
 
 impl Handle {
-    /// Ends the thread, when it has done what it does, and keeps the state if it is to be kept.
-    /// Blocks as long as that takes.
-    pub(crate) fn close(&self) {
+    fn tell_to_end(&self) {
         self.shared.closing.store(true, Ordering::Release);
         // Where commands wait, the next one makes it look.
         let _ = self.commands.try_send(Command::Close);
+    }
+
+    /// Ends the thread, when it has done what it does, and keeps the state if it is to be kept.
+    /// Blocks as long as that takes.
+    ///
+    /// # Errors
+    /// When it was to be kept and is not.
+    pub(crate) fn close(&self) -> Result<()> {
+        self.tell_to_end();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread {
-            // A panic was noted where it came.
-            let _ = thread.join();
+        match thread.map(JoinHandle::join) {
+            None => Ok(()),
+            Some(Ok(kept)) => kept,
+            Some(Err(_)) => anyhow::bail!("the instance's thread met a defect of the server"),
         }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.tell_to_end();
     }
 }
 

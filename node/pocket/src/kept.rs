@@ -20,24 +20,27 @@
 use std::{
     fs::{self, File},
     io::{self, BufReader, BufWriter, Read, Write},
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, PermissionsExt},
     path::{Component, Path, PathBuf},
 };
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::{
-    fs::{SeekFrom, seek},
+    fs::{FlockOperation, SeekFrom, flock, seek},
     io::Errno,
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use tempfile::NamedTempFile;
 
 use crate::subnets::Plan;
 
 const MAGIC: &[u8; 16] = b"thimble-pocket\0\0";
 const VERSION: u64 = 1;
 /// Name of the file in the folder that a client names.
-pub(crate) const FILE: &str = "thimble-pocket.state";
+const FILE: &str = "thimble-pocket.state";
+/// How names of files begin that are written beside it.
+const ASIDE: &str = "thimble-pocket.state.";
 /// What the reference's server leaves in such a folder.
 const OTHER: &str = "topology.json";
 
@@ -114,43 +117,108 @@ impl<R: Read> Hashed<R> {
     }
 }
 
-/// Whether an instance is kept in the folder.
-///
-/// # Errors
-/// When something else is.
-pub(crate) fn is_kept(folder: &Path) -> Result<bool> {
-    if folder.join(FILE).try_exists().with_context(|| folder.display().to_string())? {
-        return Ok(true);
+/// The folder that a client named, which no other instance has as long as this is there, of this
+/// server or another one.
+pub(crate) struct Folder {
+    path: PathBuf,
+    /// Open, and locked: a lock of the kernel's ends with its process.
+    lock: File,
+}
+
+impl Folder {
+    /// Takes the folder, which is made if it is missing, and tries whether it can be written into:
+    /// who will keep an instance there is to know before it has one. A relative path is one of the
+    /// server's working directory.
+    ///
+    /// # Errors
+    /// When it is in use, something else is kept there, or the disk fails.
+    pub(crate) fn take(path: &Path) -> Result<Self> {
+        Self::take_named(path).with_context(|| format!("state_dir {}", path.display()))
     }
-    if folder.join(OTHER).try_exists().unwrap_or(false) {
-        bail!(
-            "{} holds the state of another PocketIC server ({OTHER}), which this one cannot read",
-            folder.display()
+
+    fn take_named(path: &Path) -> Result<Self> {
+        fs::create_dir_all(path)?;
+        let path = path.canonicalize()?;
+        let lock = File::open(&path)?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                bail!("another instance uses it, which is to be deleted first")
+            }
+            Err(error) => return Err(io::Error::from(error)).context("locking it"),
+        }
+        let folder = Self { path, lock };
+        folder.clear()?;
+        folder.aside()?;
+        ensure!(
+            folder.is_kept()? || !folder.path.join(OTHER).try_exists()?,
+            "it holds the state of another PocketIC server ({OTHER}), which this one cannot read"
         );
+        Ok(folder)
     }
-    Ok(false)
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether an instance is kept there.
+    pub(crate) fn is_kept(&self) -> Result<bool> {
+        Ok(self.path.join(FILE).try_exists()?)
+    }
+
+    /// Removes what a server left that was killed while it packed.
+    fn clear(&self) -> Result<()> {
+        for entry in fs::read_dir(&self.path)? {
+            let entry = entry?;
+            if entry.file_name().to_str().is_some_and(|name| name.starts_with(ASIDE)) {
+                fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A file that is written aside. Removed unless it becomes what is kept.
+    fn aside(&self) -> Result<NamedTempFile> {
+        // As any other file of the user's; the mask takes away what it is to.
+        let permissions = fs::Permissions::from_mode(0o666);
+        let mut builder = tempfile::Builder::new();
+        Ok(builder.prefix(ASIDE).permissions(permissions).tempfile_in(&self.path)?)
+    }
+
+    /// Packs the files in `state` into the folder.
+    ///
+    /// # Errors
+    /// When the disk fails; what was kept before is as it was.
+    pub(crate) fn pack(&self, state: &Path, description: &Description) -> Result<()> {
+        let packed = || -> Result<()> {
+            let aside = self.aside()?;
+            pack_into(state, aside.as_file(), description)?;
+            aside.persist(self.path.join(FILE))?;
+            Ok(self.lock.sync_all()?)
+        };
+        packed().with_context(|| format!("keeping the instance in {}", self.path.display()))
+    }
+
+    /// Unpacks what is kept there into `state`, an empty folder.
+    ///
+    /// # Errors
+    /// When it is damaged, was written by another version, or the disk fails.
+    pub(crate) fn unpack(&self, state: &Path) -> Result<Description> {
+        let path = self.path.join(FILE);
+        unpack_from(&path, state).with_context(|| format!("reading {}", path.display()))
+    }
 }
 
-/// Packs the files in `state` into the folder that a client named.
-///
-/// # Errors
-/// When the disk fails; what was kept before is as it was.
-pub(crate) fn pack(state: &Path, folder: &Path, description: &Description) -> Result<()> {
-    fs::create_dir_all(folder)?;
-    let aside = folder.join(format!("{FILE}.{}", std::process::id()));
-    let packed = pack_into(state, &aside, description).and_then(|()| {
-        fs::rename(&aside, folder.join(FILE))?;
-        Ok(File::open(folder)?.sync_all()?)
-    });
-    if packed.is_err() {
-        // The error that matters is the first one.
-        let _ = fs::remove_file(&aside);
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // A process that is being started may have the open file for a moment, and the lock with
+        // it. If this fails, that is all that happens.
+        let _ = flock(&self.lock, FlockOperation::Unlock);
     }
-    packed.with_context(|| format!("keeping the instance in {}", folder.display()))
 }
 
-fn pack_into(state: &Path, file: &Path, description: &Description) -> Result<()> {
-    let mut out = Hashed::new(BufWriter::with_capacity(BUFFER_BYTES, File::create(file)?));
+fn pack_into(state: &Path, file: &File, description: &Description) -> Result<()> {
+    let mut out = Hashed::new(BufWriter::with_capacity(BUFFER_BYTES, file));
     out.write_all(MAGIC)?;
     out.number(VERSION)?;
     let text = serde_json::to_vec(description)?;
@@ -226,15 +294,6 @@ fn data(file: &File, at: u64, end: u64) -> Result<Option<(u64, u64)>> {
     };
     let hole = seek(file, SeekFrom::Hole(start)).map_err(io::Error::from)?;
     Ok((start < end).then_some((start, hole.min(end))))
-}
-
-/// Unpacks what is kept in `folder` into `state`, an empty folder.
-///
-/// # Errors
-/// When it is damaged, was written by another version, or the disk fails.
-pub(crate) fn unpack(folder: &Path, state: &Path) -> Result<Description> {
-    let path = folder.join(FILE);
-    unpack_from(&path, state).with_context(|| format!("reading {}", path.display()))
 }
 
 fn unpack_from(path: &Path, state: &Path) -> Result<Description> {
@@ -314,11 +373,12 @@ mod tests {
         sparse.set_len(1 << 40).unwrap();
         sparse.write_all_at(b"far", (1 << 39) + 5).unwrap();
         fs::write(state.path().join("records"), vec![9; 300_000]).unwrap();
-        assert!(!is_kept(kept.path()).unwrap());
-        pack(state.path(), kept.path(), &description()).unwrap();
-        assert!(is_kept(kept.path()).unwrap());
-        assert!(fs::metadata(kept.path().join(FILE)).unwrap().len() < 400_000);
-        assert_eq!(unpack(kept.path(), again.path()).unwrap(), description());
+        let folder = Folder::take(&kept.path().join("made/if/missing")).unwrap();
+        assert!(!folder.is_kept().unwrap());
+        folder.pack(state.path(), &description()).unwrap();
+        assert!(folder.is_kept().unwrap());
+        assert!(fs::metadata(folder.path().join(FILE)).unwrap().len() < 400_000);
+        assert_eq!(folder.unpack(again.path()).unwrap(), description());
         assert_eq!(fs::read(again.path().join("records")).unwrap(), vec![9; 300_000]);
         let sparse = File::open(again.path().join("pages/1.base")).unwrap();
         let metadata = sparse.metadata().unwrap();
@@ -333,16 +393,17 @@ mod tests {
     fn damage_is_refused() {
         let [state, kept] = [(); 2].map(|()| tempfile::tempdir().unwrap());
         fs::write(state.path().join("records"), b"content").unwrap();
-        pack(state.path(), kept.path(), &description()).unwrap();
+        let folder = Folder::take(kept.path()).unwrap();
+        folder.pack(state.path(), &description()).unwrap();
         let path = kept.path().join(FILE);
         let whole = fs::read(&path).unwrap();
         for place in 0..whole.len() {
             let mut bytes = whole.clone();
             bytes[place] ^= 1;
             fs::write(&path, &bytes).unwrap();
-            assert!(unpack(kept.path(), tempfile::tempdir().unwrap().path()).is_err(), "{place}");
+            assert!(folder.unpack(tempfile::tempdir().unwrap().path()).is_err(), "{place}");
             fs::write(&path, &whole[..place]).unwrap();
-            assert!(unpack(kept.path(), tempfile::tempdir().unwrap().path()).is_err(), "{place}");
+            assert!(folder.unpack(tempfile::tempdir().unwrap().path()).is_err(), "{place}");
         }
     }
 
@@ -350,12 +411,14 @@ mod tests {
     fn the_state_of_another_server_is_told_apart() {
         let kept = tempfile::tempdir().unwrap();
         fs::write(kept.path().join(OTHER), b"{}").unwrap();
-        assert!(is_kept(kept.path()).unwrap_err().to_string().contains("another PocketIC server"));
+        let error = format!("{:#}", Folder::take(kept.path()).err().unwrap());
+        assert!(error.contains("another PocketIC server"), "{error}");
     }
 
     #[test]
     fn no_file_comes_to_lie_outside() {
         let [kept, state] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let folder = Folder::take(kept.path()).unwrap();
         for name in ["../x", "/x", "a/../../x", ""] {
             let mut out = Hashed::new(Vec::new());
             out.write_all(MAGIC).unwrap();
@@ -367,8 +430,35 @@ mod tests {
             out.number(name.len() as u64).unwrap();
             out.write_all(name.as_bytes()).unwrap();
             fs::write(kept.path().join(FILE), &out.inner).unwrap();
-            let error = format!("{:#}", unpack(kept.path(), state.path()).unwrap_err());
+            let error = format!("{:#}", folder.unpack(state.path()).unwrap_err());
             assert!(error.contains("is no name of a file"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_folder_is_one_instances_and_left_as_it_was() {
+        let kept = tempfile::tempdir().unwrap();
+        let names = || fs::read_dir(kept.path()).unwrap().count();
+        fs::write(kept.path().join(format!("{ASIDE}abc")), b"of a server that was killed").unwrap();
+        let folder = Folder::take(kept.path()).unwrap();
+        assert_eq!(names(), 0);
+        // By whichever path.
+        let other = tempfile::tempdir().unwrap();
+        let link = other.path().join("link");
+        std::os::unix::fs::symlink(kept.path(), &link).unwrap();
+        for path in [kept.path(), &link] {
+            let error = format!("{:#}", Folder::take(path).err().unwrap());
+            assert!(error.contains("another instance uses it"), "{error}");
+        }
+        // What fails leaves what was kept, and nothing beside it.
+        let state = tempfile::tempdir().unwrap();
+        folder.pack(state.path(), &description()).unwrap();
+        let missing = state.path().join("missing");
+        assert!(folder.pack(&missing, &description()).is_err());
+        assert!(folder.is_kept().unwrap() && names() == 1);
+        drop(folder);
+        Folder::take(&link).unwrap();
+        // A file is no folder.
+        assert!(Folder::take(&kept.path().join(FILE)).is_err());
     }
 }

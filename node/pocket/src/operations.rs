@@ -2,6 +2,8 @@
 
 use std::io::Read;
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use bytes::Bytes;
 use envelope::{MethodCall, effective, hash};
 use execution::Placement as _;
 use hyper::StatusCode;
@@ -10,15 +12,14 @@ use serde::Serialize;
 use state::{Ingress, RequestId, SenderInfo, Status, Time};
 
 use crate::{
-    bounds::STABLE_ANSWER_BYTES,
+    bounds::{Bounds, STABLE_ANSWER_TIMES},
     instance::Instance,
     keys::seed,
     reject::RejectResponse,
     rest::{
         Base64, CanisterIdRange, EffectivePrincipal, RawCanisterCall, RawCanisterId, RawCycles,
         RawIngressStatusArgs, RawMessageId, RawNodeId, RawPrincipalId, RawResult,
-        RawSetStableMemory, RawStableMemory, RawSubnetId, RawTickConfigs, RawTime, SubnetTopology,
-        Topology,
+        RawSetStableMemory, RawSubnetId, RawTickConfigs, RawTime, SubnetTopology, Topology,
     },
     subnets::Subnet,
 };
@@ -29,7 +30,7 @@ const IDLE_ROUNDS_MAX: u64 = 100;
 const ROUNDS_MAX: u64 = 5_000;
 
 /// The JSON of an answer, or why there is none.
-pub(crate) type Outcome = Result<Vec<u8>, Failure>;
+pub(crate) type Outcome = Result<Bytes, Failure>;
 
 /// An operation that failed.
 #[derive(Clone, Debug)]
@@ -64,7 +65,20 @@ impl From<execution::FatalError> for Failure {
 
 /// An answer as JSON.
 pub(crate) fn json<T: Serialize + ?Sized>(answer: &T) -> Outcome {
-    serde_json::to_vec(answer).map_err(|error| Failure::bad(error.to_string()))
+    let bytes = serde_json::to_vec(answer).map_err(|error| Failure::bad(error.to_string()))?;
+    Ok(bytes.into())
+}
+
+/// An answer that has its room in a pool until it was sent.
+struct Roomy {
+    bytes: Vec<u8>,
+    _room: budget::Reservation,
+}
+
+impl AsRef<[u8]> for Roomy {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
 }
 
 fn principal(bytes: &Base64, what: &str) -> Result<Principal, Failure> {
@@ -115,14 +129,10 @@ impl Instance {
     }
 
     pub(crate) fn set_time(&mut self, time: RawTime, certified: bool) -> Outcome {
-        let time = Time(time.nanos_since_epoch);
-        // The round that certifies it comes a nanosecond later.
-        let before = if certified { Time(time.0.saturating_sub(1)) } else { time };
-        if certified && self.replica.shared().now() == time {
-            return json(&());
-        }
-        self.replica.set_time(before)?;
-        if certified {
+        let time = time.time().map_err(Failure::bad)?;
+        self.replica.set_time(time)?;
+        if certified && self.replica.executor().time() != time {
+            self.replica.before(time);
             self.round()?;
         }
         json(&())
@@ -203,18 +213,39 @@ impl Instance {
         json(&controllers)
     }
 
-    pub(crate) fn get_stable_memory(&mut self, canister: &RawCanisterId) -> Outcome {
+    pub(crate) fn get_stable_memory(
+        &mut self,
+        canister: &RawCanisterId,
+        bounds: &Bounds,
+    ) -> Outcome {
         let id = self.existing(&canister.canister_id)?;
         let executor = self.replica.executor();
         let bytes = executor.stable_bytes(&id).unwrap_or(0);
-        if bytes > STABLE_ANSWER_BYTES {
+        let most = bounds.stable_answer_bytes();
+        if bytes > most {
             return Err(Failure::bad(format!(
                 "the stable memory of {id} has {bytes} bytes, the most that is sent at once is \
-                 stable_answer_bytes = {STABLE_ANSWER_BYTES}"
+                 stable_answer_bytes = {most}: raise THIMBLE_POCKET_MEMORY"
             )));
         }
+        let room = bounds.stable_answers.try_reserve(bytes * STABLE_ANSWER_TIMES);
+        let mut room = room.map_err(|_| {
+            Failure::bad(format!(
+                "the stable memory of {id} finds no room beside others that are being sent: the \
+                 pool stable_answers has {} bytes; ask for fewer at once",
+                bounds.stable_answers.cap_bytes()
+            ))
+        })?;
         let blob = executor.stable_memory(&id)?.unwrap_or_default();
-        json(&RawStableMemory { blob: Base64(blob) })
+        let (before, after) = ("{\"blob\":\"", "\"}");
+        let mut text =
+            String::with_capacity(blob.len().div_ceil(3) * 4 + before.len() + after.len());
+        text.push_str(before);
+        BASE64_STANDARD.encode_string(&blob, &mut text);
+        text.push_str(after);
+        drop(blob);
+        room.shrink((bytes * STABLE_ANSWER_TIMES).saturating_sub(text.len() as u64));
+        Ok(Bytes::from_owner(Roomy { bytes: text.into_bytes(), _room: room }))
     }
 
     /// `content` are the bytes of the blob that `args` names; none if there is none.

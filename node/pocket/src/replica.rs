@@ -281,6 +281,12 @@ impl Replica {
         Ok(())
     }
 
+    /// Has the next round come at this time, which was set. Time goes on by a nanosecond with a
+    /// round, so what is set is the one before; no round was as late.
+    pub(crate) fn before(&self, time: Time) {
+        self.shared.time.store(time.0.saturating_sub(1), Ordering::Release);
+    }
+
     /// Executes one round, a nanosecond after the instance's time, and shows the state after it.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use ic_principal::Principal;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use state::Time;
 
 use crate::{reject::RejectResponse, subnets::Kind};
 
@@ -42,6 +43,23 @@ impl Base64 {
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(crate) struct RawTime {
     pub(crate) nanos_since_epoch: u64,
+}
+
+/// Latest time, in nanoseconds since 1970: what canisters and certificates are told has a sign
+/// somewhere on its way to their users.
+const TIME_MAX: u64 = i64::MAX as u64;
+
+impl RawTime {
+    /// As the replica has it.
+    pub(crate) fn time(self) -> Result<Time, String> {
+        if self.nanos_since_epoch > TIME_MAX {
+            return Err(format!(
+                "the time {} lies after the latest, {TIME_MAX} nanoseconds since 1970",
+                self.nanos_since_epoch
+            ));
+        }
+        Ok(Time(self.nanos_since_epoch))
+    }
 }
 
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -141,11 +159,6 @@ pub(crate) struct RawCycles {
 pub(crate) struct RawSetStableMemory {
     pub(crate) canister_id: Base64,
     pub(crate) blob_id: Base64,
-}
-
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct RawStableMemory {
-    pub(crate) blob: Base64,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

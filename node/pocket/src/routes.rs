@@ -30,7 +30,8 @@ use crate::{
     outcalls::RawMock,
     rest::{
         ApiError, AutoProgressConfig, Creation, HttpGatewayBackend, HttpGatewayConfig,
-        InstanceConfig, RawAddCycles, RawSetStableMemory, RawVerifyCanisterSig, Started,
+        InstanceConfig, RawAddCycles, RawCanisterId, RawSetStableMemory, RawVerifyCanisterSig,
+        Started,
     },
     server::{Server, mount},
 };
@@ -49,7 +50,7 @@ const DISCARDED_BODIES: u64 = 4;
 
 /// What became of a request that was not answered by an operation.
 enum Answer {
-    Json(StatusCode, Vec<u8>),
+    Json(StatusCode, Bytes),
     Text(StatusCode, String),
     Bytes(Vec<u8>, bool),
 }
@@ -58,10 +59,12 @@ impl Answer {
     fn into_response(self) -> Response<Outgoing> {
         let (status, kind, body, is_gzip) = match self {
             Self::Json(status, body) => (status, "application/json", body, false),
-            Self::Text(status, text) => (status, "text/plain", text.into_bytes(), false),
-            Self::Bytes(body, gzip) => (StatusCode::OK, "application/octet-stream", body, gzip),
+            Self::Text(status, text) => (status, "text/plain", text.into(), false),
+            Self::Bytes(body, gzip) => {
+                (StatusCode::OK, "application/octet-stream", body.into(), gzip)
+            }
         };
-        let mut response = Response::new(Outgoing::Whole(Full::new(Bytes::from(body))));
+        let mut response = Response::new(Outgoing::Whole(Full::new(body)));
         *response.status_mut() = status;
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
@@ -180,10 +183,9 @@ impl Server {
             ("GET", ["instances"]) => Ok(json(&self.list()).into()),
             ("POST", ["instances"]) => self.create_instance(request).await,
             ("DELETE", ["instances", number]) => {
-                if self.delete(numbered(number)?).await {
-                    return Ok(json(&()).into());
-                }
-                Err(no_instance(number))
+                let deleted = self.delete(numbered(number)?).await;
+                deleted.ok_or_else(|| no_instance(number))??;
+                Ok(json(&()).into())
             }
             (_, ["instances", number, rest @ ..]) => {
                 let handle = self.handle(number)?;
@@ -286,7 +288,11 @@ impl Server {
             "get_cycles" => self.with(target, request, |at, id| at.get_cycles(&id)).await,
             "get_controllers" => self.with(target, request, |at, id| at.get_controllers(&id)).await,
             "get_stable_memory" => {
-                self.with(target, request, |at, id| at.get_stable_memory(&id)).await
+                let server = self.clone();
+                let get = move |at: &mut Instance, id: RawCanisterId| {
+                    at.get_stable_memory(&id, &server.bounds)
+                };
+                self.with(target, request, get).await
             }
             "get_subnet" => self.with(target, request, |at, id| at.get_subnet(&id)).await,
             "pub_key" => self.with(target, request, |at, id| at.pub_key(&id)).await,
@@ -410,12 +416,12 @@ impl Server {
     }
 
     fn look(&self, number: &str) -> Served {
-        let unknown = || not_found(format!("no operation {number} is known"));
-        let found = number.parse().map(|number| self.graph.look(number));
-        match found.map_err(|_| unknown())? {
+        let found = number.parse().map_or(Found::Gone, |number| self.graph.look(number));
+        match found {
             Found::Outcome(outcome) => Ok(outcome.into()),
+            // Clients ask again as long as they are answered 404.
             Found::Pending => Err(not_found("the operation goes on; ask again")),
-            Found::Unknown => Err(unknown()),
+            Found::Gone => Err(Failure::bad(self.graph.gone(number))),
         }
     }
 
@@ -423,13 +429,7 @@ impl Server {
         let made: anyhow::Result<_> = async {
             let config: InstanceConfig =
                 self.body(request).await.map_err(|failure| anyhow::anyhow!(failure.message))?;
-            let server = self.clone();
-            let (config, made) = tokio::task::spawn_blocking(move || {
-                let made = server.create(&config);
-                (config, made)
-            })
-            .await?;
-            self.created(&config, made?).await
+            self.make(config).await
         }
         .await;
         creation(made)
@@ -465,7 +465,10 @@ impl Server {
             let begun = self.blobs.begin(is_compressed);
             let mut blob = begun.map_err(|error| error.to_string())?;
             let (mut refusal, mut discarded) = (None, 0);
-            while let Some(frame) = body.frame().await {
+            let late = |_| format!("no part of the blob came within {READ_TIMEOUT:?}");
+            while let Some(frame) =
+                tokio::time::timeout(READ_TIMEOUT, body.frame()).await.map_err(late)?
+            {
                 let frame = frame.map_err(|error| error.to_string())?;
                 let Some(bytes) = frame.data_ref() else { continue };
                 match &refusal {

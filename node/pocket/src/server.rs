@@ -19,7 +19,10 @@ use limits::pool;
 use prometheus_client::registry::Registry;
 use state::Time;
 use tempfile::TempDir;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::{oneshot, watch},
+};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
@@ -47,6 +50,8 @@ const GENESIS: Time = Time(1_620_328_630_000_000_000);
 const IDLE_LOOK: Duration = Duration::from_millis(250);
 /// Time for requests in flight when the server ends.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
+/// Why no instance is made.
+const ABOUT_TO_END: &str = "the server is about to end";
 
 /// When the server was last of use.
 pub(crate) struct Activity {
@@ -92,19 +97,32 @@ impl Drop for Busy {
 /// See the module.
 pub(crate) struct Server {
     pub(crate) bounds: Bounds,
-    pub(crate) graph: Graph,
+    pub(crate) graph: Arc<Graph>,
     pub(crate) gateways: Gateways,
     pub(crate) blobs: Blobs,
     pub(crate) activity: Arc<Activity>,
     sandboxes: Sandboxes,
     instances: Mutex<Instances>,
+    /// Instances that are being made or deleted.
+    under_way: watch::Sender<usize>,
     folder: TempDir,
+}
+
+/// An instance is being made or deleted.
+struct UnderWay(Arc<Server>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.under_way.send_modify(|count| *count -= 1);
+    }
 }
 
 #[derive(Default)]
 struct Instances {
     next: u64,
     all: BTreeMap<u64, Arc<Handle>>,
+    /// The server is about to end.
+    is_stopping: bool,
 }
 
 impl Server {
@@ -128,11 +146,12 @@ impl Server {
         let sandboxes = Sandboxes::open(&folder.path().join("artifacts"), &bounds)?;
         Ok(Self {
             sandboxes,
-            graph: Graph::default(),
+            graph: Arc::new(Graph::new(bounds.answers_kept_bytes)),
             gateways: Gateways::default(),
             blobs: Blobs::in_folder(folder.path().join("blobs"))?,
             activity: Arc::new(Activity::new()),
             instances: Mutex::default(),
+            under_way: watch::channel(0).0,
             bounds,
             folder,
         })
@@ -155,12 +174,18 @@ impl Server {
             .collect()
     }
 
+    fn under_way(self: &Arc<Self>) -> UnderWay {
+        self.under_way.send_modify(|count| *count += 1);
+        UnderWay(self.clone())
+    }
+
     /// Makes an instance. Blocks as long as that takes.
     ///
     /// # Errors
     /// When it cannot be made, or something is asked for that is not offered.
-    pub(crate) fn create(&self, config: &InstanceConfig) -> Result<(u64, Arc<Handle>)> {
+    fn create(&self, config: &InstanceConfig) -> Result<Handle> {
         let kinds = kinds(config)?;
+        self.is_going_on()?;
         let memory = self.bounds.instances.try_reserve(INSTANCE_BYTES).map_err(|_| {
             anyhow!(
                 "there are as many instances as the memory budget has room for, the limit \
@@ -170,12 +195,10 @@ impl Server {
             )
         })?;
         let folder = tempfile::tempdir_in(self.folder.path())?;
-        let kept = match &config.state_dir {
-            Some(kept_in) => {
-                ensure!(kept_in.is_absolute(), "state_dir {} is not absolute", kept_in.display());
-                kept::is_kept(kept_in)?.then(|| kept::unpack(kept_in, folder.path())).transpose()?
-            }
-            None => None,
+        let kept_in = config.state_dir.as_deref().map(kept::Folder::take).transpose()?;
+        let kept = match &kept_in {
+            Some(kept_in) if kept_in.is_kept()? => Some(kept_in.unpack(folder.path())?),
+            _ => None,
         };
         let is_new = kept.is_none();
         let (plans, root, time) = match kept {
@@ -191,13 +214,9 @@ impl Server {
         let mut progress = None;
         match &config.initial_time {
             Some(InitialTime::Timestamp(at)) => {
-                ensure!(
-                    at.nanos_since_epoch >= time.0,
-                    "the initial time {} lies before {}",
-                    at.nanos_since_epoch,
-                    time.0
-                );
-                time = Time(at.nanos_since_epoch);
+                let at = at.time().map_err(anyhow::Error::msg)?;
+                ensure!(at >= time, "the initial time {} lies before {}", at.0, time.0);
+                time = at;
             }
             Some(InitialTime::AutoProgress(with)) => {
                 progress = Some(Duration::from_millis(with.artificial_delay_ms.unwrap_or(0)));
@@ -212,7 +231,7 @@ impl Server {
             closing: Arc::default(),
         };
         let replica = Replica::open(folder.path(), root, shared, &self.sandboxes, &self.bounds)?;
-        let mut instance = Instance::new(replica, folder, config.state_dir.clone());
+        let mut instance = Instance::new(replica, folder, kept_in);
         if progress.is_some() {
             instance.set_progress(progress)?;
         } else {
@@ -220,25 +239,58 @@ impl Server {
             instance.round()?;
         }
         tracing::info!(?kinds, is_new, "an instance was made");
-        let handle = Arc::new(instance.start(root, memory)?);
-        let mut instances = self.instances();
-        let number = instances.next;
-        instances.next += 1;
-        instances.all.insert(number, handle.clone());
-        Ok((number, handle))
+        instance.start(root, memory)
     }
 
-    /// What a client is told of an instance that was made for it.
-    pub(crate) async fn created(
+    fn is_going_on(&self) -> Result<()> {
+        ensure!(!self.instances().is_stopping, ABOUT_TO_END);
+        Ok(())
+    }
+
+    /// Makes an instance, with a gateway if one is asked for, as long as there is somebody who will
+    /// be told of it.
+    ///
+    /// # Errors
+    /// When it cannot be made, or something is asked for that is not offered.
+    pub(crate) async fn make(self: &Arc<Self>, config: InstanceConfig) -> Result<CreatedInstance> {
+        let (told, made) = oneshot::channel();
+        let (server, under_way) = (self.clone(), self.under_way());
+        // It goes on when the client leaves; what was made for nobody is closed then.
+        tokio::spawn(async move {
+            let made = server.make_for(config, &told).await;
+            if let Err(Ok(unwanted)) = told.send(made) {
+                server.delete_now(unwanted.instance_id).await;
+            }
+            drop(under_way);
+        });
+        made.await.context("an instance was being made")?
+    }
+
+    async fn make_for<T>(
         self: &Arc<Self>,
-        config: &InstanceConfig,
-        (number, handle): (u64, Arc<Handle>),
+        config: InstanceConfig,
+        client: &oneshot::Sender<T>,
     ) -> Result<CreatedInstance> {
+        let server = self.clone();
+        let (config, made) = tokio::task::spawn_blocking(move || {
+            let made = server.create(&config);
+            (config, made)
+        })
+        .await?;
+        let handle = Arc::new(made?);
+        let number = self.register(&handle, client.is_closed());
+        let number = match number {
+            Ok(number) => number,
+            Err(error) => {
+                tokio::task::spawn_blocking(move || handle.close()).await??;
+                return Err(error);
+            }
+        };
         let http_gateway_info = match &config.http_gateway_config {
             Some(gateway) => {
                 let opened = self.gateways.open(gateway, (number, &handle), self).await;
                 if opened.is_err() {
-                    self.delete(number).await;
+                    self.delete_now(number).await;
                 }
                 Some(opened?)
             }
@@ -248,21 +300,53 @@ impl Server {
         Ok(CreatedInstance { instance_id: number, topology, http_gateway_info })
     }
 
-    /// Deletes an instance, when it has done what it does. Whether there was one.
-    pub(crate) async fn delete(self: &Arc<Self>, number: u64) -> bool {
-        let removed = self.instances().all.remove(&number);
-        let Some(handle) = removed else { return false };
-        self.gateways.close_of(number).await;
-        // Its own thread ended, or the runtime is gone: nothing is left to wait for.
-        let _ = tokio::task::spawn_blocking(move || handle.close()).await;
-        true
+    /// Gives an instance its number.
+    fn register(&self, handle: &Arc<Handle>, is_abandoned: bool) -> Result<u64> {
+        ensure!(!is_abandoned, "the client is gone");
+        let mut instances = self.instances();
+        ensure!(!instances.is_stopping, ABOUT_TO_END);
+        let number = instances.next;
+        instances.next += 1;
+        instances.all.insert(number, handle.clone());
+        Ok(number)
     }
 
+    /// Deletes an instance, when it has done what it does, also if who asked for it leaves. None if
+    /// there is no such instance.
+    ///
+    /// # Errors
+    /// When it was to be kept and is not.
+    pub(crate) async fn delete(self: &Arc<Self>, number: u64) -> Option<Result<()>> {
+        let (server, under_way) = (self.clone(), self.under_way());
+        let deleting = tokio::spawn(async move {
+            let deleted = server.delete_now(number).await;
+            drop(under_way);
+            deleted
+        });
+        deleting.await.unwrap_or_else(|error| Some(Err(error.into())))
+    }
+
+    async fn delete_now(&self, number: u64) -> Option<Result<()>> {
+        let handle = self.instances().all.remove(&number)?;
+        self.gateways.close_of(number).await;
+        let closed = tokio::task::spawn_blocking(move || handle.close()).await;
+        Some(closed.unwrap_or_else(|error| Err(error.into())))
+    }
+
+    /// Makes no instances any more.
+    fn stop_making(&self) {
+        self.instances().is_stopping = true;
+    }
+
+    /// Deletes all instances and waits for those that are being made or deleted.
     async fn delete_all(self: &Arc<Self>) {
         let numbers: Vec<_> = self.instances().all.keys().copied().collect();
         for number in numbers {
-            self.delete(number).await;
+            // What it failed of is in the log.
+            let _ = self.delete(number).await;
         }
+        // The sender is here, so the wait ends with none under way.
+        let _ = self.under_way.subscribe().wait_for(|count| *count == 0).await;
     }
 }
 
@@ -419,6 +503,7 @@ async fn serve(cli: &Cli, server: &Arc<Server>, port_file: Option<PortFile>) -> 
     tracing::info!(why, "stopping");
     // Clients that come from here on start a server of their own.
     drop(port_file);
+    server.stop_making();
     listener.shutdown(SHUTDOWN_GRACE).await;
     server.delete_all().await;
     Ok(())

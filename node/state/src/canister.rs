@@ -713,6 +713,7 @@ mod tests {
             }),
             until: Time(16),
             node: Some(Principal::from_slice(&[17])),
+            height: crate::Height(18),
         });
         let subnet = crate::SubnetState {
             height: crate::Height(1),

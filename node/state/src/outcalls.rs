@@ -20,9 +20,14 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    CanisterId, Cycles, ErrorCode, IngressId, MESSAGE_OVERHEAD_BYTES, Origin, Payload, Reject,
-    RejectCode, Shared, SignedIngress, Time, Validity, heap,
+    CanisterId, Cycles, ErrorCode, Height, IngressId, MESSAGE_OVERHEAD_BYTES, Origin, Payload,
+    Reject, RejectCode, Shared, SignedIngress, Time, Validity, heap,
 };
+
+/// What a response that no transform was made of has beside its headers and body: types, lengths.
+const ENCODING_BYTES_MAX: u64 = 1 << 10;
+/// Most bytes of the message of a reject that answers a request.
+pub const OUTCALL_REJECT_BYTES_MAX: usize = 8 << 10;
 
 /// Number of an outcall; never used twice by one subnet.
 #[derive(
@@ -100,6 +105,8 @@ pub struct Outcall {
     pub until: Time,
     /// The one member that asks; none if all do.
     pub node: Option<Principal>,
+    /// At which it was made: no older state knows what the canister was then.
+    pub height: Height,
 }
 
 impl Outcall {
@@ -114,6 +121,12 @@ impl Outcall {
         let transform = self.transform.as_ref();
         let transform = transform.map_or(0, |it| it.method_name.len() + it.context.len());
         (self.url.len() + headers.sum::<usize>() + self.body.len() + transform) as u64
+    }
+
+    /// Most bytes of a reply to it.
+    pub fn reply_bytes_max(&self) -> u64 {
+        let beside = if self.transform.is_some() { 0 } else { ENCODING_BYTES_MAX };
+        self.response_bytes_max.saturating_add(beside)
     }
 
     /// Bytes it takes in the state.
@@ -220,6 +233,17 @@ impl OutcallAnswer {
         Reject { code, message: message.into(), error_code }
     }
 
+    /// Whether a request whose reply has at most so many bytes may be answered so.
+    pub fn is_within(&self, reply_bytes_max: u64) -> bool {
+        match &self.payload {
+            Payload::Reply(bytes) => bytes.len() as u64 <= reply_bytes_max,
+            Payload::Reject(reject) => {
+                reject.message.len() <= OUTCALL_REJECT_BYTES_MAX
+                    && u32::from(reject.error_code.0 / 100) == reject.code as u32
+            }
+        }
+    }
+
     /// Its bytes, as they are hashed and carried.
     fn bytes(&self) -> Vec<u8> {
         postcard::to_stdvec(self).unwrap_or_default()
@@ -294,6 +318,7 @@ mod tests {
             transform: Some(OutcallTransform { method_name: "t".into(), context: vec![4; 10] }),
             until: Time(until),
             node: None,
+            height: Height(1),
         }
     }
 
@@ -313,6 +338,26 @@ mod tests {
         assert_eq!(outcalls.accounted_bytes(), bytes + MESSAGE_OVERHEAD_BYTES);
         assert!(outcalls.remove(second).is_some() && outcalls.remove(second).is_none());
         assert_eq!(outcalls.add(outcall(30, 0)), OutcallId(2));
+    }
+
+    #[test]
+    fn an_answer_is_within_what_was_asked_for() {
+        let answer = |payload| OutcallAnswer { id: OutcallId(1), until: Time(1), payload };
+        let reply = |bytes| answer(Payload::Reply(vec![0; bytes]));
+        let transformed = outcall(1, 0);
+        let as_it_came = Outcall { transform: None, ..transformed.clone() };
+        assert_eq!((transformed.reply_bytes_max(), as_it_came.reply_bytes_max()), (100, 1_124));
+        assert!(reply(100).is_within(100) && !reply(101).is_within(100));
+        let reject = |error_code, bytes| {
+            let code = RejectCode::SysTransient;
+            let message = "x".repeat(bytes);
+            answer(Payload::Reject(Reject { code, message, error_code: ErrorCode(error_code) }))
+        };
+        assert!(reject(200, OUTCALL_REJECT_BYTES_MAX).is_within(0) && reject(299, 0).is_within(0));
+        assert!(!reject(200, OUTCALL_REJECT_BYTES_MAX + 1).is_within(1 << 20));
+        assert!(!reject(300, 0).is_within(0) && !reject(199, 0).is_within(0));
+        assert!(OutcallAnswer::no_consensus(OutcallId(1), Time(1)).is_within(0));
+        assert!(answer(Payload::Reject(OutcallAnswer::timed_out())).is_within(0));
     }
 
     #[test]

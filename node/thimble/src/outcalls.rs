@@ -9,7 +9,7 @@ use consensus::{OpenOutcall, Outcalls as Agreed};
 use execution::{Executor, QueryService};
 use ic_principal::Principal;
 use outcalls::{Answers, Client, NotTransformed, Service, Transform};
-use state::{CanisterId, OutcallAnswer, Outcalls};
+use state::{CanisterId, Height, OutcallAnswer, Outcalls};
 
 use crate::config::Config;
 
@@ -60,8 +60,11 @@ impl NodeOutcalls {
     /// What is open after a round.
     pub(crate) fn set_open(&self, outcalls: &Outcalls) {
         let open = outcalls.open();
-        let of_one =
-            |outcall: &state::Outcall| OpenOutcall { until: outcall.until, node: outcall.node };
+        let of_one = |outcall: &state::Outcall| OpenOutcall {
+            until: outcall.until,
+            node: outcall.node,
+            reply_bytes_max: outcall.reply_bytes_max(),
+        };
         let all = open.iter().map(|(id, outcall)| (*id, of_one(outcall)));
         self.agreed.set_open(outcalls.next(), all.collect());
         self.service.set_open(open);
@@ -73,13 +76,14 @@ struct Queries(QueryService);
 impl Transform for Queries {
     fn transform(
         &self,
-        canister_id: CanisterId,
+        asked: (CanisterId, Height),
         method_name: &str,
         arg: &[u8],
     ) -> Result<Vec<u8>, NotTransformed> {
-        self.0.transform(canister_id, method_name, arg).map_err(|error| match error {
+        self.0.transform(asked, method_name, arg).map_err(|error| match error {
             execution::NotTransformed::Reject(reject) => NotTransformed::Reject(reject),
             execution::NotTransformed::Trouble(what) => NotTransformed::Trouble(what),
+            execution::NotTransformed::Died(what) => NotTransformed::Died(what),
         })
     }
 }

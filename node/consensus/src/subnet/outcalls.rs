@@ -12,7 +12,12 @@
 //! peers; the one in a block first counts.
 //!
 //! A request that one member makes alone is answered by that member: it sends its answer to all, and
-//! they sign that they have it from there.
+//! they sign that they have it from there, if it is within the bounds of the request. It sends shares
+//! first, then as many answers as others take of it in that time, and goes on with those that did not
+//! come to it next time.
+//!
+//! Whose share proves false is cut off for a while, and nothing of it counts while the committee is
+//! the same.
 //!
 //! Shares are of one committee; when another begins, all of them are made anew. Who lacks an answer
 //! that a block names asks for it, as for a call.
@@ -41,6 +46,7 @@ use serde::{Deserialize, Serialize};
 use state::{Height, OutcallAnswer, OutcallId};
 
 use super::{
+    key,
     peers::{Blame, Meter, Rate},
     wire::{self, Bounded},
 };
@@ -54,8 +60,8 @@ use crate::{
 const REPEAT: Duration = Duration::from_millis(1_000);
 /// Shares in one message.
 const SHARES_MAX: usize = 256;
-/// Bytes of a message: the largest answer, its reject code and numbers.
-const MESSAGE_BYTES_MAX: usize = OUTCALL_RESPONSE_BYTES as usize + 1_024;
+/// Bytes of a message: the largest answer, what its encoding has beside, and numbers.
+const MESSAGE_BYTES_MAX: usize = OUTCALL_RESPONSE_BYTES as usize + 2_048;
 /// Shares of requests that this node does not know yet are kept for so many numbers.
 const AHEAD: u64 = 64;
 /// Each member says two things of each request every second, and there may be thousands.
@@ -63,6 +69,12 @@ const SHARES_RATE: Rate = Rate { per_second: 10_000, burst: 20_000 };
 /// A member that asks alone sends its answers every second until they are agreed on.
 const ANSWERS_RATE: Rate =
     Rate { per_second: 4 * OUTCALL_RESPONSE_BYTES, burst: 8 * OUTCALL_RESPONSE_BYTES };
+/// Bytes of answers that this node sends from one repetition to the next: less than others take.
+const ANSWERS_TOLD_BYTES: u64 = 3 * OUTCALL_RESPONSE_BYTES;
+/// And so many of them.
+const ANSWERS_TOLD_MAX: u64 = 64;
+/// What an answer has in its message beside its payload.
+const ANSWER_BESIDE_BYTES: u64 = 64;
 
 #[derive(Serialize, Deserialize)]
 enum Message {
@@ -110,8 +122,11 @@ struct Collected {
     refused: BTreeSet<NodeIndex>,
     /// Whose share on an answer was verified.
     verified: BTreeSet<NodeIndex>,
-    /// The subnet signed something, and it is in the pool if this node knows what it is.
-    signed: bool,
+    /// The answer that the subnet signed, and its signature. It is in the pool once this node knows
+    /// the answer itself.
+    signed: Option<([u8; 32], [u8; 48])>,
+    /// Something that the subnet signed is or was in the pool.
+    submitted: bool,
 }
 
 /// The id of a member among those of the epoch that runs.
@@ -120,13 +135,17 @@ pub(super) type NodeIds = Arc<dyn Fn(&PublicKey) -> Option<Principal> + Send + S
 /// See the module.
 pub(super) struct Agreement<S> {
     outcalls: Arc<Outcalls>,
-    pool: Arc<IngressPool>,
     terms: Terms,
     me: PublicKey,
     node_ids: NodeIds,
     /// Whose shares are collected.
     committee: Option<(Height, Arc<Term>)>,
     collected: BTreeMap<OutcallId, Collected>,
+    /// Members whose share proved false; nothing of this committee's counts that they say.
+    refused: BTreeSet<NodeIndex>,
+    /// The last answer that was told, and how many more and bytes may be until the next repetition.
+    last_told: Option<OutcallId>,
+    may_tell: (u64, u64),
     sender: S,
     blame: Blame,
     shares_heard: Meter,
@@ -141,14 +160,17 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         sender: S,
         blame: Blame,
     ) -> Self {
+        outcalls.submit_to(pool);
         Self {
             outcalls,
-            pool,
             terms,
             me,
             node_ids,
             committee: None,
             collected: BTreeMap::new(),
+            refused: BTreeSet::new(),
+            last_told: None,
+            may_tell: (ANSWERS_TOLD_MAX, ANSWERS_TOLD_BYTES),
             sender,
             blame,
             shares_heard: Meter::new(SHARES_RATE),
@@ -193,21 +215,18 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         {
             // A share of one committee is none of another.
             self.collected.clear();
+            self.refused.clear();
             self.committee = newest;
         }
         let open = self.outcalls.open();
         let next = self.outcalls.next();
         self.collected.retain(|id, _| open.contains_key(id) || *id >= next);
         let me = (self.node_ids)(&self.me);
-        let mut told = Vec::new();
+        let (mut told, mut answers) = (Vec::new(), Vec::new());
         for (id, request) in &open {
             let new = self.sign(*id);
-            if let Some(answer) = (new.is_some() || again)
-                .then(|| self.outcalls.kept(*id))
-                .flatten()
-                .filter(|_| request.node.is_some() && request.node == me)
-            {
-                self.send(Recipients::All, &Message::Answer(answer));
+            if (new.is_some() || again) && request.node.is_some() && request.node == me {
+                answers.push(*id);
             }
             self.conclude(*id);
             if again {
@@ -217,6 +236,26 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
             }
         }
         self.tell(told);
+        if again {
+            self.may_tell = (ANSWERS_TOLD_MAX, ANSWERS_TOLD_BYTES);
+        }
+        self.tell_answers(&answers);
+    }
+
+    /// Of these answers as many as may be told now, from the one behind the last on.
+    fn tell_answers(&mut self, ids: &[OutcallId]) {
+        let behind = ids.partition_point(|id| Some(*id) <= self.last_told);
+        for id in ids[behind..].iter().chain(&ids[..behind]) {
+            let Some(answer) = self.outcalls.kept(*id) else { continue };
+            let (count, bytes) = self.may_tell;
+            let needed = answer.payload.len() + ANSWER_BESIDE_BYTES;
+            if count == 0 || needed > bytes {
+                return;
+            }
+            self.may_tell = (count - 1, bytes - needed);
+            self.last_told = Some(*id);
+            self.send(Recipients::All, &Message::Answer(answer));
+        }
     }
 
     fn tell(&mut self, shares: Vec<Share>) {
@@ -298,7 +337,7 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         let is_open = self.outcalls.open_one(id).is_some();
         let next = self.outcalls.next();
         let is_ahead = id >= next && id.0 - next.0 < AHEAD;
-        if !is_open && !is_ahead {
+        if (!is_open && !is_ahead) || self.refused.contains(&place) {
             return;
         }
         let diverged = self.divergence(id).is_some_and(|answer| answer.digest() == digest);
@@ -324,18 +363,23 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         let Some((_, term)) = self.committee.clone() else { return };
         let Some(divergence) = self.divergence(id) else { return };
         let threshold = term.committee.threshold as usize;
-        let Some(collected) = self.collected.get_mut(&id).filter(|it| !it.signed) else { return };
-        collected.sort_out(&divergence);
-        if let Some((digest, signature)) = collected.agreed(&term) {
-            collected.signed = true;
-            if self.outcalls.digest(id) == Some(digest) {
-                self.outcalls.signed(id, &signature, &self.pool);
-            }
+        let Some(collected) = self.collected.get_mut(&id).filter(|it| !it.submitted) else {
             return;
+        };
+        if collected.signed.is_none() {
+            collected.refuse(&self.refused.iter().copied().collect::<Vec<_>>());
+            collected.sort_out(&divergence);
+            collected.signed = collected.agreed(&term);
         }
-        if collected.can_agree(&term) {
-            return;
+        let can_agree = collected.signed.is_some() || collected.can_agree(&term);
+        if let Some((digest, signature)) = collected.signed
+            && self.outcalls.digest(id) == Some(digest)
+        {
+            collected.submitted = self.outcalls.signed(id, &signature);
         }
+        let refused = collected.refused.clone();
+        self.refuse(&refused, &term);
+        let Some(collected) = self.collected.get_mut(&id).filter(|_| !can_agree) else { return };
         let digest = divergence.digest();
         let message = OutcallAnswer::message(&digest);
         let own = term.share.as_ref();
@@ -350,10 +394,27 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         }
         match combined(&term, &message, &collected.divergence) {
             Ok(signature) => {
-                collected.signed = true;
-                self.outcalls.signed_divergence(&divergence, &signature, &self.pool);
+                collected.submitted = self.outcalls.signed_divergence(&divergence, &signature);
             }
-            Err(false_ones) => collected.refuse(&false_ones),
+            Err(false_ones) => {
+                collected.refuse(&false_ones);
+                self.refuse(&false_ones.into_iter().collect(), &term);
+            }
+        }
+    }
+
+    /// These members signed what they did not say: no honest one does.
+    fn refuse(&mut self, places: &BTreeSet<NodeIndex>, term: &Term) {
+        for place in places {
+            if !self.refused.insert(*place) {
+                continue;
+            }
+            let key = term.members.get(place.0 as usize).map(|key| key::members(&[*key]));
+            if let Some(Ok(member)) = key
+                && let Some(member) = member.iter().next()
+            {
+                self.blame.at_fault(member, "a false share of an answer to an outcall");
+            }
         }
     }
 }
@@ -409,8 +470,8 @@ impl Collected {
         let (members, threshold) = (term.committee.shares.len(), term.committee.threshold as usize);
         let possible = |collected: &Self| {
             let most = collected.counts().into_values().max().unwrap_or_default();
-            let unheard = members.saturating_sub(collected.answers.len());
-            most + unheard >= threshold
+            let heard = collected.answers.len() + collected.refused.len();
+            most + members.saturating_sub(heard) >= threshold
         };
         if possible(self) {
             return true;

@@ -126,8 +126,12 @@ impl Members {
 
     /// Each has executed the block with these requests.
     fn open(&self, ids: &[u64], node: Option<Principal>) {
-        let open: BTreeMap<_, _> =
-            ids.iter().map(|id| (OutcallId(*id), OpenOutcall { until: UNTIL, node })).collect();
+        let open: BTreeMap<_, _> = ids
+            .iter()
+            .map(|id| {
+                (OutcallId(*id), OpenOutcall { until: UNTIL, node, reply_bytes_max: 1 << 20 })
+            })
+            .collect();
         let next = ids.iter().max().map_or(0, |id| id + 1);
         self.outcalls.iter().for_each(|it| it.set_open(OutcallId(next), open.clone()));
     }
@@ -231,7 +235,10 @@ fn what_was_said_while_nobody_listened_is_said_again() {
 fn a_member_that_executes_later_has_what_was_said_before() {
     run(|members| async move {
         members.connect().await;
-        let open = BTreeMap::from([(OutcallId(0), OpenOutcall { until: UNTIL, node: None })]);
+        let open = BTreeMap::from([(
+            OutcallId(0),
+            OpenOutcall { until: UNTIL, node: None, reply_bytes_max: 1 << 20 },
+        )]);
         for place in 0..3 {
             members.outcalls[place].set_open(OutcallId(1), open.clone());
             members.find(place, answer(0, "same"));
@@ -293,7 +300,8 @@ fn false_shares_make_no_answer_and_no_divergence() {
     split.answers.insert(NodeIndex(2), ([1; 32], share(2, &[1; 32])));
     assert!(split.can_agree(&term), "the fourth may say the same as the first two");
     split.answers.insert(NodeIndex(3), ([2; 32], share(3, &[3; 32])));
-    assert!(split.can_agree(&term), "what it says is signed by nobody");
+    assert!(!split.can_agree(&term), "what it says counts for nothing");
+    assert!(split.refused.contains(&NodeIndex(3)));
     let true_one = ([2; 32], share(3, &[2; 32]));
     let mut split = Collected { refused: BTreeSet::new(), ..split };
     split.answers.insert(NodeIndex(3), true_one);
@@ -327,5 +335,75 @@ fn what_is_kept_of_shares_is_bounded() {
         }
         assert_eq!(agreement.collected.len() as u64, 1 + AHEAD);
         assert!(agreement.collected.values().all(|it| it.answers.len() <= 1));
+    });
+}
+
+/// An agreement of the first member that nothing runs, and what it sends.
+async fn idle(members: &Members) -> Agreement<impl Sender<PublicKey = PublicKey>> {
+    let quota = Quota::per_second(NZU32!(100));
+    let ends = members.oracle.control(keys()[0].clone()).register(1, quota).await.unwrap();
+    let cut = members.cut.clone();
+    let all = keys();
+    Agreement::new(
+        (members.outcalls[0].clone(), members.pools[0].clone()),
+        members.terms[0].clone(),
+        (keys()[0].clone(), Arc::new(move |key| all.iter().position(|it| it == key).map(node_id))),
+        ends.0,
+        Blame::new(Arc::new(move |peer| cut.lock().push(peer.clone()))),
+    )
+}
+
+#[test]
+fn whose_share_is_false_is_cut_off_and_not_heard_while_the_committee_stays() {
+    run(|members| async move {
+        let mut agreement = idle(&members).await;
+        members.open(&[1, 2], None);
+        members.find(0, answer(1, "same"));
+        agreement.look(false);
+        let digest = answer(1, "same").digest();
+        let shares = dealt(1).1;
+        let signs = |place: usize, of: &[u8; 32]| shares[place].sign(&OutcallAnswer::message(of));
+        let share = |place, of| Share { id: OutcallId(1), digest, share: signs(place, of) };
+        agreement.take(NodeIndex(1), share(1, &[9; 32]));
+        agreement.take(NodeIndex(2), share(2, &digest));
+        assert_eq!(*members.cut.lock(), [keys()[1].clone()]);
+        let other = Share { id: OutcallId(2), digest, share: signs(1, &digest) };
+        agreement.take(NodeIndex(1), other);
+        assert!(agreement.collected.get(&OutcallId(2)).is_none_or(|it| it.answers.is_empty()));
+        agreement.take(NodeIndex(3), share(3, &digest));
+        assert_eq!(members.pools[0].take(Time(0), 1 << 20, 9).len(), 1);
+    });
+}
+
+#[test]
+fn what_is_agreed_on_first_and_found_later_is_submitted() {
+    run(|members| async move {
+        let mut agreement = idle(&members).await;
+        members.open(&[1], None);
+        agreement.look(false);
+        let digest = answer(1, "same").digest();
+        for (place, own) in dealt(1).1.iter().enumerate().skip(1) {
+            let share = own.sign(&OutcallAnswer::message(&digest));
+            let place = NodeIndex(u32::try_from(place).unwrap());
+            agreement.take(place, Share { id: OutcallId(1), digest, share });
+        }
+        assert!(members.pools[0].take(Time(0), 1 << 20, 9).is_empty());
+        members.find(0, answer(1, "same"));
+        agreement.look(false);
+        assert_eq!(members.pools[0].take(Time(0), 1 << 20, 9).len(), 1);
+    });
+}
+
+#[test]
+fn answers_are_told_in_turn_and_no_more_than_others_take() {
+    run(|members| async move {
+        let mut agreement = idle(&members).await;
+        let ids: Vec<_> = (0..ANSWERS_TOLD_MAX + 10).collect();
+        members.open(&ids, Some(node_id(0)));
+        ids.iter().for_each(|id| members.find(0, answer(*id, "alone")));
+        agreement.look(false);
+        assert_eq!(agreement.last_told, Some(OutcallId(ANSWERS_TOLD_MAX - 1)));
+        agreement.look(true);
+        assert_eq!(agreement.last_told, Some(OutcallId(ANSWERS_TOLD_MAX - 11)), "the rest first");
     });
 }

@@ -9,12 +9,12 @@
 //! server, say) is an answer like any other. This module must not know how servers are asked.
 
 use candid::{CandidType, Deserialize, Principal};
-use limits::{OUTCALL_REQUEST_BYTES, OUTCALL_RESPONSE_BYTES};
+use limits::{OUTCALL_CONTEXT_BYTES, OUTCALL_REQUEST_BYTES, OUTCALL_RESPONSE_BYTES};
 use serde_bytes::ByteBuf;
 use sha2::{Digest as _, Sha256};
 use state::{
-    Cycles, Origin, Outcall, OutcallAnswer, OutcallId, OutcallMethod, OutcallTransform, Payload,
-    Reject, ReplicatedState, SubnetCall, Time, heap,
+    Cycles, Height, Origin, Outcall, OutcallAnswer, OutcallId, OutcallMethod, OutcallTransform,
+    Payload, Reject, ReplicatedState, SubnetCall, Time, heap,
 };
 
 use super::{Dispatcher, Handled, Handling, decode};
@@ -81,7 +81,7 @@ impl Dispatcher<'_> {
         let argument: Argument = decode(&call.arg)?;
         check(&argument, &call.origin.caller())?;
         let node = (argument.is_replicated == Some(false)).then(|| self.one_member());
-        let mut outcall = outcall(argument, call, self.until(), node);
+        let mut outcall = outcall(argument, call, (self.until(), self.round.height), node);
         self.check_open(&outcall)?;
         let price =
             self.core.cost_table.outcall(outcall.request_bytes(), outcall.response_bytes_max);
@@ -102,7 +102,7 @@ impl Dispatcher<'_> {
         Time(self.round.time.0.saturating_add(seconds.saturating_mul(1_000_000_000)))
     }
 
-    /// The member that makes a request alone: one that nobody can choose.
+    /// The member that makes a request alone: one that nobody can choose or foresee before the round.
     fn one_member(&self) -> Principal {
         let subnet = &self.state.subnet;
         let nodes = match &subnet.key {
@@ -111,9 +111,8 @@ impl Dispatcher<'_> {
         };
         let mut hash = Sha256::new();
         hash.update(b"\x16thimble-outcall-member");
-        hash.update(subnet.root);
-        hash.update(subnet.height.0.to_be_bytes());
-        hash.update((subnet.outcalls.open().len() as u64).to_be_bytes());
+        hash.update(self.round.randomness);
+        hash.update(subnet.outcalls.next().0.to_be_bytes());
         let number = hash.finalize().first_chunk::<8>().map_or(0, |it| u64::from_be_bytes(*it));
         let place = number.checked_rem(nodes.len() as u64).unwrap_or_default();
         let node = usize::try_from(place).ok().and_then(|place| nodes.get(place));
@@ -213,12 +212,31 @@ fn check(argument: &Argument, caller: &Principal) -> Result<(), Reject> {
             "the transform function is exported by {}, and must be by the caller, {caller}",
             function.0.principal
         )),
-        _ => Ok(()),
+        Some(Transform { context, .. }) => check_context(argument, context.len() as u64),
+        None => Ok(()),
     }
 }
 
+/// Response and context are handed to the transform together, in memory that each member has.
+fn check_context(argument: &Argument, bytes: u64) -> Result<(), Reject> {
+    let response = argument.max_response_bytes.unwrap_or(OUTCALL_RESPONSE_BYTES);
+    let both_max = OUTCALL_RESPONSE_BYTES + OUTCALL_CONTEXT_BYTES;
+    if bytes <= both_max.saturating_sub(response) {
+        return Ok(());
+    }
+    Err(reject::rejected_message(format!(
+        "the transform's context has {bytes} bytes and max_response_bytes is {response}, together \
+         over the limit of {both_max}: ask for a smaller response"
+    )))
+}
+
 /// The request as it is kept; what is left of the cycles is not known yet.
-fn outcall(argument: Argument, call: &SubnetCall, until: Time, node: Option<Principal>) -> Outcall {
+fn outcall(
+    argument: Argument,
+    call: &SubnetCall,
+    (until, height): (Time, Height),
+    node: Option<Principal>,
+) -> Outcall {
     // It stays in the state.
     let transform = |Transform { function, context }: Transform| OutcallTransform {
         method_name: heap::kept_text(function.0.method),
@@ -236,10 +254,12 @@ fn outcall(argument: Argument, call: &SubnetCall, until: Time, node: Option<Prin
         transform: argument.transform.map(transform),
         until,
         node,
+        height,
     }
 }
 
-/// Answers the requests that a block brings answers to, each once, then those whose time is over.
+/// Answers the requests that a block brings answers to, each once, then those whose time is over. An
+/// answer that is not one to the request, or is over its bounds, is none, whoever signed it.
 pub(crate) fn answer(
     state: &mut ReplicatedState,
     answers: Vec<OutcallAnswer>,
@@ -252,8 +272,11 @@ pub(crate) fn answer(
         let unclaimed = effects.answer(&outcall.origin, payload, outcall.cycles);
         state.subnet.consumption.uninstall += unclaimed;
     };
-    for OutcallAnswer { id, payload, .. } in answers {
-        respond(state, id, payload);
+    for answer in answers {
+        let open = state.subnet.outcalls.open().get(&answer.id);
+        if open.is_some_and(|open| is_answer_to(&answer, open)) {
+            respond(state, answer.id, answer.payload);
+        }
     }
     for id in state.subnet.outcalls.expired(now) {
         respond(state, id, Payload::Reject(OutcallAnswer::timed_out()));
@@ -261,7 +284,44 @@ pub(crate) fn answer(
     effects
 }
 
+fn is_answer_to(answer: &OutcallAnswer, open: &Outcall) -> bool {
+    answer.until == open.until && answer.is_within(open.reply_bytes_max())
+}
+
 /// Whether the subnet makes requests to servers outside.
 pub(super) fn are_on(core: &Core) -> bool {
     core.config.outcalls
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn argument(response: Option<u64>, context: u64) -> Argument {
+        let function = ic_management_canister_types::TransformFunc(candid::Func {
+            principal: Principal::anonymous(),
+            method: "t".into(),
+        });
+        let context = ByteBuf::from(vec![0; usize::try_from(context).unwrap()]);
+        Argument {
+            url: String::new(),
+            max_response_bytes: response,
+            method: Method::get,
+            headers: vec![],
+            body: None,
+            transform: Some(Transform { function, context }),
+            is_replicated: None,
+        }
+    }
+
+    #[test]
+    fn a_context_is_as_large_as_the_response_leaves_memory_for() {
+        let told = |response, context| check(&argument(response, context), &Principal::anonymous());
+        assert_eq!(told(None, OUTCALL_CONTEXT_BYTES), Ok(()));
+        let refused = told(None, OUTCALL_CONTEXT_BYTES + 1).unwrap_err().message;
+        assert!(refused.contains("8193 bytes") && refused.contains("2008192"), "{refused}");
+        assert_eq!(told(Some(1_000_000), 1_000_000 + OUTCALL_CONTEXT_BYTES), Ok(()));
+        assert!(told(Some(1_000_001), 1_000_000 + OUTCALL_CONTEXT_BYTES).is_err());
+    }
 }

@@ -17,7 +17,7 @@ fn workers(server: &Server) -> usize {
 
 #[tokio::test]
 async fn instances_are_bounded_by_the_memory_and_the_limit_is_named() {
-    let server = Server::start(&["--memory", "132MiB"]);
+    let server = Server::start(&["--memory", "156MiB"]);
     let mut made = Vec::new();
     let refusal = loop {
         let (status, answer) = server.post("/instances", &one_subnet()).await;
@@ -50,6 +50,26 @@ async fn an_instance_leaves_nothing_behind() {
     assert_eq!(list, json!(["Deleted"]));
     let folder = server.stop();
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn a_stable_memory_that_is_too_long_for_an_answer_is_refused_with_the_limit() {
+    let server = Server::start(&["--memory", "512MiB"]);
+    let instance = server.instance(&one_subnet()).await;
+    server.deploy(instance, &module("workbench.wasm")).await;
+    let path = format!("/instances/{instance}/read/get_stable_memory");
+    let asked = json!({"canister_id": base64(&FIRST)});
+    let grow = async |pages: u64| {
+        let grow = call(&FIRST, "stable_grow", &candid::encode_one(pages).unwrap());
+        let answer = server.update(instance, &grow).await;
+        candid::decode_one::<u64>(&unbase64(&answer["Ok"])).unwrap()
+    };
+    assert_ne!(grow(150).await, u64::MAX);
+    let answer = server.ok(&path, &asked).await;
+    assert!(unbase64(&answer["blob"]).len() >= 150 << 16);
+    assert_ne!(grow(50).await, u64::MAX);
+    let refusal = server.refusal(&path, &asked).await;
+    assert!(refusal.contains("stable_answer_bytes = 11184810"), "{refusal}");
 }
 
 #[test]

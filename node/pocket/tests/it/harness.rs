@@ -1,6 +1,8 @@
 //! A server that is started as clients start it, and requests to it.
 
 use std::{
+    io::Write as _,
+    net::TcpStream,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
 };
@@ -63,6 +65,7 @@ impl Server {
             .arg(folder.path())
             .arg("--port-file")
             .arg(&port_file)
+            .current_dir(folder.path())
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
@@ -72,6 +75,10 @@ impl Server {
         });
         let url = format!("http://127.0.0.1:{port}");
         Self { child, folder, url, http: reqwest::Client::new() }
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     pub fn port_file(&self) -> PathBuf {
@@ -98,6 +105,21 @@ impl Server {
     pub async fn delete(&self, path: &str) -> StatusCode {
         let response = self.http.delete(format!("{}{path}", self.url)).send().await.unwrap();
         response.status()
+    }
+
+    /// Sends a request as a client that is gone before there is an answer.
+    pub fn send_and_leave(&self, method: &str, path: &str, body: &str) {
+        let address = self.url.strip_prefix("http://").unwrap();
+        let length = body.len();
+        let head =
+            format!("{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n");
+        TcpStream::connect(address).unwrap().write_all(format!("{head}{body}").as_bytes()).unwrap();
+    }
+
+    /// Deletes an instance; what is told of it.
+    pub async fn deleted(&self, instance: u64) -> (StatusCode, Value) {
+        let url = format!("{}/instances/{instance}", self.url);
+        read(self.http.delete(url).send().await.unwrap()).await
     }
 
     pub async fn post(&self, path: &str, body: &Value) -> (StatusCode, Value) {

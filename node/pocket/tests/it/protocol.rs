@@ -5,6 +5,9 @@ use serde_json::{Value, json};
 
 use crate::harness::*;
 
+/// A nanosecond later than an instance can be.
+const LATE: u64 = 1 << 63;
+
 #[test]
 fn the_version_is_one_that_clients_take() {
     let output = program().arg("--version").output().unwrap();
@@ -63,7 +66,12 @@ async fn a_long_operation_is_asked_for_again() {
     let spun: u64 = candid::decode_one(&unbase64(&answer["Ok"])).unwrap();
     assert!(spun >= 4_000_000_000);
     assert!(server.delete(&format!("/prune_graph/{name}")).await.is_success());
-    assert_eq!(server.get(&format!("/read_graph/{name}")).await.0, StatusCode::NOT_FOUND);
+    // Clients would ask again after 404.
+    for name in [name, "started/77".to_owned()] {
+        let (status, answer) = server.get(&format!("/read_graph/{name}")).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST);
+        assert!(answer["message"].as_str().unwrap().contains("answers_kept_bytes"), "{answer}");
+    }
 }
 
 #[tokio::test]
@@ -73,6 +81,8 @@ async fn what_is_wrong_is_told() {
     let at = format!("/instances/{instance}");
     for (path, body, words) in [
         ("update/set_time", json!({"nanos_since_epoch": 5}), "SettingTimeIntoPast"),
+        ("update/set_time", json!({"nanos_since_epoch": LATE}), "the latest"),
+        ("update/set_certified_time", json!({"nanos_since_epoch": LATE}), "the latest"),
         ("update/set_time", json!({"seconds": 5}), "nanos_since_epoch"),
         ("read/get_cycles", json!({"canister_id": base64(&FIRST)}), "CanisterNotFound"),
         ("read/get_cycles", json!({"canister_id": "%"}), "the body"),
@@ -125,7 +135,7 @@ async fn outcalls_and_bitcoin_are_refused_in_the_protocols_terms() {
         ("bitcoind_addr", json!(["127.0.0.1:8333"]), "Bitcoin"),
         ("icp_features", json!({"registry": "DefaultConfig"}), "registry"),
         ("mainnet_nns_subnet_id", json!(true), "NNS"),
-        ("state_dir", json!("relative"), "absolute"),
+        ("initial_time", json!({"Timestamp": {"nanos_since_epoch": LATE}}), "the latest"),
     ] {
         config[field] = value;
         let (status, answer) = server.post("/instances", &config).await;
@@ -182,4 +192,110 @@ async fn a_round_comes_when_it_is_asked_for_and_the_same_calls_give_the_same() {
         outcomes.push((random, time));
     }
     assert_eq!(outcomes[0], outcomes[1], "randomness and time are those of the instance");
+}
+
+#[tokio::test]
+async fn a_certified_time_is_that_of_a_round() {
+    let server = Server::start(&[]);
+    let instance = server.instance(&one_subnet()).await;
+    server.deploy(instance, &module("workbench.wasm")).await;
+    let at = format!("/instances/{instance}");
+    let asked = call(&FIRST, "time", &candid::encode_args(()).unwrap());
+    let (_, before) = server.get(&format!("{at}/read/get_time")).await;
+    let time = json!({"nanos_since_epoch": before["nanos_since_epoch"].as_u64().unwrap() + 1_000});
+    for (set, expected) in
+        [("set_time", &before), ("set_certified_time", &time), ("set_certified_time", &time)]
+    {
+        server.ok(&format!("{at}/update/{set}"), &time).await;
+        assert_eq!(server.get(&format!("{at}/read/get_time")).await.1, time);
+        let answer = server.ok(&format!("{at}/read/query"), &asked).await;
+        let told: u64 = candid::decode_one(&unbase64(&answer["Ok"])).unwrap();
+        assert_eq!(told, expected["nanos_since_epoch"].as_u64().unwrap(), "{set}");
+    }
+}
+
+#[tokio::test]
+async fn an_instance_makes_progress_however_often_it_is_asked() {
+    let server = Server::start(&[]);
+    let instance = server.instance(&one_subnet()).await;
+    let at = format!("/instances/{instance}");
+    server.ok(&format!("{at}/auto_progress"), &json!({})).await;
+    let (_, before) = server.get(&format!("{at}/read/get_time")).await;
+    let until = std::time::Instant::now() + testing::TIMEOUT;
+    while server.get(&format!("{at}/read/get_time")).await.1 == before {
+        assert!(std::time::Instant::now() < until, "no round comes");
+    }
+}
+
+fn in_folder(folder: &std::path::Path) -> Value {
+    let mut config = one_subnet();
+    config["state_dir"] = json!(folder);
+    config
+}
+
+async fn creation_refusal(server: &Server, config: &Value) -> String {
+    let (status, answer) = server.post("/instances", config).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST, "{answer}");
+    answer["Error"]["message"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_folder_is_one_instances_at_a_time() {
+    let (server, other) = (Server::start(&[]), Server::start(&[]));
+    let kept = tempfile::tempdir().unwrap();
+    let config = in_folder(kept.path());
+    let instance = server.instance(&config).await;
+    server.deploy(instance, &module("workbench.wasm")).await;
+    for server in [&server, &other] {
+        let refusal = creation_refusal(server, &config).await;
+        assert!(refusal.contains("another instance uses it"), "{refusal}");
+    }
+    assert_eq!(server.deleted(instance).await.0, StatusCode::OK);
+    let instance = other.instance(&config).await;
+    let path = format!("/instances/{instance}/read/get_cycles");
+    other.ok(&path, &json!({"canister_id": base64(&FIRST)})).await;
+    // A relative path is one of the server's working directory.
+    server.instance(&in_folder(std::path::Path::new("relative"))).await;
+    assert!(server.folder().join("relative").is_dir());
+}
+
+#[tokio::test]
+async fn who_cannot_keep_an_instance_says_so() {
+    let server = Server::start(&[]);
+    let kept = tempfile::tempdir().unwrap();
+    let instance = server.instance(&in_folder(kept.path())).await;
+    // A folder where the file is to be.
+    std::fs::create_dir_all(kept.path().join("thimble-pocket.state/x")).unwrap();
+    let (status, answer) = server.deleted(instance).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST, "{answer}");
+    assert!(answer["message"].as_str().unwrap().contains("keeping the instance"), "{answer}");
+    assert_eq!(server.deleted(instance).await.0, StatusCode::NOT_FOUND);
+    // Whether there is a folder is known before there is an instance.
+    let file = kept.path().join("file");
+    std::fs::write(&file, b"").unwrap();
+    let refusal = creation_refusal(&server, &in_folder(&file)).await;
+    assert!(refusal.contains("state_dir"), "{refusal}");
+}
+
+#[tokio::test]
+async fn clients_that_leave_are_served_to_the_end() {
+    let server = Server::start(&[]);
+    // Nobody would delete what was made for nobody.
+    server.send_and_leave("POST", "/instances", &one_subnet().to_string());
+    let kept = tempfile::tempdir().unwrap();
+    let instance = server.instance(&in_folder(kept.path())).await;
+    testing::until("what was made for nobody is gone", || server.instance_folders() == 1);
+    let (_, list) = server.get("/instances").await;
+    let is_there = list.as_array().unwrap().iter().filter(|state| **state == "Available").count();
+    assert_eq!(is_there, 1, "{list}");
+    server.send_and_leave("DELETE", &format!("/instances/{instance}"), "");
+    let file = kept.path().join("thimble-pocket.state");
+    testing::until("the instance is kept", || file.exists());
+    testing::until("its folder is gone", || server.instance_folders() == 0);
+    // One that is being deleted when the server ends is kept as well.
+    let instance = server.instance(&in_folder(kept.path())).await;
+    std::fs::remove_file(&file).unwrap();
+    server.send_and_leave("DELETE", &format!("/instances/{instance}"), "");
+    server.stop();
+    assert!(file.exists());
 }

@@ -135,10 +135,19 @@ impl Written {
     /// whose answer was lost.
     async fn check(&self, agent: &Agent) {
         let acknowledged = self.acknowledged.load(Ordering::SeqCst);
-        let sum =
-            query(agent, self.canister, "heap_read_sum", Encode!(&0u64, &WRITE_BYTES).unwrap())
-                .await
-                .unwrap();
+        // A query is given up while newer states wait for it to be written down, which they do for
+        // longer when the disk is full; its sender is told to ask again.
+        let mut sum = None;
+        until_async("the canister is read", async || {
+            let arguments = Encode!(&0u64, &WRITE_BYTES).unwrap();
+            match query(agent, self.canister, "heap_read_sum", arguments).await {
+                Ok(answer) => sum = Some(answer),
+                Err(error) => assert!(error.to_string().contains("IC0208"), "{error}"),
+            }
+            sum.is_some()
+        })
+        .await;
+        let sum = sum.unwrap();
         let sum = Decode!(&sum, u64).unwrap();
         let sent = self.sent.load(Ordering::SeqCst);
         assert!(

@@ -1,0 +1,146 @@
+#![allow(clippy::unwrap_used)]
+
+use std::sync::atomic::AtomicU32;
+
+use limits::Limits;
+use state::{CallbackId, Origin, OutcallMethod, Time};
+
+use super::*;
+use crate::Allowed;
+
+/// Ends what it is asked as it was told to.
+struct Told(NotTransformed, AtomicU32);
+
+impl Transform for Told {
+    fn transform(
+        &self,
+        (_, since): (CanisterId, Height),
+        _: &str,
+        _: &[u8],
+    ) -> Result<Vec<u8>, NotTransformed> {
+        assert_eq!(since, Height(1));
+        self.1.fetch_add(1, Relaxed);
+        Err(self.0.clone())
+    }
+}
+
+struct Nobody;
+
+impl Answers for Nobody {
+    fn answer(&self, _: OutcallAnswer, _: Reservation) {}
+}
+
+fn caller(number: u8) -> CanisterId {
+    CanisterId::from_slice(&[number])
+}
+
+fn outcall(number: u8) -> Outcall {
+    Outcall {
+        origin: Origin::Canister {
+            caller: caller(number),
+            callback: CallbackId(1),
+            deadline: None,
+        },
+        cycles: 0,
+        url: String::new(),
+        method: OutcallMethod::Get,
+        headers: vec![],
+        body: vec![],
+        response_bytes_max: 1_000,
+        transform: None,
+        until: Time(1),
+        node: None,
+        height: Height(1),
+    }
+}
+
+fn service(transform: Arc<dyn Transform>, in_flight: u64, room: Pool) -> Service {
+    let client = Client::new(Allowed::default()).unwrap();
+    let mut limits = Limits::derive(512 << 20).unwrap().outcalls;
+    limits.in_flight = in_flight;
+    Service::new(client, (transform, Arc::new(Nobody)), (limits, room), Principal::anonymous())
+}
+
+fn idle() -> Arc<dyn Transform> {
+    Arc::new(Told(NotTransformed::Trouble("none".into()), AtomicU32::new(0)))
+}
+
+fn open(callers: &[u8]) -> Open {
+    let numbered = (0..).map(OutcallId).zip(callers);
+    numbered.map(|(id, number)| (id, Shared::new(outcall(*number)))).collect()
+}
+
+/// Callers of what was begun. Nothing of it runs before this task waits.
+fn begun(begins: &Begins) -> Vec<u8> {
+    begins.begun.values().map(|begun| begun.caller.as_slice()[0]).collect()
+}
+
+#[tokio::test]
+async fn a_canister_has_a_quarter_of_the_places_and_each_its_turn() {
+    let service = service(idle(), 8, Pool::standalone("outcalls", 1 << 30));
+    let mut begins = Begins::default();
+    // The first asked before all others, and for more than there is.
+    assert!(!service.begin(&open(&[1, 1, 1, 1, 1, 1, 1, 1, 1]), &mut begins));
+    assert_eq!(begun(&begins), [1, 1]);
+    let open = open(&[1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 3, 4, 5, 5]);
+    assert!(!service.begin(&open, &mut begins));
+    assert_eq!(begun(&begins), [1, 1, 2, 2, 3, 4, 5, 5]);
+}
+
+#[tokio::test]
+async fn a_canister_has_a_quarter_of_the_room_while_others_wait() {
+    let one = bytes_held(&outcall(1));
+    let service = service(idle(), 100, Pool::standalone("outcalls", 8 * one));
+    let mut begins = Begins::default();
+    service.begin(&open(&[1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 3]), &mut begins);
+    let [first, second, third] =
+        [1, 2, 3].map(|number| begun(&begins).iter().filter(|caller| **caller == number).count());
+    assert_eq!((first, second, third), (2, 2, 1));
+    let few = Pool::standalone("outcalls", one);
+    let service = self::service(idle(), 1, few);
+    let mut begins = Begins::default();
+    service.begin(&open(&[1, 1, 2]), &mut begins);
+    assert_eq!(begun(&begins), [1], "one in any case");
+}
+
+#[tokio::test]
+async fn a_transform_whose_workers_end_twice_is_no_answer_and_is_not_tried_again() {
+    let told = Arc::new(Told(NotTransformed::Died("killed".into()), AtomicU32::new(0)));
+    let room = Pool::standalone("outcalls", 1 << 20);
+    let service = service(told.clone(), 4, room.clone());
+    let place = Place::take(service.0.clone(), Arc::default());
+    let transform = OutcallTransform { method_name: "t".into(), context: vec![] };
+    let mut held = room.try_reserve(100).unwrap();
+    let arg: Arc<[u8]> = vec![].into();
+    let result = place.transform(OutcallId(1), &outcall(1), &transform, arg, &mut held).await;
+    assert_eq!((result, told.1.load(Relaxed)), (None, DEATHS_MAX));
+    assert_eq!(held.bytes(), 100);
+}
+
+#[test]
+fn an_encoding_is_the_usual_one_in_no_more_memory_than_it_needs() {
+    let headers = vec![ic_management_canister_types::HttpHeader {
+        name: "name".into(),
+        value: "value".into(),
+    }];
+    let response = HttpRequestResult { status: 200_u8.into(), headers, body: vec![7; 100_000] };
+    let bytes = response_bytes(&response);
+    let args = TransformArgs { response, context: vec![8; 1_000] };
+    let usual = candid::encode_one(&args).unwrap();
+    let encoded = encode(args, bytes + 1_000).unwrap();
+    assert!(encoded == usual && encoded.capacity() <= usual.len() + 2 * ENCODING_BESIDE_BYTES);
+}
+
+#[test]
+fn a_reject_of_a_transform_is_cut_to_what_is_agreed_on() {
+    let message = "ä".repeat(OUTCALL_REJECT_BYTES_MAX);
+    let reject = Reject { code: RejectCode::CanisterReject, message, error_code: ErrorCode(502) };
+    let payload = Payload::Reject(within_bounds(reject));
+    let answer = OutcallAnswer { id: OutcallId(1), until: Time(1), payload };
+    assert!(answer.is_within(0));
+    let Payload::Reject(reject) = answer.payload else { unreachable!() };
+    assert_eq!(
+        (reject.message.len(), reject.error_code),
+        (OUTCALL_REJECT_BYTES_MAX, ErrorCode(400))
+    );
+}
