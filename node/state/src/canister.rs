@@ -548,7 +548,7 @@ mod tests {
         }
     }
 
-    const PINNED: &str = "fc78e5f25eaabbc3f643661c70f67742";
+    const PINNED: &str = "bb527d087a509f807d40e6b2b5fcb589";
 
     /// Everything that a record of a canister can have, in values that are not defaults.
     #[expect(clippy::too_many_lines, reason = "one story, told in order")]
