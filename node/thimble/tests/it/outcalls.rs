@@ -129,7 +129,8 @@ async fn a_request_whose_time_is_over_is_rejected() {
 #[tokio::test]
 async fn requests_beyond_the_places_wait_for_one() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
-    let config = authority.configuration(folder.path()) + "[limits.outcalls]\nin_flight = 2\n";
+    // A canister has a quarter of the places.
+    let config = authority.configuration(folder.path()) + "[limits.outcalls]\nin_flight = 8\n";
     let node = Node::start_as("512MiB", &config, "").await;
     let agent = node.agent(1).await;
     let (server, asker) = (server(&authority).await, deploy_asker(&agent).await);
