@@ -203,6 +203,89 @@ fn a_copy_of_a_large_memory_takes_neither_disk_nor_time_and_a_fold_after_it_no_m
     assert!(file_names(dir.path()).is_empty(), "{:?}", file_names(dir.path()));
 }
 
+/// Folds until there is nothing to do, and tells the most that base files took on the way.
+fn fold_watched(store: &PageStore, dir: &Path, over: bool) -> u64 {
+    let mut most = base_bytes_on_disk(dir);
+    loop {
+        let step = if over { store.fold_over_readers(MIB) } else { store.fold(MIB) };
+        most = most.max(base_bytes_on_disk(dir));
+        if step.unwrap().is_idle() {
+            return most;
+        }
+    }
+}
+
+/// As often as pages wait for a checkpoint.
+fn fold_and_checkpoint(store: &PageStore, dir: &Path, index: &mut Index, over: bool) -> u64 {
+    let rounds = (0..4).map(|_| {
+        checkpoint(store, index);
+        fold_watched(store, dir, over)
+    });
+    let most = rounds.max().unwrap();
+    checkpoint(store, index);
+    assert_eq!(store.stats().fold_queue, 0);
+    most
+}
+
+#[test]
+fn delta_that_memories_have_in_common_is_folded_once_for_all_of_them() {
+    const DENSE: u64 = 8 << 10;
+    const UNIT: u64 = 64;
+    let copies = [B, C, MemoryId(4)];
+    let scattered: Vec<_> = (0..DENSE).step_by(UNIT as usize).map(|page| (page + 7, 1)).collect();
+    for over in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        let mut index = Index::new();
+        let store = open(dir, &index).unwrap();
+        store.create(A, LARGE_PAGES * PAGE_BYTES).unwrap();
+        for start in (0..DENSE).step_by(2048) {
+            put(&store, A, &[(start, 2048)], 1).unwrap();
+        }
+        checkpoint(&store, &mut index);
+        fold_all(&store);
+        checkpoint(&store, &mut index);
+        let dense = base_bytes_on_disk(dir);
+        assert_eq!(dense, DENSE * PAGE_BYTES);
+
+        // Delta in each unit, in no base yet when the copies are made.
+        put(&store, A, &scattered, 2).unwrap();
+        let delta = store.delta_bytes();
+        for id in copies {
+            copy(&store, A, id, LARGE_PAGES, LARGE_PAGES).unwrap();
+        }
+        let most = fold_and_checkpoint(&store, dir, &mut index, over);
+        assert_eq!((most, base_bytes_on_disk(dir)), (dense, dense), "over readers: {over}");
+        assert_eq!(store.stats().moved_bytes, 0);
+
+        // The same, and then some pages differ before anything is folded.
+        put(&store, A, &scattered, 3).unwrap();
+        for id in copies {
+            store.remove(id);
+            copy(&store, A, MemoryId(id.0 + 10), LARGE_PAGES, LARGE_PAGES).unwrap();
+        }
+        put(&store, A, &scattered[..8], 4).unwrap();
+        put(&store, MemoryId(12), &scattered[4..12], 5).unwrap();
+        let most = fold_and_checkpoint(&store, dir, &mut index, over);
+        // Units 0 to 3 have two contents, 4 to 7 have three, 8 to 11 two again.
+        let apart = 16 * UNIT * PAGE_BYTES;
+        let found = base_bytes_on_disk(dir);
+        assert_eq!(found, dense + apart, "over readers: {over}");
+        assert!(most <= dense + 2 * apart, "{most} for {dense} and {apart}");
+        assert!(delta == 128 * PAGE_BYTES && store.delta_bytes() == 0, "{delta}");
+        let tags = |id: u64, page: u64| tag_at(&store, MemoryId(id), page);
+        for (unit, expected) in [(0, [4, 3, 3, 3]), (5, [4, 5, 3, 3]), (9, [3, 5, 3, 3])] {
+            let page = unit * UNIT;
+            assert_eq!([1, 12, 13, 14].map(|id| tags(id, page + 7)), expected, "unit {unit}");
+            assert_eq!([1, 12, 13, 14].map(|id| tags(id, page + 8)), [1; 4], "unit {unit}");
+        }
+        drop(store);
+        let store = open(dir, &index).unwrap();
+        assert_eq!(base_bytes_on_disk(dir), found);
+        assert_eq!([1, 12, 13, 14].map(|id| tag_at(&store, MemoryId(id), 327)), [4, 5, 3, 3]);
+    }
+}
+
 #[test]
 fn parts_stay_few_however_a_memory_and_its_copies_are_written() {
     let dir = tempfile::tempdir().unwrap();
