@@ -115,8 +115,8 @@ enum Doomed {
         delta_bytes: u64,
         /// As layouts name it, if one does.
         file: Weak<PageFile>,
-        /// Set if other memories may name it too.
-        shared: Option<Arc<SharedSegment>>,
+        /// Set if other memories may name it too; and the memory that does no more.
+        shared: Option<(Arc<SharedSegment>, MemoryId)>,
     },
     /// Pages of a base file.
     Pages(Retired),
@@ -125,7 +125,10 @@ enum Doomed {
 /// What became of it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Deletion {
-    Done,
+    Done {
+        /// A segment's file is gone, not only the name that a memory had for it.
+        frees_delta: bool,
+    },
     /// Readers have to let go first.
     Waits,
     Failed,
@@ -136,7 +139,7 @@ impl Doomed {
     fn last_name(&self) -> Option<Name> {
         match self {
             Self::File { name, shared, .. } => {
-                let stays = shared.as_ref().is_some_and(|shared| shared.has_others());
+                let stays = shared.as_ref().is_some_and(|(shared, _)| shared.has_others());
                 (!stays).then_some(*name)
             }
             Self::Pages(_) => None,
@@ -146,24 +149,22 @@ impl Doomed {
     /// Takes a file's name away, or gives pages back. Layouts that name a file keep it, open; where
     /// that cannot be and the readers are `given_up`, they lose it. Pages wait for those who may read
     /// them.
-    fn delete(&self, store: &PageStore, given_up: bool) -> Deletion {
-        let deleted = match self {
-            Self::Pages(retired) if retired.is_read() => return Deletion::Waits,
-            Self::Pages(retired) => store.shared.release(&store.dir, retired),
-            Self::File { name, file, shared, delta_bytes } => {
+    fn delete(&mut self, store: &PageStore, given_up: bool) -> Deletion {
+        let PageStore { dir, shared: files, .. } = store;
+        let stays = match self {
+            Self::Pages(retired) if retired.is_read() => {
+                retired.hold();
+                return Deletion::Waits;
+            }
+            Self::Pages(retired) => files.release(dir, retired).map(|()| true),
+            Self::File { name, file, shared, .. } => {
                 keep(file, given_up).and_then(|()| match shared {
-                    Some(shared) => {
-                        let stays = store.shared.leave_segment(&store.dir, shared)?;
-                        if stays {
-                            store.accounts.borrowed.fetch_sub(*delta_bytes, Relaxed);
-                        }
-                        Ok(())
-                    }
-                    None => store.dir.unlink(&store.dir.path_of(*name)),
+                    Some((shared, memory)) => files.leave_segment(dir, shared, *memory),
+                    None => dir.unlink(&dir.path_of(*name)).map(|()| false),
                 })
             }
         };
-        if deleted.is_ok() { Deletion::Done } else { Deletion::Failed }
+        stays.map_or(Deletion::Failed, |stays| Deletion::Done { frees_delta: !stays })
     }
 
     fn delta_bytes(&self) -> u64 {
@@ -263,7 +264,7 @@ fn doomed(
         name: segment.shared.as_ref().map_or(Name::Segment(id, segment.id), |of| of.name()),
         delta_bytes: segment.bytes,
         file: segment.file,
-        shared: segment.shared,
+        shared: segment.shared.map(|shared| (shared, id)),
     })
 }
 
@@ -383,11 +384,13 @@ impl PageStore {
     pub(crate) fn delete_deferred(&self, count: usize, given_up: bool) -> u64 {
         let mut failed = 0;
         for _ in 0..count {
-            let Some(doomed) = lock(&self.checkpoint).deferred.pop_front() else { break };
+            let next = lock(&self.checkpoint).deferred.pop_front();
+            let Some(mut doomed) = next else { break };
             let deletion = doomed.delete(self, given_up);
-            if deletion == Deletion::Done {
-                self.accounts.delta.fetch_sub(doomed.delta_bytes(), Relaxed);
-                self.accounts.releasable.fetch_sub(doomed.delta_bytes(), Relaxed);
+            if let Deletion::Done { frees_delta } = deletion {
+                let bytes = doomed.delta_bytes();
+                self.accounts.delta.fetch_sub(if frees_delta { bytes } else { 0 }, Relaxed);
+                self.accounts.releasable.fetch_sub(bytes, Relaxed);
             } else {
                 failed += u64::from(deletion == Deletion::Failed);
                 lock(&self.checkpoint).deferred.push_back(doomed);

@@ -1,39 +1,30 @@
-//! Who looks at which pages of one base file: an ordered map of disjoint ranges with two numbers
+//! Who looks at which pages of one base file: an ordered map of disjoint ranges with three numbers
 //! each. Ranges that nobody looks at are not in it, and neighbours with the same numbers are one. It
 //! knows nothing of files or memories.
 
 use std::{collections::BTreeMap, ops::Range};
 
-/// What there is to say of a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
-    /// Nobody looks at it.
-    Free,
-    /// One memory does.
-    Sole,
-    /// The newest version of one memory does, and a durable index or a reader of an older one still
-    /// may, of whatever memory.
-    Waiting,
-    /// The newest versions of several memories do.
-    Shared,
-}
-
+/// The claims on a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Counts {
+pub(crate) struct Counts {
     /// Memories whose newest version looks at it.
-    live: u32,
-    /// Claims that ended, and that a durable index or a reader may still hold.
-    retired: u32,
+    pub(crate) live: u32,
+    /// Claims that ended, and that a durable index may still hold: the next checkpoint but one at the
+    /// latest releases them, or tells that they are held.
+    pub(crate) retired: u32,
+    /// Claims that ended and that no durable index holds, but a reader of an older version.
+    pub(crate) held: u32,
 }
 
 impl Counts {
-    fn standing(self) -> Standing {
-        match (self.live, self.retired) {
-            (0, 0) => Standing::Free,
-            (1, 0) => Standing::Sole,
-            (0 | 1, _) => Standing::Waiting,
-            _ => Standing::Shared,
-        }
+    /// One memory looks at it, and nobody else may.
+    pub(crate) fn is_sole(self) -> bool {
+        self == Self { live: 1, ..Self::default() }
+    }
+
+    /// One claim is left of all, and it ended.
+    fn is_last(self) -> bool {
+        self.live == 0 && self.retired + self.held == 1
     }
 }
 
@@ -62,31 +53,28 @@ impl Claims {
         });
     }
 
-    /// Neither does any durable index or reader of that memory.
-    pub(crate) fn release(&mut self, pages: &Range<u64>) {
-        self.change(pages, |counts| counts.retired = less(counts.retired));
+    /// Neither does any durable index of that memory, but a reader.
+    pub(crate) fn hold(&mut self, pages: &Range<u64>) {
+        self.change(pages, |counts| {
+            counts.retired = less(counts.retired);
+            counts.held += 1;
+        });
     }
 
-    /// The standing of a page, and how far behind it all have the same, at most to `end`.
-    pub(crate) fn standing(&self, page: u64, end: u64) -> (Standing, u64) {
-        let (mut at, mut found) = (page, None);
-        while at < end {
-            let (counts, until) = self.counts(at, end);
-            if found.is_some_and(|standing| standing != counts.standing()) {
-                break;
-            }
-            found = Some(counts.standing());
-            at = until;
-        }
-        (found.unwrap_or(Standing::Free), at)
+    /// Neither does any durable index or reader of that memory. `was_held`: only readers did.
+    pub(crate) fn release(&mut self, pages: &Range<u64>, was_held: bool) {
+        self.change(pages, |counts| {
+            let ended = if was_held { &mut counts.held } else { &mut counts.retired };
+            *ended = less(*ended);
+        });
     }
 
     /// The pages around this one, within others, at which more than one memory looks, or may.
     pub(crate) fn not_sole(&self, page: u64, within: &Range<u64>) -> Range<u64> {
         let (mut start, mut at) = (within.start, within.start);
         while at < within.end {
-            let (standing, until) = self.standing(at, within.end);
-            if standing == Standing::Sole {
+            let (counts, until) = self.counts(at, within.end);
+            if counts.is_sole() {
                 if at > page {
                     return start..at;
                 }
@@ -99,12 +87,17 @@ impl Claims {
 
     /// Whether nobody looks at any of these pages.
     pub(crate) fn is_free(&self, pages: &Range<u64>) -> bool {
-        pages.is_empty() || self.standing(pages.start, pages.end) == (Standing::Free, pages.end)
+        pages.is_empty() || self.counts(pages.start, pages.end) == (Counts::default(), pages.end)
     }
 
-    /// Those of these pages that only one retired claim still covers.
+    /// Those of these pages that only one claim still covers, which ended.
     pub(crate) fn last(&self, pages: &Range<u64>) -> Vec<Range<u64>> {
-        self.matching(pages, |counts| counts == Counts { live: 0, retired: 1 })
+        self.matching(pages, Counts::is_last)
+    }
+
+    /// Those of these pages that only one claim covers.
+    pub(crate) fn sole(&self, pages: &Range<u64>) -> Vec<Range<u64>> {
+        self.matching(pages, Counts::is_sole)
     }
 
     /// Those of these pages that nobody looks at.
@@ -133,7 +126,7 @@ impl Claims {
     }
 
     /// The numbers of a page, and to where they hold, at most to `end`.
-    fn counts(&self, page: u64, end: u64) -> (Counts, u64) {
+    pub(crate) fn counts(&self, page: u64, end: u64) -> (Counts, u64) {
         match self.ranges.range(..=page).next_back() {
             Some((_, &(until, counts))) if until > page => (counts, until.min(end)),
             _ => {
@@ -218,7 +211,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn behaves_like_a_table(steps in proptest::collection::vec((0..PAGES, 1..12u64, 0..4u8), 1..60)) {
+        fn behaves_like_a_table(steps in proptest::collection::vec((0..PAGES, 1..12u64, 0..6u8), 1..60)) {
             let mut claims = Claims::default();
             let mut table = vec![Counts::default(); PAGES as usize];
             for (start, pages, kind) in steps {
@@ -228,11 +221,23 @@ mod tests {
                 match kind {
                     1 if part.iter().all(|counts| counts.live > 0) => {
                         claims.retire(&range);
-                        part.iter_mut().for_each(|counts| *counts = Counts { live: counts.live - 1, retired: counts.retired + 1 });
+                        part.iter_mut().for_each(|counts| {
+                            (counts.live, counts.retired) = (counts.live - 1, counts.retired + 1);
+                        });
                     }
                     2 if part.iter().all(|counts| counts.retired > 0) => {
-                        claims.release(&range);
+                        claims.release(&range, false);
                         part.iter_mut().for_each(|counts| counts.retired -= 1);
+                    }
+                    4 if part.iter().all(|counts| counts.retired > 0) => {
+                        claims.hold(&range);
+                        part.iter_mut().for_each(|counts| {
+                            (counts.retired, counts.held) = (counts.retired - 1, counts.held + 1);
+                        });
+                    }
+                    5 if part.iter().all(|counts| counts.held > 0) => {
+                        claims.release(&range, true);
+                        part.iter_mut().for_each(|counts| counts.held -= 1);
                     }
                     3 if part.iter().all(|counts| counts.live > 0) => {
                         claims.give_back(&range);
@@ -244,13 +249,13 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(&expand(&claims), &table);
-                let (standing, until) = claims.standing(start, PAGES);
-                let same = table[start as usize..].iter().take_while(|counts| counts.standing() == standing).count() as u64;
+                let (counts, until) = claims.counts(start, PAGES);
+                let same = table[start as usize..].iter().take_while(|other| **other == counts).count() as u64;
                 prop_assert_eq!(until, start + same);
                 let is_free = |counts: &Counts| *counts == Counts::default();
                 let all = 0..PAGES;
-                if standing != Standing::Sole {
-                    let is_sole = |page: &u64| table[*page as usize].standing() == Standing::Sole;
+                if !counts.is_sole() {
+                    let is_sole = |page: &u64| table[*page as usize].is_sole();
                     let first = (0..start).rev().find(is_sole).map_or(0, |page| page + 1);
                     let end = (start..PAGES).find(is_sole).unwrap_or(PAGES);
                     prop_assert_eq!(claims.not_sole(start, &all), first..end);
@@ -269,16 +274,22 @@ mod tests {
         let mut claims = Claims::default();
         claims.add(&(0..10));
         claims.add(&(4..6));
-        assert_eq!(claims.standing(0, 10), (Standing::Sole, 4));
-        assert_eq!(claims.standing(4, 10), (Standing::Shared, 6));
+        let counts = |live, retired, held| Counts { live, retired, held };
+        assert_eq!(claims.counts(0, 10), (counts(1, 0, 0), 4));
+        assert_eq!(claims.counts(4, 10), (counts(2, 0, 0), 6));
         claims.retire(&(4..6));
-        assert_eq!(claims.standing(4, 10), (Standing::Waiting, 6));
+        assert_eq!(claims.counts(4, 10), (counts(1, 1, 0), 6));
+        claims.hold(&(4..5));
         assert_eq!(claims.last(&(0..10)), []);
-        claims.release(&(4..6));
-        assert_eq!(claims.standing(0, 20), (Standing::Sole, 10));
+        assert_eq!(claims.sole(&(2..10)), [2..4, 6..10]);
+        claims.release(&(4..5), true);
+        claims.release(&(5..6), false);
+        assert_eq!(claims.counts(0, 20), (counts(1, 0, 0), 10));
         claims.retire(&(0..10));
+        claims.hold(&(0..6));
         assert_eq!(claims.last(&(2..20)), std::iter::once(2..10).collect::<Vec<_>>());
-        claims.release(&(0..10));
+        claims.release(&(0..6), true);
+        claims.release(&(6..10), false);
         assert!(claims.is_free(&(0..20)) && claims.pages() == 0);
     }
 }

@@ -97,15 +97,18 @@ impl PageStore {
             // Sealed by whatever checkpoint is begun next.
             let generation = self.progress.next();
             let copy = Memory::new(id, base_bytes);
-            Ok(Some(source.lend(copy, pages, &self.shared, &self.accounts, generation)))
+            let lent = source.lend(copy, pages, &self.shared, &self.accounts, generation);
+            let (memory, unsynced) = lent;
+            // Before another checkpoint can be begun, which names what is not synced.
+            lock(&self.checkpoint).sync_early(unsynced);
+            Ok(Some(memory))
         });
-        let (mut memory, unsynced) = match lent {
+        let mut memory = match lent {
             Ok(Some(lent)) => lent,
             // A layout of a memory that is gone can still be read.
             Ok(None) | Err(PagesError::UnknownMemory(_)) => return Ok(None),
             Err(error) => return Err(error),
         };
-        lock(&self.checkpoint).sync_early(unsynced);
         let pages = self.data_of(&memory);
         memory.fresh = Some(Fresh { file: None, pages });
         Ok(Some(memory))

@@ -24,7 +24,7 @@ pub enum PagesError {
     DeltaFull {
         /// `delta_capacity_bytes` without `delta_reserve_bytes`.
         limit_bytes: u64,
-        /// Delta on disk now.
+        /// Delta on disk now, or a page for each entry of the indexes, if that is more.
         used_bytes: u64,
     },
     /// No such memory, or it was removed.

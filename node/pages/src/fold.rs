@@ -2,17 +2,20 @@
 //! memories look at the same pages, moving these. See the crate's documentation for why that is safe.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fs::File,
     ops::Bound::{Excluded, Unbounded},
     path::PathBuf,
+    slice,
     sync::atomic::Ordering::Relaxed,
 };
 
 use crate::{
-    BaseId, MemoryId, PAGE_BYTES, PagesError, Result, Run,
+    BaseId, MemoryId, PAGE_BYTES, PagesError, Result, Run, SegmentId,
     copy::{Copier, Source},
     files::{self, Dir, Name, Named},
-    fold_plan::{FoldPlan, FoldSource, FoldWork, Readers},
+    fold_plan::{FoldPlan, FoldSource, FoldWork, Readers, Surroundings},
+    heap,
     memory::Memory,
     sharing::Move,
     store::{FoldQueue, PageStore, lock},
@@ -48,8 +51,7 @@ impl FoldProgress {
 struct Copied {
     id: MemoryId,
     bases: Vec<Written>,
-    runs: Vec<Run>,
-    moves: Vec<Move>,
+    plan: FoldPlan,
     moved_bytes: u64,
 }
 
@@ -90,7 +92,8 @@ impl PageStore {
 
     /// [`PageStore::fold`] without waiting for readers: layouts of older versions are cut off
     /// ([`crate::MemoryLayout::is_cut_off`]), except those that are
-    /// held ([`crate::HeldLayout`]), whose memories are skipped.
+    /// held ([`crate::HeldLayout`]), whose memories are skipped. What only a checkpoint releases waits
+    /// for it: where pages are shared it takes a checkpoint and another fold after it.
     pub fn fold_over_readers(&self, budget_bytes: u64) -> Result<FoldProgress> {
         self.step(budget_bytes, Readers::CutOff)
     }
@@ -103,35 +106,34 @@ impl PageStore {
         let mut buf = Vec::new();
         let mut result = Ok(());
         let visits_max = lock(&self.fold_queue).ids.len();
+        // Files that others than a memory of this step may look at.
+        let mut taken = BTreeSet::new();
         for _ in 0..visits_max {
             let open: usize = copied.iter().map(|part: &Copied| part.bases.len()).sum();
             if pages_left == 0 || open >= FILES_PER_STEP {
                 break;
             }
-            let Some(id) = lock(&self.fold_queue).next() else { break };
-            if copied.iter().any(|part| part.id == id) {
+            let (before, next) = lock(&self.fold_queue).next();
+            let Some(id) = next else { break };
+            let is_planned = copied.iter().any(|part| part.id == id);
+            let work = if is_planned {
                 // Others left the queue meanwhile. What is planned for it is not done yet.
-                break;
-            }
-            let plan = |memory: &mut Memory| {
-                if readers == Readers::CutOff {
-                    self.accounts.cut_off.fetch_add(memory.cut_off_readers(), Relaxed);
-                }
-                memory.plan_fold(&self.dir, &self.shared, pages_left, readers)
-            };
-            let work = match self.with(id, plan) {
-                // Removed meanwhile.
-                Err(PagesError::UnknownMemory(_)) => Ok(FoldWork::None),
-                work => work,
+                Ok(FoldWork::Later)
+            } else {
+                self.plan(id, pages_left, readers, &mut taken)
             };
             match work {
                 Ok(FoldWork::None) => self.leave_fold_queue(id),
                 Ok(FoldWork::Blocked) => progress.memories_blocked += 1,
+                Ok(FoldWork::Later) => {
+                    lock(&self.fold_queue).last = before;
+                    break;
+                }
                 Ok(FoldWork::Plan(plan)) => {
                     buf.resize(files::COPY_BUFFER_BYTES, 0);
                     match self.copy_into_bases(id, plan, &mut buf) {
                         Ok(part) => {
-                            pages_left = pages_left.saturating_sub(pages(&part.runs));
+                            pages_left = pages_left.saturating_sub(pages(&part.plan.runs));
                             copied.push(part);
                         }
                         Err(e) => {
@@ -161,7 +163,7 @@ impl PageStore {
                 // The runs stay in the index, so they are copied anew: nothing depends on what the
                 // kernel kept of this attempt.
                 Err(e) => {
-                    self.give_back(&part.moves);
+                    self.give_back(&part.plan, true);
                     result = Err(e);
                 }
             }
@@ -170,19 +172,41 @@ impl PageStore {
         result.map(|()| progress)
     }
 
+    /// What of a memory can be folded. `taken` are the base files of other memories of this step: what
+    /// they share with this one is about to change.
+    fn plan(
+        &self,
+        id: MemoryId,
+        pages_max: u64,
+        readers: Readers,
+        taken: &mut BTreeSet<BaseId>,
+    ) -> Result<FoldWork> {
+        let memories = &*self.read();
+        // Removed meanwhile.
+        let Some(memory) = memories.get(&id) else { return Ok(FoldWork::None) };
+        let _here = heap::enter();
+        let mut memory = lock(memory);
+        if memory.shared_bases().any(|base| taken.contains(&base)) {
+            return Ok(FoldWork::Later);
+        }
+        let (dir, shared, accounts) = (&self.dir, &self.shared, &self.accounts);
+        let around = Surroundings { dir, shared, accounts, memories, readers };
+        let work = memory.plan_fold(around, pages_max)?;
+        if matches!(work, FoldWork::Plan(_)) {
+            taken.extend(memory.shared_bases());
+        }
+        Ok(work)
+    }
+
     fn copy_into_bases(&self, id: MemoryId, plan: FoldPlan, buf: &mut [u8]) -> Result<Copied> {
-        let FoldPlan { runs, moves, segments } = plan;
         let mut bases = Vec::new();
-        let copied = self
-            .carry_out(&moves, &mut bases)
-            .and_then(|moved| self.write_runs(&runs, &segments, &mut bases, buf).map(|()| moved));
+        let copied = self.carry_out(&plan.moves, &mut bases).and_then(|moved| {
+            self.write_runs(&plan.runs, &plan.segments, &mut bases, buf).map(|()| moved)
+        });
         match copied {
-            Ok(moved_bytes) => {
-                let runs = runs.into_iter().map(|(run, _)| run).collect();
-                Ok(Copied { id, bases, runs, moves, moved_bytes })
-            }
+            Ok(moved_bytes) => Ok(Copied { id, bases, plan, moved_bytes }),
             Err(error) => {
-                self.give_back(&moves);
+                self.give_back(&plan, true);
                 Err(error)
             }
         }
@@ -195,7 +219,7 @@ impl PageStore {
             let from = Source::of(&self.dir, from.id)?;
             let Written { path, file, .. } = Written::of(bases, &self.dir, to.id)?;
             // What an attempt before a crash left there.
-            self.dir.clear(path, file, std::slice::from_ref(pages))?;
+            self.dir.clear(path, file, slice::from_ref(pages))?;
             let to = self.dir.on_disk(path, file);
             let mut copier = Copier::new(to.as_ref(), path);
             copier.base(&from, pages.clone())?;
@@ -230,30 +254,47 @@ impl PageStore {
     }
 
     fn apply(&self, part: Copied, progress: &mut FoldProgress) {
-        let Copied { id, runs, moves, moved_bytes, .. } = part;
-        let bytes = pages(&runs) * PAGE_BYTES;
+        let Copied { id, plan, moved_bytes, .. } = part;
+        let bytes = pages(&plan.runs) * PAGE_BYTES;
         self.accounts.folded.fetch_add(bytes, Relaxed);
         self.accounts.moved.fetch_add(moved_bytes, Relaxed);
         progress.copied_bytes += bytes;
         progress.moved_bytes += moved_bytes;
-        let applied = self.with(id, |memory| {
-            memory.folded(&self.accounts, &runs, &moves);
-            lock(&self.changed).insert(id);
+        // While the places are claimed for the memory itself, whatever became of that.
+        for (other, names) in sharers(id, &plan) {
+            self.fold_in(other, |memory| memory.fold_along(&self.accounts, &plan, &names));
+        }
+        let runs: Vec<_> = plan.runs.iter().map(|(run, _)| *run).collect();
+        let is_there = self.fold_in(id, |memory| {
+            memory.folded(&self.accounts, &runs, &plan.moves);
+            true
+        });
+        // A memory that was removed meanwhile has no index any more.
+        self.give_back(&plan, !is_there);
+    }
+
+    /// Changes a memory by what was folded. Whether it was changed.
+    fn fold_in(&self, id: MemoryId, change: impl FnOnce(&mut Memory) -> bool) -> bool {
+        let changed = self.with(id, |memory| {
+            let is_changed = change(memory);
+            if is_changed {
+                lock(&self.changed).insert(id);
+            }
             if !memory.has_durable_delta() {
                 lock(&self.fold_queue).ids.remove(&id);
             }
-            Ok(())
+            Ok(is_changed)
         });
-        if applied.is_err() {
-            // A memory that was removed meanwhile has no index any more.
-            self.give_back(&moves);
-        }
+        changed.unwrap_or(false)
     }
 
-    /// Nothing came of moves.
-    fn give_back(&self, moves: &[Move]) {
-        for Move { pages, to, .. } in moves {
-            if self.shared.give_back(&self.dir, to, pages).is_err() {
+    /// Gives back the places that a plan wrote to, and those of moves if nothing came of them.
+    fn give_back(&self, plan: &FoldPlan, also_moves: bool) {
+        let moves = plan.moves.iter().filter(|_| also_moves);
+        let moves = moves.map(|moved| (&moved.to, slice::from_ref(&moved.pages)));
+        let kept = plan.kept.iter().map(|(file, pages)| (file, pages.as_slice()));
+        for (file, pages) in kept.chain(moves) {
+            if self.shared.give_back(&self.dir, file, pages).is_err() {
                 // The next start finds what is left.
                 self.accounts.unlink_failures.fetch_add(1, Relaxed);
             }
@@ -275,14 +316,27 @@ impl PageStore {
 }
 
 impl FoldQueue {
-    /// The memory after the last one, round and round.
-    fn next(&mut self) -> Option<MemoryId> {
-        let after = self.last.and_then(|last| self.ids.range((Excluded(last), Unbounded)).next());
+    /// The last one, and the memory after it, round and round.
+    fn next(&mut self) -> (Option<MemoryId>, Option<MemoryId>) {
+        let before = self.last;
+        let after = before.and_then(|last| self.ids.range((Excluded(last), Unbounded)).next());
         self.last = after.or_else(|| self.ids.first()).copied();
-        self.last
+        (before, self.last)
     }
 }
 
-fn pages(runs: &[Run]) -> u64 {
-    runs.iter().map(|run| run.pages).sum()
+/// The memories that name segments of a plan for another, and how they call them.
+fn sharers(id: MemoryId, plan: &FoldPlan) -> BTreeMap<MemoryId, BTreeMap<SegmentId, SegmentId>> {
+    let mut sharers: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
+    for FoldSource { id: segment, shared, .. } in &plan.segments {
+        let named = shared.iter().flat_map(|shared| shared.sharers());
+        for (other, name) in named.filter(|(other, _)| *other != id) {
+            sharers.entry(other).or_default().insert(*segment, name);
+        }
+    }
+    sharers
+}
+
+fn pages(runs: &[(Run, BaseId)]) -> u64 {
+    runs.iter().map(|(run, _)| run.pages).sum()
 }

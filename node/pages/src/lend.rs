@@ -3,7 +3,8 @@
 //!
 //! Base files: every page gets a claim of the new memory ([`crate::claims`]), so folding moves it before
 //! it writes there. Segments: the open one is sealed, so nothing is appended to it any more; each is
-//! deleted once nobody names it. The new memory folds what it borrowed as it does its own.
+//! deleted once nobody names it. What memories have in common of the delta is folded for all of them
+//! at once, where it can ([`crate::fold_plan`]).
 
 use std::{
     collections::BTreeMap,
@@ -37,7 +38,7 @@ pub(crate) struct Unsynced {
 impl Memory {
     /// Whether [`Memory::lend`] may be called.
     pub(crate) fn can_lend(&self) -> bool {
-        let bases = self.sharing.as_ref().map_or(1, |sharing| sharing.files());
+        let bases = self.sharing.as_ref().map_or(1, |sharing| sharing.files().len());
         !self.is_busy() && self.segments.len() < SEGMENTS_MAX && bases < BASES_MAX
     }
 
@@ -90,14 +91,17 @@ impl Memory {
             copy.index.insert(Run { pages, segment: *segment, ..run }, |_, _| ());
         }
         copy.next_segment = names.len() as u64;
+        accounts.runs.fetch_add(copy.runs_len(), Relaxed);
         for (old, (new, live_pages)) in names {
-            let id = self.id;
+            let (id, copy_id) = (self.id, copy.id);
             let Some(segment) = self.segments.get_mut(&old) else { continue };
             let bytes = segment.used_pages * PAGE_BYTES;
-            let shared = segment.shared.get_or_insert_with(|| shared.segment(id, old, bytes));
-            shared.join();
-            accounts.delta.fetch_add(bytes, Relaxed);
-            accounts.borrowed.fetch_add(bytes, Relaxed);
+            let shared = segment.shared.get_or_insert_with(|| {
+                let shared = shared.segment(id, old, bytes);
+                shared.join(id, old);
+                shared
+            });
+            shared.join(copy_id, new);
             let borrowed = Segment {
                 used_pages: segment.used_pages,
                 live_pages,

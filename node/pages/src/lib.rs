@@ -152,6 +152,7 @@ mod shared;
 mod sharing;
 mod staging;
 mod store;
+mod together;
 mod types;
 
 pub use checkpoint::CheckpointTicket;

@@ -44,15 +44,15 @@ const COPY_BYTES: usize = 1 << 20;
 /// the file is deleted.
 #[derive(Debug, Default)]
 pub(crate) struct Accounts {
-    /// Bytes of all segments, of one that several memories name for each of them: so it bounds their
-    /// indexes too.
+    /// Bytes of all segments. One that several memories name counts once.
     pub(crate) delta: AtomicU64,
-    /// Of those: counted although they are on disk once.
-    pub(crate) borrowed: AtomicU64,
+    /// Entries of all indexes. What bounds the bytes bounds them too, but for what copies borrow.
+    pub(crate) runs: AtomicU64,
     /// Of those: written since the last checkpoint was begun.
     pub(crate) open: AtomicU64,
-    /// Of those: sealed, without a page that the newest versions need; deleted once a checkpoint
-    /// that leaves them out is durable.
+    /// Sealed, without a page that the newest version of a memory needs; deleted once a checkpoint
+    /// that leaves them out is durable. One that several memories name counts for each of those that
+    /// do not need it.
     pub(crate) releasable: AtomicU64,
     /// Bytes that were copied for new memories since the last checkpoint that was finished.
     pub(crate) copied: AtomicU64,
@@ -163,6 +163,15 @@ pub(crate) struct Fresh {
     pub(crate) file: Option<Arc<File>>,
     /// Ordered, disjoint, not adjoining.
     pub(crate) pages: Vec<Range<u64>>,
+}
+
+impl Fresh {
+    /// Pages came to the base that were in the delta.
+    pub(crate) fn note(&mut self, pages: impl IntoIterator<Item = Range<u64>>) {
+        self.pages.extend(pages);
+        self.pages.sort_unstable_by_key(|range| range.start);
+        self.pages = joined(std::mem::take(&mut self.pages));
+    }
 }
 
 /// A segment that nothing is written to any more, and has to be synced.
@@ -426,6 +435,7 @@ impl Memory {
 
     /// Lays runs over the index and keeps the count of what lives where.
     fn lay(&mut self, accounts: &Accounts, runs: &[Run]) {
+        let before = self.runs_len();
         let Self { index, segments, .. } = self;
         for &run in runs {
             if let Some(segment) = segments.get_mut(&run.segment) {
@@ -434,6 +444,13 @@ impl Memory {
             index.insert(run, |segment, pages| release(segments, accounts, segment, pages));
         }
         self.view.runs = None;
+        self.count_runs(accounts, before);
+    }
+
+    /// The index had so many runs.
+    fn count_runs(&self, accounts: &Accounts, before: u64) {
+        accounts.runs.fetch_add(self.runs_len(), Relaxed);
+        accounts.runs.fetch_sub(before, Relaxed);
     }
 
     /// See [`REWRITE_DEAD_PAGES`]. The old segment was never in a checkpoint, so it can go at once;
@@ -691,6 +708,7 @@ impl Memory {
         let open = self.open.take().and_then(|open| open.file);
         accounts.open_files.fetch_sub(open.iter().len() as u64, Relaxed);
         self.take_fresh_file(accounts);
+        accounts.runs.fetch_sub(self.runs_len(), Relaxed);
         let orphans = std::mem::take(&mut self.orphans);
         let all = std::mem::take(&mut self.segments).into_iter().map(|(id, segment)| {
             let bytes = segment.used_pages * PAGE_BYTES;
@@ -722,6 +740,7 @@ impl Memory {
     /// The base now holds what these runs name, and lies where `moves` say: takes out those that were
     /// not overwritten meanwhile.
     pub(crate) fn folded(&mut self, accounts: &Accounts, runs: &[Run], moves: &[Move]) {
+        let before = self.runs_len();
         let Self { index, segments, sharing, view, .. } = self;
         for &run in runs {
             index.remove(run, |segment, pages| release(segments, accounts, segment, pages));
@@ -732,6 +751,7 @@ impl Memory {
             view.parts = None;
         }
         self.epoch += 1;
+        self.count_runs(accounts, before);
         self.shrink();
         if cfg!(debug_assertions) {
             self.check();

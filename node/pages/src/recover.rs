@@ -49,13 +49,13 @@ impl PageStore {
         let accounts = Accounts::default();
         let mut memories: Memories = BTreeMap::new();
         let mut fold_queue = BTreeSet::new();
-        let mut sharers: Vec<Sharer> = Vec::new();
+        let mut sharers: BTreeMap<MemoryId, Sharer> = BTreeMap::new();
         for (id, index, base_bytes) in index {
             let _here = heap::enter();
             let bad = |fault| PagesError::BadIndex { id, fault };
             let memory = Memory::recovered(id, &index, base_bytes).map_err(bad)?;
             if !index.parts.is_empty() || !index.borrowed.is_empty() {
-                sharers.push(Sharer::new(id, index, &memory).map_err(bad)?);
+                sharers.insert(id, Sharer::new(id, index, &memory).map_err(bad)?);
             }
             if memory.has_durable_delta() {
                 fold_queue.insert(id);
@@ -68,13 +68,14 @@ impl PageStore {
         let shared = SharedFiles::default();
         share_bases(&dir, &shared, &mut memories, &sharers)?;
         let duplicates = share_segments(&shared, &mut memories, &sharers);
-        accounts.borrowed.store(duplicates, Relaxed);
         for memory in memories.values_mut() {
             let memory = memory.get_mut().unwrap_or_else(PoisonError::into_inner);
             verify(&dir, memory)?;
             let pages: u64 = memory.segments().map(|(_, segment)| segment.used_pages).sum();
             accounts.delta.fetch_add(pages * PAGE_BYTES, Relaxed);
+            accounts.runs.fetch_add(memory.runs_len(), Relaxed);
         }
+        accounts.delta.fetch_sub(duplicates, Relaxed);
         tidy(&dir, &shared, &mut memories)?;
         shared.clear_gaps(&dir)?;
         Ok(Self::assemble(limits, dir, shared, memories, fold_queue, accounts))
@@ -83,7 +84,6 @@ impl PageStore {
 
 /// A memory that looks at files of others.
 struct Sharer {
-    id: MemoryId,
     parts: Vec<Part>,
     borrowed: Vec<Borrowed>,
 }
@@ -111,7 +111,7 @@ impl Sharer {
             }
             free = SegmentId(segment.0.checked_add(1).ok_or(IndexFault::BadBorrowed)?);
         }
-        Ok(Self { id, parts, borrowed })
+        Ok(Self { parts, borrowed })
     }
 }
 
@@ -120,12 +120,13 @@ fn share_bases(
     dir: &Dir,
     shared: &SharedFiles,
     memories: &mut Memories,
-    sharers: &[Sharer],
+    sharers: &BTreeMap<MemoryId, Sharer>,
 ) -> Result<()> {
+    let _here = heap::enter();
     // Memories of which a base file is named, and the greatest number among those.
     let mut owners: BTreeMap<MemoryId, u64> = BTreeMap::new();
-    for sharer in sharers.iter().filter(|sharer| !sharer.parts.is_empty()) {
-        owners.entry(sharer.id).or_default();
+    for (&id, sharer) in sharers.iter().filter(|(_, sharer)| !sharer.parts.is_empty()) {
+        owners.entry(id).or_default();
         for part in &sharer.parts {
             let BaseId { memory, number } = part.base;
             let greatest = owners.entry(memory).or_default();
@@ -142,11 +143,9 @@ fn share_bases(
     }
     for (id, number) in owners {
         let Some(memory) = memories.get_mut(&id) else { continue };
-        let _here = heap::enter();
         let memory = memory.get_mut().unwrap_or_else(PoisonError::into_inner);
         let own = shared.base(BaseId::of(id), memory.base_bytes, |_| ());
-        let of = sharers.iter().find(|sharer| sharer.id == id);
-        let parts = of.map_or(&[][..], |sharer| &sharer.parts).iter().filter_map(|part| {
+        let parts = sharers.get(&id).map_or(&[][..], |sharer| &sharer.parts).iter().filter_map(|part| {
             Some((shared.known_base(part.base)?, part.start_page..part.start_page + part.pages))
         });
         let mut sharing = Sharing::of_parts(own, parts, memory.base_pages());
@@ -157,12 +156,17 @@ fn share_bases(
 }
 
 /// Has all memories that name a segment know so. How many bytes are counted more than once.
-fn share_segments(shared: &SharedFiles, memories: &mut Memories, sharers: &[Sharer]) -> u64 {
+fn share_segments(
+    shared: &SharedFiles,
+    memories: &mut Memories,
+    sharers: &BTreeMap<MemoryId, Sharer>,
+) -> u64 {
+    let _here = heap::enter();
     // Who names a file, and how.
     let mut files: BTreeMap<(MemoryId, SegmentId), Vec<(MemoryId, SegmentId)>> = BTreeMap::new();
-    for sharer in sharers {
+    for (&memory, sharer) in sharers {
         for Borrowed { segment, owner, id } in &sharer.borrowed {
-            files.entry((*owner, *id)).or_default().push((sharer.id, *segment));
+            files.entry((*owner, *id)).or_default().push((memory, *segment));
         }
     }
     let mut duplicates = 0;
@@ -173,10 +177,10 @@ fn share_segments(shared: &SharedFiles, memories: &mut Memories, sharers: &[Shar
             memory.next_segment = memory.next_segment.max(id.0.saturating_add(1));
         }
         // The owner's own, unless it borrowed one by that name.
-        let borrows = |sharer: &Sharer| {
-            sharer.id == owner && sharer.borrowed.iter().any(|borrowed| borrowed.segment == id)
-        };
-        if !sharers.iter().any(borrows) {
+        let is_borrowed = sharers.get(&owner).is_some_and(|sharer| {
+            sharer.borrowed.binary_search_by_key(&id, |borrowed| borrowed.segment).is_ok()
+        });
+        if !is_borrowed {
             names.push((owner, id));
         }
         let mut longest = 0;
@@ -192,15 +196,15 @@ fn share_segments(shared: &SharedFiles, memories: &mut Memories, sharers: &[Shar
             continue;
         }
         let file = shared.segment(owner, id, longest * PAGE_BYTES);
-        for (number, (memory, segment)) in names.iter().enumerate() {
-            let Some(memory) = memories.get_mut(memory) else { continue };
+        for (number, (id, segment)) in names.iter().enumerate() {
+            file.join(*id, *segment);
+            let Some(memory) = memories.get_mut(id) else { continue };
             let memory = memory.get_mut().unwrap_or_else(PoisonError::into_inner);
             if let Some(segment) = memory.segments.get_mut(segment) {
                 segment.shared = Some(Arc::clone(&file));
                 segment.used_pages = longest;
             }
             if number > 0 {
-                file.join();
                 duplicates += longest * PAGE_BYTES;
             }
         }

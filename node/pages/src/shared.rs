@@ -1,13 +1,19 @@
 //! Files that several memories look at, or may: base files with a claim on every page that somebody
-//! needs, and segments with the number of memories that name them. A memory that was never copied
-//! and is no copy has no entry here.
+//! needs, and segments with the memories that name them. A memory that was never copied and is no
+//! copy has no entry here.
+//!
+//! Whoever ends the last claim on a base file, or is the last to name a segment, takes the file away.
+//! Whether it is the last is decided with the change itself, under one lock: of two who end claims at
+//! the same time exactly one is. Pages are cleared while the claim that ends still covers them, so
+//! whatever is free holds nothing.
 
 use std::{
+    cell::Cell,
     collections::BTreeMap,
     ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+        atomic::{AtomicBool, Ordering::SeqCst},
     },
 };
 
@@ -26,6 +32,8 @@ pub(crate) struct BaseFile {
     pub(crate) bytes: u64,
     /// The memory that it was created with exists, or a durable index names that.
     owned: AtomicBool,
+    /// It is being deleted, and nothing in it is free. Set under the lock of the claims.
+    is_going: AtomicBool,
     claims: Mutex<Claims>,
 }
 
@@ -33,16 +41,33 @@ impl BaseFile {
     pub(crate) fn new(id: BaseId, bytes: u64) -> Self {
         // Others are there for the pages in them alone.
         let owned = AtomicBool::new(id.number == 0);
-        Self { id, bytes, owned, claims: Mutex::default() }
+        Self { id, bytes, owned, is_going: AtomicBool::new(false), claims: Mutex::default() }
     }
 
     pub(crate) fn claims(&self) -> MutexGuard<'_, Claims> {
         lock(&self.claims)
     }
 
-    /// Whether these pages are in it and nobody looks at them.
-    pub(crate) fn is_free(&self, pages: &Range<u64>) -> bool {
-        pages.end <= self.bytes / PAGE_BYTES && self.claims().is_free(pages)
+    /// Claims pages if they are in it and nobody looks at them. Whether it did.
+    pub(crate) fn take_free(&self, pages: &Range<u64>) -> bool {
+        let mut claims = self.claims();
+        let is_free = pages.end <= self.bytes / PAGE_BYTES
+            && !self.is_going.load(SeqCst)
+            && claims.is_free(pages);
+        if is_free {
+            claims.add(pages);
+        }
+        is_free
+    }
+
+    /// Ends claims. Whether nobody looks at the file any more: whoever is told so deletes it.
+    fn end(&self, claims: &mut Claims, change: impl FnOnce(&mut Claims)) -> bool {
+        change(claims);
+        let is_last = claims.pages() == 0 && !self.owned.load(SeqCst);
+        if is_last {
+            self.is_going.store(true, SeqCst);
+        }
+        is_last
     }
 
     /// No memory of its number any more.
@@ -51,7 +76,7 @@ impl BaseFile {
     }
 }
 
-/// A segment that nothing is appended to any more, and how many memories name it.
+/// A segment that nothing is appended to any more, and the memories that name it.
 #[derive(Debug)]
 pub(crate) struct SharedSegment {
     /// The memory whose segment it was.
@@ -60,21 +85,30 @@ pub(crate) struct SharedSegment {
     pub(crate) id: SegmentId,
     /// Its length.
     pub(crate) bytes: u64,
-    sharers: AtomicU64,
+    /// Each once, and what it calls the segment. One that was removed stays until it leaves.
+    sharers: Mutex<Vec<(MemoryId, SegmentId)>>,
 }
 
 impl SharedSegment {
-    pub(crate) fn join(&self) {
-        self.sharers.fetch_add(1, SeqCst);
+    pub(crate) fn join(&self, memory: MemoryId, name: SegmentId) {
+        lock(&self.sharers).push((memory, name));
+    }
+
+    pub(crate) fn sharers(&self) -> Vec<(MemoryId, SegmentId)> {
+        lock(&self.sharers).clone()
     }
 
     /// Whether others still name it.
     pub(crate) fn has_others(&self) -> bool {
-        self.sharers.load(SeqCst) > 1
+        lock(&self.sharers).len() > 1
     }
 
-    fn leave(&self) {
-        self.sharers.fetch_sub(1, SeqCst);
+    /// A memory names it no more. What that called it, if nobody else names it.
+    fn leave(&self, memory: MemoryId) -> Option<SegmentId> {
+        let mut sharers = lock(&self.sharers);
+        let at = sharers.iter().position(|(id, _)| *id == memory)?;
+        let (_, name) = sharers.swap_remove(at);
+        sharers.is_empty().then_some(name)
     }
 
     pub(crate) fn name(&self) -> Name {
@@ -107,21 +141,27 @@ impl SharedFiles {
         Arc::clone(known)
     }
 
-    /// Makes a base file, all of it a hole, at which nobody looks yet.
-    pub(crate) fn create_base(&self, dir: &Dir, id: BaseId, bytes: u64) -> Result<Arc<BaseFile>> {
+    /// Makes a base file, all of it a hole, in which these pages are claimed.
+    pub(crate) fn create_base(
+        &self,
+        dir: &Dir,
+        id: BaseId,
+        bytes: u64,
+        pages: &Range<u64>,
+    ) -> Result<Arc<BaseFile>> {
         dir.create(&dir.path_of(Name::Base(id)), bytes)?;
-        Ok(self.base(id, bytes, |_| ()))
+        Ok(self.base(id, bytes, |claims| claims.add(pages)))
     }
 
     pub(crate) fn known_base(&self, id: BaseId) -> Option<Arc<BaseFile>> {
         lock(&self.bases).get(&id).cloned()
     }
 
-    /// The segment of this name, named by one memory if it was not known.
+    /// The segment of this name.
     pub(crate) fn segment(&self, owner: MemoryId, id: SegmentId, bytes: u64) -> Arc<SharedSegment> {
         let mut segments = lock(&self.segments);
         let known = segments.entry((owner, id)).or_insert_with(|| {
-            Arc::new(SharedSegment { owner, id, bytes, sharers: AtomicU64::new(1) })
+            Arc::new(SharedSegment { owner, id, bytes, sharers: Mutex::default() })
         });
         Arc::clone(known)
     }
@@ -157,56 +197,73 @@ impl SharedFiles {
     }
 
     /// One memory names a segment no more; the last takes the name away. Whether others do.
-    pub(crate) fn leave_segment(&self, dir: &Dir, segment: &SharedSegment) -> Result<bool> {
-        let has_others = segment.has_others();
-        if !has_others {
-            dir.unlink(&dir.path_of(segment.name()))?;
-            lock(&self.segments).remove(&(segment.owner, segment.id));
-        }
-        segment.leave();
-        Ok(has_others)
+    pub(crate) fn leave_segment(
+        &self,
+        dir: &Dir,
+        segment: &SharedSegment,
+        memory: MemoryId,
+    ) -> Result<bool> {
+        let Some(name) = segment.leave(memory) else { return Ok(true) };
+        // It stays until its name is gone.
+        dir.unlink(&dir.path_of(segment.name())).inspect_err(|_| segment.join(memory, name))?;
+        lock(&self.segments).remove(&(segment.owner, segment.id));
+        Ok(false)
     }
 
     /// Ends claims for good: pages that nobody else looks at give their disk back, and a file that
-    /// nobody looks at goes.
-    pub(crate) fn release(&self, dir: &Dir, retired: &Retired) -> Result<()> {
-        let file = &retired.file;
+    /// nobody looks at goes. After an error it can be tried again.
+    pub(crate) fn release(&self, dir: &Dir, retired: &mut Retired) -> Result<()> {
+        let file = Arc::clone(&retired.file);
         if retired.disowns {
             file.disown();
         }
-        let (last, is_all) = {
-            let claims = file.claims();
-            let last: Vec<_> = retired.pages.iter().flat_map(|pages| claims.last(pages)).collect();
-            let pages: u64 = last.iter().map(|range| range.end - range.start).sum();
-            (last, pages == claims.pages())
-        };
-        let path = dir.path_of(Name::Base(file.id));
-        if is_all && !file.owned.load(SeqCst) {
-            dir.unlink(&path)?;
-            lock(&self.bases).remove(&file.id);
-        } else if !last.is_empty() {
-            let open = dir.open_write(&path)?;
-            dir.clear(&path, &open, &last)?;
+        let (was_held, is_changed) = (retired.is_held, Cell::new(false));
+        let ended = self.end(dir, &file, &retired.pages, Claims::last, |claims| {
+            retired.pages.iter().for_each(|pages| claims.release(pages, was_held));
+            is_changed.set(true);
+        });
+        if is_changed.get() {
+            retired.pages.clear();
         }
-        let mut claims = file.claims();
-        retired.pages.iter().for_each(|pages| claims.release(pages));
-        Ok(())
+        ended
     }
 
-    /// Takes back a reservation of pages that nothing names. The file goes if it was for them alone.
-    pub(crate) fn give_back(&self, dir: &Dir, file: &BaseFile, pages: &Range<u64>) -> Result<()> {
-        let is_unused = {
-            let mut claims = file.claims();
-            claims.give_back(pages);
-            claims.pages() == 0 && !file.owned.load(SeqCst)
-        };
+    /// Takes back claims on pages that no index names by them. The file goes if nobody else looks at
+    /// it.
+    pub(crate) fn give_back(&self, dir: &Dir, file: &BaseFile, pages: &[Range<u64>]) -> Result<()> {
+        self.end(dir, file, pages, Claims::sole, |claims| {
+            pages.iter().for_each(|pages| claims.give_back(pages));
+        })
+    }
+
+    /// Ends one claim on each of these pages, by `change`. `last` tells on which of them nobody else
+    /// has one.
+    fn end(
+        &self,
+        dir: &Dir,
+        file: &BaseFile,
+        pages: &[Range<u64>],
+        last: impl Fn(&Claims, &Range<u64>) -> Vec<Range<u64>>,
+        change: impl FnOnce(&mut Claims),
+    ) -> Result<()> {
         let path = dir.path_of(Name::Base(file.id));
-        if is_unused {
-            lock(&self.bases).remove(&file.id);
-            return dir.unlink(&path);
+        let mut claims = file.claims();
+        let freed: Vec<_> = pages.iter().flat_map(|pages| last(&claims, pages)).collect();
+        let freed_pages: u64 = freed.iter().map(|range| range.end - range.start).sum();
+        let goes = freed_pages == claims.pages() && !file.owned.load(SeqCst);
+        if !goes && !freed.is_empty() {
+            drop(claims);
+            let open = dir.open_write(&path)?;
+            dir.clear(&path, &open, &freed)?;
+            claims = file.claims();
         }
-        let open = dir.open_write(&path)?;
-        dir.clear(&path, &open, std::slice::from_ref(pages))
+        let is_last = file.end(&mut claims, change);
+        drop(claims);
+        if is_last {
+            dir.unlink(&path)?;
+            lock(&self.bases).remove(&file.id);
+        }
+        Ok(())
     }
 }
 
@@ -219,10 +276,20 @@ pub(crate) struct Retired {
     pub(crate) readers: Vec<Weak<PageFile>>,
     /// The memory of the file's number is gone.
     pub(crate) disowns: bool,
+    /// No durable index needs them any more, only readers.
+    pub(crate) is_held: bool,
 }
 
 impl Retired {
     pub(crate) fn is_read(&self) -> bool {
         self.readers.iter().any(|file| file.strong_count() > 0)
+    }
+
+    /// Has the claims say that only readers need them.
+    pub(crate) fn hold(&mut self) {
+        if !std::mem::replace(&mut self.is_held, true) {
+            let mut claims = self.file.claims();
+            self.pages.iter().for_each(|pages| claims.hold(pages));
+        }
     }
 }

@@ -35,7 +35,7 @@ fn unit(parts: usize) -> u64 {
 }
 
 /// Pages that go from one base file to another.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Move {
     pub(crate) pages: Range<u64>,
     pub(crate) from: Arc<BaseFile>,
@@ -83,7 +83,8 @@ impl Sharing {
         Self { files, parts: Vec::new(), next_file: 1, retired: Vec::new() }
     }
 
-    /// Of a memory whose pages lie in these files, and for the rest in its own, with claims on all.
+    /// Of a memory whose pages lie in these files, in order, and for the rest in its own, with claims
+    /// on all.
     pub(crate) fn of_parts(
         own: Arc<BaseFile>,
         parts: impl IntoIterator<Item = (Arc<BaseFile>, Range<u64>)>,
@@ -91,9 +92,8 @@ impl Sharing {
     ) -> Self {
         let mut sharing = Self::new(own, Weak::new());
         for (file, range) in parts {
-            let base = file.id;
+            append(&mut sharing.parts, range, file.id);
             sharing.use_file(file);
-            sharing.lay(&range, base);
         }
         for (file, range) in sharing.extents(0..pages) {
             file.claims().add(&range);
@@ -105,8 +105,8 @@ impl Sharing {
         &self.parts
     }
 
-    pub(crate) fn files(&self) -> usize {
-        self.files.len()
+    pub(crate) fn files(&self) -> impl ExactSizeIterator<Item = &Arc<BaseFile>> {
+        self.files.iter().map(|used| &used.file)
     }
 
     /// Files of this number and above are not made yet.
@@ -118,7 +118,7 @@ impl Sharing {
         self.files.first().map_or(BaseId::of(MemoryId(u64::MAX)), |own| own.file.id)
     }
 
-    fn file(&self, base: BaseId) -> Option<&Arc<BaseFile>> {
+    pub(crate) fn file(&self, base: BaseId) -> Option<&Arc<BaseFile>> {
         self.files.iter().find(|used| used.file.id == base).map(|used| &used.file)
     }
 
@@ -164,9 +164,9 @@ impl Sharing {
         start.max(extent.start)..start.saturating_add(unit).min(extent.end)
     }
 
-    /// A file of the memory in which nobody looks at these pages.
+    /// A file of the memory in which nobody looked at these pages, which are claimed there.
     pub(crate) fn place_for(&self, pages: &Range<u64>) -> Option<Arc<BaseFile>> {
-        self.files.iter().map(|used| &used.file).find(|file| file.is_free(pages)).cloned()
+        self.files().find(|file| file.take_free(pages)).cloned()
     }
 
     /// The name of a file that is to be made.
@@ -190,7 +190,7 @@ impl Sharing {
         }
         for (file, pages) in left {
             let readers = self.outdate(file.id);
-            self.retired.push(Retired { file, pages, readers, disowns: false });
+            self.retired.push(Retired { file, pages, readers, disowns: false, is_held: false });
         }
         let (own, parts) = (self.own(), &self.parts);
         self.files.retain(|used| {
@@ -212,12 +212,10 @@ impl Sharing {
     fn lay(&mut self, pages: &Range<u64>, base: BaseId) {
         let own = self.own();
         let mut parts: Vec<Part> = Vec::with_capacity(self.parts.len() + 2);
-        let mut put = |start: u64, end: u64, base: BaseId| match parts.last_mut() {
-            _ if start >= end || base == own => {}
-            Some(last) if last.base == base && last.start_page + last.pages == start => {
-                last.pages = end - last.start_page;
+        let mut put = |start: u64, end: u64, base: BaseId| {
+            if base != own {
+                append(&mut parts, start..end, base);
             }
-            _ => parts.push(Part { start_page: start, pages: end - start, base }),
         };
         let mut is_laid = false;
         for part in &self.parts {
@@ -279,9 +277,24 @@ impl Sharing {
             let pages: Vec<_> = here.map(|(_, range)| range.clone()).collect();
             pages.iter().for_each(|range| file.claims().retire(range));
             let disowns = file.id == own;
-            retired.push(Retired { file, pages, readers: used.readers(), disowns });
+            let readers = used.readers();
+            retired.push(Retired { file, pages, readers, disowns, is_held: false });
         }
         retired
+    }
+}
+
+/// Adds a part behind others.
+fn append(parts: &mut Vec<Part>, pages: Range<u64>, base: BaseId) {
+    match parts.last_mut() {
+        _ if pages.start >= pages.end => {}
+        Some(last) if last.base == base && last.start_page + last.pages == pages.start => {
+            last.pages = pages.end - last.start_page;
+        }
+        _ => {
+            let (start_page, pages) = (pages.start, pages.end - pages.start);
+            parts.push(Part { start_page, pages, base });
+        }
     }
 }
 

@@ -3,9 +3,10 @@
 //!
 //! Locks, in the order they are taken: `memories` (shared for everything that touches one memory,
 //! exclusive for creating, removing and beginning a checkpoint), then one memory's own lock, then
-//! `changed`, `opened`, `checkpoint`, `fold_queue` or one of `shared`, which are leaves. (Beginning a checkpoint takes memory
-//! locks last: under the exclusive lock nobody else can hold one.) No file is read, written or
-//! synced under the exclusive lock.
+//! `changed`, `opened`, `checkpoint`, `fold_queue` or one of `shared`, which are leaves. (Beginning a
+//! checkpoint takes memory locks last: under the exclusive lock nobody else can hold one.) Folding
+//! alone, of which there is one at a time (`folding`, before all others), takes the lock of another
+//! memory while it holds one. No file is read, written or synced under the exclusive lock.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,7 +22,7 @@ use std::{
 use limits::PagesLimits;
 
 use crate::{
-    AppendTarget, MemoryId, MemoryLayout, PagesError, Result, Run,
+    AppendTarget, MemoryId, MemoryLayout, PAGE_BYTES, PagesError, Result, Run,
     checkpoint::{Pending, Progress},
     files::{self, Dir},
     heap,
@@ -88,7 +89,7 @@ pub(crate) struct FoldQueue {
 pub struct PagesStats {
     /// Number of memories, heaps and stable memories together.
     pub memories: u64,
-    /// Delta: needed, overwritten, and waiting for deletion; what several memories name, for each.
+    /// Delta: needed, overwritten, and waiting for deletion.
     pub delta_bytes: u64,
     /// Of those: written since the last checkpoint was begun.
     pub open_bytes: u64,
@@ -266,16 +267,17 @@ impl PageStore {
     }
 
     /// Whether the delta log has room for another round: the reserve is free, which covers all that
-    /// a round may write. Deletes some files of which readers let go since the last checkpoint.
+    /// a round may write, and the indexes have no more entries than there are pages in what is not
+    /// the reserve. Deletes some files of which readers let go since the last checkpoint.
     ///
     /// # Errors
     /// [`PagesError::DeltaFull`] when there is none until a checkpoint, a fold, and a checkpoint
     /// after it.
     pub fn check_room(&self) -> Result<()> {
         self.delete_deferred(DELETED_AT_ONCE, false);
-        let limit_bytes =
-            self.limits.delta_capacity_bytes.saturating_sub(self.limits.delta_reserve_bytes);
-        let used_bytes = self.delta_bytes();
+        let limit_bytes = self.delta_limit_bytes();
+        // An index may be as long as that of a log full of single pages.
+        let used_bytes = self.delta_bytes().max(self.runs() * PAGE_BYTES);
         if used_bytes >= limit_bytes {
             Err(PagesError::DeltaFull { limit_bytes, used_bytes })
         } else {
@@ -320,15 +322,24 @@ impl PageStore {
         }
     }
 
-    /// Delta in bytes: needed, overwritten, and waiting for deletion; what several memories name, for
-    /// each of them. See [`PageStore::check_room`].
+    /// Delta in bytes, as it lies on disk: needed, overwritten, and waiting for deletion. See
+    /// [`PageStore::check_room`].
     pub fn delta_bytes(&self) -> u64 {
         self.accounts.delta.load(Relaxed)
     }
 
-    /// The same as it lies on disk.
-    pub fn delta_disk_bytes(&self) -> u64 {
-        self.delta_bytes().saturating_sub(self.accounts.borrowed.load(Relaxed))
+    /// Whether there is as much delta as there may be when a round begins.
+    pub fn is_delta_full(&self) -> bool {
+        self.delta_bytes() >= self.delta_limit_bytes()
+    }
+
+    fn delta_limit_bytes(&self) -> u64 {
+        self.limits.delta_capacity_bytes.saturating_sub(self.limits.delta_reserve_bytes)
+    }
+
+    /// Entries of all indexes.
+    pub(crate) fn runs(&self) -> u64 {
+        self.accounts.runs.load(Relaxed)
     }
 
     /// Delta written since the last checkpoint was begun; compared by the caller with
@@ -354,8 +365,7 @@ impl PageStore {
     /// disk until then.
     pub fn needs_checkpoint(&self) -> bool {
         let delta = self.delta_bytes();
-        let near_full = delta
-            >= self.limits.delta_capacity_bytes.saturating_sub(self.limits.delta_reserve_bytes);
+        let near_full = delta >= self.delta_limit_bytes();
         // What is sealed and needed is freed by folding alone. A checkpoint per round while that is
         // pending would free nothing.
         let gain = self.open_delta_bytes() + self.accounts.releasable.load(Relaxed);

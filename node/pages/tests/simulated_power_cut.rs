@@ -145,7 +145,8 @@ impl Machine {
                     store.finish_checkpoint(ticket);
                     self.finished = step;
                 }
-                2..6 => drop(store.fold(rng.below(64) * PAGE_BYTES)?),
+                2..5 => drop(store.fold(rng.below(64) * PAGE_BYTES)?),
+                5 => drop(store.fold_over_readers(rng.below(64) * PAGE_BYTES)?),
                 // A message that failed.
                 6 => {
                     let id = *model.keys().next().unwrap();
