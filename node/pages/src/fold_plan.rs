@@ -103,11 +103,7 @@ impl Memory {
 
     /// Up to `pages_max` pages that may be copied into base files now. Places that are written to are
     /// claimed.
-    pub(crate) fn plan_fold(
-        &mut self,
-        around: Surroundings,
-        pages_max: u64,
-    ) -> Result<FoldWork> {
+    pub(crate) fn plan_fold(&mut self, around: Surroundings, pages_max: u64) -> Result<FoldWork> {
         if around.readers == Readers::CutOff {
             around.accounts.cut_off.fetch_add(self.cut_off_readers(), Relaxed);
         }
@@ -233,12 +229,7 @@ impl Memory {
     }
 
     /// Where the first page of this run goes.
-    fn target(
-        &mut self,
-        around: Surroundings,
-        run: Run,
-        moves: &mut Vec<Move>,
-    ) -> Result<Target> {
+    fn target(&mut self, around: Surroundings, run: Run, moves: &mut Vec<Move>) -> Result<Target> {
         let (page, end, own) = (run.start_page, run.start_page + run.pages, BaseId::of(self.id));
         let (id, memory_pages, base_bytes) = (self.id, self.base_pages(), self.base_bytes);
         let Some(sharing) = self.sharing.as_mut() else { return Ok(Target::To(own, end)) };

@@ -145,9 +145,10 @@ fn share_bases(
         let Some(memory) = memories.get_mut(&id) else { continue };
         let memory = memory.get_mut().unwrap_or_else(PoisonError::into_inner);
         let own = shared.base(BaseId::of(id), memory.base_bytes, |_| ());
-        let parts = sharers.get(&id).map_or(&[][..], |sharer| &sharer.parts).iter().filter_map(|part| {
-            Some((shared.known_base(part.base)?, part.start_page..part.start_page + part.pages))
-        });
+        let parts =
+            sharers.get(&id).map_or(&[][..], |sharer| &sharer.parts).iter().filter_map(|part| {
+                Some((shared.known_base(part.base)?, part.start_page..part.start_page + part.pages))
+            });
         let mut sharing = Sharing::of_parts(own, parts, memory.base_pages());
         sharing.next_file_from(number.saturating_add(1));
         memory.sharing = Some(Box::new(sharing));

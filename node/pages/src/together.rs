@@ -80,8 +80,7 @@ impl Memory {
     fn look_below(&self, above: Above, pages: &Range<u64>, base: BaseId) -> Option<u64> {
         let run = self.index.next_run(pages.start)?;
         let within = pages.start.checked_sub(run.start_page)?;
-        let is_same =
-            run.segment == above.segment && run.offset_page + within == above.offset_page;
+        let is_same = run.segment == above.segment && run.offset_page + within == above.offset_page;
         let (file, extent) = self.sharing.as_ref()?.extent(pages.start, self.base_pages())?;
         let until = pages.end.min(extent.end).min(run.start_page + run.pages);
         (is_same && file.id == base).then_some(until)

@@ -31,6 +31,7 @@ impl Dispatcher<'_> {
         let canister = self.target(&id)?.clone();
         let (owner, snapshot) = self.snapshot_to_load(call, &canister, &argument.snapshot_id)?;
         check_sizes(self.core, &snapshot)?;
+        self.check_copying(&snapshot)?;
         let copying = SNAPSHOT_INSTRUCTIONS.saturating_add(snapshot.bytes());
         self.affordable(&canister, copying, "loading a snapshot")?;
 

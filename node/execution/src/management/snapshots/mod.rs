@@ -75,6 +75,9 @@ impl Dispatcher<'_> {
             planned.log.clear();
         }
         self.check_keeping(&canister, &planned)?;
+        if !uninstalls {
+            self.check_copying(&snapshot)?;
+        }
 
         if uninstalls {
             // They go over to the snapshot as they are.
@@ -213,6 +216,24 @@ impl Dispatcher<'_> {
         let (number, gone) = exchange(canister, replaced, snapshot);
         drop_snapshots(core, gone);
         Ok(number)
+    }
+
+    /// Whether the subnet has room for a snapshot's memories once more beside everything that is
+    /// there. Hardly ever is anything copied, but where a memory lies in too many files its copy is
+    /// made at once ([`pages::PageStore::create_copy`]), and what it takes the place of is on disk
+    /// until the next checkpoint: a round must not wait for room that only that makes. Which files a
+    /// memory lies in differs from member to member, so all are refused alike.
+    fn check_copying(&self, snapshot: &CanisterSnapshot) -> Result<(), Reject> {
+        let bytes = snapshot.heap.bytes().saturating_add(snapshot.stable.bytes());
+        let taken = self.state.totals().memory_taken;
+        let capacity = self.core.limits().subnet.memory_capacity_bytes;
+        if taken.saturating_add(bytes) <= capacity {
+            return Ok(());
+        }
+        Err(reject::subnet_oversubscribed(format!(
+            "{bytes} bytes of memory cannot be copied: {taken} of the subnet's {capacity} bytes are \
+             taken (subnet.memory_capacity_bytes)."
+        )))
     }
 
     /// The number of a new memory.
