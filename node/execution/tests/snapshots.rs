@@ -569,10 +569,15 @@ fn snapshots_cost_cycles_and_room_and_go_when_there_are_none() {
 #[test]
 fn a_snapshot_is_loaded_and_taken_where_the_subnet_has_room_for_it_once_more() {
     let mut limits = limits();
-    let grown = [Op::Grow(2_000), Op::Reply(vec![])];
+    // Little by little: what is left is divided among those who execute.
+    let grow = |node: &mut Node, id| {
+        for _ in 0..8 {
+            node.call(id, &[Op::Grow(250), Op::Reply(vec![])]).unwrap();
+        }
+    };
     let mut node = Node::with(limits.clone());
     let id = deployed(&mut node);
-    node.call(id, &grown).unwrap();
+    grow(&mut node, id);
     take(&mut node, id);
     let taken = node.executor.state().totals().memory_taken;
     drop(node);
@@ -580,7 +585,7 @@ fn a_snapshot_is_loaded_and_taken_where_the_subnet_has_room_for_it_once_more() {
     limits.subnet.memory_capacity_bytes = taken + 1_000 * WASM_PAGE;
     let mut node = Node::with(limits);
     let id = deployed(&mut node);
-    node.call(id, &grown).unwrap();
+    grow(&mut node, id);
     let snapshot = take(&mut node, id);
     let before = content(&mut node, id);
     let refused = [

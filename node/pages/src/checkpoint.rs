@@ -80,10 +80,10 @@ struct SyncFile {
 }
 
 impl SyncFile {
-    /// The base of a memory that was created, and its file if it was written.
-    fn base(id: MemoryId, file: Option<Arc<File>>) -> Self {
-        let name = Name::Base(BaseId::of(id));
-        Self { name, file, was_closed: false, segment_bytes: None }
+    /// The base of a memory that was created, and its file if it was written; or one of which only
+    /// what was cleared is to be synced.
+    fn base(id: BaseId, file: Option<Arc<File>>) -> Self {
+        Self { name: Name::Base(id), file, was_closed: false, segment_bytes: None }
     }
 
     fn segment(id: MemoryId, sealed: Sealed) -> Self {
@@ -99,7 +99,7 @@ impl SyncFile {
         match &self.file {
             Some(file) => Ok(Arc::clone(file)),
             None if self.segment_bytes.is_some() => Ok(Arc::new(dir.open_write(path)?)),
-            // Only its length and its name are to be synced: any descriptor does.
+            // Only its length, its name and holes are to be synced: any descriptor does.
             None => Ok(Arc::new(dir.open_read(path)?)),
         }
     }
@@ -244,9 +244,10 @@ impl Pending {
 
     /// Has the next ticket sync what a copy looks at.
     pub(crate) fn sync_early(&mut self, unsynced: Unsynced) {
-        let Unsynced { owner, base, segment } = unsynced;
+        let Unsynced { owner, base, segment, cleared } = unsynced;
+        self.early.extend(cleared.map(|base| SyncFile::base(base, None)));
         if let Some(file) = base {
-            self.early.push(SyncFile::base(owner, file));
+            self.early.push(SyncFile::base(BaseId::of(owner), file));
         }
         self.early.extend(segment.map(|sealed| SyncFile::segment(owner, sealed)));
         let open = self.early.iter().filter(|file| file.file.is_some()).count();
@@ -299,7 +300,8 @@ impl PageStore {
             };
             let mut memory = lock(memory);
             if std::mem::take(&mut memory.base_unsynced) {
-                pending.files.push(SyncFile::base(id, memory.take_fresh_file(&self.accounts)));
+                let file = memory.take_fresh_file(&self.accounts);
+                pending.files.push(SyncFile::base(BaseId::of(id), file));
             }
             if let Some(sealed) = memory.seal(&self.accounts, generation) {
                 self.accounts.open.fetch_sub(sealed.bytes, Relaxed);

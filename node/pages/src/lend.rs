@@ -33,6 +33,8 @@ pub(crate) struct Unsynced {
     pub(crate) base: Option<Option<Arc<File>>>,
     /// Its segment that was open.
     pub(crate) segment: Option<Sealed>,
+    /// A file in which the new memory has a place that was cleared, maybe since the last checkpoint.
+    pub(crate) cleared: Option<BaseId>,
 }
 
 impl Memory {
@@ -52,7 +54,7 @@ impl Memory {
         accounts: &Accounts,
         generation: u64,
     ) -> (Self, Unsynced) {
-        let mut unsynced = Unsynced { owner: self.id, base: None, segment: None };
+        let mut unsynced = Unsynced { owner: self.id, base: None, segment: None, cleared: None };
         if pages == 0 {
             return (copy, unsynced);
         }
@@ -67,8 +69,16 @@ impl Memory {
             Box::new(Sharing::new(base, handle))
         });
         let base = shared.base(BaseId::of(copy.id), copy.base_bytes, |_| ());
-        let parts = sharing.extents(0..pages);
+        let mut parts = sharing.extents(0..pages);
+        let behind = pages..copy.base_pages();
+        let place = sharing.place_behind(&behind);
+        unsynced.cleared = place.as_ref().map(|file| file.id);
+        parts.extend(place.iter().map(|file| (Arc::clone(file), behind.clone())));
         copy.sharing = Some(Box::new(Sharing::of_parts(base, parts, copy.base_pages())));
+        if let Some(file) = place {
+            // That it was reserved: the copy has its own claim by now.
+            file.claims().give_back(&behind);
+        }
         self.lend_segments(&mut copy, pages, shared, accounts, generation);
         (copy, unsynced)
     }

@@ -88,8 +88,9 @@
 //! - A page that is claimed more than once is written only where every claim is a newest version's, and
 //!   every version of those memories that is read, and every durable index, finds above it what is
 //!   written there.
-//! - A place is claimed before it is written and until it is; what nobody claims holds nothing, or is
-//!   cleared before it is used.
+//! - A place is claimed before it is written and until it is; what nobody claims holds nothing. That
+//!   it does is durable with the first checkpoint that names the place: pages that are moved there are
+//!   synced, and a place behind the end of a copy is synced with that checkpoint.
 //! - In one step, of the memories that look at one base file only one is folded: what another's plan
 //!   relies on does not change until it is carried out.
 //! - Whether a claim, or the name of a segment, was the last is decided with its end, under one lock.

@@ -293,3 +293,69 @@ impl Retired {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use disk::RealDisk;
+
+    use super::*;
+
+    fn place() -> (tempfile::TempDir, Dir, SharedFiles) {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = Dir::open(RealDisk::shared(), folder.path(), 100).unwrap();
+        (folder, dir, SharedFiles::default())
+    }
+
+    #[test]
+    fn who_ends_the_last_claim_takes_the_file_away_whoever_is_first() {
+        for is_released_first in [true, false] {
+            let (_folder, dir, shared) = place();
+            let id = BaseId { memory: MemoryId(1), number: 1 };
+            let file = shared.create_base(&dir, id, 64 * PAGE_BYTES, &(0..8)).unwrap();
+            assert!(file.take_free(&(8..16)) && !file.take_free(&(15..17)));
+            file.claims().retire(&(0..8));
+            let mut retired = Retired {
+                file: Arc::clone(&file),
+                pages: vec![0..4, 4..8],
+                readers: vec![],
+                disowns: false,
+                is_held: false,
+            };
+            retired.hold();
+            let path = dir.path_of(Name::Base(id));
+            for is_release in [is_released_first, !is_released_first] {
+                assert!(path.exists());
+                let reserved = 8..16;
+                match is_release {
+                    true => shared.release(&dir, &mut retired),
+                    false => shared.give_back(&dir, &file, std::slice::from_ref(&reserved)),
+                }
+                .unwrap();
+            }
+            assert!(!path.exists() && shared.known_base(id).is_none());
+            assert!(!file.take_free(&(0..1)), "nothing is free in what is gone");
+        }
+    }
+
+    #[test]
+    fn of_two_who_leave_a_segment_at_once_one_is_the_last() {
+        for round in 0..200 {
+            let (_folder, dir, shared) = place();
+            let (owner, name) = (MemoryId(1), SegmentId(round));
+            dir.create(&dir.segment_path(owner, name), 0).unwrap();
+            let segment = shared.segment(owner, name, 0);
+            segment.join(owner, name);
+            segment.join(MemoryId(2), SegmentId(0));
+            let stays: Vec<bool> = std::thread::scope(|scope| {
+                let leave = |id| {
+                    let (shared, dir, segment) = (&shared, &dir, &segment);
+                    scope.spawn(move || shared.leave_segment(dir, segment, MemoryId(id)).unwrap())
+                };
+                let both = [leave(1), leave(2)];
+                both.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert_eq!(stays.iter().filter(|stays| **stays).count(), 1);
+            assert!(!dir.segment_path(owner, name).exists() && !shared.bears(owner));
+        }
+    }
+}

@@ -5,7 +5,8 @@
 //! looks at the pages. Where others do, folding first moves the pages: to a file of the memory's in
 //! whose place there nobody looks, or to a new one. How many pages go at once ([`unit`]) grows with the
 //! number of parts, which therefore stays small; and because places that others let go of are used
-//! again, a memory has about as many files as there are copies of it at a time.
+//! again, before a memory's own if its files are many, a memory has about as many files as there are
+//! copies of it at a time.
 
 use std::{
     ops::Range,
@@ -18,6 +19,9 @@ use crate::{
     shared::{BaseFile, Retired},
 };
 
+/// Base files of a memory from which on it takes places in those that copies of it look at anyway
+/// before its own, which would be one more for them.
+const FILES_MANY: usize = 8;
 /// Pages that are moved at once in a memory of few parts: 256 KiB, as much as state sync hashes at
 /// once.
 const UNIT_PAGES: u64 = 64;
@@ -166,7 +170,17 @@ impl Sharing {
 
     /// A file of the memory in which nobody looked at these pages, which are claimed there.
     pub(crate) fn place_for(&self, pages: &Range<u64>) -> Option<Arc<BaseFile>> {
-        self.files().find(|file| file.take_free(pages)).cloned()
+        let last = usize::from(self.files.len() >= FILES_MANY);
+        let files = self.files().skip(last).chain(self.files().take(last));
+        files.into_iter().find(|file| file.take_free(pages)).cloned()
+    }
+
+    /// Where pages behind its end lie in a copy, if not in the copy's own file: they are claimed
+    /// there. Else what copies of copies write behind the ends of others would be in one more file for
+    /// each.
+    pub(crate) fn place_behind(&self, pages: &Range<u64>) -> Option<Arc<BaseFile>> {
+        let is_wanted = self.files.len() >= FILES_MANY && !pages.is_empty();
+        is_wanted.then(|| self.files().find(|file| file.take_free(pages)).cloned()).flatten()
     }
 
     /// The name of a file that is to be made.

@@ -287,6 +287,55 @@ fn delta_that_memories_have_in_common_is_folded_once_for_all_of_them() {
 }
 
 #[test]
+fn files_stay_few_through_generations_of_copies_that_grow() {
+    const STEP: u64 = 100;
+    let dir = tempfile::tempdir().unwrap();
+    let mut index = Index::new();
+    let mut store = open(dir.path(), &index).unwrap();
+    store.create(A, LARGE_PAGES * PAGE_BYTES).unwrap();
+    let (mut canister, mut snapshot, mut most) = (A, None, 0);
+    for generation in 0..50 {
+        // Beyond what there was, and over something of it.
+        let end = (generation + 1) * STEP;
+        put(&store, canister, &[(3, 1), (end - 60, 20)], generation + 1).unwrap();
+        let taken = MemoryId(1_000 + generation);
+        copy(&store, canister, taken, end, end).unwrap();
+        if let Some(before) = snapshot.replace(taken) {
+            store.remove(before);
+        }
+        if generation % 3 > 0 {
+            fold_and_checkpoint(&store, dir.path(), &mut index, generation % 3 == 1);
+        }
+        put(&store, canister, &[(2, 3)], 10_000).unwrap();
+        fold_and_checkpoint(&store, dir.path(), &mut index, false);
+        let loaded = MemoryId(2_000 + generation);
+        copy(&store, taken, loaded, end, LARGE_PAGES).unwrap();
+        store.remove(std::mem::replace(&mut canister, loaded));
+        let files = file_names(dir.path()).iter().filter(|name| name.contains(".base")).count();
+        most = most.max(files);
+        let names = [canister, taken];
+        for id in names {
+            for earlier in 0..=generation {
+                let page = (earlier + 1) * STEP - 50;
+                assert_eq!(tag_at(&store, id, page), earlier + 1, "{generation} of {id:?}");
+            }
+            assert_eq!(
+                [3, 4, end - 61].map(|page| tag_at(&store, id, page)),
+                [generation + 1, 0, 0]
+            );
+        }
+        assert_eq!(tag_at(&store, canister, end + 10), 0);
+        checkpoint(&store, &mut index);
+        if generation % 7 == 6 {
+            drop(store);
+            store = open(dir.path(), &index).unwrap();
+        }
+    }
+    println!("{most} files");
+    assert!(most < 20, "{most}");
+}
+
+#[test]
 fn parts_stay_few_however_a_memory_and_its_copies_are_written() {
     let dir = tempfile::tempdir().unwrap();
     let mut index = Index::new();
