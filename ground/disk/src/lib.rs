@@ -96,6 +96,9 @@ pub trait Disk: Send + Sync + fmt::Debug {
     fn check_writeback(&self, handle: &File) -> io::Result<()>;
 }
 
+/// Bytes that one call of [`DiskFile::copy_from`] copies.
+pub const COPY_BYTES_MAX: u64 = 64 << 20;
+
 /// An open file. All methods take the offset, so one handle serves several readers.
 pub trait DiskFile: Send + Sync + fmt::Debug {
     /// Length in bytes.
@@ -108,6 +111,10 @@ pub trait DiskFile: Send + Sync + fmt::Debug {
     fn set_len(&self, length: u64) -> io::Result<()>;
     /// Makes bytes within the file zero, and gives their space back where the file system can.
     fn clear(&self, offset: u64, bytes: u64) -> io::Result<()>;
+    /// Copies bytes of another file to `offset`, where the file system can without looking at them:
+    /// some share the blocks then. How many it copied, at least one. One call copies no more than
+    /// [`COPY_BYTES_MAX`].
+    fn copy_from(&self, from: &File, from_offset: u64, offset: u64, bytes: u64) -> io::Result<u64>;
     /// Makes content and length durable. When it fails, nothing is known of what was written since
     /// the last success, and a later success of the same file does not cover it: the operating
     /// system may have dropped the pages.

@@ -8,12 +8,14 @@ use std::{
     sync::Arc,
 };
 
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{FallocateFlags, copy_file_range, fallocate};
 
-use crate::{Disk, DiskFile, Open, SharedDisk};
+use crate::{COPY_BYTES_MAX, Disk, DiskFile, Open, SharedDisk};
 
 /// Zeros written at once where a file system makes no holes.
 const ZEROS_BYTES: usize = 256 << 10;
+/// Bytes that pass through this process at once where the file system does not copy.
+const COPIED_AT_ONCE: usize = 1 << 20;
 /// Files that are synced one by one before their file system is, which tells of errors on systems
 /// where that does not; more of them wait for the file system alone.
 const SYNCED_ALONE: usize = 32;
@@ -64,6 +66,36 @@ fn write_zeros(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
         at += length;
     }
     Ok(())
+}
+
+pub(crate) fn copy(
+    from: &File,
+    from_offset: u64,
+    to: &File,
+    offset: u64,
+    bytes: u64,
+) -> io::Result<u64> {
+    use rustix::io::Errno;
+    let most = usize::try_from(bytes.min(COPY_BYTES_MAX)).unwrap_or(COPIED_AT_ONCE);
+    let (mut read_at, mut write_at) = (from_offset, offset);
+    match copy_file_range(from, Some(&mut read_at), to, Some(&mut write_at), most) {
+        Ok(done) if done > 0 => return Ok(done as u64),
+        // None at all may be the end of a file that is too short: reading it tells.
+        Ok(_)
+        | Err(
+            Errno::INTR
+            | Errno::XDEV
+            | Errno::OPNOTSUPP
+            | Errno::INVAL
+            | Errno::NOSYS
+            | Errno::PERM,
+        ) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let mut part = vec![0; most.min(COPIED_AT_ONCE)];
+    from.read_exact_at(&mut part, from_offset)?;
+    to.write_all_at(&part, offset)?;
+    Ok(part.len() as u64)
 }
 
 impl Disk for RealDisk {
@@ -142,6 +174,10 @@ impl DiskFile for File {
         clear(self, offset, bytes)
     }
 
+    fn copy_from(&self, from: &File, from_offset: u64, offset: u64, bytes: u64) -> io::Result<u64> {
+        copy(from, from_offset, self, offset, bytes)
+    }
+
     fn sync_data(&self) -> io::Result<()> {
         Self::sync_data(self)
     }
@@ -170,6 +206,10 @@ impl DiskFile for &File {
 
     fn clear(&self, offset: u64, bytes: u64) -> io::Result<()> {
         DiskFile::clear(*self, offset, bytes)
+    }
+
+    fn copy_from(&self, from: &File, from_offset: u64, offset: u64, bytes: u64) -> io::Result<u64> {
+        copy(from, from_offset, self, offset, bytes)
     }
 
     fn sync_data(&self) -> io::Result<()> {

@@ -46,6 +46,8 @@ use crate::{Disk, DiskFile, Open, real};
 
 const PAGE: u64 = 4096;
 const SECTOR: usize = 512;
+/// Bytes of a copy that are one write.
+const COPIED_AT_ONCE: u64 = 64 << 10;
 /// Where removed files lie until their removal is durable; hidden.
 const REMOVED: &str = ".removed-and-not-synced";
 
@@ -881,6 +883,13 @@ impl<F: Borrow<File> + fmt::Debug + Send + Sync> DiskFile for SimulatedFile<F> {
         }
         real::clear(self.file(), offset, bytes)?;
         State::ended(last, ())
+    }
+
+    fn copy_from(&self, from: &File, from_offset: u64, offset: u64, bytes: u64) -> io::Result<u64> {
+        let mut part = vec![0; bytes.min(COPIED_AT_ONCE) as usize];
+        from.read_exact_at(&mut part, from_offset)?;
+        self.write_at(&part, offset)?;
+        Ok(part.len() as u64)
     }
 
     fn sync_data(&self) -> io::Result<()> {

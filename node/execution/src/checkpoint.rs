@@ -316,27 +316,47 @@ impl Executor {
         self.relieved += 1;
         let core = Arc::clone(&self.core);
         let mut attempts = core.attempts(ExecutionPoint { height, message: None });
+        // Where only the indexes are long, what state sync reads stands in the way of nothing.
+        self.relieve_snapshots();
         loop {
-            let what = match self.try_to_make_room() {
-                Ok(()) => match core.pages.check_room() {
-                    Ok(()) => return Ok(()),
-                    Err(error) => error.to_string(),
-                },
-                Err(error) if error.can_heal() => error.to_string(),
-                Err(error) => return Err(error),
+            let tried = self.try_to_make_room();
+            // There may be room although something failed, which is tried again later.
+            let what = match (tried, core.pages.check_room()) {
+                (Err(error), _) if !error.can_heal() => return Err(error),
+                (_, Ok(())) => return Ok(()),
+                (Err(error), _) => error.to_string(),
+                (Ok(()), Err(error)) => error.to_string(),
             };
             attempts.wait(what)?;
+            self.snapshots.give_up("the delta log is nearly full");
             // Files that queries might still read may be all that is left to delete.
             core.pages.give_up_readers();
         }
     }
 
     fn try_to_make_room(&mut self) -> Result<(), FatalError> {
-        self.snapshots.give_up("the delta log is nearly full");
         self.checkpoint()?;
-        while !self.core.pages.fold_over_readers(FOLD_STEP_BYTES)?.is_idle() {}
-        // The same state once more: only where its pages lie has changed.
-        self.write_checkpoint()
+        loop {
+            let folded = self.fold_over_readers();
+            // The same state once more: only where its pages lie has changed. Also when folding failed:
+            // what it did so far may let go of pages that others wait for, and of disk.
+            self.write_checkpoint()?;
+            if folded? == 0 || self.core.pages.check_room().is_ok() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Folds what can be without another checkpoint. How many bytes it was.
+    fn fold_over_readers(&self) -> Result<u64, FatalError> {
+        let mut bytes = 0;
+        loop {
+            let step = self.core.pages.fold_over_readers(FOLD_STEP_BYTES)?;
+            if step.is_idle() {
+                return Ok(bytes);
+            }
+            bytes += step.copied_bytes;
+        }
     }
 }
 

@@ -83,9 +83,7 @@ impl Executor {
         if self.core.payloads.pinned_bytes() > most {
             self.snapshots.give_up_older();
         }
-        let limits = &self.core.limits().pages;
-        let full_above = limits.delta_capacity_bytes.saturating_sub(limits.delta_reserve_bytes);
-        if self.core.pages.delta_bytes() >= full_above {
+        if self.core.pages.is_delta_full() {
             self.snapshots.give_up("the delta log is nearly full");
         }
     }

@@ -567,6 +567,41 @@ fn snapshots_cost_cycles_and_room_and_go_when_there_are_none() {
 }
 
 #[test]
+fn a_snapshot_is_loaded_and_taken_where_the_subnet_has_room_for_it_once_more() {
+    let mut limits = limits();
+    // Little by little: what is left is divided among those who execute.
+    let grow = |node: &mut Node, id| {
+        for _ in 0..8 {
+            node.call(id, &[Op::Grow(250), Op::Reply(vec![])]).unwrap();
+        }
+    };
+    let mut node = Node::with(limits.clone());
+    let id = deployed(&mut node);
+    grow(&mut node, id);
+    take(&mut node, id);
+    let taken = node.executor.state().totals().memory_taken;
+    drop(node);
+    // What it has twice fits, with a little beside.
+    limits.subnet.memory_capacity_bytes = taken + 1_000 * WASM_PAGE;
+    let mut node = Node::with(limits);
+    let id = deployed(&mut node);
+    grow(&mut node, id);
+    let snapshot = take(&mut node, id);
+    let before = content(&mut node, id);
+    let refused = [
+        load(&mut node, id, &snapshot.id).unwrap_err(),
+        take_with(&mut node, id, Some(snapshot.id.clone()), None).unwrap_err(),
+    ];
+    for reject in refused {
+        assert!(reject.message.contains("memory_capacity_bytes"), "{}", reject.message);
+    }
+    assert_eq!(content(&mut node, id), before);
+    assert_eq!(list(&mut node, id), [snapshot.clone()]);
+    // What takes the memories over copies nothing.
+    take_with(&mut node, id, Some(snapshot.id), Some(true)).unwrap();
+}
+
+#[test]
 fn a_canister_takes_and_loads_snapshots_of_another() {
     let mut node = Node::new();
     let (a, b) = (deployed(&mut node), deployed(&mut node));

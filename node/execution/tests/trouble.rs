@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use common::{CallOp, Node, Op, Spec, encode, limits, user};
 use disk::{SharedDisk, SimulatedDisk};
 use execution::{Closing, FatalError, QueryRequest, Trouble};
-use ic_management_canister_types::CanisterInstallMode;
+use ic_management_canister_types::{CanisterInstallMode, TakeCanisterSnapshotArgs};
 use ic_principal::Principal;
 use limits::Limits;
 use state::heap::StateHeap;
@@ -342,6 +342,56 @@ fn large_calls(node: &mut Node, count: u8) -> CanisterId {
         node.send(caller, &[call.op(), Op::Reply(vec![])]);
     }
     callee
+}
+
+/// What a canister and its snapshot do not share is moved apart, and the one that keeps the place waits
+/// for the checkpoint after that.
+#[test]
+fn what_a_checkpoint_lets_go_of_makes_room_although_some_of_the_folding_fails() {
+    let temporary = tempfile::tempdir().unwrap();
+    let root = temporary.path().join("disk");
+    let disk = SimulatedDisk::new(&root, 7).unwrap();
+    let shared: SharedDisk = Arc::new(disk.clone());
+    let mut node = Node::on(Some(shared), root.clone(), common::config(tight()), None);
+    let ids = [(); 2].map(|()| node.deploy(&Spec::default()));
+    for id in ids {
+        node.call(id, &[Op::Grow(200), Op::Reply(vec![])]).unwrap();
+    }
+    let [shared, refused] = ids;
+    let fill = |node: &mut Node, seed: u64| {
+        for start in [0, 50, 100] {
+            node.call(shared, &[Op::Write(start, 50, seed), Op::Reply(vec![])]).unwrap();
+        }
+    };
+    fill(&mut node, 1);
+    let argument = TakeCanisterSnapshotArgs {
+        canister_id: shared,
+        replace_snapshot: None,
+        uninstall_code: None,
+        sender_canister_version: None,
+    };
+    node.manage(user(1), shared, "take_canister_snapshot", &argument).unwrap();
+    // Of this the base cannot be written, whatever is tried.
+    node.call(refused, &[Op::Write(0, 5, 3), Op::Reply(vec![])]).unwrap();
+    let stable = node.canister(refused).execution.as_ref().unwrap().stable.id;
+    disk.refuse_writes(Some(&root.join("pages").join(format!("{}.base", stable.0))));
+    let healed = disk.clone();
+    node.retry.act(move |trouble| {
+        if trouble.attempt == 20 {
+            healed.refuse_writes(None);
+        }
+        Ok(())
+    });
+    assert_eq!(node.executor.relieved(), 0);
+    fill(&mut node, 2);
+    node.call(shared, &[Op::Reply(vec![])]).unwrap();
+    assert!(node.executor.relieved() > 0);
+    assert!(node.pages.stats().moved_bytes > 0 || node.pages.stats().folded_bytes > 0);
+    let troubles = node.retry.troubles();
+    assert!(troubles.len() < 10, "{}", troubles.len());
+    assert!(node.pages.stats().fold_queue > 0, "what is refused is still to be folded");
+    disk.refuse_writes(None);
+    node.restart();
 }
 
 #[test]

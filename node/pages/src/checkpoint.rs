@@ -18,11 +18,16 @@ use std::{
 };
 
 use crate::{
-    MemoryId, MemoryIndex, PageFile, PagesError, Result,
+    BaseId, MemoryId, MemoryIndex, PageFile, PagesError, Result,
     files::{self, Dir, Name},
-    memory::{Forgotten, Memory},
+    lend::Unsynced,
+    memory::{Forgotten, Memory, Sealed},
+    shared::{Retired, SharedSegment},
     store::{PageStore, lock},
 };
+
+/// Files of [`Pending::early`] that are open.
+const EARLY_OPEN_MAX: usize = 64;
 
 /// What the checkpoint that is under way, or was given up, covers.
 #[derive(Debug, Default)]
@@ -35,6 +40,9 @@ pub(crate) struct Pending {
     doomed: Vec<Doomed>,
     /// Files of memories removed since that ticket was begun; the next one dooms them.
     doomed_next: Vec<Doomed>,
+    /// Files that the next ticket syncs, whatever becomes of the memories that made them: a copy
+    /// looks at them.
+    early: Vec<SyncFile>,
     /// Files that no durable index names and that could not be deleted: layouts name them, most
     /// likely those of the state that is published, and as many are open for layouts as may be.
     deferred: VecDeque<Doomed>,
@@ -51,6 +59,13 @@ pub(crate) struct Progress {
     pub(crate) sync_lost: AtomicBool,
 }
 
+impl Progress {
+    /// Number of the next ticket.
+    pub(crate) fn next(&self) -> u64 {
+        self.generation.load(Relaxed) + 1
+    }
+}
+
 /// A file to make durable.
 #[derive(Clone, Debug)]
 struct SyncFile {
@@ -65,39 +80,111 @@ struct SyncFile {
 }
 
 impl SyncFile {
+    /// The base of a memory that was created, and its file if it was written; or one of which only
+    /// what was cleared is to be synced.
+    fn base(id: BaseId, file: Option<Arc<File>>) -> Self {
+        Self { name: Name::Base(id), file, was_closed: false, segment_bytes: None }
+    }
+
+    fn segment(id: MemoryId, sealed: Sealed) -> Self {
+        Self {
+            name: Name::Segment(id, sealed.id),
+            file: sealed.file,
+            was_closed: sealed.was_closed,
+            segment_bytes: Some(sealed.bytes),
+        }
+    }
+
     fn open(&self, path: &Path, dir: &Dir) -> Result<Arc<File>> {
         match &self.file {
             Some(file) => Ok(Arc::clone(file)),
             None if self.segment_bytes.is_some() => Ok(Arc::new(dir.open_write(path)?)),
-            // Only its length and its name are to be synced: any descriptor does.
+            // Only its length, its name and holes are to be synced: any descriptor does.
             None => Ok(Arc::new(dir.open_read(path)?)),
         }
     }
 }
 
-/// A file to delete once no durable index names it.
+/// What nothing is named in any more, once no durable index does.
 #[derive(Debug)]
-struct Doomed {
-    name: Name,
-    /// Delta that goes with it; 0 for a base.
-    delta_bytes: u64,
-    /// As layouts name it, if one does.
-    file: Weak<PageFile>,
+enum Doomed {
+    /// A file to delete.
+    File {
+        name: Name,
+        /// Delta that goes with it; 0 for a base.
+        delta_bytes: u64,
+        /// As layouts name it, if one does.
+        file: Weak<PageFile>,
+        /// Set if other memories may name it too; and the memory that does no more.
+        shared: Option<(Arc<SharedSegment>, MemoryId)>,
+    },
+    /// Pages of a base file.
+    Pages(Retired),
+}
+
+/// What became of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Deletion {
+    Done {
+        /// A segment's file is gone, not only the name that a memory had for it.
+        frees_delta: bool,
+    },
+    /// Readers have to let go first.
+    Waits,
+    Failed,
 }
 
 impl Doomed {
-    /// Takes the file's name away. Layouts that name it keep the file, open; where that cannot be
-    /// and the readers are `given_up`, they lose it.
-    fn delete(&self, dir: &Dir, given_up: bool) -> Result<()> {
-        if let Some(file) = self.file.upgrade() {
-            match file.keep() {
-                // Nobody can read it any more.
-                Err(PagesError::Gone { .. } | PagesError::MissingFile { .. }) => {}
-                Err(_) if given_up => file.give_up(),
-                kept => kept?,
+    /// The name of a file that goes for certain.
+    fn last_name(&self) -> Option<Name> {
+        match self {
+            Self::File { name, shared, .. } => {
+                let stays = shared.as_ref().is_some_and(|(shared, _)| shared.has_others());
+                (!stays).then_some(*name)
             }
+            Self::Pages(_) => None,
         }
-        dir.unlink(&dir.path_of(self.name))
+    }
+
+    /// Takes a file's name away, or gives pages back. Layouts that name a file keep it, open; where
+    /// that cannot be and the readers are `given_up`, they lose it. Pages wait for those who may read
+    /// them.
+    fn delete(&mut self, store: &PageStore, given_up: bool) -> Deletion {
+        let PageStore { dir, shared: files, .. } = store;
+        let stays = match self {
+            Self::Pages(retired) if retired.is_read() => {
+                retired.hold();
+                return Deletion::Waits;
+            }
+            Self::Pages(retired) => files.release(dir, retired).map(|()| true),
+            Self::File { name, file, shared, .. } => {
+                keep(file, given_up).and_then(|()| match shared {
+                    Some((shared, memory)) => files.leave_segment(dir, shared, *memory),
+                    None => dir.unlink(&dir.path_of(*name)).map(|()| false),
+                })
+            }
+        };
+        stays.map_or(Deletion::Failed, |stays| Deletion::Done { frees_delta: !stays })
+    }
+
+    fn delta_bytes(&self) -> u64 {
+        match self {
+            Self::File { delta_bytes, .. } => *delta_bytes,
+            Self::Pages(_) => 0,
+        }
+    }
+}
+
+fn keep(file: &Weak<PageFile>, given_up: bool) -> Result<()> {
+    let Some(file) = file.upgrade() else { return Ok(()) };
+    match file.keep() {
+        // Nobody can read it any more.
+        Err(PagesError::Gone { .. } | PagesError::MissingFile { .. }) => Ok(()),
+        Err(_) if given_up => {
+            file.give_up();
+            Ok(())
+        }
+        kept => kept,
     }
 }
 
@@ -139,11 +226,34 @@ impl Pending {
     }
 
     /// A memory was taken out of the store.
-    pub(crate) fn removed(&mut self, memory: &Memory, segments: Vec<Forgotten>) {
+    pub(crate) fn removed(&mut self, memory: &mut Memory, segments: Vec<Forgotten>) {
         self.removed.insert(memory.id, memory.base_bytes);
-        let (name, file) = (Name::Base(memory.id), memory.base_in_use());
-        self.doomed_next.push(Doomed { name, delta_bytes: 0, file });
+        let pages = memory.base_pages();
+        match memory.sharing.take() {
+            Some(mut sharing) => {
+                let retired = sharing.retire_all(pages);
+                self.doomed_next.extend(retired.into_iter().map(Doomed::Pages));
+            }
+            None => {
+                let (name, file) = (Name::Base(BaseId::of(memory.id)), memory.base_in_use());
+                self.doomed_next.push(Doomed::File { name, delta_bytes: 0, file, shared: None });
+            }
+        }
         self.doomed_next.extend(doomed(memory.id, segments));
+    }
+
+    /// Has the next ticket sync what a copy looks at.
+    pub(crate) fn sync_early(&mut self, unsynced: Unsynced) {
+        let Unsynced { owner, base, segment, cleared } = unsynced;
+        self.early.extend(cleared.map(|base| SyncFile::base(base, None)));
+        if let Some(file) = base {
+            self.early.push(SyncFile::base(BaseId::of(owner), file));
+        }
+        self.early.extend(segment.map(|sealed| SyncFile::segment(owner, sealed)));
+        let open = self.early.iter().filter(|file| file.file.is_some()).count();
+        if let Some(last) = self.early.last_mut().filter(|_| open > EARLY_OPEN_MAX) {
+            (last.file, last.was_closed) = (None, true);
+        }
     }
 }
 
@@ -151,10 +261,11 @@ fn doomed(
     id: MemoryId,
     segments: impl IntoIterator<Item = Forgotten>,
 ) -> impl Iterator<Item = Doomed> {
-    segments.into_iter().map(move |segment| Doomed {
-        name: Name::Segment(id, segment.id),
+    segments.into_iter().map(move |segment| Doomed::File {
+        name: segment.shared.as_ref().map_or(Name::Segment(id, segment.id), |of| of.name()),
         delta_bytes: segment.bytes,
         file: segment.file,
+        shared: segment.shared.map(|shared| (shared, id)),
     })
 }
 
@@ -177,6 +288,9 @@ impl PageStore {
         let generation = self.progress.generation.fetch_add(1, Relaxed) + 1;
         pending.changed.append(&mut newly_changed);
         pending.doomed.append(&mut pending.doomed_next);
+        let sealed: u64 = pending.early.iter().filter_map(|file| file.segment_bytes).sum();
+        self.accounts.open.fetch_sub(sealed, Relaxed);
+        pending.files.append(&mut pending.early);
         let mut changed = Vec::with_capacity(pending.changed.len());
         let mut written = Vec::new();
         for &id in &pending.changed {
@@ -186,20 +300,12 @@ impl PageStore {
             };
             let mut memory = lock(memory);
             if std::mem::take(&mut memory.base_unsynced) {
-                pending.files.push(SyncFile {
-                    name: Name::Base(id),
-                    file: memory.take_fresh_file(&self.accounts),
-                    was_closed: false,
-                    segment_bytes: None,
-                });
+                let file = memory.take_fresh_file(&self.accounts);
+                pending.files.push(SyncFile::base(BaseId::of(id), file));
             }
             if let Some(sealed) = memory.seal(&self.accounts, generation) {
-                pending.files.push(SyncFile {
-                    name: Name::Segment(id, sealed.id),
-                    file: sealed.file,
-                    was_closed: sealed.was_closed,
-                    segment_bytes: Some(sealed.bytes),
-                });
+                self.accounts.open.fetch_sub(sealed.bytes, Relaxed);
+                pending.files.push(SyncFile::segment(id, sealed));
             }
             let pages = memory.written_pages();
             if !pages.is_empty() {
@@ -207,6 +313,9 @@ impl PageStore {
             }
             let dead = memory.take_releasable();
             pending.doomed.extend(doomed(id, dead));
+            if let Some(sharing) = &mut memory.sharing {
+                pending.doomed.extend(sharing.take_retired().into_iter().map(Doomed::Pages));
+            }
             changed.push((id, Some(memory.index()), memory.base_bytes));
         }
         // Of memories that were to be written and were not, nothing stays open. The files are in no
@@ -217,7 +326,7 @@ impl PageStore {
             pending.doomed.extend(doomed(*id, memory.take_empty(&self.accounts)));
             memory.is_open()
         });
-        let doomed: BTreeSet<Name> = pending.doomed.iter().map(|doomed| doomed.name).collect();
+        let doomed: BTreeSet<Name> = pending.doomed.iter().filter_map(Doomed::last_name).collect();
         pending.files.retain(|file| !doomed.contains(&file.name));
         pending.close_some(self.open_files_max);
         self.crowded.store(false, Relaxed);
@@ -277,12 +386,15 @@ impl PageStore {
     pub(crate) fn delete_deferred(&self, count: usize, given_up: bool) -> u64 {
         let mut failed = 0;
         for _ in 0..count {
-            let Some(doomed) = lock(&self.checkpoint).deferred.pop_front() else { break };
-            if doomed.delete(&self.dir, given_up).is_ok() {
-                self.accounts.delta.fetch_sub(doomed.delta_bytes, Relaxed);
-                self.accounts.releasable.fetch_sub(doomed.delta_bytes, Relaxed);
+            let next = lock(&self.checkpoint).deferred.pop_front();
+            let Some(mut doomed) = next else { break };
+            let deletion = doomed.delete(self, given_up);
+            if let Deletion::Done { frees_delta } = deletion {
+                let bytes = doomed.delta_bytes();
+                self.accounts.delta.fetch_sub(if frees_delta { bytes } else { 0 }, Relaxed);
+                self.accounts.releasable.fetch_sub(bytes, Relaxed);
             } else {
-                failed += 1;
+                failed += u64::from(deletion == Deletion::Failed);
                 lock(&self.checkpoint).deferred.push_back(doomed);
             }
         }

@@ -1,44 +1,48 @@
-//! Memories that begin as copies: what a version of one memory holds, in the base file of another.
+//! Memories that begin as copies: what a version of one memory holds, in another.
 //!
-//! The file system copies where it can: blocks are shared where it knows how (XFS, btrfs), and go
-//! through the page cache elsewhere, never through this process. What is a hole stays one, as far
-//! as the file system tells. The copy lies in the base alone and is no delta: it is synced with the
-//! checkpoint that names the memory first, which also tells which pages were written
+//! A copy of the newest version takes nothing of the disk and no time to speak of, whatever the file
+//! system: it looks at the same pages of the same files ([`Memory::lend`]), and either memory gets
+//! pages of its own where it writes, when they are folded. Any other version, and one whose pages lie
+//! in too many files already, is copied into the base file of the new memory: by the file system
+//! where it can, which shares blocks where it knows how (XFS, btrfs). What is a hole stays one, as
+//! far as the file system tells. That is no delta: it is synced with the checkpoint that names the
+//! memory first.
+//!
+//! Either way that checkpoint tells of all pages that hold data as written
 //! ([`crate::CheckpointTicket::written`]). This module must not know what is copied, or why.
 
 use std::{
     fs::File,
-    io,
     ops::Range,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
-    sync::{Arc, PoisonError, atomic::Ordering::Relaxed},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed},
 };
 
-use rustix::{
-    fs::{SeekFrom, copy_file_range, seek},
-    io::Errno,
-};
+use disk::DiskFile;
 
 use crate::{
-    MemoryId, MemoryLayout, PAGE_BYTES, PageFile, PagesError, Result, Run, files, heap,
+    BaseId, MemoryId, MemoryLayout, PAGE_BYTES, PageFile, PagesError, Result, Run,
+    files::{self, Dir, Name, Named},
+    heap,
     memory::{self, Fresh, Memory},
-    read::{file_of, pages_of, read_pages},
+    read::{pages_of, read_pages, segment_of},
     store::{PageStore, lock},
 };
 
-/// Bytes that pass through this process at once where the file system does not copy.
-const BUFFER_BYTES: usize = 1 << 20;
-/// Bytes that the file system is asked to copy at once.
-const COPY_BYTES_MAX: u64 = 1 << 30;
+/// Segments of a memory from which on copying it calls for a checkpoint, that they be folded: each copy
+/// may seal one more, and there may be so many only ([`Memory::can_lend`]).
+const SEGMENTS_FOLDED_FROM: usize = 16;
 /// Ranges of written pages that are remembered until the next checkpoint; more become fewer and
 /// longer ones.
 const RANGES_MAX: usize = 4096;
 
 impl PageStore {
     /// Creates a memory that may grow to `base_bytes` and holds the first `bytes` bytes of a
-    /// version of another (or as many as that has); the rest is zero. Takes as long as copying
-    /// takes. The source may be folded meanwhile if it is the newest version, or held.
+    /// version of another (or as many as that has); the rest is zero. Costs in the number of that
+    /// memory's runs and parts if it is the newest version and its append target is not out; else it
+    /// takes as long as copying takes. The source may be folded meanwhile if it is the newest
+    /// version, or held.
     ///
     /// # Errors
     /// As [`PageStore::create`], and what reading and writing meet; there is no memory then.
@@ -55,28 +59,110 @@ impl PageStore {
         self.check_new(id)?;
         let path = self.dir.base_path(id);
         let file = self.dir.create(&path, base_bytes)?;
-        let most = base_bytes.min(from.base_bytes).min(bytes.next_multiple_of(PAGE_BYTES));
-        let mut copier = Copier::new(&file, &path);
-        if let Err(error) = copier.version(from, most / PAGE_BYTES) {
+        let whole_pages = bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(u64::MAX);
+        let most = base_bytes.min(from.base_bytes).min(whole_pages);
+        let made = match self.borrowed(id, base_bytes, from, most / PAGE_BYTES) {
+            Ok(Some(memory)) => Ok(memory),
+            Ok(None) => self.copied((id, base_bytes), (file, &path), from, most / PAGE_BYTES),
+            Err(error) => Err(error),
+        };
+        let mut memory = made.inspect_err(|_| {
             // The error that matters is the first one; should the removal fail as well, the next
             // start removes the file, and another attempt finds it in its way and says so.
             let _ = self.dir.unlink(&path);
-            return Err(error);
-        }
-        let pages = copier.written;
-        files::start_writeback(&file);
-        let mut memory = Memory::new(id, base_bytes);
+        })?;
         memory.base_unsynced = true;
-        // Open until it is synced, so that an error of the kernel's own writeback is not missed.
-        self.accounts.open_files.fetch_add(1, Relaxed);
-        let copied_pages: u64 = pages.iter().map(|range| range.end - range.start).sum();
-        self.accounts.copied.fetch_add(copied_pages * PAGE_BYTES, Relaxed);
-        memory.fresh = Some(Fresh { file: Some(Arc::new(file)), pages });
         let layout = memory.layout(&self.dir);
         let mut memories = self.memories.write().unwrap_or_else(PoisonError::into_inner);
-        heap::within(|| memories.insert(id, std::sync::Mutex::new(memory)));
+        heap::within(|| memories.insert(id, Mutex::new(memory)));
         lock(&self.changed).insert(id);
         Ok(layout)
+    }
+
+    /// A memory that looks at what the newest version of another does, if `from` is that.
+    fn borrowed(
+        &self,
+        id: MemoryId,
+        base_bytes: u64,
+        from: &MemoryLayout,
+        pages: u64,
+    ) -> Result<Option<Memory>> {
+        let lent = self.with(from.id, |source| {
+            if source.version != from.version || !source.can_lend() {
+                return Ok(None);
+            }
+            if source.segments.len() >= SEGMENTS_FOLDED_FROM {
+                self.crowded.store(true, Relaxed);
+            }
+            // Sealed by whatever checkpoint is begun next.
+            let generation = self.progress.next();
+            let copy = Memory::new(id, base_bytes);
+            let lent = source.lend(copy, pages, &self.shared, &self.accounts, generation);
+            let (memory, unsynced) = lent;
+            // Before another checkpoint can be begun, which names what is not synced.
+            lock(&self.checkpoint).sync_early(unsynced);
+            Ok(Some(memory))
+        });
+        let mut memory = match lent {
+            Ok(Some(lent)) => lent,
+            // A layout of a memory that is gone can still be read.
+            Ok(None) | Err(PagesError::UnknownMemory(_)) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let pages = self.data_of(&memory);
+        memory.fresh = Some(Fresh { file: None, pages });
+        Ok(Some(memory))
+    }
+
+    /// Pages of a memory's parts that may hold data. Where that cannot be told, all.
+    fn data_of(&self, memory: &Memory) -> Vec<Range<u64>> {
+        let mut ranges = Ranges::default();
+        let parts = memory.sharing.as_ref().map_or(&[][..], |sharing| sharing.parts());
+        let mut open: Vec<(BaseId, Source)> = Vec::new();
+        for part in parts {
+            let pages = part.start_page..part.start_page + part.pages;
+            if !open.iter().any(|(base, _)| *base == part.base)
+                && let Ok(source) = Source::of(&self.dir, part.base)
+            {
+                open.push((part.base, source));
+            }
+            let source = open.iter().find(|(base, _)| *base == part.base).map(|(_, source)| source);
+            let found = source.map(|source| {
+                source.data(pages.clone(), |range| {
+                    ranges.note(range);
+                    Ok(ranges.looked < RANGES_MAX)
+                })
+            });
+            match found {
+                Some(Ok(end)) if end >= pages.end => {}
+                // Looking further takes longer than hashing what is left.
+                Some(Ok(end)) => ranges.note(end..pages.end),
+                _ => ranges.note(pages),
+            }
+        }
+        ranges.pages
+    }
+
+    /// A memory with a copy of its own.
+    fn copied(
+        &self,
+        (id, base_bytes): (MemoryId, u64),
+        (file, path): (File, &Path),
+        from: &MemoryLayout,
+        pages: u64,
+    ) -> Result<Memory> {
+        let on_disk = self.dir.on_disk(path, &file);
+        let mut copier = Copier::new(on_disk.as_ref(), path);
+        copier.version(from, pages)?;
+        self.accounts.copied.fetch_add(copier.bytes, Relaxed);
+        let pages = copier.written.pages;
+        drop(on_disk);
+        files::start_writeback(&file);
+        // Open until it is synced, so that an error of the kernel's own writeback is not missed.
+        self.accounts.open_files.fetch_add(1, Relaxed);
+        let mut memory = Memory::new(id, base_bytes);
+        memory.fresh = Some(Fresh { file: Some(Arc::new(file)), pages });
+        Ok(memory)
     }
 
     /// Writes bytes of a memory from `offset` on, as one new version, and returns the bytes of
@@ -110,17 +196,17 @@ impl PageStore {
 }
 
 /// Copies into one file.
-struct Copier<'a> {
-    to: &'a File,
+pub(crate) struct Copier<'a> {
+    to: &'a dyn DiskFile,
     to_path: &'a Path,
-    /// The file system does not copy between these files: bytes pass through here.
-    buffer: Option<Vec<u8>>,
-    /// Pages written so far, in order, disjoint.
-    written: Vec<Range<u64>>,
+    /// Pages written so far.
+    written: Ranges,
+    /// Bytes written so far.
+    pub(crate) bytes: u64,
 }
 
 /// A file that is copied from.
-struct Source {
+pub(crate) struct Source {
     file: Arc<File>,
     path: PathBuf,
 }
@@ -130,40 +216,49 @@ impl Source {
         Ok(Self { file: file.open()?, path: file.path() })
     }
 
-    /// The first byte at or after `at` that may be data, and the end of the data there; the end of
-    /// the file if there is none.
-    fn data(&self, at: u64, end: u64) -> Result<Range<u64>> {
-        let start = match seek(&self.file, SeekFrom::Data(at)) {
-            Ok(start) => start,
-            // Nothing but a hole.
-            Err(Errno::NXIO) => return Ok(end..end),
-            // A file system that tells of no holes.
-            Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(at..end),
-            Err(error) => return Err(PagesError::io("look for data in", &self.path, error.into())),
-        };
-        let hole = seek(&self.file, SeekFrom::Hole(start))
-            .map_err(|error| PagesError::io("look for holes in", &self.path, error.into()))?;
-        Ok(start.min(end)..hole.min(end))
+    /// A base file.
+    pub(crate) fn of(dir: &Dir, base: BaseId) -> Result<Self> {
+        let path = dir.path_of(Name::Base(base));
+        Ok(Self { file: Arc::new(dir.open_read(&path)?), path })
+    }
+
+    /// Gives `each` the pages that may be data, as long as it says to go on. How far it came.
+    fn data(
+        &self,
+        pages: Range<u64>,
+        mut each: impl FnMut(Range<u64>) -> Result<bool>,
+    ) -> Result<u64> {
+        let end = pages.end * PAGE_BYTES;
+        let mut at = pages.start;
+        while at < pages.end {
+            let from = Named { file: &self.file, path: &self.path };
+            let data = files::next_data(from, at * PAGE_BYTES, end)?;
+            // Whole pages, whatever the file system's blocks are.
+            let (first, last) = (data.start / PAGE_BYTES, data.end.div_ceil(PAGE_BYTES));
+            at = last.max(at + 1);
+            if first < last && !each(first..last)? {
+                return Ok(at);
+            }
+        }
+        Ok(pages.end)
     }
 }
 
 impl<'a> Copier<'a> {
-    fn new(to: &'a File, to_path: &'a Path) -> Self {
-        Self { to, to_path, buffer: None, written: Vec::new() }
+    pub(crate) fn new(to: &'a dyn DiskFile, to_path: &'a Path) -> Self {
+        Self { to, to_path, written: Ranges::default(), bytes: 0 }
     }
 
     /// Copies the first `pages` pages of a version.
     fn version(&mut self, from: &MemoryLayout, pages: u64) -> Result<()> {
-        let base = Source::open(&from.base)?;
         let mut segments: Vec<(crate::SegmentId, Source)> = Vec::new();
         let mut page = 0;
         for run in from.runs.iter().take_while(|run| run.start_page < pages) {
-            self.base(&base, page..run.start_page)?;
+            self.bases(from, page..run.start_page)?;
             let at = match segments.iter().position(|(id, _)| *id == run.segment) {
                 Some(at) => at,
                 None => {
-                    let source = Source::open(file_of(from, Some(run.segment))?)?;
-                    segments.push((run.segment, source));
+                    segments.push((run.segment, Source::open(segment_of(from, run.segment)?)?));
                     segments.len() - 1
                 }
             };
@@ -173,23 +268,19 @@ impl<'a> Copier<'a> {
             }
             page = end;
         }
-        self.base(&base, page..pages)
+        self.bases(from, page..pages)
     }
 
-    /// Copies what is data of these pages of the base.
-    fn base(&mut self, base: &Source, pages: Range<u64>) -> Result<()> {
-        let end = pages.end * PAGE_BYTES;
-        let mut at = pages.start * PAGE_BYTES;
-        while at < end {
-            let data = base.data(at, end)?;
-            // Whole pages, whatever the file system's blocks are.
-            let (first, last) = (data.start / PAGE_BYTES, data.end.div_ceil(PAGE_BYTES));
-            if first < last {
-                self.range(base, first, first..last)?;
-            }
-            at = (last * PAGE_BYTES).max(data.end).max(at + PAGE_BYTES);
+    fn bases(&mut self, from: &MemoryLayout, pages: Range<u64>) -> Result<()> {
+        for (file, pages) in from.bases(pages) {
+            self.base(&Source::open(file)?, pages)?;
         }
         Ok(())
+    }
+
+    /// Copies what is data of these pages of a base.
+    pub(crate) fn base(&mut self, base: &Source, pages: Range<u64>) -> Result<()> {
+        base.data(pages, |range| self.range(base, range.start, range).map(|()| true)).map(|_| ())
     }
 
     /// Copies pages from `from_page` of a file on.
@@ -197,49 +288,35 @@ impl<'a> Copier<'a> {
         let (mut at, mut to) = (from_page * PAGE_BYTES, pages.start * PAGE_BYTES);
         let end = pages.end * PAGE_BYTES;
         while to < end {
-            let done = self.part(from, at, to, end - to)?;
+            let done = self
+                .to
+                .copy_from(&from.file, at, to, end - to)
+                .map_err(|error| PagesError::io("copy to", self.to_path, error))?;
             (at, to) = (at + done, to + done);
+            self.bytes += done;
         }
-        self.note(pages);
+        self.written.note(pages);
         Ok(())
     }
+}
 
-    /// Copies up to `most` bytes and answers how many.
-    fn part(&mut self, from: &Source, at: u64, to: u64, most: u64) -> Result<u64> {
-        if self.buffer.is_none() {
-            let bytes = usize::try_from(most.min(COPY_BYTES_MAX)).unwrap_or(BUFFER_BYTES);
-            let (mut read_at, mut write_at) = (at, to);
-            let file = from.file.as_ref();
-            match copy_file_range(file, Some(&mut read_at), self.to, Some(&mut write_at), bytes) {
-                Ok(done) if done > 0 => return Ok(done as u64),
-                Err(Errno::INTR) => return Ok(0),
-                // None at all may be the end of a file that is too short: reading it tells.
-                Ok(_)
-                | Err(Errno::XDEV | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS | Errno::PERM) => {
-                    self.buffer = Some(vec![0; BUFFER_BYTES])
-                }
-                Err(error) => {
-                    return Err(PagesError::io("copy to", self.to_path, io::Error::from(error)));
-                }
-            }
-        }
-        let buffer = self.buffer.get_or_insert_default();
-        let bytes = usize::try_from(most).unwrap_or(BUFFER_BYTES).min(buffer.len());
-        let Some(part) = buffer.get_mut(..bytes) else { return Ok(0) };
-        files::read_exact(&from.file, &from.path, part, at)?;
-        self.to
-            .write_all_at(part, to)
-            .map_err(|error| PagesError::io("write", self.to_path, error))?;
-        Ok(bytes as u64)
-    }
+/// Pages in order, disjoint.
+#[derive(Debug, Default)]
+struct Ranges {
+    pages: Vec<Range<u64>>,
+    /// How many were noted.
+    looked: usize,
+}
 
+impl Ranges {
     fn note(&mut self, pages: Range<u64>) {
-        match self.written.last_mut() {
+        self.looked += 1;
+        match self.pages.last_mut() {
             Some(last) if last.end >= pages.start => last.end = last.end.max(pages.end),
-            _ => self.written.push(pages),
+            _ => self.pages.push(pages),
         }
-        if self.written.len() > RANGES_MAX {
-            self.written = shorter(&self.written);
+        if self.pages.len() > RANGES_MAX {
+            self.pages = shorter(&self.pages);
         }
     }
 }

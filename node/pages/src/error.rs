@@ -24,7 +24,7 @@ pub enum PagesError {
     DeltaFull {
         /// `delta_capacity_bytes` without `delta_reserve_bytes`.
         limit_bytes: u64,
-        /// Delta on disk now.
+        /// Delta on disk now, or a page for each entry of the indexes, if that is more.
         used_bytes: u64,
     },
     /// No such memory, or it was removed.
@@ -218,6 +218,12 @@ pub enum IndexFault {
     /// Runs overlap or are not ordered.
     #[error("runs overlap or are not in order")]
     Disordered,
+    /// Parts overlap, are not ordered, empty, or reach past the end of the memory or of any file.
+    #[error("its parts of other base files are impossible")]
+    BadParts,
+    /// A borrowed segment is named twice, or is the memory's own.
+    #[error("its borrowed segments are impossible")]
+    BadBorrowed,
     /// A run reaches past the memory or past the largest file offset.
     #[error("a run reaches past the end of the memory or of any file")]
     PastEnd,

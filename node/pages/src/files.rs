@@ -7,6 +7,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io,
+    ops::Range,
     os::{fd::AsRawFd, unix::fs::FileExt as _},
     path::{Path, PathBuf},
     sync::{
@@ -16,8 +17,12 @@ use std::{
 };
 
 use disk::{DiskFile, Lock, Open, SharedDisk};
+use rustix::{
+    fs::{SeekFrom, seek},
+    io::Errno,
+};
 
-use crate::{MemoryId, PAGE_BYTES, PagesError, Result, SegmentId};
+use crate::{BaseId, MemoryId, PAGE_BYTES, PagesError, Result, SegmentId};
 
 /// The part of RLIMIT_NOFILE, one in so many, that open segments may take, and again files that
 /// were deleted and are kept for layouts, whatever the limits say.
@@ -30,7 +35,7 @@ pub(crate) const FILE_PAGES_MAX: u64 = FILE_BYTES_MAX / PAGE_BYTES;
 /// What a file of the directory is, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Name {
-    Base(MemoryId),
+    Base(BaseId),
     Segment(MemoryId, SegmentId),
 }
 
@@ -40,8 +45,14 @@ impl Name {
         let (id, kind) = name.split_once('.')?;
         let id = MemoryId(canonical(id)?);
         match kind {
-            "base" => Some(Self::Base(id)),
-            segment => Some(Self::Segment(id, SegmentId(canonical(segment)?))),
+            "base" => Some(Self::Base(BaseId::of(id))),
+            other => match other.strip_prefix("base") {
+                Some(number) => {
+                    let number = canonical(number).filter(|number| *number > 0)?;
+                    Some(Self::Base(BaseId { memory: id, number }))
+                }
+                None => Some(Self::Segment(id, SegmentId(canonical(other)?))),
+            },
         }
     }
 }
@@ -84,7 +95,8 @@ impl Place {
 
     pub(crate) fn path_of(&self, name: Name) -> PathBuf {
         self.path.join(match name {
-            Name::Base(id) => format!("{}.base", id.0),
+            Name::Base(BaseId { memory, number: 0 }) => format!("{}.base", memory.0),
+            Name::Base(BaseId { memory, number }) => format!("{}.base{number}", memory.0),
             Name::Segment(id, segment) => format!("{}.{}", id.0, segment.0),
         })
     }
@@ -139,7 +151,7 @@ impl Dir {
     }
 
     pub(crate) fn base_path(&self, id: MemoryId) -> PathBuf {
-        self.path_of(Name::Base(id))
+        self.path_of(Name::Base(BaseId::of(id)))
     }
 
     pub(crate) fn segment_path(&self, id: MemoryId, segment: SegmentId) -> PathBuf {
@@ -182,6 +194,23 @@ impl Dir {
 
     pub(crate) fn open_write(&self, path: &Path) -> Result<File> {
         self.disk.open_raw(path, Open::Write).map_err(|e| Self::open_error(path, e))
+    }
+
+    /// Makes pages of an open file zero and gives their disk back.
+    pub(crate) fn clear(&self, path: &Path, file: &File, pages: &[Range<u64>]) -> Result<()> {
+        let on_disk = self.on_disk(path, file);
+        for range in pages {
+            let (mut at, end) = (range.start * PAGE_BYTES, range.end * PAGE_BYTES);
+            // Holes are not touched: where the file system cannot make any, zeros are written.
+            while at < end {
+                let data = next_data(Named { file, path }, at, end)?;
+                on_disk
+                    .clear(data.start, data.end - data.start)
+                    .map_err(|e| PagesError::io("clear", path, e))?;
+                at = data.end.max(at + 1);
+            }
+        }
+        Ok(())
     }
 
     /// An open file of the directory, for writes and syncs that durability depends on.
@@ -261,6 +290,25 @@ pub(crate) fn read_exact(file: &File, path: &Path, buf: &mut [u8], offset: u64) 
     }
 }
 
+/// The first byte at or after `at` that may be data, and the end of the data there, both at most
+/// `end`.
+pub(crate) fn next_data(from: Named, at: u64, end: u64) -> Result<Range<u64>> {
+    let start = match seek(from.file, SeekFrom::Data(at)) {
+        Ok(start) => start,
+        // Nothing but a hole.
+        Err(Errno::NXIO) => return Ok(end..end),
+        // A file system that tells of no holes.
+        Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(at..end),
+        Err(error) => return Err(PagesError::io("look for data in", from.path, error.into())),
+    };
+    if start >= end {
+        return Ok(end..end);
+    }
+    let hole = seek(from.file, SeekFrom::Hole(start))
+        .map_err(|error| PagesError::io("look for holes in", from.path, error.into()))?;
+    Ok(start..hole.min(end))
+}
+
 /// An open file and its name for errors.
 #[derive(Clone, Copy)]
 pub(crate) struct Named<'a> {
@@ -305,7 +353,9 @@ mod tests {
 
     #[test]
     fn only_canonical_names_are_ours() {
-        assert_eq!(Name::parse("7.base"), Some(Name::Base(MemoryId(7))));
+        let base = |number| Name::Base(BaseId { memory: MemoryId(7), number });
+        assert_eq!(Name::parse("7.base"), Some(base(0)));
+        assert_eq!(Name::parse("7.base3"), Some(base(3)));
         assert_eq!(Name::parse("7.12"), Some(Name::Segment(MemoryId(7), SegmentId(12))));
         for other in [
             "",
@@ -316,6 +366,8 @@ mod tests {
             "+7.base",
             "7.012",
             "7.base.tmp",
+            "7.base0",
+            "7.base03",
             "7.-1",
             "x.base",
             "7.Base",

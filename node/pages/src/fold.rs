@@ -1,41 +1,42 @@
-//! Folding: copying sealed delta pages into the base file, in bounded steps. See the crate's
-//! documentation for why that is safe.
+//! Folding: copying sealed delta pages into base files, in bounded steps, and before that, where other
+//! memories look at the same pages, moving these. See the crate's documentation for why that is safe.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fs::File,
     ops::Bound::{Excluded, Unbounded},
     path::PathBuf,
+    slice,
     sync::atomic::Ordering::Relaxed,
 };
 
 use crate::{
-    MemoryId, PAGE_BYTES, PagesError, Result, Run,
-    files::{self, Named},
-    memory::{FoldPlan, FoldWork, Memory},
+    BaseId, MemoryId, PAGE_BYTES, PagesError, Result, Run, SegmentId,
+    copy::{Copier, Source},
+    files::{self, Dir, Name, Named},
+    fold_plan::{FoldPlan, FoldSource, FoldWork, Readers, Surroundings},
+    heap,
+    memory::Memory,
+    sharing::Move,
     store::{FoldQueue, PageStore, lock},
 };
 
-/// Memories folded in one step: their base files are open together, so that one journal commit of
-/// the file system serves them all.
-const MEMORIES_PER_STEP: usize = 32;
-
-/// What becomes of readers of older versions that stand in the way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Readers {
-    /// Their memory is left alone.
-    Respected,
-    /// They are cut off, unless they hold their version.
-    CutOff,
-}
+/// Base files that one step writes, most often one for each memory: they are open together, so that
+/// one journal commit of the file system serves them all.
+const FILES_PER_STEP: usize = 32;
 
 /// What one step of folding did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FoldProgress {
     /// Copied into base files by this step.
     pub copied_bytes: u64,
+    /// Of pages that others look at too: copied to another base file by this step, so that those can
+    /// be written.
+    pub moved_bytes: u64,
     /// Memories that still have pages to fold, blocked ones included.
     pub memories_left: u64,
-    /// Of those: met in this step and left alone because an older version is being read.
+    /// Of those: met in this step and left alone because an older version is being read, or because a
+    /// checkpoint will let go of what they share.
     pub memories_blocked: u64,
 }
 
@@ -46,12 +47,35 @@ impl FoldProgress {
     }
 }
 
-/// Pages copied into one base that is not synced yet.
+/// Pages copied into base files that are not synced yet.
 struct Copied {
     id: MemoryId,
+    bases: Vec<Written>,
+    plan: FoldPlan,
+    moved_bytes: u64,
+}
+
+/// A base file that was written to.
+struct Written {
+    id: BaseId,
     path: PathBuf,
-    base: File,
-    runs: Vec<Run>,
+    file: File,
+}
+
+impl Written {
+    /// The file of this name among those that are open, opened if it is not.
+    fn of<'a>(open: &'a mut Vec<Self>, dir: &Dir, id: BaseId) -> Result<&'a Self> {
+        let at = match open.iter().position(|file| file.id == id) {
+            Some(at) => at,
+            None => {
+                let path = dir.path_of(Name::Base(id));
+                let file = dir.open_write(&path)?;
+                open.push(Self { id, path, file });
+                open.len() - 1
+            }
+        };
+        open.get(at).ok_or_else(|| PagesError::MissingFile { path: dir.path_of(Name::Base(id)) })
+    }
 }
 
 impl PageStore {
@@ -68,7 +92,8 @@ impl PageStore {
 
     /// [`PageStore::fold`] without waiting for readers: layouts of older versions are cut off
     /// ([`crate::MemoryLayout::is_cut_off`]), except those that are
-    /// held ([`crate::HeldLayout`]), whose memories are skipped.
+    /// held ([`crate::HeldLayout`]), whose memories are skipped. What only a checkpoint releases waits
+    /// for it: where pages are shared it takes a checkpoint and another fold after it.
     pub fn fold_over_readers(&self, budget_bytes: u64) -> Result<FoldProgress> {
         self.step(budget_bytes, Readers::CutOff)
     }
@@ -81,30 +106,34 @@ impl PageStore {
         let mut buf = Vec::new();
         let mut result = Ok(());
         let visits_max = lock(&self.fold_queue).ids.len();
+        // Files that others than a memory of this step may look at.
+        let mut taken = BTreeSet::new();
         for _ in 0..visits_max {
-            if pages_left == 0 || copied.len() == MEMORIES_PER_STEP {
+            let open: usize = copied.iter().map(|part: &Copied| part.bases.len()).sum();
+            if pages_left == 0 || open >= FILES_PER_STEP {
                 break;
             }
-            let Some(id) = lock(&self.fold_queue).next() else { break };
-            let plan = |memory: &mut Memory| {
-                if readers == Readers::CutOff {
-                    self.accounts.cut_off.fetch_add(memory.cut_off_readers(), Relaxed);
-                }
-                memory.plan_fold(&self.dir, pages_left)
-            };
-            let work = match self.with(id, plan) {
-                // Removed meanwhile.
-                Err(PagesError::UnknownMemory(_)) => Ok(FoldWork::None),
-                work => work,
+            let (before, next) = lock(&self.fold_queue).next();
+            let Some(id) = next else { break };
+            let is_planned = copied.iter().any(|part| part.id == id);
+            let work = if is_planned {
+                // Others left the queue meanwhile. What is planned for it is not done yet.
+                Ok(FoldWork::Later)
+            } else {
+                self.plan(id, pages_left, readers, &mut taken)
             };
             match work {
                 Ok(FoldWork::None) => self.leave_fold_queue(id),
                 Ok(FoldWork::Blocked) => progress.memories_blocked += 1,
+                Ok(FoldWork::Later) => {
+                    lock(&self.fold_queue).last = before;
+                    break;
+                }
                 Ok(FoldWork::Plan(plan)) => {
                     buf.resize(files::COPY_BUFFER_BYTES, 0);
-                    match self.copy_into_base(id, plan, &mut buf) {
+                    match self.copy_into_bases(id, plan, &mut buf) {
                         Ok(part) => {
-                            pages_left = pages_left.saturating_sub(pages(&part.runs));
+                            pages_left = pages_left.saturating_sub(pages(&part.plan.runs));
                             copied.push(part);
                         }
                         Err(e) => {
@@ -119,60 +148,157 @@ impl PageStore {
                 }
             }
         }
-        for part in &copied {
-            files::start_writeback(&part.base);
+        for base in copied.iter().flat_map(|part| &part.bases) {
+            files::start_writeback(&base.file);
         }
         for part in copied {
-            let synced = self.dir.on_disk(&part.path, &part.base).sync_data();
+            // One that was made for this has its length to be synced as well; its name is by the
+            // checkpoint that names it.
+            let synced = part.bases.iter().try_for_each(|Written { path, file, .. }| {
+                let synced = self.dir.on_disk(path, file).sync_data();
+                synced.map_err(|e| PagesError::io("sync", path, e))
+            });
             match synced {
-                Ok(()) => progress.copied_bytes += self.apply(part),
+                Ok(()) => self.apply(part, &mut progress),
                 // The runs stay in the index, so they are copied anew: nothing depends on what the
                 // kernel kept of this attempt.
-                Err(e) => result = Err(PagesError::io("sync", &part.path, e)),
+                Err(e) => {
+                    self.give_back(&part.plan, true);
+                    result = Err(e);
+                }
             }
         }
         progress.memories_left = lock(&self.fold_queue).ids.len() as u64;
         result.map(|()| progress)
     }
 
-    fn copy_into_base(&self, id: MemoryId, plan: FoldPlan, buf: &mut [u8]) -> Result<Copied> {
-        let path = self.dir.base_path(id);
-        let base = self.dir.open_write(&path)?;
-        let to = self.dir.on_disk(&path, &base);
-        let FoldPlan { runs, segments } = plan;
-        for run in &runs {
-            let Some((segment, file)) =
-                segments.iter().find(|(segment, _)| *segment == run.segment)
-            else {
+    /// What of a memory can be folded. `taken` are the base files of other memories of this step: what
+    /// they share with this one is about to change.
+    fn plan(
+        &self,
+        id: MemoryId,
+        pages_max: u64,
+        readers: Readers,
+        taken: &mut BTreeSet<BaseId>,
+    ) -> Result<FoldWork> {
+        let memories = &*self.read();
+        // Removed meanwhile.
+        let Some(memory) = memories.get(&id) else { return Ok(FoldWork::None) };
+        let _here = heap::enter();
+        let mut memory = lock(memory);
+        if memory.shared_bases().any(|base| taken.contains(&base)) {
+            return Ok(FoldWork::Later);
+        }
+        let (dir, shared, accounts) = (&self.dir, &self.shared, &self.accounts);
+        let around = Surroundings { dir, shared, accounts, memories, readers };
+        let work = memory.plan_fold(around, pages_max)?;
+        if matches!(work, FoldWork::Plan(_)) {
+            taken.extend(memory.shared_bases());
+        }
+        Ok(work)
+    }
+
+    fn copy_into_bases(&self, id: MemoryId, plan: FoldPlan, buf: &mut [u8]) -> Result<Copied> {
+        let mut bases = Vec::new();
+        let copied = self.carry_out(&plan.moves, &mut bases).and_then(|moved| {
+            self.write_runs(&plan.runs, &plan.segments, &mut bases, buf).map(|()| moved)
+        });
+        match copied {
+            Ok(moved_bytes) => Ok(Copied { id, bases, plan, moved_bytes }),
+            Err(error) => {
+                self.give_back(&plan, true);
+                Err(error)
+            }
+        }
+    }
+
+    /// Copies what is to be moved. How many bytes it is.
+    fn carry_out(&self, moves: &[Move], bases: &mut Vec<Written>) -> Result<u64> {
+        let mut moved_bytes = 0;
+        for Move { pages, from, to } in moves {
+            let from = Source::of(&self.dir, from.id)?;
+            let Written { path, file, .. } = Written::of(bases, &self.dir, to.id)?;
+            // What an attempt before a crash left there.
+            self.dir.clear(path, file, slice::from_ref(pages))?;
+            let to = self.dir.on_disk(path, file);
+            let mut copier = Copier::new(to.as_ref(), path);
+            copier.base(&from, pages.clone())?;
+            moved_bytes += copier.bytes;
+        }
+        Ok(moved_bytes)
+    }
+
+    fn write_runs(
+        &self,
+        runs: &[(Run, BaseId)],
+        segments: &[FoldSource],
+        bases: &mut Vec<Written>,
+        buf: &mut [u8],
+    ) -> Result<()> {
+        for (run, base) in runs {
+            let Some(source) = segments.iter().find(|source| source.id == run.segment) else {
                 continue;
             };
-            let from = Named { file, path: &self.dir.segment_path(id, *segment) };
+            let Written { path, file, .. } = Written::of(bases, &self.dir, *base)?;
+            let to = self.dir.on_disk(path, file);
             files::copy_pages(
-                from,
+                Named { file: &source.file, path: &source.path },
                 run.offset_page,
-                (to.as_ref(), &path),
+                (to.as_ref(), path),
                 run.start_page,
                 run.pages,
                 buf,
             )?;
         }
-        drop(to);
-        Ok(Copied { id, path, base, runs })
+        Ok(())
     }
 
-    fn apply(&self, part: Copied) -> u64 {
-        let bytes = pages(&part.runs) * PAGE_BYTES;
+    fn apply(&self, part: Copied, progress: &mut FoldProgress) {
+        let Copied { id, plan, moved_bytes, .. } = part;
+        let bytes = pages(&plan.runs) * PAGE_BYTES;
         self.accounts.folded.fetch_add(bytes, Relaxed);
-        // A memory that was removed meanwhile has no index any more.
-        let _ = self.with(part.id, |memory| {
-            memory.folded(&self.accounts, &part.runs);
-            lock(&self.changed).insert(part.id);
-            if !memory.has_durable_delta() {
-                lock(&self.fold_queue).ids.remove(&part.id);
-            }
-            Ok(())
+        self.accounts.moved.fetch_add(moved_bytes, Relaxed);
+        progress.copied_bytes += bytes;
+        progress.moved_bytes += moved_bytes;
+        // While the places are claimed for the memory itself, whatever became of that.
+        for (other, names) in sharers(id, &plan) {
+            self.fold_in(other, |memory| memory.fold_along(&self.accounts, &plan, &names));
+        }
+        let runs: Vec<_> = plan.runs.iter().map(|(run, _)| *run).collect();
+        let is_there = self.fold_in(id, |memory| {
+            memory.folded(&self.accounts, &runs, &plan.moves);
+            true
         });
-        bytes
+        // A memory that was removed meanwhile has no index any more.
+        self.give_back(&plan, !is_there);
+    }
+
+    /// Changes a memory by what was folded. Whether it was changed.
+    fn fold_in(&self, id: MemoryId, change: impl FnOnce(&mut Memory) -> bool) -> bool {
+        let changed = self.with(id, |memory| {
+            let is_changed = change(memory);
+            if is_changed {
+                lock(&self.changed).insert(id);
+            }
+            if !memory.has_durable_delta() {
+                lock(&self.fold_queue).ids.remove(&id);
+            }
+            Ok(is_changed)
+        });
+        changed.unwrap_or(false)
+    }
+
+    /// Gives back the places that a plan wrote to, and those of moves if nothing came of them.
+    fn give_back(&self, plan: &FoldPlan, also_moves: bool) {
+        let moves = plan.moves.iter().filter(|_| also_moves);
+        let moves = moves.map(|moved| (&moved.to, slice::from_ref(&moved.pages)));
+        let kept = plan.kept.iter().map(|(file, pages)| (file, pages.as_slice()));
+        for (file, pages) in kept.chain(moves) {
+            if self.shared.give_back(&self.dir, file, pages).is_err() {
+                // The next start finds what is left.
+                self.accounts.unlink_failures.fetch_add(1, Relaxed);
+            }
+        }
     }
 
     /// Takes a memory off the queue unless a checkpoint made more of it durable meanwhile.
@@ -190,14 +316,27 @@ impl PageStore {
 }
 
 impl FoldQueue {
-    /// The memory after the last one, round and round.
-    fn next(&mut self) -> Option<MemoryId> {
-        let after = self.last.and_then(|last| self.ids.range((Excluded(last), Unbounded)).next());
+    /// The last one, and the memory after it, round and round.
+    fn next(&mut self) -> (Option<MemoryId>, Option<MemoryId>) {
+        let before = self.last;
+        let after = before.and_then(|last| self.ids.range((Excluded(last), Unbounded)).next());
         self.last = after.or_else(|| self.ids.first()).copied();
-        self.last
+        (before, self.last)
     }
 }
 
-fn pages(runs: &[Run]) -> u64 {
-    runs.iter().map(|run| run.pages).sum()
+/// The memories that name segments of a plan for another, and how they call them.
+fn sharers(id: MemoryId, plan: &FoldPlan) -> BTreeMap<MemoryId, BTreeMap<SegmentId, SegmentId>> {
+    let mut sharers: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
+    for FoldSource { id: segment, shared, .. } in &plan.segments {
+        let named = shared.iter().flat_map(|shared| shared.sharers());
+        for (other, name) in named.filter(|(other, _)| *other != id) {
+            sharers.entry(other).or_default().insert(*segment, name);
+        }
+    }
+    sharers
+}
+
+fn pages(runs: &[(Run, BaseId)]) -> u64 {
+    runs.iter().map(|(run, _)| run.pages).sum()
 }

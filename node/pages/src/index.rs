@@ -31,6 +31,28 @@ impl RunIndex {
         self.extents.iter().map(|(&start_page, extent)| run(start_page, extent))
     }
 
+    /// The first run that ends behind a page, whole.
+    pub(crate) fn next_run(&self, page: u64) -> Option<Run> {
+        let at = self.extents.range(..=page).next_back();
+        let at = at.filter(|(start, extent)| **start + extent.pages > page);
+        at.or_else(|| self.extents.range(page..).next()).map(|(&start, extent)| run(start, extent))
+    }
+
+    /// Whether some page of a run is what the index says.
+    pub(crate) fn has_some(&self, of: Run) -> bool {
+        let (mut page, end) = (of.start_page, of.start_page + of.pages);
+        while let Some(found) = self.next_run(page).filter(|found| found.start_page < end) {
+            // Where both begin in the segment, were they to go on backwards.
+            let is_same = found.segment == of.segment
+                && found.offset_page + of.start_page == of.offset_page + found.start_page;
+            if is_same {
+                return true;
+            }
+            page = found.start_page + found.pages;
+        }
+        false
+    }
+
     /// Lays `new` over what is there. `freed(segment, pages)` hears of every page that it replaces.
     pub(crate) fn insert(&mut self, new: Run, mut freed: impl FnMut(SegmentId, u64)) {
         assert!(new.pages > 0, "an empty run at page {}", new.start_page);

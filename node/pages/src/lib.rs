@@ -6,10 +6,11 @@
 //!
 //! # Files
 //!
-//! One directory, two kinds of files per memory:
+//! One directory, two kinds of files:
 //!
 //! - `<id>.base`: sparse and as long as the memory may ever grow, from creation on. Page `n` of the
 //!   memory lies at offset `n * 4096`, so base pages need no index and growth maps nothing new.
+//!   `<id>.base1` and so on: more of the kind, of a memory that was copied ([`Part`]).
 //! - `<id>.<segment>`: delta. A worker appends the pages that a message dirtied; [`Run`]s say which
 //!   pages of the memory they are.
 //!
@@ -44,10 +45,61 @@
 //!   could not notice ([`HeldLayout`]) are waited for all the same.
 //!
 //! A pin is for *reading*. Whoever only keeps a mapping in a cache need not, and should not, keep
-//! the layout: a base page that was folded meanwhile holds, in any newer version, exactly what that
-//! version maps there, so bringing the cached mapping up to date by the difference of the two run
-//! lists is enough. A cache that kept the layout of an idle canister would hold up its folding for
-//! ever.
+//! the layout: as long as the epoch is the same, bringing the cached mapping up to date by the
+//! difference of the two run lists is enough. With another epoch the memory is mapped afresh: pages
+//! may lie in another base file, and those that were looked at before be given back. A cache that kept
+//! the layout of an idle canister would hold up its folding for ever.
+//!
+//! # Copies
+//!
+//! A memory may begin as a copy of the newest version of another ([`PageStore::create_copy`]). Nothing
+//! is copied: both look at the same base pages, and the copy's index names the segments of the other
+//! ([`Borrowed`]), of which the open one is sealed. Each base file keeps, for ranges of its pages, how
+//! many memories look at them (a *claim*): newest versions, those that a durable index still needs, and
+//! those that only a reader does. Nothing of it is stored: opening counts anew what the durable indexes
+//! name. From the claims it follows what folding does with a page:
+//!
+//! - one memory looks at it, and nobody else may: it is overwritten in place, as above;
+//! - the newest versions of several do, and all of them find the same page of the same segment above
+//!   it, as a copy does of delta that was not folded when it was made: it is overwritten in place, once,
+//!   and the run leaves all their indexes (`together.rs`);
+//! - the newest versions of several do, and another will look at something else there: the memory's
+//!   pages around it ([`Part`]) are first copied to another base file of the memory's, into a place
+//!   nobody claims, synced, and looked at there from now on, also by the others that have the same to
+//!   fold there. No claim is needed on what is not in a durable index yet: a restart before the next
+//!   checkpoint finds the old pages, which nobody wrote to, and clears the half-made copy;
+//! - others do only until a checkpoint is durable: folding waits for it, also `fold_over_readers`,
+//!   because moving would make pages that nobody needs. So of memories that differ the last one never
+//!   moves: it has the place to itself after the next checkpoint;
+//! - others do only until a reader lets go: folding waits, or moves the pages where it may not wait
+//!   (`fold_over_readers`).
+//!
+//! A claim that ended is released by the checkpoint that does not name it, once no layout that was
+//! taken before is alive: the last one gives the pages back to the file system, or deletes the file.
+//! So each page is on disk once for each content that memories have there, with those around it, and
+//! the base files take no more than the sizes of the memories together, what was removed or moved
+//! since the last durable checkpoint, and what readers of before that still look at. That holds
+//! however many copies one round makes, and whether or not their delta was folded.
+//!
+//! What must hold at any time:
+//!
+//! - The newest version of a memory, every durable index that may be opened, and every layout has a
+//!   claim on each base page that it looks at.
+//! - A page that is claimed more than once is written only where every claim is a newest version's, and
+//!   every version of those memories that is read, and every durable index, finds above it what is
+//!   written there.
+//! - A place is claimed before it is written and until it is; what nobody claims holds nothing. That
+//!   it does is durable with the first checkpoint that names the place: pages that are moved there are
+//!   synced, and a place behind the end of a copy is synced with that checkpoint.
+//! - In one step, of the memories that look at one base file only one is folded: what another's plan
+//!   relies on does not change until it is carried out.
+//! - Whether a claim, or the name of a segment, was the last is decided with its end, under one lock.
+//!
+//! Pages move some hundred KiB at once, and not all of a memory: a canister of 100 GiB of which a
+//! snapshot was taken would otherwise be copied whole, while its delta waits, because of one page.
+//! The price is a list of parts, which is bounded (see `sharing.rs`), so that a worker can map all of
+//! them and their files fit in one frame. Where a memory has more files than that, which takes as
+//! many copies of copies that all differ, the next copy is made by copying, and needs room for it.
 //!
 //! # Order of syncs
 //!
@@ -80,18 +132,23 @@
 //!   `delta_reserve_bytes` of `delta_capacity_bytes` ([`PageStore::check_room`]); the reserve
 //!   covers what one round writes. [`PageStore::needs_checkpoint`] turns true at the same point. An
 //!   open segment that is mostly overwritten pages is rewritten without them, so a hot page does
-//!   not fill the log.
-//! - Memory: an index entry per run of delta pages, so at most one per page of
-//!   `delta_capacity_bytes`, plus a fixed part per memory, which lies in the state's heap
-//!   ([`heap`]). Nothing grows with the size of the state.
+//!   not fill the log. A segment that several memories name is there, and counts, once.
+//! - Memory: an index entry per run of delta pages. There are no more when a round begins than pages in
+//!   the log without its reserve, which [`PageStore::check_room`] sees to (a copy has the entries of
+//!   its source until these are folded); in a round come one for each page of the reserve, and those of
+//!   the copies that it makes. A fixed part per memory lies in the state's heap ([`heap`]). Parts and claims are for memories that share pages: at most some
+//!   hundred for each GiB of them, and 2,000 for the largest. Nothing else grows with the size of
+//!   the state.
 //! - Descriptors: one per memory changed since the last checkpoint, at most a quarter of what the
 //!   process may have (others are closed meanwhile); the same again while a checkpoint syncs; those
 //!   that are being used; and those of deleted files that a layout still names ([`PageFile`]), at
-//!   most a quarter as well. A file that cannot be kept for its readers is deleted later, or, if they were cut off, without
-//!   regard to them.
+//!   most a quarter as well. A file that cannot be kept for its readers is deleted later, or, if they
+//!   were cut off, without regard to them.
 //! - Time: commit costs in the number of runs committed (times the logarithm of the index),
-//!   [`PageStore::layout`] in the number of runs of that memory, a checkpoint in what changed, a
-//!   fold step in its budget.
+//!   [`PageStore::layout`] in the number of runs and parts of that memory, as does a copy; a
+//!   checkpoint in what changed, a fold step in its budget and 16 MiB of pages to be moved for each
+//!   memory (more where a memory is in so many parts that more have to go at once). Opening costs in
+//!   what the indexes name, times the logarithm of the number of memories.
 //!
 //! # What it must never know
 //!
@@ -100,18 +157,24 @@
 //! its I/O takes.
 
 mod checkpoint;
+mod claims;
 mod copy;
 mod error;
 mod files;
 mod fold;
+mod fold_plan;
 pub mod heap;
 mod index;
 mod lazy;
+mod lend;
 mod memory;
 mod read;
 mod recover;
+mod shared;
+mod sharing;
 mod staging;
 mod store;
+mod together;
 mod types;
 
 pub use checkpoint::CheckpointTicket;

@@ -21,11 +21,13 @@ use std::{
 };
 
 use crate::{
-    AppendTarget, IndexFault, MemoryId, MemoryIndex, MemoryLayout, PAGE_BYTES, PageFile,
-    PagesError, Pin, Result, Run, RunFault, SegmentId,
+    AppendTarget, BaseId, BasePart, Borrowed, IndexFault, MemoryId, MemoryIndex, MemoryLayout,
+    PAGE_BYTES, PageFile, PagesError, Pin, Result, Run, RunFault, SegmentId,
     files::{self, Dir, FILE_BYTES_MAX, FILE_PAGES_MAX, Name, Named},
     heap,
     index::RunIndex,
+    shared::SharedSegment,
+    sharing::{Move, Sharing},
 };
 
 /// Overwritten pages of an open segment (4 MiB) from which on it is rewritten without them, if they
@@ -42,14 +44,17 @@ const COPY_BYTES: usize = 1 << 20;
 /// the file is deleted.
 #[derive(Debug, Default)]
 pub(crate) struct Accounts {
-    /// Bytes of all segments.
+    /// Bytes of all segments. One that several memories name counts once.
     pub(crate) delta: AtomicU64,
+    /// Entries of all indexes. What bounds the bytes bounds them too, but for what copies borrow.
+    pub(crate) runs: AtomicU64,
     /// Of those: written since the last checkpoint was begun.
     pub(crate) open: AtomicU64,
-    /// Of those: sealed, without a page that the newest versions need; deleted once a checkpoint
-    /// that leaves them out is durable.
+    /// Sealed, without a page that the newest version of a memory needs; deleted once a checkpoint
+    /// that leaves them out is durable. One that several memories name counts for each of those that
+    /// do not need it.
     pub(crate) releasable: AtomicU64,
-    /// Bytes of copies that were made since the last checkpoint that was finished.
+    /// Bytes that were copied for new memories since the last checkpoint that was finished.
     pub(crate) copied: AtomicU64,
     /// Files with an open descriptor for writing.
     pub(crate) open_files: AtomicU64,
@@ -57,6 +62,7 @@ pub(crate) struct Accounts {
     pub(crate) commits: AtomicU64,
     pub(crate) rewritten: AtomicU64,
     pub(crate) folded: AtomicU64,
+    pub(crate) moved: AtomicU64,
     pub(crate) cut_off: AtomicU64,
     pub(crate) checkpoints: AtomicU64,
     pub(crate) unlink_failures: AtomicU64,
@@ -72,7 +78,17 @@ pub(crate) struct Segment {
     pub(crate) seal: Option<Seal>,
     /// A durable index names it.
     pub(crate) durable: bool,
-    read: Weak<PageFile>,
+    /// Set if other memories name it too, or did, or if it was theirs.
+    pub(crate) shared: Option<Arc<SharedSegment>>,
+    pub(crate) read: Weak<PageFile>,
+}
+
+impl Segment {
+    /// One to which nothing is written yet.
+    fn empty() -> Self {
+        let read = Weak::new();
+        Self { used_pages: 0, live_pages: 0, seal: None, durable: false, shared: None, read }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -108,6 +124,8 @@ type SegmentFiles = [(SegmentId, Arc<PageFile>)];
 struct View {
     runs: Option<Weak<[Run]>>,
     segments: Option<Weak<SegmentFiles>>,
+    parts: Option<Weak<[BasePart]>>,
+    /// Of a memory that shares no base file.
     base: Weak<PageFile>,
     pin: Weak<Pin>,
 }
@@ -117,16 +135,18 @@ struct View {
 pub(crate) struct Memory {
     pub(crate) id: MemoryId,
     pub(crate) base_bytes: u64,
-    version: u64,
+    pub(crate) version: u64,
     epoch: u64,
-    index: RunIndex,
-    segments: BTreeMap<SegmentId, Segment>,
+    pub(crate) index: RunIndex,
+    pub(crate) segments: BTreeMap<SegmentId, Segment>,
     open: Option<Open>,
-    next_segment: u64,
+    pub(crate) next_segment: u64,
     view: View,
+    /// Where its pages lie, if it is a copy or was copied; otherwise in the file it was created with.
+    pub(crate) sharing: Option<Box<Sharing>>,
     /// Pins of superseded versions that may still be read, oldest first. Pruned at every commit,
     /// so as long as the list of versions being read.
-    older: Vec<(u64, Weak<Pin>)>,
+    pub(crate) older: Vec<(u64, Weak<Pin>)>,
     /// The base file was created since the last checkpoint.
     pub(crate) base_unsynced: bool,
     /// What it was created with, until a checkpoint that names it is durable.
@@ -143,6 +163,15 @@ pub(crate) struct Fresh {
     pub(crate) file: Option<Arc<File>>,
     /// Ordered, disjoint, not adjoining.
     pub(crate) pages: Vec<Range<u64>>,
+}
+
+impl Fresh {
+    /// Pages came to the base that were in the delta.
+    pub(crate) fn note(&mut self, pages: impl IntoIterator<Item = Range<u64>>) {
+        self.pages.extend(pages);
+        self.pages.sort_unstable_by_key(|range| range.start);
+        self.pages = joined(std::mem::take(&mut self.pages));
+    }
 }
 
 /// A segment that nothing is written to any more, and has to be synced.
@@ -164,28 +193,14 @@ pub(crate) struct Forgotten {
     pub(crate) bytes: u64,
     /// As layouts name it, if one does.
     pub(crate) file: Weak<PageFile>,
+    pub(crate) shared: Option<Arc<SharedSegment>>,
 }
 
 impl Forgotten {
     fn new(id: SegmentId, segment: Segment) -> Self {
-        Self { id, bytes: segment.used_pages * PAGE_BYTES, file: segment.read }
+        let bytes = segment.used_pages * PAGE_BYTES;
+        Self { id, bytes, file: segment.read, shared: segment.shared }
     }
-}
-
-/// Pages to fold and where they are.
-pub(crate) struct FoldPlan {
-    pub(crate) runs: Vec<Run>,
-    pub(crate) segments: Vec<(SegmentId, Arc<File>)>,
-}
-
-/// What there is to fold.
-pub(crate) enum FoldWork {
-    /// Nothing is sealed and durable.
-    None,
-    /// An older version is being read.
-    Blocked,
-    /// These runs can be folded into a new base file.
-    Plan(FoldPlan),
 }
 
 impl Memory {
@@ -201,6 +216,7 @@ impl Memory {
             open: None,
             next_segment: 0,
             view: View::default(),
+            sharing: None,
             older: Vec::new(),
             base_unsynced: false,
             fresh: None,
@@ -208,12 +224,11 @@ impl Memory {
         }
     }
 
-    /// The memory as a durable index names it. Its segments are sealed and durable.
+    /// The memory as the runs of a durable index name it. Its segments are sealed and durable.
     pub(crate) fn recovered(
         id: MemoryId,
         index: &MemoryIndex,
         base_bytes: u64,
-        accounts: &Accounts,
     ) -> std::result::Result<Self, IndexFault> {
         check_base_bytes(base_bytes).ok_or(IndexFault::BadSize)?;
         let mut memory = Self::new(id, base_bytes);
@@ -238,20 +253,25 @@ impl Memory {
             memory.next_segment =
                 memory.next_segment.max(run.segment.0.checked_add(1).ok_or(IndexFault::PastEnd)?);
             let segment = memory.segments.entry(run.segment).or_insert(Segment {
-                used_pages: 0,
-                live_pages: 0,
                 seal: Some(Seal { version: 0, generation: 0 }),
                 durable: true,
-                read: Weak::new(),
+                ..Segment::empty()
             });
             segment.used_pages = segment.used_pages.max(end);
             segment.live_pages += run.pages;
             memory.index.insert(run, |_, _| ());
         }
-        for segment in memory.segments.values() {
-            accounts.delta.fetch_add(segment.used_pages * PAGE_BYTES, Relaxed);
-        }
         Ok(memory)
+    }
+
+    /// The file of a segment.
+    pub(crate) fn segment_name(&self, id: SegmentId) -> Name {
+        let shared = self.segments.get(&id).and_then(|segment| segment.shared.as_ref());
+        shared.map_or(Name::Segment(self.id, id), |shared| shared.name())
+    }
+
+    pub(crate) fn base_pages(&self) -> u64 {
+        self.base_bytes / PAGE_BYTES
     }
 
     pub(crate) fn segments(&self) -> impl Iterator<Item = (SegmentId, &Segment)> {
@@ -263,7 +283,16 @@ impl Memory {
     }
 
     pub(crate) fn index(&self) -> MemoryIndex {
-        MemoryIndex { runs: self.index.runs().collect() }
+        let borrowed = |(&segment, of): (&SegmentId, &Segment)| {
+            let shared = of.shared.as_ref().filter(|_| of.live_pages > 0)?;
+            let is_own = (shared.owner, shared.id) == (self.id, segment);
+            (!is_own).then(|| Borrowed { segment, owner: shared.owner, id: shared.id })
+        };
+        MemoryIndex {
+            runs: self.index.runs().collect(),
+            parts: self.sharing.as_ref().map_or_else(Vec::new, |sharing| sharing.parts().to_vec()),
+            borrowed: self.segments.iter().filter_map(borrowed).collect(),
+        }
     }
 
     /// Sealed pages wait for a fold that would shorten the index.
@@ -330,10 +359,7 @@ impl Memory {
         let segment = SegmentId(self.next_segment);
         let file = Some(Arc::new(dir.create(&dir.segment_path(self.id, segment), 0)?));
         self.next_segment += 1;
-        self.segments.insert(
-            segment,
-            Segment { used_pages: 0, live_pages: 0, seal: None, durable: false, read: Weak::new() },
-        );
+        self.segments.insert(segment, Segment::empty());
         accounts.open_files.fetch_add(1, Relaxed);
         Ok(Open { segment, file, was_closed: false })
     }
@@ -409,6 +435,7 @@ impl Memory {
 
     /// Lays runs over the index and keeps the count of what lives where.
     fn lay(&mut self, accounts: &Accounts, runs: &[Run]) {
+        let before = self.runs_len();
         let Self { index, segments, .. } = self;
         for &run in runs {
             if let Some(segment) = segments.get_mut(&run.segment) {
@@ -417,6 +444,13 @@ impl Memory {
             index.insert(run, |segment, pages| release(segments, accounts, segment, pages));
         }
         self.view.runs = None;
+        self.count_runs(accounts, before);
+    }
+
+    /// The index had so many runs.
+    fn count_runs(&self, accounts: &Accounts, before: u64) {
+        accounts.runs.fetch_add(self.runs_len(), Relaxed);
+        accounts.runs.fetch_sub(before, Relaxed);
     }
 
     /// See [`REWRITE_DEAD_PAGES`]. The old segment was never in a checkpoint, so it can go at once;
@@ -427,11 +461,11 @@ impl Memory {
         else {
             return Ok(());
         };
-        let Some(&Segment { used_pages, live_pages, .. }) = self.segments.get(&old) else {
+        let Some(Segment { used_pages, live_pages, .. }) = self.segments.get(&old) else {
             return Ok(());
         };
         let dead_pages = used_pages - live_pages;
-        if dead_pages < REWRITE_DEAD_PAGES || dead_pages / REWRITE_DEAD_PER_LIVE < live_pages {
+        if dead_pages < REWRITE_DEAD_PAGES || dead_pages / REWRITE_DEAD_PER_LIVE < *live_pages {
             return Ok(());
         }
         let old_path = dir.segment_path(self.id, old);
@@ -515,10 +549,11 @@ impl Memory {
     }
 
     fn assemble(&mut self, dir: &Arc<Dir>) -> MemoryLayout {
-        let base = self.view.base.upgrade().unwrap_or_else(|| {
-            let base = Arc::new(PageFile::new(&dir.place, Name::Base(self.id)));
-            self.view.base = Arc::downgrade(&base);
-            base
+        let base = self.base_handle(dir);
+        let known = self.view.parts.as_ref().and_then(Weak::upgrade);
+        let parts = known.unwrap_or_else(|| {
+            let sharing = self.sharing.as_mut();
+            sharing.map_or_else(Arc::default, |sharing| sharing.base_parts(&dir.place))
         });
         let wanted = || {
             let named = self.segments.iter().filter(|(_, segment)| segment.live_pages > 0);
@@ -539,6 +574,7 @@ impl Memory {
             .and_then(Weak::upgrade)
             .unwrap_or_else(|| self.index.runs().collect());
         let pin = self.view.pin.upgrade().unwrap_or_default();
+        self.view.parts = Some(Arc::downgrade(&parts));
         self.view.segments = Some(Arc::downgrade(&segments));
         self.view.runs = Some(Arc::downgrade(&runs));
         self.view.pin = Arc::downgrade(&pin);
@@ -548,17 +584,29 @@ impl Memory {
             epoch: self.epoch,
             base,
             base_bytes: self.base_bytes,
+            parts,
             segments,
             runs,
             pin,
         }
     }
 
-    fn segment_handle(&mut self, dir: &Arc<Dir>, id: SegmentId) -> Arc<PageFile> {
+    fn base_handle(&mut self, dir: &Arc<Dir>) -> Arc<PageFile> {
+        if let Some(sharing) = &mut self.sharing {
+            return sharing.own_handle(&dir.place);
+        }
+        self.view.base.upgrade().unwrap_or_else(|| {
+            let base = Arc::new(PageFile::new(&dir.place, Name::Base(BaseId::of(self.id))));
+            self.view.base = Arc::downgrade(&base);
+            base
+        })
+    }
+
+    pub(crate) fn segment_handle(&mut self, dir: &Arc<Dir>, id: SegmentId) -> Arc<PageFile> {
         let known = self.segments.get(&id).and_then(|segment| segment.read.upgrade());
         known.unwrap_or_else(|| {
-            let file =
-                heap::within(|| Arc::new(PageFile::new(&dir.place, Name::Segment(self.id, id))));
+            let name = self.segment_name(id);
+            let file = heap::within(|| Arc::new(PageFile::new(&dir.place, name)));
             if let Some(segment) = self.segments.get_mut(&id) {
                 segment.read = Arc::downgrade(&file);
             }
@@ -585,7 +633,7 @@ impl Memory {
     }
 
     /// A map keeps a node when its last entry goes, and most memories are at rest.
-    fn shrink(&mut self) {
+    pub(crate) fn shrink(&mut self) {
         if self.segments.is_empty() {
             self.segments = BTreeMap::new();
         }
@@ -597,7 +645,8 @@ impl Memory {
         }
     }
 
-    /// Closes the open segment if it holds anything, and returns what has to be synced.
+    /// Closes the open segment if it holds anything, and returns what has to be synced. It counts as
+    /// open until a checkpoint is begun.
     pub(crate) fn seal(&mut self, accounts: &Accounts, generation: u64) -> Option<Sealed> {
         let open = self.open.take_if(|open| {
             self.segments.get(&open.segment).is_some_and(|segment| segment.used_pages > 0)
@@ -605,7 +654,6 @@ impl Memory {
         let segment = self.segments.get_mut(&open.segment)?;
         segment.seal = Some(Seal { version: self.version, generation });
         let bytes = segment.used_pages * PAGE_BYTES;
-        accounts.open.fetch_sub(bytes, Relaxed);
         accounts.open_files.fetch_sub(open.file.iter().len() as u64, Relaxed);
         if segment.live_pages == 0 {
             accounts.releasable.fetch_add(bytes, Relaxed);
@@ -660,6 +708,7 @@ impl Memory {
         let open = self.open.take().and_then(|open| open.file);
         accounts.open_files.fetch_sub(open.iter().len() as u64, Relaxed);
         self.take_fresh_file(accounts);
+        accounts.runs.fetch_sub(self.runs_len(), Relaxed);
         let orphans = std::mem::take(&mut self.orphans);
         let all = std::mem::take(&mut self.segments).into_iter().map(|(id, segment)| {
             let bytes = segment.used_pages * PAGE_BYTES;
@@ -688,62 +737,21 @@ impl Memory {
         self.segments.values().any(|segment| segment.durable && segment.live_pages > 0)
     }
 
-    /// Cuts off the readers of older versions that stand in the way of a fold and that nobody
-    /// holds. How many versions.
-    pub(crate) fn cut_off_readers(&mut self) -> u64 {
-        self.older.retain(|(_, pin)| pin.strong_count() > 0);
-        let ready = |segment: &&Segment| segment.durable && segment.live_pages > 0;
-        let sealed = self.segments.values().filter(ready).filter_map(|segment| segment.seal);
-        let Some(newest) = sealed.map(|seal| seal.version).max() else { return 0 };
-        let before = self.older.len();
-        self.older.retain(|(version, pin)| {
-            pin.upgrade().is_some_and(|pin| *version >= newest || !pin.cut_off())
-        });
-        (before - self.older.len()) as u64
-    }
-
-    /// Up to `pages_max` pages that may be copied into the base now.
-    pub(crate) fn plan_fold(&mut self, dir: &Arc<Dir>, pages_max: u64) -> Result<FoldWork> {
-        self.older.retain(|(_, pin)| pin.strong_count() > 0);
-        let oldest_read =
-            self.older.iter().map(|&(version, _)| version).min().unwrap_or(self.version);
-        let ready = |segment: &Segment| segment.durable && segment.live_pages > 0;
-        let candidates: Vec<SegmentId> = self
-            .segments
-            .iter()
-            .filter(|(_, segment)| {
-                ready(segment) && segment.seal.is_some_and(|seal| seal.version <= oldest_read)
-            })
-            .map(|(&id, _)| id)
-            .collect();
-        if candidates.is_empty() {
-            return Ok(if self.has_durable_delta() { FoldWork::Blocked } else { FoldWork::None });
-        }
-        let segments = candidates
-            .iter()
-            .map(|&id| Ok((id, self.segment_handle(dir, id).open()?)))
-            .collect::<Result<_>>()?;
-        let mut left = pages_max;
-        let mut runs = Vec::new();
-        for run in self.index.runs().filter(|run| candidates.contains(&run.segment)) {
-            if left == 0 {
-                break;
-            }
-            let pages = run.pages.min(left);
-            left -= pages;
-            runs.push(Run { pages, ..run });
-        }
-        Ok(FoldWork::Plan(FoldPlan { runs, segments }))
-    }
-
-    /// The base now holds what these runs name: take out those that were not overwritten meanwhile.
-    pub(crate) fn folded(&mut self, accounts: &Accounts, runs: &[Run]) {
-        let Self { index, segments, .. } = self;
+    /// The base now holds what these runs name, and lies where `moves` say: takes out those that were
+    /// not overwritten meanwhile.
+    pub(crate) fn folded(&mut self, accounts: &Accounts, runs: &[Run], moves: &[Move]) {
+        let before = self.runs_len();
+        let Self { index, segments, sharing, view, .. } = self;
         for &run in runs {
             index.remove(run, |segment, pages| release(segments, accounts, segment, pages));
         }
-        self.view.runs = None;
+        view.runs = None;
+        if let Some(sharing) = sharing.as_mut().filter(|_| !moves.is_empty()) {
+            sharing.moved(moves);
+            view.parts = None;
+        }
         self.epoch += 1;
+        self.count_runs(accounts, before);
         self.shrink();
         if cfg!(debug_assertions) {
             self.check();

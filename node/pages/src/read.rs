@@ -21,29 +21,34 @@ pub fn read_pages(layout: &MemoryLayout, start_page: u64, buf: &mut [u8]) -> Res
         });
     }
     // Files stay open from one run to the next.
-    let mut open: Vec<(Option<SegmentId>, Arc<File>)> = Vec::new();
+    let mut open: Vec<(&PageFile, Arc<File>)> = Vec::new();
     let mut next = layout.runs.partition_point(|run| run.start_page + run.pages <= start_page);
     let (mut page, mut rest) = (start_page, buf);
     while !rest.is_empty() {
         let run = layout.runs.get(next);
-        let (segment, offset_page, pages_max) = match run {
+        let (named, offset_page, pages_max) = match run {
             Some(run) if run.start_page <= page => {
                 next += 1;
                 let skipped = page - run.start_page;
-                (Some(run.segment), run.offset_page + skipped, run.pages - skipped)
+                let segment = segment_of(layout, run.segment)?;
+                (segment, run.offset_page + skipped, run.pages - skipped)
             }
-            Some(run) => (None, page, run.start_page - page),
-            None => (None, page, u64::MAX),
+            run => {
+                let end = run.map_or(layout.base_bytes / PAGE_BYTES, |run| run.start_page);
+                match layout.bases(page..end).next() {
+                    Some((base, pages)) => (base, page, pages.end - page),
+                    None => (layout.base.as_ref(), page, u64::MAX),
+                }
+            }
         };
         let bytes = pages_max.saturating_mul(PAGE_BYTES).min(rest.len() as u64);
         let (chunk, after) = rest.split_at_mut(bytes as usize);
-        let known = open.iter().find(|(id, _)| *id == segment).map(|(_, file)| file.clone());
-        let named = file_of(layout, segment)?;
-        let file = match known {
+        let known = open.iter().find(|(open, _)| std::ptr::eq(*open, named));
+        let file = match known.map(|(_, file)| file.clone()) {
             Some(file) => file,
             None => {
                 let file = named.open()?;
-                open.push((segment, file.clone()));
+                open.push((named, file.clone()));
                 file
             }
         };
@@ -84,15 +89,10 @@ pub(crate) fn pages_of(layout: &MemoryLayout, offset: u64, bytes: usize) -> Resu
     Ok(offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES))
 }
 
-pub(crate) fn file_of(layout: &MemoryLayout, segment: Option<SegmentId>) -> Result<&PageFile> {
-    let file = match segment {
-        None => Some(&layout.base),
-        Some(id) => {
-            layout.segments.iter().find(|(segment, _)| *segment == id).map(|(_, file)| file)
-        }
-    };
-    file.map(AsRef::as_ref).ok_or_else(|| {
-        let name = format!("{}.{}", layout.id.0, segment.map_or(0, |segment| segment.0));
+pub(crate) fn segment_of(layout: &MemoryLayout, id: SegmentId) -> Result<&PageFile> {
+    let file = layout.segments.iter().find(|(segment, _)| *segment == id);
+    file.map(|(_, file)| file.as_ref()).ok_or_else(|| {
+        let name = format!("{}.{}", layout.id.0, id.0);
         PagesError::MissingFile { path: PathBuf::from(name) }
     })
 }

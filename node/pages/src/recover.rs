@@ -5,17 +5,20 @@ use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
     fs::{self, Metadata},
     path::Path,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed},
 };
 
 use disk::{RealDisk, SharedDisk};
 use limits::PagesLimits;
 
 use crate::{
-    IndexFault, MemoryId, MemoryIndex, PAGE_BYTES, PagesError, Result,
+    BaseId, Borrowed, IndexFault, MemoryId, MemoryIndex, PAGE_BYTES, PagesError, Part, Result,
+    SegmentId,
     files::{self, Dir, Name},
     heap,
     memory::{Accounts, Memory},
+    shared::SharedFiles,
+    sharing::Sharing,
     store::{Memories, PageStore},
 };
 
@@ -46,24 +49,168 @@ impl PageStore {
         let accounts = Accounts::default();
         let mut memories: Memories = BTreeMap::new();
         let mut fold_queue = BTreeSet::new();
+        let mut sharers: BTreeMap<MemoryId, Sharer> = BTreeMap::new();
         for (id, index, base_bytes) in index {
             let _here = heap::enter();
-            let memory = Memory::recovered(id, &index, base_bytes, &accounts)
-                .map_err(|fault| PagesError::BadIndex { id, fault })?;
-            verify(&dir, &memory)?;
+            let bad = |fault| PagesError::BadIndex { id, fault };
+            let memory = Memory::recovered(id, &index, base_bytes).map_err(bad)?;
+            if !index.parts.is_empty() || !index.borrowed.is_empty() {
+                sharers.insert(id, Sharer::new(id, index, &memory).map_err(bad)?);
+            }
             if memory.has_durable_delta() {
                 fold_queue.insert(id);
             }
             match memories.entry(id) {
                 Entry::Vacant(slot) => slot.insert(Mutex::new(memory)),
-                Entry::Occupied(_) => {
-                    return Err(PagesError::BadIndex { id, fault: IndexFault::Twice });
-                }
+                Entry::Occupied(_) => return Err(bad(IndexFault::Twice)),
             };
         }
-        tidy(&dir, &mut memories)?;
-        Ok(Self::assemble(limits, dir, memories, fold_queue, accounts))
+        let shared = SharedFiles::default();
+        share_bases(&dir, &shared, &mut memories, &sharers)?;
+        let duplicates = share_segments(&shared, &mut memories, &sharers);
+        for memory in memories.values_mut() {
+            let memory = memory.get_mut().unwrap_or_else(PoisonError::into_inner);
+            verify(&dir, memory)?;
+            let pages: u64 = memory.segments().map(|(_, segment)| segment.used_pages).sum();
+            accounts.delta.fetch_add(pages * PAGE_BYTES, Relaxed);
+            accounts.runs.fetch_add(memory.runs_len(), Relaxed);
+        }
+        accounts.delta.fetch_sub(duplicates, Relaxed);
+        tidy(&dir, &shared, &mut memories)?;
+        shared.clear_gaps(&dir)?;
+        Ok(Self::assemble(limits, dir, shared, memories, fold_queue, accounts))
     }
+}
+
+/// A memory that looks at files of others.
+struct Sharer {
+    parts: Vec<Part>,
+    borrowed: Vec<Borrowed>,
+}
+
+impl Sharer {
+    fn new(
+        id: MemoryId,
+        index: MemoryIndex,
+        memory: &Memory,
+    ) -> std::result::Result<Self, IndexFault> {
+        let MemoryIndex { parts, borrowed, .. } = index;
+        let mut free_page = 0;
+        for part in &parts {
+            let end = part.start_page.checked_add(part.pages);
+            let is_possible = part.pages > 0
+                && part.start_page >= free_page
+                && part.base != BaseId::of(id)
+                && end.is_some_and(|end| end <= memory.base_pages());
+            free_page = end.filter(|_| is_possible).ok_or(IndexFault::BadParts)?;
+        }
+        let mut free = SegmentId(0);
+        for Borrowed { segment, owner, .. } in &borrowed {
+            if *segment < free || *owner == id {
+                return Err(IndexFault::BadBorrowed);
+            }
+            free = SegmentId(segment.0.checked_add(1).ok_or(IndexFault::BadBorrowed)?);
+        }
+        Ok(Self { parts, borrowed })
+    }
+}
+
+/// Lays claims on the pages of base files that some memory shares.
+fn share_bases(
+    dir: &Dir,
+    shared: &SharedFiles,
+    memories: &mut Memories,
+    sharers: &BTreeMap<MemoryId, Sharer>,
+) -> Result<()> {
+    let _here = heap::enter();
+    // Memories of which a base file is named, and the greatest number among those.
+    let mut owners: BTreeMap<MemoryId, u64> = BTreeMap::new();
+    for (&id, sharer) in sharers.iter().filter(|(_, sharer)| !sharer.parts.is_empty()) {
+        owners.entry(id).or_default();
+        for part in &sharer.parts {
+            let BaseId { memory, number } = part.base;
+            let greatest = owners.entry(memory).or_default();
+            *greatest = number.max(*greatest);
+            if shared.known_base(part.base).is_none() {
+                let path = dir.path_of(Name::Base(part.base));
+                let bytes = files::len(&dir.open_read(&path)?, &path)?;
+                let base = shared.base(part.base, bytes, |_| ());
+                if !memories.contains_key(&memory) {
+                    base.disown();
+                }
+            }
+        }
+    }
+    for (id, number) in owners {
+        let Some(memory) = memories.get_mut(&id) else { continue };
+        let memory = memory.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let own = shared.base(BaseId::of(id), memory.base_bytes, |_| ());
+        let parts =
+            sharers.get(&id).map_or(&[][..], |sharer| &sharer.parts).iter().filter_map(|part| {
+                Some((shared.known_base(part.base)?, part.start_page..part.start_page + part.pages))
+            });
+        let mut sharing = Sharing::of_parts(own, parts, memory.base_pages());
+        sharing.next_file_from(number.saturating_add(1));
+        memory.sharing = Some(Box::new(sharing));
+    }
+    Ok(())
+}
+
+/// Has all memories that name a segment know so. How many bytes are counted more than once.
+fn share_segments(
+    shared: &SharedFiles,
+    memories: &mut Memories,
+    sharers: &BTreeMap<MemoryId, Sharer>,
+) -> u64 {
+    let _here = heap::enter();
+    // Who names a file, and how.
+    let mut files: BTreeMap<(MemoryId, SegmentId), Vec<(MemoryId, SegmentId)>> = BTreeMap::new();
+    for (&memory, sharer) in sharers {
+        for Borrowed { segment, owner, id } in &sharer.borrowed {
+            files.entry((*owner, *id)).or_default().push((memory, *segment));
+        }
+    }
+    let mut duplicates = 0;
+    for ((owner, id), mut names) in files {
+        if let Some(memory) = memories.get_mut(&owner) {
+            // Also where it needs none of it any more: the name is taken.
+            let memory = memory.get_mut().unwrap_or_else(PoisonError::into_inner);
+            memory.next_segment = memory.next_segment.max(id.0.saturating_add(1));
+        }
+        // The owner's own, unless it borrowed one by that name.
+        let is_borrowed = sharers.get(&owner).is_some_and(|sharer| {
+            sharer.borrowed.binary_search_by_key(&id, |borrowed| borrowed.segment).is_ok()
+        });
+        if !is_borrowed {
+            names.push((owner, id));
+        }
+        let mut longest = 0;
+        names.retain(|(memory, segment)| {
+            let used = memories.get_mut(memory).and_then(|memory| {
+                let memory = memory.get_mut().unwrap_or_else(PoisonError::into_inner);
+                Some(memory.segments.get(segment)?.used_pages)
+            });
+            longest = longest.max(used.unwrap_or(0));
+            used.is_some()
+        });
+        if names.is_empty() {
+            continue;
+        }
+        let file = shared.segment(owner, id, longest * PAGE_BYTES);
+        for (number, (id, segment)) in names.iter().enumerate() {
+            file.join(*id, *segment);
+            let Some(memory) = memories.get_mut(id) else { continue };
+            let memory = memory.get_mut().unwrap_or_else(PoisonError::into_inner);
+            if let Some(segment) = memory.segments.get_mut(segment) {
+                segment.shared = Some(Arc::clone(&file));
+                segment.used_pages = longest;
+            }
+            if number > 0 {
+                duplicates += longest * PAGE_BYTES;
+            }
+        }
+    }
+    duplicates
 }
 
 /// The files of a memory are there and long enough.
@@ -80,8 +227,17 @@ fn verify(dir: &Dir, memory: &Memory) -> Result<()> {
         Ok(())
     };
     long_enough(&dir.base_path(memory.id), memory.base_bytes)?;
+    let mut ends: BTreeMap<BaseId, u64> = BTreeMap::new();
+    for part in memory.sharing.iter().flat_map(|sharing| sharing.parts()) {
+        // The last part of a file reaches farthest.
+        ends.insert(part.base, part.start_page + part.pages);
+    }
+    for (base, end) in ends {
+        long_enough(&dir.path_of(Name::Base(base)), end * PAGE_BYTES)?;
+    }
     for (id, segment) in memory.segments() {
-        long_enough(&dir.segment_path(memory.id, id), segment.used_pages * PAGE_BYTES)?;
+        let path = dir.path_of(memory.segment_name(id));
+        long_enough(&path, segment.used_pages * PAGE_BYTES)?;
     }
     Ok(())
 }
@@ -91,26 +247,11 @@ fn entry_metadata(path: &Path) -> Result<Metadata> {
 }
 
 /// Removes what the index does not name: segments of after the checkpoint, segments folded before
-/// the crash, memories removed or never checkpointed.
-fn tidy(dir: &Dir, memories: &mut Memories) -> Result<()> {
+/// the crash, memories removed or never checkpointed, base files that were being made.
+fn tidy(dir: &Dir, shared: &SharedFiles, memories: &mut Memories) -> Result<()> {
     for entry in dir.list()? {
         let (name, path) = entry?;
-        let (id, segment) = match name {
-            Name::Base(id) => (id, None),
-            Name::Segment(id, segment) => (id, Some(segment)),
-        };
-        let memory = memories
-            .get_mut(&id)
-            .map(|memory| memory.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner));
-        let wanted_bytes = match (&memory, segment) {
-            (None, _) => None,
-            (Some(memory), None) => Some(memory.base_bytes),
-            (Some(memory), Some(segment)) => memory
-                .segments()
-                .find(|(id, _)| *id == segment)
-                .map(|(_, segment)| segment.used_pages * PAGE_BYTES),
-        };
-        let Some(wanted_bytes) = wanted_bytes else {
+        let Some(wanted_bytes) = wanted_bytes(name, shared, memories) else {
             dir.unlink(&path)?;
             continue;
         };
@@ -124,4 +265,26 @@ fn tidy(dir: &Dir, memories: &mut Memories) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// The length that a file should have; none if it should not be there.
+fn wanted_bytes(name: Name, shared: &SharedFiles, memories: &mut Memories) -> Option<u64> {
+    let (Name::Base(BaseId { memory, .. }) | Name::Segment(memory, _)) = name;
+    let memory = memories.get_mut(&memory);
+    let memory = memory.map(|memory| &*memory.get_mut().unwrap_or_else(PoisonError::into_inner));
+    let base_bytes = memory.map(|memory| memory.base_bytes);
+    match name {
+        Name::Base(base) => match shared.known_base(base) {
+            // Others may look at pages behind the end of the memory that made it.
+            Some(known) => Some(known.bytes.max(base_bytes.unwrap_or(0))),
+            None => base_bytes.filter(|_| base.number == 0),
+        },
+        Name::Segment(owner, id) => match shared.known_segment(owner, id) {
+            Some(known) => Some(known.bytes),
+            None => memory
+                .and_then(|memory| memory.segments.get(&id))
+                .filter(|segment| segment.shared.is_none())
+                .map(|segment| segment.used_pages * PAGE_BYTES),
+        },
+    }
 }

@@ -102,7 +102,7 @@ pub fn retain_staged(disk: &dyn Disk, dir: &Path, wanted: impl Fn(MemoryId) -> b
     for entry in fs::read_dir(dir).map_err(|e| PagesError::io("list", dir, e))? {
         let entry = entry.map_err(|e| PagesError::io("list", dir, e))?;
         let keep = match entry.file_name().to_str().and_then(files::Name::parse) {
-            Some(files::Name::Base(id)) => wanted(id),
+            Some(files::Name::Base(id)) => id.number == 0 && wanted(id.memory),
             Some(files::Name::Segment(..)) => false,
             None => true,
         };

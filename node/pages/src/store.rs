@@ -3,9 +3,10 @@
 //!
 //! Locks, in the order they are taken: `memories` (shared for everything that touches one memory,
 //! exclusive for creating, removing and beginning a checkpoint), then one memory's own lock, then
-//! `changed`, `opened`, `checkpoint` or `fold_queue`, which are leaves. (Beginning a checkpoint takes memory
-//! locks last: under the exclusive lock nobody else can hold one.) No file is read, written or
-//! synced under the exclusive lock.
+//! `changed`, `opened`, `checkpoint`, `fold_queue` or one of `shared`, which are leaves. (Beginning a
+//! checkpoint takes memory locks last: under the exclusive lock nobody else can hold one.) Folding
+//! alone, of which there is one at a time (`folding`, before all others), takes the lock of another
+//! memory while it holds one. No file is read, written or synced under the exclusive lock.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,11 +22,12 @@ use std::{
 use limits::PagesLimits;
 
 use crate::{
-    AppendTarget, MemoryId, MemoryLayout, PagesError, Result, Run,
+    AppendTarget, MemoryId, MemoryLayout, PAGE_BYTES, PagesError, Result, Run,
     checkpoint::{Pending, Progress},
     files::{self, Dir},
     heap,
     memory::{self, Accounts, Memory},
+    shared::SharedFiles,
 };
 
 /// Segments that are closed at once when a round writes more memories than that, and memories that
@@ -48,6 +50,7 @@ pub struct PageStore {
     pub(crate) open_files_max: u64,
     // Files.
     pub(crate) dir: Arc<Dir>,
+    pub(crate) shared: SharedFiles,
     // State.
     pub(crate) memories: RwLock<Memories>,
     /// Memories whose index differs from the last checkpoint begun; removed ones too.
@@ -86,7 +89,7 @@ pub(crate) struct FoldQueue {
 pub struct PagesStats {
     /// Number of memories, heaps and stable memories together.
     pub memories: u64,
-    /// Delta on disk: needed, overwritten, and waiting for deletion.
+    /// Delta: needed, overwritten, and waiting for deletion.
     pub delta_bytes: u64,
     /// Of those: written since the last checkpoint was begun.
     pub open_bytes: u64,
@@ -100,6 +103,8 @@ pub struct PagesStats {
     pub rewritten_bytes: u64,
     /// Total copied into base files.
     pub folded_bytes: u64,
+    /// Total copied from one base file to another, because another memory looks at it too.
+    pub moved_bytes: u64,
     /// Versions whose readers were cut off because folding could not wait.
     pub cut_off: u64,
     /// Memories with pages to fold.
@@ -114,6 +119,7 @@ impl PageStore {
     pub(crate) fn assemble(
         limits: &PagesLimits,
         dir: Arc<Dir>,
+        shared: SharedFiles,
         memories: Memories,
         fold_queue: BTreeSet<MemoryId>,
         accounts: Accounts,
@@ -122,6 +128,7 @@ impl PageStore {
             limits: limits.clone(),
             open_files_max: files::open_files_max(limits.open_files),
             dir,
+            shared,
             memories: RwLock::new(memories),
             changed: Mutex::default(),
             checkpoint: Mutex::default(),
@@ -158,7 +165,8 @@ impl PageStore {
 
     /// Whether a memory of this name may be created.
     pub(crate) fn check_new(&self, id: MemoryId) -> Result<()> {
-        if self.read().contains_key(&id) || lock(&self.checkpoint).awaits_removal(id) {
+        let is_known = self.read().contains_key(&id) || lock(&self.checkpoint).awaits_removal(id);
+        if is_known || self.shared.bears(id) {
             return Err(PagesError::MemoryExists(id));
         }
         Ok(())
@@ -171,7 +179,7 @@ impl PageStore {
         let Some(memory) = memories.remove(&id) else { return };
         let mut memory = memory.into_inner().unwrap_or_else(PoisonError::into_inner);
         let segments = memory.take_all(&self.accounts);
-        lock(&self.checkpoint).removed(&memory, segments);
+        lock(&self.checkpoint).removed(&mut memory, segments);
         lock(&self.opened).remove(&id);
         lock(&self.changed).insert(id);
         lock(&self.fold_queue).ids.remove(&id);
@@ -259,16 +267,17 @@ impl PageStore {
     }
 
     /// Whether the delta log has room for another round: the reserve is free, which covers all that
-    /// a round may write. Deletes some files of which readers let go since the last checkpoint.
+    /// a round may write, and the indexes have no more entries than there are pages in what is not
+    /// the reserve. Deletes some files of which readers let go since the last checkpoint.
     ///
     /// # Errors
     /// [`PagesError::DeltaFull`] when there is none until a checkpoint, a fold, and a checkpoint
     /// after it.
     pub fn check_room(&self) -> Result<()> {
         self.delete_deferred(DELETED_AT_ONCE, false);
-        let limit_bytes =
-            self.limits.delta_capacity_bytes.saturating_sub(self.limits.delta_reserve_bytes);
-        let used_bytes = self.delta_bytes();
+        let limit_bytes = self.delta_limit_bytes();
+        // An index may be as long as that of a log full of single pages.
+        let used_bytes = self.delta_bytes().max(self.runs() * PAGE_BYTES);
         if used_bytes >= limit_bytes {
             Err(PagesError::DeltaFull { limit_bytes, used_bytes })
         } else {
@@ -313,10 +322,24 @@ impl PageStore {
         }
     }
 
-    /// Delta on disk, in bytes: needed, overwritten, and waiting for deletion. See
+    /// Delta in bytes, as it lies on disk: needed, overwritten, and waiting for deletion. See
     /// [`PageStore::check_room`].
     pub fn delta_bytes(&self) -> u64 {
         self.accounts.delta.load(Relaxed)
+    }
+
+    /// Whether there is as much delta as there may be when a round begins.
+    pub fn is_delta_full(&self) -> bool {
+        self.delta_bytes() >= self.delta_limit_bytes()
+    }
+
+    fn delta_limit_bytes(&self) -> u64 {
+        self.limits.delta_capacity_bytes.saturating_sub(self.limits.delta_reserve_bytes)
+    }
+
+    /// Entries of all indexes.
+    pub(crate) fn runs(&self) -> u64 {
+        self.accounts.runs.load(Relaxed)
     }
 
     /// Delta written since the last checkpoint was begun; compared by the caller with
@@ -331,17 +354,18 @@ impl PageStore {
         accounts.committed.load(Relaxed)
             + accounts.rewritten.load(Relaxed)
             + accounts.folded.load(Relaxed)
+            + accounts.moved.load(Relaxed)
     }
 
     /// Whether a checkpoint should be taken now: the delta is within `delta_reserve_bytes` of its
     /// capacity and a checkpoint would help (otherwise the space waits for
     /// [`PageStore::fold`]), a memory has more runs than `runs_per_memory`, too many files are open,
-    /// or `checkpoint_delta_bytes` were copied into new memories, of which those that were removed
-    /// again are on disk until then.
+    /// or `checkpoint_delta_bytes` were copied for new memories ([`PageStore::create_copy`]; those that
+    /// only look at what others have take nothing), of which those that were removed again are on
+    /// disk until then.
     pub fn needs_checkpoint(&self) -> bool {
         let delta = self.delta_bytes();
-        let near_full = delta
-            >= self.limits.delta_capacity_bytes.saturating_sub(self.limits.delta_reserve_bytes);
+        let near_full = delta >= self.delta_limit_bytes();
         // What is sealed and needed is freed by folding alone. A checkpoint per round while that is
         // pending would free nothing.
         let gain = self.open_delta_bytes() + self.accounts.releasable.load(Relaxed);
@@ -375,6 +399,7 @@ impl PageStore {
             commits: accounts.commits.load(Relaxed),
             rewritten_bytes: accounts.rewritten.load(Relaxed),
             folded_bytes: accounts.folded.load(Relaxed),
+            moved_bytes: accounts.moved.load(Relaxed),
             cut_off: accounts.cut_off.load(Relaxed),
             fold_queue: lock(&self.fold_queue).ids.len() as u64,
             checkpoints: accounts.checkpoints.load(Relaxed),

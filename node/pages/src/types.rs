@@ -3,7 +3,7 @@
 
 use std::{
     fs::File,
-    ops::Deref,
+    ops::{Deref, Range},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::SeqCst},
@@ -27,6 +27,45 @@ pub struct MemoryId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SegmentId(pub u64);
 
+/// A base file. That of number 0 is the one its memory was created with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct BaseId {
+    /// The memory that made it.
+    pub memory: MemoryId,
+    /// Counts those that it made.
+    pub number: u64,
+}
+
+impl BaseId {
+    /// The one that a memory is created with.
+    pub fn of(memory: MemoryId) -> Self {
+        Self { memory, number: 0 }
+    }
+}
+
+/// `pages` pages of the memory from `start_page` on, which lie in a base file that is not the one
+/// the memory was created with, at the same place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// First page, in the memory and in the file.
+    pub start_page: u64,
+    /// Number of pages, at least 1.
+    pub pages: u64,
+    /// The file.
+    pub base: BaseId,
+}
+
+/// A segment that runs name and that another memory wrote.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Borrowed {
+    /// What runs call it.
+    pub segment: SegmentId,
+    /// The memory that wrote it.
+    pub owner: MemoryId,
+    /// What it was there.
+    pub id: SegmentId,
+}
+
 /// `pages` pages of the memory from `start_page` on, stored in `segment` from `offset_page` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
@@ -40,15 +79,31 @@ pub struct Run {
     pub offset_page: u64,
 }
 
-/// The delta part of one memory's index: disjoint runs ordered by `start_page`. What it does not
-/// name lies in the base file at offset = page number.
+/// One memory's index. What neither a run nor a part names lies in the base file that the memory was
+/// created with, at offset = page number; a run lies over a part.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryIndex {
-    /// Disjoint, ordered by `start_page`.
+    /// Delta: disjoint, ordered by `start_page`.
     pub runs: Vec<Run>,
+    /// Disjoint, ordered by `start_page`.
+    pub parts: Vec<Part>,
+    /// Ordered by `segment`.
+    pub borrowed: Vec<Borrowed>,
 }
 
-/// One version of one memory, ready to be mapped: the base file, and the runs that lie over it.
+/// Pages of a layout that lie in another base file than [`MemoryLayout::base`], at the same place.
+#[derive(Clone, Debug)]
+pub struct BasePart {
+    /// First page, in the memory and in the file.
+    pub start_page: u64,
+    /// Number of pages.
+    pub pages: u64,
+    /// The file.
+    pub file: Arc<PageFile>,
+}
+
+/// One version of one memory, ready to be mapped: the base file, the parts of others that lie over
+/// it, and the runs that lie over both.
 /// Cheap to clone; holding it keeps the files alive, open or not, and keeps its pages from being
 /// overwritten.
 #[derive(Clone, Debug)]
@@ -57,14 +112,17 @@ pub struct MemoryLayout {
     pub id: MemoryId,
     /// Rises by one at every commit. Equal versions have equal content.
     pub version: u64,
-    /// Rises whenever the files behind a version change (fold): a mapping made from an older epoch
-    /// is still right but keeps dead files alive.
+    /// Rises whenever the files behind a version change (fold). A mapping made from an older epoch
+    /// is right only as long as its layout is kept: pages of a base file that the newest layout does
+    /// not look at any more are given back.
     pub epoch: u64,
     /// The base file: sparse, as long as the memory may ever grow, so that growth maps nothing
     /// new.
     pub base: Arc<PageFile>,
     /// Length of the base file in bytes.
     pub base_bytes: u64,
+    /// Pages that lie in base files shared with other memories: disjoint, ordered by `start_page`.
+    pub parts: Arc<[BasePart]>,
     /// Files that the runs refer to.
     pub segments: Arc<[(SegmentId, Arc<PageFile>)]>,
     /// Disjoint, ordered by `start_page`.
@@ -87,7 +145,37 @@ impl MemoryLayout {
     /// Whether a file of it is gone: the delta log was full, and as many files as may be were open
     /// without a name already.
     pub fn is_gone(&self) -> bool {
-        self.base.is_gone() || self.segments.iter().any(|(_, file)| file.is_gone())
+        self.base.is_gone()
+            || self.parts.iter().any(|part| part.file.is_gone())
+            || self.segments.iter().any(|(_, file)| file.is_gone())
+    }
+
+    /// The base files in which these pages lie, in their order.
+    pub(crate) fn bases(&self, pages: Range<u64>) -> impl Iterator<Item = (&PageFile, Range<u64>)> {
+        let mut at = pages.start;
+        let mut next = self.parts.partition_point(|part| part.start_page + part.pages <= at);
+        std::iter::from_fn(move || {
+            let part = self.parts.get(next);
+            let start = at;
+            let file = match part {
+                _ if at >= pages.end => return None,
+                Some(part) if part.start_page <= at => {
+                    next += 1;
+                    at = part.start_page + part.pages;
+                    &part.file
+                }
+                Some(part) => {
+                    at = part.start_page;
+                    &self.base
+                }
+                None => {
+                    at = pages.end;
+                    &self.base
+                }
+            };
+            at = at.min(pages.end);
+            Some((file.as_ref(), start..at))
+        })
     }
 }
 

@@ -6,14 +6,20 @@
 mod common;
 
 use common::*;
-use pages::{MemoryId, MemoryLayout, PAGE_BYTES, PageStore};
+use pages::{CheckpointTicket, MemoryId, MemoryLayout, PAGE_BYTES, PageStore};
 use proptest::prelude::*;
 
-const PAGES: u64 = 48;
+/// Three units of what is moved at once.
+const PAGES: u64 = 160;
+const MEMORIES: u64 = 5;
 
 #[derive(Clone, Debug)]
 enum Step {
     Create(u64),
+    /// The second begins as the first so many pages of the first.
+    Copy(u64, u64, u64),
+    /// The same of a version that somebody holds, the newest or an older one.
+    CopyHeld(u64),
     Remove(u64),
     Commit {
         id: u64,
@@ -37,6 +43,7 @@ enum Step {
     },
     Fold {
         budget_pages: u64,
+        over_readers: bool,
     },
     Hold(u64),
     Release,
@@ -44,7 +51,7 @@ enum Step {
 }
 
 fn ranges() -> impl Strategy<Value = Vec<(u64, u64)>> {
-    proptest::collection::vec((0..6u64, 1..6u64), 0..5).prop_map(|parts| {
+    proptest::collection::vec((0..25u64, 1..12u64), 0..5).prop_map(|parts| {
         let mut start = 0;
         let mut ranges = Vec::new();
         for (gap, pages) in parts {
@@ -59,16 +66,18 @@ fn ranges() -> impl Strategy<Value = Vec<(u64, u64)>> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let id = 0..3u64;
+    let id = 0..MEMORIES;
     prop_oneof![
         2 => id.clone().prop_map(Step::Create),
-        1 => id.clone().prop_map(Step::Remove),
+        4 => (id.clone(), id.clone(), 1..=PAGES + 40).prop_map(|(from, to, pages)| Step::Copy(from, to, pages)),
+        1 => id.clone().prop_map(Step::CopyHeld),
+        2 => id.clone().prop_map(Step::Remove),
         12 => (id.clone(), ranges(), any::<bool>()).prop_map(|(id, ranges, with_layout)| Step::Commit { id, ranges, with_layout }),
         2 => (id.clone(), 1..9u64).prop_map(|(id, pages)| Step::Drop { id, pages }),
         3 => Just(Step::Checkpoint),
         2 => any::<bool>().prop_map(|synced| Step::HalfCheckpoint { synced }),
         2 => (id.clone(), ranges()).prop_map(|(id, ranges)| Step::SlowCheckpoint { id, ranges }),
-        5 => (1..20u64).prop_map(|budget_pages| Step::Fold { budget_pages }),
+        6 => (1..60u64, any::<bool>()).prop_map(|(budget_pages, over_readers)| Step::Fold { budget_pages, over_readers }),
         3 => id.prop_map(Step::Hold),
         2 => Just(Step::Release),
         1 => Just(Step::Reopen),
@@ -115,6 +124,20 @@ impl World {
         apply(&mut self.model, id, ranges, self.tag);
     }
 
+    /// A checkpoint tells of every page that differs from the one before as written.
+    fn assert_written(&self, ticket: &CheckpointTicket) {
+        let zeros = vec![0; PAGES as usize];
+        for (id, tags) in &self.model {
+            let before = self.durable.1.get(id).unwrap_or(&zeros);
+            let written = ticket.written.iter().find(|(of, _)| of == id);
+            let written = written.map_or(&[][..], |(_, ranges)| ranges);
+            for (page, (before, now)) in (0..).zip(before.iter().zip(tags)) {
+                let is_told = written.iter().any(|range| range.contains(&page));
+                assert!(before == now || is_told, "page {page} of {}: {written:?}", id.0);
+            }
+        }
+    }
+
     #[expect(clippy::too_many_lines, reason = "one story, told in order")]
     fn run(&mut self, step: Step) {
         match step {
@@ -123,6 +146,28 @@ impl World {
                 // Refused while it exists or its removal is not durable.
                 if self.store().create(id, PAGES * PAGE_BYTES).is_ok() {
                     assert!(self.model.insert(id, vec![0; PAGES as usize]).is_none());
+                }
+            }
+            Step::Copy(from, to, pages) => {
+                let (from, to) = (MemoryId(from), MemoryId(to));
+                let made = copy(self.store(), from, to, pages, PAGES);
+                if let Some(tags) = self.model.get(&from)
+                    && made.is_ok()
+                {
+                    let copy = copied(tags, pages, PAGES);
+                    assert!(self.model.insert(to, copy).is_none());
+                }
+            }
+            Step::CopyHeld(to) => {
+                let Some((layout, tags)) = self.held.first() else { return };
+                let made = self.store().create_copy(
+                    MemoryId(to),
+                    PAGES * PAGE_BYTES,
+                    layout,
+                    PAGES * PAGE_BYTES,
+                );
+                if made.is_ok() {
+                    assert!(self.model.insert(MemoryId(to), tags.clone()).is_none());
                 }
             }
             Step::Remove(id) => {
@@ -136,7 +181,11 @@ impl World {
                 }
             }
             Step::Checkpoint => {
-                checkpoint(self.store.as_ref().unwrap(), &mut self.durable.0);
+                let ticket = self.store().begin_checkpoint().unwrap();
+                self.assert_written(&ticket);
+                ticket.sync().unwrap();
+                merge(&mut self.durable.0, &ticket.changed);
+                self.store().finish_checkpoint(ticket);
                 self.durable.1 = self.model.clone();
             }
             Step::HalfCheckpoint { synced } => {
@@ -150,6 +199,7 @@ impl World {
             }
             Step::SlowCheckpoint { id, ranges } => {
                 let ticket = self.store().begin_checkpoint().unwrap();
+                self.assert_written(&ticket);
                 let model = self.model.clone();
                 self.commit(id, &ranges, true);
                 ticket.sync().unwrap();
@@ -159,8 +209,14 @@ impl World {
                 self.commit(id, &ranges, false);
                 self.store().finish_checkpoint(ticket);
             }
-            Step::Fold { budget_pages } => {
-                let progress = self.store().fold(budget_pages * PAGE_BYTES).unwrap();
+            Step::Fold { budget_pages, over_readers } => {
+                let bytes = budget_pages * PAGE_BYTES;
+                let progress = if over_readers {
+                    self.store().fold_over_readers(bytes).unwrap()
+                } else {
+                    self.store().fold(bytes).unwrap()
+                };
+                self.held.retain(|(layout, _)| !layout.is_cut_off());
                 assert!(progress.copied_bytes <= budget_pages * PAGE_BYTES);
             }
             Step::Hold(id) => {
@@ -199,7 +255,7 @@ impl World {
 fn segment_bytes(dir: &std::path::Path) -> u64 {
     let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
     entries
-        .filter(|e| !e.file_name().to_str().unwrap().ends_with(".base"))
+        .filter(|e| !e.file_name().to_str().unwrap().contains(".base"))
         .map(|e| e.metadata().unwrap().len())
         .sum()
 }
@@ -215,16 +271,32 @@ proptest! {
         for step in steps {
             world.run(step);
         }
-        // At rest nothing but base files is left.
+        // At rest nothing but base files is left, and of them each page once for each memory that
+        // has it, at most.
         world.held.clear();
-        world.run(Step::Checkpoint);
-        fold_all(world.store());
-        world.run(Step::Checkpoint);
+        for _ in 0..4 {
+            world.run(Step::Checkpoint);
+            fold_all(world.store());
+            world.store().check_room().unwrap();
+        }
+        prop_assert_eq!(world.store().delta_bytes(), 0);
         prop_assert_eq!(world.store().delta_bytes(), 0);
         prop_assert_eq!(world.store().stats().fold_queue, 0);
         prop_assert_eq!(world.store().stats().unlink_failures, 0);
-        world.run(Step::Reopen);
-        let bases: Vec<String> = world.model.keys().map(|id| format!("{}.base", id.0)).collect();
-        prop_assert_eq!(file_names(world.dir.path()), bases);
+        let written: u64 = world.model.values().flatten().filter(|tag| **tag > 0).count() as u64;
+        for _ in 0..2 {
+            let files = file_names(world.dir.path());
+            prop_assert!(files.iter().all(|name| name.contains(".base")), "{:?}", files);
+            for id in world.model.keys() {
+                let own = format!("{}.base", id.0);
+                prop_assert!(files.contains(&own), "{} of {:?}", own, files);
+            }
+            if world.model.is_empty() {
+                prop_assert!(files.is_empty(), "{:?}", files);
+            }
+            let on_disk = base_bytes_on_disk(world.dir.path());
+            prop_assert!(on_disk <= written * PAGE_BYTES, "{} for {} pages", on_disk, written);
+            world.run(Step::Reopen);
+        }
     }
 }

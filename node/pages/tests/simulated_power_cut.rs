@@ -145,7 +145,8 @@ impl Machine {
                     store.finish_checkpoint(ticket);
                     self.finished = step;
                 }
-                2..6 => drop(store.fold(rng.below(64) * PAGE_BYTES)?),
+                2..5 => drop(store.fold(rng.below(64) * PAGE_BYTES)?),
+                5 => drop(store.fold_over_readers(rng.below(64) * PAGE_BYTES)?),
                 // A message that failed.
                 6 => {
                     let id = *model.keys().next().unwrap();
@@ -171,6 +172,7 @@ impl Machine {
 fn try_change(store: &PageStore, change: &Change, step: u64) -> Result<(), PagesError> {
     match change {
         Change::Create(id) => drop(store.create(*id, HISTORY_PAGES * PAGE_BYTES)?),
+        Change::Copy(from, id, pages) => copy(store, *from, *id, *pages, HISTORY_PAGES)?,
         Change::Remove(id) => store.remove(*id),
         Change::Write(id, ranges) => drop(put(store, *id, ranges, step)?),
     }

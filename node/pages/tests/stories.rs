@@ -512,7 +512,8 @@ fn a_damaged_index_is_refused() {
         (vec![Run { segment: SegmentId(u64::MAX), ..run(0, 1, 0) }], IndexFault::PastEnd),
     ];
     for (runs, expected) in cases {
-        let entry = (A, MemoryIndex { runs: runs.clone() }, 8 * PAGE_BYTES);
+        let entry =
+            (A, MemoryIndex { runs: runs.clone(), ..MemoryIndex::default() }, 8 * PAGE_BYTES);
         let error = PageStore::open(dir.path(), &limits(), [entry]).unwrap_err();
         assert!(
             matches!(error, PagesError::BadIndex { id: A, fault } if fault == expected),

@@ -94,6 +94,10 @@ impl DiskFile for ScratchFile<'_> {
         self.0.clear(offset, bytes)
     }
 
+    fn copy_from(&self, from: &File, from_offset: u64, offset: u64, bytes: u64) -> io::Result<u64> {
+        self.0.copy_from(from, from_offset, offset, bytes)
+    }
+
     fn sync_data(&self) -> io::Result<()> {
         Ok(())
     }

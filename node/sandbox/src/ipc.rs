@@ -32,8 +32,8 @@ use rustix::net::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-/// Descriptors one frame may carry. The kernel allows 253.
-pub(crate) const DESCRIPTORS_MAX: usize = 128;
+/// Descriptors one frame may carry: as many as the kernel allows.
+pub(crate) const DESCRIPTORS_MAX: usize = 253;
 
 const HEADER_BYTES: usize = 8;
 

@@ -548,7 +548,7 @@ mod tests {
         }
     }
 
-    const PINNED: &str = "26aa3bad78a4ff427d18a83af335e221";
+    const PINNED: &str = "bb527d087a509f807d40e6b2b5fcb589";
 
     /// Everything that a record of a canister can have, in values that are not defaults.
     #[expect(clippy::too_many_lines, reason = "one story, told in order")]
@@ -683,6 +683,19 @@ mod tests {
         canister
     }
 
+    fn memory_index() -> pages::MemoryIndex {
+        let (segment, memory) = (pages::SegmentId(1), MemoryId(2));
+        pages::MemoryIndex {
+            runs: vec![pages::Run { start_page: 3, pages: 4, segment, offset_page: 5 }],
+            parts: vec![pages::Part {
+                start_page: 6,
+                pages: 7,
+                base: pages::BaseId { memory, number: 8 },
+            }],
+            borrowed: vec![pages::Borrowed { segment, owner: memory, id: pages::SegmentId(9) }],
+        }
+    }
+
     #[test]
     fn records_have_the_bytes_of_their_format() {
         let mut outcalls = crate::Outcalls::default();
@@ -727,6 +740,7 @@ mod tests {
         let samples = [
             ("canister", postcard::to_stdvec(&full()).unwrap()),
             ("subnet", postcard::to_stdvec(&subnet).unwrap()),
+            ("memory", postcard::to_stdvec(&(memory_index(), 1_u64 << 20)).unwrap()),
         ];
         let version = crate::store::FORMAT.into();
         testing::formats::check("records of the store", version, &samples, PINNED);

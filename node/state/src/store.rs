@@ -53,7 +53,7 @@ pub use rows::{Row, RowAt, RowError, RowKind, RowReader, RowStream};
 
 /// Version of what is in the file. Raised with any change to the tables or to the encoding of a
 /// record in them.
-pub(crate) const FORMAT: u32 = 9;
+pub(crate) const FORMAT: u32 = 10;
 
 const FILE_NAME: &str = "state.redb";
 

@@ -43,7 +43,8 @@ fn index(height: u64) -> (MemoryIndex, u64) {
         segment: SegmentId(height),
         offset_page: number * 2,
     };
-    (MemoryIndex { runs: (0..height % 3_000).map(run).collect() }, height * 4096)
+    let runs = (0..height % 3_000).map(run).collect();
+    (MemoryIndex { runs, ..MemoryIndex::default() }, height * 4096)
 }
 
 fn blob(height: u64) -> Vec<u8> {

@@ -107,7 +107,7 @@ impl DiskUsage {
     /// How much of a line is taken; none for what is kept free, or gone in a moment.
     fn line(&self, line: &SheetLine) -> Option<report::DiskLine> {
         let used_bytes = match line.name {
-            "delta_log" => self.delta_bytes(),
+            "delta_log" => self.pages.delta_bytes(),
             "compiled_modules" => self.sandbox.preparer().cache_usage().0,
             "block_log" => self.files_bytes("blocks"),
             "checkpoint_records" => self.files_bytes("state"),

@@ -624,6 +624,7 @@ impl Dispatcher<'_> {
             epoch: 0,
             base,
             base_bytes,
+            parts: Arc::default(),
             segments: Arc::default(),
             runs: Arc::default(),
             pin: Arc::default(),

@@ -179,7 +179,12 @@ fn open(
             .collect(),
         None => vec![],
     };
-    let pages = Arc::new(PageStore::open(dir.join("pages"), &config.limits.pages, index).unwrap());
+    let (folder, limits) = (dir.join("pages"), &config.limits.pages);
+    let pages = match disk {
+        Some(disk) => PageStore::open_on(disk.clone(), folder, limits, index),
+        None => PageStore::open(folder, limits, index),
+    };
+    let pages = Arc::new(pages.unwrap());
     let executor =
         Executor::open(config.clone(), sandbox, Arc::clone(&pages), store, blobs, retry).unwrap();
     (pages, executor)
@@ -216,7 +221,7 @@ impl Node {
         Self::on(None, dir, config, make)
     }
 
-    /// The same with records and payloads on a disk of the test's own.
+    /// The same with records, payloads and pages on a disk of the test's own.
     pub fn on(
         disk: Option<SharedDisk>,
         dir: PathBuf,

@@ -15,6 +15,7 @@ use pages::{
     AppendTarget, MemoryId, MemoryIndex, MemoryLayout, PAGE_BYTES, PageStore, PagesError, Run,
     read_pages,
 };
+use rustix::fs::{SeekFrom, seek};
 
 pub const MIB: u64 = 1 << 20;
 pub const PAGE: usize = PAGE_BYTES as usize;
@@ -93,6 +94,39 @@ pub fn apply(model: &mut Model, id: MemoryId, ranges: &[(u64, u64)], tag: u64) {
     for &(start, len) in ranges {
         pages[start as usize..(start + len) as usize].fill(tag);
     }
+}
+
+/// A memory of `base_pages` that begins with the first so many of these.
+pub fn copied(tags: &[u64], pages: u64, base_pages: u64) -> Vec<u64> {
+    let kept = tags.iter().take(pages as usize).copied().chain(std::iter::repeat(0));
+    kept.take(base_pages as usize).collect()
+}
+
+/// Makes such a memory of the newest version of another.
+pub fn copy(
+    store: &PageStore,
+    from: MemoryId,
+    to: MemoryId,
+    pages: u64,
+    base_pages: u64,
+) -> Result<(), PagesError> {
+    let from = store.layout(from)?;
+    store.create_copy(to, base_pages * PAGE_BYTES, &from, pages * PAGE_BYTES).map(|_| ())
+}
+
+/// Bytes of base files that are no holes.
+pub fn base_bytes_on_disk(dir: &Path) -> u64 {
+    let bases = file_names(dir).into_iter().filter(|name| name.contains(".base"));
+    let data = |name: String| {
+        let file = File::open(dir.join(name)).unwrap();
+        let (mut at, mut bytes) = (0, 0);
+        while let Ok(start) = seek(&file, SeekFrom::Data(at)) {
+            at = seek(&file, SeekFrom::Hole(start)).unwrap();
+            bytes += at - start;
+        }
+        bytes
+    };
+    bases.map(data).sum()
 }
 
 pub fn assert_same(store: &PageStore, model: &Model) {
@@ -197,6 +231,8 @@ impl Rng {
 /// not part of it: they must not change any.
 pub enum Change {
     Create(MemoryId),
+    /// A memory that begins with the first so many pages of another.
+    Copy(MemoryId, MemoryId, u64),
     Remove(MemoryId),
     Write(MemoryId, Vec<(u64, u64)>),
 }
@@ -208,10 +244,14 @@ pub fn change(seed: u64, step: u64, model: &Model) -> Change {
     let mut rng = Rng::new(seed ^ step.wrapping_mul(0xd6e8_feb8_6659_fd93));
     // Ids are never used again, as the replicated counter promises.
     if model.len() < HISTORY_MEMORIES as usize {
-        return Change::Create(MemoryId(step));
+        let from = model.keys().nth(rng.below(HISTORY_MEMORIES) as usize);
+        let pages = [HISTORY_PAGES, HISTORY_PAGES, HISTORY_PAGES / 2, 70][rng.below(4) as usize];
+        return from.map_or(Change::Create(MemoryId(step)), |from| {
+            Change::Copy(*from, MemoryId(step), pages)
+        });
     }
     let id = *model.keys().nth(rng.below(HISTORY_MEMORIES) as usize).unwrap();
-    if rng.below(200) == 0 {
+    if rng.below(30) == 0 {
         return Change::Remove(id);
     }
     let mut ranges = Vec::new();
@@ -232,6 +272,10 @@ pub fn change_model(model: &mut Model, change: &Change, step: u64) {
         Change::Create(id) => {
             model.insert(*id, vec![0; HISTORY_PAGES as usize]);
         }
+        Change::Copy(from, id, pages) => {
+            let copy = copied(&model[from], *pages, HISTORY_PAGES);
+            model.insert(*id, copy);
+        }
         Change::Remove(id) => {
             model.remove(id);
         }
@@ -244,6 +288,7 @@ pub fn change_store(store: &PageStore, change: &Change, step: u64) {
         Change::Create(id) => {
             store.create(*id, HISTORY_PAGES * PAGE_BYTES).unwrap();
         }
+        Change::Copy(from, id, pages) => copy(store, *from, *id, *pages, HISTORY_PAGES).unwrap(),
         Change::Remove(id) => store.remove(*id),
         Change::Write(id, ranges) => {
             put(store, *id, ranges, step).unwrap();

@@ -34,8 +34,8 @@ use crate::{
     worker::{
         PROBES_ARGUMENT,
         protocol::{
-            AppendOrder, Execute, Forget, HeapFigures, MapOrder, MountOrder, Order, Probe, Report,
-            Resume, SliceOrder,
+            AppendOrder, Execute, Forget, HeapFigures, MapOrder, MapPart, MountOrder, Order, Probe,
+            Report, Resume, SliceOrder,
         },
     },
 };
@@ -437,9 +437,10 @@ impl Worker {
             Plan::Runs(runs) => Some(files.map(layout, runs)?),
             Plan::Fresh => {
                 files.owned.push(read_only(&layout.base)?);
+                let (bases, parts) = files.parts(layout)?;
                 let runs = files.map(layout, layout.runs.to_vec())?;
                 files.fresh.push(layout.id);
-                Some(MapOrder { base: Some(layout.base_bytes), ..runs })
+                Some(MapOrder { base: Some(layout.base_bytes), bases, parts, ..runs })
             }
         };
         order.append = mount.append.as_ref().map(|append| {
@@ -613,6 +614,25 @@ struct Files {
 }
 
 impl Files {
+    /// The other base files of `layout`, which are added, and what lies in which.
+    fn parts(&mut self, layout: &MemoryLayout) -> Result<(usize, Vec<MapPart>), PagesError> {
+        let mut bases: Vec<&Arc<PageFile>> = Vec::new();
+        let mut parts = Vec::with_capacity(layout.parts.len());
+        for part in layout.parts.iter() {
+            let known = bases.iter().position(|base| Arc::ptr_eq(base, &part.file));
+            let base = match known {
+                Some(base) => base,
+                None => {
+                    self.owned.push(read_only(&part.file)?);
+                    bases.push(&part.file);
+                    bases.len() - 1
+                }
+            };
+            parts.push(MapPart { start_page: part.start_page, pages: part.pages, base });
+        }
+        Ok((bases.len(), parts))
+    }
+
     /// The order to map `runs` of `layout`; their segments are added.
     fn map(
         &mut self,
@@ -628,7 +648,7 @@ impl Files {
                 self.owned.push(read_only(file)?);
             }
         }
-        Ok(MapOrder { base: None, segments, runs })
+        Ok(MapOrder { base: None, bases: 0, parts: Vec::new(), segments, runs })
     }
 }
 

@@ -319,6 +319,7 @@ mod tests {
             epoch: 0,
             base: Arc::new(PageFile::of(file.clone())),
             base_bytes: 1 << 30,
+            parts: Arc::default(),
             segments: Arc::new([]),
             runs: Arc::new([]),
             pin: Arc::default(),

@@ -146,6 +146,7 @@ mod tests {
             epoch,
             base: Arc::new(PageFile::of(base)),
             base_bytes: 0,
+            parts: Arc::default(),
             segments: Arc::new([]),
             runs: runs.into(),
             pin: Arc::default(),

@@ -463,6 +463,7 @@ impl Keeper {
         if let Some(map) = &order.map {
             let mut next = || files.next().ok_or("a file was announced and not sent");
             let base = map.base.map(|bytes| next().map(|file| (file, bytes))).transpose()?;
+            let bases = (0..map.bases).map(|_| next()).collect::<Result<Vec<_>, _>>()?;
             let segments = map.segments.iter().map(|_| next()).collect::<Result<Vec<_>, _>>()?;
             if let Some((base, base_bytes)) = base {
                 // Two reservations of one memory are never needed.
@@ -472,6 +473,7 @@ impl Keeper {
                 mapping
                     .set_size(order.wasm_pages.saturating_mul(WASM_PAGE_BYTES) as usize)
                     .map_err(text("sizing a memory"))?;
+                mapping.map_parts(map, &bases).map_err(text("mapping the parts of a memory"))?;
                 self.put(mapping);
             }
             if let Some(memory) = self.memories.get_mut(&order.id) {

@@ -160,6 +160,30 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// Maps the parts of `order` over the base file. `bases` are the files that they lie in. Before
+    /// any run is mapped: of those, some may be copied where mappings are short, parts never are, of
+    /// which there are fewer (see `pages::MemoryLayout`).
+    pub(crate) fn map_parts(&mut self, order: &MapOrder, bases: &[File]) -> io::Result<()> {
+        self.broken = true;
+        for part in &order.parts {
+            let file = bases.get(part.base);
+            let file =
+                file.ok_or_else(|| io::Error::other("a part in a file that was not sent"))?;
+            let end = part.start_page.checked_add(part.pages);
+            let end = end.and_then(|page| page.checked_mul(PAGE_BYTES)).ok_or_else(too_large)?;
+            let end = usize::try_from(end).map_err(|_| too_large())?.min(self.file_bytes);
+            let start = usize::try_from(part.start_page * PAGE_BYTES).map_err(|_| too_large())?;
+            if start < end {
+                let at = part.start_page * PAGE_BYTES;
+                self.map_file(file, at, start..end, self.mapped())?;
+                self.restrict(start..end)?;
+                self.mappings += 2;
+            }
+        }
+        self.broken = false;
+        Ok(())
+    }
+
     /// Maps the runs of `order` over what is mapped. `segments` are the files of `order.segments`,
     /// in their order.
     pub(crate) fn map_runs(&mut self, order: &MapOrder, segments: &[File]) -> io::Result<()> {

@@ -141,10 +141,24 @@ pub(crate) struct MountOrder {
 pub(crate) struct MapOrder {
     /// Start over from this base file of so many bytes; otherwise `runs` go over what is mapped.
     pub(crate) base: Option<u64>,
+    /// Number of other base files whose descriptors come behind its own.
+    pub(crate) bases: usize,
+    /// Pages that lie in those, ordered by `start_page`: they are mapped over `base`, and runs over
+    /// them.
+    pub(crate) parts: Vec<MapPart>,
     /// Segments whose descriptors come with this frame, in their order.
     pub(crate) segments: Vec<SegmentId>,
     /// Runs in those segments, ordered by `start_page`.
     pub(crate) runs: Vec<Run>,
+}
+
+/// Pages that lie in another base file, at the same place.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct MapPart {
+    pub(crate) start_page: u64,
+    pub(crate) pages: u64,
+    /// Which of [`MapOrder::bases`].
+    pub(crate) base: usize,
 }
 
 /// Where dirty pages go.

@@ -267,18 +267,19 @@ fn scattered_writes_never_exhaust_the_kernels_mappings() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Whatever sequence of writes, failures, checkpoints, foldings, restarts and forgetting:
-    /// memory holds what the messages that ended well wrote.
+    /// Whatever sequence of writes, failures, checkpoints, foldings, copies, restarts and forgetting:
+    /// memory holds what the messages that ended well wrote, and a copy what there was then.
     #[test]
-    fn memory_holds_what_was_written(steps in prop::collection::vec((0_u8..12, 0_u64..60, 1_u64..90, 0_usize..2), 1..60)) {
+    fn memory_holds_what_was_written(steps in prop::collection::vec((0_u8..15, 0_u64..150, 1_u64..90, 0_usize..2), 1..60)) {
         let mut toucher = Toucher::new(false);
-        let mut heap = vec![0_u8; 80 * PAGE as usize];
-        let mut stable = vec![0_u8; 80 * PAGE as usize];
-        let ids = [toucher.canister.heap, toucher.canister.stable];
+        let mut heap = vec![0_u8; 180 * PAGE as usize];
+        let mut stable = heap.clone();
+        let mut kept = None;
         for (kind, at, length, lane) in steps {
             toucher.lane = lane;
             let from = (at * PAGE + at) as usize;
             let to = (from + length as usize * 999).min(heap.len());
+            let ids = [toucher.canister.heap, toucher.canister.stable];
             match kind {
                 0..=2 => {
                     prop_assert!(toucher.run("fill", from as u64, (to - from) as u64, 100).result.is_ok());
@@ -305,6 +306,21 @@ proptest! {
                     let (_, outcome) = toucher.try_out("fill", from as u64, (to - from) as u64, 100);
                     prop_assert!(outcome.result.is_ok());
                 }
+                12..=13 => {
+                    let copies = ids.map(|id| toucher.world.copy(id));
+                    if let Some((gone, ..)) = kept.replace((copies, heap.clone(), stable.clone())) {
+                        gone.iter().for_each(|id| toucher.world.store.remove(*id));
+                    }
+                }
+                14 => {
+                    let Some((copies, heap_then, stable_then)) = &kept else { continue };
+                    toucher.world.pool.forget(&ids);
+                    ids.iter().for_each(|id| toucher.world.store.remove(*id));
+                    [toucher.canister.heap, toucher.canister.stable] =
+                        copies.map(|id| toucher.world.copy(id));
+                    heap.clone_from(heap_then);
+                    stable.clone_from(stable_then);
+                }
                 7 => toucher.checkpoint(),
                 8 => toucher.checkpoint_and_fold(),
                 _ => toucher.world.pool.forget(&ids),
@@ -312,9 +328,16 @@ proptest! {
         }
         let Response::Reply(bytes) = toucher.run("read", 0, heap.len() as u64, 10).result.unwrap() else { panic!() };
         prop_assert!(bytes == heap, "the heap differs");
-        prop_assert!(toucher.run("sread", 0, stable.len() as u64, 100).result.is_ok());
+        prop_assert!(toucher.run("sread", 0, stable.len() as u64, 200).result.is_ok());
         let Response::Reply(bytes) = toucher.run("read", 0, stable.len() as u64, 10).result.unwrap() else { panic!() };
         prop_assert!(bytes == stable, "stable memory differs");
+        if let Some(([heap_id, stable_id], heap, stable)) = kept {
+            for (id, expected) in [(heap_id, heap), (stable_id, stable)] {
+                let mut bytes = vec![0; expected.len()];
+                pages::read_pages(&toucher.world.store.layout(id).unwrap(), 0, &mut bytes).unwrap();
+                prop_assert!(bytes == expected, "a copy differs");
+            }
+        }
         prop_assert_eq!(toucher.world.pool.statistics().restarts, 0);
     }
 }

@@ -90,6 +90,14 @@ impl World {
     }
 
     /// A new memory that may grow to `bytes`.
+    /// A memory that begins as a copy of the newest version of another.
+    pub(crate) fn copy(&self, from: MemoryId) -> MemoryId {
+        let id = MemoryId(self.next_memory.fetch_add(1, Ordering::Relaxed));
+        let layout = self.store.layout(from).unwrap();
+        self.store.create_copy(id, layout.base_bytes, &layout, u64::MAX).unwrap();
+        id
+    }
+
     pub(crate) fn memory(&self, bytes: u64) -> MemoryId {
         let id = MemoryId(self.next_memory.fetch_add(1, Ordering::Relaxed));
         self.store.create(id, bytes).unwrap();

@@ -19,7 +19,7 @@ fn index(runs: u64) -> MemoryIndex {
         segment: SegmentId(number),
         offset_page: number,
     };
-    MemoryIndex { runs: (0..runs).map(run).collect() }
+    MemoryIndex { runs: (0..runs).map(run).collect(), ..MemoryIndex::default() }
 }
 
 /// What a store should hold.

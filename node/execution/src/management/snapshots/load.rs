@@ -133,8 +133,8 @@ impl Dispatcher<'_> {
         self.check_keeping(canister, next)
     }
 
-    /// Copies the memories that the canister's execution names, which are a snapshot's, into new
-    /// ones of its own.
+    /// Makes copies of the memories that the canister's execution names, which are a snapshot's: they
+    /// are its own.
     fn bring_memories(&mut self, next: &mut CanisterState) -> Result<(), FatalError> {
         let sizes = &self.core.limits().module;
         let Some(execution) = next.execution.as_mut() else { return Ok(()) };

@@ -2,15 +2,16 @@
 //! and uploading that of [`transfer`].
 //!
 //! A snapshot is a part of its canister's record with memories of its own ([`state::Snapshot`]):
-//! taking copies the pages of the canister's memories into them, loading copies them into new
-//! memories of the canister. With `uninstall_code` nothing is copied: the snapshot takes the
+//! taking makes them copies of the canister's memories, loading makes new memories of the canister
+//! copies of them. A copy shares its pages until either is written ([`pages::PageStore::create_copy`]),
+//! so it takes neither time nor disk then. With `uninstall_code` there is none: the snapshot takes the
 //! canister's memories over.
 //!
 //! What comes of a call follows from state and argument alone, and everything that can refuse it is
 //! asked before anything is copied. A copy that fails is trouble of this machine, which tries
-//! again. It is paid for by the bytes that the snapshot is accounted with, which every member knows
-//! alike, and not by what the file system had to do. A copy is made in one piece: the round takes
-//! as long.
+//! again. It is paid for, and has to find room in the subnet, by the bytes that the snapshot is
+//! accounted with, as if it shared nothing: every member knows those alike, and not what is shared on
+//! its disk.
 
 mod load;
 mod transfer;
@@ -201,21 +202,6 @@ impl Dispatcher<'_> {
         Ok(())
     }
 
-    /// Whether the subnet has room for a copy of a snapshot's memories beside everything that is
-    /// there: what they take the place of is on disk until the next checkpoint.
-    fn check_copying(&self, snapshot: &CanisterSnapshot) -> Result<(), Reject> {
-        let bytes = snapshot.heap.bytes().saturating_add(snapshot.stable.bytes());
-        let taken = self.state.totals().memory_taken;
-        let capacity = self.core.limits().subnet.memory_capacity_bytes;
-        if taken.saturating_add(bytes) <= capacity {
-            return Ok(());
-        }
-        Err(reject::subnet_oversubscribed(format!(
-            "{bytes} bytes of memory cannot be copied: {taken} of the subnet's {capacity} bytes are \
-             taken (subnet.memory_capacity_bytes)."
-        )))
-    }
-
     /// Puts a snapshot into its canister's record, which pays for it. Its number.
     fn keep_snapshot(
         &mut self,
@@ -230,6 +216,24 @@ impl Dispatcher<'_> {
         let (number, gone) = exchange(canister, replaced, snapshot);
         drop_snapshots(core, gone);
         Ok(number)
+    }
+
+    /// Whether the subnet has room for a snapshot's memories once more beside everything that is
+    /// there. Hardly ever is anything copied, but where a memory lies in too many files its copy is
+    /// made at once ([`pages::PageStore::create_copy`]), and what it takes the place of is on disk
+    /// until the next checkpoint: a round must not wait for room that only that makes. Which files a
+    /// memory lies in differs from member to member, so all are refused alike.
+    fn check_copying(&self, snapshot: &CanisterSnapshot) -> Result<(), Reject> {
+        let bytes = snapshot.heap.bytes().saturating_add(snapshot.stable.bytes());
+        let taken = self.state.totals().memory_taken;
+        let capacity = self.core.limits().subnet.memory_capacity_bytes;
+        if taken.saturating_add(bytes) <= capacity {
+            return Ok(());
+        }
+        Err(reject::subnet_oversubscribed(format!(
+            "{bytes} bytes of memory cannot be copied: {taken} of the subnet's {capacity} bytes are \
+             taken (subnet.memory_capacity_bytes)."
+        )))
     }
 
     /// The number of a new memory.

@@ -1,0 +1,295 @@
+//! Who looks at which pages of one base file: an ordered map of disjoint ranges with three numbers
+//! each. Ranges that nobody looks at are not in it, and neighbours with the same numbers are one. It
+//! knows nothing of files or memories.
+
+use std::{collections::BTreeMap, ops::Range};
+
+/// The claims on a page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Memories whose newest version looks at it.
+    pub(crate) live: u32,
+    /// Claims that ended, and that a durable index may still hold: the next checkpoint but one at the
+    /// latest releases them, or tells that they are held.
+    pub(crate) retired: u32,
+    /// Claims that ended and that no durable index holds, but a reader of an older version.
+    pub(crate) held: u32,
+}
+
+impl Counts {
+    /// One memory looks at it, and nobody else may.
+    pub(crate) fn is_sole(self) -> bool {
+        self == Self { live: 1, ..Self::default() }
+    }
+
+    /// One claim is left of all, and it ended.
+    fn is_last(self) -> bool {
+        self.live == 0 && self.retired + self.held == 1
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Claims {
+    ranges: BTreeMap<u64, (u64, Counts)>,
+}
+
+impl Claims {
+    /// A memory looks at these pages from now on.
+    pub(crate) fn add(&mut self, pages: &Range<u64>) {
+        self.change(pages, |counts| counts.live += 1);
+    }
+
+    /// Takes back what was added and never was in an index or a layout.
+    pub(crate) fn give_back(&mut self, pages: &Range<u64>) {
+        self.change(pages, |counts| counts.live = less(counts.live));
+    }
+
+    /// The newest version of a memory does not look at these pages any more.
+    pub(crate) fn retire(&mut self, pages: &Range<u64>) {
+        self.change(pages, |counts| {
+            counts.live = less(counts.live);
+            counts.retired += 1;
+        });
+    }
+
+    /// Neither does any durable index of that memory, but a reader.
+    pub(crate) fn hold(&mut self, pages: &Range<u64>) {
+        self.change(pages, |counts| {
+            counts.retired = less(counts.retired);
+            counts.held += 1;
+        });
+    }
+
+    /// Neither does any durable index or reader of that memory. `was_held`: only readers did.
+    pub(crate) fn release(&mut self, pages: &Range<u64>, was_held: bool) {
+        self.change(pages, |counts| {
+            let ended = if was_held { &mut counts.held } else { &mut counts.retired };
+            *ended = less(*ended);
+        });
+    }
+
+    /// The pages around this one, within others, at which more than one memory looks, or may.
+    pub(crate) fn not_sole(&self, page: u64, within: &Range<u64>) -> Range<u64> {
+        let (mut start, mut at) = (within.start, within.start);
+        while at < within.end {
+            let (counts, until) = self.counts(at, within.end);
+            if counts.is_sole() {
+                if at > page {
+                    return start..at;
+                }
+                start = until;
+            }
+            at = until;
+        }
+        start..within.end
+    }
+
+    /// Whether nobody looks at any of these pages.
+    pub(crate) fn is_free(&self, pages: &Range<u64>) -> bool {
+        pages.is_empty() || self.counts(pages.start, pages.end) == (Counts::default(), pages.end)
+    }
+
+    /// Those of these pages that only one claim still covers, which ended.
+    pub(crate) fn last(&self, pages: &Range<u64>) -> Vec<Range<u64>> {
+        self.matching(pages, Counts::is_last)
+    }
+
+    /// Those of these pages that only one claim covers.
+    pub(crate) fn sole(&self, pages: &Range<u64>) -> Vec<Range<u64>> {
+        self.matching(pages, Counts::is_sole)
+    }
+
+    /// Those of these pages that nobody looks at.
+    pub(crate) fn gaps(&self, pages: &Range<u64>) -> Vec<Range<u64>> {
+        self.matching(pages, |counts| counts == Counts::default())
+    }
+
+    /// Number of pages that somebody looks at.
+    pub(crate) fn pages(&self) -> u64 {
+        self.ranges.iter().map(|(start, (end, _))| end - start).sum()
+    }
+
+    fn matching(&self, pages: &Range<u64>, is_one: impl Fn(Counts) -> bool) -> Vec<Range<u64>> {
+        let (mut at, mut found) = (pages.start, Vec::<Range<u64>>::new());
+        while at < pages.end {
+            let (counts, until) = self.counts(at, pages.end);
+            if is_one(counts) {
+                match found.last_mut() {
+                    Some(last) if last.end == at => last.end = until,
+                    _ => found.push(at..until),
+                }
+            }
+            at = until;
+        }
+        found
+    }
+
+    /// The numbers of a page, and to where they hold, at most to `end`.
+    pub(crate) fn counts(&self, page: u64, end: u64) -> (Counts, u64) {
+        match self.ranges.range(..=page).next_back() {
+            Some((_, &(until, counts))) if until > page => (counts, until.min(end)),
+            _ => {
+                let next = self.ranges.range(page..).next();
+                (Counts::default(), next.map_or(end, |(&start, _)| start.min(end)))
+            }
+        }
+    }
+
+    fn change(&mut self, pages: &Range<u64>, change: impl Fn(&mut Counts)) {
+        let mut at = pages.start;
+        while at < pages.end {
+            let (mut counts, until) = self.counts(at, pages.end);
+            change(&mut counts);
+            self.put(at..until, counts);
+            at = until;
+        }
+        self.join(pages.start);
+        self.join(pages.end);
+    }
+
+    /// Replaces the numbers of pages that have all the same.
+    fn put(&mut self, pages: Range<u64>, counts: Counts) {
+        if let Some((&start, &(end, old))) = self.ranges.range(..=pages.start).next_back()
+            && end > pages.start
+        {
+            self.ranges.remove(&start);
+            if start < pages.start {
+                self.ranges.insert(start, (pages.start, old));
+            }
+            if end > pages.end {
+                self.ranges.insert(pages.end, (end, old));
+            }
+        }
+        if counts != Counts::default() {
+            self.ranges.insert(pages.start, (pages.end, counts));
+            self.join(pages.start);
+        }
+    }
+
+    /// Makes one of the ranges that meet at a page, if they say the same.
+    fn join(&mut self, page: u64) {
+        let Some(&(end, right)) = self.ranges.get(&page) else { return };
+        if let Some((_, (left_end, left))) = self.ranges.range_mut(..page).next_back()
+            && *left_end == page
+            && *left == right
+        {
+            *left_end = end;
+            self.ranges.remove(&page);
+        }
+    }
+}
+
+/// A count that is wrong must not wrap around: pages that look claimed for ever cost disk, and
+/// others' pages.
+fn less(count: u32) -> u32 {
+    debug_assert!(count > 0, "a claim ends that never was");
+    count.saturating_sub(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PAGES: u64 = 40;
+
+    fn expand(claims: &Claims) -> Vec<Counts> {
+        let mut table = vec![Counts::default(); PAGES as usize];
+        let mut last = (0, Counts::default());
+        for (&start, &(end, counts)) in &claims.ranges {
+            assert!(start < end && start >= last.0 && counts != Counts::default());
+            assert!(start > last.0 || counts != last.1, "neighbours that say the same are one");
+            last = (end, counts);
+            table[start as usize..end as usize].fill(counts);
+        }
+        table
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn behaves_like_a_table(steps in proptest::collection::vec((0..PAGES, 1..12u64, 0..6u8), 1..60)) {
+            let mut claims = Claims::default();
+            let mut table = vec![Counts::default(); PAGES as usize];
+            for (start, pages, kind) in steps {
+                let range = start..(start + pages).min(PAGES);
+                let part = &mut table[range.start as usize..range.end as usize];
+                // Only what is there can end.
+                match kind {
+                    1 if part.iter().all(|counts| counts.live > 0) => {
+                        claims.retire(&range);
+                        part.iter_mut().for_each(|counts| {
+                            (counts.live, counts.retired) = (counts.live - 1, counts.retired + 1);
+                        });
+                    }
+                    2 if part.iter().all(|counts| counts.retired > 0) => {
+                        claims.release(&range, false);
+                        part.iter_mut().for_each(|counts| counts.retired -= 1);
+                    }
+                    4 if part.iter().all(|counts| counts.retired > 0) => {
+                        claims.hold(&range);
+                        part.iter_mut().for_each(|counts| {
+                            (counts.retired, counts.held) = (counts.retired - 1, counts.held + 1);
+                        });
+                    }
+                    5 if part.iter().all(|counts| counts.held > 0) => {
+                        claims.release(&range, true);
+                        part.iter_mut().for_each(|counts| counts.held -= 1);
+                    }
+                    3 if part.iter().all(|counts| counts.live > 0) => {
+                        claims.give_back(&range);
+                        part.iter_mut().for_each(|counts| counts.live -= 1);
+                    }
+                    _ => {
+                        claims.add(&range);
+                        part.iter_mut().for_each(|counts| counts.live += 1);
+                    }
+                }
+                prop_assert_eq!(&expand(&claims), &table);
+                let (counts, until) = claims.counts(start, PAGES);
+                let same = table[start as usize..].iter().take_while(|other| **other == counts).count() as u64;
+                prop_assert_eq!(until, start + same);
+                let is_free = |counts: &Counts| *counts == Counts::default();
+                let all = 0..PAGES;
+                if !counts.is_sole() {
+                    let is_sole = |page: &u64| table[*page as usize].is_sole();
+                    let first = (0..start).rev().find(is_sole).map_or(0, |page| page + 1);
+                    let end = (start..PAGES).find(is_sole).unwrap_or(PAGES);
+                    prop_assert_eq!(claims.not_sole(start, &all), first..end);
+                }
+                let part = &table[range.start as usize..range.end as usize];
+                prop_assert_eq!(claims.is_free(&range), part.iter().all(is_free));
+                let gaps: u64 = claims.gaps(&range).iter().map(|gap| gap.end - gap.start).sum();
+                prop_assert_eq!(gaps, part.iter().filter(|counts| is_free(counts)).count() as u64);
+                prop_assert_eq!(claims.pages(), table.iter().filter(|counts| !is_free(counts)).count() as u64);
+            }
+        }
+    }
+
+    #[test]
+    fn what_may_be_overwritten_is_what_one_memory_alone_looks_at() {
+        let mut claims = Claims::default();
+        claims.add(&(0..10));
+        claims.add(&(4..6));
+        let counts = |live, retired, held| Counts { live, retired, held };
+        assert_eq!(claims.counts(0, 10), (counts(1, 0, 0), 4));
+        assert_eq!(claims.counts(4, 10), (counts(2, 0, 0), 6));
+        claims.retire(&(4..6));
+        assert_eq!(claims.counts(4, 10), (counts(1, 1, 0), 6));
+        claims.hold(&(4..5));
+        assert_eq!(claims.last(&(0..10)), []);
+        assert_eq!(claims.sole(&(2..10)), [2..4, 6..10]);
+        claims.release(&(4..5), true);
+        claims.release(&(5..6), false);
+        assert_eq!(claims.counts(0, 20), (counts(1, 0, 0), 10));
+        claims.retire(&(0..10));
+        claims.hold(&(0..6));
+        assert_eq!(claims.last(&(2..20)), std::iter::once(2..10).collect::<Vec<_>>());
+        claims.release(&(0..6), true);
+        claims.release(&(6..10), false);
+        assert!(claims.is_free(&(0..20)) && claims.pages() == 0);
+    }
+}

@@ -1,0 +1,286 @@
+//! What of one memory can be folded now, and where to: pages go to the base file in which they lie
+//! if their memory alone looks at them there, or all that do have the same to write there (see
+//! `together.rs`), and with others around them to another file if not. See the crate's documentation
+//! for why each is safe.
+
+use std::{
+    ops::Range,
+    path::PathBuf,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+use crate::{
+    BaseId, Result, Run, SegmentId,
+    files::Dir,
+    memory::{Accounts, Memory, Segment},
+    shared::{BaseFile, SharedFiles, SharedSegment},
+    sharing::Move,
+    store::Memories,
+    together::Company,
+};
+
+/// Pages that one step moves in one memory, unless more have to go at once.
+const MOVED_PAGES_MAX: u64 = 4096;
+
+/// What may stand in the way of a fold and be passed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Readers {
+    /// Their memory is left alone, and so are pages that only readers and durable indexes still
+    /// share: once these let go, the pages need not be moved.
+    Respected,
+    /// They are cut off, unless they hold their version; and pages are moved that only readers still
+    /// share. What a durable index shares waits for the checkpoint that releases it all the same.
+    CutOff,
+}
+
+/// What a plan is made in.
+#[derive(Clone, Copy)]
+pub(crate) struct Surroundings<'a> {
+    pub(crate) dir: &'a Arc<Dir>,
+    pub(crate) shared: &'a SharedFiles,
+    pub(crate) accounts: &'a Accounts,
+    /// All memories. That which is folded is locked.
+    pub(crate) memories: &'a Memories,
+    pub(crate) readers: Readers,
+}
+
+/// Pages to fold and where they are.
+pub(crate) struct FoldPlan {
+    /// Each within one base file.
+    pub(crate) runs: Vec<(Run, BaseId)>,
+    /// To be done before.
+    pub(crate) moves: Vec<Move>,
+    /// What is written where it lies in files that others may look at: claimed, so that nobody is
+    /// given the place before it is written, whatever becomes of the memory.
+    pub(crate) kept: Vec<(Arc<BaseFile>, Vec<Range<u64>>)>,
+    pub(crate) segments: Vec<FoldSource>,
+}
+
+/// A segment that is folded.
+pub(crate) struct FoldSource {
+    pub(crate) id: SegmentId,
+    pub(crate) path: PathBuf,
+    pub(crate) file: Arc<std::fs::File>,
+    /// Set if other memories may name it too.
+    pub(crate) shared: Option<Arc<SharedSegment>>,
+}
+
+/// What there is to fold.
+pub(crate) enum FoldWork {
+    /// Nothing is sealed and durable.
+    None,
+    /// An older version is being read, or pages wait for a checkpoint that lets go of them.
+    Blocked,
+    /// This step folds another memory that it shares files with.
+    Later,
+    /// These runs can be folded.
+    Plan(FoldPlan),
+}
+
+/// Where a page goes, and to which page the same holds.
+enum Target {
+    To(BaseId, u64),
+    /// It has to wait.
+    Waits(u64),
+    /// As much is moved as one step may.
+    Full,
+}
+
+impl Memory {
+    /// Cuts off the readers of older versions that stand in the way of a fold and that nobody
+    /// holds. How many versions.
+    pub(crate) fn cut_off_readers(&mut self) -> u64 {
+        self.older.retain(|(_, pin)| pin.strong_count() > 0);
+        let ready = |segment: &&Segment| segment.durable && segment.live_pages > 0;
+        let sealed = self.segments.values().filter(ready).filter_map(|segment| segment.seal);
+        let Some(newest) = sealed.map(|seal| seal.version).max() else { return 0 };
+        let before = self.older.len();
+        self.older.retain(|(version, pin)| {
+            pin.upgrade().is_some_and(|pin| *version >= newest || !pin.cut_off())
+        });
+        (before - self.older.len()) as u64
+    }
+
+    /// Up to `pages_max` pages that may be copied into base files now. Places that are written to are
+    /// claimed.
+    pub(crate) fn plan_fold(&mut self, around: Surroundings, pages_max: u64) -> Result<FoldWork> {
+        if around.readers == Readers::CutOff {
+            around.accounts.cut_off.fetch_add(self.cut_off_readers(), Relaxed);
+        }
+        self.older.retain(|(_, pin)| pin.strong_count() > 0);
+        let oldest_read =
+            self.older.iter().map(|&(version, _)| version).min().unwrap_or(self.version);
+        let ready = |segment: &Segment| segment.durable && segment.live_pages > 0;
+        let candidates: Vec<SegmentId> = self
+            .segments
+            .iter()
+            .filter(|(_, segment)| {
+                ready(segment) && segment.seal.is_some_and(|seal| seal.version <= oldest_read)
+            })
+            .map(|(&id, _)| id)
+            .collect();
+        if candidates.is_empty() {
+            return Ok(if self.has_durable_delta() { FoldWork::Blocked } else { FoldWork::None });
+        }
+        let open = |&id: &SegmentId| {
+            let path = around.dir.path_of(self.segment_name(id));
+            let shared = self.segments.get(&id).and_then(|segment| segment.shared.clone());
+            Ok(FoldSource { id, path, file: self.segment_handle(around.dir, id).open()?, shared })
+        };
+        let segments = candidates.iter().map(open).collect::<Result<_>>()?;
+        let mut moves = Vec::new();
+        let runs = self.runs_to_fold(&candidates, pages_max, |memory, run| {
+            memory.target(around, run, &mut moves)
+        });
+        let mut runs = match runs {
+            Ok(runs) => runs,
+            Err(error) => {
+                for Move { pages, to, .. } in &moves {
+                    // The error that matters is the first one; what is left is found at the start.
+                    let pages = std::slice::from_ref(pages);
+                    let _ = around.shared.give_back(around.dir, to, pages);
+                }
+                return Err(error);
+            }
+        };
+        if runs.is_empty() {
+            return Ok(FoldWork::Blocked);
+        }
+        // What was to be written in place before it was found that its unit has to move.
+        for Move { pages, from, to } in &moves {
+            let first = runs.partition_point(|(run, _)| run.start_page < pages.start);
+            let within = runs.iter_mut().skip(first);
+            let within = within.take_while(|(run, _)| run.start_page < pages.end);
+            within.filter(|(_, base)| *base == from.id).for_each(|(_, base)| *base = to.id);
+        }
+        let kept = self.keep_places(&runs, &moves);
+        Ok(FoldWork::Plan(FoldPlan { runs, moves, kept, segments }))
+    }
+
+    /// Claims what is written and was not moved, in files that others may look at.
+    fn keep_places(
+        &self,
+        runs: &[(Run, BaseId)],
+        moves: &[Move],
+    ) -> Vec<(Arc<BaseFile>, Vec<Range<u64>>)> {
+        let mut kept: Vec<(Arc<BaseFile>, Vec<Range<u64>>)> = Vec::new();
+        let Some(sharing) = &self.sharing else { return kept };
+        let is_moved = |page: u64| {
+            let next = moves.partition_point(|moved| moved.pages.end <= page);
+            moves.get(next).is_some_and(|moved| moved.pages.start <= page)
+        };
+        for (run, base) in runs.iter().filter(|(run, _)| !is_moved(run.start_page)) {
+            let pages = run.start_page..run.start_page + run.pages;
+            match kept.iter_mut().find(|(file, _)| file.id == *base) {
+                Some((_, ranges)) => ranges.push(pages),
+                None => {
+                    let file = sharing.file(*base).cloned();
+                    kept.extend(file.map(|file| (file, vec![pages])));
+                }
+            }
+        }
+        for (file, ranges) in &kept {
+            let mut claims = file.claims();
+            ranges.iter().for_each(|pages| claims.add(pages));
+        }
+        kept
+    }
+
+    /// The base files that it looks at and that others may look at.
+    pub(crate) fn shared_bases(&self) -> impl Iterator<Item = BaseId> {
+        self.sharing.iter().flat_map(|sharing| sharing.files().map(|file| file.id))
+    }
+
+    /// Runs of these segments, cut where their targets change, of so many pages at most.
+    fn runs_to_fold(
+        &mut self,
+        candidates: &[SegmentId],
+        pages_max: u64,
+        mut target: impl FnMut(&mut Self, Run) -> Result<Target>,
+    ) -> Result<Vec<(Run, BaseId)>> {
+        let (mut left, mut found) = (pages_max, Vec::new());
+        let mut next = 0;
+        // Not all runs: with a budget for few pages, few are looked at.
+        while left > 0
+            && let Some(run) = self.index.next_run(next)
+        {
+            let end = run.start_page + run.pages;
+            let mut at = run.start_page.max(next);
+            next = end;
+            if !candidates.contains(&run.segment) {
+                continue;
+            }
+            while at < end && left > 0 {
+                let offset_page = run.offset_page + (at - run.start_page);
+                let rest = Run { start_page: at, pages: end - at, offset_page, ..run };
+                match target(self, rest)? {
+                    Target::To(base, until) => {
+                        let pages = (until - at).min(left);
+                        found.push((Run { pages, ..rest }, base));
+                        left -= pages;
+                        at += pages;
+                    }
+                    Target::Waits(until) => at = until,
+                    Target::Full => return Ok(found),
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Where the first page of this run goes.
+    fn target(&mut self, around: Surroundings, run: Run, moves: &mut Vec<Move>) -> Result<Target> {
+        let (page, end, own) = (run.start_page, run.start_page + run.pages, BaseId::of(self.id));
+        let (id, memory_pages, base_bytes) = (self.id, self.base_pages(), self.base_bytes);
+        let Some(sharing) = self.sharing.as_mut() else { return Ok(Target::To(own, end)) };
+        if let Some(last) = moves.last().filter(|last| last.pages.contains(&page)) {
+            return Ok(Target::To(last.to.id, last.pages.end.min(end)));
+        }
+        let Some((file, extent)) = sharing.extent(page, memory_pages) else {
+            return Ok(Target::Waits(end));
+        };
+        let file = Arc::clone(file);
+        let (counts, until) = file.claims().counts(page, end.min(extent.end));
+        if counts.is_sole() {
+            return Ok(Target::To(file.id, until));
+        }
+        let unit = sharing.unit_of(page, &extent);
+        // No further than to where the rest would move with it, should it come to that.
+        let pages = page..until.min(unit.end);
+        let segment = self.segments.get(&run.segment).and_then(|of| of.shared.as_deref());
+        let company = match counts.live {
+            0 | 1 => Company { count: 0, is_ready: true, until: pages.end },
+            _ => around.company(id, segment, run.offset_page, &pages, file.id),
+        };
+        if company.count + 1 >= counts.live {
+            // Nobody whose newest version will look at something else here.
+            let is_ready = company.is_ready && counts.held == 0;
+            match (counts.retired, is_ready, around.readers) {
+                (0, true, _) => return Ok(Target::To(file.id, company.until)),
+                (0, false, Readers::CutOff) => {}
+                _ => return Ok(Target::Waits(company.until)),
+            }
+        }
+        // Pages that are written in place, maybe by this very plan, do not move.
+        let unit = file.claims().not_sole(page, &unit);
+        let moved: u64 = moves.iter().map(|moved| moved.pages.end - moved.pages.start).sum();
+        if moved > 0 && moved + (unit.end - unit.start) > MOVED_PAGES_MAX {
+            return Ok(Target::Full);
+        }
+        let to = match sharing.place_for(&unit) {
+            Some(to) => to,
+            // One of those planned already may have it: it is used by the memory only once they are
+            // made.
+            None => match moves.iter().map(|moved| &moved.to).find(|to| to.take_free(&unit)) {
+                Some(to) => Arc::clone(to),
+                None => {
+                    let base = sharing.next_base();
+                    around.shared.create_base(around.dir, base, base_bytes, &unit)?
+                }
+            },
+        };
+        let target = Target::To(to.id, unit.end.min(end));
+        moves.push(Move { pages: unit, from: file, to });
+        Ok(target)
+    }
+}

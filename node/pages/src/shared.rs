@@ -1,0 +1,361 @@
+//! Files that several memories look at, or may: base files with a claim on every page that somebody
+//! needs, and segments with the memories that name them. A memory that was never copied and is no
+//! copy has no entry here.
+//!
+//! Whoever ends the last claim on a base file, or is the last to name a segment, takes the file away.
+//! Whether it is the last is decided with the change itself, under one lock: of two who end claims at
+//! the same time exactly one is. Pages are cleared while the claim that ends still covers them, so
+//! whatever is free holds nothing.
+
+use std::{
+    cell::Cell,
+    collections::BTreeMap,
+    ops::Range,
+    sync::{
+        Arc, Mutex, MutexGuard, Weak,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+};
+
+use crate::{
+    BaseId, MemoryId, PAGE_BYTES, PageFile, Result, SegmentId,
+    claims::Claims,
+    files::{Dir, Name},
+    store::lock,
+};
+
+/// A base file and who looks at which of its pages.
+#[derive(Debug)]
+pub(crate) struct BaseFile {
+    pub(crate) id: BaseId,
+    /// Its length.
+    pub(crate) bytes: u64,
+    /// The memory that it was created with exists, or a durable index names that.
+    owned: AtomicBool,
+    /// It is being deleted, and nothing in it is free. Set under the lock of the claims.
+    is_going: AtomicBool,
+    claims: Mutex<Claims>,
+}
+
+impl BaseFile {
+    pub(crate) fn new(id: BaseId, bytes: u64) -> Self {
+        // Others are there for the pages in them alone.
+        let owned = AtomicBool::new(id.number == 0);
+        Self { id, bytes, owned, is_going: AtomicBool::new(false), claims: Mutex::default() }
+    }
+
+    pub(crate) fn claims(&self) -> MutexGuard<'_, Claims> {
+        lock(&self.claims)
+    }
+
+    /// Claims pages if they are in it and nobody looks at them. Whether it did.
+    pub(crate) fn take_free(&self, pages: &Range<u64>) -> bool {
+        let mut claims = self.claims();
+        let is_free = pages.end <= self.bytes / PAGE_BYTES
+            && !self.is_going.load(SeqCst)
+            && claims.is_free(pages);
+        if is_free {
+            claims.add(pages);
+        }
+        is_free
+    }
+
+    /// Ends claims. Whether nobody looks at the file any more: whoever is told so deletes it.
+    fn end(&self, claims: &mut Claims, change: impl FnOnce(&mut Claims)) -> bool {
+        change(claims);
+        let is_last = claims.pages() == 0 && !self.owned.load(SeqCst);
+        if is_last {
+            self.is_going.store(true, SeqCst);
+        }
+        is_last
+    }
+
+    /// No memory of its number any more.
+    pub(crate) fn disown(&self) {
+        self.owned.store(false, SeqCst);
+    }
+}
+
+/// A segment that nothing is appended to any more, and the memories that name it.
+#[derive(Debug)]
+pub(crate) struct SharedSegment {
+    /// The memory whose segment it was.
+    pub(crate) owner: MemoryId,
+    /// What it was there.
+    pub(crate) id: SegmentId,
+    /// Its length.
+    pub(crate) bytes: u64,
+    /// Each once, and what it calls the segment. One that was removed stays until it leaves.
+    sharers: Mutex<Vec<(MemoryId, SegmentId)>>,
+}
+
+impl SharedSegment {
+    pub(crate) fn join(&self, memory: MemoryId, name: SegmentId) {
+        lock(&self.sharers).push((memory, name));
+    }
+
+    pub(crate) fn sharers(&self) -> Vec<(MemoryId, SegmentId)> {
+        lock(&self.sharers).clone()
+    }
+
+    /// Whether others still name it.
+    pub(crate) fn has_others(&self) -> bool {
+        lock(&self.sharers).len() > 1
+    }
+
+    /// A memory names it no more. What that called it, if nobody else names it.
+    fn leave(&self, memory: MemoryId) -> Option<SegmentId> {
+        let mut sharers = lock(&self.sharers);
+        let at = sharers.iter().position(|(id, _)| *id == memory)?;
+        let (_, name) = sharers.swap_remove(at);
+        sharers.is_empty().then_some(name)
+    }
+
+    pub(crate) fn name(&self) -> Name {
+        Name::Segment(self.owner, self.id)
+    }
+}
+
+/// All of them, by name: a leaf among the locks.
+#[derive(Debug, Default)]
+pub(crate) struct SharedFiles {
+    bases: Mutex<BTreeMap<BaseId, Arc<BaseFile>>>,
+    segments: Mutex<BTreeMap<(MemoryId, SegmentId), Arc<SharedSegment>>>,
+}
+
+impl SharedFiles {
+    /// The base file of this name, made known with so many bytes and what `claim` lays on it if it
+    /// was not.
+    pub(crate) fn base(
+        &self,
+        id: BaseId,
+        bytes: u64,
+        claim: impl FnOnce(&mut Claims),
+    ) -> Arc<BaseFile> {
+        let mut bases = lock(&self.bases);
+        let known = bases.entry(id).or_insert_with(|| {
+            let base = BaseFile::new(id, bytes);
+            claim(&mut base.claims());
+            Arc::new(base)
+        });
+        Arc::clone(known)
+    }
+
+    /// Makes a base file, all of it a hole, in which these pages are claimed.
+    pub(crate) fn create_base(
+        &self,
+        dir: &Dir,
+        id: BaseId,
+        bytes: u64,
+        pages: &Range<u64>,
+    ) -> Result<Arc<BaseFile>> {
+        dir.create(&dir.path_of(Name::Base(id)), bytes)?;
+        Ok(self.base(id, bytes, |claims| claims.add(pages)))
+    }
+
+    pub(crate) fn known_base(&self, id: BaseId) -> Option<Arc<BaseFile>> {
+        lock(&self.bases).get(&id).cloned()
+    }
+
+    /// The segment of this name.
+    pub(crate) fn segment(&self, owner: MemoryId, id: SegmentId, bytes: u64) -> Arc<SharedSegment> {
+        let mut segments = lock(&self.segments);
+        let known = segments.entry((owner, id)).or_insert_with(|| {
+            Arc::new(SharedSegment { owner, id, bytes, sharers: Mutex::default() })
+        });
+        Arc::clone(known)
+    }
+
+    pub(crate) fn known_segment(
+        &self,
+        owner: MemoryId,
+        id: SegmentId,
+    ) -> Option<Arc<SharedSegment>> {
+        lock(&self.segments).get(&(owner, id)).cloned()
+    }
+
+    /// Gives back what lies in base files where nobody looks: what was being moved there when the
+    /// power went, and what nobody had given back yet.
+    pub(crate) fn clear_gaps(&self, dir: &Dir) -> Result<()> {
+        for base in lock(&self.bases).values() {
+            let gaps = base.claims().gaps(&(0..base.bytes / PAGE_BYTES));
+            if !gaps.is_empty() {
+                let path = dir.path_of(Name::Base(base.id));
+                let file = dir.open_write(&path)?;
+                dir.clear(&path, &file, &gaps)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there is a file that bears the number of a memory, or may be.
+    pub(crate) fn bears(&self, id: MemoryId) -> bool {
+        let base = BaseId { memory: id, number: 0 }..=BaseId { memory: id, number: u64::MAX };
+        let segment = (id, SegmentId(0))..=(id, SegmentId(u64::MAX));
+        lock(&self.bases).range(base).next().is_some()
+            || lock(&self.segments).range(segment).next().is_some()
+    }
+
+    /// One memory names a segment no more; the last takes the name away. Whether others do.
+    pub(crate) fn leave_segment(
+        &self,
+        dir: &Dir,
+        segment: &SharedSegment,
+        memory: MemoryId,
+    ) -> Result<bool> {
+        let Some(name) = segment.leave(memory) else { return Ok(true) };
+        // It stays until its name is gone.
+        dir.unlink(&dir.path_of(segment.name())).inspect_err(|_| segment.join(memory, name))?;
+        lock(&self.segments).remove(&(segment.owner, segment.id));
+        Ok(false)
+    }
+
+    /// Ends claims for good: pages that nobody else looks at give their disk back, and a file that
+    /// nobody looks at goes. After an error it can be tried again.
+    pub(crate) fn release(&self, dir: &Dir, retired: &mut Retired) -> Result<()> {
+        let file = Arc::clone(&retired.file);
+        if retired.disowns {
+            file.disown();
+        }
+        let (was_held, is_changed) = (retired.is_held, Cell::new(false));
+        let ended = self.end(dir, &file, &retired.pages, Claims::last, |claims| {
+            retired.pages.iter().for_each(|pages| claims.release(pages, was_held));
+            is_changed.set(true);
+        });
+        if is_changed.get() {
+            retired.pages.clear();
+        }
+        ended
+    }
+
+    /// Takes back claims on pages that no index names by them. The file goes if nobody else looks at
+    /// it.
+    pub(crate) fn give_back(&self, dir: &Dir, file: &BaseFile, pages: &[Range<u64>]) -> Result<()> {
+        self.end(dir, file, pages, Claims::sole, |claims| {
+            pages.iter().for_each(|pages| claims.give_back(pages));
+        })
+    }
+
+    /// Ends one claim on each of these pages, by `change`. `last` tells on which of them nobody else
+    /// has one.
+    fn end(
+        &self,
+        dir: &Dir,
+        file: &BaseFile,
+        pages: &[Range<u64>],
+        last: impl Fn(&Claims, &Range<u64>) -> Vec<Range<u64>>,
+        change: impl FnOnce(&mut Claims),
+    ) -> Result<()> {
+        let path = dir.path_of(Name::Base(file.id));
+        let mut claims = file.claims();
+        let freed: Vec<_> = pages.iter().flat_map(|pages| last(&claims, pages)).collect();
+        let freed_pages: u64 = freed.iter().map(|range| range.end - range.start).sum();
+        let goes = freed_pages == claims.pages() && !file.owned.load(SeqCst);
+        if !goes && !freed.is_empty() {
+            drop(claims);
+            let open = dir.open_write(&path)?;
+            dir.clear(&path, &open, &freed)?;
+            claims = file.claims();
+        }
+        let is_last = file.end(&mut claims, change);
+        drop(claims);
+        if is_last {
+            dir.unlink(&path)?;
+            lock(&self.bases).remove(&file.id);
+        }
+        Ok(())
+    }
+}
+
+/// Claims that ended: the newest version of a memory does not look at these pages any more.
+#[derive(Debug)]
+pub(crate) struct Retired {
+    pub(crate) file: Arc<BaseFile>,
+    pub(crate) pages: Vec<Range<u64>>,
+    /// The file as layouts name it that may look at them.
+    pub(crate) readers: Vec<Weak<PageFile>>,
+    /// The memory of the file's number is gone.
+    pub(crate) disowns: bool,
+    /// No durable index needs them any more, only readers.
+    pub(crate) is_held: bool,
+}
+
+impl Retired {
+    pub(crate) fn is_read(&self) -> bool {
+        self.readers.iter().any(|file| file.strong_count() > 0)
+    }
+
+    /// Has the claims say that only readers need them.
+    pub(crate) fn hold(&mut self) {
+        if !std::mem::replace(&mut self.is_held, true) {
+            let mut claims = self.file.claims();
+            self.pages.iter().for_each(|pages| claims.hold(pages));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use disk::RealDisk;
+
+    use super::*;
+
+    fn place() -> (tempfile::TempDir, Dir, SharedFiles) {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = Dir::open(RealDisk::shared(), folder.path(), 100).unwrap();
+        (folder, dir, SharedFiles::default())
+    }
+
+    #[test]
+    fn who_ends_the_last_claim_takes_the_file_away_whoever_is_first() {
+        for is_released_first in [true, false] {
+            let (_folder, dir, shared) = place();
+            let id = BaseId { memory: MemoryId(1), number: 1 };
+            let file = shared.create_base(&dir, id, 64 * PAGE_BYTES, &(0..8)).unwrap();
+            assert!(file.take_free(&(8..16)) && !file.take_free(&(15..17)));
+            file.claims().retire(&(0..8));
+            let mut retired = Retired {
+                file: Arc::clone(&file),
+                pages: vec![0..4, 4..8],
+                readers: vec![],
+                disowns: false,
+                is_held: false,
+            };
+            retired.hold();
+            let path = dir.path_of(Name::Base(id));
+            for is_release in [is_released_first, !is_released_first] {
+                assert!(path.exists());
+                let reserved = 8..16;
+                match is_release {
+                    true => shared.release(&dir, &mut retired),
+                    false => shared.give_back(&dir, &file, std::slice::from_ref(&reserved)),
+                }
+                .unwrap();
+            }
+            assert!(!path.exists() && shared.known_base(id).is_none());
+            assert!(!file.take_free(&(0..1)), "nothing is free in what is gone");
+        }
+    }
+
+    #[test]
+    fn of_two_who_leave_a_segment_at_once_one_is_the_last() {
+        for round in 0..200 {
+            let (_folder, dir, shared) = place();
+            let (owner, name) = (MemoryId(1), SegmentId(round));
+            dir.create(&dir.segment_path(owner, name), 0).unwrap();
+            let segment = shared.segment(owner, name, 0);
+            segment.join(owner, name);
+            segment.join(MemoryId(2), SegmentId(0));
+            let stays: Vec<bool> = std::thread::scope(|scope| {
+                let leave = |id| {
+                    let (shared, dir, segment) = (&shared, &dir, &segment);
+                    scope.spawn(move || shared.leave_segment(dir, segment, MemoryId(id)).unwrap())
+                };
+                let both = [leave(1), leave(2)];
+                both.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            assert_eq!(stays.iter().filter(|stays| **stays).count(), 1);
+            assert!(!dir.segment_path(owner, name).exists() && !shared.bears(owner));
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! In which base files the pages of one memory lie, when it is a copy or was copied.
+//!
+//! Every page lies in the file that the memory was created with (its *own*), unless a part says
+//! otherwise, at the same place in either. A memory may write to any of these files where it alone
+//! looks at the pages. Where others do, folding first moves the pages: to a file of the memory's in
+//! whose place there nobody looks, or to a new one. How many pages go at once ([`unit`]) grows with the
+//! number of parts, which therefore stays small; and because places that others let go of are used
+//! again, before a memory's own if its files are many, a memory has about as many files as there are
+//! copies of it at a time.
+
+use std::{
+    ops::Range,
+    sync::{Arc, Weak},
+};
+
+use crate::{
+    BaseId, BasePart, MemoryId, PageFile, Part,
+    files::{Name, Place},
+    shared::{BaseFile, Retired},
+};
+
+/// Base files of a memory from which on it takes places in those that copies of it look at anyway
+/// before its own, which would be one more for them.
+const FILES_MANY: usize = 8;
+/// Pages that are moved at once in a memory of few parts: 256 KiB, as much as state sync hashes at
+/// once.
+const UNIT_PAGES: u64 = 64;
+/// Parts for each of which so many pages are moved at once, and twice as many for as many more.
+const PARTS_PER_UNIT: usize = 128;
+
+/// Pages that are moved at once, of a memory that has so many parts.
+///
+/// A move makes at most two parts of one, and one that takes a whole part makes none. So with units of
+/// `u` pages there are at most as many parts as before and one for each `u` pages of the memory: with
+/// 1 GiB no more than about 800, with 500 GiB 2,000, and a worker may map them all.
+fn unit(parts: usize) -> u64 {
+    let doubled = u32::try_from(parts / PARTS_PER_UNIT).unwrap_or(u32::MAX);
+    UNIT_PAGES.checked_shl(doubled.min(40)).unwrap_or(UNIT_PAGES)
+}
+
+/// Pages that go from one base file to another.
+#[derive(Clone, Debug)]
+pub(crate) struct Move {
+    pub(crate) pages: Range<u64>,
+    pub(crate) from: Arc<BaseFile>,
+    /// The place there is reserved.
+    pub(crate) to: Arc<BaseFile>,
+}
+
+/// A base file that a memory looks at.
+#[derive(Debug)]
+struct Used {
+    file: Arc<BaseFile>,
+    /// As new layouts name it.
+    current: Weak<PageFile>,
+    /// As layouts name it that may look at pages which newer ones find elsewhere.
+    older: Vec<Weak<PageFile>>,
+}
+
+impl Used {
+    fn new(file: Arc<BaseFile>, current: Weak<PageFile>) -> Self {
+        Self { file, current, older: Vec::new() }
+    }
+
+    fn readers(&self) -> Vec<Weak<PageFile>> {
+        let all = self.older.iter().chain([&self.current]);
+        all.filter(|file| file.strong_count() > 0).cloned().collect()
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Sharing {
+    /// The own first, then those of parts.
+    files: Vec<Used>,
+    parts: Vec<Part>,
+    /// Number of the next file that is made.
+    next_file: u64,
+    /// Claims that ended since the last checkpoint was begun.
+    retired: Vec<Retired>,
+}
+
+impl Sharing {
+    /// Of a memory all of whose pages lie in its own file, which layouts name as `handle`.
+    pub(crate) fn new(own: Arc<BaseFile>, handle: Weak<PageFile>) -> Self {
+        let files = vec![Used::new(own, handle)];
+        Self { files, parts: Vec::new(), next_file: 1, retired: Vec::new() }
+    }
+
+    /// Of a memory whose pages lie in these files, in order, and for the rest in its own, with claims
+    /// on all.
+    pub(crate) fn of_parts(
+        own: Arc<BaseFile>,
+        parts: impl IntoIterator<Item = (Arc<BaseFile>, Range<u64>)>,
+        pages: u64,
+    ) -> Self {
+        let mut sharing = Self::new(own, Weak::new());
+        for (file, range) in parts {
+            append(&mut sharing.parts, range, file.id);
+            sharing.use_file(file);
+        }
+        for (file, range) in sharing.extents(0..pages) {
+            file.claims().add(&range);
+        }
+        sharing
+    }
+
+    pub(crate) fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    pub(crate) fn files(&self) -> impl ExactSizeIterator<Item = &Arc<BaseFile>> {
+        self.files.iter().map(|used| &used.file)
+    }
+
+    /// Files of this number and above are not made yet.
+    pub(crate) fn next_file_from(&mut self, number: u64) {
+        self.next_file = self.next_file.max(number);
+    }
+
+    fn own(&self) -> BaseId {
+        self.files.first().map_or(BaseId::of(MemoryId(u64::MAX)), |own| own.file.id)
+    }
+
+    pub(crate) fn file(&self, base: BaseId) -> Option<&Arc<BaseFile>> {
+        self.files.iter().find(|used| used.file.id == base).map(|used| &used.file)
+    }
+
+    fn use_file(&mut self, file: Arc<BaseFile>) {
+        if self.file(file.id).is_none() {
+            self.files.push(Used::new(file, Weak::new()));
+        }
+    }
+
+    /// The file in which a page lies, and the pages around it that lie there without a gap, of
+    /// `pages` in all.
+    pub(crate) fn extent(&self, page: u64, pages: u64) -> Option<(&Arc<BaseFile>, Range<u64>)> {
+        let next = self.parts.partition_point(|part| part.start_page + part.pages <= page);
+        let before = next.checked_sub(1).and_then(|before| self.parts.get(before));
+        let start = before.map_or(0, |part| part.start_page + part.pages);
+        let (base, range) = match self.parts.get(next) {
+            Some(part) if part.start_page <= page => {
+                (part.base, part.start_page..part.start_page + part.pages)
+            }
+            Some(part) => (self.own(), start..part.start_page),
+            None => (self.own(), start..pages),
+        };
+        Some((self.file(base)?, range))
+    }
+
+    /// The files in which these pages lie, in the order of pages.
+    pub(crate) fn extents(&self, pages: Range<u64>) -> Vec<(Arc<BaseFile>, Range<u64>)> {
+        let (mut at, mut found) = (pages.start, Vec::new());
+        while at < pages.end
+            && let Some((file, extent)) = self.extent(at, pages.end)
+        {
+            let end = extent.end.min(pages.end);
+            found.push((Arc::clone(file), at..end));
+            at = end;
+        }
+        found
+    }
+
+    /// The pages that are moved with this one, which lies in `extent`.
+    pub(crate) fn unit_of(&self, page: u64, extent: &Range<u64>) -> Range<u64> {
+        let unit = unit(self.parts.len());
+        let start = page / unit * unit;
+        start.max(extent.start)..start.saturating_add(unit).min(extent.end)
+    }
+
+    /// A file of the memory in which nobody looked at these pages, which are claimed there.
+    pub(crate) fn place_for(&self, pages: &Range<u64>) -> Option<Arc<BaseFile>> {
+        let last = usize::from(self.files.len() >= FILES_MANY);
+        let files = self.files().skip(last).chain(self.files().take(last));
+        files.into_iter().find(|file| file.take_free(pages)).cloned()
+    }
+
+    /// Where pages behind its end lie in a copy, if not in the copy's own file: they are claimed
+    /// there. Else what copies of copies write behind the ends of others would be in one more file for
+    /// each.
+    pub(crate) fn place_behind(&self, pages: &Range<u64>) -> Option<Arc<BaseFile>> {
+        let is_wanted = self.files.len() >= FILES_MANY && !pages.is_empty();
+        is_wanted.then(|| self.files().find(|file| file.take_free(pages)).cloned()).flatten()
+    }
+
+    /// The name of a file that is to be made.
+    pub(crate) fn next_base(&mut self) -> BaseId {
+        let base = BaseId { number: self.next_file, ..self.own() };
+        self.next_file += 1;
+        base
+    }
+
+    /// Pages were moved, and are durable where they are now.
+    pub(crate) fn moved(&mut self, moves: &[Move]) {
+        let mut left: Vec<(Arc<BaseFile>, Vec<Range<u64>>)> = Vec::new();
+        for Move { pages, from, to } in moves {
+            from.claims().retire(pages);
+            match left.iter_mut().find(|(file, _)| file.id == from.id) {
+                Some((_, ranges)) => ranges.push(pages.clone()),
+                None => left.push((Arc::clone(from), vec![pages.clone()])),
+            }
+            self.use_file(Arc::clone(to));
+            self.lay(pages, to.id);
+        }
+        for (file, pages) in left {
+            let readers = self.outdate(file.id);
+            self.retired.push(Retired { file, pages, readers, disowns: false, is_held: false });
+        }
+        let (own, parts) = (self.own(), &self.parts);
+        self.files.retain(|used| {
+            let id = used.file.id;
+            id == own || parts.iter().any(|part| part.base == id)
+        });
+    }
+
+    /// Has new layouts name a file anew; how older ones do.
+    fn outdate(&mut self, base: BaseId) -> Vec<Weak<PageFile>> {
+        let used = self.files.iter_mut().find(|used| used.file.id == base);
+        used.map_or_else(Vec::new, |used| {
+            used.older = used.readers();
+            used.current = Weak::new();
+            used.older.clone()
+        })
+    }
+
+    fn lay(&mut self, pages: &Range<u64>, base: BaseId) {
+        let own = self.own();
+        let mut parts: Vec<Part> = Vec::with_capacity(self.parts.len() + 2);
+        let mut put = |start: u64, end: u64, base: BaseId| {
+            if base != own {
+                append(&mut parts, start..end, base);
+            }
+        };
+        let mut is_laid = false;
+        for part in &self.parts {
+            let (start, end) = (part.start_page, part.start_page + part.pages);
+            put(start, end.min(pages.start), part.base);
+            if !is_laid && end > pages.start {
+                put(pages.start, pages.end, base);
+                is_laid = true;
+            }
+            put(start.max(pages.end), end, part.base);
+        }
+        if !is_laid {
+            put(pages.start, pages.end, base);
+        }
+        self.parts = parts;
+    }
+
+    /// The own file as a new layout names it.
+    pub(crate) fn own_handle(&mut self, place: &Arc<Place>) -> Arc<PageFile> {
+        self.handle(place, self.own())
+    }
+
+    fn handle(&mut self, place: &Arc<Place>, base: BaseId) -> Arc<PageFile> {
+        let used = self.files.iter_mut().find(|used| used.file.id == base);
+        let known = used.as_ref().and_then(|used| used.current.upgrade());
+        known.unwrap_or_else(|| {
+            let file = Arc::new(PageFile::new(place, Name::Base(base)));
+            if let Some(used) = used {
+                used.current = Arc::downgrade(&file);
+            }
+            file
+        })
+    }
+
+    /// The parts as a new layout names them.
+    pub(crate) fn base_parts(&mut self, place: &Arc<Place>) -> Arc<[BasePart]> {
+        let parts = self.parts.clone();
+        let named = parts.iter().map(|part| BasePart {
+            start_page: part.start_page,
+            pages: part.pages,
+            file: self.handle(place, part.base),
+        });
+        named.collect()
+    }
+
+    /// Claims that ended, to be released once a checkpoint is durable.
+    pub(crate) fn take_retired(&mut self) -> Vec<Retired> {
+        std::mem::take(&mut self.retired)
+    }
+
+    /// Ends all claims of a memory of so many pages, which is removed.
+    pub(crate) fn retire_all(&mut self, pages: u64) -> Vec<Retired> {
+        let mut retired = self.take_retired();
+        let extents = self.extents(0..pages);
+        let own = self.own();
+        for used in &self.files {
+            let file = Arc::clone(&used.file);
+            let here = extents.iter().filter(|(of, _)| of.id == file.id);
+            let pages: Vec<_> = here.map(|(_, range)| range.clone()).collect();
+            pages.iter().for_each(|range| file.claims().retire(range));
+            let disowns = file.id == own;
+            let readers = used.readers();
+            retired.push(Retired { file, pages, readers, disowns, is_held: false });
+        }
+        retired
+    }
+}
+
+/// Adds a part behind others.
+fn append(parts: &mut Vec<Part>, pages: Range<u64>, base: BaseId) {
+    match parts.last_mut() {
+        _ if pages.start >= pages.end => {}
+        Some(last) if last.base == base && last.start_page + last.pages == pages.start => {
+            last.pages = pages.end - last.start_page;
+        }
+        _ => {
+            let (start_page, pages) = (pages.start, pages.end - pages.start);
+            parts.push(Part { start_page, pages, base });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::PAGE_BYTES;
+
+    const PAGES: u64 = 64;
+
+    fn file(number: u64) -> Arc<BaseFile> {
+        Arc::new(BaseFile::new(BaseId { memory: MemoryId(1), number }, PAGES * PAGE_BYTES))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn parts_are_as_few_as_tell_where_every_page_lies(
+            steps in proptest::collection::vec((0..PAGES, 1..16u64, 0..3u64), 0..40),
+        ) {
+            let files: Vec<_> = (0..3).map(file).collect();
+            let mut sharing = Sharing::new(Arc::clone(&files[0]), Weak::new());
+            let mut table = vec![0; PAGES as usize];
+            for (start, pages, number) in steps {
+                let range = start..(start + pages).min(PAGES);
+                table[range.start as usize..range.end as usize].fill(number);
+                sharing.use_file(Arc::clone(&files[number as usize]));
+                sharing.lay(&range, files[number as usize].id);
+                let mut found = Vec::new();
+                for (file, range) in sharing.extents(0..PAGES) {
+                    prop_assert_eq!(range.start, found.len() as u64);
+                    found.resize(range.end as usize, file.id.number);
+                }
+                prop_assert_eq!(&found, &table);
+                let changes = table.windows(2).filter(|pair| pair[0] != pair[1]).count();
+                prop_assert!(sharing.parts().len() <= changes + 1);
+            }
+        }
+    }
+
+    #[test]
+    fn the_more_parts_there_are_the_more_pages_move_at_once() {
+        assert_eq!((unit(0), unit(127), unit(128), unit(1_000)), (64, 64, 128, 64 << 7));
+        let sharing = Sharing::new(file(0), Weak::new());
+        assert_eq!(sharing.unit_of(70, &(0..PAGES * 2)), 64..128);
+        assert_eq!(sharing.unit_of(70, &(69..80)), 69..80);
+    }
+}

@@ -1,0 +1,182 @@
+//! Folding what several memories have in common of the delta once for all of them.
+//!
+//! A copy names the runs of the memory it was made of. Were each to fold them for itself, all that the
+//! delta touches would be moved apart although nothing differs. So where one memory is folded:
+//!
+//! - A page that several memories look at is overwritten in place if all of them find the same page of
+//!   the same segment above it, in all versions that are read and in all durable indexes. The run is
+//!   then taken out of all their indexes ([`Memory::look_below`] before, [`Memory::fold_along`] after).
+//! - Pages that have to be moved are so for all that find the same above what is written there: they
+//!   look at the new place together. What they found at the old one is the same.
+//!
+//! That a memory finds a run above a page cannot end in a way that matters while the page is written:
+//! newer runs lie above it too, a removed memory's durable index names the run, and a copy that is made
+//! meanwhile begins with it.
+
+use std::{collections::BTreeMap, ops::Range, sync::atomic::Ordering::Relaxed};
+
+use crate::{
+    BaseId, MemoryId, Run, SegmentId,
+    fold_plan::{FoldPlan, Readers, Surroundings},
+    memory::{Accounts, Memory, Segment},
+    shared::SharedSegment,
+    sharing::Move,
+    store::lock,
+};
+
+/// Others that find the same page above a page that they look at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Company {
+    /// How many.
+    pub(crate) count: u32,
+    /// None of them, and of those who read them, looks past it.
+    pub(crate) is_ready: bool,
+    /// To which page the same holds.
+    pub(crate) until: u64,
+}
+
+/// The page of a segment that lies above a page.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Above {
+    pub(crate) segment: SegmentId,
+    pub(crate) offset_page: u64,
+}
+
+impl Surroundings<'_> {
+    /// Who of those that name `segment` finds its page at `offset_page` above the first of these
+    /// pages, and looks at `base` there. `id` is the memory that is folded, and locked: nobody else
+    /// waits for a memory while holding another, so locking these cannot end in a circle.
+    pub(crate) fn company(
+        &self,
+        id: MemoryId,
+        segment: Option<&SharedSegment>,
+        offset_page: u64,
+        pages: &Range<u64>,
+        base: BaseId,
+    ) -> Company {
+        let mut company = Company { count: 0, is_ready: true, until: pages.end };
+        let sharers = segment.map(SharedSegment::sharers).unwrap_or_default();
+        for (other, segment) in sharers.into_iter().filter(|(other, _)| *other != id) {
+            let Some(memory) = self.memories.get(&other) else { continue };
+            let mut memory = lock(memory);
+            let above = Above { segment, offset_page };
+            let Some(until) = memory.look_below(above, pages, base) else { continue };
+            company.count += 1;
+            company.until = company.until.min(until);
+            let mut is_ready = memory.is_ready(segment);
+            if !is_ready && self.readers == Readers::CutOff {
+                self.accounts.cut_off.fetch_add(memory.cut_off_readers(), Relaxed);
+                is_ready = memory.is_ready(segment);
+            }
+            company.is_ready &= is_ready;
+        }
+        company
+    }
+}
+
+impl Memory {
+    /// To which page it finds `above` over these pages and looks at `base` there; none if it does not
+    /// at the first.
+    fn look_below(&self, above: Above, pages: &Range<u64>, base: BaseId) -> Option<u64> {
+        let run = self.index.next_run(pages.start)?;
+        let within = pages.start.checked_sub(run.start_page)?;
+        let is_same = run.segment == above.segment && run.offset_page + within == above.offset_page;
+        let (file, extent) = self.sharing.as_ref()?.extent(pages.start, self.base_pages())?;
+        let until = pages.end.min(extent.end).min(run.start_page + run.pages);
+        (is_same && file.id == base).then_some(until)
+    }
+
+    /// Whether no durable index of this memory, and nobody who reads it, looks past a segment that
+    /// the newest version finds above a page.
+    fn is_ready(&mut self, segment: SegmentId) -> bool {
+        self.older.retain(|(_, pin)| pin.strong_count() > 0);
+        let oldest_read = self.older.iter().map(|(version, _)| *version).min();
+        let oldest_read = oldest_read.unwrap_or(self.version);
+        let id = self.id;
+        let is_ready = |segment: &Segment| {
+            // What it was created with no version of it ever looked past.
+            let is_borrowed = segment.shared.as_ref().is_some_and(|shared| shared.owner != id);
+            let is_settled =
+                segment.durable && segment.seal.is_some_and(|seal| seal.version <= oldest_read);
+            is_borrowed || is_settled
+        };
+        self.segments.get(&segment).is_some_and(is_ready)
+    }
+
+    /// What `plan` wrote for another memory, and synced, is below what this one finds: takes the same
+    /// out of its index, and has it look at pages where they were moved. `names` tells what it calls
+    /// the other's segments. Whether anything changed.
+    pub(crate) fn fold_along(
+        &mut self,
+        accounts: &Accounts,
+        plan: &FoldPlan,
+        names: &BTreeMap<SegmentId, SegmentId>,
+    ) -> bool {
+        // What it wrote since the last checkpoint has to be told by its index or what it began with.
+        let is_told = |segment: &SegmentId| {
+            let is_durable = self.segments.get(segment).is_some_and(|segment| segment.durable);
+            is_durable || self.fresh.is_some()
+        };
+        let names = names.iter().filter(|(_, own)| is_told(own)).map(|(name, own)| (*name, *own));
+        let names = &names.collect();
+        let moves: Vec<Move> =
+            plan.moves.iter().filter_map(|moved| self.go_along(moved, plan, names)).collect();
+        let mut runs = Vec::new();
+        for (run, base) in &plan.runs {
+            let Some(&segment) = names.get(&run.segment) else { continue };
+            let pages = run.start_page..run.start_page + run.pages;
+            if moves.iter().any(|moved| moved.pages.contains(&pages.start)) {
+                runs.push(Run { segment, ..*run });
+                continue;
+            }
+            let extents = self.sharing.iter().flat_map(|sharing| sharing.extents(pages.clone()));
+            for (_, here) in extents.filter(|(file, _)| file.id == *base) {
+                let offset_page = run.offset_page + (here.start - pages.start);
+                let (start_page, pages) = (here.start, here.end - here.start);
+                runs.push(Run { start_page, pages, segment, offset_page });
+            }
+        }
+        runs.retain(|run| self.index.has_some(*run));
+        if runs.is_empty() && moves.is_empty() {
+            return false;
+        }
+        if let Some(fresh) = &mut self.fresh {
+            fresh.note(runs.iter().map(|run| run.start_page..run.start_page + run.pages));
+        }
+        for Move { pages, to, .. } in &moves {
+            to.claims().add(pages);
+        }
+        self.folded(accounts, &runs, &moves);
+        true
+    }
+
+    /// The part of a move that lies in this memory, if it can look at the new place instead: it looked
+    /// at all of the old one, and finds the same above what was written.
+    fn go_along(
+        &self,
+        moved: &Move,
+        plan: &FoldPlan,
+        names: &BTreeMap<SegmentId, SegmentId>,
+    ) -> Option<Move> {
+        let pages = moved.pages.start..moved.pages.end.min(self.base_pages());
+        if pages.is_empty() {
+            return None;
+        }
+        let (file, extent) = self.sharing.as_ref()?.extent(pages.start, self.base_pages())?;
+        if file.id != moved.from.id || extent.end < pages.end {
+            return None;
+        }
+        let mut goes = false;
+        let written = plan.runs.iter().filter(|(run, _)| moved.pages.contains(&run.start_page));
+        for (run, _) in written.filter(|(run, _)| run.start_page < pages.end) {
+            let here = run.start_page..(run.start_page + run.pages).min(pages.end);
+            let segment = *names.get(&run.segment)?;
+            let above = Above { segment, offset_page: run.offset_page };
+            if self.look_below(above, &here, moved.from.id)? < here.end {
+                return None;
+            }
+            goes = true;
+        }
+        goes.then(|| Move { pages, ..moved.clone() })
+    }
+}
