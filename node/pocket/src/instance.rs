@@ -141,7 +141,8 @@ impl Instance {
         let since = self.last_at.elapsed();
         let delay = delay.saturating_sub(since);
         let Some(last) = &self.last else { return Some(delay) };
-        let waits = last.more || !self.replica.shared().waiting.is_empty();
+        let shared = self.replica.shared();
+        let waits = last.more || !shared.waiting.is_empty() || !shared.answers.is_empty();
         if waits {
             return Some(delay);
         }

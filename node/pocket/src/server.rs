@@ -226,6 +226,7 @@ impl Server {
         let shared = Shared {
             subnets: Arc::new(Subnets::of(plans)?),
             waiting: Arc::default(),
+            answers: Arc::default(),
             waiters: Waiters::new(self.bounds.limits.gateway.sync_calls_waiting),
             time: Arc::new(AtomicU64::new(time.0)),
             closing: Arc::default(),
