@@ -34,6 +34,7 @@ mod graph;
 mod instance;
 mod kept;
 mod keys;
+mod live;
 mod node;
 mod operations;
 mod outcalls;

@@ -1,6 +1,6 @@
 //! What clients ask of an instance, each as one step of its thread.
 
-use std::io::Read;
+use std::{io::Read, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
@@ -29,6 +29,9 @@ use crate::{
 const IDLE_ROUNDS_MAX: u64 = 100;
 /// Rounds that it may take in all: the longest installation takes 300, and others wait beside it.
 const ROUNDS_MAX: u64 = 5_000;
+
+/// Between rounds of an awaited call for which a server is asked.
+const SERVER_WAIT: Duration = Duration::from_millis(100);
 
 /// The JSON of an answer, or why there is none.
 pub(crate) type Outcome = Result<Bytes, Failure>;
@@ -422,8 +425,13 @@ impl Instance {
                 )));
             }
             let round = self.round()?;
+            let is_idle = round.messages == 0 && !round.more;
             rounds += 1;
-            idle += u64::from(round.messages == 0 && !round.more);
+            if is_idle && self.waits_for_servers() {
+                self.replica.shared().answers.wait(SERVER_WAIT);
+            } else {
+                idle += u64::from(is_idle);
+            }
         }
     }
 

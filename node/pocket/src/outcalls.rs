@@ -20,7 +20,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -32,9 +32,7 @@ use ic_principal::Principal;
 use limits::OutcallLimits;
 use outcalls::reply::{self, Handed};
 use serde::{Deserialize, Serialize};
-use state::{
-    Outcall, OutcallAnswer, OutcallId, OutcallMethod, Payload, Reject, RejectCode, Shared, Time,
-};
+use state::{Outcall, OutcallAnswer, OutcallId, Payload, Reject, RejectCode, Shared, Time};
 
 use crate::{
     instance::Instance,
@@ -106,7 +104,10 @@ pub(crate) struct RawFlexibleMock {
 
 /// Answers that wait for a round. Shared with whoever makes requests while an instance is live.
 #[derive(Default)]
-pub(crate) struct Answers(Mutex<BTreeMap<OutcallId, Waiting>>);
+pub(crate) struct Answers {
+    waiting: Mutex<BTreeMap<OutcallId, Waiting>>,
+    news: Condvar,
+}
 
 /// An answer, and the room that it holds.
 pub(crate) struct Waiting {
@@ -117,12 +118,19 @@ pub(crate) struct Waiting {
 impl Answers {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<OutcallId, Waiting>> {
         // What it guards is whole between any two statements that can panic.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds an answer. The first to a request counts.
     pub(crate) fn add(&self, answer: OutcallAnswer, room: Reservation) {
         self.lock().entry(answer.id).or_insert(Waiting { answer, _room: room });
+        self.news.notify_all();
+    }
+
+    /// Waits until there is one, or for so long.
+    pub(crate) fn wait(&self, time: Duration) {
+        // Who is woken looks anyway.
+        drop(self.news.wait_timeout_while(self.lock(), time, |waiting| waiting.is_empty()));
     }
 
     /// Whether the request is answered.
@@ -442,5 +450,87 @@ impl Instance {
              docs/pocket.md",
             mock.request_id
         )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use state::{Height, Origin, OutcallMethod};
+
+    use super::*;
+
+    fn outcall(until: u64, node: Option<Principal>) -> Outcall {
+        Outcall {
+            origin: Origin::System,
+            cycles: 0,
+            url: String::new(),
+            method: OutcallMethod::Get,
+            headers: vec![],
+            body: vec![],
+            response_bytes_asked: None,
+            transform: None,
+            until: Time(until),
+            node,
+            height: Height(1),
+        }
+    }
+
+    fn said(message: &str) -> RawResponse {
+        RawResponse::CanisterHttpReject { reject_code: 1, message: message.to_owned() }
+    }
+
+    #[test]
+    fn a_round_takes_the_oldest_answers_that_fit_and_none_whose_time_is_over() {
+        let (pool, answers) = (Pool::standalone("outcalls", 1_000), Answers::default());
+        let open = (0..5).map(|id| (OutcallId(id), Shared::new(outcall(10, None)))).collect();
+        for (id, until, bytes) in
+            [(4, 10, 60), (0, 9, 10), (1, 10, 100), (2, 10, 30), (3, 10, 20), (7, 10, 1)]
+        {
+            let payload = Payload::Reply(vec![0; bytes]);
+            let answer = OutcallAnswer { id: OutcallId(id), until: Time(until), payload };
+            answers.add(answer.clone(), pool.try_reserve(bytes as u64).unwrap());
+            // The first counts.
+            let payload = Payload::Reply(vec![]);
+            answers.add(OutcallAnswer { payload, ..answer }, pool.try_reserve(0).unwrap());
+        }
+        let take = || -> Vec<u64> {
+            answers.take(&open, Time(10), 50).iter().map(|it| it.answer().id.0).collect()
+        };
+        assert_eq!(take(), [1], "one that is too large comes alone");
+        assert_eq!(pool.used_bytes(), 110, "what is over is gone");
+        assert_eq!(take(), [2, 3]);
+        assert_eq!(take(), [4]);
+        assert!(take().is_empty() && answers.is_empty());
+        assert_eq!(pool.used_bytes(), 0);
+    }
+
+    #[test]
+    fn as_many_nodes_agree_as_sign_for_a_subnet() {
+        let mock = |responses: &[&str]| RawMock {
+            subnet_id: RawSubnetId { subnet_id: Base64(vec![]) },
+            request_id: 0,
+            response: said(responses[0]),
+            additional_responses: responses[1..].iter().map(|text| said(text)).collect(),
+        };
+        let (all, one) = (outcall(1, None), outcall(1, Some(Principal::anonymous())));
+        let vote = Vote::of(mock(&["a"]), &all, 13).unwrap();
+        assert_eq!((vote.said, vote.threshold), (vec![(said("a"), 1)], 1));
+        let four = mock(&["a", "b", "a", "c"]);
+        let vote = Vote::of(four.clone(), &all, 4).unwrap();
+        assert_eq!(vote.said, [(said("a"), 2), (said("b"), 1), (said("c"), 1)]);
+        assert_eq!(vote.threshold, 3);
+        let vote = Vote::of(four.clone(), &one, 4).unwrap();
+        assert_eq!((vote.said, vote.threshold), (vec![(said("a"), 1)], 1));
+        for outcall in [&all, &one] {
+            let refusal = Vote::of(four.clone(), outcall, 13).err().unwrap().message;
+            assert!(refusal.starts_with("InvalidMockCanisterHttpResponses((4, 13))"), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn codes_are_those_of_the_interface() {
+        let known: Vec<_> = (0..10).filter(|number| code(*number).is_some()).collect();
+        assert_eq!(known, [1, 2, 3, 4, 5, 6]);
     }
 }

@@ -22,6 +22,7 @@ use execution::{
     Closing, Executor, ExecutorConfig, QueryService, RetryPolicy, RoundResult, Trouble,
 };
 use gateway::Waiters;
+use ic_principal::Principal;
 use pages::PageStore;
 use state::{
     Batch, BlobStore, CertifiedReader, Height, Ingress, Outcall, OutcallId, RequestId, StateStore,
@@ -249,6 +250,11 @@ impl Replica {
     /// HTTPS outcalls that are not answered.
     pub(crate) fn open_outcalls(&self) -> &BTreeMap<OutcallId, state::Shared<Outcall>> {
         self.executor.state().subnet.outcalls.open()
+    }
+
+    /// The node that makes requests alone, when one is to.
+    pub(crate) fn node_id(&self) -> Principal {
+        self.keys.node_id()
     }
 
     /// What its key is made of.

@@ -381,6 +381,11 @@ mod tests {
         let ids: std::collections::BTreeSet<_> =
             subnets.look(|all| all.iter().map(|subnet| subnet.id).collect());
         assert_eq!(ids.len(), kinds.len());
+        let nodes = subnets.look(|all| all.iter().map(|it| it.nodes.len()).collect::<Vec<_>>());
+        assert_eq!(nodes, [40, 34, 34, 13, 13]);
+        let nodes: std::collections::BTreeSet<_> = subnets
+            .look(|all| all.iter().flat_map(|it| &it.nodes).map(|node| node.node_id).collect());
+        assert_eq!(nodes.len(), 134, "each has names of its own");
     }
 
     #[test]

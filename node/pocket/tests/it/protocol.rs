@@ -113,23 +113,8 @@ async fn what_is_wrong_is_told() {
 }
 
 #[tokio::test]
-async fn outcalls_and_bitcoin_are_refused_in_the_protocols_terms() {
+async fn what_is_not_offered_is_refused_in_the_protocols_terms() {
     let server = Server::start(&[]);
-    let created = server.ok("/instances", &one_subnet()).await;
-    let configs = &created["Created"]["topology"]["subnet_configs"];
-    let subnet = configs.as_object().unwrap().keys().next().unwrap().clone();
-    let subnet = candid::Principal::from_text(subnet).unwrap();
-    let (status, pending) = server.get("/instances/0/read/get_canister_http").await;
-    assert_eq!((status, pending), (StatusCode::OK, json!([])));
-    let mock = json!({
-        "subnet_id": {"subnet_id": base64(subnet.as_slice())}, "request_id": 3,
-        "response": {"CanisterHttpReply": {"status": 200, "headers": [], "body": ""}},
-        "additional_responses": [],
-    });
-    for path in ["mock_canister_http", "mock_flexible_canister_http"] {
-        let refusal = server.refusal(&format!("/instances/0/update/{path}"), &mock).await;
-        assert!(refusal.contains("InvalidCanisterHttpRequestId"), "{refusal}");
-    }
     let mut config = one_subnet();
     for (field, value, words) in [
         ("bitcoind_addr", json!(["127.0.0.1:8333"]), "Bitcoin"),
