@@ -18,6 +18,23 @@ fn the_version_is_one_that_clients_take() {
     assert_eq!(parts[0], 16, "pocket-ic 16 takes 16.0.0 and above, below 17");
 }
 
+#[test]
+fn the_manual_is_that_of_the_program_by_its_own_name() {
+    let share = tempfile::tempdir().unwrap();
+    let output = program().args(["manual", "--share"]).arg(share.path()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let page = std::fs::read_to_string(share.path().join("man/man1/thimble-pocket.1")).unwrap();
+    assert!(page.contains("thimble\\-pocket") && page.contains("hard\\-ttl"), "{page}");
+    for file in [
+        "bash-completion/completions/thimble-pocket",
+        "zsh/vendor-completions/_thimble-pocket",
+        "fish/vendor_completions.d/thimble-pocket.fish",
+    ] {
+        let text = std::fs::read_to_string(share.path().join(file)).unwrap();
+        assert!(text.contains("thimble-pocket") && !text.contains("pocket-ic-server"), "{file}");
+    }
+}
+
 #[tokio::test]
 async fn a_second_server_of_the_same_file_ends_at_once() {
     let server = Server::start(&[]);
