@@ -168,7 +168,7 @@ async fn a_request_is_listed_with_all_that_it_says_and_answered_once() {
     let response = got.response();
     assert_eq!((response.status, response.body), (404_u32.into(), b"gone".to_vec()));
     assert_eq!((&*response.headers[0].name, &*response.headers[0].value), ("Server", "none"));
-    let price = 49_140_000 + 5_200 * (18 + 6 + 10 + 1 + 3) + 10_400 * 3_000;
+    let price = 49_140_000 + 5_200 * (18 + 6 + 10 + 3) + 10_400 * 3_000;
     assert_eq!(got.refunded, u128::from(ATTACHED) - price, "the price of a node");
     let late = asking.refusal(&asking.mock(0, &replied(b"late"), &[])).await;
     assert!(late.starts_with("InvalidCanisterHttpRequestId(("), "{late}");

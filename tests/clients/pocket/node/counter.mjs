@@ -149,12 +149,18 @@ async function outcalls(server) {
     const { status, body } = await call();
     assert.deepEqual([status, new TextDecoder().decode(new Uint8Array(body))], [200n, 'hello']);
 
+    // The client leaves the reject of a deferred call to nobody.
+    const rejection = call =>
+        new Promise(resolve => {
+            process.once('unhandledRejection', ({ message }) => resolve(message));
+            call();
+        });
     const [refused, second] = await begin();
     await answer(second, { type: 'reject', statusCode: 2, message: 'nobody is there' });
-    await assert.rejects(refused(), /nobody is there/);
+    assert.match(await rejection(refused), /nobody is there/);
     const [split, third] = await begin();
     await answer(third, success('0'), Array.from({ length: 12 }, (_, node) => success(`${node + 1}`)));
-    await assert.rejects(split(), /No consensus could be reached/);
+    assert.match(await rejection(split), /No consensus could be reached/);
     await pic.tearDown();
     step('HTTPS outcalls are listed, answered, rejected, and nodes disagree');
 }

@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use candid::{CandidType, Deserialize, Encode, Nat, Principal, define_function};
+use candid::{Encode, Func, Nat, Principal};
+use ic_management_canister_types::{
+    HttpHeader, HttpMethod, HttpRequestArgs, HttpRequestResult, TransformContext,
+};
 use pocket_ic::{
     PocketIc, PocketIcBuilder, RejectCode,
     common::rest::{
@@ -18,50 +21,11 @@ use pocket_ic::{
     },
 };
 
-define_function!(TransformFunction : () -> () query);
-
-#[derive(CandidType)]
-struct Transform {
-    function: TransformFunction,
-    context: Vec<u8>,
-}
-
-#[derive(CandidType)]
-#[allow(non_camel_case_types)]
-enum Method {
-    get,
-    post,
-}
-
-#[derive(CandidType, Deserialize, Debug, PartialEq)]
-struct Header {
-    name: String,
-    value: String,
-}
-
-#[derive(CandidType)]
-struct Request {
-    url: String,
-    max_response_bytes: Option<u64>,
-    method: Method,
-    headers: Vec<Header>,
-    body: Option<Vec<u8>>,
-    transform: Option<Transform>,
-    is_replicated: Option<bool>,
-}
-
-#[derive(CandidType, Deserialize, Debug, PartialEq)]
-struct Response {
-    status: Nat,
-    headers: Vec<Header>,
-    body: Vec<u8>,
-}
-
-fn get(url: &str) -> Request {
-    Request {
+fn get(url: &str) -> HttpRequestArgs {
+    HttpRequestArgs {
         url: url.to_owned(),
         max_response_bytes: Some(1_000),
-        method: Method::get,
+        method: HttpMethod::GET,
         headers: vec![],
         body: None,
         transform: None,
@@ -81,7 +45,11 @@ fn asker(pic: &PocketIc, subnet: Option<Principal>) -> Principal {
 }
 
 /// Has the canister ask; the call, and what waits for an answer.
-fn begin(pic: &PocketIc, asker: Principal, request: &Request) -> (RawMessageId, CanisterHttpRequest) {
+fn begin(
+    pic: &PocketIc,
+    asker: Principal,
+    request: &HttpRequestArgs,
+) -> (RawMessageId, CanisterHttpRequest) {
     let arg = Encode!(request).unwrap();
     let call = pic.submit_call(asker, Principal::anonymous(), "relay", arg).unwrap();
     pic.tick();
@@ -93,7 +61,11 @@ fn begin(pic: &PocketIc, asker: Principal, request: &Request) -> (RawMessageId, 
 
 fn reply(body: &str) -> CanisterHttpResponse {
     let body = body.as_bytes().to_vec();
-    CanisterHttpResponse::CanisterHttpReply(CanisterHttpReply { status: 200, headers: vec![], body })
+    CanisterHttpResponse::CanisterHttpReply(CanisterHttpReply {
+        status: 200,
+        headers: vec![],
+        body,
+    })
 }
 
 fn mock(
@@ -109,7 +81,7 @@ fn mock(
     }
 }
 
-fn response(pic: &PocketIc, call: RawMessageId) -> Response {
+fn response(pic: &PocketIc, call: RawMessageId) -> HttpRequestResult {
     candid::decode_one(&pic.await_call(call).expect("a response")).unwrap()
 }
 
@@ -117,9 +89,9 @@ fn response(pic: &PocketIc, call: RawMessageId) -> Response {
 fn an_outcall_is_listed_and_answered() {
     let pic = PocketIc::new();
     let asker = asker(&pic, None);
-    let request = Request {
-        method: Method::post,
-        headers: vec![Header { name: "X-Name".into(), value: "value".into() }],
+    let request = HttpRequestArgs {
+        method: HttpMethod::POST,
+        headers: vec![HttpHeader { name: "X-Name".into(), value: "value".into() }],
         body: Some(vec![1, 2, 3]),
         ..get("https://a.example/path?query")
     };
@@ -144,7 +116,11 @@ fn an_outcall_is_listed_and_answered() {
     let got = response(&pic, call);
     assert_eq!((got.status, got.body), (Nat::from(200_u32), b"hello".to_vec()));
 
-    let alone = Request { is_replicated: Some(false), max_response_bytes: None, ..get("https://a/") };
+    let alone = HttpRequestArgs {
+        is_replicated: Some(false),
+        max_response_bytes: None,
+        ..get("https://a/")
+    };
     let (call, pending) = begin(&pic, asker, &alone);
     assert_eq!(pending.replication, CanisterHttpReplication::NonReplicated);
     assert_eq!(pending.max_response_bytes, None);
@@ -156,9 +132,10 @@ fn an_outcall_is_listed_and_answered() {
 fn a_transform_and_rejects_are_the_canisters() {
     let pic = PocketIc::new();
     let asker = asker(&pic, None);
-    let function = TransformFunction(candid::Func { principal: asker, method: "fixed".into() });
-    let transform = Some(Transform { function, context: vec![] });
-    let (call, pending) = begin(&pic, asker, &Request { transform, ..get("https://a.example/") });
+    let function = Func { principal: asker, method: "fixed".into() }.into();
+    let transform = Some(TransformContext { function, context: vec![] });
+    let (call, pending) =
+        begin(&pic, asker, &HttpRequestArgs { transform, ..get("https://a.example/") });
     pic.mock_canister_http_response(mock(&pending, reply("something"), vec![]));
     assert_eq!(response(&pic, call).body, b"same");
     for (response, words) in [
@@ -183,8 +160,8 @@ fn a_transform_and_rejects_are_the_canisters() {
 fn nodes_of_every_subnet_agree_or_do_not() {
     let pic = PocketIcBuilder::new().with_nns_subnet().with_application_subnet().build();
     let topology = pic.topology();
-    for (subnet, nodes) in [(topology.get_nns().unwrap(), 40), (topology.get_app_subnets()[0], 13)] {
-        assert_eq!(topology.subnet_configs[&subnet].node_ids.len(), nodes);
+    for (subnet, nodes) in [(topology.get_nns().unwrap(), 40), (topology.get_app_subnets()[0], 13)]
+    {
         let asker = asker(&pic, Some(subnet));
         let (call, pending) = begin(&pic, asker, &get("https://a.example/"));
         assert_eq!(pending.subnet_id, subnet);
@@ -195,7 +172,10 @@ fn nodes_of_every_subnet_agree_or_do_not() {
         let others = (1..nodes).map(|node| reply(&node.to_string())).collect();
         pic.mock_canister_http_response(mock(&pending, reply("0"), others));
         let rejected = pic.await_call(call).unwrap_err();
-        assert!(rejected.reject_message.starts_with("No consensus could be reached."), "{rejected:?}");
+        assert!(
+            rejected.reject_message.starts_with("No consensus could be reached."),
+            "{rejected:?}"
+        );
     }
 }
 
@@ -250,7 +230,7 @@ fn a_live_instance_asks_a_server_on_this_machine() {
     let arg = Encode!(&get(&format!("http://127.0.0.1:{port}/path"))).unwrap();
     let call = pic.submit_call(asker, Principal::anonymous(), "relay", arg).unwrap();
     let reply = pic.await_call_no_ticks(call).unwrap();
-    assert_eq!(candid::decode_one::<Response>(&reply).unwrap().body, b"real");
+    assert_eq!(candid::decode_one::<HttpRequestResult>(&reply).unwrap().body, b"real");
     let head = server.join().unwrap();
     assert!(head.starts_with("GET /path HTTP/1.1"), "{head}");
 }
