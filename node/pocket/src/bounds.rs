@@ -67,7 +67,7 @@ pub(crate) struct Bounds {
     /// Stable memories that are sent whole: [`STABLE_ANSWER_TIMES`] their length, then the answer's
     /// until it was sent.
     pub(crate) stable_answers: Pool,
-    /// HTTPS outcalls and their answers, a pool of the sheet.
+    /// HTTPS outcalls and their answers.
     pub(crate) outcalls: Pool,
     /// Outcomes that clients come back for.
     pub(crate) answers_kept_bytes: u64,
@@ -95,12 +95,14 @@ impl Bounds {
         let instances = half.clamp(1, possible.max(1)).min(INSTANCES_MAX) * INSTANCE_BYTES;
         let mut limits = Limits::derive((memory - instances) >> 20 << 20)?;
         limits.pages.metadata_cache_bytes = RECORDS_CACHE_BYTES;
-        limits.outcalls = outcalls()?;
+        // Their memory is a pool beside the sheet, of the same size in every budget.
+        let nano = Limits::preset("nano")?.outcalls;
+        limits.outcalls = OutcallLimits { open_bytes: OUTCALLS_OPEN_BYTES, bytes: 0, ..nano };
         let ledger = limits.ledger()?;
         let instances = Pool::standalone("instances", instances);
         let bodies = Pool::standalone("bodies", BODIES_BYTES);
         let stable_answers = Pool::standalone("stable_answers", stable_answers);
-        let outcalls = ledger.pool(pool::OUTCALLS).context("the ledger has no pool `outcalls`")?;
+        let outcalls = Pool::standalone(pool::OUTCALLS, OUTCALLS_BYTES);
         let limits = Arc::new(limits);
         Ok(Self { limits, ledger, instances, bodies, stable_answers, outcalls, answers_kept_bytes })
     }
@@ -119,7 +121,7 @@ impl Bounds {
 
     /// All of it.
     pub(crate) fn budget_bytes(&self) -> u64 {
-        let pools = [&self.instances, &self.bodies, &self.stable_answers];
+        let pools = [&self.instances, &self.bodies, &self.stable_answers, &self.outcalls];
         let pools: u64 = pools.iter().map(|pool| pool.cap_bytes()).sum();
         self.ledger.budget_bytes() + pools + self.answers_kept_bytes
     }
@@ -140,12 +142,6 @@ impl Bounds {
     pub(crate) fn instances_max(&self) -> u64 {
         self.instances.cap_bytes() / INSTANCE_BYTES
     }
-}
-
-/// Limits of HTTPS outcalls: those of a node that has memory for them, whatever the server's budget is.
-fn outcalls() -> Result<OutcallLimits> {
-    let nano = Limits::preset("nano")?.outcalls;
-    Ok(OutcallLimits { open_bytes: OUTCALLS_OPEN_BYTES, bytes: OUTCALLS_BYTES, ..nano })
 }
 
 #[cfg(test)]

@@ -406,7 +406,7 @@ impl Instance {
     }
 
     fn await_call(&mut self, id: &RequestId) -> Outcome {
-        let (mut idle, mut rounds) = (0, 0);
+        let (mut idle, mut rounds, mut asks_servers) = (0, 0, false);
         loop {
             if let Some(outcome) = self.status(id) {
                 return json(&outcome);
@@ -420,18 +420,19 @@ impl Instance {
             if idle >= IDLE_ROUNDS_MAX || rounds >= ROUNDS_MAX {
                 return Err(Failure::bad(format!(
                     "the call {} was not answered within {rounds} rounds, {idle} of which did \
-                     nothing; what it waits for may need the time to be advanced",
+                     nothing; what it waits for may need the time to be advanced, or an HTTPS \
+                     outcall to be answered",
                     hex::encode(id.0)
                 )));
             }
-            let round = self.round()?;
-            let is_idle = round.messages == 0 && !round.more;
-            rounds += 1;
-            if is_idle && self.waits_for_servers() {
+            if asks_servers {
                 self.replica.shared().answers.wait(SERVER_WAIT);
-            } else {
-                idle += u64::from(is_idle);
             }
+            let round = self.round()?;
+            let (is_over, is_idle) = (!round.more, round.messages == 0);
+            asks_servers = is_over && self.waits_for_servers();
+            rounds += 1;
+            idle += u64::from(is_over && is_idle && !asks_servers);
         }
     }
 
