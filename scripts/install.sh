@@ -9,7 +9,7 @@
 set -euo pipefail
 bin=${1:?usage: install.sh BIN ROOT PREFIX PROGRAM...} root=$2 prefix=$3
 shift 3
-[ "$#" -gt 0 ] || { echo "install.sh: name a program: thimble, thimble-relay, thimble-lab" >&2 && exit 2; }
+[ "$#" -gt 0 ] || { echo "install.sh: name a program: thimble, thimble-relay, thimble-lab, thimble-pocket" >&2 && exit 2; }
 for program in "$@"; do
     [ -x "$bin/$program" ] || { echo "install.sh: $bin/$program is not there: make build" >&2 && exit 1; }
     target=$root$prefix/bin/$program

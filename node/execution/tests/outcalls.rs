@@ -105,7 +105,7 @@ fn a_request_waits_for_its_answer_and_is_answered_once() {
     assert_eq!(open(&node), 1);
     let outcall = node.executor.state().subnet.outcalls.open()[&OutcallId(0)].clone();
     assert_eq!((outcall.url.as_str(), outcall.method), (URL, OutcallMethod::Get));
-    assert_eq!((outcall.cycles, outcall.response_bytes_max, outcall.node), (1_000, 100, None));
+    assert_eq!((outcall.cycles, outcall.response_bytes_max(), outcall.node), (1_000, 100, None));
     let spent = node.canister(a).consumption.http_outcalls;
     assert_eq!(spent, PRICE);
     let reply = answer(&node, 0, Payload::Reply(b"first".to_vec()));

@@ -32,14 +32,11 @@ use url::Host;
 use crate::{
     Allowed, Failure,
     addresses::is_allowed,
+    reply::{HEADERS_MAX, body_bytes_max},
     target::{Target, prepare},
     turns::{Turn, Turns},
 };
 
-/// Bounds of the interface specification on headers of responses.
-const HEADERS_MAX: usize = 64;
-const HEADER_PART_BYTES_MAX: usize = 8 << 10;
-const HEADERS_BYTES_MAX: usize = 48 << 10;
 /// What of a response is read before its headers are complete.
 const READ_BUFFER_BYTES: usize = 64 << 10;
 /// Addresses of one name that are tried.
@@ -107,7 +104,7 @@ impl Client {
             Host::Domain(_) => Some(self.resolving.take(outcall.caller()).await),
             Host::Ipv4(_) | Host::Ipv6(_) => None,
         };
-        let asked = self.exchange((&target, turn), request, outcall.response_bytes_max);
+        let asked = self.exchange((&target, turn), request, outcall.response_bytes_max());
         timeout(time, asked).await.unwrap_or(Err(Failure::Time.into()))
     }
 
@@ -236,9 +233,7 @@ async fn read(
 ) -> Result<HttpRequestResult, Error> {
     let (head, mut body) = response.into_parts();
     let headers = headers(&head.headers)?;
-    let header_bytes =
-        headers.iter().map(|it| (it.name.len() + it.value.len()) as u64).sum::<u64>();
-    let left = bytes_max.checked_sub(header_bytes).ok_or(Failure::HeaderBytes(bytes_max))?;
+    let left = body_bytes_max(&headers, bytes_max)?;
     let left = usize::try_from(left).unwrap_or(usize::MAX);
     // As much as the server says there is; else it grows, to no more than there may be.
     let said = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
@@ -262,22 +257,13 @@ async fn read(
     Ok(HttpRequestResult { status: head.status.as_u16().into(), headers, body: bytes })
 }
 
+/// As the canister reads them. How many there are, and how large, is bounded by what is read.
 fn headers(from: &hyper::HeaderMap) -> Result<Vec<HttpHeader>, Failure> {
-    if from.len() > HEADERS_MAX {
-        return Err(Failure::Headers);
-    }
-    let mut bytes = 0;
-    let mut headers = Vec::with_capacity(from.len());
-    for (name, value) in from {
+    let header = |(name, value): (&hyper::header::HeaderName, &hyper::header::HeaderValue)| {
         let value = str::from_utf8(value.as_bytes()).map_err(|_| Failure::HeaderText)?;
-        bytes += name.as_str().len() + value.len();
-        if name.as_str().len().max(value.len()) > HEADER_PART_BYTES_MAX || bytes > HEADERS_BYTES_MAX
-        {
-            return Err(Failure::Headers);
-        }
-        headers.push(HttpHeader { name: name.as_str().to_owned(), value: value.to_owned() });
-    }
-    Ok(headers)
+        Ok(HttpHeader { name: name.as_str().to_owned(), value: value.to_owned() })
+    };
+    from.iter().map(header).collect()
 }
 
 #[cfg(test)]

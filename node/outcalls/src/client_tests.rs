@@ -78,7 +78,7 @@ fn outcall(url: String) -> Outcall {
         method: OutcallMethod::Get,
         headers: vec![],
         body: vec![],
-        response_bytes_max: 1_000,
+        response_bytes_asked: Some(1_000),
         transform: None,
         until: Time(1),
         node: None,

@@ -19,7 +19,8 @@
 //! |---|---|
 //! | which addresses may be reached | `addresses` |
 //! | what is sent | `target` |
-//! | what is read, and when it is too much | `client` |
+//! | what is read | `client` |
+//! | when a response is too much, and what the canister gets of it | `reply` |
 //! | which request is made when | `service` |
 //!
 //! This crate must never know of consensus, of the state beyond the requests it is shown, or how a
@@ -28,6 +29,7 @@
 mod addresses;
 mod client;
 mod failure;
+pub mod reply;
 mod service;
 mod target;
 mod turns;

@@ -15,12 +15,12 @@ use std::{
 };
 
 use budget::{Pool, Reservation};
-use ic_management_canister_types::{HttpRequestResult, TransformArgs};
+use ic_management_canister_types::HttpRequestResult;
 use ic_principal::Principal;
 use limits::OutcallLimits;
 use state::{
-    CanisterId, ErrorCode, Height, OUTCALL_REJECT_BYTES_MAX, Outcall, OutcallAnswer, OutcallId,
-    OutcallTransform, Payload, Reject, RejectCode, Shared,
+    CanisterId, Height, Outcall, OutcallAnswer, OutcallId, OutcallTransform, Payload, Reject,
+    Shared,
 };
 use tokio::{
     sync::Notify,
@@ -28,7 +28,12 @@ use tokio::{
     time::sleep,
 };
 
-use crate::{Client, Failure, client::Error, turns::Turns};
+use crate::{
+    Client,
+    client::Error,
+    reply::{self, Handed},
+    turns::Turns,
+};
 
 /// Between the first two tries of what this machine lacked; twice as long after each further one.
 const AGAIN: Duration = Duration::from_millis(500);
@@ -36,8 +41,6 @@ const AGAIN: Duration = Duration::from_millis(500);
 const AGAIN_MOST: Duration = Duration::from_secs(8);
 /// Tries of a transform in which workers ended. Then this node has no answer.
 const DEATHS_MAX: u32 = 2;
-/// Types and lengths in the encoding of a response.
-const ENCODING_BESIDE_BYTES: usize = 512;
 /// Of the places, and of the memory, a canister has one in so many.
 const PARTS: u64 = 4;
 /// Between two looks for room, while requests wait for some.
@@ -110,6 +113,12 @@ struct Begun {
     bytes: Arc<AtomicU64>,
 }
 
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
 /// What was begun, and for whom last.
 #[derive(Default)]
 struct Begins {
@@ -162,18 +171,12 @@ impl Service {
         self.0.running.load(Relaxed)
     }
 
-    /// Makes requests, until the task is aborted.
+    /// Makes requests, until the task is aborted; then those under way are given up.
     pub async fn run(self) {
         let mut begins = Begins::default();
         loop {
             let open = self.0.open.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            begins.begun.retain(|id, begun| {
-                let stays = open.contains_key(id);
-                if !stays {
-                    begun.task.abort();
-                }
-                stays
-            });
+            begins.begun.retain(|id, _| open.contains_key(id));
             if self.begin(&open, &mut begins) {
                 self.0.news.notified().await;
             } else {
@@ -265,7 +268,7 @@ impl Begins {
 /// What a request may hold until it is answered.
 fn bytes_held(outcall: &Outcall) -> u64 {
     let context = outcall.transform.as_ref().map(|transform| transform.context.len() as u64);
-    OutcallLimits::request_bytes(outcall.body.len() as u64, outcall.response_bytes_max, context)
+    OutcallLimits::request_bytes(outcall.body.len() as u64, outcall.response_bytes_max(), context)
 }
 
 /// One of the requests that are made at once.
@@ -305,8 +308,7 @@ impl Place {
         };
         let payload = match response {
             Ok(response) => match self.finish(id, outcall, response, &mut held).await {
-                Some(Ok(bytes)) => Payload::Reply(bytes),
-                Some(Err(reject)) => Payload::Reject(within_bounds(reject)),
+                Some(result) => reply::payload(result),
                 None => {
                     self.bytes.store(0, Relaxed);
                     return;
@@ -331,22 +333,13 @@ impl Place {
         response: HttpRequestResult,
         held: &mut Reservation,
     ) -> Option<Result<Vec<u8>, Reject>> {
-        let bytes = response_bytes(&response);
-        let Some(transform) = &outcall.transform else {
-            return Some(encode(response, bytes));
-        };
-        let context = transform.context.clone();
-        let bytes = bytes + context.len();
-        let arg = match encode(TransformArgs { response, context }, bytes) {
-            Ok(arg) => arg,
+        let (transform, arg) = match reply::handed(outcall, response) {
+            Ok(Handed::Reply(bytes)) => return Some(Ok(bytes)),
+            Ok(Handed::Transform(transform, arg)) => (transform, arg),
             Err(reject) => return Some(Err(reject)),
         };
         let reply = self.transform(id, outcall, transform, arg.into(), held).await?;
-        let most = outcall.response_bytes_max;
-        Some(reply.and_then(|reply| {
-            let fits = reply.len() as u64 <= most;
-            if fits { Ok(reply) } else { Err(Failure::Transformed(most).reject()) }
-        }))
+        Some(reply.and_then(|reply| reply::transformed(outcall, reply)))
     }
 
     /// What the canister's own method makes of it.
@@ -410,38 +403,6 @@ impl Drop for Place {
         self.inner.running.fetch_sub(1, Relaxed);
         self.inner.news.notify_one();
     }
-}
-
-/// As agreement takes it: the same of the same on every node.
-fn within_bounds(mut reject: Reject) -> Reject {
-    reject.message.truncate(reject.message.floor_char_boundary(OUTCALL_REJECT_BYTES_MAX));
-    if u32::from(reject.error_code.0 / 100) != reject.code as u32 {
-        reject.error_code = ErrorCode(reject.code as u16 * 100);
-    }
-    reject
-}
-
-fn response_bytes(response: &HttpRequestResult) -> usize {
-    let headers = response.headers.iter().map(|it| it.name.len() + it.value.len() + 8);
-    response.body.len() + headers.sum::<usize>()
-}
-
-/// Of so many bytes, and little beside. Memory is taken at once, as growing would take more of it, and
-/// no more than two copies are there at a time.
-fn encode<T: candid::CandidType>(value: T, bytes: usize) -> Result<Vec<u8>, Reject> {
-    let failed = |error: String| {
-        let what = format!("The response has no encoding: {error}");
-        OutcallAnswer::reject(RejectCode::SysFatal, what)
-    };
-    let mut builder = candid::ser::IDLBuilder::new();
-    let room = builder.try_reserve_value_serializer_capacity(bytes + ENCODING_BESIDE_BYTES);
-    room.map_err(|error| failed(error.to_string()))?;
-    builder.arg(&value).map_err(|error| failed(error.to_string()))?;
-    drop(value);
-    let mut encoded = Vec::with_capacity(bytes + 2 * ENCODING_BESIDE_BYTES);
-    builder.serialize(&mut encoded).map_err(|error| failed(error.to_string()))?;
-    encoded.shrink_to_fit();
-    Ok(encoded)
 }
 
 #[cfg(test)]

@@ -65,7 +65,7 @@ fn outcall(number: u8) -> Outcall {
         method: OutcallMethod::Get,
         headers: vec![],
         body: vec![],
-        response_bytes_max: 1_000,
+        response_bytes_asked: Some(1_000),
         transform: None,
         until: Time(1),
         node: None,
@@ -196,32 +196,4 @@ async fn a_transform_whose_workers_end_twice_is_no_answer_and_is_not_tried_again
     let result = place.transform(OutcallId(1), &outcall(1), &transform, arg, &mut held).await;
     assert_eq!((result, told.1.load(Relaxed)), (None, DEATHS_MAX));
     assert_eq!(held.bytes(), 100);
-}
-
-#[test]
-fn an_encoding_is_the_usual_one_in_no_more_memory_than_it_needs() {
-    let headers = vec![ic_management_canister_types::HttpHeader {
-        name: "name".into(),
-        value: "value".into(),
-    }];
-    let response = HttpRequestResult { status: 200_u8.into(), headers, body: vec![7; 100_000] };
-    let bytes = response_bytes(&response);
-    let args = TransformArgs { response, context: vec![8; 1_000] };
-    let usual = candid::encode_one(&args).unwrap();
-    let encoded = encode(args, bytes + 1_000).unwrap();
-    assert!(encoded == usual && encoded.capacity() <= usual.len() + 2 * ENCODING_BESIDE_BYTES);
-}
-
-#[test]
-fn a_reject_of_a_transform_is_cut_to_what_is_agreed_on() {
-    let message = "ä".repeat(OUTCALL_REJECT_BYTES_MAX);
-    let reject = Reject { code: RejectCode::CanisterReject, message, error_code: ErrorCode(502) };
-    let payload = Payload::Reject(within_bounds(reject));
-    let answer = OutcallAnswer { id: OutcallId(1), until: Time(1), payload };
-    assert!(answer.is_within(0));
-    let Payload::Reject(reject) = answer.payload else { unreachable!() };
-    assert_eq!(
-        (reject.message.len(), reject.error_code),
-        (OUTCALL_REJECT_BYTES_MAX, ErrorCode(400))
-    );
 }

@@ -110,7 +110,7 @@ mod tests {
                 .map(|(name, value)| ((*name).into(), (*value).into()))
                 .collect(),
             body: vec![],
-            response_bytes_max: 100,
+            response_bytes_asked: Some(100),
             transform: None,
             until: Time(1),
             node: None,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use budget::{Ledger, Pool, format_size, parse_size};
-use limits::{Limits, pool};
+use limits::{Limits, OutcallLimits, pool};
 
 /// Memory of one instance at rest, its workers included.
 pub(crate) const INSTANCE_BYTES: u64 = 12 << 20;
@@ -29,6 +29,10 @@ pub(crate) const BODY_BYTES: u64 = 4 << 20;
 /// Bodies that are read, and what is decoded of them.
 const BODIES_BYTES: u64 = 16 << 20;
 const _: () = assert!(BODIES_BYTES >= 2 * BODY_BYTES, "one body must find room");
+/// HTTPS outcalls that are listed for tests, and answers to them until a round has them.
+const OUTCALLS_BYTES: u64 = 16 << 20;
+/// HTTPS outcalls of one instance that wait for an answer: two of the largest.
+const OUTCALLS_OPEN_BYTES: u64 = 4 << 20;
 /// Operations whose clients were told to come back for the outcome.
 pub(crate) const STARTED_MAX: usize = 1_024;
 /// One blob.
@@ -63,6 +67,8 @@ pub(crate) struct Bounds {
     /// Stable memories that are sent whole: [`STABLE_ANSWER_TIMES`] their length, then the answer's
     /// until it was sent.
     pub(crate) stable_answers: Pool,
+    /// HTTPS outcalls and their answers.
+    pub(crate) outcalls: Pool,
     /// Outcomes that clients come back for.
     pub(crate) answers_kept_bytes: u64,
 }
@@ -84,23 +90,27 @@ impl Bounds {
         let half = memory / 2 / INSTANCE_BYTES;
         let stable_answers = memory / PARTS * STABLE_ANSWERS_PARTS;
         let answers_kept_bytes = memory / PARTS * ANSWERS_KEPT_PARTS;
-        let memory = memory - BODIES_BYTES - stable_answers - answers_kept_bytes;
+        let memory = memory - BODIES_BYTES - OUTCALLS_BYTES - stable_answers - answers_kept_bytes;
         let possible = (memory - Limits::smallest_bytes()) / INSTANCE_BYTES;
         let instances = half.clamp(1, possible.max(1)).min(INSTANCES_MAX) * INSTANCE_BYTES;
         let mut limits = Limits::derive((memory - instances) >> 20 << 20)?;
         limits.pages.metadata_cache_bytes = RECORDS_CACHE_BYTES;
+        // Their memory is a pool beside the sheet, of the same size in every budget.
+        let nano = Limits::preset("nano")?.outcalls;
+        limits.outcalls = OutcallLimits { open_bytes: OUTCALLS_OPEN_BYTES, bytes: 0, ..nano };
         let ledger = limits.ledger()?;
         let instances = Pool::standalone("instances", instances);
         let bodies = Pool::standalone("bodies", BODIES_BYTES);
         let stable_answers = Pool::standalone("stable_answers", stable_answers);
+        let outcalls = Pool::standalone(pool::OUTCALLS, OUTCALLS_BYTES);
         let limits = Arc::new(limits);
-        Ok(Self { limits, ledger, instances, bodies, stable_answers, answers_kept_bytes })
+        Ok(Self { limits, ledger, instances, bodies, stable_answers, outcalls, answers_kept_bytes })
     }
 
     /// The smallest budget: a node's smallest, one instance, bodies, answers.
     pub(crate) fn least_bytes() -> u64 {
         let others = PARTS - STABLE_ANSWERS_PARTS - ANSWERS_KEPT_PARTS;
-        let fixed = Limits::smallest_bytes() + INSTANCE_BYTES + BODIES_BYTES;
+        let fixed = Limits::smallest_bytes() + INSTANCE_BYTES + BODIES_BYTES + OUTCALLS_BYTES;
         (fixed * PARTS).div_ceil(others).next_multiple_of(1 << 20)
     }
 
@@ -111,7 +121,7 @@ impl Bounds {
 
     /// All of it.
     pub(crate) fn budget_bytes(&self) -> u64 {
-        let pools = [&self.instances, &self.bodies, &self.stable_answers];
+        let pools = [&self.instances, &self.bodies, &self.stable_answers, &self.outcalls];
         let pools: u64 = pools.iter().map(|pool| pool.cap_bytes()).sum();
         self.ledger.budget_bytes() + pools + self.answers_kept_bytes
     }

@@ -1,8 +1,8 @@
 //! The command line, as far as PocketIC's clients use it, and what they do not know of.
 
-use std::{net::IpAddr, path::PathBuf};
+use std::{io::Write as _, net::IpAddr, path::PathBuf};
 
-use clap::Parser;
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 /// The version that `--version` states: clients accept a range of versions of the server they are
 /// made for. `pocket-ic` 16 (Rust) takes 16.0.0 and above, below 17; the others do not look.
@@ -42,6 +42,37 @@ pub(crate) struct Cli {
     /// THIMBLE_POCKET_DIR says otherwise.
     #[arg(long)]
     pub(crate) work_dir: Option<PathBuf>,
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
+}
+
+/// What the program does instead of serving.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Write the manual page and the completions for bash, zsh and fish below a folder.
+    ///
+    /// Example: sudo thimble-pocket manual --share /usr/local/share
+    Manual {
+        /// The folder: man/man1, bash-completion, zsh and fish are made in it.
+        #[arg(long, value_name = "DIR", default_value = "share")]
+        share: PathBuf,
+    },
+}
+
+impl Command {
+    /// Does it.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub(crate) fn run(&self) -> anyhow::Result<()> {
+        let Self::Manual { share } = self;
+        // Clients know the server by another name; who installs it calls it by that of the file.
+        let command = Cli::command().name("thimble-pocket").bin_name("thimble-pocket");
+        for file in setup::write_manual(command, share)? {
+            writeln!(std::io::stdout(), "{}", file.display())?;
+        }
+        Ok(())
+    }
 }
 
 /// The value of an option, of an environment variable if it was not given.

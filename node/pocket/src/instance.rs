@@ -27,6 +27,7 @@ use tempfile::TempDir;
 use crate::{
     bounds::OPERATIONS_WAITING,
     kept::{self, Description},
+    live::{Live, Requests},
     replica::{Replica, Shared, Views},
 };
 
@@ -47,6 +48,8 @@ pub(crate) enum Command {
 
 /// See the module.
 pub(crate) struct Instance {
+    /// Makes its HTTPS outcalls while it makes progress by itself. Given up first.
+    live: Option<Live>,
     pub(crate) replica: Replica,
     /// Where it is to be kept.
     kept_in: Option<kept::Folder>,
@@ -55,6 +58,10 @@ pub(crate) struct Instance {
     /// It makes progress by itself; the time that it waits between rounds besides.
     progress: Option<Duration>,
     makes_progress: Arc<AtomicBool>,
+    /// Who makes them, and where.
+    requests: (Requests, tokio::runtime::Handle),
+    commands: SyncSender<Command>,
+    queue: Receiver<Command>,
     /// What the last round left to do.
     last: Option<RoundResult>,
     /// When it was executed.
@@ -80,11 +87,21 @@ pub(crate) struct Handle {
 
 impl Instance {
     /// A state that was opened, in `folder`, to be kept in another folder.
-    pub(crate) fn new(replica: Replica, folder: TempDir, kept_in: Option<kept::Folder>) -> Self {
+    pub(crate) fn new(
+        replica: Replica,
+        folder: TempDir,
+        kept_in: Option<kept::Folder>,
+        requests: (Requests, tokio::runtime::Handle),
+    ) -> Self {
+        let (commands, queue) = sync_channel(OPERATIONS_WAITING);
         Self {
+            live: None,
             replica,
             kept_in,
             folder,
+            requests,
+            commands,
+            queue,
             progress: None,
             makes_progress: Arc::default(),
             last: None,
@@ -113,7 +130,11 @@ impl Instance {
         if let Err(error) = &round {
             self.fail(format!("{error:#}"));
         }
-        Ok(self.last.insert(round?))
+        let round = round?;
+        if let Some(live) = &self.live {
+            live.set_open(self.replica.open_outcalls());
+        }
+        Ok(self.last.insert(round))
     }
 
     /// Makes progress by itself from now on, with a round at once; or no more.
@@ -122,11 +143,21 @@ impl Instance {
     /// When the instance cannot go on.
     pub(crate) fn set_progress(&mut self, progress: Option<Duration>) -> Result<()> {
         self.progress = progress;
+        self.live = progress.map(|_| {
+            let (requests, runtime) = &self.requests;
+            let begin = || requests.begin(runtime, &self.replica, self.commands.clone());
+            self.live.take().unwrap_or_else(begin)
+        });
         self.makes_progress.store(progress.is_some(), Ordering::Release);
         if progress.is_some() {
             self.round()?;
         }
         Ok(())
+    }
+
+    /// Whether servers outside are being asked, which takes a while.
+    pub(crate) fn waits_for_servers(&self) -> bool {
+        self.live.is_some() && !self.replica.open_outcalls().is_empty()
     }
 
     fn fail(&self, reason: String) {
@@ -142,7 +173,8 @@ impl Instance {
         let since = self.last_at.elapsed();
         let delay = delay.saturating_sub(since);
         let Some(last) = &self.last else { return Some(delay) };
-        let waits = last.more || !self.replica.shared().waiting.is_empty();
+        let shared = self.replica.shared();
+        let waits = last.more || !shared.waiting.is_empty() || !shared.answers.is_empty();
         if waits {
             return Some(delay);
         }
@@ -156,23 +188,23 @@ impl Instance {
 
     /// The next command; none when a round is to come first. Rounds and commands take turns where
     /// both are due.
-    fn next(&mut self, commands: &Receiver<Command>) -> Option<Command> {
+    fn next(&mut self) -> Option<Command> {
         let is_whole = self.failure.read().unwrap_or_else(PoisonError::into_inner).is_none();
         let next = match self.wait().filter(|_| is_whole) {
             Some(Duration::ZERO) => {
                 self.step(|instance| drop(instance.round()));
-                match commands.try_recv() {
+                match self.queue.try_recv() {
                     Err(TryRecvError::Empty) => return None,
                     received => received.map_err(|_| RecvTimeoutError::Disconnected),
                 }
             }
-            Some(wait) => commands.recv_timeout(wait),
-            None => commands.recv().map_err(RecvTimeoutError::from),
+            Some(wait) => self.queue.recv_timeout(wait),
+            None => self.queue.recv().map_err(RecvTimeoutError::from),
         };
         match next {
             Ok(command) => Some(command),
             Err(RecvTimeoutError::Timeout) => None,
-            // Nobody has the instance any more.
+            // It has a sender itself, so this does not come.
             Err(RecvTimeoutError::Disconnected) => Some(Command::Close),
         }
     }
@@ -184,9 +216,9 @@ impl Instance {
         }
     }
 
-    fn run(mut self, commands: &Receiver<Command>) -> Result<()> {
+    fn run(mut self) -> Result<()> {
         loop {
-            match self.next(commands) {
+            match self.next() {
                 Some(Command::Do(operation)) => self.step(operation),
                 Some(Command::Close) => break,
                 Some(Command::Wake) | None => {}
@@ -238,12 +270,12 @@ impl Instance {
     /// # Errors
     /// When it cannot be started.
     pub(crate) fn start(self, root_seed: [u8; 32], memory: budget::Reservation) -> Result<Handle> {
-        let (commands, queue) = sync_channel(OPERATIONS_WAITING);
+        let commands = self.commands.clone();
         let (shared, views) = (self.replica.shared().clone(), self.replica.views());
         let (makes_progress, failure) = (self.makes_progress.clone(), self.failure.clone());
         let thread = std::thread::Builder::new()
             .name("instance".into())
-            .spawn(move || self.run(&queue))
+            .spawn(move || self.run())
             .context("starting the thread of an instance")?;
         Ok(Handle {
             shared,

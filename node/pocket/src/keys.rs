@@ -23,7 +23,20 @@ pub(crate) fn seed(purpose: &str, of: &[&[u8]]) -> [u8; 32] {
     hash.finalize().into()
 }
 
-/// What a subnet of one node signs with.
+fn node_key(subnet_seed: &[u8; 32], number: u64) -> SigningKey {
+    let number = number.to_be_bytes();
+    // The first has the key that it had when it was alone.
+    let of: &[&[u8]] = if number == [0; 8] { &[subnet_seed] } else { &[subnet_seed, &number] };
+    SigningKey::from_bytes(&seed("thimble-pocket-node", of))
+}
+
+/// A node of a subnet by its number, as the state names it. The first one signs.
+pub(crate) fn node_info(subnet_seed: &[u8; 32], number: u64) -> NodeInfo {
+    let key = node_key(subnet_seed, number).verifying_key();
+    NodeInfo { node_id: genesis::node_id(&key), public_key_der: genesis::node_key_der(&key) }
+}
+
+/// What a subnet signs with: one share, of its first node.
 pub(crate) struct SubnetKeys {
     committee: Committee,
     share: SecretShare,
@@ -36,7 +49,7 @@ impl SubnetKeys {
         let mut random = ChaCha20Rng::from_seed(seed("thimble-pocket-subnet", &[subnet_seed]));
         let (committee, mut shares) = nidkg::deal(1, 1, &mut random)?;
         let share = shares.pop().context("a dealing for one node has one share")?;
-        let node = SigningKey::from_bytes(&seed("thimble-pocket-node", &[subnet_seed]));
+        let node = node_key(subnet_seed, 0);
         Ok(Self { committee, share, node })
     }
 
@@ -53,12 +66,6 @@ impl SubnetKeys {
     /// The node is known by the hash of its key.
     pub(crate) fn node_id(&self) -> Principal {
         genesis::node_id(&self.node.verifying_key())
-    }
-
-    /// The node, as the state names it.
-    pub(crate) fn node_info(&self) -> NodeInfo {
-        let key = self.node.verifying_key();
-        NodeInfo { node_id: self.node_id(), public_key_der: genesis::node_key_der(&key) }
     }
 
     /// The subnet's signature on a state root.

@@ -18,7 +18,7 @@
 //! | what an operation does | `operations` |
 //! | how a round comes about, and when | `replica`, `instance` |
 //! | which subnets there are, and what ids they have | `subnets` |
-//! | how HTTPS outcalls are refused | `outcalls` |
+//! | how HTTPS outcalls are listed and answered; how a live instance makes them | `outcalls`, `live` |
 //! | how an instance is kept in a folder | `kept` |
 //! | what bounds the server | `bounds` |
 //!
@@ -34,6 +34,7 @@ mod graph;
 mod instance;
 mod kept;
 mod keys;
+mod live;
 mod node;
 mod operations;
 mod outcalls;
@@ -70,7 +71,12 @@ fn main() -> ExitCode {
         Some("sandbox-compile") => return sandbox::compile_main(arguments),
         _ => {}
     }
-    match server::run(cli::Cli::parse()) {
+    let cli = cli::Cli::parse();
+    let done = match &cli.command {
+        Some(command) => command.run(),
+        None => server::run(cli),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // Standard error may be gone; the exit code still tells.

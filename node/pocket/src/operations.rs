@@ -1,6 +1,6 @@
 //! What clients ask of an instance, each as one step of its thread.
 
-use std::io::Read;
+use std::{io::Read, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
@@ -9,7 +9,7 @@ use execution::Placement as _;
 use hyper::StatusCode;
 use ic_principal::Principal;
 use serde::Serialize;
-use state::{Ingress, RequestId, SenderInfo, Status, Time};
+use state::{Ingress, NodeInfo, RequestId, SenderInfo, Status, Time};
 
 use crate::{
     bounds::{Bounds, STABLE_ANSWER_TIMES},
@@ -19,7 +19,8 @@ use crate::{
     rest::{
         Base64, CanisterIdRange, EffectivePrincipal, RawCanisterCall, RawCanisterId, RawCycles,
         RawIngressStatusArgs, RawMessageId, RawNodeId, RawPrincipalId, RawResult,
-        RawSetStableMemory, RawSubnetId, RawTickConfigs, RawTime, SubnetTopology, Topology,
+        RawSetStableMemory, RawSubnetBlockmakers, RawSubnetId, RawTickConfigs, RawTime,
+        SubnetTopology, Topology,
     },
     subnets::Subnet,
 };
@@ -28,6 +29,9 @@ use crate::{
 const IDLE_ROUNDS_MAX: u64 = 100;
 /// Rounds that it may take in all: the longest installation takes 300, and others wait beside it.
 const ROUNDS_MAX: u64 = 5_000;
+
+/// Between rounds of an awaited call for which a server is asked.
+const SERVER_WAIT: Duration = Duration::from_millis(100);
 
 /// The JSON of an answer, or why there is none.
 pub(crate) type Outcome = Result<Bytes, Failure>;
@@ -70,9 +74,15 @@ pub(crate) fn json<T: Serialize + ?Sized>(answer: &T) -> Outcome {
 }
 
 /// An answer that has its room in a pool until it was sent.
-struct Roomy {
+pub(crate) struct Roomy {
     bytes: Vec<u8>,
     _room: budget::Reservation,
+}
+
+impl Roomy {
+    pub(crate) fn new(bytes: Vec<u8>, room: budget::Reservation) -> Self {
+        Self { bytes, _room: room }
+    }
 }
 
 impl AsRef<[u8]> for Roomy {
@@ -93,6 +103,7 @@ pub(crate) fn topology(subnets: &crate::subnets::Subnets) -> Topology {
             let id = |id: Principal| RawCanisterId { canister_id: id.into() };
             CanisterIdRange { start: id(first), end: id(last) }
         });
+        let node = |node: &NodeInfo| RawNodeId { node_id: node.node_id.into() };
         let topology = SubnetTopology {
             subnet_kind: subnet.plan.kind,
             subnet_admins: None,
@@ -100,8 +111,8 @@ pub(crate) fn topology(subnets: &crate::subnets::Subnets) -> Topology {
             subnet_seed: subnet.plan.seed(),
             instruction_config: "Production",
             canister_ranges: ranges.collect(),
-            node_ids: vec![RawNodeId { node_id: subnet.node.node_id.into() }],
-            size: 1,
+            node_ids: subnet.nodes.iter().map(node).collect(),
+            size: subnet.nodes.len() as u64,
         };
         (subnet.id.to_text(), topology)
     };
@@ -140,25 +151,32 @@ impl Instance {
 
     pub(crate) fn tick(&mut self, configs: &RawTickConfigs) -> Outcome {
         for named in configs.blockmakers.iter().flatten() {
-            let id = principal(&named.subnet.subnet_id, "subnet_id")?;
-            let subnets = &self.replica.shared().subnets;
-            let find = |all: &[Subnet]| {
-                all.iter().find(|subnet| subnet.id == id).map(|subnet| subnet.node.node_id)
-            };
-            let node = subnets.look(find);
-            let node = node.ok_or_else(|| Failure::bad(format!("SubnetNotFound({id})")))?;
-            for maker in named.failed_blockmakers.iter().chain([&named.blockmaker]) {
-                let maker = principal(&maker.node_id, "node_id")?;
-                if maker != node {
-                    return Err(Failure::bad(format!("BlockmakerNotFound({maker})")));
-                }
-            }
-            if !named.failed_blockmakers.is_empty() {
-                return Err(Failure::bad(format!("BlockmakerContainedInFailed({node})")));
-            }
+            self.check_blockmakers(named)?;
         }
         self.round()?;
         json(&())
+    }
+
+    /// Whether these are nodes of the subnet. Which of them makes a block makes no difference here.
+    fn check_blockmakers(&self, named: &RawSubnetBlockmakers) -> Result<(), Failure> {
+        let id = principal(&named.subnet.subnet_id, "subnet_id")?;
+        let nodes = self.replica.shared().subnets.look(|all| {
+            let subnet = all.iter().find(|subnet| subnet.id == id);
+            subnet.map(|it| it.nodes.iter().map(|node| node.node_id).collect::<Vec<_>>())
+        });
+        let nodes = nodes.ok_or_else(|| Failure::bad(format!("SubnetNotFound({id})")))?;
+        let node = |raw: &RawNodeId| {
+            let node = principal(&raw.node_id, "node_id")?;
+            let is_known = nodes.contains(&node);
+            is_known.then_some(node).ok_or(Failure::bad(format!("BlockmakerNotFound({node})")))
+        };
+        let maker = node(&named.blockmaker)?;
+        for failed in &named.failed_blockmakers {
+            if node(failed)? == maker {
+                return Err(Failure::bad(format!("BlockmakerContainedInFailed({maker})")));
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn pub_key(&mut self, subnet: &RawSubnetId) -> Outcome {
@@ -245,7 +263,7 @@ impl Instance {
         text.push_str(after);
         drop(blob);
         room.shrink((bytes * STABLE_ANSWER_TIMES).saturating_sub(text.len() as u64));
-        Ok(Bytes::from_owner(Roomy { bytes: text.into_bytes(), _room: room }))
+        Ok(Bytes::from_owner(Roomy::new(text.into_bytes(), room)))
     }
 
     /// `content` are the bytes of the blob that `args` names; none if there is none.
@@ -388,7 +406,7 @@ impl Instance {
     }
 
     fn await_call(&mut self, id: &RequestId) -> Outcome {
-        let (mut idle, mut rounds) = (0, 0);
+        let (mut idle, mut rounds, mut asks_servers) = (0, 0, false);
         loop {
             if let Some(outcome) = self.status(id) {
                 return json(&outcome);
@@ -402,13 +420,19 @@ impl Instance {
             if idle >= IDLE_ROUNDS_MAX || rounds >= ROUNDS_MAX {
                 return Err(Failure::bad(format!(
                     "the call {} was not answered within {rounds} rounds, {idle} of which did \
-                     nothing; what it waits for may need the time to be advanced",
+                     nothing; what it waits for may need the time to be advanced, or an HTTPS \
+                     outcall to be answered",
                     hex::encode(id.0)
                 )));
             }
+            if asks_servers {
+                self.replica.shared().answers.wait(SERVER_WAIT);
+            }
             let round = self.round()?;
+            let (is_over, is_idle) = (!round.more, round.messages == 0);
+            asks_servers = is_over && self.waits_for_servers();
             rounds += 1;
-            idle += u64::from(round.messages == 0 && !round.more);
+            idle += u64::from(is_over && is_idle && !asks_servers);
         }
     }
 

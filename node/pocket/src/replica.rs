@@ -8,7 +8,7 @@
 //! instance is deleted (`kept`).
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, PoisonError,
@@ -22,15 +22,17 @@ use execution::{
     Closing, Executor, ExecutorConfig, QueryService, RetryPolicy, RoundResult, Trouble,
 };
 use gateway::Waiters;
+use ic_principal::Principal;
 use pages::PageStore;
 use state::{
-    Batch, BlobStore, CertifiedReader, Height, Ingress, RequestId, StateStore, SubnetInfo,
-    SubnetType, Time,
+    Batch, BlobStore, CertifiedReader, Height, Ingress, Outcall, OutcallId, RequestId, StateStore,
+    SubnetInfo, SubnetType, Time,
 };
 
 use crate::{
     bounds::{Bounds, CALLS_WAITING, CALLS_WAITING_BYTES},
-    keys::{SubnetKeys, seed},
+    keys::{SubnetKeys, node_info, seed},
+    outcalls::Answers,
     sandboxes::Sandboxes,
     scratch::ScratchDisk,
     subnets::{FIRST_GIVEN, Subnets},
@@ -111,6 +113,8 @@ impl Waiting {
 pub(crate) struct Shared {
     pub(crate) subnets: Arc<Subnets>,
     pub(crate) waiting: Arc<Waiting>,
+    /// Answers to HTTPS outcalls that wait for a round.
+    pub(crate) answers: Arc<Answers>,
     pub(crate) waiters: Waiters,
     /// The instance's time, in nanoseconds since 1970.
     pub(crate) time: Arc<AtomicU64>,
@@ -209,13 +213,13 @@ impl Replica {
                     ExecutorConfig::canister_id(0),
                     ExecutorConfig::canister_id(u64::MAX),
                 )],
-                nodes: vec![keys.node_info()],
+                nodes: vec![node_info(&root_seed, 0)],
             },
             root_key_der: keys.public_key_der(),
             first_canister: FIRST_GIVEN,
             provisional: true,
             subnet_admins: vec![],
-            outcalls: false,
+            outcalls: true,
             placement: Some(shared.subnets.clone()),
         };
         let patience = Arc::new(Patience(shared.closing.clone()));
@@ -241,6 +245,16 @@ impl Replica {
     /// The state, to be looked at.
     pub(crate) fn executor(&self) -> &Executor {
         &self.executor
+    }
+
+    /// HTTPS outcalls that are not answered.
+    pub(crate) fn open_outcalls(&self) -> &BTreeMap<OutcallId, state::Shared<Outcall>> {
+        self.executor.state().subnet.outcalls.open()
+    }
+
+    /// The node that makes requests alone, when one is to.
+    pub(crate) fn node_id(&self) -> Principal {
+        self.keys.node_id()
     }
 
     /// What its key is made of.
@@ -294,16 +308,22 @@ impl Replica {
     pub(crate) fn round(&mut self) -> Result<RoundResult> {
         let time = Time(self.shared.now().0.max(self.executor.time().0) + 1);
         let height = Height(self.executor.height().0 + 1);
+        // Of a block at most half its bytes are answers.
+        let answers = self.shared.answers.take(self.open_outcalls(), time, self.bytes_max / 2);
+        let outcalls: Vec<_> = answers.iter().map(crate::outcalls::Waiting::answer).collect();
+        let answer_bytes: u64 = outcalls.iter().map(|answer| answer.payload.len()).sum();
+        let bytes_left = self.bytes_max.saturating_sub(answer_bytes);
         let batch = Batch {
             height,
             time,
             randomness: seed("thimble-pocket-round", &[&self.root_seed, &height.0.to_be_bytes()]),
-            ingress: self.shared.waiting.take(self.messages_max, self.bytes_max),
+            ingress: self.shared.waiting.take(self.messages_max, bytes_left),
             key: None,
-            outcalls: Vec::new(),
+            outcalls,
             agreed: None,
         };
         let mut result = self.executor.execute(&batch, &[])?;
+        drop(answers);
         self.shared.time.store(time.0, Ordering::Release);
         self.certify(height, result.root)?;
         if self.executor.checkpoint_due() {

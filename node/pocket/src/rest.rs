@@ -1,11 +1,14 @@
 //! What the protocol says in JSON. Field names and forms are the protocol's: bytes are in base64,
 //! principals their bytes. Fields that this server does not know are passed over.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, fmt, marker::PhantomData, path::PathBuf};
 
-use base64::{Engine as _, prelude::BASE64_STANDARD};
+use base64::{Engine as _, display::Base64Display, prelude::BASE64_STANDARD};
 use ic_principal::Principal;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer,
+    de::{Error as _, SeqAccess, Visitor},
+};
 use state::Time;
 
 use crate::{reject::RejectResponse, subnets::Kind};
@@ -25,6 +28,46 @@ impl<'de> Deserialize<'de> for Base64 {
         let text = std::borrow::Cow::<'de, str>::deserialize(from)?;
         BASE64_STANDARD.decode(text.as_bytes()).map(Self).map_err(D::Error::custom)
     }
+}
+
+/// Bytes that lie elsewhere, as text in base64.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Base64Slice<'a>(pub(crate) &'a [u8]);
+
+impl Serialize for Base64Slice<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(&Base64Display::new(self.0, &BASE64_STANDARD))
+    }
+}
+
+/// Reads a list of so many at most: the values of a short text may take much memory.
+pub(crate) fn at_most<'de, D, T, const N: usize>(from: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    struct List<T, const N: usize>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>, const N: usize> Visitor<'de> for List<T, N> {
+        type Value = Vec<T>;
+
+        fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(to, "a list of {N} values at most")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<Vec<T>, A::Error> {
+            let mut read = Vec::new();
+            while let Some(value) = values.next_element()? {
+                if read.len() == N {
+                    return Err(A::Error::custom(format!("more than {N} values")));
+                }
+                read.push(value);
+            }
+            Ok(read)
+        }
+    }
+
+    from.deserialize_seq(List::<T, N>(PhantomData))
 }
 
 impl From<Principal> for Base64 {

@@ -27,7 +27,7 @@ use crate::{
     graph::Found,
     instance::{Command, Handle, Instance},
     operations::{Failure, Outcome, json, topology},
-    outcalls::RawMock,
+    outcalls::{RawFlexibleMock, RawMock},
     rest::{
         ApiError, AutoProgressConfig, Creation, HttpGatewayBackend, HttpGatewayConfig,
         InstanceConfig, RawAddCycles, RawCanisterId, RawSetStableMemory, RawVerifyCanisterSig,
@@ -272,7 +272,10 @@ impl Server {
         match what {
             "topology" => self.operate(target, Instance::topology).await,
             "get_time" => self.operate(target, Instance::get_time).await,
-            "get_canister_http" => self.operate(target, Instance::pending_outcalls).await,
+            "get_canister_http" => {
+                let room = self.bounds.outcalls.clone();
+                self.operate(target, move |at| at.pending_outcalls(&room)).await
+            }
             _ => Err(not_found(format!("there is no read/{what}"))),
         }
     }
@@ -337,8 +340,14 @@ impl Server {
                 self.with(target, request, set).await
             }
             "tick" => self.with(target, request, |at, configs| at.tick(&configs)).await,
-            "mock_canister_http" | "mock_flexible_canister_http" => {
-                let mock = |at: &mut Instance, mock: RawMock| at.mock_outcall(&mock);
+            "mock_canister_http" => {
+                let room = self.bounds.outcalls.clone();
+                let mock = move |at: &mut Instance, mock: RawMock| at.mock_outcall(mock, &room);
+                self.with(target, request, mock).await
+            }
+            "mock_flexible_canister_http" => {
+                let mock =
+                    |at: &mut Instance, mock: RawFlexibleMock| at.mock_flexible_outcall(&mock);
                 self.with(target, request, mock).await
             }
             "canister_snapshot_download" | "canister_snapshot_upload" => {

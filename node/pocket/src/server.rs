@@ -34,6 +34,7 @@ use crate::{
     instance::{Handle, Instance},
     kept,
     keys::SubnetKeys,
+    live::Requests,
     node::InstanceNode,
     operations::topology,
     port_file::PortFile,
@@ -102,6 +103,8 @@ pub(crate) struct Server {
     pub(crate) blobs: Blobs,
     pub(crate) activity: Arc<Activity>,
     sandboxes: Sandboxes,
+    /// Makes HTTPS outcalls of instances that are live.
+    requests: Requests,
     instances: Mutex<Instances>,
     /// Instances that are being made or deleted.
     under_way: watch::Sender<usize>,
@@ -166,6 +169,7 @@ impl Server {
         let sandboxes = Sandboxes::open(&folder.path().join("artifacts"), &bounds)?;
         Ok(Self {
             sandboxes,
+            requests: Requests::new(&bounds)?,
             graph: Arc::new(Graph::new(bounds.answers_kept_bytes)),
             gateways: Gateways::default(),
             blobs: Blobs::in_folder(folder.path().join("blobs"))?,
@@ -246,12 +250,14 @@ impl Server {
         let shared = Shared {
             subnets: Arc::new(Subnets::of(plans)?),
             waiting: Arc::default(),
+            answers: Arc::default(),
             waiters: Waiters::new(self.bounds.limits.gateway.sync_calls_waiting),
             time: Arc::new(AtomicU64::new(time.0)),
             closing: Arc::default(),
         };
         let replica = Replica::open(folder.path(), root, shared, &self.sandboxes, &self.bounds)?;
-        let mut instance = Instance::new(replica, folder, kept_in);
+        let requests = (self.requests.clone(), tokio::runtime::Handle::current());
+        let mut instance = Instance::new(replica, folder, kept_in, requests);
         if progress.is_some() {
             instance.set_progress(progress)?;
         } else {

@@ -2,7 +2,7 @@
 //! goes.
 //!
 //! All subnets of an instance are parts of one replicated state: what makes a subnet here is a
-//! range of canister ids, an id of its own (the hash of a key) and a node. So calls between
+//! range of canister ids, an id of its own (the hash of a key) and names of nodes. So calls between
 //! canisters of different subnets are calls within a round, and an instance costs the same whatever
 //! its subnets. The state is certified with the key of the root subnet: the NNS if there is one,
 //! else the first.
@@ -23,7 +23,7 @@ use ic_principal::Principal;
 use serde::{Deserialize, Serialize};
 use state::{CanisterId, NodeInfo, Origin, RequestId};
 
-use crate::keys::{SubnetKeys, seed};
+use crate::keys::{self, SubnetKeys, seed};
 
 /// Ids that a subnet is given at once.
 const IDS_PER_SUBNET: u64 = 1 << 20;
@@ -53,6 +53,15 @@ pub(crate) enum Kind {
 impl Kind {
     /// Those of which there is one at most, with ids of the public network.
     const NAMED: [Self; 5] = [Self::Nns, Self::Sns, Self::Ii, Self::Fiduciary, Self::Bitcoin];
+
+    /// Nodes of a subnet of the kind, as clients' tests count them.
+    fn nodes(self) -> u64 {
+        match self {
+            Self::Nns => 40,
+            Self::Sns | Self::Ii | Self::Fiduciary => 34,
+            Self::Bitcoin | Self::System | Self::Application | Self::VerifiedApplication => 13,
+        }
+    }
 
     /// First and last canister of the ranges on the public network.
     fn public_ranges(self) -> &'static [(&'static str, &'static str)] {
@@ -195,14 +204,18 @@ pub(crate) struct Subnet {
     pub(crate) plan: Plan,
     pub(crate) id: Principal,
     pub(crate) public_key_der: Vec<u8>,
-    pub(crate) node: NodeInfo,
+    /// As many as the kind has on the public network, the one first that signs. The others are names:
+    /// what they would find out, a test says.
+    pub(crate) nodes: Vec<NodeInfo>,
 }
 
 impl Subnet {
     fn of(plan: Plan) -> Result<Self> {
         let keys = SubnetKeys::of(&plan.seed())?;
         let (id, public_key_der) = (keys.subnet_id(), keys.public_key_der());
-        Ok(Self { plan, id, public_key_der, node: keys.node_info() })
+        let nodes = (0..plan.kind.nodes()).map(|number| keys::node_info(&plan.seed(), number));
+        let nodes = nodes.collect();
+        Ok(Self { plan, id, public_key_der, nodes })
     }
 }
 
@@ -368,6 +381,11 @@ mod tests {
         let ids: std::collections::BTreeSet<_> =
             subnets.look(|all| all.iter().map(|subnet| subnet.id).collect());
         assert_eq!(ids.len(), kinds.len());
+        let nodes = subnets.look(|all| all.iter().map(|it| it.nodes.len()).collect::<Vec<_>>());
+        assert_eq!(nodes, [40, 34, 34, 13, 13]);
+        let nodes: std::collections::BTreeSet<_> = subnets
+            .look(|all| all.iter().flat_map(|it| &it.nodes).map(|node| node.node_id).collect());
+        assert_eq!(nodes.len(), 134, "each has names of its own");
     }
 
     #[test]

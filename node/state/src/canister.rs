@@ -706,7 +706,7 @@ mod tests {
             method: crate::OutcallMethod::Patch,
             headers: vec![("name".into(), "value".into())],
             body: vec![13],
-            response_bytes_max: 14,
+            response_bytes_asked: Some(14),
             transform: Some(crate::OutcallTransform {
                 method_name: "method".into(),
                 context: vec![15],

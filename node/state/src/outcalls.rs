@@ -16,6 +16,7 @@
 use std::collections::BTreeMap;
 
 use ic_principal::Principal;
+use limits::OUTCALL_RESPONSE_BYTES;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -97,8 +98,9 @@ pub struct Outcall {
     /// Empty where there is none.
     #[serde(with = "serde_bytes")]
     pub body: Vec<u8>,
-    /// Most bytes of the server's response, and of what the transform makes of it.
-    pub response_bytes_max: u64,
+    /// Most bytes of the server's response, where the canister says so.
+    #[serde(with = "asked")]
+    pub response_bytes_asked: Option<u64>,
     /// None: the response is taken as it came.
     pub transform: Option<OutcallTransform>,
     /// Last block time of an answer.
@@ -123,15 +125,35 @@ impl Outcall {
         (self.url.len() + headers.sum::<usize>() + self.body.len() + transform) as u64
     }
 
+    /// Most bytes of the server's response, and of what the transform makes of it.
+    pub fn response_bytes_max(&self) -> u64 {
+        self.response_bytes_asked.unwrap_or(OUTCALL_RESPONSE_BYTES)
+    }
+
     /// Most bytes of a reply to it.
     pub fn reply_bytes_max(&self) -> u64 {
         let beside = if self.transform.is_some() { 0 } else { ENCODING_BYTES_MAX };
-        self.response_bytes_max.saturating_add(beside)
+        self.response_bytes_max().saturating_add(beside)
     }
 
     /// Bytes it takes in the state.
     pub fn accounted_bytes(&self) -> u64 {
         self.request_bytes() + MESSAGE_OVERHEAD_BYTES
+    }
+}
+
+/// A number of bytes that a canister may ask for, or none, as one number: none is the first that no
+/// canister may ask for.
+mod asked {
+    use limits::OUTCALL_RESPONSE_BYTES;
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(asked: &Option<u64>, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(asked.unwrap_or(OUTCALL_RESPONSE_BYTES + 1))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+        Ok(Some(u64::deserialize(from)?).filter(|asked| *asked <= OUTCALL_RESPONSE_BYTES))
     }
 }
 
@@ -314,7 +336,7 @@ mod tests {
             method: OutcallMethod::Get,
             headers: vec![("name".into(), "value".into())],
             body: vec![1, 2, 3],
-            response_bytes_max: 100,
+            response_bytes_asked: Some(100),
             transform: Some(OutcallTransform { method_name: "t".into(), context: vec![4; 10] }),
             until: Time(until),
             node: None,
@@ -338,6 +360,17 @@ mod tests {
         assert_eq!(outcalls.accounted_bytes(), bytes + MESSAGE_OVERHEAD_BYTES);
         assert!(outcalls.remove(second).is_some() && outcalls.remove(second).is_none());
         assert_eq!(outcalls.add(outcall(30, 0)), OutcallId(2));
+    }
+
+    #[test]
+    fn what_a_canister_did_not_ask_for_is_kept_as_that() {
+        let none = Outcall { response_bytes_asked: None, ..outcall(1, 0) };
+        assert_eq!(none.response_bytes_max(), OUTCALL_RESPONSE_BYTES);
+        for asked in [None, Some(0), Some(100), Some(OUTCALL_RESPONSE_BYTES)] {
+            let kept = Outcall { response_bytes_asked: asked, ..none.clone() };
+            let bytes = postcard::to_stdvec(&kept).unwrap();
+            assert_eq!(postcard::from_bytes::<Outcall>(&bytes), Ok(kept));
+        }
     }
 
     #[test]

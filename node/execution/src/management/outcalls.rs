@@ -84,7 +84,7 @@ impl Dispatcher<'_> {
         let mut outcall = outcall(argument, call, (self.until(), self.round.height), node);
         self.check_open(&outcall)?;
         let price =
-            self.core.cost_table.outcall(outcall.request_bytes(), outcall.response_bytes_max);
+            self.core.cost_table.outcall(outcall.request_bytes(), outcall.response_bytes_max());
         let Some(left) = call.cycles.checked_sub(price) else {
             return Err(too_few_cycles(call.cycles, price).into());
         };
@@ -250,7 +250,7 @@ fn outcall(
         url: heap::kept_text(argument.url),
         headers: argument.headers.into_iter().map(header).collect(),
         body: argument.body.map(|body| heap::kept(body.into_vec())).unwrap_or_default(),
-        response_bytes_max: argument.max_response_bytes.unwrap_or(OUTCALL_RESPONSE_BYTES),
+        response_bytes_asked: argument.max_response_bytes,
         transform: argument.transform.map(transform),
         until,
         node,

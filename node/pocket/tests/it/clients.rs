@@ -12,9 +12,13 @@ fn target() -> std::path::PathBuf {
 
 /// Runs a client's tests.
 fn client(command: &mut Command) {
+    let asker = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(asker.path(), crate::asker::module()).unwrap();
     let output = command
         .env("POCKET_IC_BIN", env!("CARGO_BIN_EXE_thimble-pocket"))
         .env("POCKET_MODULES", repository().join("canisters/wasm"))
+        // A canister that asks servers outside.
+        .env("POCKET_ASKER", asker.path())
         // The server outlives the client by its time to live: it must not hold the output.
         .env("POCKET_IC_MUTE_SERVER", "1")
         .current_dir(repository())

@@ -189,9 +189,13 @@ impl Server {
         let create = candid::encode_one(Nothing {}).unwrap();
         let create = call(&[], "provisional_create_canister_with_cycles", &create);
         self.update(instance, &create).await;
+        self.install(instance, &FIRST, wasm).await;
+    }
+
+    pub async fn install(&self, instance: u64, canister: &[u8], wasm: &[u8]) {
         let install = candid::encode_one(ic_management_canister_types::InstallCodeArgs {
             mode: ic_management_canister_types::CanisterInstallMode::Install,
-            canister_id: candid::Principal::from_slice(&FIRST),
+            canister_id: candid::Principal::from_slice(canister),
             wasm_module: wasm.to_vec(),
             arg: vec![],
             sender_canister_version: None,

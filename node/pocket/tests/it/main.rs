@@ -2,7 +2,11 @@
 //! through the published clients themselves ([`clients`]).
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used)]
 
+#[path = "../../../thimble/tests/it/outcalls/canister.rs"]
+#[allow(dead_code)]
+mod asker;
 mod bounds;
 mod clients;
 mod harness;
+mod outcalls;
 mod protocol;

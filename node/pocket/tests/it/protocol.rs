@@ -18,6 +18,23 @@ fn the_version_is_one_that_clients_take() {
     assert_eq!(parts[0], 16, "pocket-ic 16 takes 16.0.0 and above, below 17");
 }
 
+#[test]
+fn the_manual_is_that_of_the_program_by_its_own_name() {
+    let share = tempfile::tempdir().unwrap();
+    let output = program().args(["manual", "--share"]).arg(share.path()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let page = std::fs::read_to_string(share.path().join("man/man1/thimble-pocket.1")).unwrap();
+    assert!(page.contains("thimble\\-pocket") && page.contains("hard\\-ttl"), "{page}");
+    for file in [
+        "bash-completion/completions/thimble-pocket",
+        "zsh/vendor-completions/_thimble-pocket",
+        "fish/vendor_completions.d/thimble-pocket.fish",
+    ] {
+        let text = std::fs::read_to_string(share.path().join(file)).unwrap();
+        assert!(text.contains("thimble-pocket") && !text.contains("pocket-ic-server"), "{file}");
+    }
+}
+
 #[tokio::test]
 async fn a_second_server_of_the_same_file_ends_at_once() {
     let server = Server::start(&[]);
@@ -113,23 +130,8 @@ async fn what_is_wrong_is_told() {
 }
 
 #[tokio::test]
-async fn outcalls_and_bitcoin_are_refused_in_the_protocols_terms() {
+async fn what_is_not_offered_is_refused_in_the_protocols_terms() {
     let server = Server::start(&[]);
-    let created = server.ok("/instances", &one_subnet()).await;
-    let configs = &created["Created"]["topology"]["subnet_configs"];
-    let subnet = configs.as_object().unwrap().keys().next().unwrap().clone();
-    let subnet = candid::Principal::from_text(subnet).unwrap();
-    let (status, pending) = server.get("/instances/0/read/get_canister_http").await;
-    assert_eq!((status, pending), (StatusCode::OK, json!([])));
-    let mock = json!({
-        "subnet_id": {"subnet_id": base64(subnet.as_slice())}, "request_id": 3,
-        "response": {"CanisterHttpReply": {"status": 200, "headers": [], "body": ""}},
-        "additional_responses": [],
-    });
-    for path in ["mock_canister_http", "mock_flexible_canister_http"] {
-        let refusal = server.refusal(&format!("/instances/0/update/{path}"), &mock).await;
-        assert!(refusal.contains("InvalidCanisterHttpRequestId"), "{refusal}");
-    }
     let mut config = one_subnet();
     for (field, value, words) in [
         ("bitcoind_addr", json!(["127.0.0.1:8333"]), "Bitcoin"),

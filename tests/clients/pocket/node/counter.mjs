@@ -1,5 +1,5 @@
 // Tests canisters with the published @dfinity/pic as its documentation says: counters by their interfaces, time,
-// cycles, several subnets, HTTPS outcalls that there are none of, and an instance that is live, which the published
+// cycles, several subnets, HTTPS outcalls, and an instance that is live, which the published
 // agent verifies.
 //
 //     POCKET_IC_BIN=... node counter.mjs FOLDER_WITH_MODULES
@@ -24,6 +24,18 @@ const motoko = ({ IDL }) =>
         inc: IDL.Func([], [IDL.Nat], []),
         whoami: IDL.Func([], [IDL.Principal], [])
     });
+const asker = ({ IDL }) => {
+    const headers = IDL.Vec(IDL.Record({ name: IDL.Text, value: IDL.Text }));
+    const request = IDL.Record({
+        url: IDL.Text,
+        max_response_bytes: IDL.Opt(IDL.Nat64),
+        method: IDL.Variant({ get: IDL.Null, head: IDL.Null, post: IDL.Null }),
+        headers,
+        body: IDL.Opt(IDL.Vec(IDL.Nat8))
+    });
+    const response = IDL.Record({ status: IDL.Nat, headers, body: IDL.Vec(IDL.Nat8) });
+    return IDL.Service({ relay: IDL.Func([request], [response], []) });
+};
 const workbench = ({ IDL }) =>
     IDL.Service({
         composite_get: IDL.Func([IDL.Principal], [IDL.Nat64], ['composite_query']),
@@ -106,6 +118,53 @@ async function deferred(server) {
     step('calls are submitted first and awaited later');
 }
 
+async function outcalls(server) {
+    const pic = await PocketIc.create(server.getUrl());
+    const canisterId = await pic.createCanister();
+    await pic.installCode({ canisterId, wasm: new Uint8Array(readFileSync(process.env.POCKET_ASKER)) });
+    const actor = pic.createDeferredActor(asker, canisterId);
+    const request = { url: 'https://a.example/', max_response_bytes: [1000n], method: { get: null } };
+    const begin = async () => {
+        const call = await actor.relay({ ...request, headers: [{ name: 'x', value: 'y' }], body: [] });
+        await pic.tick(2);
+        const [pending, ...others] = await pic.getPendingHttpsOutcalls();
+        assert.equal(others.length, 0);
+        return [call, pending];
+    };
+    const answer = ({ subnetId, requestId }, response, additionalResponses) =>
+        pic.mockPendingHttpsOutcall({ subnetId, requestId, response, additionalResponses });
+    const success = body => ({ type: 'success', statusCode: 200, headers: [], body: new TextEncoder().encode(body) });
+
+    const [call, pending] = await begin();
+    const [subnet] = await pic.getApplicationSubnets();
+    assert.equal(pending.subnetId.toText(), subnet.id.toText());
+    assert.equal(pending.httpMethod, 'GET');
+    assert.equal(pending.url, 'https://a.example/');
+    assert.deepEqual(pending.headers, [['x', 'y']]);
+    assert.equal(pending.body.length, 0);
+    assert.equal(pending.maxResponseBytes, 1000);
+    await answer(pending, success('hello'));
+    assert.deepEqual(await pic.getPendingHttpsOutcalls(), []);
+    await assert.rejects(answer(pending, success('again')), /InvalidCanisterHttpRequestId/);
+    const { status, body } = await call();
+    assert.deepEqual([status, new TextDecoder().decode(new Uint8Array(body))], [200n, 'hello']);
+
+    // The client leaves the reject of a deferred call to nobody.
+    const rejection = call =>
+        new Promise(resolve => {
+            process.once('unhandledRejection', ({ message }) => resolve(message));
+            call();
+        });
+    const [refused, second] = await begin();
+    await answer(second, { type: 'reject', statusCode: 2, message: 'nobody is there' });
+    assert.match(await rejection(refused), /nobody is there/);
+    const [split, third] = await begin();
+    await answer(third, success('0'), Array.from({ length: 12 }, (_, node) => success(`${node + 1}`)));
+    assert.match(await rejection(split), /No consensus could be reached/);
+    await pic.tearDown();
+    step('HTTPS outcalls are listed, answered, rejected, and nodes disagree');
+}
+
 async function subnets(server) {
     const state = { type: SubnetStateType.New };
     const pic = await PocketIc.create(server.getUrl(), {
@@ -176,6 +235,7 @@ try {
     await counter(server);
     await work(server);
     await deferred(server);
+    await outcalls(server);
     await subnets(server);
     await live(server);
     await large(server);

@@ -1,10 +1,12 @@
 """Tests canisters with the published `pocket_ic` as its documentation says: counters on one subnet and
-on several, time, cycles, stable memory, an instance that is kept in a folder.
+on several, time, cycles, stable memory, HTTPS outcalls, an instance that is kept in a folder.
 
-    POCKET_IC_BIN=... python counter.py FOLDER_WITH_MODULES
+    POCKET_IC_BIN=... POCKET_ASKER=MODULE python counter.py FOLDER_WITH_MODULES
 """
 
+import base64
 import gzip
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -154,6 +156,55 @@ def kept():
     step("an instance that is kept in a folder goes on where it was")
 
 
+class Answering(PocketIC):
+    """Answers HTTPS outcalls between rounds, by the protocol: this client has no functions for it."""
+
+    said = b"hello"
+    asked = ()
+
+    def tick(self):
+        super().tick()
+        for pending in self.server.instance_get("read/get_canister_http", self.instance_id):
+            self.asked += (pending["url"],)
+            reply = {"status": 200, "headers": [], "body": base64.b64encode(self.said).decode()}
+            mock = {
+                "subnet_id": pending["subnet_id"],
+                "request_id": pending["request_id"],
+                "response": {"CanisterHttpReply": reply},
+                "additional_responses": [],
+            }
+            self.server.instance_post("update/mock_canister_http", self.instance_id, mock)
+
+
+def outcalls():
+    pic = Answering()
+    canister = pic.create_canister()
+    pic.install_code(canister, Path(os.environ["POCKET_ASKER"]).read_bytes(), [])
+    headers = Types.Vec(Types.Record({"name": Types.Text, "value": Types.Text}))
+    request = Types.Record(
+        {
+            "url": Types.Text,
+            "max_response_bytes": Types.Opt(Types.Nat64),
+            "method": Types.Variant({"get": Types.Null}),
+            "headers": headers,
+        }
+    )
+    asked = {
+        "url": "https://a.example/",
+        "max_response_bytes": [10],
+        "method": {"get": None},
+        "headers": [],
+    }
+    arg = ic.encode([{"type": request, "value": asked}])
+    response = Types.Record({"status": Types.Nat, "headers": headers, "body": Types.Vec(Types.Nat8)})
+    (reply,) = ic.decode(pic.update_call(canister, "relay", arg), response)
+    assert bytes(reply["value"]["body"]) == b"hello" and reply["value"]["status"] == 200, reply
+    assert pic.asked == ("https://a.example/",), pic.asked
+    pic.said = b"x" * 11
+    refused("Http body exceeds size limit of 10 bytes.", lambda: pic.update_call(canister, "relay", arg))
+    step("HTTPS outcalls are listed and answered")
+
+
 def what_is_refused():
     spec = {"state_config": "New", "instruction_config": "Production"}
     server = PocketIC().server
@@ -174,5 +225,6 @@ typed_interface()
 time_goes_as_it_is_told()
 stable_memory()
 subnets()
+outcalls()
 kept()
 what_is_refused()

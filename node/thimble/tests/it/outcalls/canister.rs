@@ -8,7 +8,8 @@ use serde_bytes::ByteBuf;
 pub(crate) const ATTACHED: u64 = 30_000_000_000;
 
 /// `ask` hands its argument to `http_request`. What comes is replied: `+`, the cycles that came back
-/// in 16 bytes, and the reply; or `-`, the cycles, the code in a byte, and the text.
+/// in 16 bytes, and the reply; or `-`, the cycles, the code in a byte, and the text. `relay` does the
+/// same and replies, or rejects with the text, as it was answered.
 /// `fixed`, `bloat`, `fails`, `echo` and `composite` are transforms: to 200 `same`, to 4 KiB, to a
 /// trap, to what the transform itself was asked with its caller before it.
 pub(crate) fn module() -> Vec<u8> {
@@ -35,9 +36,10 @@ const WAT: &str = r#"(module
   (import "ic0" "msg_reject_msg_copy" (func $reject_copy (param i32 i32 i32)))
   (import "ic0" "msg_reply_data_append" (func $append (param i32 i32)))
   (import "ic0" "msg_reply" (func $reply))
+  (import "ic0" "msg_reject" (func $reject (param i32 i32)))
   (import "ic0" "trap" (func $trap (param i32 i32)))
   (memory 64)
-  (table funcref (elem $on_reply $on_reject))
+  (table funcref (elem $on_reply $on_reject $relay_reply $relay_reject))
   (data (i32.const 0) "http_request+-")
   (data (i32.const 256) "SAME")
   (func $arg (result i32)
@@ -58,9 +60,20 @@ const WAT: &str = r#"(module
     (call $reject_copy (i32.const 65536) (i32.const 0) (call $reject_size))
     (call $append (i32.const 65536) (call $reject_size))
     (call $reply))
+  (func $relay_reply (param i32)
+    (call $append (i32.const 65536) (call $arg))
+    (call $reply))
+  (func $relay_reject (param i32)
+    (call $reject_copy (i32.const 65536) (i32.const 0) (call $reject_size))
+    (call $reject (i32.const 65536) (call $reject_size)))
   (func (export "canister_update ask")
+    (call $ask (i32.const 0)))
+  (func (export "canister_update relay")
+    (call $ask (i32.const 2)))
+  (func $ask (param $on_reply i32)
     (call $call_new (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 12)
-      (i32.const 0) (i32.const 0) (i32.const 1) (i32.const 0))
+      (local.get $on_reply) (i32.const 0)
+      (i32.add (local.get $on_reply) (i32.const 1)) (i32.const 0))
     (call $call_data_append (i32.const 65536) (call $arg))
     (call $call_cycles_add128 (i64.const 0) (i64.const ATTACHED))
     (if (call $call_perform) (then (call $trap (i32.const 0) (i32.const 12)))))
