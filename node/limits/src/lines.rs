@@ -41,6 +41,9 @@ pub const OUTCALL_CONTEXT_BYTES: u64 = 8 << 10;
 pub const OUTCALL_BESIDE_BYTES: u64 = 256 << 10;
 /// What a reply of a canister has beside what counts as its payload.
 pub const HTTP_REPLY_BESIDE_BYTES: u64 = 64 << 10;
+/// Queries of one canister in the table of those that were counted: an entry of an ordered map that
+/// may be half full.
+const QUERY_COUNTS_BYTES: u64 = 128;
 /// One certificate with its tree.
 pub const CERTIFICATE_BYTES: u64 = 8 << 10;
 /// One entry of the page index, at worst one per page of delta: an entry of the ordered map, and
@@ -453,6 +456,15 @@ impl Limits {
                 Pool,
                 String::new(),
                 "replies of queries whose canister did not change",
+            ),
+            line(
+                "query_stats",
+                execution.query_stats_canisters.saturating_mul(2 * QUERY_COUNTS_BYTES),
+                "execution",
+                Fixed,
+                times(2 * execution.query_stats_canisters, QUERY_COUNTS_BYTES),
+                "queries that were counted in the period that runs, and those that are being \
+                 reported",
             ),
             line(
                 "mapped_state",

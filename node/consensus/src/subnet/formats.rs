@@ -1,12 +1,15 @@
 //! The bytes of everything that members send each other or keep on disk, pinned.
 
 use commonware_codec::Encode as _;
-use state::{IngressId, Time};
+use ic_principal::Principal;
+use state::{IngressId, QueryCounts, QueryReport, Time};
 use testing::formats::check;
 
 use super::{
     block::{Block, CallName, KeyPayload},
-    calls, journal, outcalls, shares, state_sync, wire,
+    calls, journal, outcalls,
+    queries::Report,
+    shares, state_sync, wire,
 };
 use crate::block_log;
 
@@ -22,9 +25,13 @@ fn messages_between_members_have_the_bytes_of_their_version() {
 #[test]
 fn a_block_has_the_bytes_of_its_version() {
     let name = CallName { id: IngressId([6; 32]), digest: [7; 32], bytes: 70_000 };
+    let canister = Principal::from_slice(&[8, 9]);
+    let counts =
+        QueryCounts { calls: 1, instructions: 300, request_bytes: 1 << 40, response_bytes: 0 };
     let block = Block {
         ingress: vec![name],
         payload: Some(KeyPayload { leader: 3, bytes: vec![1, 2, 3].into() }),
+        queries: Some(Report(QueryReport { node: canister, canisters: vec![(canister, counts)] })),
         ..Block::genesis(b"subnet", Time(0x0102_0304))
     };
     let samples = [("block", block.encode().to_vec())];

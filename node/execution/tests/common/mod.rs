@@ -299,6 +299,7 @@ impl Node {
             outcalls: std::mem::take(&mut self.answers),
             key: None,
             agreed: None,
+            queries: None,
         }
     }
 

@@ -526,6 +526,7 @@ impl Net {
             limits: limits(self.blocks_per_epoch),
             states: Some(states),
             outcalls: None,
+            queries: None,
         };
         let config =
             SubnetConfig { directory: folder.join("log/consensus"), ..self.config(place, key) };
