@@ -63,6 +63,7 @@ mod net;
 mod operators;
 mod probe;
 mod real;
+mod reports;
 mod toy;
 
 /// Members at the beginning.
@@ -106,6 +107,8 @@ struct Outcome {
     left: u64,
     /// Writes that a full disk refused.
     refused: u64,
+    /// Queries that members reported and the state has in its totals.
+    queries: u128,
     /// Over every root and its height.
     roots: [u8; 32],
     audit: String,
@@ -238,6 +241,7 @@ fn simulate(seed: u64) -> Outcome {
                 .iter()
                 .map(|member| member.trouble.refused.load(Ordering::Relaxed))
                 .sum(),
+            queries: found.queries.last_key_value().map_or(0, |(_, queries)| *queries),
             roots: Sha256::digest(postcard::to_stdvec(&found.roots).unwrap()).into(),
             audit: auditor.state(),
         }
@@ -454,6 +458,10 @@ fn every_history_ends_in_agreement_and_loses_nothing_acknowledged() {
     });
     let outcomes = outcomes.into_inner().unwrap();
     assert_eq!(outcomes.len() as u64, seeds);
+    assert!(
+        seeds < 4 || outcomes.iter().any(|outcome| outcome.queries > 0),
+        "no member's report of queries became a part of the totals"
+    );
     let total = |of: fn(&Outcome) -> u64| outcomes.iter().map(of).sum::<u64>();
     println!(
         "{seeds} seeds from {first}: all agree; {} rounds, {} of {} calls acknowledged and found \

@@ -49,6 +49,7 @@ use crate::{
     machine::{Disk, OnDisk, WallClockOf},
     probe::{Audited, Probe, SimulatedClock, Slowed},
     real::{self, ScriptSandbox},
+    reports::Reports,
     toy::{Toy, ToyReplica},
 };
 
@@ -102,6 +103,8 @@ pub(crate) struct Findings {
     pub(crate) calls: BTreeMap<u64, Vec<String>>,
     /// Canisters with code, where there are any.
     pub(crate) deployed: usize,
+    /// Queries of all canisters, by height.
+    pub(crate) queries: BTreeMap<u64, u128>,
     pub(crate) sent: u64,
     pub(crate) lives: u64,
     /// States taken over from peers.
@@ -526,7 +529,11 @@ impl Net {
             limits: limits(self.blocks_per_epoch),
             states: Some(states),
             outcalls: None,
-            queries: None,
+            queries: Some(Arc::new(Reports {
+                node: self.members[place].record.node_id(),
+                other: self.members[(place + 1) % NODES].record.node_id(),
+                lies: self.members[place].sends_lies.clone(),
+            })),
         };
         let config =
             SubnetConfig { directory: folder.join("log/consensus"), ..self.config(place, key) };
