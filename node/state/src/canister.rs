@@ -551,7 +551,7 @@ mod tests {
         }
     }
 
-    const PINNED: &str = "26aa3bad78a4ff427d18a83af335e221";
+    const PINNED: &str = "53a445623d0b405827a274095905ae2c";
 
     /// Everything that a record of a canister can have, in values that are not defaults.
     #[expect(clippy::too_many_lines, reason = "one story, told in order")]
