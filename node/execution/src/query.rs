@@ -9,7 +9,7 @@
 //! A composite query is a small machine: its worker keeps the execution alive between its calls,
 //! this module evaluates each call and hands the answer to the kept execution. Depth, instructions
 //! over all calls, and wall time are bounded. Nothing here is deterministic, and nothing of it
-//! enters replicated state.
+//! enters replicated state, but for counts that members report ([`crate::query_stats`]).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -372,9 +372,9 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Evaluates a query or composite query and the calls it makes, and counts each for its canister.
-    /// What began no execution does not count: what has no such method, is stopped, cannot pay, or finds this
-    /// machine in trouble.
+    /// Evaluates a query or composite query and the calls it makes, and counts each for its
+    /// canister. What began no execution does not count: there is no such method, the canister is
+    /// stopped or cannot pay, this machine is in trouble.
     fn evaluate(&mut self, asked: Asked, depth: u64) -> Result<Vec<u8>, Reject> {
         let (id, request_bytes) = (asked.canister_id, asked.arg.len() as u64);
         let (before, counted) = (self.instructions, self.counted);

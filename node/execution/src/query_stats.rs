@@ -11,8 +11,9 @@
 //! # Bounds
 //!
 //! The table of the period that runs and the one that is being reported have
-//! `execution.query_stats_canisters` canisters each. When a table is full, queries of further canisters
-//! are not counted before the next period. What could not be reported within a period is dropped.
+//! `execution.query_stats_canisters` canisters each. When a table is full, queries of further
+//! canisters are not counted before the next period. What could not be reported within a period is
+//! dropped.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -89,8 +90,8 @@ impl QueryTally {
         }
     }
 
-    /// What a block of this height may report by its maker, this node: a part of what was counted in the
-    /// period before the block's, and no executed block has.
+    /// What a block of this height may report by its maker, this node: a part of what was counted
+    /// in the period before the block's, and no executed block has.
     pub fn report(&self, height: Height) -> Option<QueryReport> {
         let closed = lock(&self.closed);
         // A node that executes slowly still has the table of an older one.

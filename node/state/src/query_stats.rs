@@ -7,13 +7,13 @@
 //! the first round of the one after   what all reported becomes one sum (QueryReports::begin)
 //! ```
 //!
-//! Nobody but the member that answered a query saw it, so a report cannot be checked. Of `n` members
-//! up to `f = (n - 1) / 3` may report what they like. Each figure of a canister is therefore cut, per
-//! member, to the `f+1`th largest that a member reported of it, which is no more than an honest one
-//! reported, and then summed. So liars add no more than `f` times what some honest member saw, and
-//! where members are asked alike nothing is cut. What no more than `f` members saw is not counted: it
-//! cannot be told from a lie. A figure that every member reports alike is exact, as is all that a node
-//! alone reports.
+//! Nobody but the member that answered a query saw it, so a report cannot be checked. Of `n`
+//! members up to `f = (n - 1) / 3` may report what they like. Each figure of a canister is
+//! therefore cut, per member, to the `f+1`th largest that a member reported of it, which is no more
+//! than an honest one reported, and then summed. So liars add no more than `f` times what some
+//! honest member saw, and where members are asked alike nothing is cut. What no more than `f`
+//! members saw is not counted: it cannot be told from a lie. A figure that every member reports
+//! alike is exact, as is all that a node alone reports.
 //!
 //! Multiplying a median by the number of members resists as well, but it states queries that nobody
 //! sent where members are asked unevenly; too low a figure is the better mistake.
@@ -123,8 +123,8 @@ pub struct QueryReports {
 }
 
 impl QueryReports {
-    /// What is to be added to the totals of canisters, when a round is the first of its period. Counts
-    /// what those reported who are `members` now.
+    /// What is to be added to the totals of canisters, when a round is the first of its period.
+    /// Counts what those reported who are `members` now.
     pub fn begin(&mut self, period: u64, members: &[Principal]) -> Vec<(CanisterId, QueryTotals)> {
         if self.period == period {
             return Vec::new();
@@ -143,8 +143,8 @@ impl QueryReports {
         summed.filter(|(_, totals)| *totals != QueryTotals::default()).collect()
     }
 
-    /// Takes a report of one of the `members` in, in the period that has begun. What a member reports
-    /// first of a canister counts, and of so many canisters.
+    /// Takes a report of one of the `members` in, in the period that has begun. What a member
+    /// reports first of a canister counts, and of so many canisters.
     pub fn take(&mut self, report: &QueryReport, members: &[Principal], canisters_max: u64) {
         if !members.contains(&report.node) {
             return;

@@ -8,13 +8,13 @@
 //!
 //! Judging. A block is voted for when its time lies after its parent's and not beyond this node's
 //! clock and drift, its seed is the one of the parent's round, the lengths it names fit a block
-//! together, its calls are there, were signed by their senders and are valid at its time, and a
-//! report of queries is its maker's. A
-//! refusal is for good, and a function of what all nodes have alike: the block, its parent, the
-//! envelopes it names by their digests, limits that members compare. What is a matter of this node
-//! (calls under way, its clock, its execution, its disk) is waited for, until the engine gives the
-//! round up. A call that an ancestor names too is passed over when it is executed, and no
-//! reason against a block: which ancestors a node still has to execute is its own affair.
+//! together, its calls are there, were signed by their senders and are valid at its time, and what
+//! it reports of queries is in its maker's name. A refusal is for good, and a function of what all
+//! nodes have alike: the block, its parent, the envelopes it names by their digests, limits that
+//! members compare. What is a matter of this node (calls under way, its clock, its execution, its
+//! disk) is waited for, until the engine gives the round up. A call that an ancestor names too is
+//! passed over when it is executed, and no reason against a block: which ancestors a node still has
+//! to execute is its own affair.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 

@@ -150,6 +150,7 @@ fn simulate(seed: u64) -> Outcome {
         let liar = (twin.is_none() && rng.gen_bool(0.2)).then(|| rng.gen_range(0..NODES));
         if let Some(liar) = liar {
             net.members[liar].sends_lies.on.store(true, Ordering::Relaxed);
+            net.members[liar].false_reports.on.store(true, Ordering::Relaxed);
         }
         let faulty = twin.or(liar);
         let faulty_disk = faulty.is_none() && rng.gen_bool(0.25);
@@ -706,6 +707,23 @@ fn a_node_that_lost_its_disk_fetches_a_state() {
 #[test]
 fn a_node_that_lost_its_disk_fetches_a_real_state() {
     assert_eq!(heals(7, true, true).0, 1);
+}
+
+#[test]
+fn a_report_in_anothers_name_gets_no_vote_and_those_of_the_others_are_summed() {
+    deterministic::Runner::new(history(5)).start(|context| async move {
+        let rng = &mut StdRng::seed_from_u64(5);
+        let mut net = Net::started(&context, rng, true).await;
+        net.members[1].false_reports.on.store(true, Ordering::Relaxed);
+        deploy(&context, &mut net).await;
+        let deployed = net.heights()[0];
+        reach(&context, &mut net, 0, deployed + 60).await;
+        assert!(net.members[1].false_reports.made.load(Ordering::Relaxed) > 1, "it led rounds");
+        let found = net.found.lock();
+        assert!(found.failures.is_empty(), "{:?}", found.failures);
+        let (_, queries) = found.queries.last_key_value().unwrap();
+        assert!(*queries > 0, "reports of three are enough");
+    });
 }
 
 /// How long each of some calls waits, where making something durable takes so long.

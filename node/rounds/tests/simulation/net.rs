@@ -49,7 +49,7 @@ use crate::{
     machine::{Disk, OnDisk, WallClockOf},
     probe::{Audited, Probe, SimulatedClock, Slowed},
     real::{self, ScriptSandbox},
-    reports::Reports,
+    reports::{FalseReports, Reports},
     toy::{Toy, ToyReplica},
 };
 
@@ -216,6 +216,8 @@ pub(crate) struct Member {
     pub(crate) lies: Arc<AtomicBool>,
     /// Sends others what it should not.
     pub(crate) sends_lies: Arc<Lies>,
+    /// Reports queries in another's name.
+    pub(crate) false_reports: Arc<FalseReports>,
     pub(crate) trouble: Arc<Trouble>,
     /// Its workers, where code is executed.
     pub(crate) sandbox: Option<Arc<ScriptSandbox>>,
@@ -323,6 +325,7 @@ impl Net {
                     ends_with: None,
                     lies: Arc::default(),
                     sends_lies: Arc::default(),
+                    false_reports: Arc::default(),
                     trouble: Arc::default(),
                     sandbox: None,
                     states: None,
@@ -532,7 +535,7 @@ impl Net {
             queries: Some(Arc::new(Reports {
                 node: self.members[place].record.node_id(),
                 other: self.members[(place + 1) % NODES].record.node_id(),
-                lies: self.members[place].sends_lies.clone(),
+                lies: self.members[place].false_reports.clone(),
             })),
         };
         let config =
