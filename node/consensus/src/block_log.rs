@@ -144,10 +144,10 @@ pub(crate) fn samples() -> (u64, Vec<(&'static str, Vec<u8>)>) {
         ingress: vec![signed.clone(), signed],
         key: None,
         agreed: Some(state::AgreedRound { epoch: 3, view: 700 }),
-        queries: Some(state::QueryReport {
+        queries: Some(Box::new(state::QueryReport {
             node: ic_principal::Principal::from_slice(&[7, 8]),
             canisters: vec![(ic_principal::Principal::from_slice(&[9]), counts)],
-        }),
+        })),
     };
     let fault =
         Fault { canister_id: ic_principal::Principal::from_slice(&[4, 5, 6]), ordinal: 500 };

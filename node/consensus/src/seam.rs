@@ -42,7 +42,7 @@ pub struct FinalisedBlock {
     /// first block.
     pub agreed: Option<AgreedRound>,
     /// Queries that the block's maker counted, in few blocks.
-    pub queries: Option<QueryReport>,
+    pub queries: Option<Box<QueryReport>>,
 }
 
 impl FinalisedBlock {

@@ -237,7 +237,7 @@ impl SingleNode {
             ingress: calls.iter().map(|call| call.signed.clone()).collect(),
             key: None,
             agreed: None,
-            queries: self.queries.as_ref().and_then(|queries| queries.report(height)),
+            queries: self.queries.as_ref().and_then(|it| it.report(height)).map(Box::new),
         };
         if let Err(error) = self.log.append_block(&block) {
             self.pool.give_back(calls);

@@ -193,7 +193,7 @@ mod tests {
         let cache = QueryCache::new(Pool::standalone("query_cache", 1 << 20));
         let mut canister = canister();
         cache.put(key(1), &canister, (b"one", 77));
-        let (reply, instructions) = cache.get(&key(1), &canister).unwrap();
+        let (reply, instructions) = cache.get(&key(1), &canister).expect("it is kept");
         assert_eq!((&reply[..], instructions), (&b"one"[..], 77));
         assert_eq!(cache.get(&key(2), &canister), None);
         // Whether it is copied or, being the only one, changed in place: it is another state.

@@ -187,7 +187,7 @@ mod tests {
             outcalls: vec![],
             key: None,
             agreed: None,
-            queries,
+            queries: queries.map(Box::new),
         }
     }
 

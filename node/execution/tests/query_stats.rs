@@ -57,7 +57,7 @@ impl Counting {
     fn rounds(&mut self, count: u64) {
         for _ in 0..count {
             let mut batch = self.node.batch();
-            batch.queries = self.tally.report(batch.height);
+            batch.queries = self.tally.report(batch.height).map(Box::new);
             self.node.execute(batch, &[]);
         }
     }
@@ -259,7 +259,7 @@ fn of_four_members_one_that_lies_adds_no_more_than_another_saw() {
 /// The same batch on both, which come to the same.
 fn both(members: &mut [Node; 2], report: Option<QueryReport>) {
     let mut batch = members[0].batch();
-    batch.queries = report;
+    batch.queries = report.map(Box::new);
     let roots = members.each_mut().map(|member| member.execute(batch.clone(), &[]).root);
     assert_eq!(roots[0], roots[1]);
 }

@@ -305,7 +305,7 @@ impl Replica {
             key: None,
             outcalls: Vec::new(),
             agreed: None,
-            queries: self.tally.report(height),
+            queries: self.tally.report(height).map(Box::new),
         };
         let mut result = self.executor.execute(&batch, &[])?;
         self.shared.time.store(time.0, Ordering::Release);

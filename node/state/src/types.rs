@@ -227,7 +227,7 @@ pub struct Batch {
     /// The round in which the block before was agreed on, if there was one.
     pub agreed: Option<AgreedRound>,
     /// Queries that the block's maker counted, in few blocks.
-    pub queries: Option<QueryReport>,
+    pub queries: Option<Box<QueryReport>>,
 }
 
 /// Who holds the subnet's key. Kept with the state for whoever takes the state over; execution

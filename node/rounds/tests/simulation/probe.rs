@@ -75,7 +75,7 @@ impl<R: Audited> Observer<R> for Probe {
         if *found.queries.entry(height).or_insert(audit.queries) != audit.queries {
             found.failures.push(format!("two sums of queries at height {height}"));
         }
-        if batch.queries.as_ref().is_some_and(reports::is_lie) {
+        if batch.queries.as_deref().is_some_and(reports::is_lie) {
             found.failures.push(format!("block {height} reports queries in another's name"));
         }
         found.calls.entry(height).or_insert(audit.answered);
