@@ -131,6 +131,12 @@ pub(crate) fn samples() -> (u64, Vec<(&'static str, Vec<u8>)>) {
         effective_canister_id: ic_principal::Principal::from_slice(&[1, 2, 3]),
         envelope: vec![5; 300].into(),
     };
+    let counts = state::QueryCounts {
+        calls: 10,
+        instructions: 11 << 40,
+        request_bytes: 12,
+        response_bytes: 13,
+    };
     let block = FinalisedBlock {
         height: Height(0x0102_0304),
         time: state::Time(77),
@@ -138,6 +144,10 @@ pub(crate) fn samples() -> (u64, Vec<(&'static str, Vec<u8>)>) {
         ingress: vec![signed.clone(), signed],
         key: None,
         agreed: Some(state::AgreedRound { epoch: 3, view: 700 }),
+        queries: Some(Box::new(state::QueryReport {
+            node: ic_principal::Principal::from_slice(&[7, 8]),
+            canisters: vec![(ic_principal::Principal::from_slice(&[9]), counts)],
+        })),
     };
     let fault =
         Fault { canister_id: ic_principal::Principal::from_slice(&[4, 5, 6]), ordinal: 500 };

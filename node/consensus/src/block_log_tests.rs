@@ -16,6 +16,7 @@ fn block(height: u64) -> FinalisedBlock {
         ingress: vec![],
         key: None,
         agreed: None,
+        queries: None,
     }
 }
 

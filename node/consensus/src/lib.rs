@@ -35,7 +35,8 @@ pub use outcalls::{OpenOutcall, Outcalls};
 pub use pool::{HELD_FOR, IngressPool, NextHeld, PoolRefusal, PoolStatus, Submitted, TakenCall};
 pub use replay::LogReplay;
 pub use seam::{
-    Consensus, ConsensusError, Demand, FinalisedBatch, FinalisedBlock, Recorded, Step, Wiring,
+    Consensus, ConsensusError, CountedQueries, Demand, FinalisedBatch, FinalisedBlock, Recorded,
+    Step, Wiring,
 };
 pub use single::{RandomSource, SingleNode, SystemClock, SystemRandom, WallClock};
 pub use state_sync::{

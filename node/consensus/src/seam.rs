@@ -6,7 +6,9 @@ use envelope::Envelopes;
 use futures::future::BoxFuture;
 use limits::ConsensusLimits;
 use serde::{Deserialize, Serialize};
-use state::{AgreedRound, Batch, Fault, Height, OutcallAnswer, SignedIngress, SubnetKey, Time};
+use state::{
+    AgreedRound, Batch, Fault, Height, OutcallAnswer, QueryReport, SignedIngress, SubnetKey, Time,
+};
 use thiserror::Error;
 
 use crate::{
@@ -39,6 +41,8 @@ pub struct FinalisedBlock {
     /// The round in which the block before was agreed on. None for a node alone, and in a subnet's
     /// first block.
     pub agreed: Option<AgreedRound>,
+    /// Queries that the block's maker counted, in few blocks.
+    pub queries: Option<Box<QueryReport>>,
 }
 
 impl FinalisedBlock {
@@ -61,6 +65,7 @@ impl FinalisedBlock {
             outcalls,
             key: self.key.clone(),
             agreed: self.agreed,
+            queries: self.queries.clone(),
         })
     }
 }
@@ -82,6 +87,14 @@ pub struct Wiring {
     pub states: Option<Arc<dyn StateServer>>,
     /// Where answers to outcalls come from. None: this node makes no requests, and the subnet none.
     pub outcalls: Option<Arc<Outcalls>>,
+    /// Queries that this node counted. None: it reports none.
+    pub queries: Option<Arc<dyn CountedQueries>>,
+}
+
+/// What this node counted of the queries that it answered.
+pub trait CountedQueries: Send + Sync {
+    /// What a block of this height may report of them, by its maker, that no executed block did.
+    fn report(&self, height: Height) -> Option<QueryReport>;
 }
 
 /// A batch that will not change any more.

@@ -24,8 +24,9 @@ use sha2::{Digest, Sha256};
 use state::{Fault, Height, Time};
 
 use crate::{
-    BlockLog, Certificate, Certifier, Consensus, ConsensusError, Demand, FinalisedBatch,
-    FinalisedBlock, IngressPool, Recorded, Step, Wiring, block_log::Replay, replay::was_recorded,
+    BlockLog, Certificate, Certifier, Consensus, ConsensusError, CountedQueries, Demand,
+    FinalisedBatch, FinalisedBlock, IngressPool, Recorded, Step, Wiring, block_log::Replay,
+    replay::was_recorded,
 };
 
 const RANDOMNESS_DOMAIN: &[u8] = b"\x11thimble-randomness";
@@ -80,6 +81,7 @@ pub struct SingleNode {
     random: Box<dyn RandomSource>,
     envelopes: Arc<dyn Envelopes>,
     limits: ConsensusLimits,
+    queries: Option<Arc<dyn CountedQueries>>,
     replay: Option<Replay>,
     /// Height of the last batch handed out.
     height: Height,
@@ -101,7 +103,7 @@ impl SingleNode {
     ) -> Result<Self, ConsensusError> {
         wiring.log.check_complete(resume_from)?;
         let replay = wiring.log.read_from(resume_from)?;
-        let Wiring { pool, log, clock, envelopes, limits, states: _, outcalls } = wiring;
+        let Wiring { pool, log, clock, envelopes, limits, states: _, outcalls, queries } = wiring;
         if let Some(outcalls) = outcalls {
             outcalls.decide_alone(pool.clone(), certifier.terms().clone());
         }
@@ -113,6 +115,7 @@ impl SingleNode {
             random,
             envelopes,
             limits,
+            queries,
             replay: Some(replay),
             height: resume_from,
             time,
@@ -226,13 +229,15 @@ impl SingleNode {
             self.limits.block_ingress_bytes,
             self.limits.block_ingress_messages,
         );
+        let height = Height(self.height.0 + 1);
         let block = FinalisedBlock {
-            height: Height(self.height.0 + 1),
+            height,
             time,
             randomness,
             ingress: calls.iter().map(|call| call.signed.clone()).collect(),
             key: None,
             agreed: None,
+            queries: self.queries.as_ref().and_then(|it| it.report(height)).map(Box::new),
         };
         if let Err(error) = self.log.append_block(&block) {
             self.pool.give_back(calls);
@@ -410,6 +415,7 @@ mod tests {
             limits: limits(),
             states: None,
             outcalls: None,
+            queries: None,
         };
         let certifier = Certifier::new(committee, share, 4);
         let node = SingleNode::new(wiring, certifier, (Height(resume), Time(0)), random).unwrap();

@@ -15,6 +15,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use ic_principal::Principal;
 use pages::PageStore;
 use sandbox::Sandbox;
 use state::{
@@ -29,6 +30,7 @@ use crate::config::{ExecutorConfig, FatalError, RoundResult, unwound};
 use crate::core::Core;
 use crate::pool::LanePool;
 use crate::query::QueryService;
+use crate::query_stats::{self, QueryTally};
 use crate::retry::{ExecutionPoint, RetryPolicy};
 use crate::round;
 
@@ -55,6 +57,7 @@ pub struct Executor {
     pub(crate) store: Arc<StateStore>,
     reader: CertifiedReader,
     queries: QueryService,
+    tally: Option<Arc<QueryTally>>,
     pool: LanePool,
     pub(crate) folder: Folder,
     pub(crate) manifests: ManifestWorker,
@@ -102,6 +105,7 @@ impl Executor {
         let manifests = ManifestWorker::start(Arc::clone(&store), snapshots.clone())?;
         let mut executor = Self {
             queries: QueryService::new(Arc::clone(&core), reader.clone()),
+            tally: None,
             core,
             store,
             reader,
@@ -190,6 +194,8 @@ impl Executor {
         };
         // Who holds the key from here on makes blocks from the next one on.
         self.state.subnet.node_metrics.note(batch.time, batch.agreed, nodes);
+        let members: Vec<_> = nodes.iter().map(|node| node.node_id).collect();
+        query_stats::account(&mut self.state, batch, &members, &self.core.limits().execution);
         if let Some(key) = &batch.key {
             self.state.subnet.key = Some(key.clone());
             self.take_key();
@@ -198,6 +204,9 @@ impl Executor {
         let (core, pool, state) = (&self.core, &self.pool, &mut self.state);
         let work = unwound(|| round::run(core, pool, state, batch.clone(), rejected))
             .map_err(|what| FatalError::Defect { height: batch.height.0, what })??;
+        if let Some(tally) = &self.tally {
+            tally.executed(batch);
+        }
         self.let_payloads_go();
         self.since_checkpoint.add(&work);
         self.advance_manifest(&work)?;
@@ -306,6 +315,16 @@ impl Executor {
     /// [`Executor::queries`].
     pub fn cache_queries(&mut self, pool: budget::Pool) {
         self.queries.cache_in(pool);
+    }
+
+    /// Counts queries of clients for `node`, which is this one. To be called before
+    /// [`Executor::queries`].
+    pub fn count_queries(&mut self, node: Principal) -> Arc<QueryTally> {
+        let limits = &self.core.limits().execution;
+        let tally = Arc::new(QueryTally::new(node, limits, self.height()));
+        self.queries.count_in(Arc::clone(&tally));
+        self.tally = Some(Arc::clone(&tally));
+        tally
     }
 
     /// Where queries are answered.

@@ -48,6 +48,7 @@ mod placement;
 mod pool;
 mod query;
 mod query_cache;
+mod query_stats;
 mod reject;
 mod retry;
 mod round;
@@ -60,6 +61,7 @@ pub use cycles::CostSchedule;
 pub use executor::Executor;
 pub use placement::Placement;
 pub use query::{NotTransformed, QueryReply, QueryRequest, QueryService};
+pub use query_stats::QueryTally;
 pub use retry::{
     ATTEMPTS_BEFORE_VERDICT, Closing, ExecutionPoint, Persistent, RetryPolicy, Trouble,
 };

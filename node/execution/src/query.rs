@@ -9,7 +9,7 @@
 //! A composite query is a small machine: its worker keeps the execution alive between its calls,
 //! this module evaluates each call and hands the answer to the kept execution. Depth, instructions
 //! over all calls, and wall time are bounded. Nothing here is deterministic, and nothing of it
-//! enters replicated state.
+//! enters replicated state, but for counts that members report ([`crate::query_stats`]).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -19,8 +19,8 @@ use budget::Pool;
 use ic_principal::Principal;
 use sandbox::{Call, CallbackKind, Entry, Lane, MessageLimits, Mount, Outcome, Request, Response};
 use state::{
-    CanisterId, CanisterState, CertifiedReader, CertifiedState, Height, Ingress, Memory, Reject,
-    SenderInfo, SharedCanister, Time,
+    CanisterId, CanisterState, CertifiedReader, CertifiedState, Height, Ingress, Memory,
+    QueryCounts, Reject, SenderInfo, SharedCanister, Time,
 };
 
 use crate::core::{Core, EnsureError};
@@ -28,6 +28,7 @@ use crate::machine::{Invocation, system_context};
 use crate::management;
 use crate::message::check_callable;
 use crate::query_cache::QueryCache;
+use crate::query_stats::QueryTally;
 use crate::reject;
 
 /// How long a query waits for a worker.
@@ -81,6 +82,8 @@ pub struct QueryService {
     reader: CertifiedReader,
     lanes: Arc<Lanes>,
     cache: Option<Arc<QueryCache>>,
+    /// Counts queries. None: nobody reports them.
+    tally: Option<Arc<QueryTally>>,
 }
 
 /// One query under way.
@@ -90,6 +93,10 @@ struct Session<'a> {
     lane: usize,
     root: CanisterId,
     instructions: u64,
+    /// Of them, those of methods whose evaluation is over, counted for their canisters.
+    counted: u64,
+    /// None: what it evaluates is not counted.
+    tally: Option<&'a QueryTally>,
     until: Instant,
     /// Whether another height would see the same: nothing of this one was read, nobody else was
     /// asked.
@@ -111,7 +118,12 @@ impl QueryService {
     pub(crate) fn new(core: Arc<Core>, reader: CertifiedReader) -> Self {
         let limits = &core.limits().execution;
         let lanes = Arc::new(Lanes::new(limits.query_threads, limits.query_threads_per_canister));
-        Self { core, reader, lanes, cache: None }
+        Self { core, reader, lanes, cache: None, tally: None }
+    }
+
+    /// Counts the queries of clients from here on.
+    pub(crate) fn count_in(&mut self, tally: Arc<QueryTally>) {
+        self.tally = Some(tally);
     }
 
     /// Keeps replies, as many as `pool` has room for.
@@ -154,12 +166,23 @@ impl QueryService {
             Some((cache, QueryCache::key(request)?, canister))
         });
         if let Some((cache, key, canister)) = &asked_before
-            && let Some(reply) = cache.get(key, canister)
+            && let Some((reply, instructions)) = cache.get(key, canister)
         {
+            if let Some(tally) = &self.tally {
+                // Whether it was kept is this node's affair: it counts as if it had run.
+                let counts = QueryCounts {
+                    calls: 1,
+                    instructions,
+                    request_bytes: request.arg.len() as u64,
+                    response_bytes: reply.len() as u64,
+                };
+                tally.count(&request.canister_id, &counts);
+            }
             return Ok(QueryReply { bytes: reply.to_vec(), height, time, instructions: 0 });
         }
         let permit = self.lanes.acquire(request.canister_id)?;
         let mut session = Session::new(&self.core, &state, permit.lane, request.canister_id);
+        session.tally = self.tally.as_deref();
         let asked = Asked {
             caller: request.sender,
             caller_info: request.sender_info.clone(),
@@ -171,7 +194,7 @@ impl QueryService {
         if let Some((cache, key, canister)) = &asked_before
             && session.repeatable
         {
-            cache.put(*key, canister, &bytes);
+            cache.put(*key, canister, (&bytes, session.instructions));
         }
         Ok(QueryReply { bytes, height, time, instructions: session.instructions })
     }
@@ -341,14 +364,43 @@ impl<'a> Session<'a> {
             lane,
             root,
             instructions: 0,
+            counted: 0,
+            tally: None,
             until: Instant::now() + WALL,
             repeatable: true,
             died: false,
         }
     }
 
-    /// Evaluates a query or composite query and the calls it makes.
+    /// Evaluates a query or composite query and the calls it makes, and counts each for its
+    /// canister. What began no execution does not count: there is no such method, the canister is
+    /// stopped or cannot pay, this machine is in trouble.
     fn evaluate(&mut self, asked: Asked, depth: u64) -> Result<Vec<u8>, Reject> {
+        let (id, request_bytes) = (asked.canister_id, asked.arg.len() as u64);
+        let (before, counted) = (self.instructions, self.counted);
+        let mut began = false;
+        let result = self.evaluate_method(asked, depth, &mut began);
+        let all = self.instructions - before;
+        // Those of methods that it called were counted for their canisters.
+        let own = all - (self.counted - counted);
+        self.counted = counted + all;
+        if let Some(tally) = self.tally.filter(|_| began) {
+            let response_bytes = match &result {
+                Ok(bytes) => bytes.len(),
+                Err(reject) => reject.message.len(),
+            } as u64;
+            let counts = QueryCounts { calls: 1, instructions: own, request_bytes, response_bytes };
+            tally.count(&id, &counts);
+        }
+        result
+    }
+
+    fn evaluate_method(
+        &mut self,
+        asked: Asked,
+        depth: u64,
+        began: &mut bool,
+    ) -> Result<Vec<u8>, Reject> {
         let id = asked.canister_id;
         let canister = self.state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))?;
         check_callable(self.core, &canister)?;
@@ -374,6 +426,7 @@ impl<'a> Session<'a> {
         };
         let callback_base = Invocation { arg: Vec::new(), ..invocation.clone() };
         let outcome = self.execute(&canister, invocation, certificate, None)?;
+        *began = true;
         let token = outcome.keep_token;
         let result = if composite {
             self.drive(&canister, callback_base, outcome, depth)

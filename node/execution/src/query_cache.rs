@@ -49,6 +49,8 @@ struct Inner {
 struct Entry {
     canister: Weak<CanisterState>,
     reply: Arc<[u8]>,
+    /// What it took to evaluate it.
+    instructions: u64,
     used: u64,
     _reservation: Reservation,
 }
@@ -76,8 +78,8 @@ impl QueryCache {
         Some(hash.finalize().into())
     }
 
-    /// The reply to the same query of the same state.
-    pub(crate) fn get(&self, key: &Key, canister: &SharedCanister) -> Option<Arc<[u8]>> {
+    /// The reply to the same query of the same state, and the instructions that it once took.
+    pub(crate) fn get(&self, key: &Key, canister: &SharedCanister) -> Option<(Arc<[u8]>, u64)> {
         let mut inner = self.lock();
         let found = inner.touch(key, canister);
         let counter = if found.is_some() { &self.hits } else { &self.misses };
@@ -86,7 +88,12 @@ impl QueryCache {
     }
 
     /// Keeps a reply if there is room, or room can be made.
-    pub(crate) fn put(&self, key: Key, canister: &SharedCanister, reply: &[u8]) {
+    pub(crate) fn put(
+        &self,
+        key: Key,
+        canister: &SharedCanister,
+        (reply, instructions): (&[u8], u64),
+    ) {
         let bytes = ENTRY_BYTES + reply.len() as u64;
         if bytes > self.pool.cap_bytes() / ENTRY_SHARE {
             return;
@@ -111,6 +118,7 @@ impl QueryCache {
         let entry = Entry {
             canister: Arc::downgrade(canister),
             reply: reply.into(),
+            instructions,
             used,
             _reservation: reservation,
         };
@@ -138,7 +146,7 @@ impl Inner {
         self.tick
     }
 
-    fn touch(&mut self, key: &Key, canister: &SharedCanister) -> Option<Arc<[u8]>> {
+    fn touch(&mut self, key: &Key, canister: &SharedCanister) -> Option<(Arc<[u8]>, u64)> {
         let current = Arc::as_ptr(canister);
         if !std::ptr::eq(self.entries.get(key)?.canister.as_ptr(), current) {
             self.remove(key);
@@ -149,7 +157,7 @@ impl Inner {
         self.order.remove(&entry.used);
         self.order.insert(tick, *key);
         entry.used = tick;
-        Some(Arc::clone(&entry.reply))
+        Some((Arc::clone(&entry.reply), entry.instructions))
     }
 
     fn remove(&mut self, key: &Key) {
@@ -184,8 +192,9 @@ mod tests {
     fn a_reply_is_good_while_the_state_is_the_same() {
         let cache = QueryCache::new(Pool::standalone("query_cache", 1 << 20));
         let mut canister = canister();
-        cache.put(key(1), &canister, b"one");
-        assert_eq!(cache.get(&key(1), &canister).as_deref(), Some(&b"one"[..]));
+        cache.put(key(1), &canister, (b"one", 77));
+        let (reply, instructions) = cache.get(&key(1), &canister).expect("it is kept");
+        assert_eq!((&reply[..], instructions), (&b"one"[..], 77));
         assert_eq!(cache.get(&key(2), &canister), None);
         // Whether it is copied or, being the only one, changed in place: it is another state.
         Arc::make_mut(&mut canister).status = state::CanisterStatus::Stopped;
@@ -198,10 +207,10 @@ mod tests {
         let pool = Pool::standalone("query_cache", 64 << 10);
         let cache = QueryCache::new(pool.clone());
         let canister = canister();
-        cache.put(key(0), &canister, &[0; 60 << 10]);
+        cache.put(key(0), &canister, (&[0; 60 << 10], 0));
         assert_eq!(pool.used_bytes(), 0, "larger than its share");
         for n in 0..40 {
-            cache.put(key(n), &canister, &[n; 1 << 10]);
+            cache.put(key(n), &canister, (&[n; 1 << 10], 0));
             assert!(cache.get(&key(0), &canister).is_some(), "in use all the time");
         }
         assert!(cache.get(&key(1), &canister).is_none());

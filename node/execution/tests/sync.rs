@@ -314,6 +314,7 @@ fn a_batch_is_not_executed_over_a_state_that_is_owed_a_manifest() {
             outcalls: vec![],
             key: None,
             agreed: None,
+            queries: None,
         };
         match node.executor.execute(&next, &[]) {
             Ok(result) => {

@@ -140,6 +140,12 @@ impl Limits {
             "each level keeps an instance",
         );
 
+        rules.at_least(limit!(self.execution.query_stats_period_rounds), 1, "a period has rounds");
+        rules.at_most(
+            limit!(self.execution.query_stats_canisters),
+            5_000,
+            "the first round of a period looks at all that members reported",
+        );
         let message = limit!(self.execution.instructions_per_message);
         rules.at_least(limit!(self.execution.instructions_per_slice), 1, "nothing could run");
         rules.at_least(limit!(self.execution.instructions_per_inspect), 1, "nothing could run");

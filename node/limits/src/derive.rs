@@ -627,6 +627,8 @@ fn execution(memory: u64) -> ExecutionLimits {
         heap_delta_bytes_per_canister_round: scale::DELTA_PER_CANISTER_ROUND.bytes_at(memory),
         composite_query_depth: 6,
         query_cache_bytes: scale::QUERY_CACHE.bytes_at(memory),
+        query_stats_period_rounds: 600,
+        query_stats_canisters: 1_000,
         reject_guaranteed_response_calls: false,
     }
 }

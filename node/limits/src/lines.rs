@@ -41,6 +41,11 @@ pub const OUTCALL_CONTEXT_BYTES: u64 = 8 << 10;
 pub const OUTCALL_BESIDE_BYTES: u64 = 256 << 10;
 /// What a reply of a canister has beside what counts as its payload.
 pub const HTTP_REPLY_BESIDE_BYTES: u64 = 64 << 10;
+/// Queries of one canister in the table of those that were counted: an entry of an ordered map that
+/// may be half full.
+const QUERY_COUNTS_BYTES: u64 = 128;
+/// Members of a subnet at most.
+const MEMBERS_MAX: u64 = 64;
 /// One certificate with its tree.
 pub const CERTIFICATE_BYTES: u64 = 8 << 10;
 /// One entry of the page index, at worst one per page of delta: an entry of the ordered map, and
@@ -455,6 +460,15 @@ impl Limits {
                 "replies of queries whose canister did not change",
             ),
             line(
+                "query_stats",
+                execution.query_stats_canisters.saturating_mul(2 * QUERY_COUNTS_BYTES),
+                "execution",
+                Fixed,
+                times(2 * execution.query_stats_canisters, QUERY_COUNTS_BYTES),
+                "queries that were counted in the period that runs, and those that are being \
+                 reported",
+            ),
+            line(
                 "mapped_state",
                 sandbox.resident_floor_bytes,
                 "sandbox",
@@ -529,16 +543,18 @@ impl Limits {
                 (held / HEAP_GAPS_PART)
                     .saturating_add(old_messages)
                     .saturating_add(ROUND_PAYLOAD_BYTES)
-                    .saturating_add(HEAP_REST_BYTES),
+                    .saturating_add(HEAP_REST_BYTES)
+                    .saturating_add(self.query_report_bytes()),
                 format!(
-                    "{}, a part in {HEAP_GAPS_PART} of the other four, {}, {}",
+                    "{}, a part in {HEAP_GAPS_PART} of the other four, {}, {}, {}",
                     times(HEAP_PER_MESSAGE_BYTE - 1, guaranteed),
                     format_size(ROUND_PAYLOAD_BYTES),
-                    format_size(HEAP_REST_BYTES)
+                    format_size(HEAP_REST_BYTES),
+                    format_size(self.query_report_bytes())
                 ),
                 "messages with guaranteed responses that older states hold, gaps between those \
-                 five in the heap on disk, payloads before they are in files, and indexes over the \
-                 canisters",
+                 five in the heap on disk, payloads before they are in files, indexes over the \
+                 canisters, and what members report of queries",
             ),
         ]
     }
@@ -771,6 +787,13 @@ impl Limits {
         )
     }
 
+    /// What all members may have reported of queries in a period.
+    fn query_report_bytes(&self) -> u64 {
+        let members = if self.pages.states_on_disk > 1 { MEMBERS_MAX } else { 1 };
+        let canisters = self.execution.query_stats_canisters.saturating_mul(members);
+        canisters.saturating_mul(QUERY_COUNTS_BYTES)
+    }
+
     /// What the records of one checkpoint come to, however full all pools are, beside messages with
     /// guaranteed responses.
     fn records_bytes(&self) -> u64 {
@@ -779,6 +802,7 @@ impl Limits {
             self.subnet.ingress_history_bytes,
             self.subnet.wasm_custom_sections_bytes,
             self.subnet.canister_metadata_bytes,
+            self.query_report_bytes(),
         ]
         .into_iter()
         .fold(0, u64::saturating_add)

@@ -105,6 +105,15 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ("execution.composite_query_depth", "each level keeps an instance in the query worker"),
     ("execution.query_cache_bytes", "answers repeated queries without running them"),
     (
+        "execution.query_stats_period_rounds",
+        "as the public network: ten minutes where nothing runs",
+    ),
+    (
+        "execution.query_stats_canisters",
+        "of each member, in the state until the next period; queries of further canisters are not \
+         counted in that period; 0: none are",
+    ),
+    (
         "execution.reject_guaranteed_response_calls",
         "an option for subnets that must not promise memory; off",
     ),

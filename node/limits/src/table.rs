@@ -200,6 +200,11 @@ pub struct ExecutionLimits {
     pub composite_query_depth: u64,
     /// Query replies cached.
     pub query_cache_bytes: u64,
+    /// Rounds of a period: queries that members counted in one are a part of canisters' totals two
+    /// periods later.
+    pub query_stats_period_rounds: u64,
+    /// Canisters whose queries a member counts in a period.
+    pub query_stats_canisters: u64,
     /// Refuse calls with guaranteed responses at the System API.
     pub reject_guaranteed_response_calls: bool,
 }

@@ -53,6 +53,9 @@ pub(crate) const STABLE_ANSWER_TIMES: u64 = 3;
 pub(crate) const GATEWAYS_MAX: usize = 64;
 /// Connections to the server.
 pub(crate) const CONNECTIONS: u64 = 512;
+/// Rounds after which an instance closes what it counted of queries, as PocketIC's own server does:
+/// tests have few rounds.
+const QUERY_STATS_PERIOD_ROUNDS: u64 = 60;
 /// Cache of the records' store of one instance.
 pub(crate) const RECORDS_CACHE_BYTES: u64 = 256 << 10;
 
@@ -98,6 +101,7 @@ impl Bounds {
         // Their memory is a pool beside the sheet, of the same size in every budget.
         let nano = Limits::preset("nano")?.outcalls;
         limits.outcalls = OutcallLimits { open_bytes: OUTCALLS_OPEN_BYTES, bytes: 0, ..nano };
+        limits.execution.query_stats_period_rounds = QUERY_STATS_PERIOD_ROUNDS;
         let ledger = limits.ledger()?;
         let instances = Pool::standalone("instances", instances);
         let bodies = Pool::standalone("bodies", BODIES_BYTES);

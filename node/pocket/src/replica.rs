@@ -19,7 +19,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use execution::{
-    Closing, Executor, ExecutorConfig, QueryService, RetryPolicy, RoundResult, Trouble,
+    Closing, Executor, ExecutorConfig, QueryService, QueryTally, RetryPolicy, RoundResult, Trouble,
 };
 use gateway::Waiters;
 use ic_principal::Principal;
@@ -156,6 +156,7 @@ impl RetryPolicy for Patience {
 /// See the module.
 pub(crate) struct Replica {
     executor: Executor,
+    tally: Arc<QueryTally>,
     keys: SubnetKeys,
     root_seed: [u8; 32],
     shared: Shared,
@@ -223,10 +224,12 @@ impl Replica {
             placement: Some(shared.subnets.clone()),
         };
         let patience = Arc::new(Patience(shared.closing.clone()));
-        let executor =
+        let mut executor =
             Executor::open(config, Arc::new(sandbox), Arc::new(pages), store, blobs, patience)?;
+        let tally = executor.count_queries(keys.node_info().node_id);
         Ok(Self {
             executor,
+            tally,
             keys,
             root_seed,
             shared,
@@ -321,6 +324,7 @@ impl Replica {
             key: None,
             outcalls,
             agreed: None,
+            queries: self.tally.report(height).map(Box::new),
         };
         let mut result = self.executor.execute(&batch, &[])?;
         drop(answers);

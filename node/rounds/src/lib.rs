@@ -45,4 +45,4 @@ pub use driver::{Driver, Ended, Settings};
 pub use error::RoundError;
 pub use observer::{Observer, Round};
 pub use replica::{BeginError, Installation, Installer, Offered, Replica, Room};
-pub use states::States;
+pub use states::{Counted, States};

@@ -1,10 +1,10 @@
-//! This node's state, shown to others.
+//! This node's state, shown to others, and what it counted, put into its blocks.
 
-use std::any::Any;
+use std::{any::Any, sync::Arc};
 
-use consensus::StateServer;
-use execution::Executor;
-use state::{CertifiedReader, ChunkId, Height, ManifestClaim};
+use consensus::{CountedQueries, StateServer};
+use execution::{Executor, QueryTally};
+use state::{CertifiedReader, ChunkId, Height, ManifestClaim, QueryReport};
 use statesync::SnapshotSource;
 
 /// The snapshots of an executor, as consensus serves them.
@@ -42,5 +42,14 @@ impl StateServer for States {
 
     fn read_offer(&self, certificate: &[u8]) -> Option<ManifestClaim> {
         ManifestClaim::read(certificate)
+    }
+}
+
+/// Queries that an executor counted, as blocks report them.
+pub struct Counted(pub Arc<QueryTally>);
+
+impl CountedQueries for Counted {
+    fn report(&self, height: Height) -> Option<QueryReport> {
+        self.0.report(height)
     }
 }

@@ -139,6 +139,7 @@ impl Consensus for Batches {
                 outcalls: vec![],
                 key: None,
                 agreed: None,
+                queries: None,
             };
             Ok(Step::Execute(FinalisedBatch { batch, recorded: None }))
         })

@@ -18,7 +18,7 @@ use crate::tree::Digest;
 use crate::{
     CallTable, CanisterId, CanisterLog, CanisterSnapshots, ChangeHistory, Consumption,
     CustomSection, Cycles, Global, InputQueues, MESSAGE_OVERHEAD_BYTES, ModuleGlobal, ModuleHash,
-    ModuleInfo, Origin, PausedMessage, Shared, Time, heap,
+    ModuleInfo, Origin, PausedMessage, QueryTotals, Shared, Time, heap,
 };
 
 /// Bytes of a Wasm page.
@@ -266,6 +266,8 @@ pub struct CanisterState {
     pub charged_until: Time,
     /// What was spent.
     pub consumption: Consumption,
+    /// What its queries came to.
+    pub query_totals: QueryTotals,
 
     // Messages.
     /// What waits for it.
@@ -315,6 +317,7 @@ impl CanisterState {
             reserved_cycles: 0,
             charged_until: now,
             consumption: Consumption::default(),
+            query_totals: QueryTotals::default(),
             queues: InputQueues::default(),
             calls: CallTable::default(),
             delta_debit: 0,
@@ -506,7 +509,7 @@ mod tests {
     use super::*;
     use crate::{
         CallRequest, CallResponse, Callback, CallbackId, Change, ChangeDetails, ChangeOrigin,
-        Hooks, Payload,
+        Hooks, Payload, QueryCounts, QueryReport,
     };
     use crate::{CanisterSnapshot, SnapshotMemory, SnapshotModule, SnapshotSource};
 
@@ -548,7 +551,7 @@ mod tests {
         }
     }
 
-    const PINNED: &str = "bb527d087a509f807d40e6b2b5fcb589";
+    const PINNED: &str = "53a445623d0b405827a274095905ae2c";
 
     /// Everything that a record of a canister can have, in values that are not defaults.
     #[expect(clippy::too_many_lines, reason = "one story, told in order")]
@@ -679,6 +682,8 @@ mod tests {
             })],
         });
         canister.released = 33;
+        canister.query_totals =
+            QueryTotals { calls: 66, instructions: 67, request_bytes: 68, response_bytes: 1 << 70 };
         canister.hook_turn = HookTurn::Message;
         canister
     }
@@ -715,6 +720,13 @@ mod tests {
             node: Some(Principal::from_slice(&[17])),
             height: crate::Height(18),
         });
+        let mut query_reports = crate::QueryReports::default();
+        let node = Principal::from_slice(&[19]);
+        query_reports.begin(20, &[node]);
+        let counts =
+            QueryCounts { calls: 21, instructions: 22, request_bytes: 23, response_bytes: 24 };
+        let report = QueryReport { node, canisters: vec![(Principal::from_slice(&[25]), counts)] };
+        query_reports.take(&report, &[node], 1);
         let subnet = crate::SubnetState {
             height: crate::Height(1),
             time: Time(2),
@@ -735,6 +747,7 @@ mod tests {
             }]
             .into(),
             outcalls,
+            query_reports,
             ..crate::SubnetState::default()
         };
         let samples = [

@@ -23,8 +23,8 @@ use crate::paused::PausedIndex;
 use crate::{
     CanisterId, CanisterState, CanisterStatus, Consumption, Cycles, CyclesTotal, Height,
     IngressHistory, LowMemoryHook, MESSAGE_OVERHEAD_BYTES, ManifestClock, MerkleMap, ModuleHash,
-    NodeMetrics, Origin, Outcalls, PausedMessage, Shared, StoredPayload, SubnetKey, Time,
-    WaitingMessage, heap,
+    NodeMetrics, Origin, Outcalls, PausedMessage, QueryReports, Shared, StoredPayload, SubnetKey,
+    Time, WaitingMessage, heap,
 };
 
 /// A call to the management canister, waiting its turn.
@@ -107,6 +107,8 @@ pub struct SubnetState {
     pub node_metrics: NodeMetrics,
     /// Who holds the subnet's key; none while it is who came out of the ceremony.
     pub key: Option<SubnetKey>,
+    /// What members reported of queries and no canister's totals have yet.
+    pub query_reports: QueryReports,
 }
 
 /// What the indexes know of one canister.

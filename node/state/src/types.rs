@@ -9,7 +9,7 @@ use ic_principal::Principal;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::{AgreedRound, NodeInfo, OutcallAnswer};
+use crate::{AgreedRound, NodeInfo, OutcallAnswer, QueryReport};
 
 /// Number of a block, of the batch made from it, and of the state after it. Genesis is 0; the first
 /// batch is 1.
@@ -226,6 +226,8 @@ pub struct Batch {
     pub key: Option<SubnetKey>,
     /// The round in which the block before was agreed on, if there was one.
     pub agreed: Option<AgreedRound>,
+    /// Queries that the block's maker counted, in few blocks.
+    pub queries: Option<Box<QueryReport>>,
 }
 
 /// Who holds the subnet's key. Kept with the state for whoever takes the state over; execution

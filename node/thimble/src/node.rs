@@ -11,8 +11,8 @@ use std::{
 use anyhow::{Context, Result, bail};
 use budget::{Ledger, Pool, cgroup::Cgroup};
 use consensus::{
-    BlockLog, Certifier, Consensus, IngressPool, LogReplay, SingleNode, Subnet, SubnetConfig,
-    SystemClock, SystemRandom, Wiring,
+    BlockLog, Certifier, Consensus, CountedQueries, IngressPool, LogReplay, SingleNode, Subnet,
+    SubnetConfig, SystemClock, SystemRandom, Wiring,
 };
 use envelope::CallVerifier;
 use execution::{Executor, ExecutorConfig, QueryService};
@@ -22,7 +22,7 @@ use memory::FileHeap;
 use nidkg::EngineConfig;
 use pages::PageStore;
 use prometheus_client::registry::Registry;
-use rounds::{Driver, Ended, MachineClock, Settings, States, Volume};
+use rounds::{Counted, Driver, Ended, MachineClock, Settings, States, Volume};
 use sandbox::{Budgeted, ModuleSource, SandboxConfig, Stored, Uploaded};
 use state::{
     BlobStore, CanisterId, Height, ModuleHash, StateStore, SubnetInfo, SubnetKey, SubnetType, Time,
@@ -367,6 +367,10 @@ fn open(
         retry,
     )?;
     executor.cache_queries(named(pool::QUERY_CACHE)?);
+    let queries: Option<Arc<dyn CountedQueries>> = match role {
+        Role::Member => Some(Arc::new(Counted(executor.count_queries(keys.node_id())))),
+        Role::Replay | Role::Copy { .. } => None,
+    };
     let (log, recovered_at) = open_log(data, &executor)?;
     let outcalls = match role {
         Role::Member => outcalls::open(config, &executor, named(pool::OUTCALLS)?, keys.node_id())?,
@@ -380,6 +384,7 @@ fn open(
         limits: limits.consensus.clone(),
         states: Some(Arc::new(States::of(&executor))),
         outcalls: outcalls.as_ref().map(|outcalls| outcalls.agreed.clone()),
+        queries,
     };
     let height = executor.height();
     let (consensus, subnet): (Box<dyn Consensus>, _) = match &role {

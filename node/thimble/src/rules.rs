@@ -243,6 +243,7 @@ mod tests {
             ingress: vec![],
             key: None,
             agreed: None,
+            queries: None,
         };
         BlockLog::open(&data.join("blocks"), SEGMENT_BYTES).unwrap().append_block(&block).unwrap();
     }

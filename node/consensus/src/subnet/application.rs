@@ -8,12 +8,13 @@
 //!
 //! Judging. A block is voted for when its time lies after its parent's and not beyond this node's
 //! clock and drift, its seed is the one of the parent's round, the lengths it names fit a block
-//! together, and its calls are there, were signed by their senders and are valid at its time. A
-//! refusal is for good, and a function of what all nodes have alike: the block, its parent, the
-//! envelopes it names by their digests, limits that members compare. What is a matter of this node
-//! (calls under way, its clock, its execution, its disk) is waited for, until the engine gives the
-//! round up. A call that an ancestor names too is passed over when it is executed, and no
-//! reason against a block: which ancestors a node still has to execute is its own affair.
+//! together, its calls are there, were signed by their senders and are valid at its time, and what
+//! it reports of queries is in its maker's name. A refusal is for good, and a function of what all
+//! nodes have alike: the block, its parent, the envelopes it names by their digests, limits that
+//! members compare. What is a matter of this node (calls under way, its clock, its execution, its
+//! disk) is waited for, until the engine gives the round up. A call that an ancestor names too is
+//! passed over when it is executed, and no reason against a block: which ancestors a node still has
+//! to execute is its own affair.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -34,6 +35,7 @@ use commonware_utils::{
     channel::mpsc::{self, error::TrySendError},
 };
 use futures::StreamExt as _;
+use ic_principal::Principal;
 use limits::ConsensusLimits;
 use rand_core::CryptoRng;
 use state::{Height, IngressId, Time};
@@ -43,10 +45,11 @@ use super::{
     calls::{Calls, Gathered, NotKept},
     engine::PENDING_MAX,
     published::{Driven, Published, changed},
+    queries::{self, Report},
     resharing::Resharing,
     scheme::{Scheme, Seed, Seeded as _},
 };
-use crate::{IngressPool, WallClock};
+use crate::{CountedQueries, IngressPool, WallClock};
 
 /// How long a proposal waits for execution before it declines. Declining hands the lead on at once,
 /// so lagging nodes would pass it round in circles.
@@ -65,6 +68,17 @@ fn span(now: Time, then: Time) -> Duration {
     Duration::from_nanos(then.0.saturating_sub(now.0))
 }
 
+/// What blocks hold that are agreed on and not executed.
+#[derive(Default)]
+struct Taken {
+    /// The calls they name.
+    calls: BTreeSet<IngressId>,
+    /// What they carry for the subnet's key.
+    payloads: Vec<(EngineHeight, KeyPayload)>,
+    /// Whose reports of queries they carry.
+    reporters: BTreeSet<Principal>,
+}
+
 /// See the module.
 #[derive(Clone)]
 pub(super) struct Application<S> {
@@ -81,6 +95,8 @@ pub(super) struct Application<S> {
     pub(super) finalised: mpsc::Sender<(Digested<Block>, Exact)>,
     /// Block times go by it.
     pub(super) clock: Arc<dyn WallClock>,
+    /// Queries that this node counted.
+    pub(super) queries: Option<Arc<dyn CountedQueries>>,
 }
 
 impl<S: Sender<PublicKey = PublicKey>> Application<S> {
@@ -104,18 +120,13 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         }
     }
 
-    /// What ancestors hold that are not executed: the calls they name, and what they carry for the
-    /// key.
-    async fn taken(
-        &self,
-        parent: &Block,
-        mut ancestors: impl Ancestry<Block>,
-    ) -> (BTreeSet<IngressId>, Vec<(EngineHeight, KeyPayload)>) {
-        let mut taken = BTreeSet::new();
-        let mut payloads = Vec::new();
+    /// What ancestors hold that are not executed.
+    async fn taken(&self, parent: &Block, mut ancestors: impl Ancestry<Block>) -> Taken {
+        let mut taken = Taken::default();
         let mut take = |block: &Block| {
-            taken.extend(block.ingress.iter().map(|name| name.id));
-            payloads.extend(block.payload.clone().map(|payload| (block.height, payload)));
+            taken.calls.extend(block.ingress.iter().map(|name| name.id));
+            taken.payloads.extend(block.payload.clone().map(|payload| (block.height, payload)));
+            taken.reporters.extend(block.queries.as_ref().map(|report| report.0.node));
         };
         take(parent);
         let executed = self.published.driven.borrow().executed;
@@ -127,8 +138,18 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
             }
             take(block.inner());
         }
-        self.published.add_unexecuted(executed, &mut taken);
-        (taken, payloads)
+        self.published.add_unexecuted(executed, &mut taken.calls);
+        taken
+    }
+
+    /// What a block of this node's reports of queries. Nothing while an earlier report may be
+    /// executed yet: what it has would be in both.
+    fn query_report(&self, height: EngineHeight, taken: &Taken) -> Option<Report> {
+        if self.resharing.is_last(height) {
+            return None;
+        }
+        let report = self.queries.as_ref()?.report(Height(height.get()))?;
+        (!taken.reporters.contains(&report.node)).then_some(Report(report))
     }
 
     /// Whether a block is due before the idle interval is over.
@@ -266,6 +287,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         // Of the names alone: whatever envelopes this node was sent, and before anything is
         // fetched.
         block.check_names(&self.names)?;
+        queries::judge(&self.resharing, (context.round.epoch(), &context.leader), block)?;
         // Who executes slowly does not help the chain away from itself; so the shares of state
         // roots come from 2f+1 nodes that are close together.
         self.kept_up().await;
@@ -310,7 +332,7 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
         }
         let (seed, opening) =
             self.seed_for(&clock, context.round, context.parent.0, parent.inner()).await?;
-        let (taken, payloads) = self.taken(parent.inner(), ancestry).await;
+        let taken = self.taken(parent.inner(), ancestry).await;
         let idle = Duration::from_millis(self.limits.idle_round_millis);
         // A clock that is behind the others' does not make this node wait for longer.
         let latest = clock.current() + idle;
@@ -321,7 +343,7 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
             let now = self.clock.now();
             let idle_left = idle.saturating_sub(span(parent.inner().time, now));
             let left = latest.duration_since(clock.current()).unwrap_or_default().min(idle_left);
-            if left.is_zero() || self.has_work(&taken, now) {
+            if left.is_zero() || self.has_work(&taken.calls, now) {
                 break;
             }
             let timer = self.published.driven.borrow().demand.next_timer;
@@ -338,7 +360,7 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
             (now, time),
             self.limits.block_ingress_bytes,
             self.limits.block_ingress_messages,
-            &taken,
+            &taken.calls,
         );
         let height = parent.height().next();
         let calls: Option<Vec<_>> = ingress.iter().map(|name| self.calls.waiting(name)).collect();
@@ -355,9 +377,10 @@ impl<E: Clock + Spawner + CryptoRng, S: Sender<PublicKey = PublicKey>> Engine<E>
             }
             _ => Vec::new(),
         };
-        let payload = self.resharing.payload(height, &payloads);
-        let block =
-            Block { parent: parent.digest(), height, time, seed, opening, ingress, payload };
+        let payload = self.resharing.payload(height, &taken.payloads);
+        let queries = self.query_report(height, &taken);
+        let parent = parent.digest();
+        let block = Block { parent, height, time, seed, opening, ingress, payload, queries };
         Some(Digested::compute(block, &Sequential).await)
     }
 

@@ -17,7 +17,10 @@ use commonware_cryptography::{Digestible, Hasher, Sha256, sha256};
 use serde::{Deserialize, Serialize};
 use state::{INGRESS_OVERHEAD_BYTES, IngressId, Time};
 
-use super::scheme::{Scheme, Seed};
+use super::{
+    queries::Report,
+    scheme::{Scheme, Seed},
+};
 
 /// Names a block.
 pub(super) type Digest = sha256::Digest;
@@ -139,6 +142,8 @@ pub(super) struct Block {
     pub(super) ingress: Vec<CallName>,
     /// In most blocks none.
     pub(super) payload: Option<KeyPayload>,
+    /// What the block's maker counted of queries; in most blocks none.
+    pub(super) queries: Option<Report>,
 }
 
 impl Block {
@@ -152,6 +157,7 @@ impl Block {
             opening: None,
             ingress: Vec::new(),
             payload: None,
+            queries: None,
         }
     }
 
@@ -181,6 +187,7 @@ impl Write for Block {
         self.ingress.len().write(out);
         self.ingress.iter().for_each(|name| name.write(out));
         self.payload.write(out);
+        self.queries.write(out);
     }
 }
 
@@ -194,6 +201,7 @@ impl EncodeSize for Block {
             + self.ingress.len().encode_size()
             + self.ingress.iter().map(EncodeSize::encode_size).sum::<usize>()
             + self.payload.encode_size()
+            + self.queries.encode_size()
     }
 }
 
@@ -209,6 +217,7 @@ impl Read for Block {
             opening: Option::<Opening>::read_cfg(buf, &())?,
             ingress: Vec::<CallName>::read_range(buf, RangeCfg::from(0..=bounds.ingress))?,
             payload: Option::<KeyPayload>::read_cfg(buf, &bounds.payload)?,
+            queries: Option::<Report>::read(buf)?,
         })
     }
 }
@@ -294,6 +303,8 @@ impl BoundedBlock for Block {
             + u32::SIZE
             + 5
             + bounds.payload
+            + 1
+            + Report::BYTES_MAX
     }
 }
 

@@ -1,12 +1,15 @@
 //! The bytes of everything that members send each other or keep on disk, pinned.
 
 use commonware_codec::Encode as _;
-use state::{IngressId, Time};
+use ic_principal::Principal;
+use state::{IngressId, QueryCounts, QueryReport, Time};
 use testing::formats::check;
 
 use super::{
     block::{Block, CallName, KeyPayload},
-    calls, journal, outcalls, shares, state_sync, wire,
+    calls, journal, outcalls,
+    queries::Report,
+    shares, state_sync, wire,
 };
 use crate::block_log;
 
@@ -22,19 +25,23 @@ fn messages_between_members_have_the_bytes_of_their_version() {
 #[test]
 fn a_block_has_the_bytes_of_its_version() {
     let name = CallName { id: IngressId([6; 32]), digest: [7; 32], bytes: 70_000 };
+    let canister = Principal::from_slice(&[8, 9]);
+    let counts =
+        QueryCounts { calls: 1, instructions: 300, request_bytes: 1 << 40, response_bytes: 0 };
     let block = Block {
         ingress: vec![name],
         payload: Some(KeyPayload { leader: 3, bytes: vec![1, 2, 3].into() }),
+        queries: Some(Report(QueryReport { node: canister, canisters: vec![(canister, counts)] })),
         ..Block::genesis(b"subnet", Time(0x0102_0304))
     };
     let samples = [("block", block.encode().to_vec())];
-    check("a block", wire::VERSION, &samples, "05da9885b1871a11508794e6b1e50a71");
+    check("a block", wire::VERSION, &samples, "353d75cb00e3fd995af1641fef607639");
 }
 
 #[test]
 fn files_of_agreement_have_the_bytes_of_their_version() {
     let (version, samples) = block_log::samples();
-    check("the block log", version, &samples, "0e54733cba004a81874647eeb8bed92e");
+    check("the block log", version, &samples, "519e8b2ec1aecc9652f3efb15b81bfc9");
     let (version, samples) = journal::samples();
     check("the journal", version, &samples, "84909b78f903e3b0b605aa9cce6d8386");
 }

@@ -29,6 +29,7 @@ mod outcalls;
 mod peers;
 mod presence;
 mod published;
+mod queries;
 mod resharing;
 mod runtime;
 mod scheme;
@@ -88,8 +89,9 @@ pub use self::{
     runtime::{Attempt, Layer, Layered, Operation},
 };
 use crate::{
-    Certificate, Consensus, ConsensusError, Demand, Fetched, FinalisedBatch, FinalisedBlock,
-    IngressPool, Outcalls, Recorded, StateServer, Step, SyncProgress, WallClock, Want, Wiring,
+    Certificate, Consensus, ConsensusError, CountedQueries, Demand, Fetched, FinalisedBatch,
+    FinalisedBlock, IngressPool, Outcalls, Recorded, StateServer, Step, SyncProgress, WallClock,
+    Want, Wiring,
     block_log::Replay,
     certifier::{CertifyError, Terms},
     replay::was_recorded,
@@ -292,6 +294,7 @@ pub struct Engine {
     floor: Option<Floor>,
     clock: Arc<dyn WallClock>,
     outcalls: Option<Arc<Outcalls>>,
+    queries: Option<Arc<dyn CountedQueries>>,
 }
 
 impl Engine {
@@ -361,6 +364,7 @@ impl Engine {
             commands: self.commands,
             clock: self.clock,
             outcalls: self.outcalls,
+            queries: self.queries,
         }
     }
 }
@@ -383,7 +387,7 @@ impl Subnet {
         config: SubnetConfig,
         resume_from: Height,
     ) -> Result<(Self, Engine), StartError> {
-        let Wiring { pool, mut log, clock, envelopes, limits, states, outcalls } = wiring;
+        let Wiring { pool, mut log, clock, envelopes, limits, states, outcalls, queries } = wiring;
         log.check_complete(resume_from)?;
         let me = key::node_key(&config.node_secret)?.public_key();
         let namespace = namespace(&config.genesis);
@@ -491,6 +495,7 @@ impl Subnet {
             floor,
             clock,
             outcalls,
+            queries,
         };
         let subnet = Self {
             clients: Clients { pool, log, envelopes },

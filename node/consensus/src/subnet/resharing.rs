@@ -166,7 +166,8 @@ impl Resharing {
         self.inner.lock().boundary
     }
 
-    fn is_last(&self, height: EngineHeight) -> bool {
+    /// Whether it is the last block of its epoch.
+    pub(super) fn is_last(&self, height: EngineHeight) -> bool {
         self.epocher.containing(height).is_some_and(|bounds| bounds.last() == height)
     }
 

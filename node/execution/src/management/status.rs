@@ -32,7 +32,7 @@ fn snapshot_visibility(visibility: &Visibility) -> ic::SnapshotVisibility {
     }
 }
 
-/// Candid reply of `canister_status`; its query statistics are always 0.
+/// Candid reply of `canister_status`.
 pub(super) fn canister_status(core: &Core, canister: &CanisterState) -> Result<Vec<u8>, Reject> {
     let settings = &canister.settings;
     let usage = canister.memory_usage();
@@ -88,12 +88,11 @@ pub(super) fn canister_status(core: &Core, canister: &CanisterState) -> Result<V
             .costs
             .idle_burn_per_day(canister.memory_taken(), settings.compute_allocation)
             .into(),
-        // Queries leave no trace in replicated state.
         query_stats: ic::QueryStats {
-            num_calls_total: Nat::from(0u8),
-            num_instructions_total: Nat::from(0u8),
-            request_payload_bytes_total: Nat::from(0u8),
-            response_payload_bytes_total: Nat::from(0u8),
+            num_calls_total: canister.query_totals.calls.into(),
+            num_instructions_total: canister.query_totals.instructions.into(),
+            request_payload_bytes_total: canister.query_totals.request_bytes.into(),
+            response_payload_bytes_total: canister.query_totals.response_bytes.into(),
         },
     })
 }

@@ -304,6 +304,7 @@ impl Node {
             outcalls: std::mem::take(&mut self.answers),
             key: None,
             agreed: None,
+            queries: None,
         }
     }
 

@@ -63,6 +63,7 @@ mod net;
 mod operators;
 mod probe;
 mod real;
+mod reports;
 mod toy;
 
 /// Members at the beginning.
@@ -106,6 +107,8 @@ struct Outcome {
     left: u64,
     /// Writes that a full disk refused.
     refused: u64,
+    /// Queries that members reported and the state has in its totals.
+    queries: u128,
     /// Over every root and its height.
     roots: [u8; 32],
     audit: String,
@@ -147,6 +150,7 @@ fn simulate(seed: u64) -> Outcome {
         let liar = (twin.is_none() && rng.gen_bool(0.2)).then(|| rng.gen_range(0..NODES));
         if let Some(liar) = liar {
             net.members[liar].sends_lies.on.store(true, Ordering::Relaxed);
+            net.members[liar].false_reports.on.store(true, Ordering::Relaxed);
         }
         let faulty = twin.or(liar);
         let faulty_disk = faulty.is_none() && rng.gen_bool(0.25);
@@ -238,6 +242,7 @@ fn simulate(seed: u64) -> Outcome {
                 .iter()
                 .map(|member| member.trouble.refused.load(Ordering::Relaxed))
                 .sum(),
+            queries: found.queries.last_key_value().map_or(0, |(_, queries)| *queries),
             roots: Sha256::digest(postcard::to_stdvec(&found.roots).unwrap()).into(),
             audit: auditor.state(),
         }
@@ -454,6 +459,10 @@ fn every_history_ends_in_agreement_and_loses_nothing_acknowledged() {
     });
     let outcomes = outcomes.into_inner().unwrap();
     assert_eq!(outcomes.len() as u64, seeds);
+    assert!(
+        seeds < 4 || outcomes.iter().any(|outcome| outcome.queries > 0),
+        "no member's report of queries became a part of the totals"
+    );
     let total = |of: fn(&Outcome) -> u64| outcomes.iter().map(of).sum::<u64>();
     println!(
         "{seeds} seeds from {first}: all agree; {} rounds, {} of {} calls acknowledged and found \
@@ -698,6 +707,23 @@ fn a_node_that_lost_its_disk_fetches_a_state() {
 #[test]
 fn a_node_that_lost_its_disk_fetches_a_real_state() {
     assert_eq!(heals(7, true, true).0, 1);
+}
+
+#[test]
+fn a_report_in_anothers_name_gets_no_vote_and_those_of_the_others_are_summed() {
+    deterministic::Runner::new(history(5)).start(|context| async move {
+        let rng = &mut StdRng::seed_from_u64(5);
+        let mut net = Net::started(&context, rng, true).await;
+        net.members[1].false_reports.on.store(true, Ordering::Relaxed);
+        deploy(&context, &mut net).await;
+        let deployed = net.heights()[0];
+        reach(&context, &mut net, 0, deployed + 60).await;
+        assert!(net.members[1].false_reports.made.load(Ordering::Relaxed) > 1, "it led rounds");
+        let found = net.found.lock();
+        assert!(found.failures.is_empty(), "{:?}", found.failures);
+        let (_, queries) = found.queries.last_key_value().unwrap();
+        assert!(*queries > 0, "reports of three are enough");
+    });
 }
 
 /// How long each of some calls waits, where making something durable takes so long.

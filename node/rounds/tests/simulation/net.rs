@@ -49,6 +49,7 @@ use crate::{
     machine::{Disk, OnDisk, WallClockOf},
     probe::{Audited, Probe, SimulatedClock, Slowed},
     real::{self, ScriptSandbox},
+    reports::{FalseReports, Reports},
     toy::{Toy, ToyReplica},
 };
 
@@ -102,6 +103,8 @@ pub(crate) struct Findings {
     pub(crate) calls: BTreeMap<u64, Vec<String>>,
     /// Canisters with code, where there are any.
     pub(crate) deployed: usize,
+    /// Queries of all canisters, by height.
+    pub(crate) queries: BTreeMap<u64, u128>,
     pub(crate) sent: u64,
     pub(crate) lives: u64,
     /// States taken over from peers.
@@ -213,6 +216,8 @@ pub(crate) struct Member {
     pub(crate) lies: Arc<AtomicBool>,
     /// Sends others what it should not.
     pub(crate) sends_lies: Arc<Lies>,
+    /// Reports queries in another's name.
+    pub(crate) false_reports: Arc<FalseReports>,
     pub(crate) trouble: Arc<Trouble>,
     /// Its workers, where code is executed.
     pub(crate) sandbox: Option<Arc<ScriptSandbox>>,
@@ -320,6 +325,7 @@ impl Net {
                     ends_with: None,
                     lies: Arc::default(),
                     sends_lies: Arc::default(),
+                    false_reports: Arc::default(),
                     trouble: Arc::default(),
                     sandbox: None,
                     states: None,
@@ -526,6 +532,11 @@ impl Net {
             limits: limits(self.blocks_per_epoch),
             states: Some(states),
             outcalls: None,
+            queries: Some(Arc::new(Reports {
+                node: self.members[place].record.node_id(),
+                other: self.members[(place + 1) % NODES].record.node_id(),
+                lies: self.members[place].false_reports.clone(),
+            })),
         };
         let config =
             SubnetConfig { directory: folder.join("log/consensus"), ..self.config(place, key) };

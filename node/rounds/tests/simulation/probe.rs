@@ -26,6 +26,7 @@ use state::{Fault, Height};
 use crate::{
     Context,
     net::{Durable, Found},
+    reports,
 };
 
 /// What a state says of itself after a round.
@@ -36,6 +37,8 @@ pub(crate) struct Audit {
     pub(crate) wrong: Vec<String>,
     /// Canisters with code.
     pub(crate) deployed: usize,
+    /// Queries of all canisters, as members reported them.
+    pub(crate) queries: u128,
 }
 
 /// A replica whose state can be asked what it executed.
@@ -69,6 +72,12 @@ impl<R: Audited> Observer<R> for Probe {
             found.failures.push(format!("two roots at height {height}"));
         }
         found.failures.extend(audit.wrong);
+        if *found.queries.entry(height).or_insert(audit.queries) != audit.queries {
+            found.failures.push(format!("two sums of queries at height {height}"));
+        }
+        if batch.queries.as_deref().is_some_and(reports::is_lie) {
+            found.failures.push(format!("block {height} reports queries in another's name"));
+        }
         found.calls.entry(height).or_insert(audit.answered);
         found.deployed = found.deployed.max(audit.deployed);
         if let Some(key) = &batch.key {

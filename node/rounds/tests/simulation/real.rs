@@ -68,6 +68,8 @@ const INSTRUCTIONS_PER_ROUND: u64 = 20_000_000;
 const INSTRUCTIONS_PER_SLICE: u64 = 4_000_000;
 /// Rounds after a checkpoint until the tree shows its manifest.
 const MANIFEST_LAG: u64 = 3;
+/// Rounds of a period: every member makes some blocks in each.
+const QUERY_STATS_PERIOD: u64 = 10;
 /// The call expired in the queue of its canister: nothing of it was executed.
 const EXPIRED: u16 = 202;
 
@@ -92,6 +94,7 @@ fn limits(is_tight: bool) -> Limits {
     limits.execution.instructions_per_slice = INSTRUCTIONS_PER_SLICE;
     limits.pages.manifest_interval_rounds = CHECKPOINT_EVERY;
     limits.pages.manifest_lag_rounds = MANIFEST_LAG;
+    limits.execution.query_stats_period_rounds = QUERY_STATS_PERIOD;
     limits
 }
 
@@ -129,7 +132,7 @@ pub(crate) fn user() -> Principal {
     Principal::self_authenticating([1])
 }
 
-fn canister(number: usize) -> CanisterId {
+pub(crate) fn canister(number: usize) -> CanisterId {
     ExecutorConfig::canister_id(FIRST_CANISTER + number as u64)
 }
 
@@ -182,7 +185,8 @@ impl Audited for Executor {
             }
         }
         let deployed = state.canisters().filter(|canister| canister.execution.is_some()).count();
-        Audit { answered, wrong, deployed }
+        let queries = state.canisters().map(|canister| canister.query_totals.calls).sum();
+        Audit { answered, wrong, deployed, queries }
     }
 
     /// What the canisters noted: the numbers of calls, and of the calls they had from each other.

@@ -119,7 +119,7 @@ impl ToyReplica {
 impl Audited for ToyReplica {
     fn audit(&self, finalised: &consensus::FinalisedBatch, _: &RoundResult) -> Audit {
         let answered = finalised.batch.ingress.iter().map(name_of).collect();
-        Audit { answered, wrong: vec![], deployed: 0 }
+        Audit { answered, wrong: vec![], deployed: 0, queries: 0 }
     }
 
     fn executed(&self) -> BTreeMap<String, u32> {

@@ -76,7 +76,10 @@ async fn begin() -> World {
     // As long as this process.
     std::mem::forget(held);
     let outcalls = authority().configuration(&folder);
-    let config = format!("{outcalls}[limits.outcalls]\nrequest_millis = 4000\n");
+    let config = format!(
+        "{outcalls}[limits.outcalls]\nrequest_millis = 4000\n\
+         [limits.execution]\nquery_stats_period_rounds = 5\n"
+    );
     let node = Node::start_as_in(folder.join("data"), None, "1GiB", &config, &prelude).await;
     let agent = node.agent(1).await;
     let stranger = node.agent(2).await;

@@ -4,6 +4,8 @@
 use candid::{Decode, Principal};
 use ic_management_canister_types::{CanisterStatusResult, FetchCanisterLogsResult};
 
+use testing::until_async;
+
 use crate::{
     fixture::*,
     harness::{self, management},
@@ -232,6 +234,56 @@ fn canister_status_may_be_queried_by_controllers_alone() {
         let told = Decode!(&told, CanisterStatusResult).unwrap();
         assert_eq!(told.settings.controllers, [world.agent.get_principal().unwrap()]);
         ask_management(&world.stranger, canister.id, "canister_status").await.unwrap_err();
+    });
+}
+
+/// Calls, request and response bytes of queries.
+async fn query_stats(world: &World, canister: Principal) -> [u64; 3] {
+    let told = world.about(canister, "canister_status").await.unwrap();
+    let stats = Decode!(&told, CanisterStatusResult).unwrap().query_stats;
+    assert_eq!(stats.num_instructions_total > 0u8, stats.num_calls_total > 0u8, "{stats:?}");
+    [stats.num_calls_total, stats.request_payload_bytes_total, stats.response_payload_bytes_total]
+        .map(|figure| figure.0.try_into().unwrap())
+}
+
+#[test]
+fn query_stats_have_the_queries_that_were_evaluated_and_the_bytes_of_their_payloads() {
+    run(async |world| {
+        let [one, two] = world.canisters().await;
+        let silent = world.canister().await;
+        assert_eq!(query_stats(world, one.id).await, [0; 3]);
+        let nested = reply(&[9; 30]);
+        let compose = program().call_must(Call::to(two.id, "query").doing(nested.clone()));
+        let trapped = trap("on purpose");
+        let text = one.query(trapped.clone()).await.unwrap_err().text;
+        assert!(text.contains("on purpose"), "{text}");
+        let (long, refused) = (reply(&[7; 500]), reject("not now"));
+        // The second may be answered with a reply that was kept.
+        for _ in 0..2 {
+            assert_eq!(one.query(long.clone()).await.unwrap(), [7; 500]);
+        }
+        one.query(refused.clone()).await.unwrap_err();
+        assert_eq!(one.composite(compose.clone()).await.unwrap(), [9; 30]);
+        // Not evaluated, and not a query.
+        one.ask(&world.agent, "no such", reply(b"")).await.unwrap_err();
+        one.update(reply(b"")).await.unwrap();
+        silent.replicated_query(reply(b"")).await.unwrap();
+        let asked = [trapped, long.clone(), long, refused, compose];
+        let request: usize = asked.into_iter().map(|what| what.encoded().len()).sum();
+        let response = text.len() + 2 * 500 + "not now".len() + 30;
+        let expected = [5, request as u64, response as u64];
+        until_async("the totals have every query", async || {
+            query_stats(world, one.id).await[0] >= 5
+        })
+        .await;
+        assert_eq!(query_stats(world, one.id).await, expected);
+        let expected = [1, nested.encoded().len() as u64, 30];
+        until_async("the totals have the call of the composite query", async || {
+            query_stats(world, two.id).await[0] >= 1
+        })
+        .await;
+        assert_eq!(query_stats(world, two.id).await, expected);
+        assert_eq!(query_stats(world, silent.id).await, [0; 3]);
     });
 }
 

@@ -21,6 +21,7 @@ mod members;
 mod memory;
 mod outcalls;
 mod provisional;
+mod query_stats;
 mod randomness;
 mod replay;
 mod resharing;

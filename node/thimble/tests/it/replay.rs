@@ -84,6 +84,7 @@ async fn a_recorded_workload_comes_to_the_same_roots_with_any_number_of_threads(
         ingress: vec![],
         key: None,
         agreed: None,
+        queries: None,
     };
     log.append_block(&block).unwrap();
     log.append_outcome(height, [9; 32], &[]).unwrap();

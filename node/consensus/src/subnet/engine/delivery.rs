@@ -99,6 +99,7 @@ impl<S: Sender<PublicKey = PublicKey>> Delivery<S> {
                 epoch: seed.round.epoch().get(),
                 view: seed.round.view().get(),
             }),
+            queries: block.queries.clone().map(|report| Box::new(report.0)),
         };
         self.out.send(Input::Block(Delivered { block: block_of_calls, durable })).await.ok()?;
         written.await.ok()?;

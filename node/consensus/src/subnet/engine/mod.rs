@@ -184,6 +184,7 @@ where
         verifier: schemes.lasting.clone(),
         finalised,
         clock: setup.clock,
+        queries: setup.queries,
     };
     let carriers = (setup.channels.backfill, setup.channels.broadcast);
     let (marshal, processed, ended) =

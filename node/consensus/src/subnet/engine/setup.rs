@@ -24,7 +24,9 @@ use super::super::{
     shares::Executed,
     state_sync::{Command, Floor},
 };
-use crate::{IngressPool, Outcalls, StateServer, SyncProgress, WallClock, certifier::Terms};
+use crate::{
+    CountedQueries, IngressPool, Outcalls, StateServer, SyncProgress, WallClock, certifier::Terms,
+};
 
 /// The channels of a node: a sender and a receiver each, over one network, numbered from 0 in this
 /// order.
@@ -162,6 +164,8 @@ pub(in crate::subnet) struct Setup<S, R, P, B> {
     pub(in crate::subnet) clock: Arc<dyn WallClock>,
     /// None where the subnet makes no outcalls.
     pub(in crate::subnet) outcalls: Option<Arc<Outcalls>>,
+    /// Queries that this node counted.
+    pub(in crate::subnet) queries: Option<Arc<dyn CountedQueries>>,
 }
 
 /// Tells the network whom to connect to. Called with every epoch.

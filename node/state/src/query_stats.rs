@@ -1,0 +1,288 @@
+//! What queries came to, canister by canister: counted by each member for itself, brought together
+//! in the state.
+//!
+//! ```text
+//! a period of rounds                 each member counts the queries that it answers
+//! the period after it                blocks carry what their makers counted (QueryReport)
+//! the first round of the one after   what all reported becomes one sum (QueryReports::begin)
+//! ```
+//!
+//! Nobody but the member that answered a query saw it, so a report cannot be checked. Of `n`
+//! members up to `f = (n - 1) / 3` may report what they like. Each figure of a canister is
+//! therefore cut, per member, to the `f+1`th largest that a member reported of it, which is no more
+//! than an honest one reported, and then summed. So liars add no more than `f` times what some
+//! honest member saw, and where members are asked alike nothing is cut. What no more than `f`
+//! members saw is not counted: it cannot be told from a lie. A figure that every member reports
+//! alike is exact, as is all that a node alone reports.
+//!
+//! Multiplying a median by the number of members resists as well, but it states queries that nobody
+//! sent where members are asked unevenly; too low a figure is the better mistake.
+//!
+//! This module must not know how queries run, nor how reports come into blocks.
+
+use std::collections::BTreeMap;
+
+use ic_principal::Principal;
+use serde::{Deserialize, Serialize};
+
+use crate::{CanisterId, heap};
+
+/// Canisters in one report: 15 KB of a block at most.
+pub const QUERY_REPORT_CANISTERS_MAX: usize = 200;
+
+/// Queries of one canister, as one member counted them in one period.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueryCounts {
+    /// Query methods that were evaluated.
+    pub calls: u64,
+    /// Instructions that this took.
+    pub instructions: u64,
+    /// Bytes of arguments.
+    pub request_bytes: u64,
+    /// Bytes of replies, and of the messages of rejects.
+    pub response_bytes: u64,
+}
+
+impl QueryCounts {
+    /// Counts further queries; no figure passes its end.
+    pub fn add(&mut self, other: &Self) {
+        self.calls = self.calls.saturating_add(other.calls);
+        self.instructions = self.instructions.saturating_add(other.instructions);
+        self.request_bytes = self.request_bytes.saturating_add(other.request_bytes);
+        self.response_bytes = self.response_bytes.saturating_add(other.response_bytes);
+    }
+
+    fn figures(&self) -> [u64; 4] {
+        [self.calls, self.instructions, self.request_bytes, self.response_bytes]
+    }
+}
+
+/// All queries of a canister since it was created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueryTotals {
+    /// See [`QueryCounts`].
+    pub calls: u128,
+    /// See [`QueryCounts`].
+    pub instructions: u128,
+    /// See [`QueryCounts`].
+    pub request_bytes: u128,
+    /// See [`QueryCounts`].
+    pub response_bytes: u128,
+}
+
+impl QueryTotals {
+    fn of(figures: [u128; 4]) -> Self {
+        let [calls, instructions, request_bytes, response_bytes] = figures;
+        Self { calls, instructions, request_bytes, response_bytes }
+    }
+
+    /// Adds those of a period.
+    pub fn add(&mut self, other: &Self) {
+        self.calls = self.calls.saturating_add(other.calls);
+        self.instructions = self.instructions.saturating_add(other.instructions);
+        self.request_bytes = self.request_bytes.saturating_add(other.request_bytes);
+        self.response_bytes = self.response_bytes.saturating_add(other.response_bytes);
+    }
+}
+
+/// What a block's maker counted in the period before the block's, or a part of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueryReport {
+    /// The block's maker.
+    pub node: Principal,
+    /// In the order of ids, each once, [`QUERY_REPORT_CANISTERS_MAX`] at most.
+    pub canisters: Vec<(CanisterId, QueryCounts)>,
+}
+
+impl QueryReport {
+    /// Why no block may carry it, whoever made it.
+    ///
+    /// # Errors
+    /// When it is empty, too long, or out of order.
+    pub fn check(&self) -> Result<(), String> {
+        let reported = self.canisters.len();
+        if reported == 0 || reported > QUERY_REPORT_CANISTERS_MAX {
+            return Err(format!(
+                "it reports queries of {reported} canisters, and a report has 1 to \
+                 {QUERY_REPORT_CANISTERS_MAX}"
+            ));
+        }
+        if !self.canisters.is_sorted_by(|(one, _), (next, _)| one < next) {
+            return Err("it reports queries of canisters out of order".into());
+        }
+        Ok(())
+    }
+}
+
+/// What members reported of one period, until it is brought together.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueryReports {
+    /// In which they reported it: it is that of the period before.
+    period: u64,
+    members: BTreeMap<Principal, BTreeMap<CanisterId, QueryCounts>>,
+}
+
+impl QueryReports {
+    /// What is to be added to the totals of canisters, when a round is the first of its period.
+    /// Counts what those reported who are `members` now.
+    pub fn begin(&mut self, period: u64, members: &[Principal]) -> Vec<(CanisterId, QueryTotals)> {
+        if self.period == period {
+            return Vec::new();
+        }
+        self.period = period;
+        let mut reported: BTreeMap<CanisterId, Vec<QueryCounts>> = BTreeMap::new();
+        for (member, canisters) in std::mem::take(&mut self.members) {
+            if members.contains(&member) {
+                for (canister, counts) in canisters {
+                    reported.entry(canister).or_default().push(counts);
+                }
+            }
+        }
+        let faulty = members.len().saturating_sub(1) / 3;
+        let summed = reported.into_iter().map(|(id, counts)| (id, sum(&counts, faulty)));
+        summed.filter(|(_, totals)| *totals != QueryTotals::default()).collect()
+    }
+
+    /// Takes a report of one of the `members` in, in the period that has begun. What a member
+    /// reports first of a canister counts, and of so many canisters.
+    pub fn take(&mut self, report: &QueryReport, members: &[Principal], canisters_max: u64) {
+        if !members.contains(&report.node) {
+            return;
+        }
+        heap::within(|| {
+            let known = self.members.entry(report.node).or_default();
+            for (canister, counts) in &report.canisters {
+                if (known.len() as u64) < canisters_max {
+                    known.entry(*canister).or_insert(*counts);
+                }
+            }
+        });
+    }
+}
+
+/// Of what members reported of a canister, all others having reported nothing.
+fn sum(counts: &[QueryCounts], faulty: usize) -> QueryTotals {
+    let figures: Vec<[u64; 4]> = counts.iter().map(QueryCounts::figures).collect();
+    QueryTotals::of(std::array::from_fn(|place| {
+        let mut reported: Vec<u64> = figures.iter().map(|figures| figures[place]).collect();
+        reported.sort_unstable_by(|one, other| other.cmp(one));
+        let most = reported.get(faulty).copied().unwrap_or_default();
+        reported.into_iter().map(|figure| u128::from(figure.min(most))).sum()
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(number: u8) -> Principal {
+        Principal::from_slice(&[number])
+    }
+
+    fn counts(calls: u64) -> QueryCounts {
+        QueryCounts {
+            calls,
+            instructions: calls * 1_000,
+            request_bytes: calls * 10,
+            response_bytes: calls * 20,
+        }
+    }
+
+    fn report(node: u8, canisters: &[(u8, u64)]) -> QueryReport {
+        let canisters = canisters.iter().map(|(number, calls)| (id(*number), counts(*calls)));
+        QueryReport { node: id(node), canisters: canisters.collect() }
+    }
+
+    fn members(count: u8) -> Vec<Principal> {
+        (100..100 + count).map(id).collect()
+    }
+
+    /// Calls of canister 1 after members of a subnet reported so many.
+    fn of(calls: &[u64]) -> u128 {
+        let members = members(calls.len() as u8);
+        let mut reports = QueryReports::default();
+        reports.begin(1, &members);
+        for (node, calls) in (100..).zip(calls) {
+            reports.take(&report(node, &[(1, *calls)]), &members, 10);
+        }
+        let summed = reports.begin(2, &members);
+        assert!(reports.members.is_empty());
+        let Some((canister, totals)) = summed.first() else { return 0 };
+        assert_eq!(*canister, id(1));
+        let calls = totals.calls;
+        assert_eq!(*totals, QueryTotals::of([calls, calls * 1_000, calls * 10, calls * 20]));
+        calls
+    }
+
+    #[test]
+    fn a_node_alone_is_believed_and_so_are_members_who_agree() {
+        assert_eq!(of(&[7]), 7);
+        assert_eq!(of(&[5, 5, 5, 5]), 20);
+        assert_eq!(of(&[9, 10, 11, 12]), 9 + 10 + 11 + 11);
+        assert_eq!(of(&[3; 13]), 39);
+    }
+
+    #[test]
+    fn as_many_as_may_lie_add_no_more_than_an_honest_member_saw() {
+        let most = u64::MAX / 1_000;
+        assert_eq!(of(&[10, 10, 10, most]), 40);
+        assert_eq!(of(&[0, 0, 0, most]), 0, "one alone is not believed");
+        assert_eq!(of(&[0, 0, 8, most]), 16);
+        let mut thirteen = [10; 13];
+        thirteen[..4].fill(most);
+        assert_eq!(of(&thirteen), 130);
+        thirteen[..4].fill(0);
+        assert_eq!(of(&thirteen), 90, "what they hide is what they saw");
+    }
+
+    #[test]
+    fn figures_at_their_end_do_not_overflow() {
+        let full = QueryCounts { calls: u64::MAX, ..QueryCounts::default() };
+        let mut twice = full;
+        twice.add(&full);
+        assert_eq!(twice, full);
+        assert_eq!(sum(&[full; 64], 21).calls, 64 * u128::from(u64::MAX));
+        let mut total = QueryTotals::of([u128::MAX; 4]);
+        total.add(&QueryTotals::of([1; 4]));
+        assert_eq!(total, QueryTotals::of([u128::MAX; 4]));
+    }
+
+    #[test]
+    fn the_first_report_of_a_canister_counts_and_of_so_many_canisters() {
+        let alone = members(1);
+        let mut reports = QueryReports::default();
+        reports.begin(1, &alone);
+        reports.take(&report(100, &[(1, 5), (2, 6)]), &alone, 3);
+        reports.take(&report(100, &[(1, 50), (3, 7), (4, 8)]), &alone, 3);
+        let calls = |summed: Vec<(Principal, QueryTotals)>| -> Vec<(Principal, u128)> {
+            summed.into_iter().map(|(id, totals)| (id, totals.calls)).collect()
+        };
+        assert!(reports.begin(1, &alone).is_empty(), "the period is not over");
+        assert_eq!(calls(reports.begin(2, &alone)), [(id(1), 5), (id(2), 6), (id(3), 7)]);
+        assert!(reports.begin(3, &alone).is_empty(), "nothing was reported");
+    }
+
+    #[test]
+    fn who_is_no_member_is_not_heard() {
+        let mut reports = QueryReports::default();
+        reports.begin(1, &members(4));
+        reports.take(&report(99, &[(1, 5)]), &members(4), 3);
+        assert!(reports.members.is_empty());
+        reports.take(&report(103, &[(1, 5)]), &members(4), 3);
+        reports.take(&report(100, &[(1, 6)]), &members(4), 3);
+        assert_eq!(reports.begin(2, &members(3))[0].1.calls, 6, "one left before the period ended");
+    }
+
+    #[test]
+    fn a_report_is_neither_empty_nor_long_and_has_each_canister_once() {
+        let refused = |canisters: &[(u8, u64)]| report(1, canisters).check().err();
+        assert_eq!(refused(&[(1, 1), (2, 1)]), None);
+        assert!(refused(&[]).is_some_and(|reason| reason.contains("of 0 canisters")));
+        for canisters in [[(1, 1), (1, 1)], [(2, 1), (1, 1)]] {
+            assert!(refused(&canisters).is_some_and(|reason| reason.contains("out of order")));
+        }
+        let many: Vec<_> = (0..=200).map(|number| (number, 1)).collect();
+        assert!(refused(&many).is_some_and(|reason| reason.contains("of 201 canisters")));
+        assert_eq!(refused(&many[..200]), None);
+    }
+}
