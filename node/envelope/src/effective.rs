@@ -16,8 +16,9 @@ use thiserror::Error;
 use crate::MethodCall;
 
 /// Work an argument may cost to decode besides what it takes per byte, in the decoder's units: a
-/// small argument costs the threads that serve everybody next to nothing, whatever its types are.
-const SKIPPING_QUOTA: usize = 10_000;
+/// small argument costs the threads that serve everybody next to nothing, whatever its types are. The
+/// metadata of a snapshot with 1,000 globals, the most there are, takes some 40,000.
+const SKIPPING_QUOTA: usize = 60_000;
 /// Work per byte: a module that is skipped costs one.
 const SKIPPING_QUOTA_PER_BYTE: usize = 2;
 /// The decoder charges so many times for what it skips.
@@ -65,6 +66,20 @@ pub enum EffectiveError {
         method: String,
         /// Which field was looked for.
         field: &'static str,
+    },
+    /// A management call whose argument costs too much to look through.
+    #[error(
+        "the field `{field}` is not found in the argument of the management canister's `{method}`: \
+         decoding it costs more than the limit, {limit} of the decoder's units, so the call has no \
+         effective canister id"
+    )]
+    Costly {
+        /// Cut to 64 characters.
+        method: String,
+        /// Which field was looked for.
+        field: &'static str,
+        /// For an argument of this length.
+        limit: usize,
     },
     /// Outside this subnet's ranges.
     #[error("canister {canister_id} is in no canister range of this subnet")]
@@ -117,21 +132,26 @@ pub fn of_call(call: &MethodCall, url: Principal) -> Principal {
     if makes_canister(call) { Principal::management_canister() } else { url }
 }
 
-fn field<T: CandidType + for<'de> Deserialize<'de>>(arg: &[u8]) -> Option<T> {
+/// What the decoder may spend on an argument of so many bytes.
+fn skipping_quota(bytes: usize) -> usize {
+    SKIPPING_QUOTA.saturating_add(bytes.saturating_mul(SKIPPING_QUOTA_PER_BYTE))
+}
+
+fn field<T: CandidType + for<'de> Deserialize<'de>>(arg: &[u8]) -> candid::Result<T> {
     let mut config = DecoderConfig::new();
-    let skipping = SKIPPING_QUOTA.saturating_add(arg.len().saturating_mul(SKIPPING_QUOTA_PER_BYTE));
+    let skipping = skipping_quota(arg.len());
     config
         .set_decoding_quota(skipping.saturating_mul(SKIPPING_COST))
         .set_skipping_quota(skipping)
         .set_full_error_message(false);
-    IDLDeserialize::new_with_config(arg, &config).ok()?.get_value().ok()
+    IDLDeserialize::new_with_config(arg, &config)?.get_value()
 }
 
 /// The canister that an update call (`query == false`) or query call is for, by its content. Calls
 /// that make a canister, and `list_canisters`, have none.
 ///
 /// # Errors
-/// [`EffectiveError::NoDestination`].
+/// [`EffectiveError::NoDestination`], [`EffectiveError::Costly`].
 pub fn destination(call: &MethodCall, query: bool) -> Result<Principal, EffectiveError> {
     if call.canister_id != Principal::management_canister() {
         return Ok(call.canister_id);
@@ -143,9 +163,13 @@ pub fn destination(call: &MethodCall, query: bool) -> Result<Principal, Effectiv
     } else {
         (field(&call.arg).map(|arg: CanisterIdArg| arg.canister_id), "canister_id")
     };
-    found.ok_or_else(|| EffectiveError::NoDestination {
-        method: method.chars().take(64).collect(),
-        field,
+    found.map_err(|error| {
+        let method = method.chars().take(64).collect();
+        // Candid has no kind of its own for this.
+        if error.to_string().contains("cost exceeds the limit") {
+            return EffectiveError::Costly { method, field, limit: skipping_quota(call.arg.len()) };
+        }
+        EffectiveError::NoDestination { method, field }
     })
 }
 
@@ -319,8 +343,36 @@ mod tests {
             let call = call(Principal::management_canister(), "stop_canister", bomb);
             assert!(matches!(
                 check(&Effective::Canister(id(1)), &call, false, &id(100), |_| true),
-                Err(EffectiveError::NoDestination { .. })
+                Err(EffectiveError::Costly { .. })
             ));
         }
+    }
+
+    #[derive(CandidType)]
+    #[allow(non_camel_case_types)]
+    enum Global {
+        i64(i64),
+    }
+
+    #[derive(CandidType)]
+    struct Metadata {
+        canister_id: Principal,
+        globals: Vec<Global>,
+    }
+
+    #[test]
+    fn as_many_globals_as_there_may_be_are_passed_over_and_more_are_told_of() {
+        let destination = |globals: u16| {
+            let globals = (0..globals).map(|value| Global::i64(value.into())).collect();
+            let arg = Encode!(&Metadata { canister_id: id(1), globals }).unwrap();
+            let management = Principal::management_canister();
+            destination(&call(management, "upload_canister_snapshot_metadata", arg), false)
+        };
+        assert_eq!(destination(1_000), Ok(id(1)));
+        let text = destination(20_000).unwrap_err().to_string();
+        assert!(
+            text.contains("`canister_id` is not found") && text.contains("the limit"),
+            "{text}"
+        );
     }
 }

@@ -67,7 +67,8 @@ pub trait Answers: Send + Sync + 'static {
     fn connections_limit(&self) -> (&'static str, u64);
     /// Counts a connection that was not served.
     fn refused(&self, reason: &'static str);
-    /// Answers one request.
+    /// Answers one request. What the call does is done also if the peer is gone; the future may be
+    /// dropped at any time, polled or not.
     fn answer(
         self: Arc<Self>,
         request: Request<Incoming>,
@@ -372,9 +373,11 @@ pub(crate) async fn serve<A: Answers>(
     let answer = service_fn(move |request: Request<Incoming>| {
         serving.request_begins(request.version());
         let active = Active(serving.clone());
-        let (service, guest) = (service.clone(), guest.clone());
+        // Called here and not where it is awaited: hyper drops what nobody polled yet when the peer
+        // has closed the connection behind its request.
+        let answer = service.clone().answer(request, guest.clone());
         async move {
-            let (head, body) = service.answer(request, guest).await.into_parts();
+            let (head, body) = answer.await.into_parts();
             let body = match body {
                 // It is there as a whole, so this neither waits nor copies.
                 Outgoing::Whole(body) => {

@@ -305,15 +305,18 @@ impl Service {
             StatusCode::SERVICE_UNAVAILABLE,
             self.limits.requests_in_flight,
         )?;
-        let _query = match route {
-            Route::Query(_) => Some(self.enter(
+        let enter_query = || {
+            self.enter(
                 &self.permits.queries,
                 "queries_in_flight",
                 StatusCode::TOO_MANY_REQUESTS,
                 self.limits.queries_in_flight,
-            )?),
-            _ => None,
+            )
         };
+        if matches!(route, Route::Query(_)) {
+            // Before a body comes that nobody would read.
+            drop(enter_query()?);
+        }
         let kind = match route {
             Route::CallAsync(_) | Route::CallSync(_) => Some(RequestKind::Call),
             Route::Query(_) => Some(RequestKind::Query),
@@ -335,6 +338,8 @@ impl Service {
             Route::CallAsync(effective) => self.call(effective, None, body).await,
             Route::CallSync(effective) => self.call(effective, Some(read), body).await,
             Route::Query(effective) => {
+                // Not before the body is here: a sender that takes its time for it keeps no place.
+                let _query = enter_query()?;
                 let answer = self.query(effective, body).await?;
                 self.latencies.record_query(read.elapsed());
                 Ok(answer)

@@ -336,6 +336,32 @@ async fn queries_and_requests_in_flight_are_capped_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn senders_that_take_their_time_keep_no_place_of_queries() {
+    let mut limits = gateway_limits();
+    limits.read_timeout_millis = 60_000;
+    let places = limits.queries_in_flight;
+    let world = World::with(limits).await;
+    // Each sends a head and the first byte of its body.
+    let slow = blocking(&world, move |address| {
+        let request = keep_alive(&path("query"), &echo());
+        let begun = request.len() - echo().len() + 1;
+        let slow = (0..places).map(|_| {
+            let mut stream = connect(address);
+            stream.write_all(&request[..begun]).unwrap();
+            stream
+        });
+        slow.collect::<Vec<_>>()
+    })
+    .await;
+    until_async("the bodies", async || {
+        world.metric("gateway_requests_in_flight_used").await == Some(places as f64)
+    })
+    .await;
+    assert_eq!(world.post(&path("query"), &echo()).await.status, 200);
+    drop(slow);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn synchronous_calls_beyond_the_limit_become_asynchronous() {
     let world = World::start().await;
     world.script.at_once.store(false, Ordering::SeqCst);

@@ -20,7 +20,7 @@ use hyper::{
     header::{self, HeaderValue},
 };
 use serde::de::DeserializeOwned;
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, task::JoinError};
 
 use crate::{
     bounds::{BODY_BYTES, CONNECTIONS},
@@ -133,22 +133,24 @@ impl Answers for Server {
         tracing::warn!(reason, "a connection was refused");
     }
 
-    async fn answer(
+    fn answer(
         self: Arc<Self>,
         request: Request<Incoming>,
         _guest: Arc<()>,
-    ) -> Response<Outgoing> {
-        let _busy = self.activity.begin();
-        if request.method() == Method::OPTIONS {
-            return preflight();
+    ) -> impl Future<Output = Response<Outgoing>> + Send {
+        // A client that ends deletes its instance and seldom waits for the answer.
+        let deletes = request.method() == Method::DELETE;
+        let answer = self.respond(request);
+        let answer = if deletes { Ok(tokio::spawn(answer)) } else { Err(answer) };
+        async {
+            let failed = |error: JoinError| Answer::from(Failure::bad(error.to_string()));
+            match answer {
+                Ok(deleting) => {
+                    deleting.await.unwrap_or_else(|error| failed(error).into_response())
+                }
+                Err(answer) => answer.await,
+            }
         }
-        let path = request.uri().path().to_owned();
-        let segments: Vec<&str> = path.trim_matches('/').split('/').collect();
-        if let ["instances", number, "api", ..] = segments.as_slice() {
-            return self.api(number, request).await;
-        }
-        let served = self.serve(&segments, request).await;
-        served.unwrap_or_else(Answer::from).into_response()
     }
 }
 
@@ -163,6 +165,20 @@ fn preflight() -> Response<Outgoing> {
 }
 
 impl Server {
+    async fn respond(self: Arc<Self>, request: Request<Incoming>) -> Response<Outgoing> {
+        let _busy = self.activity.begin();
+        if request.method() == Method::OPTIONS {
+            return preflight();
+        }
+        let path = request.uri().path().to_owned();
+        let segments: Vec<&str> = path.trim_matches('/').split('/').collect();
+        if let ["instances", number, "api", ..] = segments.as_slice() {
+            return self.api(number, request).await;
+        }
+        let served = self.serve(&segments, request).await;
+        served.unwrap_or_else(Answer::from).into_response()
+    }
+
     async fn serve(self: &Arc<Self>, path: &[&str], request: Request<Incoming>) -> Served {
         let method = request.method().clone();
         match (method.as_str(), path) {

@@ -204,12 +204,16 @@ fn costs() -> OperatorCost {
     set!(20: F32x4Div F32x4Sqrt F64x2Div F64x2Sqrt);
     // Without wider extensions these are several instructions each.
     set!(6: I64x2Mul I64x2ShrS I8x16Shl I8x16ShrS I8x16ShrU I8x16Popcnt I8x16Shuffle I8x16Swizzle);
-    set!(5: TableGet TableSet RefFunc);
+    set!(5: TableGet TableSet);
+    // A call into the runtime each time, which looks the function up.
+    set!(200: RefFunc);
     // Calls into the runtime; what they work on costs per byte or element, see below.
     set!(20: MemoryCopy MemoryFill MemoryInit TableCopy TableFill TableInit DataDrop ElemDrop);
     set!(200: MemoryGrow TableGrow);
     cost.variable.memory_grow_per_page = 4;
     cost.variable.table_grow_per_element = 2;
+    cost.variable.table_copy_per_element = 4;
+    cost.variable.table_init_per_element = 4;
     cost
 }
 
@@ -254,6 +258,35 @@ mod tests {
             ]
         );
         assert_eq!(format!("{:016x}", agreed[0].1), version().unwrap());
+    }
+
+    /// Units that a function takes.
+    fn counted(module: &str) -> u64 {
+        let engine = engine().unwrap();
+        let module = Module::new(&engine, wat::parse_str(module).unwrap()).unwrap();
+        let mut store = wasmtime::Store::new(&engine, ());
+        store.set_fuel(1_000_000).unwrap();
+        let instance = wasmtime::Instance::new(&mut store, &module, &[]).unwrap();
+        let f = instance.get_typed_func::<(), ()>(&mut store, "f").unwrap();
+        f.call(&mut store, ()).unwrap();
+        1_000_000 - store.get_fuel().unwrap()
+    }
+
+    #[test]
+    fn what_calls_into_the_runtime_counts_as_much_and_elements_count_each() {
+        let module = |body: &str| {
+            format!(
+                "(module (table $t 2000 funcref) (elem declare func $f) (func $f (export \"f\") \
+                 {body}))"
+            )
+        };
+        let nothing = counted(&module(""));
+        let cost = |body: &str| counted(&module(body)) - nothing;
+        assert!(cost("(drop (ref.func $f))") >= 200);
+        let copied = |elements: u32| {
+            cost(&format!("(table.copy (i32.const 0) (i32.const 1000) (i32.const {elements}))"))
+        };
+        assert_eq!(copied(1_000) - copied(0), 4_000);
     }
 
     #[test]
