@@ -596,7 +596,7 @@ fn a_snapshot_is_loaded_and_taken_where_the_subnet_has_room_for_it_once_more() {
         assert!(reject.message.contains("memory_capacity_bytes"), "{}", reject.message);
     }
     assert_eq!(content(&mut node, id), before);
-    assert_eq!(list(&mut node, id), [snapshot.clone()]);
+    assert_eq!(list(&mut node, id), std::slice::from_ref(&snapshot));
     // What takes the memories over copies nothing.
     take_with(&mut node, id, Some(snapshot.id), Some(true)).unwrap();
 }

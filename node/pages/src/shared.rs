@@ -295,6 +295,7 @@ impl Retired {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use disk::RealDisk;
 
