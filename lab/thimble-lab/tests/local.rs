@@ -364,12 +364,12 @@ async fn a_start_leaves_what_did_not_change_alone() {
     let id = "a4gq6-oaaaa-aaaab-qaa4q-cai";
     let argument = folder.path().join("argument");
     fs::write(&argument, Encode!(&1_u8).unwrap()).unwrap();
-    let service = format!("{id}={},{}", fixture("counter-c.wasm").display(), argument.display());
+    let service = format!("{id}={},{}", fixture("hammer-c.wasm").display(), argument.display());
     let canister = Principal::from_text(id).unwrap();
     let inc = async |network: &Network| {
         let agent = agent(&network.url, 1).await;
-        let reply = agent.update(&canister, "inc_candid").with_arg(Encode!().unwrap());
-        Decode!(&reply.call_and_wait().await.unwrap(), u64).unwrap()
+        let reply = agent.update(&canister, "inc").call_and_wait().await.unwrap();
+        u64::from_le_bytes(reply.try_into().unwrap())
     };
     let network = Network::start(folder.path(), &["--service", &service]);
     assert!(network.printed.contains(&format!("{id} installed")), "{}", network.printed);
