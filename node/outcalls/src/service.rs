@@ -316,7 +316,7 @@ impl Place {
             },
             Err(failure) => {
                 tracing::info!(request = id.0, canister = %outcall.caller(), %failure, "an outcall failed");
-                Payload::Reject(within_bounds(failure.reject()))
+                reply::payload(Err(failure.reject()))
             }
         };
         let bytes = payload.len().min(held.bytes());

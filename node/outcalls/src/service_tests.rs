@@ -150,7 +150,7 @@ async fn a_failure_with_a_long_name_is_an_answer() {
     let service = service_for(answers.clone(), idle(), 4, room.clone());
     let place = Place::take(service.0.clone(), Arc::default());
     let mut long = outcall(1);
-    long.url = format!("https://{}", "a".repeat(OUTCALL_REJECT_BYTES_MAX - 8));
+    long.url = format!("https://{}", "a".repeat(state::OUTCALL_REJECT_BYTES_MAX - 8));
     place.make(OutcallId(1), &Shared::new(long), room.try_reserve(1 << 20).unwrap()).await;
     let answers = answers.answers.lock().unwrap();
     let Payload::Reject(reject) = &answers[0].payload else { panic!("a reply") };
