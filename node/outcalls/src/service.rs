@@ -19,8 +19,7 @@ use ic_management_canister_types::HttpRequestResult;
 use ic_principal::Principal;
 use limits::OutcallLimits;
 use state::{
-    CanisterId, Height, Outcall, OutcallAnswer, OutcallId, OutcallTransform, Payload, Reject,
-    Shared,
+    CanisterId, Height, Outcall, OutcallAnswer, OutcallId, OutcallTransform, Reject, Shared,
 };
 use tokio::{
     sync::Notify,

@@ -226,7 +226,7 @@ impl Replica {
         let patience = Arc::new(Patience(shared.closing.clone()));
         let mut executor =
             Executor::open(config, Arc::new(sandbox), Arc::new(pages), store, blobs, patience)?;
-        let tally = executor.count_queries(keys.node_info().node_id);
+        let tally = executor.count_queries(keys.node_id());
         Ok(Self {
             executor,
             tally,
