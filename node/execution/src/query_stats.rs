@@ -29,6 +29,9 @@ use state::{
 /// Parts of the table, so that queries of different canisters seldom wait for each other.
 const SHARDS: usize = 16;
 
+/// Canisters whose totals change in one round: each is a record that is encoded again.
+const TOTALS_PER_ROUND: usize = 1_000;
+
 type Table = BTreeMap<CanisterId, QueryCounts>;
 
 /// Number of the period that a round belongs to.
@@ -109,7 +112,9 @@ impl QueryTally {
         let period = period(batch.height, &self.limits);
         let mut closed = lock(&self.closed);
         if closed.period != period {
-            *closed = Closed { period, table: self.close() };
+            // What was not reported is gone before as much again is made.
+            *closed = Closed { period, table: Table::new() };
+            closed.table = self.close();
         }
         if let Some(report) = batch.queries.as_ref().filter(|report| report.node == self.node) {
             for (canister, _) in &report.canisters {
@@ -129,8 +134,7 @@ impl QueryTally {
     }
 }
 
-/// Takes the batch's report into the state; with the first batch of a period, what members reported
-/// in the one before becomes part of the totals of canisters.
+/// Takes the batch's report into the state, and adds what is due to the totals of canisters.
 pub(crate) fn account(
     state: &mut ReplicatedState,
     batch: &Batch,
@@ -138,11 +142,11 @@ pub(crate) fn account(
     limits: &ExecutionLimits,
 ) {
     let reports = &mut state.subnet.query_reports;
-    let summed = reports.begin(period(batch.height, limits), members);
+    reports.begin(period(batch.height, limits), members);
     if let Some(report) = &batch.queries {
         reports.take(report, members, limits.query_stats_canisters);
     }
-    for (canister, totals) in summed {
+    for (canister, totals) in reports.take_due(TOTALS_PER_ROUND) {
         // One that was deleted meanwhile takes its queries with it.
         if let Some(canister) = state.get_mut(&canister) {
             canister.query_totals.add(&totals);

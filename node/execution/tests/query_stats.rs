@@ -62,9 +62,9 @@ impl Counting {
         }
     }
 
-    /// Until the period that runs is over, and so is the one after.
-    fn two_periods(&mut self) {
-        self.rounds(2 * PERIOD - self.node.executor.height().0 % PERIOD);
+    /// Until the period that runs is over, and so are the two after.
+    fn three_periods(&mut self) {
+        self.rounds(3 * PERIOD - self.node.executor.height().0 % PERIOD);
     }
 
     fn totals(&self, id: CanisterId) -> QueryTotals {
@@ -82,24 +82,24 @@ fn totals(calls: u128, instructions: u64, request: usize, response: usize) -> Qu
 }
 
 #[test]
-fn queries_are_in_the_totals_when_their_period_and_the_next_are_over() {
+fn queries_are_in_the_totals_when_their_period_and_the_next_two_are_over() {
     let mut counting = Counting::new();
     let id = counting.node.deploy(&Spec::default());
-    counting.two_periods();
+    counting.three_periods();
     let reply = [Op::Spend(1_000), Op::Reply(vec![5; 77])];
     let program = encode(&reply);
     let first = counting.ask(id, "look", &reply).unwrap();
     assert!(first.instructions >= 1_000);
     counting.ask(id, "look", &reply).unwrap();
-    counting.rounds(2 * PERIOD - 1);
-    assert_eq!(counting.totals(id), QueryTotals::default(), "its period and one more");
+    counting.rounds(3 * PERIOD - 1);
+    assert_eq!(counting.totals(id), QueryTotals::default(), "its period and two more");
     counting.rounds(1);
     let expected = totals(2, 2 * first.instructions, 2 * program.len(), 2 * 77);
     assert_eq!(counting.totals(id), expected);
-    counting.two_periods();
+    counting.three_periods();
     assert_eq!(counting.totals(id), expected, "nothing counts twice");
     counting.ask(id, "look", &reply).unwrap();
-    counting.two_periods();
+    counting.three_periods();
     let status: ic::QueryStats = counting.node.status_of(id).query_stats;
     assert_eq!(status.num_calls_total, 3u8);
     assert_eq!(status.num_instructions_total, 3 * first.instructions);
@@ -122,7 +122,7 @@ fn rejects_and_traps_count_with_their_message_and_what_is_not_evaluated_does_not
     }
     counting.ask(ExecutorConfig::canister_id(9), "look", &[]).unwrap_err();
     counting.ask(Principal::management_canister(), "canister_status", &[]).unwrap_err();
-    counting.two_periods();
+    counting.three_periods();
     let found = counting.totals(id);
     assert_eq!((found.calls, found.request_bytes), (2, request as u128));
     assert_eq!(found.response_bytes, response as u128);
@@ -130,7 +130,7 @@ fn rejects_and_traps_count_with_their_message_and_what_is_not_evaluated_does_not
     // A query method that is called as an update is one.
     let arg = encode(&[Op::Reply(vec![])]);
     counting.node.update(id, "look", arg).unwrap();
-    counting.two_periods();
+    counting.three_periods();
     assert_eq!(counting.totals(id).calls, 2);
 }
 
@@ -145,7 +145,7 @@ fn what_a_composite_query_calls_counts_for_the_canister_that_is_called() {
     call.on_reply = vec![Op::Spend(7_000), Op::Reply(vec![4; 9])];
     let outer = [Op::Spend(300_000), call.op()];
     let reply = counting.ask(one, "compose", &outer).unwrap();
-    counting.two_periods();
+    counting.three_periods();
     let (of_one, of_two) = (counting.totals(one), counting.totals(two));
     assert_eq!((of_one.calls, of_one.request_bytes), (1, encode(&outer).len() as u128));
     assert_eq!(of_one.response_bytes, 9);
@@ -161,7 +161,7 @@ fn uninstalling_keeps_the_totals_and_deletion_takes_them() {
     let mut counting = Counting::new();
     let id = counting.node.deploy(&Spec::default());
     counting.ask(id, "look", &[Op::Reply(vec![])]).unwrap();
-    counting.two_periods();
+    counting.three_periods();
     let found = counting.totals(id);
     assert_eq!(found.calls, 1);
     let record = ic::CanisterIdRecord { canister_id: id };
@@ -174,7 +174,7 @@ fn uninstalling_keeps_the_totals_and_deletion_takes_them() {
         counting.node.manage(user(1), id, method, &record).unwrap();
     }
     // Its last query is reported of a canister that is gone.
-    counting.two_periods();
+    counting.three_periods();
     assert!(counting.node.executor.state().get(&id).is_none());
     assert!(counting.node.executor.state().subnet.query_reports == reports_of_nothing(&counting));
 }
@@ -194,7 +194,7 @@ fn executing_the_same_blocks_again_gives_the_same_totals_and_a_restart_keeps_the
         counting.ask(id, "look", &[Op::Reply(vec![0; bytes])]).unwrap();
         counting.rounds(1);
     }
-    counting.two_periods();
+    counting.three_periods();
     let found = counting.totals(id);
     assert_eq!(found.calls, 30);
     assert_eq!(found.response_bytes, (0..30).sum::<u128>());

@@ -791,7 +791,8 @@ impl Limits {
     fn query_report_bytes(&self) -> u64 {
         let members = if self.pages.states_on_disk > 1 { MEMBERS_MAX } else { 1 };
         let canisters = self.execution.query_stats_canisters.saturating_mul(members);
-        canisters.saturating_mul(QUERY_COUNTS_BYTES)
+        // As much again for sums that are held and due, and while they are made.
+        canisters.saturating_mul(2 * QUERY_COUNTS_BYTES)
     }
 
     /// What the records of one checkpoint come to, however full all pools are, beside messages with

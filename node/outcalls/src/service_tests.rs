@@ -153,7 +153,7 @@ async fn a_failure_with_a_long_name_is_an_answer() {
     long.url = format!("https://{}", "a".repeat(state::OUTCALL_REJECT_BYTES_MAX - 8));
     place.make(OutcallId(1), &Shared::new(long), room.try_reserve(1 << 20).unwrap()).await;
     let answers = answers.answers.lock().unwrap();
-    let Payload::Reject(reject) = &answers[0].payload else { panic!("a reply") };
+    let state::Payload::Reject(reject) = &answers[0].payload else { panic!("a reply") };
     assert!(answers[0].is_within(0), "{} bytes", reject.message.len());
     assert!(reject.message.starts_with("Connecting to aaa"), "{}", &reject.message[..40]);
 }

@@ -551,7 +551,7 @@ mod tests {
         }
     }
 
-    const PINNED: &str = "53a445623d0b405827a274095905ae2c";
+    const PINNED: &str = "0154bf54ece7245234a32d3a4d27ce63";
 
     /// Everything that a record of a canister can have, in values that are not defaults.
     #[expect(clippy::too_many_lines, reason = "one story, told in order")]
@@ -726,6 +726,11 @@ mod tests {
         let counts =
             QueryCounts { calls: 21, instructions: 22, request_bytes: 23, response_bytes: 24 };
         let report = QueryReport { node, canisters: vec![(Principal::from_slice(&[25]), counts)] };
+        // Reported, held and due.
+        for period in 21..23 {
+            query_reports.take(&report, &[node], 1);
+            query_reports.begin(period, &[node]);
+        }
         query_reports.take(&report, &[node], 1);
         let subnet = crate::SubnetState {
             height: crate::Height(1),

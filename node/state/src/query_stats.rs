@@ -4,7 +4,8 @@
 //! ```text
 //! a period of rounds                 each member counts the queries that it answers
 //! the period after it                blocks carry what their makers counted (QueryReport)
-//! the first round of the one after   what all reported becomes one sum (QueryReports::begin)
+//! the one after that                 what all reported is one sum, which is held
+//! the one after that                 sums become part of the totals, so many in a round
 //! ```
 //!
 //! Nobody but the member that answered a query saw it, so a report cannot be checked. Of `n`
@@ -120,14 +121,19 @@ pub struct QueryReports {
     /// In which they reported it: it is that of the period before.
     period: u64,
     members: BTreeMap<Principal, BTreeMap<CanisterId, QueryCounts>>,
+    /// Sums of the period before, until the next one begins: clients of the public network's server
+    /// for tests count on it.
+    held: BTreeMap<CanisterId, QueryTotals>,
+    /// Sums that no canister's totals have yet.
+    due: BTreeMap<CanisterId, QueryTotals>,
 }
 
 impl QueryReports {
-    /// What is to be added to the totals of canisters, when a round is the first of its period.
-    /// Counts what those reported who are `members` now.
-    pub fn begin(&mut self, period: u64, members: &[Principal]) -> Vec<(CanisterId, QueryTotals)> {
+    /// A round of this period: with its first, what was reported in the period before becomes sums,
+    /// of what those reported who are `members` now, and the sums before those are due.
+    pub fn begin(&mut self, period: u64, members: &[Principal]) {
         if self.period == period {
-            return Vec::new();
+            return;
         }
         self.period = period;
         let mut reported: BTreeMap<CanisterId, Vec<QueryCounts>> = BTreeMap::new();
@@ -139,8 +145,18 @@ impl QueryReports {
             }
         }
         let faulty = members.len().saturating_sub(1) / 3;
-        let summed = reported.into_iter().map(|(id, counts)| (id, sum(&counts, faulty)));
-        summed.filter(|(_, totals)| *totals != QueryTotals::default()).collect()
+        heap::within(|| {
+            for (canister, totals) in std::mem::take(&mut self.held) {
+                self.due.entry(canister).or_default().add(&totals);
+            }
+            let sums = reported.into_iter().map(|(id, counts)| (id, sum(&counts, faulty)));
+            self.held = sums.filter(|(_, totals)| *totals != QueryTotals::default()).collect();
+        });
+    }
+
+    /// What is to be added to the totals of canisters in this round: so many, in the order of ids.
+    pub fn take_due(&mut self, most: usize) -> Vec<(CanisterId, QueryTotals)> {
+        std::iter::from_fn(|| self.due.pop_first()).take(most).collect()
     }
 
     /// Takes a report of one of the `members` in, in the period that has begun. What a member
@@ -197,6 +213,15 @@ mod tests {
         (100..100 + count).map(id).collect()
     }
 
+    /// What is due when the period after the next has begun.
+    fn summed(reports: &mut QueryReports, members: &[Principal]) -> Vec<(Principal, QueryTotals)> {
+        for _ in 0..2 {
+            assert!(reports.take_due(usize::MAX).is_empty());
+            reports.begin(reports.period + 1, members);
+        }
+        reports.take_due(usize::MAX)
+    }
+
     /// Calls of canister 1 after members of a subnet reported so many.
     fn of(calls: &[u64]) -> u128 {
         let members = members(calls.len() as u8);
@@ -205,7 +230,7 @@ mod tests {
         for (node, calls) in (100..).zip(calls) {
             reports.take(&report(node, &[(1, *calls)]), &members, 10);
         }
-        let summed = reports.begin(2, &members);
+        let summed = summed(&mut reports, &members);
         assert!(reports.members.is_empty());
         let Some((canister, totals)) = summed.first() else { return 0 };
         assert_eq!(*canister, id(1));
@@ -257,9 +282,14 @@ mod tests {
         let calls = |summed: Vec<(Principal, QueryTotals)>| -> Vec<(Principal, u128)> {
             summed.into_iter().map(|(id, totals)| (id, totals.calls)).collect()
         };
-        assert!(reports.begin(1, &alone).is_empty(), "the period is not over");
-        assert_eq!(calls(reports.begin(2, &alone)), [(id(1), 5), (id(2), 6), (id(3), 7)]);
-        assert!(reports.begin(3, &alone).is_empty(), "nothing was reported");
+        reports.begin(1, &alone);
+        assert!(!reports.members.is_empty(), "the period is not over");
+        reports.begin(2, &alone);
+        assert!(reports.take_due(10).is_empty(), "it is held");
+        reports.begin(3, &alone);
+        assert_eq!(calls(reports.take_due(2)), [(id(1), 5), (id(2), 6)]);
+        assert_eq!(calls(reports.take_due(2)), [(id(3), 7)]);
+        assert_eq!(summed(&mut reports, &alone), [], "nothing was reported");
     }
 
     #[test]
@@ -270,7 +300,8 @@ mod tests {
         assert!(reports.members.is_empty());
         reports.take(&report(103, &[(1, 5)]), &members(4), 3);
         reports.take(&report(100, &[(1, 6)]), &members(4), 3);
-        assert_eq!(reports.begin(2, &members(3))[0].1.calls, 6, "one left before the period ended");
+        let summed = summed(&mut reports, &members(3));
+        assert_eq!(summed[0].1.calls, 6, "one left before the period ended");
     }
 
     #[test]

@@ -15,7 +15,7 @@ const NO_CHECKPOINT: &str = "[limits.pages]\ncheckpoint_interval_rounds = 100000
                              checkpoint_instructions = 1000000000000\n\
                              manifest_interval_rounds = 1000000\n";
 /// Rounds after which what was counted is in the totals.
-const ROUNDS: u64 = 2 * 10 + 1;
+const ROUNDS: u64 = 3 * 10 + 1;
 
 /// As the node itself tells it, of its newest state.
 async fn stats(agent: &Agent, canister: Principal) -> QueryStats {
