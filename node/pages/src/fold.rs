@@ -193,6 +193,8 @@ impl PageStore {
         let around = Surroundings { dir, shared, accounts, memories, readers };
         let work = memory.plan_fold(around, pages_max)?;
         if matches!(work, FoldWork::Plan(_)) {
+            // Its own too: it may be lent before it is written.
+            taken.insert(BaseId::of(id));
             taken.extend(memory.shared_bases());
         }
         Ok(work)

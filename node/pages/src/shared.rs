@@ -248,13 +248,19 @@ impl SharedFiles {
     ) -> Result<()> {
         let path = dir.path_of(Name::Base(file.id));
         let mut claims = file.claims();
-        let freed: Vec<_> = pages.iter().flat_map(|pages| last(&claims, pages)).collect();
-        let freed_pages: u64 = freed.iter().map(|range| range.end - range.start).sum();
-        let goes = freed_pages == claims.pages() && !file.owned.load(SeqCst);
-        if !goes && !freed.is_empty() {
+        let mut cleared = Vec::new();
+        loop {
+            let freed: Vec<_> = pages.iter().flat_map(|pages| last(&claims, pages)).collect();
+            let freed_pages: u64 = freed.iter().map(|range| range.end - range.start).sum();
+            let goes = freed_pages == claims.pages() && !file.owned.load(SeqCst);
+            // Who ended the other claim on a page meanwhile left it to this one.
+            if goes || freed == cleared {
+                break;
+            }
             drop(claims);
             let open = dir.open_write(&path)?;
             dir.clear(&path, &open, &freed)?;
+            cleared = freed;
             claims = file.claims();
         }
         let is_last = file.end(&mut claims, change);
@@ -305,6 +311,42 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let dir = Dir::open(RealDisk::shared(), folder.path(), 100).unwrap();
         (folder, dir, SharedFiles::default())
+    }
+
+    #[test]
+    fn pages_are_empty_when_they_are_free_whoever_ends_the_last_claim_beside_whom() {
+        for number in 0..40 {
+            let (_folder, dir, shared) = place();
+            let id = BaseId { memory: MemoryId(1), number: 1 };
+            // It stays: its last page has a claim that nobody ends.
+            let file = shared.create_base(&dir, id, 513 * PAGE_BYTES, &(0..513)).unwrap();
+            let path = dir.path_of(Name::Base(id));
+            std::fs::write(&path, vec![7; 513 * PAGE_BYTES as usize]).unwrap();
+            // Of the later pages, one retired claim and one of who writes there.
+            file.claims().add(&(256..512));
+            file.claims().retire(&(0..512));
+            let mut retired = Retired {
+                file: Arc::clone(&file),
+                pages: vec![0..512],
+                readers: vec![],
+                disowns: false,
+                is_held: false,
+            };
+            retired.hold();
+            std::thread::scope(|scope| {
+                scope.spawn(|| shared.release(&dir, &mut retired).unwrap());
+                scope.spawn(|| {
+                    // At another moment each time.
+                    (0..number * 200).for_each(|_| std::hint::spin_loop());
+                    let written = 256..512;
+                    shared.give_back(&dir, &file, std::slice::from_ref(&written)).unwrap();
+                });
+            });
+            let bytes = std::fs::read(&path).unwrap();
+            let (ended, kept) = bytes.split_at(512 * PAGE_BYTES as usize);
+            assert!(ended.iter().all(|byte| *byte == 0), "{number}");
+            assert!(kept.iter().all(|byte| *byte == 7));
+        }
     }
 
     #[test]

@@ -221,8 +221,9 @@ impl Dispatcher<'_> {
     /// Whether the subnet has room for a snapshot's memories once more beside everything that is
     /// there. Hardly ever is anything copied, but where a memory lies in too many files its copy is
     /// made at once ([`pages::PageStore::create_copy`]), and what it takes the place of is on disk
-    /// until the next checkpoint: a round must not wait for room that only that makes. Which files a
-    /// memory lies in differs from member to member, so all are refused alike.
+    /// until the next checkpoint: a round should not wait for room that only that makes. (Several such
+    /// copies in one round are each looked at alone, and then it may.) Which files a memory lies in
+    /// differs from member to member, so all are refused alike.
     fn check_copying(&self, snapshot: &CanisterSnapshot) -> Result<(), Reject> {
         let bytes = snapshot.heap.bytes().saturating_add(snapshot.stable.bytes());
         let taken = self.state.totals().memory_taken;
