@@ -243,7 +243,7 @@ fn of_four_members_one_that_lies_adds_no_more_than_another_saw() {
     while members[0].executor.height().0 % PERIOD != PERIOD - 1 {
         both(&mut members, None);
     }
-    for _ in 0..PERIOD + 1 {
+    for _ in 0..2 * PERIOD + 1 {
         let report = reported.next();
         both(&mut members, report);
     }
