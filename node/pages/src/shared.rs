@@ -327,7 +327,7 @@ mod tests {
             file.claims().retire(&(0..512));
             let mut retired = Retired {
                 file: Arc::clone(&file),
-                pages: vec![0..512],
+                pages: vec![0..256, 256..512],
                 readers: vec![],
                 disowns: false,
                 is_held: false,
