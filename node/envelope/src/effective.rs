@@ -341,13 +341,15 @@ mod tests {
         let levels: Vec<u8> =
             (1..=20).flat_map(|next| level(if next == 20 { 0x7f } else { next })).collect();
         let tree = [b"DIDL".as_slice(), &[20], &levels, &[1, 0]].concat();
-        for bomb in [bomb, tree] {
+        let refused = |bomb| {
             let call = call(Principal::management_canister(), "stop_canister", bomb);
-            assert!(matches!(
-                check(&Effective::Canister(id(1)), &call, false, &id(100), |_| true),
-                Err(EffectiveError::Costly { .. } | EffectiveError::NoDestination { .. })
-            ));
-        }
+            check(&Effective::Canister(id(1)), &call, false, &id(100), |_| true).unwrap_err()
+        };
+        // Its type is no record's, which is told before anything is passed over.
+        let error = refused(bomb);
+        assert!(matches!(error, EffectiveError::NoDestination { .. }), "bomb {error}");
+        let error = refused(tree);
+        assert!(matches!(error, EffectiveError::Costly { .. }), "tree {error}");
     }
 
     #[derive(CandidType)]

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! query -> QueryTally, this node's -> closed with its period -> report in a block of this node's
-//! batch -> account: reports of all members in the state -> totals of canisters, a period later
+//! batch -> account: reports of all members in the state -> a period later sums, which are held
+//!       -> a period later totals of canisters, of so many in a round
 //! ```
 //!
 //! The table is in memory alone: a node that starts again has lost what it counted since its last
