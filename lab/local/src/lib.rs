@@ -44,11 +44,12 @@ pub struct Options {
     /// The node's memory budget.
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     memory: String,
-    /// Address of the public HTTP interface; port 0 takes a free one.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    /// Address of the public HTTP interface, as 127.0.0.1:8080 or localhost:8080; port 0 takes a
+    /// free one.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080", value_parser = setup::socket_address)]
     listen: SocketAddr,
     /// Where canisters are served to browsers; port 0 takes a free one.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081", value_parser = setup::socket_address)]
     http_gateway: SocketAddr,
     /// Folder of the network's state, made at the first start. Delete it to begin anew.
     #[arg(long, value_name = "DIR", default_value = "thimble-local")]

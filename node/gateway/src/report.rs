@@ -66,6 +66,9 @@ pub struct Report {
 pub struct Disk {
     /// The disk budget; 0 where none was stated and what lies on disk follows from the memory.
     pub budget_bytes: u64,
+    /// Why the file system cannot hold what the budget allows, found when the node started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shortage: Option<String>,
     /// Free on the disk of the data folder, whoever may take it.
     pub free_bytes: u64,
     /// In the order of the budget sheet, but for what is kept free and what compilations work in.

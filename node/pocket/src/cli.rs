@@ -13,8 +13,8 @@ pub(crate) const SERVER_VERSION: &str = "16.1.0";
 #[derive(Clone, Debug, Parser)]
 #[command(name = "pocket-ic-server", version = SERVER_VERSION)]
 pub(crate) struct Cli {
-    /// Address to listen at.
-    #[arg(long, short, default_value = "127.0.0.1")]
+    /// Address or host name to listen at.
+    #[arg(long, short, default_value = "127.0.0.1", value_parser = setup::ip_address)]
     pub(crate) ip_addr: IpAddr,
     /// Port to listen at; 0 takes a free one.
     #[arg(long, short, default_value_t = 0)]

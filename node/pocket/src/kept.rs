@@ -201,8 +201,8 @@ impl Folder {
 
     /// A file that is written aside. Removed unless it becomes what is kept.
     fn aside(&self) -> Result<NamedTempFile> {
-        // As any other file of the user's; the mask takes away what it is to.
-        let permissions = fs::Permissions::from_mode(0o666);
+        // A state is its owner's alone, as in the folder it is packed from.
+        let permissions = fs::Permissions::from_mode(0o600);
         let mut builder = tempfile::Builder::new();
         builder.prefix(ASIDE).rand_bytes(ASIDE_LETTERS).permissions(permissions);
         Ok(builder.tempfile_in(&self.path)?)

@@ -478,6 +478,7 @@ pub(crate) fn mount(handle: &Arc<Handle>, server: &Server) -> Result<GatewayHand
 /// # Errors
 /// When it cannot start.
 pub(crate) fn run(cli: Cli) -> Result<()> {
+    disk::restrict_new_files();
     let port_file = match &cli.port_file {
         Some(path) => {
             let taken = PortFile::take(path, cli.ip_addr)

@@ -6,7 +6,9 @@ use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
+    StartSubnet,
     config::{Config, HttpGateway, listen_address},
+    disk_budget,
     genesis::{self, GenesisCommand},
     init,
     members::MembersCommand,
@@ -195,7 +197,7 @@ enum Command {
     Status {
         /// Address of the node's public HTTP interface. [default: as in --config, else
         /// 127.0.0.1:8080]
-        #[arg(long, value_name = "ADDRESS")]
+        #[arg(long, value_name = "ADDRESS", value_parser = setup::socket_address)]
         address: Option<SocketAddr>,
         /// The node's configuration file, for its address.
         #[arg(long, value_name = "FILE")]
@@ -217,7 +219,7 @@ enum Command {
     Heap {
         /// Address of the node's public HTTP interface. [default: as in --config, else
         /// 127.0.0.1:8080]
-        #[arg(long, value_name = "ADDRESS")]
+        #[arg(long, value_name = "ADDRESS", value_parser = setup::socket_address)]
         address: Option<SocketAddr>,
         /// The node's configuration file, for its address.
         #[arg(long, value_name = "FILE")]
@@ -266,8 +268,9 @@ pub(crate) struct Settings {
     /// A named size: micro (256 MiB), nano (512 MiB), small (1 GiB).
     #[arg(long, value_name = "NAME")]
     pub(crate) preset: Option<String>,
-    /// Address of the public HTTP interface; port 0 takes a free one. [default: 127.0.0.1:8080]
-    #[arg(long, value_name = "ADDRESS")]
+    /// Address of the public HTTP interface, as 127.0.0.1:8080 or localhost:8080; port 0 takes a
+    /// free one. [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDRESS", value_parser = setup::socket_address)]
     pub(crate) listen: Option<SocketAddr>,
     /// Where canisters are served to browsers, as http://<canister id>.localhost:8081/, or `off`.
     /// Needs 192 MiB of memory. [default: 127.0.0.1:8081 for a node alone, if that address is free;
@@ -278,7 +281,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "DIR")]
     pub(crate) data_dir: Option<PathBuf>,
     /// Address on which this node waits for its peers, in a subnet of several nodes.
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = setup::socket_address)]
     pub(crate) p2p_listen: Option<SocketAddr>,
     /// Where a peer is reached, if elsewhere than the genesis says; once for each peer.
     #[arg(long = "p2p-peer", value_name = "NODE_ID=HOST:PORT", value_parser = peer)]
@@ -308,10 +311,18 @@ fn peer(text: &str) -> Result<(String, String), String> {
 }
 
 impl Cli {
-    pub(crate) fn run(self) -> Result<()> {
+    pub(crate) fn run(self, start: StartSubnet) -> Result<()> {
+        // A node that runs does it itself: it may become another process first. What the others
+        // write is for users of all kinds.
+        if !matches!(
+            self.command,
+            Command::Run { .. } | Command::Manual { .. } | Command::Heap { .. }
+        ) {
+            disk::restrict_new_files();
+        }
         match self.command {
             Command::Run { settings, address_file } => {
-                node::run(Config::load(&settings)?, address_file.as_deref())
+                node::run(Config::load(&settings)?, address_file.as_deref(), start)
             }
             Command::Init { settings, systemd } => init::run(&Config::load(&settings)?, systemd),
             Command::Keygen { data_dir, address, out } => {
@@ -340,6 +351,9 @@ impl Cli {
                     println!("{}", sheet.to_json(&config.limits));
                 } else {
                     print!("{}", sheet.to_text(&config.limits));
+                }
+                if let Some(shortage) = disk_budget::shortage(&config)? {
+                    eprintln!("thimble: warning: {shortage}");
                 }
                 Ok(())
             }

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use ic_principal::Principal;
 use ipnet::IpNet;
 use limits::Limits;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use sha2::{Digest, Sha256};
 
 use crate::{cli::Settings, disk_budget, genesis::check_peers};
@@ -65,8 +65,8 @@ impl FromStr for HttpGateway {
         if text == OFF {
             return Ok(Self::Off);
         }
-        let no_address = || format!("`{text}` is neither ADDRESS:PORT nor `{OFF}`");
-        text.parse().map(Self::At).map_err(|_| no_address())
+        let no_address = |error| format!("`{text}` is neither ADDRESS:PORT nor `{OFF}`: {error}");
+        setup::socket_address(text).map(Self::At).map_err(no_address)
     }
 }
 
@@ -176,11 +176,17 @@ impl Features {
 #[serde(deny_unknown_fields)]
 pub(crate) struct P2p {
     /// Where this node waits for its peers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "address")]
     pub(crate) listen: Option<SocketAddr>,
     /// By node id, HOST:PORT: peers that are reached elsewhere than the genesis says.
     #[serde(default)]
     pub(crate) peers: BTreeMap<String, String>,
+}
+
+/// An address with a port; the name of a host is resolved.
+fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SocketAddr>, D::Error> {
+    let text = Option::<String>::deserialize(deserializer)?;
+    text.map(|text| setup::socket_address(&text).map_err(D::Error::custom)).transpose()
 }
 
 /// The file: every key optional, unknown keys refused.
@@ -190,6 +196,7 @@ struct File {
     memory: Option<String>,
     preset: Option<String>,
     disk: Option<String>,
+    #[serde(default, deserialize_with = "address")]
     listen: Option<SocketAddr>,
     http_gateway: Option<HttpGateway>,
     data_dir: Option<PathBuf>,

@@ -1,7 +1,6 @@
 //! `thimble run`: opens what is on disk, wires the parts, serves until a signal, stops in order.
 
 use std::{
-    fs,
     io::IsTerminal,
     path::Path,
     sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
@@ -11,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use budget::{Ledger, Pool, cgroup::Cgroup};
 use consensus::{
-    BlockLog, Certifier, Consensus, CountedQueries, IngressPool, LogReplay, SingleNode, Subnet,
+    BlockLog, Certifier, Consensus, CountedQueries, IngressPool, LogReplay, SingleNode,
     SubnetConfig, SystemClock, SystemRandom, Wiring,
 };
 use envelope::CallVerifier;
@@ -33,9 +32,11 @@ use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 use zeroize::Zeroizing;
 
 use crate::{
+    StartSubnet,
     adapter::{Adapter, Agreement, Identity},
     ahead, allocator,
     config::{Config, HTTP_GATEWAY, HttpGateway},
+    disk_budget,
     disk_usage::{DiskUsage, HeldInHeap},
     governor,
     keys::{Keys, files::lock},
@@ -76,11 +77,12 @@ const CHILDREN_LOOK: Duration = Duration::from_millis(2);
 
 /// Runs the node until SIGINT or SIGTERM. When a state was fetched from peers, the process
 /// becomes a new one on top of it, by the same arguments.
-pub(crate) fn run(config: Config, address_file: Option<&Path>) -> Result<()> {
+pub(crate) fn run(config: Config, address_file: Option<&Path>, start: StartSubnet) -> Result<()> {
     if config.heap_profile {
         allocator::start_sampling(&config.data_dir, &config.limits.heap)?;
     }
-    match serve(config, address_file)? {
+    disk::restrict_new_files();
+    match serve(config, address_file, start)? {
         Ended::Stopped => Ok(()),
         Ended::NewState => start_again(),
     }
@@ -94,6 +96,7 @@ fn start_again() -> Result<()> {
     let mut arguments = std::env::args_os();
     let name = arguments.next().unwrap_or_else(|| "thimble".into());
     let program = std::env::current_exe().context("finding this program's file")?;
+    disk::allow_new_files();
     tracing::info!("starting again in place, with the state that was fetched");
     let error = std::process::Command::new(program).arg0(name).args(arguments).exec();
     Err(error).context("starting again with the state that was fetched; start the node by hand")
@@ -117,13 +120,19 @@ fn await_children() {
     }
 }
 
-fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
+fn serve(mut config: Config, address_file: Option<&Path>, start: StartSubnet) -> Result<Ended> {
     let started = Instant::now();
     start_logging(&config.log)?;
     let data = &config.data_dir;
-    fs::create_dir_all(data)
+    let restricted = disk::make_private_folder(data, "keys")
         .with_context(|| format!("making the data folder {}", data.display()))?;
+    if restricted {
+        tracing::info!(folder = %data.display(), "only the owner can read the data folder from now on");
+    }
     let _lock = lock(data)?;
+    if let Some(shortage) = disk_budget::shortage(&config)? {
+        tracing::warn!("{shortage}");
+    }
     let keys = Keys::open_or_create(&data.join("keys"))?;
     config.features = config.features.settled(several(&keys));
     let limits = Arc::new(config.limits.clone());
@@ -146,7 +155,7 @@ fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
         signal(SignalKind::from_raw(SIGXFSZ)).context("taking SIGXFSZ")?
     };
     let registry = Arc::new(Mutex::new(Registry::with_prefix("thimble")));
-    let opened = open(&config, &limits, &ledger, cgroup, keys, &registry, Role::Member)?;
+    let opened = open(&config, &limits, &ledger, cgroup, keys, &registry, Role::Member(start))?;
     outcalls::start(&runtime, opened.outcalls.as_ref());
     let Opened { driver, busy, rounds, queries, adapter, keys, pool, waiters, watch, .. } = opened;
 
@@ -167,7 +176,8 @@ fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
         "serving"
     );
     if let Some(file) = address_file {
-        fs::write(file, format!("{}\n", gateway.local_addr()))
+        let text = format!("{}\n", gateway.local_addr());
+        disk::replace_file(file, text.as_bytes(), disk::Readers::All)
             .with_context(|| format!("writing the address to {}", file.display()))?;
     }
 
@@ -279,7 +289,7 @@ type NodeDriver = Driver<Box<dyn Consensus>, Executor, MachineClock, Volume, Nod
 /// What a node is opened for.
 enum Role {
     /// To take part: make blocks, alone or with others.
-    Member,
+    Member(StartSubnet),
     /// To execute what the block log holds.
     Replay,
     /// The same in a copy of a data folder, by so many threads; counts the roots that it compared.
@@ -340,7 +350,7 @@ fn open(
     let blobs = Arc::new(BlobStore::open(&state_dir.join("blobs"), blob_bytes_max)?);
     let threads = match role {
         Role::Copy { threads, .. } => threads,
-        Role::Member | Role::Replay => limits.execution.threads,
+        Role::Member(_) | Role::Replay => limits.execution.threads,
     };
     let sandbox = Arc::new(open_sandbox(data, limits, &blobs, threads)?);
     make_state_heap(data, limits)?;
@@ -368,12 +378,14 @@ fn open(
     )?;
     executor.cache_queries(named(pool::QUERY_CACHE)?);
     let queries: Option<Arc<dyn CountedQueries>> = match role {
-        Role::Member => Some(Arc::new(Counted(executor.count_queries(keys.node_id())))),
+        Role::Member(_) => Some(Arc::new(Counted(executor.count_queries(keys.node_id())))),
         Role::Replay | Role::Copy { .. } => None,
     };
     let (log, recovered_at) = open_log(data, &executor)?;
     let outcalls = match role {
-        Role::Member => outcalls::open(config, &executor, named(pool::OUTCALLS)?, keys.node_id())?,
+        Role::Member(_) => {
+            outcalls::open(config, &executor, named(pool::OUTCALLS)?, keys.node_id())?
+        }
         Role::Replay | Role::Copy { .. } => None,
     };
     let wiring = Wiring {
@@ -394,8 +406,8 @@ fn open(
             let replay = LogReplay::new(wiring, height)?;
             (Box::new(replay::Counted::new(replay, *print, tally.clone())), None)
         }
-        Role::Member => agreement(
-            config,
+        Role::Member(start) => agreement(
+            (config, *start),
             &keys,
             (wiring, named(pool::NIDKG_TABLES)?),
             executor.subnet_key().cloned(),
@@ -403,14 +415,8 @@ fn open(
         )?,
     };
     let in_heap = Arc::new(HeldInHeap::default());
-    let disk = DiskUsage::new(
-        data.clone(),
-        limits,
-        pages.clone(),
-        sandbox.clone(),
-        executor.reader(),
-        in_heap.clone(),
-    );
+    let disk =
+        DiskUsage::new(config, pages.clone(), sandbox.clone(), executor.reader(), in_heap.clone());
     let watch = Arc::new(Watch::new(ledger.clone(), cgroup, sandbox, limits));
     let rounds = register_metrics(registry, &watch, &ingress, &executor, disk.clone());
     let waiters = Waiters::new(limits.gateway.sync_calls_waiting);
@@ -440,7 +446,7 @@ fn open(
         outcalls: outcalls.clone(),
         recovered_at,
     };
-    if matches!(role, Role::Member) {
+    if matches!(role, Role::Member(_)) {
         let compile = executor.compile_ahead(named(pool::COMPILATIONS)?);
         let modules = executor.most_used_modules();
         ahead::start(ingress.clone(), call_verifier(limits, &keys), compile, modules)?;
@@ -587,7 +593,7 @@ fn several(keys: &Keys) -> bool {
 
 /// A subnet of one decides by itself; several connect to each other and agree.
 fn agreement(
-    config: &Config,
+    (config, start): (&Config, StartSubnet),
     keys: &Keys,
     (wiring, tables): (Wiring, Pool),
     key: Option<SubnetKey>,
@@ -622,7 +628,7 @@ fn agreement(
         directory: config.data_dir.join("consensus"),
         call_bytes: limits.gateway.body_bytes,
     };
-    let subnet = Subnet::start(wiring, subnet, height)?;
+    let subnet = start(wiring, subnet, height)?;
     let status = subnet.status();
     let summary = status.key();
     tracing::info!(

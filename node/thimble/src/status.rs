@@ -153,6 +153,9 @@ fn disk(out: &mut String, report: &Report) {
         );
     }
     let _ = writeln!(out, "{} free on the disk, {budget}", short(disk.free_bytes));
+    if let Some(shortage) = &disk.shortage {
+        let _ = writeln!(out, "warning: {shortage}");
+    }
 }
 
 fn held_back(level: Level) -> Option<&'static str> {

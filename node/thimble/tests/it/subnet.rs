@@ -45,6 +45,13 @@ impl Subnet {
 
     /// The same, with the last node's data folder at `last`.
     pub(crate) async fn start_at(configuration: &str, more: &[&str], last: Option<&Path>) -> Self {
+        let mut subnet = Self::prepared(configuration, more, last);
+        subnet.start_all().await;
+        subnet
+    }
+
+    /// The same, not started yet.
+    pub(crate) fn prepared(configuration: &str, more: &[&str], last: Option<&Path>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
         let run = |arguments: &[&str]| {
@@ -104,9 +111,7 @@ impl Subnet {
             prepared.configure(configuration);
             nodes.push(prepared);
         }
-        let mut subnet = Self { nodes, _folder: folder };
-        subnet.start_all().await;
-        subnet
+        Self { nodes, _folder: folder }
     }
 
     pub(crate) async fn start_all(&mut self) {
