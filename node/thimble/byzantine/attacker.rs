@@ -63,6 +63,8 @@ pub(crate) struct Keys {
     pub(crate) scheme: VoteScheme,
     pub(crate) share: SecretShare,
     pub(crate) members: u32,
+    /// This node's id.
+    pub(crate) node_id: Vec<u8>,
 }
 
 /// Another block than the one that this node's engine knows.
@@ -101,6 +103,11 @@ impl Attacker {
             scheme: scheme.map_err(|error| error.to_string())?,
             share: copy.map_err(|error| error.to_string())?,
             members: summary.members().len() as u32,
+            node_id: summary
+                .members()
+                .get(share.index.0 as usize)
+                .map(|member| member.node_id().as_slice().to_vec())
+                .unwrap_or_default(),
         };
         let mut state = self.state();
         state.keys.insert(summary.epoch(), keys);
@@ -131,7 +138,7 @@ impl Attacker {
             ChannelName::Outcalls => shares::outcall(&message, &mut state),
             ChannelName::Calls => shares::calls(&message, &mut state),
             ChannelName::Sync => shares::sync(&message, &mut state),
-            ChannelName::Resolver | ChannelName::Backfill => None,
+            ChannelName::Resolver | ChannelName::Backfill => shares::fetched(&message, &mut state),
         }
     }
 }

@@ -26,7 +26,9 @@ pub(crate) fn proposed(message: &Message<'_>, state: &mut State) -> Option<Sent>
         state.defect("a block that is not read as it was written");
         return None;
     };
-    let sent = attacked(message, state, &block);
+    // One that is passed on to a member that lacks it is another member's.
+    let is_own = message.to.len() > 1 || state.peers.len() <= 1;
+    let sent = if is_own { attacked(message, state, &block) } else { None };
     state.remember(&block.ingress);
     state.seed = block.seed.clone().or(state.seed.take());
     sent
@@ -46,7 +48,8 @@ fn attacked(message: &Message<'_>, state: &mut State, block: &Block) -> Option<S
     } else if block.payload.is_some() && message.is_under(Attack::FalseDealings) {
         let (other, detail) = dealing(state, block)?;
         (Attack::FalseDealings, other, detail, all(message))
-    } else if message.is_under(Attack::RefusedBlocks) {
+    } else if message.is_under(Attack::RefusedBlocks) && state.rng.gen_ratio(2, 3) {
+        // Members pass over the rounds of one whose blocks are never agreed on.
         let (other, detail) = refused(state, block)?;
         (Attack::RefusedBlocks, other, detail, all(message))
     } else if message.is_under(Attack::FalseReports) {
@@ -157,7 +160,9 @@ fn dealing(state: &mut State, block: &Block) -> Option<(Block, &'static str)> {
 /// A report in the right form of queries that nobody made.
 fn reporting(state: &mut State, block: &Block) -> Option<(Block, &'static str)> {
     let mut other = block.clone();
-    let (_, canisters) = other.queries.as_mut()?;
+    let none = || (vec![], vec![(vec![0, 0, 0, 0, 0, 0, 0, 1, 1, 1], [0; 4])]);
+    let (node, canisters) = other.queries.get_or_insert_with(none);
+    *node = state.keys()?.node_id.clone();
     let detail = match state.rng.gen_range(0..2_u8) {
         0 => {
             canisters.iter_mut().for_each(|(_, figures)| *figures = [u64::MAX; 4]);

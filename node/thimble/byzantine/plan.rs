@@ -28,6 +28,8 @@ pub(crate) enum Attack {
     FalseDealings,
     /// Offers of states, chunks, and denials that are false.
     FalseStates,
+    /// Blocks and certificates that were asked for, and requests for them, with a changed bit.
+    FalseFetches,
     /// Two votes in one round to the same member.
     DoubleVotes,
     /// Votes with signatures on something else.
@@ -46,19 +48,21 @@ pub(crate) enum Attack {
 
 use Attack::*;
 
-/// In the order in which they are made: those first that no member can tell from an honest
-/// member's messages alone, since a member cuts off a peer that it finds at fault.
-pub(crate) const ALL: [(Attack, &str); 17] = [
-    (EquivocatingBlocks, "equivocating-blocks"),
-    (ConflictingVotes, "conflicting-votes"),
+/// In the order in which they are made: those first after which members keep the connection, since
+/// a member cuts off a peer that it finds at fault. Two blocks and conflicting votes are found when
+/// members compare what they got; the rest by the member that gets it.
+pub(crate) const ALL: [(Attack, &str); 18] = [
     (RefusedBlocks, "refused-blocks"),
-    (FalseReports, "false-reports"),
     (OtherRoots, "other-roots"),
     (FalseRootShares, "false-root-shares"),
-    (OtherAnswers, "other-answers"),
     (WithheldCalls, "withheld-calls"),
+    (FalseReports, "false-reports"),
     (FalseDealings, "false-dealings"),
     (FalseStates, "false-states"),
+    (FalseFetches, "false-fetches"),
+    (ConflictingVotes, "conflicting-votes"),
+    (EquivocatingBlocks, "equivocating-blocks"),
+    (OtherAnswers, "other-answers"),
     (FalseCertificates, "false-certificates"),
     (FalseCalls, "false-calls"),
     (DoubleVotes, "double-votes"),
@@ -75,7 +79,7 @@ impl Attack {
 
     /// Whether it has to wait for messages that are rare: then it is made whenever one comes.
     fn is_rare(self) -> bool {
-        matches!(self, FalseDealings | FalseStates | OtherAnswers)
+        matches!(self, FalseDealings | FalseStates | FalseFetches | OtherAnswers)
     }
 }
 

@@ -146,6 +146,17 @@ pub(crate) fn calls(message: &Message<'_>, state: &mut State) -> Option<Sent> {
     Some(message.to_victim(&victim, forms::written(&told)))
 }
 
+/// What was asked for of the chain, and what is asked for.
+pub(crate) fn fetched(message: &Message<'_>, state: &mut State) -> Option<Sent> {
+    // Members cut off who answers falsely: a few go through.
+    if !message.is_under(Attack::FalseFetches) || !state.rng.gen_ratio(1, 4) {
+        return None;
+    }
+    state.made(Attack::FalseFetches, message, "a changed bit", message.to.len());
+    let flipped = state.flipped(message.bytes);
+    Some(to_all(message, flipped))
+}
+
 pub(crate) fn sync(message: &Message<'_>, state: &mut State) -> Option<Sent> {
     debug_assert_eq!(message.channel, ChannelName::Sync);
     if !message.is_under(Attack::FalseStates) {

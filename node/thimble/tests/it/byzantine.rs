@@ -17,7 +17,14 @@ use ic_agent::Agent;
 use testing::until_async;
 use tokio::task::JoinHandle;
 
-use crate::{harness::*, subnet::Subnet};
+use crate::{
+    harness::*,
+    outcalls::{
+        self,
+        kit::{Authority, Request},
+    },
+    subnet::{FORGETFUL, Subnet, increment},
+};
 
 /// Epochs of a few seconds, so that there are dealings, and queries that are reported.
 const SHORT: &str = "[limits.consensus]\nblocks_per_epoch = 40\nidle_round_millis = 100\n";
@@ -26,23 +33,25 @@ const BYZANTINE: usize = 3;
 /// Increments that each honest member's client has acknowledged while an attack is made.
 const PROGRESS: u64 = 5;
 
-/// Attacks that are made one after the other, and those that must have been made.
+/// Attacks that are made one after the other, each of which must be made.
 struct Turn {
     attacks: &'static str,
     seed: u64,
 }
 
-/// Attacks that members cannot tell from honest messages, then those after which they cut the
-/// sender off: one for each of them.
-const TURNS: [Turn; 4] = [
+/// Attacks after which members keep the connection, then those after which they cut the sender
+/// off.
+const TURNS: [Turn; 6] = [
     Turn {
-        attacks: "equivocating-blocks,conflicting-votes,refused-blocks,other-roots,\
-                  false-root-shares,withheld-calls,false-dealings",
+        attacks: "refused-blocks,other-roots,false-root-shares,withheld-calls,false-reports,\
+                  false-dealings,other-answers",
         seed: 1,
     },
-    Turn { attacks: "false-certificates,false-calls,double-votes", seed: 2 },
-    Turn { attacks: "false-votes,malformed-blocks,garbage", seed: 3 },
-    Turn { attacks: "flood", seed: 4 },
+    Turn { attacks: "equivocating-blocks", seed: 2 },
+    Turn { attacks: "conflicting-votes", seed: 3 },
+    Turn { attacks: "false-certificates,false-calls,double-votes", seed: 4 },
+    Turn { attacks: "false-votes,malformed-blocks,garbage", seed: 5 },
+    Turn { attacks: "flood", seed: 6 },
 ];
 
 fn attack_log(subnet: &Subnet) -> PathBuf {
@@ -137,7 +146,12 @@ fn cut_off(subnet: &Subnet) -> BTreeSet<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn member_that_misbehaves_cannot_stop_or_corrupt_the_others() {
-    let mut subnet = Subnet::prepared(SHORT, &["--provisional", "true"], None);
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
+    // The features' table is the last.
+    let configuration = SHORT.to_owned() + &authority.configuration(folder.path());
+    let mut subnet = Subnet::prepared(&configuration, &["--provisional", "true"], None);
+    let server = outcalls::server(&authority).await;
+    let mut asker = None;
     let mut counters: Vec<Principal> = Vec::new();
     let mut counts = [0; BYZANTINE];
     for Turn { attacks, seed } in TURNS {
@@ -156,6 +170,13 @@ async fn member_that_misbehaves_cannot_stop_or_corrupt_the_others() {
         for (node, counter) in subnet.nodes.iter().zip(&counters) {
             clients.push(Client::start(node.agent(1).await, *counter));
         }
+        let agent = subnet.nodes[0].agent(1).await;
+        let asker = match asker {
+            Some(asker) => asker,
+            None => *asker.insert(outcalls::deploy_asker(&agent).await),
+        };
+        let same = outcalls::ask(&agent, asker, &Request::get(server.url("same"))).await;
+        assert_eq!(same.response().body, b"/same");
         let expected: BTreeSet<String> = attacks.split(',').map(str::to_owned).collect();
         until_async(&format!("all of {attacks} were made, and calls acknowledged"), async || {
             made(&subnet).0.is_superset(&expected)
@@ -195,6 +216,33 @@ async fn member_that_misbehaves_cannot_stop_or_corrupt_the_others() {
     }
     let peers = cut_off(&subnet);
     assert!(peers.len() <= 1, "an honest member was cut off: {peers:?}");
+}
+
+#[tokio::test]
+async fn member_that_offers_false_states_does_not_keep_others_from_a_true_one() {
+    let mut subnet = Subnet::prepared(FORGETFUL, &["--provisional", "true"], None);
+    misbehave(&mut subnet, "false-states,false-fetches", 7);
+    subnet.start_all().await;
+    let agent = subnet.nodes[0].agent(1).await;
+    let counter = deploy(&agent, "counter-c.wasm").await;
+    assert_eq!(increment(&agent, counter).await, 1);
+    subnet.nodes[2].kill();
+    assert_eq!(increment(&agent, counter).await, 2);
+    subnet.forget().await;
+    subnet.nodes[2].spawn();
+    until_async("the member that was away has the state", async || {
+        subnet.nodes[2].try_status().await.is_some() && {
+            let agent = subnet.nodes[2].agent(1).await;
+            let reply = query(&agent, counter, "get", vec![]).await;
+            reply.is_ok_and(|reply| reply == 2_u64.to_le_bytes())
+        }
+    })
+    .await;
+    assert!(subnet.nodes[2].log().contains("a state was fetched from peers"));
+    let (made, defects) = made(&subnet);
+    assert!(made.contains("false-states"), "{made:?}");
+    assert_eq!(defects, Vec::<String>::new());
+    assert_eq!(wrongs(&subnet), Vec::<String>::new());
 }
 
 impl Subnet {

@@ -2,7 +2,7 @@
 
 use candid::{CandidType, Encode, Nat};
 
-use crate::harness::*;
+use crate::{disk::disk_for_little, harness::*};
 use testing::SmallDisk;
 
 /// What the status report says of the disk: budget, and used and cap of a line.
@@ -82,7 +82,7 @@ async fn the_disk_that_was_found_is_remembered_and_another_may_be_stated() {
 #[tokio::test]
 async fn disk_with_less_free_than_smallest_budget_is_reported() {
     let mount_point = tempfile::tempdir().unwrap();
-    let Some(small) = SmallDisk::mount(mount_point.path(), "400m") else { return };
+    let Some(small) = SmallDisk::mount(mount_point.path(), &disk_for_little()) else { return };
     let node = Node::start_in(small.path().join("data"), "256MiB", None).await;
     let report = node.status().await;
     let shortage = report["disk"]["shortage"].as_str().unwrap_or_default();
