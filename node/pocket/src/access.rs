@@ -2,24 +2,29 @@
 //! networks and addresses a client may have an instance use.
 //!
 //! The server listens on the machine of a developer, who also visits web pages there. A browser
-//! sends requests of any page to any address, so the operations of the protocol are closed to pages:
-//! a foreign `Host` or `Origin` header is refused ([`dashboard::origin`]), no answer has a CORS
-//! header, and a body must be declared as JSON, which a page cannot do without asking first. The
-//! endpoints of the interface specification (`/instances/<n>/api/`) are open to every page, as on the
-//! public network: agents in browsers need that. A page can therefore call canisters of an instance,
-//! and install its own where the instance makes progress by itself; so requests of live instances
-//! reach public addresses only.
+//! sends requests of any page to any address, so the operations of the protocol are closed to
+//! pages: a foreign `Host` or `Origin` header is refused ([`dashboard::origin`]), as is a request
+//! that the browser marks as sent for another site (`Sec-Fetch-Site`). No answer has a CORS header,
+//! and a body must be declared as JSON, which a page cannot do without asking first.
+//!
+//! The endpoints of the interface specification (`/instances/<n>/api/`) are open to every page, as
+//! on the public network: agents in browsers need that. A page can therefore call canisters of an
+//! instance, and install its own where the instance makes progress by itself; so requests of live
+//! instances reach public addresses only.
 
 use std::{
     io,
     net::{IpAddr, SocketAddr},
     path::{Component, Path, PathBuf},
-    sync::OnceLock,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use anyhow::{Context, Result, bail, ensure};
 use dashboard::origin;
-use hyper::{HeaderMap, Request, StatusCode, header};
+use hyper::{HeaderMap, Method, Request, StatusCode, header};
 use outcalls::Allowed;
 
 use crate::{cli::Cli, operations::Failure};
@@ -36,6 +41,7 @@ pub(crate) struct Access {
     hosts: Vec<String>,
     /// Where the server listens, when it does.
     listen: OnceLock<SocketAddr>,
+    has_refused: AtomicBool,
     remote_gateways: bool,
     networks: Vec<String>,
     pub(crate) folders: Folders,
@@ -55,6 +61,7 @@ impl Access {
         let access = Self {
             hosts,
             listen: OnceLock::new(),
+            has_refused: AtomicBool::new(false),
             remote_gateways,
             networks: or_list(&cli.allow_network, ALLOW_NETWORK),
             folders: Folders::new(cli)?,
@@ -108,14 +115,39 @@ impl Access {
         let origin = text_of(request.headers(), &header::ORIGIN).filter(|_| !is_public);
         let unknown = SocketAddr::from(([127, 0, 0, 1], 0));
         let listen = *self.listen.get().unwrap_or(&unknown);
-        origin::is_own_page(host.as_deref(), origin.as_deref(), listen, &self.hosts).map_err(
-            |refusal| {
-                tracing::warn!(reason = refusal.reason(), "a request was refused");
-                let option = format!("--allow-host or {ALLOW_HOST}");
-                Failure { status: StatusCode::FORBIDDEN, message: refusal.message(&option) }
-            },
-        )
+        let checked = origin::is_own_page(host.as_deref(), origin.as_deref(), listen, &self.hosts);
+        if let Err(refusal) = checked {
+            let option = format!("--allow-host or {ALLOW_HOST}");
+            return Err(self.refused(refusal.reason(), refusal.message(&option)));
+        }
+        if !is_public && origin.is_none() && is_of_other_site(request) {
+            let message = "another web page sent the request (Sec-Fetch-Site)".to_owned();
+            return Err(self.refused("foreign_site", message));
+        }
+        Ok(())
     }
+
+    /// The log shows the first refusal: a page may send many requests.
+    fn refused(&self, reason: &'static str, message: String) -> Failure {
+        if self.has_refused.swap(true, Ordering::Relaxed) {
+            tracing::debug!(reason, "a request of another web page was refused");
+        } else {
+            tracing::warn!(reason, "requests of another web page are refused: {message}");
+        }
+        Failure { status: StatusCode::FORBIDDEN, message }
+    }
+}
+
+/// Whether the browser marks the request as sent for another site: an image, a script or a frame in
+/// a page, which comes without `Origin`. A link to a page of the server may be followed.
+fn is_of_other_site<B>(request: &Request<B>) -> bool {
+    let is = |name: &str, value: &str| {
+        request.headers().get(name).is_some_and(|found| found.as_bytes() == value.as_bytes())
+    };
+    let is_link = *request.method() == Method::GET
+        && is("sec-fetch-mode", "navigate")
+        && is("sec-fetch-dest", "document");
+    (is("sec-fetch-site", "cross-site") || is("sec-fetch-site", "same-site")) && !is_link
 }
 
 /// Whether a body is declared as JSON. Browsers send other types of any page without asking the

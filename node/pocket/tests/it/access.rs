@@ -79,6 +79,33 @@ async fn requests_of_other_pages_are_refused_and_change_nothing() {
 }
 
 #[tokio::test]
+async fn what_a_page_embeds_is_refused_and_a_link_is_followed() {
+    let server = Server::start(&[]);
+    let instance = server.instance(&one_subnet()).await;
+    let path = format!("/instances/{instance}/_/dashboard");
+    let marks = |site, mode, dest| {
+        let names = ["sec-fetch-site", "sec-fetch-mode", "sec-fetch-dest"];
+        names.map(header::HeaderName::from_static).into_iter().zip([site, mode, dest])
+    };
+    for (site, mode, dest, expected) in [
+        ("cross-site", "no-cors", "image", StatusCode::FORBIDDEN),
+        ("same-site", "no-cors", "script", StatusCode::FORBIDDEN),
+        ("cross-site", "navigate", "iframe", StatusCode::FORBIDDEN),
+        ("cross-site", "navigate", "document", StatusCode::OK),
+        ("same-origin", "cors", "empty", StatusCode::OK),
+        ("none", "navigate", "document", StatusCode::OK),
+    ] {
+        let headers: Vec<_> = marks(site, mode, dest).collect();
+        let answer = server.send(Method::GET, &path, &headers, None).await;
+        assert_eq!(answer.status(), expected, "{site} {mode} {dest}");
+    }
+    let headers: Vec<_> = marks("cross-site", "navigate", "document").collect();
+    let stop = format!("/instances/{instance}/stop_progress");
+    let answer = server.send(Method::POST, &stop, &headers, None).await;
+    assert_eq!(answer.status(), StatusCode::FORBIDDEN);
+}
+
+#[tokio::test]
 async fn the_servers_own_pages_and_names_are_accepted() {
     let server = Server::start(&["--allow-host", "pocket,ci.example"]);
     let own = server.url.clone();
@@ -152,7 +179,10 @@ async fn agents_in_pages_reach_the_endpoints_of_an_instance() {
 
 #[tokio::test]
 async fn gateways_listen_for_other_machines_only_where_that_is_allowed() {
-    let asked = |instance: u64, address: &str| json!({"forward_to": {"PocketIcInstance": instance}, "ip_addr": address});
+    let asked = |instance: u64, address: &str| {
+        let to = json!({"PocketIcInstance": instance});
+        json!({"forward_to": to, "ip_addr": address})
+    };
     let server = Server::start(&[]);
     let instance = server.instance(&one_subnet()).await;
     let mut config = one_subnet();
