@@ -116,6 +116,19 @@ struct TargetCanisterArg {
     target_canister: Principal,
 }
 
+#[derive(CandidType, Deserialize)]
+struct SpecifiedIdArg {
+    specified_id: Option<Principal>,
+}
+
+/// The id that a call asks for which makes a canister; none where it asks for none, or its argument
+/// cannot be read.
+pub fn specified_id(call: &MethodCall) -> Option<Principal> {
+    let is_provisional = call.method_name == "provisional_create_canister_with_cycles";
+    let arg = is_provisional.then(|| field::<SpecifiedIdArg>(&call.arg).ok())??;
+    arg.specified_id
+}
+
 /// Whether a call makes a canister: it may be sent to any effective id.
 pub fn makes_canister(call: &MethodCall) -> bool {
     call.canister_id == Principal::management_canister()

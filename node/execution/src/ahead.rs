@@ -220,8 +220,8 @@ impl CompileAhead {
         }
         check_mode(target, mode).map_err(|reject| reject.message)?;
         let head = code.head().map_err(|error| error.to_string())?;
-        let (prepaid, _) = prepayment(core, bytes, &head);
-        let liquid = core.costs.liquid(target);
+        let (prepaid, _) = prepayment(core, &target.id, bytes, &head);
+        let liquid = core.costs_of(&target.id).liquid(target);
         (liquid >= prepaid)
             .then_some(())
             .ok_or_else(|| format!("the canister has {liquid} of {prepaid} cycles"))

@@ -118,9 +118,10 @@ fn charge(
     bytes: u64,
     spares_frozen: bool,
 ) -> Result<(), Reject> {
-    let fee = core.costs.induction(bytes);
+    let costs = core.costs_of(id);
+    let fee = costs.induction(bytes);
     let canister = state.get_mut(id).ok_or_else(|| reject::canister_not_found(id))?;
-    let liquid = core.costs.liquid(canister);
+    let liquid = costs.liquid(canister);
     if liquid < fee && !spares_frozen {
         return Err(reject::out_of_cycles(id, liquid, fee, "taking in an ingress message"));
     }

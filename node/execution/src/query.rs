@@ -259,7 +259,6 @@ impl QueryService {
                 core.limits().pages.disk_reserve_bytes
             )));
         }
-        let fee = core.costs.induction(ingress.accounted_bytes());
         if ingress.canister_id == Principal::management_canister() {
             let named = management::named_canister(core, &ingress.method_name, &ingress.arg)?;
             let target = named.and_then(|id| state.canister(&id));
@@ -267,14 +266,14 @@ impl QueryService {
             let charged = management::is_charged(&ingress.method_name)
                 && ingress.method_name != "update_settings";
             if let Some(target) = target.filter(|_| charged) {
-                affordable(core, &target, fee)?;
+                affordable(core, &target, ingress)?;
             }
             return Ok(());
         }
         let id = ingress.canister_id;
         let canister = state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))?;
         check_callable(core, &canister)?;
-        affordable(core, &canister, fee)?;
+        affordable(core, &canister, ingress)?;
         if !canister.module().is_some_and(|module| module.info.hooks.inspect_message) {
             return Ok(());
         }
@@ -343,8 +342,9 @@ impl QueryService {
     }
 }
 
-fn affordable(core: &Core, canister: &CanisterState, fee: state::Cycles) -> Result<(), Reject> {
-    let liquid = core.costs.liquid(canister);
+fn affordable(core: &Core, canister: &CanisterState, ingress: &Ingress) -> Result<(), Reject> {
+    let costs = core.costs_of(&canister.id);
+    let (fee, liquid) = (costs.induction(ingress.accounted_bytes()), costs.liquid(canister));
     if liquid < fee {
         return Err(reject::out_of_cycles(
             &canister.id,

@@ -205,7 +205,7 @@ impl Round<'_> {
     fn charge_canister(&mut self, id: &CanisterId, now: Time, effects: &mut Effects) {
         let Some(canister) = self.state.get_mut(id) else { return };
         let seconds = (now.0 - canister.charged_until.0) / 1_000_000_000;
-        let costs = &self.core.costs;
+        let costs = self.core.costs_of(id);
         let memory = costs.storage(canister.memory_taken(), seconds);
         let compute = costs.compute(canister.settings.compute_allocation, seconds);
         let had_nothing = canister.cycles == 0 && canister.reserved_cycles == 0;
@@ -221,7 +221,8 @@ impl Round<'_> {
         let is_paused = canister.paused.is_some();
         let seconds = if is_paused { paid_seconds(seconds, owed, paid) } else { seconds };
         canister.charged_until = Time(canister.charged_until.0 + seconds * 1_000_000_000);
-        let ran_out = canister.cycles == 0 && canister.reserved_cycles == 0 && !is_paused;
+        let has_none = canister.cycles == 0 && canister.reserved_cycles == 0;
+        let ran_out = has_none && !is_paused && !self.core.config.is_free(id);
         let has_something = canister.execution.is_some() || !canister.snapshots.is_empty();
         if ran_out && (!had_nothing || has_something) {
             management::run_out(self.core, canister, effects);

@@ -84,6 +84,7 @@ impl Server {
 
     async fn post(&self, path: &str, body: &Value) -> Result<Value> {
         let request = self.http.post(format!("{}{path}", self.url)).body(body.to_string());
+        let request = request.header("content-type", "application/json");
         let response = request.send().await?;
         let status = response.status();
         let text = response.text().await?;

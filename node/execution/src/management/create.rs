@@ -27,7 +27,7 @@ impl Dispatcher<'_> {
         // Subnets with admins make canisters free of charge (interface specification,
         // `create_canister`).
         let fee = if self.core.config.subnet_admins.is_empty() {
-            self.core.costs.create_canister
+            self.core.costs_of(&call.origin.caller()).create_canister
         } else {
             0
         };

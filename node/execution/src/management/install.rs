@@ -212,8 +212,9 @@ impl Dispatcher<'_> {
         // Nothing is unpacked, hashed or compiled for a canister that cannot pay for the most it
         // may come to.
         let head = core.attempts(self.place.clone()).until(|| order.code.head())?;
-        let (prepaid, compile_most) = prepayment(core, wasm_bytes, &head);
-        let liquid = core.costs.liquid(&canister);
+        let (prepaid, compile_most) = prepayment(core, &order.id, wasm_bytes, &head);
+        let costs = core.costs_of(&order.id);
+        let liquid = costs.liquid(&canister);
         if liquid < prepaid {
             return Err(reject::out_of_cycles(
                 &canister.id,
@@ -226,7 +227,7 @@ impl Dispatcher<'_> {
         let hash = order.code.hash();
         let (prepared, compile_instructions) =
             self.prepare_and_count(&canister, &hash, order.code.uploaded(), (&head, compile_most))?;
-        let compile_cost = core.costs.execution(compile_instructions);
+        let compile_cost = costs.execution(compile_instructions);
         let planned = prepared.and_then(|info| Ok((plan(&canister, &order.mode, &info)?, info)));
         let (plan, info) = match planned {
             Ok(planned) => planned,
@@ -283,7 +284,7 @@ impl Dispatcher<'_> {
 
     /// What of the prepayment an installation used.
     fn cost(&self, installing: &Installing, tally: &Tally) -> Cycles {
-        let execution = self.core.costs.execution(tally.instructions);
+        let execution = self.core.costs_of(&installing.id).execution(tally.instructions);
         (execution + installing.record.compile_cost).min(installing.prepaid)
     }
 
@@ -374,7 +375,7 @@ impl Dispatcher<'_> {
                 - execution.stable.wasm_pages
         });
         let bytes = next.memory_usage().total() + grown * state::WASM_PAGE_BYTES;
-        let needed = self.core.costs.freezing_limit_with(next, bytes);
+        let needed = self.core.costs_of(&next.id).freezing_limit_with(next, bytes);
         let balance = next.cycles.saturating_add(refund);
         if balance >= needed {
             return Ok(());
@@ -456,12 +457,13 @@ fn module_too_large(bytes: u64, limit: u64) -> Reject {
 
 /// What a canister has to have for the installation of a module of `bytes` bytes that begins with
 /// `head`, in cycles, and the instructions of it that compiling may come to.
-pub(crate) fn prepayment(core: &Core, bytes: u64, head: &[u8]) -> (Cycles, u64) {
+pub(crate) fn prepayment(core: &Core, id: &CanisterId, bytes: u64, head: &[u8]) -> (Cycles, u64) {
     let module = &core.limits().module;
     let unpacked_max = sandbox::module::unpacked_bytes_max(bytes, head, module);
     let compile_most = module.compile_instructions_max(unpacked_max);
-    let execution = core.costs.execution(core.install_limits().instructions);
-    (execution + core.costs.execution(compile_most), compile_most)
+    let costs = core.costs_of(id);
+    let execution = costs.execution(core.install_limits().instructions);
+    (execution + costs.execution(compile_most), compile_most)
 }
 
 pub(crate) fn check_mode(

@@ -83,8 +83,8 @@ impl Dispatcher<'_> {
         let node = (argument.is_replicated == Some(false)).then(|| self.one_member());
         let mut outcall = outcall(argument, call, (self.until(), self.round.height), node);
         self.check_open(&outcall)?;
-        let price =
-            self.core.cost_table.outcall(outcall.request_bytes(), outcall.response_bytes_max());
+        let prices = self.core.cost_table_of(&call.origin.caller());
+        let price = prices.outcall(outcall.request_bytes(), outcall.response_bytes_max());
         let Some(left) = call.cycles.checked_sub(price) else {
             return Err(too_few_cycles(call.cycles, price).into());
         };

@@ -237,7 +237,7 @@ pub(super) fn check_promises(
     }
     let allocation_before = current.map_or(0, |canister| canister.settings.memory_allocation);
     let dearer = compute > compute_before || next.settings.memory_allocation > allocation_before;
-    let needed = core.costs.freezing_limit(next);
+    let needed = core.costs_of(&next.id).freezing_limit(next);
     if dearer && next.cycles < needed {
         let code = if compute > compute_before { 530 } else { 531 };
         return Err(reject::reject(

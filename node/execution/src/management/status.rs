@@ -85,7 +85,7 @@ pub(super) fn canister_status(core: &Core, canister: &CanisterState) -> Result<V
         cycles: canister.cycles.into(),
         reserved_cycles: canister.reserved_cycles.into(),
         idle_cycles_burned_per_day: core
-            .costs
+            .costs_of(&canister.id)
             .idle_burn_per_day(canister.memory_taken(), settings.compute_allocation)
             .into(),
         query_stats: ic::QueryStats {

@@ -38,7 +38,7 @@ impl Dispatcher<'_> {
         let core = self.core;
         let bytes = snapshot.module.bytes();
         let head = self.head_of(&snapshot)?;
-        let (_, compile_most) = prepayment(core, bytes, &head);
+        let (_, compile_most) = prepayment(core, &canister.id, bytes, &head);
         // Before all of the module is looked at.
         self.affordable(&canister, copying.saturating_add(compile_most), "loading a snapshot")?;
         let hash = self.module_of(&snapshot)?;
@@ -46,7 +46,8 @@ impl Dispatcher<'_> {
         let (prepared, compiling) =
             self.prepare_and_count(&canister, &hash, code.uploaded(), (&head, compile_most))?;
         let mut next = canister.clone();
-        pay(&mut next, core.costs.execution(copying.saturating_add(compiling)));
+        let costs = core.costs_of(&canister.id);
+        pay(&mut next, costs.execution(copying.saturating_add(compiling)));
         let planned = prepared.and_then(|info| {
             let module = InstalledModule::new(hash, bytes, info);
             next.execution = Some(loaded(core, &canister, &snapshot, module)?);
@@ -54,7 +55,7 @@ impl Dispatcher<'_> {
             self.check_loading(&canister, &next)
         });
         if let Err(reject) = planned {
-            return self.refuse_compiled(&id, core.costs.execution(compiling), reject);
+            return self.refuse_compiled(&id, costs.execution(compiling), reject);
         }
         core.note_prepared(hash);
         self.count(copying, 0);

@@ -181,8 +181,9 @@ impl Dispatcher<'_> {
         instructions: u64,
         what: &str,
     ) -> Result<Cycles, Reject> {
-        let cost = self.core.costs.execution(instructions);
-        let liquid = self.core.costs.liquid(canister);
+        let costs = self.core.costs_of(&canister.id);
+        let cost = costs.execution(instructions);
+        let liquid = costs.liquid(canister);
         if liquid < cost {
             return Err(reject::out_of_cycles(&canister.id, liquid, cost, what));
         }
@@ -194,7 +195,7 @@ impl Dispatcher<'_> {
     fn check_keeping(&self, canister: &CanisterState, next: &CanisterState) -> Result<(), Reject> {
         check_promises(self.core, self.state, Some(canister), next)?;
         let (before, after) = (canister.memory_usage().total(), next.memory_usage().total());
-        let needed = self.core.costs.freezing_limit(next);
+        let needed = self.core.costs_of(&next.id).freezing_limit(next);
         if next.cycles < needed {
             let grown = after.saturating_sub(before);
             return Err(reject::memory_too_dear(&next.id, grown, next.cycles, needed));
