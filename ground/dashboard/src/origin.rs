@@ -14,6 +14,9 @@ use std::net::{IpAddr, SocketAddr};
 /// Bytes of a foreign header that are repeated in a refusal.
 const SHOWN_BYTES_MAX: usize = 100;
 
+/// Names that may be configured.
+const NAMES_MAX: usize = 64;
+
 /// A request that does not come from the server's own page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
@@ -72,6 +75,27 @@ pub fn is_own_page(
         Ok(())
     } else {
         Err(Refusal::ForeignOrigin(shown(origin)))
+    }
+}
+
+/// Checks configured names.
+///
+/// # Errors
+/// When one is not a host name without port, or there are too many.
+pub fn check_names(names: &[String]) -> Result<(), String> {
+    if names.len() > NAMES_MAX {
+        return Err(format!("host_names has {} names, the limit is {NAMES_MAX}", names.len()));
+    }
+    let is_name = |name: &str| {
+        let is_label_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        (1..=253).contains(&name.len()) && name.bytes().all(is_label_byte)
+    };
+    match names.iter().find(|name| !is_name(name)) {
+        Some(name) => Err(format!(
+            "host_names has \"{}\", which is not a host name without scheme and port",
+            shown(name)
+        )),
+        None => Ok(()),
     }
 }
 

@@ -148,9 +148,23 @@ impl Core {
         module: ModuleHash,
         canister_id: &CanisterId,
     ) -> Result<(), EnsureError> {
-        if self.prepared.lock().unwrap_or_else(PoisonError::into_inner).contains(&module) {
+        if self.was_prepared(&module) {
             return Ok(());
         }
+        self.prepare_installed(module, canister_id)
+    }
+
+    /// Whether the artefact was there before; it may have been removed from the cache since.
+    pub(crate) fn was_prepared(&self, module: &ModuleHash) -> bool {
+        self.prepared.lock().unwrap_or_else(PoisonError::into_inner).contains(module)
+    }
+
+    /// The same when the artefact may have been removed from the cache.
+    pub(crate) fn prepare_installed(
+        &self,
+        module: ModuleHash,
+        canister_id: &CanisterId,
+    ) -> Result<(), EnsureError> {
         if self.sandbox.is_prepared(&module) {
             self.note_prepared(module);
             return Ok(());

@@ -60,7 +60,7 @@ pub use config::{ExecutorConfig, FatalError, RoundResult};
 pub use cycles::CostSchedule;
 pub use executor::Executor;
 pub use placement::Placement;
-pub use query::{NotTransformed, QueryReply, QueryRequest, QueryService};
+pub use query::{EndedQueries, NotTransformed, QueryReply, QueryRequest, QueryService};
 pub use query_stats::QueryTally;
 pub use retry::{
     ATTEMPTS_BEFORE_VERDICT, Closing, ExecutionPoint, Persistent, RetryPolicy, Trouble,

@@ -55,6 +55,35 @@ pub(crate) fn queue_full(message: impl Into<String>) -> Reject {
     reject(201, message)
 }
 
+/// The gateway answers it with 429 or 503: see `gateway::NO_QUERY_WORKER`.
+pub(crate) fn no_query_worker(wait_seconds: u64, per_canister_max: u64) -> Reject {
+    reject(
+        211,
+        format!(
+            "No query worker became free within the limit execution.query_wait_seconds = \
+             {wait_seconds} (one canister has at most \
+             execution.query_threads_per_canister = {per_canister_max}); ask again."
+        ),
+    )
+}
+
+pub(crate) fn query_overdue(id: &CanisterId, seconds: u64) -> Reject {
+    reject(
+        528,
+        format!(
+            "Query of canister {id} was ended: with all its calls it ran longer than the limit \
+             execution.query_wall_clock_seconds = {seconds}."
+        ),
+    )
+}
+
+pub(crate) fn query_compiled_too_long(id: &CanisterId, seconds: u64) -> Reject {
+    trouble_of_the_machine(format!(
+        "The module of canister {id} has to be compiled first, which takes longer than the limit \
+         execution.query_wall_clock_seconds = {seconds}; the compilation continues, ask again."
+    ))
+}
+
 pub(crate) fn ingress_timeout(id: &Principal) -> Reject {
     reject(
         202,

@@ -159,6 +159,8 @@ pub struct Rounds {
     pub skipped: u64,
     /// Longest time without a certified round while work was waiting.
     pub longest_stall_millis: u64,
+    /// The newest stall of at least [`LONG_STALL_MILLIS`].
+    pub long_stall: Option<Stall>,
     /// Canister messages executed.
     pub messages: u64,
     /// Query calls since the process started, failed ones included.
@@ -171,6 +173,19 @@ pub struct Rounds {
     pub delta_capacity_bytes: u64,
     /// Workers that died and were started again.
     pub worker_restarts: u64,
+}
+
+/// A stall from which this on is worth an operator's attention.
+pub const LONG_STALL_MILLIS: u64 = 10_000;
+
+/// A time without a certified round while work was waiting.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stall {
+    /// When a round was certified again.
+    pub ended_unix_millis: u64,
+    /// How long it took.
+    pub millis: u64,
 }
 
 /// How far the node holds work back.

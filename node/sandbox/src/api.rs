@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::time::Instant;
 
 use ic_principal::Principal;
 use pages::{AppendTarget, MemoryLayout, Run};
@@ -358,6 +359,17 @@ pub struct Outcome {
     pub keep_token: Option<u64>,
 }
 
+/// Result of an execution with a deadline.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Timed {
+    /// The message ended before the deadline.
+    Ended(Box<Outcome>),
+    /// The deadline passed; the worker and everything it kept are gone.
+    Overdue,
+    /// The artefact of the module has to be prepared first; nothing was executed.
+    Unprepared,
+}
+
 /// Why a module is not ready to run.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum NotPrepared {
@@ -460,6 +472,20 @@ pub trait Sandbox: Send + Sync {
     /// # Errors
     /// When there is no outcome. Whatever ran of the message leaves no trace.
     fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble>;
+    /// Runs one query, at most until `deadline`. Wall-clock time differs between nodes: never for
+    /// a message whose outcome the subnet agrees on.
+    ///
+    /// # Errors
+    /// As of [`Self::execute`].
+    fn execute_until(
+        &self,
+        lane: Lane,
+        request: &Request,
+        deadline: Instant,
+    ) -> Result<Timed, WorkerTrouble> {
+        let _ = deadline;
+        Ok(Timed::Ended(Box::new(self.execute(lane, request)?)))
+    }
     /// Runs one message, or goes on with it, until it is over or has used what it is granted. The
     /// request is the same at each slice but for its layouts, which hold the same bytes, and its
     /// append targets. Whoever keeps nothing of a paused message runs it from its beginning.

@@ -37,6 +37,9 @@ pub(crate) struct Config {
     #[serde(skip)]
     pub(crate) disk_is_stated: bool,
     pub(crate) listen: SocketAddr,
+    /// Names under which operator pages are served.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) host_names: Vec<String>,
     /// Where nothing is stated, a node alone has one, if its address can be had.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) http_gateway: Option<HttpGateway>,
@@ -198,6 +201,7 @@ struct File {
     disk: Option<String>,
     #[serde(default, deserialize_with = "address")]
     listen: Option<SocketAddr>,
+    host_names: Option<Vec<String>>,
     http_gateway: Option<HttpGateway>,
     data_dir: Option<PathBuf>,
     log: Option<String>,
@@ -280,11 +284,17 @@ impl Config {
                 "features.subnet_admins names {admins} principals, the most is {SUBNET_ADMINS_MAX}"
             );
         }
+        let host_names = match settings.host_names.is_empty() {
+            true => file.host_names.unwrap_or_default(),
+            false => settings.host_names.clone(),
+        };
+        dashboard::origin::check_names(&host_names).map_err(anyhow::Error::msg)?;
         Ok(Self {
             memory: budget::format_size(limits.memory_budget_bytes),
             disk: disk.map(|_| budget::format_size(limits.disk_budget_bytes)),
             disk_is_stated: stated.is_some(),
             listen: settings.listen.or(file.listen).unwrap_or(LISTEN),
+            host_names,
             http_gateway: settings.http_gateway.or(file.http_gateway),
             data_dir,
             log: settings.log.clone().or(file.log).unwrap_or_else(|| "info".into()),
@@ -377,6 +387,22 @@ mod tests {
         let again = load(&first.to_toml().unwrap(), Settings::default()).unwrap();
         assert_eq!(first.limits, again.limits);
         assert_eq!(first.to_toml().unwrap(), again.to_toml().unwrap());
+    }
+
+    #[test]
+    fn host_names_are_bounded_names_without_port() {
+        let text = "host_names = [\"thimble\", \"ops.example.org\"]\n";
+        let file = load(text, Settings::default()).unwrap();
+        assert_eq!(file.host_names, ["thimble", "ops.example.org"]);
+        let again = load(&file.to_toml().unwrap(), Settings::default()).unwrap();
+        assert_eq!(again.host_names, file.host_names);
+        let host_names = vec!["other".to_owned()];
+        let flag = load(text, Settings { host_names, ..Settings::default() }).unwrap();
+        assert_eq!(flag.host_names, ["other"]);
+        for wrong in ["thimble:8080", "http://thimble", "*", ""] {
+            let error = load(&format!("host_names = [\"{wrong}\"]\n"), Settings::default());
+            assert!(format!("{:#}", error.unwrap_err()).contains("host_names"), "{wrong}");
+        }
     }
 
     #[test]

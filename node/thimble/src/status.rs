@@ -94,6 +94,14 @@ fn text(report: &Report) -> String {
         rounds.longest_stall_millis,
         rounds.worker_restarts
     );
+    if let Some(stall) = &rounds.long_stall {
+        let ago = report.unix_millis.saturating_sub(stall.ended_unix_millis) / 1000;
+        let _ = writeln!(
+            out,
+            "stall       {} s without a certified round, ended {ago} s ago",
+            stall.millis / 1000
+        );
+    }
     let _ = writeln!(
         out,
         "delta log   {} of {}",

@@ -37,6 +37,8 @@ pub(crate) struct Config {
     pub(crate) announce: Vec<Multiaddr>,
     pub(crate) peers: Vec<Multiaddr>,
     pub(crate) http: SocketAddr,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) host_names: Vec<String>,
     pub(crate) cluster: u16,
     pub(crate) shards: Vec<u16>,
     pub(crate) shards_in_cluster: NonZeroU16,
@@ -72,6 +74,7 @@ struct File {
     peers: Option<Vec<Multiaddr>>,
     #[serde(default, deserialize_with = "address")]
     http: Option<SocketAddr>,
+    host_names: Option<Vec<String>>,
     cluster: Option<u16>,
     shards: Option<Vec<u16>>,
     shards_in_cluster: Option<NonZeroU16>,
@@ -119,6 +122,7 @@ impl Config {
             announce: list(flags.announce, file.announce).unwrap_or_default(),
             peers: list(flags.peers, file.peers).unwrap_or_default(),
             http: flags.http.or(file.http).unwrap_or_else(|| ([127, 0, 0, 1], 8645).into()),
+            host_names: list(flags.host_names, file.host_names).unwrap_or_default(),
             cluster,
             shards,
             shards_in_cluster,
@@ -170,6 +174,7 @@ impl Config {
         if self.listen.is_empty() {
             bail!("listen names no address");
         }
+        dashboard::origin::check_names(&self.host_names).map_err(anyhow::Error::msg)?;
         if self.tls_certificate.is_some() != self.tls_key.is_some() {
             bail!("secure WebSocket needs both tls_certificate and tls_key");
         }
