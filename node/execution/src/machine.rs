@@ -394,8 +394,8 @@ impl<'a> Machine<'a> {
         };
         match result {
             Ok(response) => ran.result = Ok(response),
-            Err(Trap { reject }) => {
-                ran.result = Err(reject::from_canister(&canister.id, reject));
+            Err(trap) => {
+                ran.result = Err(reject::of_trap(canister, &begun.context.caller, trap));
                 return ran;
             }
         }

@@ -28,8 +28,8 @@ use sandbox::{
     WorkerTrouble,
 };
 use state::{
-    CanisterId, CanisterState, CertifiedReader, CertifiedState, Height, Ingress, Memory,
-    ModuleHash, QueryCounts, Reject, SenderInfo, SharedCanister, Time,
+    CanisterId, CanisterState, CanisterStatus, CertifiedReader, CertifiedState, Height, Ingress,
+    Memory, ModuleHash, QueryCounts, Reject, SenderInfo, SharedCanister, Time,
 };
 
 use self::compiling::{Compilations, Failure};
@@ -382,13 +382,9 @@ impl QueryService {
         self.note_end(&session);
         let outcome = executed?;
         match outcome.result {
-            Err(trap) => Err(reject::from_canister(&id, trap.reject)),
+            Err(trap) => Err(reject::of_trap(&canister, &ingress.sender, trap)),
             Ok(_) if outcome.accepted => Ok(()),
-            Ok(_) => Err(reject::rejected_message(format!(
-                "Canister {id} did not accept the call of '{}': its canister_inspect_message \
-                 refused.",
-                ingress.method_name.escape_debug()
-            ))),
+            Ok(_) => Err(reject::not_accepted(&id)),
         }
     }
 
@@ -473,6 +469,9 @@ impl Session<'_> {
     ) -> Result<Vec<u8>, Reject> {
         let id = asked.canister_id;
         let canister = self.state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))?;
+        if canister.status == CanisterStatus::Stopped {
+            return Err(reject::stopped_for_queries(&id));
+        }
         check_callable(self.core, &canister)?;
         let (entry, composite) = find_method(&canister, &asked.method_name)?;
         self.repeatable &= !composite;
@@ -494,6 +493,7 @@ impl Session<'_> {
             growable_bytes: self.core.limits().subnet.memory_capacity_bytes,
             ..Invocation::system(entry, self.core.query_limits())
         };
+        let caller = invocation.caller;
         let callback_base = Invocation { arg: Vec::new(), ..invocation.clone() };
         let outcome = self.execute(&canister, invocation, certificate, None)?;
         *began = true;
@@ -501,7 +501,7 @@ impl Session<'_> {
         let result = if composite {
             self.drive(&canister, callback_base, outcome, depth)
         } else {
-            respond(&id, outcome).unwrap_or_else(|| Err(reject::did_not_reply(&id)))
+            respond(&canister, &caller, outcome).unwrap_or_else(|| Err(reject::did_not_reply(&id)))
         };
         if let Some(token) = token {
             self.core.sandbox.release(Lane::Query(self.lane), token);
@@ -520,7 +520,7 @@ impl Session<'_> {
         let token = outcome.keep_token;
         let mut spent = outcome.instructions;
         let mut calls: VecDeque<Call> = std::mem::take(&mut outcome.query_calls).into();
-        if let Some(response) = respond(&canister.id, outcome) {
+        if let Some(response) = respond(canister, &base.caller, outcome) {
             return response;
         }
         while let Some(call) = calls.pop_front() {
@@ -553,7 +553,7 @@ impl Session<'_> {
                 let _ = self.execute(canister, cleanup, None, token);
             }
             let further = std::mem::take(&mut outcome.query_calls);
-            if let Some(response) = respond(&canister.id, outcome) {
+            if let Some(response) = respond(canister, &base.caller, outcome) {
                 return response;
             }
             further.into_iter().rev().for_each(|call| calls.push_front(call));
@@ -770,12 +770,16 @@ impl Session<'_> {
 }
 
 /// The response in an outcome, if there is one.
-fn respond(id: &CanisterId, outcome: Outcome) -> Option<Result<Vec<u8>, Reject>> {
+fn respond(
+    canister: &CanisterState,
+    caller: &Principal,
+    outcome: Outcome,
+) -> Option<Result<Vec<u8>, Reject>> {
     match outcome.result {
         Ok(Response::None) => None,
         Ok(Response::Reply(bytes)) => Some(Ok(bytes)),
         Ok(Response::Reject(message)) => Some(Err(reject::rejected_message(message))),
-        Err(trap) => Some(Err(reject::from_canister(id, trap.reject))),
+        Err(trap) => Some(Err(reject::of_trap(canister, caller, trap))),
     }
 }
 

@@ -416,7 +416,9 @@ fn canisters_create_look_at_and_pay_for_others() {
     };
     let empty = candid::encode_one(ic::CreateCanisterArgs::default()).unwrap();
     let poor = node.call(a, &manage("create_canister", empty.clone(), 5)).unwrap();
-    assert!(String::from_utf8(poor).unwrap().starts_with("4: Creating a canister costs"));
+    assert!(
+        String::from_utf8(poor).unwrap().starts_with("4: Creating a canister requires a fee of ")
+    );
     let reply = node.call(a, &manage("create_canister", empty, 1_500_000_000_000)).unwrap();
     let b = decode::<ic::CanisterIdRecord>(&reply).canister_id;
     assert_eq!(node.canister(b).cycles, 1_000_000_000_000);

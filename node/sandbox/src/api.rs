@@ -14,7 +14,7 @@ use state::{BlobHash, BlobStore, CanisterId, Cycles, ModuleHash, Reject, SenderI
 pub use state::{CustomSection, Global, Hooks, ModuleInfo};
 use thiserror::Error;
 
-use crate::{Grant, Progress, Slice, SlicedName};
+use crate::{Grant, Progress, Slice, SlicedName, engine, module};
 
 /// Where execution enters the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -316,7 +316,15 @@ pub struct Changes {
 pub struct Trap {
     /// Reject as the caller sees it, without the "Error from Canister" prefix that execution adds.
     pub reject: Reject,
+    /// Which functions were being called: a heading and a line each, innermost first; at most
+    /// [`BACKTRACE_BYTES_MAX`]. Execution adds it to the reject of a caller who may read the
+    /// canister's log. Empty where the module names no functions.
+    pub backtrace: String,
 }
+
+/// Bytes of a backtrace: the heading, and a line for each of 20 frames.
+pub const BACKTRACE_BYTES_MAX: usize =
+    32 + engine::BACKTRACE_FRAMES_MAX * (module::NAME_BYTES_MAX + 1);
 
 /// A message has no outcome, for reasons of this machine: its worker was killed, hung, lied, could
 /// not get memory or descriptors, or could not be started. Not a function of the request, so it

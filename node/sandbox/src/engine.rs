@@ -17,11 +17,12 @@
 
 use std::fs::File;
 use std::hash::{Hash, Hasher};
+use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 
 use sha2::{Digest, Sha256};
 use wasmtime::{
-    Config, Engine, Module, ModuleVersionStrategy, OperatorCost, OptLevel, WasmFeatures,
+    Config, Engine, Inlining, Module, ModuleVersionStrategy, OperatorCost, OptLevel, WasmFeatures,
 };
 
 use crate::module;
@@ -43,9 +44,12 @@ pub const HEAP_RESERVATION_BYTES: u64 = 8 << 30;
 /// offset below this are checked once or not at all.
 pub const HEAP_GUARD_BYTES: u64 = 32 << 20;
 
+/// Frames of a backtrace, innermost first; as many as on the public network.
+pub(crate) const BACKTRACE_FRAMES_MAX: usize = 20;
+
 /// Counts changes to [`module::instrument`](crate::module) and to the table of instruction costs
-/// that the other inputs of [`version`] do not show.
-const INSTRUMENTATION_VERSION: u32 = 3;
+/// that the other inputs of [`version`] do not show, and to the names in backtraces.
+const INSTRUMENTATION_VERSION: u32 = 4;
 
 /// The configuration. Identical for compiling and for running.
 pub fn config() -> wasmtime::Result<Config> {
@@ -79,11 +83,14 @@ pub fn config() -> wasmtime::Result<Config> {
     // Data segments are applied by instrumented code, so there is no image to map.
     config.memory_init_cow(false);
 
-    // Artefacts carry code and trap sites, nothing for people or debuggers.
+    // Artefacts carry code, trap sites and names of functions, nothing for debuggers. A backtrace
+    // has one frame for each function that was called and has not returned: none is inlined, and
+    // the frame pointers by which it is read are always kept.
     config.generate_address_map(false);
     config.debug_symbols(false);
     config.native_unwind_info(false);
-    config.wasm_backtrace_max_frames(None);
+    config.compiler_inlining(Inlining::No);
+    config.wasm_backtrace_max_frames(NonZeroUsize::new(BACKTRACE_FRAMES_MAX));
     config.module_version(ModuleVersionStrategy::Custom(format!(
         "thimble-{INSTRUMENTATION_VERSION}-wasmtime-{WASMTIME_VERSION}"
     )))?;

@@ -13,6 +13,7 @@ mod disk_budget;
 mod disk_usage;
 mod genesis;
 mod governor;
+mod hint;
 mod init;
 mod keys;
 mod keystore;

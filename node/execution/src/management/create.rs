@@ -35,7 +35,9 @@ impl Dispatcher<'_> {
             return Err(reject::reject(
                 403,
                 format!(
-                    "Creating a canister costs {fee} cycles and {} came with the call.",
+                    "Creating a canister requires a fee of {fee} that is deducted from the \
+                     canister's initial balance but only {} cycles were received with the \
+                     create_canister request.",
                     call.cycles
                 ),
             )
@@ -144,7 +146,7 @@ impl Dispatcher<'_> {
             reject::invalid_payload(format!("{id} does not have the form of a canister id."))
         })?;
         if self.state.contains(&id) {
-            return Err(reject::reject(538, format!("Canister {id} exists already.")));
+            return Err(reject::already_installed(&id));
         }
         if number >= self.core.config.first_canister {
             return Err(reject::invalid_payload(format!(

@@ -138,7 +138,7 @@ impl Dispatcher<'_> {
         let store_id = argument.store_canister.unwrap_or(argument.target_canister);
         let store = self.target(&store_id)?;
         if !store.is_controller(&caller) && caller != store_id {
-            return Err(reject::invalid_controller(&store_id, &caller).into());
+            return Err(reject::invalid_controller(&store_id, &call.method_name).into());
         }
         let (parts, bytes) = chunks(store, &argument.chunk_hashes_list)?;
         let limit = self.core.limits().module.wasm_bytes;
@@ -471,14 +471,9 @@ pub(crate) fn check_mode(
     mode: &CanisterInstallMode,
 ) -> Result<(), Reject> {
     match mode {
-        CanisterInstallMode::Install if canister.execution.is_some() => Err(reject::reject(
-            514,
-            format!(
-                "Canister {} is not empty; use mode reinstall or upgrade, or uninstall its code \
-                 first.",
-                canister.id
-            ),
-        )),
+        CanisterInstallMode::Install if canister.execution.is_some() => {
+            Err(reject::not_empty(&canister.id))
+        }
         CanisterInstallMode::Upgrade(_) if canister.execution.is_none() => {
             Err(reject::no_module(&canister.id))
         }

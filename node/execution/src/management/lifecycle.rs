@@ -59,11 +59,7 @@ impl Dispatcher<'_> {
             .state
             .get_mut(&argument.canister_id)
             .ok_or_else(|| reject::canister_not_found(&argument.canister_id))?;
-        let rejection = reject::rejected_message(format!(
-            "Code of canister {} was uninstalled.",
-            argument.canister_id
-        ));
-        uninstall(core, canister, &mut self.effects, &rejection);
+        uninstall(core, canister, &mut self.effects, &reject::uninstalled());
         canister.history.push(Change {
             time,
             version: canister.version,
@@ -89,7 +85,10 @@ impl Dispatcher<'_> {
         if !canister.queues.is_empty() || canister.calls.callbacks_open() > 0 {
             return Err(reject::reject(
                 203,
-                format!("Canister {id} still has messages in its queues; try again in a moment."),
+                format!(
+                    "Canister {id} has messages in its queues and cannot be deleted now. Please \
+                     retry after some time."
+                ),
             )
             .into());
         }

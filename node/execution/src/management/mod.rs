@@ -285,7 +285,7 @@ pub(crate) fn check_ingress(
             target.id, ingress.effective_canister_id
         )));
     }
-    check_access(core, method.access, target, &ingress.sender)
+    check_access(core, (method.access, name), target, &ingress.sender)
 }
 
 /// Whether the canister pays for the induction of this call. Cycles from nothing cost nothing, and
@@ -296,7 +296,7 @@ pub(crate) fn is_charged(method_name: &str) -> bool {
 
 fn check_access(
     core: &Core,
-    access: Access,
+    (access, method_name): (Access, &str),
     target: &CanisterState,
     caller: &Principal,
 ) -> Result<(), Reject> {
@@ -314,11 +314,15 @@ fn check_access(
                 || may_view(&target.settings.status_visibility, target, caller)
         }
     };
-    if allowed { Ok(()) } else { Err(reject::invalid_controller(&target.id, caller)) }
+    if allowed { Ok(()) } else { Err(reject::invalid_controller(&target.id, method_name)) }
 }
 
 /// Whether `caller` is admitted by a visibility setting.
-fn may_view(visibility: &Visibility, target: &CanisterState, caller: &Principal) -> bool {
+pub(crate) fn may_view(
+    visibility: &Visibility,
+    target: &CanisterState,
+    caller: &Principal,
+) -> bool {
     match visibility {
         Visibility::Public => true,
         Visibility::Controllers => target.is_controller(caller),
@@ -479,7 +483,7 @@ impl Dispatcher<'_> {
         if method.names_canister {
             let id = canister_in(name, &call.arg)?;
             let target = self.target(&id)?;
-            check_access(self.core, method.access, target, &caller)?;
+            check_access(self.core, (method.access, name), target, &caller)?;
             let awaits = target.paused.as_ref().is_some_and(|paused| match paused.context {
                 Some(_) => method.awaits_message,
                 None => method.awaits_installation,

@@ -21,12 +21,12 @@ pub(crate) fn query(
     match method_name {
         "canister_status" => {
             let canister = target(state, arg)?;
-            check_access(core, Access::StatusViewers, &canister, caller)?;
+            check_access(core, (Access::StatusViewers, method_name), &canister, caller)?;
             status::canister_status(core, &canister)
         }
         "canister_metrics" => {
             let canister = target(state, arg)?;
-            check_access(core, Access::ControllersAndAdmins, &canister, caller)?;
+            check_access(core, (Access::ControllersAndAdmins, method_name), &canister, caller)?;
             status::canister_metrics(&canister)
         }
         "fetch_canister_logs" => fetch_canister_logs(state, caller, arg),
@@ -65,9 +65,7 @@ fn fetch_canister_logs(
     let id = argument.canister_id;
     let canister = state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))?;
     if !may_view(&canister.settings.log_visibility, &canister, caller) {
-        return Err(reject::rejected_message(format!(
-            "{caller} may not read the log of canister {id}."
-        )));
+        return Err(reject::log_not_visible(caller));
     }
     let wanted = |record: &&state::LogRecord| match &argument.filter {
         None => true,

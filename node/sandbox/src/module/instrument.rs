@@ -14,17 +14,21 @@
 //! Bulk operations on memory become calls of added functions, see `bulk.rs`. An operation is one
 //! instruction before and after, so control flow stays as it was.
 
+use std::collections::BTreeMap;
+
 use limits::ModuleLimits;
 use wasm_encoder::reencode::{self, Reencode, utils};
 use wasm_encoder::{
     CodeSection, DataCountSection, DataSection, ElementSection, Elements, Encode, EntityType,
     ExportKind, ExportSection, Function, FunctionSection, GlobalSection, ImportSection,
-    Instruction, MemorySection, MemoryType, Module, TableSection, TypeSection, ValType,
+    Instruction, MemorySection, MemoryType, Module, NameMap, NameSection, TableSection,
+    TypeSection, ValType,
 };
 use wasmparser::{DataKind, Operator, Parser, Payload};
 
 use super::bulk::{ActiveSegment, Bulk, Guard};
 use super::error::ModuleError;
+use super::names;
 use super::validate::{Shape, Validated};
 use super::{
     INIT_MEMORY, MEMORY, RUNTIME_MODULE, START, TABLE, WILL_WRITE, features, global_export,
@@ -71,6 +75,9 @@ struct Sections {
     data: DataSection,
     /// Offset and length of the segments that were active, by index.
     active: Vec<ActiveSegment>,
+    /// Names of the module's functions, by their index in the module; of the first section that
+    /// has any.
+    names: Option<BTreeMap<u32, String>>,
 }
 
 impl Sections {
@@ -123,7 +130,13 @@ impl Sections {
                     self.data.passive(data.data.iter().copied());
                 }
             }
-            // Exports are made anew, the start section and custom sections are left out.
+            Payload::CustomSection(section)
+                if section.name() == names::SECTION && self.names.is_none() =>
+            {
+                let functions = shape.imported_functions.saturating_add(shape.defined_functions);
+                self.names = Some(names::function_names(section.data_reader(), functions));
+            }
+            // Exports are made anew, the start section and other custom sections are left out.
             _ => {}
         }
         Ok(())
@@ -211,10 +224,28 @@ impl Sections {
         if !self.data.is_empty() {
             self.data.passive([]);
         }
-        Ok(self.assemble(&exports))
+        let names = self.names(&rewriter, added.functions);
+        Ok(self.assemble(&exports, &names))
     }
 
-    fn assemble(self, exports: &ExportSection) -> Vec<u8> {
+    /// Names of the functions of the new module, of which there are so many.
+    fn names(&self, rewriter: &Rewriter<'_>, functions: u32) -> NameMap {
+        let mut map = NameMap::new();
+        let Some(names) = self.names.as_ref().filter(|names| !names.is_empty()) else {
+            return map;
+        };
+        for (function, name) in names {
+            map.append(rewriter.moved(*function), name);
+        }
+        let own =
+            rewriter.shape.imported_functions + rewriter.shift + rewriter.shape.defined_functions;
+        for added in own..functions {
+            map.append(added, "");
+        }
+        map
+    }
+
+    fn assemble(self, exports: &ExportSection, names: &NameMap) -> Vec<u8> {
         let mut module = Module::new();
         module
             .section(&self.types)
@@ -230,6 +261,11 @@ impl Sections {
             module.section(&DataCountSection { count: self.data.len() });
         }
         module.section(&self.code).section(&self.data);
+        if !names.is_empty() {
+            let mut section = NameSection::new();
+            section.functions(names);
+            module.section(&section);
+        }
         module.finish()
     }
 }

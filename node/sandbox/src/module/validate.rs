@@ -484,7 +484,7 @@ impl<'a> Pass<'a> {
             self.limits.function_weight,
             weight,
         )?;
-        self.add(weight::FUNCTION + words / weight::WORDS_PER_UNIT + kept)
+        self.add(weight::KEPT_FUNCTION + words / weight::WORDS_PER_UNIT + kept)
     }
 
     fn import(&mut self, import: Import<'_>) -> Result<(), ModuleError> {
@@ -504,7 +504,7 @@ impl<'a> Pass<'a> {
             return Err(ModuleError::UnknownImport { name: shown(import.name), width: 32 });
         };
         // Code by which the module calls it, beside the records of its name and type.
-        self.add(weight::FUNCTION)?;
+        self.add(weight::KEPT_FUNCTION)?;
         self.imports.push((function, ty));
         self.functions.push(ty);
         self.shape.imported_functions += 1;

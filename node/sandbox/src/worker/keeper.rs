@@ -39,7 +39,7 @@ use super::{
     stack::Stacks,
 };
 use crate::{
-    Changes, Entry, MessageLimits, Outcome, Response, Trap, engine,
+    Changes, Entry, MessageLimits, Outcome, Response, engine,
     system_api::{Did, Failure, Host, linker},
 };
 
@@ -705,7 +705,7 @@ fn outcome(
     let result = match ended.failure {
         Some(failure) => {
             ended.did.log.push(failure.logged.as_bytes());
-            Err(Trap { reject: failure.reject() })
+            Err(failure.trap())
         }
         None => Ok(std::mem::replace(&mut ended.did.response, Response::None)),
     };
@@ -725,7 +725,7 @@ fn outcome(
 fn failed(failure: Failure) -> Outcome {
     Outcome {
         instructions: 0,
-        result: Err(Trap { reject: failure.reject() }),
+        result: Err(failure.trap()),
         changes: None,
         accepted: false,
         height_read: false,

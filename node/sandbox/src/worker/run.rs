@@ -23,10 +23,14 @@ use wasmtime::{
     ResourceLimiter, Store, Trap, TypedFunc, Val, WasmParams, unix::StoreExt,
 };
 
-use super::{HeapCell, Stable, pacer::Pacer};
+use super::{
+    HeapCell, Stable,
+    backtrace::{Renumbering, backtrace},
+    pacer::Pacer,
+};
 use crate::{
     Entry, MessageLimits, SystemContext,
-    module::{INIT_MEMORY, MEMORY, START, TABLE, global_export},
+    module::{INIT_MEMORY, MEMORY, RUNTIME_MODULE, START, TABLE, global_export},
     system_api::{Context, DIRTY_PAGE_INSTRUCTIONS, Did, Failure, Host},
 };
 
@@ -41,6 +45,8 @@ pub(crate) struct LoadedModule {
     pub(crate) memory64: bool,
     /// Whether it has a memory.
     pub(crate) has_memory: bool,
+    /// For backtraces.
+    renumbering: Renumbering,
 }
 
 impl LoadedModule {
@@ -58,6 +64,13 @@ impl LoadedModule {
             globals,
             memory64,
             has_memory: memory.is_some(),
+            // Only functions are imported.
+            renumbering: Renumbering {
+                added_import: module
+                    .imports()
+                    .position(|import| import.module() == RUNTIME_MODULE)
+                    .map(|index| index as u32),
+            },
         })
     }
 }
@@ -121,7 +134,7 @@ pub(crate) fn run(
     }
     let (mut failure, globals) = match result {
         Ok(instance) => (None, read_globals(&mut store, module, &instance)?),
-        Err(error) => (Some(failure_of(error, &store)?), Vec::new()),
+        Err(error) => (Some(failure_of(error, &store, module.renumbering)?), Vec::new()),
     };
     let left = store.get_fuel()?;
     let pages = if module.has_memory { heap.dirty_pages() } else { 0 };
@@ -322,31 +335,36 @@ async fn call_back(
 /// # Errors
 /// With what is no trap of WebAssembly: the engine lacked something, which is this machine's
 /// trouble and ends the worker.
-fn failure_of(error: wasmtime::Error, store: &Store<Host>) -> wasmtime::Result<Failure> {
+fn failure_of(
+    error: wasmtime::Error,
+    store: &Store<Host>,
+    renumbering: Renumbering,
+) -> wasmtime::Result<Failure> {
     let host = store.data();
     if let Some(failure) = error.downcast_ref::<Failure>() {
-        return Ok(failure.clone());
+        return Ok(failure.clone().with_backtrace(|| backtrace(&error, renumbering)));
     }
     if host.heap.cap_reached() {
         return Ok(host.heap_cap());
     }
-    Ok(match error.downcast_ref::<Trap>() {
+    let failure = match error.downcast_ref::<Trap>() {
         Some(Trap::OutOfFuel) => Failure::instructions(host.limits.instructions),
         Some(Trap::StackOverflow) => Failure::trapped("stack overflow"),
         Some(Trap::MemoryOutOfBounds) => Failure::trapped("heap out of bounds"),
         Some(Trap::TableOutOfBounds) => Failure::trapped("table out of bounds"),
         Some(Trap::IndirectCallToNull) => Failure::trapped("call to an empty table element"),
         Some(Trap::BadSignature) => {
-            Failure::trapped("function signature mismatch in call_indirect")
+            Failure::contract("function invocation does not match its signature")
         }
         Some(Trap::IntegerOverflow) => Failure::trapped("integer overflow"),
-        Some(Trap::IntegerDivisionByZero) => Failure::trapped("integer divide by 0"),
+        Some(Trap::IntegerDivisionByZero) => Failure::trapped("integer division by 0"),
         Some(Trap::BadConversionToInteger) => Failure::trapped("invalid conversion to integer"),
         Some(Trap::UnreachableCodeReached) => Failure::trapped("unreachable"),
         // Of features that no module may use.
         Some(_) => Failure::trapped("trap"),
         None => return Err(error),
-    })
+    };
+    Ok(failure.with_backtrace(|| backtrace(&error, renumbering)))
 }
 
 fn write_globals(

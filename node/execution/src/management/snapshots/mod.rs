@@ -59,7 +59,7 @@ impl Dispatcher<'_> {
         let uninstalls = argument.uninstall_code.unwrap_or(false);
         let Some(execution) = &canister.execution else {
             return Err(reject::rejected_message(format!(
-                "Canister {id} contains no Wasm module: there is nothing to take a snapshot of."
+                "Failed to create snapshot for empty canister {id}: it contains no Wasm module."
             ))
             .into());
         };
@@ -104,8 +104,7 @@ impl Dispatcher<'_> {
         let (core, time) = (self.core, self.round.time);
         let canister = self.state.get_mut(id).ok_or_else(|| reject::canister_not_found(id))?;
         canister.execution = None;
-        let rejection = reject::rejected_message(format!("Code of canister {id} was uninstalled."));
-        uninstall(core, canister, &mut self.effects, &rejection);
+        uninstall(core, canister, &mut self.effects, &reject::uninstalled());
         canister.history.push(Change {
             time,
             version: canister.version,
@@ -146,7 +145,8 @@ impl Dispatcher<'_> {
         }
         if self.state.get(&owner).is_some_and(|other| other.snapshots.get(number).is_some()) {
             return Err(reject::rejected_message(format!(
-                "The snapshot belongs to canister {owner} and not to canister {}.",
+                "The snapshot {} does not belong to canister {}.",
+                hex::encode(id),
                 canister.id
             )));
         }
@@ -163,11 +163,10 @@ impl Dispatcher<'_> {
         if let Some(named) = named {
             return Ok(Some(self.snapshot_of(canister, named)?.0));
         }
-        let count = canister.snapshots.len();
-        if count >= SNAPSHOTS_MAX {
+        if canister.snapshots.len() >= SNAPSHOTS_MAX {
             return Err(reject::rejected_message(format!(
-                "Canister {} has {count} snapshots, the most is {SNAPSHOTS_MAX}: delete one, or \
-                 name one that the new one takes the place of (replace_snapshot).",
+                "Canister {} has reached the maximum number of snapshots allowed: {SNAPSHOTS_MAX}. \
+                 Delete one, or name one to replace (replace_snapshot).",
                 canister.id
             )));
         }
