@@ -88,9 +88,10 @@ enum Source {
 }
 
 /// Cases that found something once. The first two are of decoding, then of metering.
-const KNOWN: [(&str, Kind); 12] = [
+const KNOWN: [(&str, Kind); 13] = [
     ("vec-null", Kind::Candid(Source::Known("raw_rand", vec_null))),
     ("nested-opt", Kind::Candid(Source::Known("raw_rand", nested_opt))),
+    ("nested-opt-deep", Kind::Candid(Source::Known("raw_rand", nested_opt_deep))),
     ("nested-opt-settings", Kind::Candid(Source::Known("update_settings", nested_opt))),
     ("environment", Kind::Candid(Source::Known("create_canister", environment))),
     ("types-doubling", Kind::Candid(Source::Known("raw_rand", doubling))),
@@ -101,13 +102,17 @@ const KNOWN: [(&str, Kind); 12] = [
     ),
     ("live-locals", module(Shape::LiveLocals { locals: 4_000 }, Entry::Update)),
     ("loop-parameters", module(Shape::LoopParameters { values: 1_000 }, Entry::Timer)),
-    ("stable-pages", module(Shape::StablePages { pages: 100_000 }, Entry::Update)),
-    ("touch-pages", module(Shape::TouchPages { pages: 30_000 }, Entry::Update)),
+    ("stable-pages", once(Shape::StablePages { pages: 8_000 })),
+    ("touch-pages", once(Shape::TouchPages { pages: 15_000 })),
     ("paused", Kind::Paused),
 ];
 
 const fn module(shape: Shape, entry: Entry) -> Kind {
     Kind::Module(Plan { shape, entry, repeats: u64::MAX })
+}
+
+const fn once(shape: Shape) -> Kind {
+    Kind::Module(Plan { shape, entry: Entry::Update, repeats: 1 })
 }
 
 fn vec_null() -> Vec<u8> {
@@ -116,6 +121,10 @@ fn vec_null() -> Vec<u8> {
 
 fn nested_opt() -> Vec<u8> {
     hostile::message(&[hostile::nested_opt(3_004)])
+}
+
+fn nested_opt_deep() -> Vec<u8> {
+    hostile::message(&[hostile::nested_opt(9_000)])
 }
 
 /// As many empty environment variables as fit into a message.

@@ -101,7 +101,7 @@ pub(super) async fn attack(
         if scene.members[0].check().is_err() {
             run.say("disk: the node ended, and is started again");
             scene.members[0].kill();
-            scene.members[0].start("")?;
+            scene.members[0].start()?;
             let healthy = scene.members[0].healthy(&scene.http, START_WITHIN).await;
             if let Err(why) = healthy {
                 return found(format!(

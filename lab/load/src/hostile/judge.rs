@@ -48,8 +48,11 @@ pub(super) struct Judge {
     pub(super) longest_millis: AtomicU64,
     /// Longest time that work waited for a round, as nodes report it.
     pub(super) longest_stall_millis: AtomicU64,
-    /// Number of the newest acknowledged call, in the order of sending.
-    fresh: watch::Sender<u64>,
+    /// Queries that were sent.
+    asked: AtomicU64,
+    /// Number of the newest acknowledged call and of the newest answered query, in the order of
+    /// sending.
+    fresh: watch::Sender<(u64, u64)>,
     found: watch::Sender<Option<String>>,
     last: Mutex<Last>,
     /// The clocks count for nothing.
@@ -72,7 +75,8 @@ impl Judge {
             sent: AtomicU64::new(0),
             longest_millis: AtomicU64::new(0),
             longest_stall_millis: AtomicU64::new(0),
-            fresh: watch::channel(0).0,
+            asked: AtomicU64::new(0),
+            fresh: watch::channel((0, 0)).0,
             found: watch::channel(None).0,
             last: Mutex::new(Last { update: now, query: now }),
             patient: AtomicBool::new(false),
@@ -124,12 +128,12 @@ impl Judge {
         text.ok().and_then(|text| text.clone()).unwrap_or_default()
     }
 
-    /// Waits until a call that is sent from now on is acknowledged: what was sent before was
-    /// executed, or waits for its turn.
+    /// Waits until a call that is sent from now on is acknowledged, and a query answered: what was
+    /// sent before was executed, or waits for its turn.
     pub(super) async fn settled(&self) {
-        let now = self.sent.load(Relaxed);
+        let now = (self.sent.load(Relaxed), self.asked.load(Relaxed));
         let mut fresh = self.fresh.subscribe();
-        drop(fresh.wait_for(|number| *number > now).await);
+        drop(fresh.wait_for(|(call, query)| *call > now.0 && *query > now.1).await);
     }
 
     /// Watches until it is dropped.
@@ -163,7 +167,7 @@ impl Judge {
                     self.last().update = Instant::now();
                     self.longest_millis.fetch_max(begun.elapsed().as_millis() as u64, Relaxed);
                     self.acknowledge(&reply);
-                    self.fresh.send_replace(number);
+                    self.fresh.send_modify(|fresh| fresh.0 = number);
                 }
                 Ok(Err(AgentError::CertifiedReject { reject, .. })) => {
                     self.find(format!(
@@ -204,10 +208,12 @@ impl Judge {
         loop {
             sleep(ASK_EVERY * 2).await;
             let node = self.next(&mut at);
+            let number = self.asked.fetch_add(1, Relaxed) + 1;
             let ask = self.watched.agents[node].query(&self.watched.counter, "get");
             let answer = timeout(ANSWER_WITHIN, ask.with_arg(vec![]).call()).await;
             if matches!(answer, Ok(Ok(_))) {
                 self.last().query = Instant::now();
+                self.fresh.send_modify(|fresh| fresh.1 = number);
             }
             let waited = self.last().query.elapsed();
             // Others' queries may be refused for a while, not for ever.

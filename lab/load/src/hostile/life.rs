@@ -53,6 +53,8 @@ type Found = Option<(String, Vec<Id>)>;
 /// Nodes that serve, with what the cases need.
 pub(super) struct Scene {
     pub(super) members: Vec<Member>,
+    /// So many of them, from the first, keep to the protocol.
+    honest: usize,
     pub(super) judge: Arc<Judge>,
     pub(super) http: reqwest::Client,
     ground: Arc<Ground>,
@@ -82,10 +84,11 @@ impl Life {
             self.phase.name(),
             members.iter().map(|one| one.flavour.words()).collect::<Vec<_>>().join("; ")
         ));
+        let honest = if plan.byzantine.is_some() { members.len() - 1 } else { members.len() };
         let limit = Duration::from_secs(run.options.round_within);
         // What was begun here is named by the case that was asked for, if one was.
         let only: Vec<Id> = self.only.iter().cloned().collect();
-        let mut scene = match Scene::start(members, limit).await {
+        let mut scene = match Scene::start(members, honest, limit).await {
             Ok(scene) => scene,
             Err(error) => return Ok(Some((format!("the nodes did not start: {error:#}"), only))),
         };
@@ -120,6 +123,10 @@ impl Life {
             memory: run.options.memory.clone(),
             configuration: net::configuration(self.phase != Phase::Subnet, random),
             outcalls: true,
+            byzantine: match self.phase {
+                Phase::Subnet if random.gen_bool(0.5) => run.options.byzantine.clone(),
+                _ => None,
+            },
         }
     }
 
@@ -178,17 +185,17 @@ async fn agent(url: &str, http: &reqwest::Client) -> Result<Agent> {
 
 impl Scene {
     /// Starts the nodes and makes the canisters.
-    async fn start(mut members: Vec<Member>, limit: Duration) -> Result<Self> {
+    async fn start(mut members: Vec<Member>, honest: usize, limit: Duration) -> Result<Self> {
         let http =
             reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(30)).build()?;
         for member in &mut members {
-            member.start("")?;
+            member.start()?;
         }
-        for member in &mut members {
+        for member in &mut members[..honest] {
             member.healthy(&http, START_WITHIN).await?;
         }
         let mut agents = Vec::new();
-        for member in &members {
+        for member in &members[..honest] {
             agents.push(agent(&member.url, &http).await?);
         }
         let user = user()?;
@@ -204,7 +211,7 @@ impl Scene {
         let victim = cases::create(first, user, Some(made[1])).await?;
         let (port, serve) = server::start().await?;
         let judge = Judge::new(Watched {
-            urls: members.iter().map(|member| member.url.clone()).collect(),
+            urls: members[..honest].iter().map(|member| member.url.clone()).collect(),
             agents: agents.clone(),
             http: http.clone(),
             counter: made[0],
@@ -214,7 +221,7 @@ impl Scene {
         tasks.spawn(judge.clone().watch());
         tasks.spawn(serve);
         let ground = Ground { agents, user, forwarder: made[1], victim, server: port };
-        Ok(Self { members, judge, http, ground: Arc::new(ground), tasks })
+        Ok(Self { members, honest, judge, http, ground: Arc::new(ground), tasks })
     }
 
     async fn new_victim(&mut self) -> Result<()> {
@@ -261,7 +268,7 @@ impl Scene {
                 }
                 () = judge.settled(), if running.is_empty() => return Ok(judge.finding()),
                 _ = look.tick() => {
-                    for (node, member) in self.members.iter_mut().enumerate() {
+                    for (node, member) in self.members[..self.honest].iter_mut().enumerate() {
                         if let Err(error) = member.check() {
                             return Ok(Some(format!("node {node} ended by itself: {error:#}")));
                         }
@@ -273,9 +280,10 @@ impl Scene {
 
     /// SIGKILL to a node, to all, or to a worker, and the way back.
     async fn kill(&mut self, run: &Run, random: &mut ChaCha8Rng) -> Result<Option<String>> {
-        let count = self.members.len();
+        let count = self.honest;
         let node = random.gen_range(0..count);
-        if random.gen_bool(0.4) {
+        // Where one member misbehaves, no other may be away for long.
+        if random.gen_bool(0.4) || count < self.members.len() {
             run.say(&format!("a worker of node {node} is killed"));
             self.members[node].kill_worker(random);
             return Ok(None);
@@ -289,7 +297,7 @@ impl Scene {
         }
         sleep(Duration::from_millis(random.gen_range(0..1_500))).await;
         for node in &killed {
-            self.members[*node].start("")?;
+            self.members[*node].start()?;
         }
         for node in &killed {
             if let Err(error) = self.members[*node].healthy(&self.http, START_WITHIN).await {
@@ -319,9 +327,9 @@ impl Scene {
         }
         self.tasks.shutdown().await;
         self.members.iter_mut().for_each(Member::kill);
-        for turn in 0..self.members.len().min(2) {
+        for turn in 0..self.honest.min(2) {
             // Of four, two: one of each build.
-            let member = &self.members[(self.members.len() - 1).saturating_sub(turn)];
+            let member = &self.members[self.honest - 1 - turn];
             if let Some(what) = replays(run, report, member, folder, random).await? {
                 return Ok(Some(what));
             }
@@ -369,13 +377,14 @@ impl Scene {
     ) -> Result<Option<String>> {
         let memory = *OTHER_MEMORY.choose(random).unwrap_or(&OTHER_MEMORY[0]);
         let acknowledged = self.judge.acknowledged.load(std::sync::atomic::Ordering::Relaxed);
-        for (turn, member) in self.members.iter_mut().enumerate() {
+        // A member that misbehaved may have been cut off; the others go on without it.
+        for (turn, member) in self.members[..self.honest].iter_mut().enumerate() {
             member.flavour = Flavour::any(&run.builds, turn + 1, random);
             member.set_memory(memory);
-            member.start("")?;
+            member.start()?;
         }
         run.say(&format!("killed, and started again with {memory}"));
-        for (node, member) in self.members.iter_mut().enumerate() {
+        for (node, member) in self.members[..self.honest].iter_mut().enumerate() {
             if let Err(error) = member.healthy(&self.http, START_WITHIN).await {
                 return Ok(Some(format!("node {node} did not start with {memory}: {error:#}")));
             }
@@ -415,11 +424,13 @@ async fn replays(
     folder: &Path,
     random: &mut ChaCha8Rng,
 ) -> Result<Option<String>> {
-    for turn in 0..run.builds.len() {
-        let flavour = Flavour::any(&run.builds, turn, random);
+    // The builds by turns, and each with the least and the most stack over two lives.
+    let first = 2 * random.gen_range(0..2);
+    for turn in 0..run.builds.len().max(2) {
+        let flavour = Flavour::extreme(&run.builds, first + turn);
         let threads = ["1,4", "2,3", "1,2"].choose(random).copied().unwrap_or("1,2");
         let log = folder.join(format!("replay-{}.log", report.replays));
-        let mut command = flavour.command("");
+        let mut command = flavour.command();
         command.args(["replay", "--threads", threads, "--json", "--scratch"]).arg(folder);
         command.arg(&member.data);
         let words = format!("{} with {threads} threads", flavour.words());

@@ -31,6 +31,8 @@ pub(super) struct Flavour {
     pub(super) build: PathBuf,
     main_stack_kib: u64,
     thread_stack_kib: u64,
+    /// Shell that runs in the process before it becomes the node.
+    prelude: String,
 }
 
 impl Flavour {
@@ -40,16 +42,36 @@ impl Flavour {
             build: builds[turn % builds.len()].clone(),
             main_stack_kib: main,
             thread_stack_kib: thread,
+            prelude: String::new(),
         }
     }
 
+    /// The least and the most stack in turns, so that whatever depends on it differs.
+    pub(super) fn extreme(builds: &[PathBuf], turn: usize) -> Self {
+        let (main, thread) = if turn.is_multiple_of(2) { (1_024, 1_024) } else { (16_384, 8_192) };
+        let build = builds[(turn / 2 + turn) % builds.len()].clone();
+        Self { build, main_stack_kib: main, thread_stack_kib: thread, prelude: String::new() }
+    }
+
+    /// The same, but a member that does not keep to the protocol.
+    fn byzantine(mut self, build: &Path, seed: u32, log: &Path) -> Self {
+        self.build = build.into();
+        self.prelude = format!(
+            "export THIMBLE_BYZANTINE_ATTACKS=all THIMBLE_BYZANTINE_SEED={seed} \
+             THIMBLE_BYZANTINE_TURN_SECONDS=2 THIMBLE_BYZANTINE_LOG='{}';",
+            log.display()
+        );
+        self
+    }
+
     /// A command of this build, with these stacks.
-    pub(super) fn command(&self, prelude: &str) -> Command {
+    pub(super) fn command(&self) -> Command {
         let mut command = Command::new("sh");
         let script = format!(
-            "ulimit -S -s {}; export RUST_MIN_STACK={}; {prelude} exec \"$0\" \"$@\"",
+            "ulimit -S -s {}; export RUST_MIN_STACK={}; {} exec \"$0\" \"$@\"",
             self.main_stack_kib,
-            self.thread_stack_kib * 1024
+            self.thread_stack_kib * 1024,
+            self.prelude
         );
         command.args(["-c", &script]).arg(&self.build).stdin(Stdio::null());
         command
@@ -95,10 +117,10 @@ impl Member {
         })
     }
 
-    /// Starts the process; `prelude` is shell that runs in it first.
-    pub(super) fn start(&mut self, prelude: &str) -> Result<()> {
+    /// Starts the process.
+    pub(super) fn start(&mut self) -> Result<()> {
         let log = File::options().create(true).append(true).open(&self.log)?;
-        let mut command = self.flavour.command(prelude);
+        let mut command = self.flavour.command();
         command
             .args(["run", "--listen", &self.listen, "--http-gateway", "off", "--log", "info"])
             .arg("--data-dir")
@@ -199,6 +221,8 @@ pub(super) struct Plan {
     /// Text of the configuration file.
     pub(super) configuration: String,
     pub(super) outcalls: bool,
+    /// The program of the last of four.
+    pub(super) byzantine: Option<PathBuf>,
 }
 
 impl Plan {
@@ -236,7 +260,7 @@ impl Plan {
             (0..4).map(|member| Flavour::any(&self.builds, member, random)).collect();
         let addresses = ports::<4>()?.map(|port| format!("127.0.0.1:{port}"));
         let run = async |node: usize, words: Vec<String>| -> Result<()> {
-            let mut command = flavours[node].command("");
+            let mut command = flavours[node].command();
             command.args(&words);
             let log = path("ceremony.log".into());
             let good = finished(command, COMMAND_WITHIN, &log).await?;
@@ -291,7 +315,14 @@ impl Plan {
             run(node, words(&["join", "--data-dir", &data, "--genesis", &genesis])).await?;
             let mut arguments = self.arguments(&configuration, &self.memory);
             arguments.extend(["--p2p-listen".to_owned(), address.clone()]);
-            members.push(Member::new(data.into(), flavours[node].clone(), arguments)?);
+            let mut flavour = flavours[node].clone();
+            if node == 3
+                && let Some(byzantine) = &self.byzantine
+            {
+                flavour =
+                    flavour.byzantine(byzantine, random.r#gen(), &path("attacks.jsonl".into()));
+            }
+            members.push(Member::new(data.into(), flavour, arguments)?);
         }
         Ok(members)
     }
