@@ -87,8 +87,8 @@ enum Source {
     Known(&'static str, fn() -> Vec<u8>),
 }
 
-/// Cases that found something once. The first two are of decoding, then of metering.
-const KNOWN: [(&str, Kind); 13] = [
+/// Cases that found something once: of decoding, then of metering; and one of each other sort.
+const KNOWN: [(&str, Kind); 14] = [
     ("vec-null", Kind::Candid(Source::Known("raw_rand", vec_null))),
     ("nested-opt", Kind::Candid(Source::Known("raw_rand", nested_opt))),
     ("nested-opt-deep", Kind::Candid(Source::Known("raw_rand", nested_opt_deep))),
@@ -105,6 +105,7 @@ const KNOWN: [(&str, Kind); 13] = [
     ("stable-pages", once(Shape::StablePages { pages: 8_000 })),
     ("touch-pages", once(Shape::TouchPages { pages: 15_000 })),
     ("paused", Kind::Paused),
+    ("snapshots", Kind::Snapshots),
 ];
 
 const fn module(shape: Shape, entry: Entry) -> Kind {

@@ -64,9 +64,13 @@ pub(super) async fn attack(
     // How long something takes means nothing while the disk fails.
     scene.judge.set_patient(true);
     let found = |what: String| Ok(Some((what, vec![])));
+    // What is written meanwhile, besides the counter: pages, a snapshot of them, modules.
+    let writing = ["touch-pages", "snapshots"].map(Id::Known);
+    let until = Instant::now() + life.lasts;
     let mut first = true;
-    while first || Instant::now() < life.until {
+    while first || Instant::now() < until {
         first = false;
+        let _cases = scene.spawn_cases(run, &writing);
         let calls = *CALLS.choose(random).unwrap_or(&CALLS[0]);
         let error = *ERRORS.choose(random).unwrap_or(&ERRORS[0]);
         let when = match random.gen_range(0..3) {

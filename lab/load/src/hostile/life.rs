@@ -44,7 +44,8 @@ pub(super) struct Life {
     pub(super) number: u64,
     /// This case alone.
     pub(super) only: Option<Id>,
-    pub(super) until: Instant,
+    /// From when its nodes serve.
+    pub(super) lasts: Duration,
 }
 
 /// What must not be, with the cases that ran.
@@ -141,11 +142,12 @@ impl Life {
         random: &mut ChaCha8Rng,
     ) -> Result<Found> {
         let mut groups = 0;
+        let until = Instant::now() + self.lasts;
         loop {
             let group = match &self.only {
                 Some(_) if groups > 0 => return Ok(None),
                 Some(id) => vec![id.clone()],
-                None if Instant::now() >= self.until => return Ok(None),
+                None if Instant::now() >= until => return Ok(None),
                 None => queue.take(GROUP),
             };
             if group.is_empty() {
@@ -222,6 +224,18 @@ impl Scene {
         tasks.spawn(serve);
         let ground = Ground { agents, user, forwarder: made[1], victim, server: port };
         Ok(Self { members, honest, judge, http, ground: Arc::new(ground), tasks })
+    }
+
+    /// Cases whose outcome nobody waits for.
+    pub(super) fn spawn_cases(&self, run: &Run, ids: &[Id]) -> JoinSet<()> {
+        let mut running = JoinSet::new();
+        for id in ids {
+            let (id, ground, seed) = (id.clone(), self.ground.clone(), run.seed);
+            running.spawn(async move {
+                drop(timeout(CASE_WITHIN, cases::run(seed, &id, &ground)).await);
+            });
+        }
+        running
     }
 
     async fn new_victim(&mut self) -> Result<()> {

@@ -48,6 +48,7 @@ const ISOLATED_AFTER_END: u64 = 8;
 /// Shares of the time of a run that a life of each sort gets, within these bounds.
 const SHARES: [(Phase, f64); 3] = [(Phase::Alone, 0.35), (Phase::Subnet, 0.4), (Phase::Disk, 0.1)];
 const LIFE_SECONDS_MAX: f64 = 120.0;
+const LIFE_MIN: Duration = Duration::from_secs(4);
 
 /// Command line of `thimble-lab hostile`.
 #[derive(Args)]
@@ -320,8 +321,8 @@ async fn attack(run: &Run, report: &mut Report) -> Result<()> {
                 continue;
             }
             isolated += u64::from(over);
-            let until = Instant::now() + Duration::from_secs(5);
-            let single = life::Life { phase, number: report.lives, only: Some(case), until };
+            let lasts = Duration::ZERO;
+            let single = life::Life { phase, number: report.lives, only: Some(case), lasts };
             run_life(run, report, &mut queue, single).await?;
             continue;
         }
@@ -333,8 +334,10 @@ async fn attack(run: &Run, report: &mut Report) -> Result<()> {
         let share = SHARES.iter().find(|(one, _)| *one == phase).map_or(0.3, |(_, share)| *share);
         let seconds =
             (options.seconds as f64 * share / phases_share(&phases)).min(LIFE_SECONDS_MAX);
-        let until = end.min(Instant::now() + Duration::from_secs_f64(seconds));
-        let life = life::Life { phase, number: report.lives, only: None, until };
+        // Counted from when its nodes serve. What is begun is done for a moment at least.
+        let lasts = end.saturating_duration_since(Instant::now());
+        let lasts = lasts.min(Duration::from_secs_f64(seconds)).max(LIFE_MIN);
+        let life = life::Life { phase, number: report.lives, only: None, lasts };
         run_life(run, report, &mut queue, life).await?;
     }
 }
