@@ -16,6 +16,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use budget::Pool;
+use envelope::candid_wire::Cost;
 use ic_principal::Principal;
 use sandbox::{Call, CallbackKind, Entry, Lane, MessageLimits, Mount, Outcome, Request, Response};
 use state::{
@@ -261,7 +262,8 @@ impl QueryService {
         }
         let fee = core.costs.induction(ingress.accounted_bytes());
         if ingress.canister_id == Principal::management_canister() {
-            let named = management::named_canister(core, &ingress.method_name, &ingress.arg)?;
+            let (name, arg) = (&ingress.method_name, &ingress.arg);
+            let named = management::named_canister(core, name, arg, &mut Cost::default())?;
             let target = named.and_then(|id| state.canister(&id));
             management::check_ingress(core, ingress, target.as_deref())?;
             let charged = management::is_charged(&ingress.method_name)
@@ -319,7 +321,7 @@ impl QueryService {
         arg: &[u8],
     ) -> Result<Option<CanisterId>, Reject> {
         if *canister_id == Principal::management_canister() {
-            management::queries::named_canister(method_name, arg)
+            management::queries::named_canister(&self.core, method_name, arg)
         } else {
             Ok(Some(*canister_id))
         }
@@ -336,7 +338,7 @@ impl QueryService {
         arg: &[u8],
     ) -> Result<Option<CanisterId>, Reject> {
         if *canister_id == Principal::management_canister() {
-            management::named_canister(&self.core, method_name, arg)
+            management::named_canister(&self.core, method_name, arg, &mut Cost::default())
         } else {
             Ok(Some(*canister_id))
         }
