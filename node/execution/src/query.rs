@@ -22,6 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use budget::Pool;
+use envelope::candid_wire::Cost;
 use ic_principal::Principal;
 use sandbox::{
     Call, CallbackKind, Entry, Lane, MessageLimits, Mount, Outcome, Request, Response, Timed,
@@ -343,7 +344,8 @@ impl QueryService {
             )));
         }
         if ingress.canister_id == Principal::management_canister() {
-            let named = management::named_canister(core, &ingress.method_name, &ingress.arg)?;
+            let (name, arg) = (&ingress.method_name, &ingress.arg);
+            let named = management::named_canister(core, name, arg, &mut Cost::default())?;
             let target = named.and_then(|id| state.canister(&id));
             management::check_ingress(core, ingress, target.as_deref())?;
             let charged = management::is_charged(&ingress.method_name)
@@ -399,7 +401,7 @@ impl QueryService {
         arg: &[u8],
     ) -> Result<Option<CanisterId>, Reject> {
         if *canister_id == Principal::management_canister() {
-            management::queries::named_canister(method_name, arg)
+            management::queries::named_canister(&self.core, method_name, arg)
         } else {
             Ok(Some(*canister_id))
         }
@@ -416,7 +418,7 @@ impl QueryService {
         arg: &[u8],
     ) -> Result<Option<CanisterId>, Reject> {
         if *canister_id == Principal::management_canister() {
-            management::named_canister(&self.core, method_name, arg)
+            management::named_canister(&self.core, method_name, arg, &mut Cost::default())
         } else {
             Ok(Some(*canister_id))
         }

@@ -122,7 +122,7 @@ pub(crate) fn run(
     round.let_time_pass(&batch.randomness)?;
     let effects = management::outcalls::answer(round.state, batch.outcalls, batch.time);
     round.merge_one(effects)?;
-    induction::induct(core, round.state, batch.ingress);
+    round.spent += induction::induct(core, round.state, batch.ingress);
     round.state.refresh();
     let executed = round.advance().and_then(|()| round.execute());
     pool.roam();

@@ -319,6 +319,7 @@ impl Config {
         agreed.push(("features.outcalls".to_owned(), u64::from(self.features.outcalls)));
         let admins = self.features.subnet_admins_digest();
         agreed.push(("features.subnet_admins".to_owned(), admins));
+        agreed.push(("execution.rules".to_owned(), u64::from(execution::RULES_VERSION)));
         agreed.extend(sandbox::engine::agreed()?);
         agreed.sort();
         Ok(agreed)
@@ -457,6 +458,9 @@ mod tests {
         let set = load(text, Settings::default()).unwrap();
         assert!(set.features.provisional(true));
         assert!(set.agreed().unwrap().contains(&("features.provisional".to_owned(), 1)));
+        // Members whose programs execute differently learn it when they meet.
+        let rules = ("execution.rules".to_owned(), u64::from(execution::RULES_VERSION));
+        assert!(set.agreed().unwrap().contains(&rules));
         assert_eq!(unset.features.settled(true).provisional, Some(false));
         let shown = set.to_toml().unwrap();
         assert!(shown.contains("[features]\noutcalls = false\nprovisional = true\n"), "{shown}");

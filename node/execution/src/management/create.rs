@@ -7,7 +7,7 @@ use state::{
 
 use super::settings::{self, Asked, check_promises, read};
 use super::types::{CreateCanister, ProvisionalCreateCanister, SettingsArgument};
-use super::{Dispatcher, Handled, Handling, decode, encode};
+use super::{Dispatcher, Handled, Handling, encode};
 use crate::config::ExecutorConfig;
 use crate::cycles::DEFAULT_PROVISIONAL_BALANCE;
 use crate::reject;
@@ -20,7 +20,7 @@ impl Dispatcher<'_> {
         let argument: CreateCanister = if call.arg == super::no_value() {
             CreateCanister::default()
         } else {
-            decode(&call.arg)?
+            self.decode(call)?
         };
         self.check_sender_version(call, argument.sender_canister_version)?;
         let asked = self.asked_of_new(argument.settings)?;
@@ -57,7 +57,7 @@ impl Dispatcher<'_> {
     }
 
     pub(super) fn provisional_create(&mut self, call: &SubnetCall) -> Handling {
-        let argument: ProvisionalCreateCanister = decode(&call.arg)?;
+        let argument: ProvisionalCreateCanister = self.decode(call)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
         let amount = match &argument.amount {
             Some(amount) => settings::saturating_cycles(amount),

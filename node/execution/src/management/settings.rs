@@ -12,13 +12,13 @@ use state::{
 };
 
 use super::types::{SettingsArgument, UpdateSettings};
-use super::{Dispatcher, Handled, Handling, decode, no_value};
+use super::{Dispatcher, Handled, Handling, no_value};
 use crate::core::Core;
 use crate::machine::watch_memory;
 use crate::reject;
 
-const VIEWERS_MAX: usize = 10;
-const ENVIRONMENT_VARIABLES_MAX: usize = 20;
+pub(super) const VIEWERS_MAX: usize = 10;
+pub(super) const ENVIRONMENT_VARIABLES_MAX: usize = 20;
 const ENVIRONMENT_BYTES_MAX: usize = 128;
 const WASM_MEMORY_LIMIT_MAX: u64 = 1 << 48;
 
@@ -254,7 +254,7 @@ pub(super) fn check_promises(
 
 impl Dispatcher<'_> {
     pub(super) fn update_settings(&mut self, call: &SubnetCall) -> Handling {
-        let argument: UpdateSettings = decode(&call.arg)?;
+        let argument: UpdateSettings = self.decode(call)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
         // Totals must know what earlier calls of this turn promised.
         self.state.refresh();

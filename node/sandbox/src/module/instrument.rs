@@ -27,7 +27,7 @@ use wasm_encoder::{
 use wasmparser::{DataKind, Operator, Parser, Payload};
 
 use super::bulk::{ActiveSegment, Bulk, Guard};
-use super::error::ModuleError;
+use super::error::{ModuleError, Part};
 use super::names;
 use super::validate::{Shape, Validated};
 use super::{
@@ -398,8 +398,8 @@ fn bounded(mut memory: MemoryType, limits: &ModuleLimits) -> MemoryType {
     memory
 }
 
-fn failed(error: reencode::Error<std::convert::Infallible>) -> ModuleError {
-    ModuleError::Invalid(error.to_string())
+fn failed(_: reencode::Error<std::convert::Infallible>) -> ModuleError {
+    ModuleError::Invalid(Part::Module)
 }
 
 #[cfg(test)]

@@ -754,6 +754,30 @@ fn raw_rand_gives_32_other_bytes_each_time() {
     });
 }
 
+#[test]
+fn arguments_beyond_the_bounds_are_refused_and_rounds_continue() {
+    run(async |world| {
+        let canister = world.canister().await;
+        let hostile = [
+            // `vec null` of 2^60 elements.
+            ("4449444c016d7f0100808080808080808010", "more than 10000 values"),
+            // 2^28 elements, and a record that contains itself.
+            ("4449444c016d7f010080808001", "more than 10000 values"),
+            ("4449444c016c0100000100", "nested more than 32 levels deep"),
+        ];
+        let nested = format!("4449444c016e000100{}00", "01".repeat(3_004));
+        let nested = (nested.as_str(), "nested more than 32 levels deep");
+        for (argument, text) in hostile.into_iter().chain([nested]) {
+            let argument = hex::decode(argument).unwrap();
+            let call = Call::to(management(), "raw_rand").argument(argument);
+            let (_, told) = told_reject(canister.update(program().call_must(call)).await);
+            assert!(told.contains(text), "{told}");
+        }
+        let call = Call::to(management(), "raw_rand").argument(Encode!().unwrap());
+        canister.update(program().call_must(call)).await.unwrap();
+    });
+}
+
 /// The newest changes of a canister, as another is told.
 pub(crate) async fn info(
     canister: Universal,

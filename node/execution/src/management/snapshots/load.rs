@@ -15,7 +15,7 @@ use state::{
 };
 
 use super::super::install::{Code, memories, prepayment};
-use super::super::{Dispatcher, Handled, Handling, decode, no_value};
+use super::super::{Dispatcher, Handled, Handling, no_value};
 use super::{SNAPSHOT_INSTRUCTIONS, pay};
 use crate::config::FatalError;
 use crate::core::Core;
@@ -24,7 +24,7 @@ use crate::reject;
 
 impl Dispatcher<'_> {
     pub(in super::super) fn load_canister_snapshot(&mut self, call: &SubnetCall) -> Handling {
-        let argument: ic::LoadCanisterSnapshotArgs = decode(&call.arg)?;
+        let argument: ic::LoadCanisterSnapshotArgs = self.decode(call)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
         self.state.refresh();
         let id = argument.canister_id;

@@ -30,8 +30,7 @@ use state::{
 
 use super::lifecycle::uninstall;
 use super::settings::check_promises;
-use super::types::CanisterArgument;
-use super::{Dispatcher, Handled, Handling, decode, encode, no_value};
+use super::{Dispatcher, Handled, Handling, encode, no_value};
 use crate::config::FatalError;
 use crate::core::Core;
 use crate::reject;
@@ -50,7 +49,7 @@ struct SnapshotArgument {
 
 impl Dispatcher<'_> {
     pub(super) fn take_canister_snapshot(&mut self, call: &SubnetCall) -> Handling {
-        let argument: ic::TakeCanisterSnapshotArgs = decode(&call.arg)?;
+        let argument: ic::TakeCanisterSnapshotArgs = self.decode(call)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
         self.state.refresh();
         let id = argument.canister_id;
@@ -115,7 +114,7 @@ impl Dispatcher<'_> {
     }
 
     pub(super) fn list_canister_snapshots(&mut self, call: &SubnetCall) -> Handling {
-        let id = decode::<CanisterArgument>(&call.arg)?.canister_id;
+        let id = self.canister_in(call)?;
         let snapshots = self.target(&id)?.snapshots.iter();
         let list: Vec<_> =
             snapshots.map(|(number, snapshot)| shown(&id, number, snapshot)).collect();
@@ -123,7 +122,7 @@ impl Dispatcher<'_> {
     }
 
     pub(super) fn delete_canister_snapshot(&mut self, call: &SubnetCall) -> Handling {
-        let argument: SnapshotArgument = decode(&call.arg)?;
+        let argument: SnapshotArgument = self.decode(call)?;
         let canister = self.target(&argument.canister_id)?;
         let (number, _) = self.snapshot_of(canister, &argument.snapshot_id)?;
         let gone = self.target_mut(&argument.canister_id)?.snapshots.remove(number);
