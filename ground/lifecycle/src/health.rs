@@ -12,6 +12,8 @@ pub enum Cause {
     Stopping,
     /// A round waits for this machine.
     Round,
+    /// A round or a checkpoint has not ended for too long.
+    Stalled,
     /// No block is made without the machine's random source.
     Randomness,
     /// A checkpoint cannot be made.

@@ -10,7 +10,7 @@ use std::{
         mpsc::{RecvTimeoutError, SyncSender, sync_channel},
     },
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use budget::{Governor, Level, Moment, Throttle, Trim, cgroup::Cgroup, format_size};
@@ -24,6 +24,9 @@ const BUSY_TICK: Duration = Duration::from_millis(250);
 const IDLE_TICK: Duration = Duration::from_secs(1);
 /// Without work for so long, the program counts as idle for the ticks.
 const IDLE_AFTER: Duration = Duration::from_secs(3);
+/// How long its owner waits for the thread to end, and how often it checks.
+const END_WITHIN: Duration = Duration::from_secs(5);
+const END_LOOK: Duration = Duration::from_millis(1);
 /// Time between samples of the history.
 const SAMPLE_EVERY: Duration = Duration::from_millis(950);
 /// Samples of an idle program.
@@ -53,7 +56,13 @@ impl GovernorThread {
 impl Drop for GovernorThread {
     fn drop(&mut self) {
         drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
+        let Some(thread) = self.thread.take() else { return };
+        // A look may wait for a process that does not answer.
+        let deadline = Instant::now() + END_WITHIN;
+        while !thread.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(END_LOOK);
+        }
+        if thread.is_finished() {
             // A governor that panicked has nothing more to say.
             let _ = thread.join();
         }

@@ -1,17 +1,14 @@
 //! What commands of the lab have in common: programs that they start ([`Child`]), and the request
-//! to stop that they get ([`Interrupts`]).
+//! to stop that they get ([`StopSignals`]).
 //!
 //! What it must never know: what any of these programs does.
 
 mod child;
-mod interrupts;
 
 use std::{net::TcpListener, process::ExitCode};
 
-pub use self::{
-    child::{Child, OnDrop, terminate, written_address},
-    interrupts::Interrupts,
-};
+pub use self::child::{Child, OnDrop, terminate, written_address};
+pub use lifecycle::StopSignals;
 
 /// Exit status of a command that was asked to stop: 128 and the number of SIGINT.
 pub const EXIT_INTERRUPTED: u8 = 130;

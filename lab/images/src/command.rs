@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use budget::{format_size, parse_size};
 use clap::{Args, Subcommand};
-use cli::Interrupts;
+use cli::StopSignals;
 use serde::Serialize;
 
 use crate::{
@@ -204,12 +204,12 @@ pub async fn stoppable(
         tokio::task::spawn_blocking(move || work(&stop))
     };
     tokio::pin!(worker);
-    let mut interrupts = Interrupts::listen()?;
+    let mut signals = StopSignals::listen()?;
     let mut was_asked = false;
     let done = loop {
         tokio::select! {
             done = &mut worker => break done,
-            () = interrupts.next() => {}
+            _ = signals.next() => {}
         }
         if was_asked {
             // What is left is tidied up by the next run.

@@ -24,7 +24,7 @@ use std::{
 use anyhow::{Context, Result};
 use candid::Principal;
 use clap::Args;
-use cli::Interrupts;
+use cli::StopSignals;
 use ic_agent::{Agent, AgentError};
 use ic_management_canister_types::CanisterInstallMode;
 use rand::{Rng, SeedableRng};
@@ -130,7 +130,7 @@ impl Shared {
 /// is broken.
 pub async fn run(options: Options) -> Result<ExitCode> {
     let (stopper, stopped) = watch::channel(false);
-    let mut interrupts = Interrupts::listen()?;
+    let mut signals = StopSignals::listen()?;
     let shared = prepare(&options.endpoint).await?;
     println!("misuse: at work");
     let work = async {
@@ -151,7 +151,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     };
     let stop = async {
         tokio::select! {
-            () = interrupts.next() => {}
+            _ = signals.next() => {}
             () = time => {}
         }
         let _ = stopper.send(true);

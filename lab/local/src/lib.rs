@@ -24,7 +24,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use cli::{Child, Interrupts};
+use cli::{Child, StopSignals};
 use ic_agent::identity::AnonymousIdentity;
 
 use self::{
@@ -79,7 +79,7 @@ pub struct Options {
 
 /// Starts the network and leaves it running until SIGINT or SIGTERM.
 pub async fn run(options: Options) -> Result<ExitCode> {
-    let mut interrupts = Interrupts::listen()?;
+    let mut signals = StopSignals::listen()?;
     // Before there is a node that would have to be stopped.
     let users = options.services.iter().map(Named::read).collect::<Result<Vec<_>>>()?;
     if let Some(url) = &options.url {
@@ -97,7 +97,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     };
     let begun = tokio::select! {
         done = begun => Some(done),
-        () = interrupts.next() => None,
+        _ = signals.next() => None,
     };
     match begun {
         Some(Ok(())) => {}
@@ -110,7 +110,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     println!("{}", project_network(&url, http_gateway));
     loop {
         tokio::select! {
-            () = interrupts.next() => break,
+            _ = signals.next() => break,
             () = tokio::time::sleep(LOOK_EVERY) => node.check()?,
         }
     }

@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use cli::Interrupts;
+use cli::StopSignals;
 use tokio::sync::watch;
 
 /// See the module.
@@ -53,13 +53,13 @@ pub(crate) async fn until_done(
     who: &str,
     work: impl AsyncFnOnce(Stop) -> Result<bool>,
 ) -> Result<ExitCode> {
-    let mut interrupts = Interrupts::listen()?;
+    let mut signals = StopSignals::listen()?;
     let (ask, stop) = Stop::new();
     let twice = async move {
         for words in
             ["stopping, with what was measured so far; once more ends it at once", "stopped"]
         {
-            interrupts.next().await;
+            signals.next().await;
             eprintln!("{who}: {words}");
             ask.send_replace(true);
         }

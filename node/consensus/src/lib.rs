@@ -21,6 +21,7 @@
 pub mod adversary;
 mod block_log;
 mod certifier;
+mod clock;
 #[doc(hidden)]
 pub mod fuzz;
 mod outcalls;
@@ -33,6 +34,10 @@ mod subnet;
 
 pub use block_log::{BlockLog, LogError, Logged};
 pub use certifier::{Accepted, Certificate, Certifier, CertifyError};
+pub use clock::{
+    BlockClock, ClockStatus, Clocks, JUMP_BOUND, Jump, MachineClocks, STEADY_FOR, SystemClock,
+    WallClock,
+};
 pub use outcalls::{OpenOutcall, Outcalls};
 pub use pool::{HELD_FOR, IngressPool, NextHeld, PoolRefusal, PoolStatus, Submitted, TakenCall};
 pub use replay::LogReplay;
@@ -40,7 +45,7 @@ pub use seam::{
     Consensus, ConsensusError, CountedQueries, Demand, FinalisedBatch, FinalisedBlock, Recorded,
     Step, Wiring,
 };
-pub use single::{RandomSource, SingleNode, SystemClock, SystemRandom, WallClock};
+pub use single::{RandomSource, SingleNode, SystemRandom};
 pub use state_sync::{
     CHUNK_NAME_BYTES_MAX, CHUNKS_WANTED_MAX, ChunkSource, Fetched, StateOffer, StateServer,
     SyncProgress, Want,

@@ -5,7 +5,8 @@
 //! with what the earlier run recorded; then it makes new blocks out of the ingress pool, as fast as
 //! execution asks for them and no faster than there is something to do.
 //!
-//! Time: never runs backwards, and follows the local clock otherwise.
+//! Time: never runs backwards, and follows the local clock otherwise ([`crate::clock`]). One exception:
+//! an operator's order ([`SingleNode::set_time_back`]).
 //!
 //! Randomness of a height: hash of bytes drawn from the machine for this block alone, and of the
 //! subnet's signature on the state before it. The drawn bytes make it fresh, also after a restart
@@ -25,8 +26,8 @@ use state::{Fault, Height, Time};
 
 use crate::{
     BlockLog, Certificate, Certifier, Consensus, ConsensusError, CountedQueries, Demand,
-    FinalisedBatch, FinalisedBlock, IngressPool, Recorded, Step, Wiring, block_log::Replay,
-    replay::was_recorded,
+    FinalisedBatch, FinalisedBlock, IngressPool, Recorded, Step, WallClock, Wiring,
+    block_log::Replay, replay::was_recorded,
 };
 
 const RANDOMNESS_DOMAIN: &[u8] = b"\x11thimble-randomness";
@@ -34,23 +35,6 @@ const RANDOMNESS_DOMAIN: &[u8] = b"\x11thimble-randomness";
 const RANDOMNESS_RETRY: Duration = Duration::from_millis(20);
 /// Longest such wait.
 const RANDOMNESS_RETRY_MAX: Duration = Duration::from_secs(5);
-
-/// Where block times come from.
-pub trait WallClock: Send + Sync {
-    /// Nanoseconds since 1970.
-    fn now(&self) -> Time;
-}
-
-/// The machine's clock.
-pub struct SystemClock;
-
-impl WallClock for SystemClock {
-    fn now(&self) -> Time {
-        let since =
-            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        Time(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
-    }
-}
 
 /// Where the randomness of blocks comes from.
 pub trait RandomSource: Send {
@@ -90,6 +74,8 @@ pub struct SingleNode {
     recorded: Option<Recorded>,
     /// Hash of the subnet's newest signature; zeros before there is one.
     signature_hash: [u8; 32],
+    /// The block after this height has the clock's time, even if that is earlier.
+    set_back_after: Option<Height>,
 }
 
 impl SingleNode {
@@ -104,6 +90,7 @@ impl SingleNode {
         wiring.log.check_complete(resume_from)?;
         let replay = wiring.log.read_from(resume_from)?;
         let Wiring { pool, log, clock, envelopes, limits, states: _, outcalls, queries } = wiring;
+        clock.made(time);
         if let Some(outcalls) = outcalls {
             outcalls.decide_alone(pool.clone(), certifier.terms().clone());
         }
@@ -121,7 +108,33 @@ impl SingleNode {
             time,
             recorded: None,
             signature_hash: [0; 32],
+            set_back_after: None,
         })
+    }
+
+    /// Gives the block after `height` the clock's time, even if that is before the time of `height`.
+    /// An operator's order for a state that is ahead of the clock. The block records it, so replays
+    /// repeat it; the order has no effect at another height.
+    #[must_use]
+    pub fn set_time_back(mut self, after: Option<Height>) -> Self {
+        self.set_back_after = after;
+        self
+    }
+
+    /// Time of the next block.
+    fn next_time(&mut self) -> Time {
+        if self.set_back_after.take_if(|height| *height <= self.height) == Some(self.height) {
+            let now = self.clock.now();
+            if now < self.time {
+                tracing::warn!(
+                    height = self.height.0 + 1,
+                    seconds = (self.time.0 - now.0) / 1_000_000_000,
+                    "block time is set back by an operator's order"
+                );
+                return now;
+            }
+        }
+        self.clock.after(self.time)
     }
 
     /// Batches of an earlier run are still being handed out.
@@ -152,6 +165,7 @@ impl SingleNode {
         let batch = block.batch(self.envelopes.as_ref())?;
         self.height = block.height;
         self.time = block.time;
+        self.clock.made(block.time);
         self.recorded.clone_from(&recorded);
         Ok(FinalisedBatch { batch, recorded })
     }
@@ -197,9 +211,7 @@ impl SingleNode {
         }
         let idle = Duration::from_millis(self.limits.idle_round_millis);
         match demand.next_timer {
-            Some(timer) => {
-                idle.min(Duration::from_nanos(timer.0.saturating_sub(self.clock.now().0)))
-            }
+            Some(timer) => idle.min(self.clock.until(timer, self.time)),
             None => idle,
         }
     }
@@ -212,18 +224,19 @@ impl SingleNode {
     /// # Errors
     /// As there.
     pub fn next(&mut self, demand: Demand) -> Result<Step, ConsensusError> {
-        if let Some(logged) = self.next_logged()? {
-            return Ok(Step::Execute(logged));
-        }
+        // Also between batches that are executed again: what was executed is in the last checkpoint.
         if self.pool.closing() {
             return Ok(Step::Closing);
+        }
+        if let Some(logged) = self.next_logged()? {
+            return Ok(Step::Execute(logged));
         }
         self.pool.wait(self.timeout(demand));
         if self.pool.closing() {
             return Ok(Step::Closing);
         }
         let Some(randomness) = self.randomness() else { return Ok(Step::Closing) };
-        let time = Time(self.clock.now().0.max(self.time.0.saturating_add(1)));
+        let time = self.next_time();
         let calls = self.pool.take(
             time,
             self.limits.block_ingress_bytes,

@@ -17,6 +17,7 @@ use crate::config::{ExecutorConfig, FatalError};
 use crate::cycles::CostSchedule;
 use crate::management::Installations;
 use crate::retry::{Attempts, ExecutionPoint, RetryPolicy};
+use crate::running::RunningMessages;
 
 /// See the module.
 pub(crate) struct Core {
@@ -34,6 +35,7 @@ pub(crate) struct Core {
     pub(crate) installations: Installations,
     pub(crate) payloads: Arc<PayloadStore>,
     pub(crate) retry: Arc<dyn RetryPolicy>,
+    pub(crate) running: RunningMessages,
     /// Modules whose artefact this process has seen to. At most one per canister.
     prepared: Mutex<BTreeSet<ModuleHash>>,
     /// Held by the thread that prepares a module whose artefact is gone.
@@ -57,6 +59,7 @@ impl Core {
         let free = CostSchedule::free();
         let free_table = free.table(&config.limits);
         let subnet_nodes = u32::try_from(config.subnet.nodes.len()).unwrap_or(u32::MAX);
+        let running = RunningMessages::new(usize::try_from(config.threads).unwrap_or(1));
         Self {
             config,
             costs,
@@ -68,6 +71,7 @@ impl Core {
             blobs,
             payloads,
             retry,
+            running,
             installations: Installations::default(),
             prepared: Mutex::default(),
             preparing: Mutex::default(),

@@ -33,6 +33,7 @@ use crate::query::QueryService;
 use crate::query_stats::{self, QueryTally};
 use crate::retry::{ExecutionPoint, RetryPolicy};
 use crate::round;
+use crate::running::RunningMessages;
 
 /// States kept for their certificate beyond the lag that agreement allows execution: nodes sign at
 /// different times, and their shares are under way for some.
@@ -169,7 +170,9 @@ impl Executor {
         if batch.height.0 != expected {
             return Err(FatalError::Height { found: batch.height.0, expected });
         }
-        if batch.time <= self.time() && self.height().0 > 0 {
+        // A node alone may be ordered to set its time back; members agree on times that increase.
+        let sets_back = batch.agreed.is_none() && batch.time < self.time();
+        if batch.time <= self.time() && self.height().0 > 0 && !sets_back {
             return Err(FatalError::Time {
                 height: batch.height.0,
                 found: batch.time.0,
@@ -304,6 +307,11 @@ impl Executor {
                 Err(FatalError::CertificateHeight { found: height.0, expected })
             }
         }
+    }
+
+    /// The messages that run at the moment.
+    pub fn running(&self) -> RunningMessages {
+        self.core.running.clone()
     }
 
     /// Where the newest certified state can be read.

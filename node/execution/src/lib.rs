@@ -52,6 +52,7 @@ mod query_stats;
 mod reject;
 mod retry;
 mod round;
+mod running;
 mod scheduler;
 mod slices;
 
@@ -70,3 +71,4 @@ pub use query_stats::QueryTally;
 pub use retry::{
     ATTEMPTS_BEFORE_VERDICT, Closing, ExecutionPoint, Persistent, RetryPolicy, Trouble,
 };
+pub use running::{RunningMessage, RunningMessages};

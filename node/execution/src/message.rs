@@ -171,7 +171,11 @@ impl<'a> Turn<'a> {
         seat: &mut Seat,
     ) -> Result<Step, FatalError> {
         self.machine.place = self.machine.round.place(canister.id, seat.ordinal);
-        self.choose(canister, seat)
+        let (running, lane) = (&self.machine.core.running, self.machine.lane);
+        running.begin(lane, self.machine.place.clone(), "");
+        let step = self.choose(canister, seat);
+        running.end(lane);
+        step
     }
 
     /// Counts what is taken up now. Whether an operator ruled that it is to be rejected.

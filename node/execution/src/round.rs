@@ -36,6 +36,8 @@ use crate::scheduler::{self, LaneBudget, Served, VIRTUAL_LANES};
 
 /// Storage and allocations are paid this often.
 const CHARGE_SECONDS: u64 = 600;
+/// The round's own thread is the first of the execution threads.
+const ROUND_THREAD: usize = 0;
 /// Canisters that pay in one round; the others pay in the next ones, for the time until then.
 const CHARGES_PER_ROUND: usize = 1_000;
 
@@ -89,8 +91,12 @@ pub(crate) fn run(
     rejected: BTreeSet<Fault>,
 ) -> Result<RoundWork, FatalError> {
     assert!(batch.height > state.subnet.height, "heights grow");
+    let time_before = state.subnet.time;
     state.subnet.height = batch.height;
     state.subnet.time = batch.time;
+    if batch.time < time_before {
+        state.set_timers_back(batch.time, time_before.0 - batch.time.0);
+    }
     state.find_due_timers(batch.time);
     // Work left from the round before means that the round was used up. Who was left waiting comes
     // first; where both sides were, the canisters in every second round: neither side can keep
@@ -119,6 +125,9 @@ pub(crate) fn run(
         lanes_most: VIRTUAL_LANES,
         desk_is_closed: false,
     };
+    if batch.time < time_before {
+        round.end_waits()?;
+    }
     round.let_time_pass(&batch.randomness)?;
     let effects = management::outcalls::answer(round.state, batch.outcalls, batch.time);
     round.merge_one(effects)?;
@@ -153,6 +162,17 @@ impl Round<'_> {
         messaging::expire_calls(self.state, now);
         messaging::expire_ingress(self.state, now);
         let effects = messaging::expire_stops(self.state, now, STOP_TIMEOUT_SECONDS);
+        self.merge_one(effects)
+    }
+
+    /// Block time was set back: what waits for a time that is far away now ends as if it had come.
+    fn end_waits(&mut self) -> Result<(), FatalError> {
+        let latest = Time(u64::MAX);
+        self.state.history.expire(latest);
+        messaging::expire_calls(self.state, latest);
+        let effects = messaging::expire_stops(self.state, latest, STOP_TIMEOUT_SECONDS);
+        self.merge_one(effects)?;
+        let effects = management::outcalls::answer(self.state, Vec::new(), latest);
         self.merge_one(effects)
     }
 
@@ -204,7 +224,8 @@ impl Round<'_> {
     /// paused, which may give back what was prepaid, it owes the time that it did not pay for.
     fn charge_canister(&mut self, id: &CanisterId, now: Time, effects: &mut Effects) {
         let Some(canister) = self.state.get_mut(id) else { return };
-        let seconds = (now.0 - canister.charged_until.0) / 1_000_000_000;
+        // Time that was set back is paid for already.
+        let seconds = now.0.saturating_sub(canister.charged_until.0) / 1_000_000_000;
         let costs = self.core.costs_of(id);
         let memory = costs.storage(canister.memory_taken(), seconds);
         let compute = costs.compute(canister.settings.compute_allocation, seconds);
@@ -295,12 +316,15 @@ impl Round<'_> {
 
     /// Grants a slice to the paused installation of a canister.
     fn go_on_install(&mut self, id: &CanisterId) -> Result<(), FatalError> {
+        let running = &self.core.running;
         let mut dispatcher = self.dispatcher();
         let place = dispatcher.place.clone();
+        running.begin(ROUND_THREAD, place.clone(), "a slice of an installation");
         unwound(|| dispatcher.go_on_install(id)).map_err(|panic| FatalError::Panicked {
             place,
             what: format!("the installation of canister {id}: {panic}"),
         })??;
+        running.end(ROUND_THREAD);
         let effects = dispatcher.effects;
         // Who waited for it to end has its turn before the canister begins a message, which others
         // need not wait for.
@@ -367,6 +391,7 @@ impl Round<'_> {
             if let Some(canister) = call.released_by.and_then(|id| self.state.get_mut(&id)) {
                 canister.released = canister.released.saturating_sub(1);
             }
+            let running = &self.core.running;
             let mut dispatcher = self.dispatcher();
             let place = dispatcher.place.clone();
             let what = format!(
@@ -374,10 +399,12 @@ impl Round<'_> {
                 call.method_name.escape_debug(),
                 call.origin.caller()
             );
+            running.begin(ROUND_THREAD, place.clone(), &what);
             unwound(|| dispatcher.serve(call)).map_err(|panic| FatalError::Panicked {
                 place,
                 what: format!("{what}: {panic}"),
             })??;
+            running.end(ROUND_THREAD);
             let effects = dispatcher.effects;
             self.merge_one(effects)?;
             self.finish_stops()?;

@@ -212,8 +212,10 @@ pub(crate) fn run_paused(
     canister.delta_height = round.height.0;
     let mut turn = Turn::new(core, round, worker, growable_bytes);
     let place = round.place(canister.id, seat.ordinal);
+    core.running.begin(worker, place.clone(), "a slice of a paused message");
     unwound(|| turn.go_on(&mut canister, &mut seat))
         .map_err(|what| FatalError::Panicked { place, what })??;
+    core.running.end(worker);
     Ok(Served { canister, seat, effects: Some(turn.effects) })
 }
 

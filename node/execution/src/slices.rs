@@ -136,6 +136,7 @@ impl Turn<'_> {
         (invocation, source): (Invocation, Option<Source>),
         prepaid: Cycles,
     ) -> Result<(), FatalError> {
+        self.core().running.name(self.machine.lane, &invocation.entry);
         let running = Running {
             begun: self.machine.begin(canister, invocation),
             task,
@@ -161,6 +162,7 @@ impl Turn<'_> {
         let queue_slots = self.core().limits().subnet.queue_slots;
         let mut running = Running::restore(canister, &paused, queue_slots)?;
         let entry = running.begun.entry.clone();
+        self.core().running.name(self.machine.lane, &entry);
         let ruled_out = self.take_up(canister, seat);
         self.effects.work += MESSAGE_OVERHEAD_INSTRUCTIONS;
         if ruled_out {

@@ -230,6 +230,14 @@ pub trait Node: Send + Sync + 'static {
     fn latest(&self) -> Option<Arc<dyn CertifiedView>>;
     /// This node's clock, for expiries and the timestamps of query signatures.
     fn now(&self) -> Time;
+    /// The time by which calls are judged: that of the next block, where it is not the clock's.
+    fn block_time(&self) -> Time {
+        self.now()
+    }
+    /// Why calls with a valid expiry may be refused because of this node's clock.
+    fn clock_fault(&self) -> Option<String> {
+        None
+    }
     /// Whether the node can serve.
     fn health(&self) -> Health;
     /// Whether the canister id lies in a range of this subnet, whether or not such a canister

@@ -160,7 +160,11 @@ impl Service {
     ) -> Result<Checked, Refused> {
         let request = &envelope.content.request;
         check_kind(request, kind)?;
-        let authenticated = auth::authenticate(envelope, self.node.now(), &self.auth)?;
+        let authenticated = match kind {
+            Kind::Call => auth::authenticate(envelope, self.node.block_time(), &self.auth)
+                .map_err(|error| self.with_clock_fault(error))?,
+            _ => auth::authenticate(envelope, self.node.now(), &self.auth)?,
+        };
         let fits = match (request, effective) {
             (Request::Call(call) | Request::Query(call), _) => {
                 let query = kind == Kind::Query;
@@ -177,6 +181,17 @@ impl Service {
             Err(error) => return Err(error.into()),
         };
         Ok(Checked { authenticated, without_destination })
+    }
+
+    /// A call whose expiry does not fit is told what is wrong with this node's clock, if anything is.
+    pub(crate) fn with_clock_fault(&self, error: AuthError) -> Refused {
+        let is_expiry = matches!(error, AuthError::Expired { .. } | AuthError::TooFarAhead { .. });
+        let fault = self.node.clock_fault().filter(|_| is_expiry);
+        let mut refused = Refused::from(error);
+        if let Some(fault) = fault {
+            refused.message = format!("{} This node's clock: {fault}", refused.message);
+        }
+        refused
     }
 
     /// Whether the call fits a message.

@@ -46,6 +46,8 @@ pub struct Report {
     pub disk: Disk,
     /// The node's processes.
     pub processes: Vec<Process>,
+    /// The wall clock and block time.
+    pub clock: Clock,
     /// Rounds since the start.
     pub rounds: Rounds,
     /// What is refused at the moment, and what was.
@@ -186,6 +188,16 @@ pub struct Stall {
     pub ended_unix_millis: u64,
     /// How long it took.
     pub millis: u64,
+}
+
+/// The wall clock against `CLOCK_BOOTTIME`, and block time against both; of a node alone.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Clock {
+    /// By how much the wall clock jumped ahead (negative: back) and is not followed; 0 while it is.
+    pub jump_millis: i64,
+    /// By how much block time is ahead of the clock that it follows.
+    pub block_time_ahead_millis: u64,
 }
 
 /// How far the node holds work back.

@@ -15,14 +15,12 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use budget::cgroup::Cgroup;
 use gateway::{Gateway, GatewayConfig, GatewayHandle, Latencies, OtherListener, Waiters};
+use lifecycle::StopSignals;
 use limits::pool;
 use prometheus_client::registry::Registry;
 use state::Time;
 use tempfile::TempDir;
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    sync::{oneshot, watch},
-};
+use tokio::sync::{oneshot, watch};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
@@ -562,8 +560,7 @@ async fn serve(cli: &Cli, server: &Arc<Server>, port_file: Option<PortFile>) -> 
 
 /// Waits until the server is to stop; why.
 async fn until_over(cli: &Cli, server: &Arc<Server>) -> Result<&'static str> {
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
+    let mut signals = StopSignals::listen()?;
     let ttl = Duration::from_secs(cli.ttl);
     let idle = async {
         while server.activity.idle().is_none_or(|idle| idle < ttl) {
@@ -575,8 +572,7 @@ async fn until_over(cli: &Cli, server: &Arc<Server>) -> Result<&'static str> {
         None => Box::pin(std::future::pending()),
     };
     Ok(tokio::select! {
-        _ = interrupt.recv() => "SIGINT",
-        _ = terminate.recv() => "SIGTERM",
+        signal = signals.next() => signal,
         () = idle => "no request came within the time to live (--ttl)",
         () = hard => "the hard time to live is over (--hard-ttl)",
     })

@@ -448,6 +448,24 @@ impl ReplicatedState {
         self.looked_until = self.looked_until.max(now);
     }
 
+    /// Sets every timer back by as much as block time was, to `now`.
+    pub fn set_timers_back(&mut self, now: Time, nanos: u64) {
+        let _here = heap::enter();
+        let ids: Vec<CanisterId> = self
+            .canisters()
+            .filter(|canister| canister.global_timer.0 != 0)
+            .map(|canister| canister.id)
+            .collect();
+        for id in ids {
+            if let Some(canister) = self.get_mut(&id) {
+                // Zero is none.
+                canister.global_timer = Time(canister.global_timer.0.saturating_sub(nanos).max(1));
+            }
+        }
+        self.looked_until = now;
+        self.refresh();
+    }
+
     /// Running canisters whose timer is due at the time that was looked for last.
     pub fn due_timers(&self) -> &BTreeSet<CanisterId> {
         &self.due_timers

@@ -9,7 +9,7 @@ use std::{
 };
 
 use budget::Level;
-use consensus::{IngressPool, PoolRefusal, SubnetStatus, SystemClock, WallClock};
+use consensus::{ClockStatus, IngressPool, PoolRefusal, SubnetStatus};
 use execution::QueryService;
 use gateway::{
     CertifiedView, Health, NoProfile, Node, QueryRequest, Refusal, RequestKind, Submitted,
@@ -193,14 +193,26 @@ impl Node for Adapter {
     }
 
     fn now(&self) -> Time {
-        SystemClock.now()
+        self.watch.clock.now()
+    }
+
+    fn block_time(&self) -> Time {
+        self.watch.clock.block_time()
+    }
+
+    fn clock_fault(&self) -> Option<String> {
+        self.watch.clock.fault()
     }
 
     fn health(&self) -> Health {
         let certified_height = self.reader.latest().map_or(Height(0), |state| state.height());
         let refusing = self.pool.refusing();
+        let stall = self.watch.watchdog.stall(Instant::now());
         let (healthy, status) = match refusing {
             Some(reason) => (false, reason),
+            None if stall.is_some() => {
+                (false, stall.map_or_else(String::new, |stall| stall.to_string()))
+            }
             None if self
                 .subnet
                 .as_ref()
@@ -213,7 +225,10 @@ impl Node for Adapter {
             None if self.subnet.as_ref().is_some_and(Agreement::is_behind) => {
                 (false, self.subnet.as_ref().map_or_else(String::new, Agreement::catching_up))
             }
-            None => (true, "healthy".to_owned()),
+            None => match self.watch.clock.fault() {
+                Some(fault) => (false, fault),
+                None => (true, "healthy".to_owned()),
+            },
         };
         Health { healthy, status, certified_height }
     }
@@ -264,6 +279,7 @@ impl Node for Adapter {
             pools: dashboard::pools(watch.ledger.snapshot()),
             disk: self.disk.report(),
             processes: memory.processes,
+            clock: clock_report(self.watch.clock.status()),
             rounds: report::Rounds {
                 queries: watch.queries.load(Relaxed),
                 delta_bytes: self.disk.delta_bytes(),
@@ -321,6 +337,15 @@ impl Adapter {
             })
         });
         Largest { canisters: listed.collect(), total, found: Some(Instant::now()) }
+    }
+}
+
+fn clock_report(status: ClockStatus) -> report::Clock {
+    let millis = |nanos: i128| i64::try_from(nanos / 1_000_000).unwrap_or(i64::MAX);
+    report::Clock {
+        jump_millis: status.jump.map_or(0, |jump| millis(jump.ahead_nanos)),
+        block_time_ahead_millis: u64::try_from(status.block_time_ahead.as_millis())
+            .unwrap_or(u64::MAX),
     }
 }
 

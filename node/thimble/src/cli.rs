@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::{
     StartSubnet,
+    clock,
     config::{Config, HttpGateway, listen_address},
     disk_budget,
     genesis::{self, GenesisCommand},
@@ -144,6 +145,27 @@ enum Command {
         canister: String,
         /// Which message that the canister takes up in the round, from 0.
         ordinal: u64,
+    },
+    /// Set block time back to this machine's clock, in a node alone whose state is ahead of it.
+    ///
+    /// A node that followed a clock that was ahead has a state that is ahead: block time does not
+    /// decrease by itself, and calls of clients whose clocks are right are refused as expired. With
+    /// this, the first block of the next start has the clock's time, and the block log records it.
+    /// The node must be stopped, and this machine's clock must be right.
+    ///
+    /// What it means for canisters and clients: time() decreases once. Timers set by
+    /// ic0.global_timer_set are moved back as far; but a canister that keeps times in its own memory,
+    /// as the timers of development kits do, waits until time gets there again: upgrade it.
+    /// Best-effort calls, HTTPS outcalls and requests to stop a canister that are open end as if
+    /// their time was over. The statuses of answered calls are dropped. A call that was signed for
+    /// the time ahead can be sent again when that time comes. Storage that was paid for the time
+    /// ahead is not paid again.
+    ///
+    /// Example: thimble recover-clock --data-dir /var/lib/thimble
+    RecoverClock {
+        /// The node's data folder.
+        #[arg(long, value_name = "DIR", default_value = "thimble-data")]
+        data_dir: PathBuf,
     },
     /// Execute again what a data folder's block log holds above its newest checkpoint, and compare
     /// every state root with the one that the node recorded.
@@ -340,6 +362,7 @@ impl Cli {
             Command::Reject { data_dir, height, canister, ordinal } => {
                 verdicts::reject(&data_dir, height, &canister, ordinal)
             }
+            Command::RecoverClock { data_dir } => clock::recover(&data_dir),
             Command::Replay { folder, check, threads, scratch, json } => {
                 replay::run(&replay::Options { folder, check, threads, scratch, json })
             }

@@ -13,8 +13,10 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use consensus::IngressPool;
 use execution::QueryService;
 use gateway::report::Sample;
+use lifecycle::Cause;
 use limits::Limits;
 use memory::{
     GovernorThread, Steps,
@@ -25,6 +27,7 @@ use memory::{
 use crate::{
     metrics::RoundMetrics,
     watch::{Reading, Watch},
+    watchdog::{REFUSE_AFTER, StallEvent, StallLog},
 };
 
 /// Time between looks for mappings while memory is short.
@@ -37,6 +40,7 @@ const FORGET_REPLIES_AFTER: Duration = Duration::from_secs(30);
 /// Everything the thread works with.
 pub(crate) struct Watched {
     pub(crate) watch: Arc<Watch>,
+    pub(crate) pool: Arc<IngressPool>,
     pub(crate) rounds: RoundMetrics,
     pub(crate) latencies: gateway::Latencies,
     pub(crate) queries: QueryService,
@@ -59,6 +63,7 @@ struct Worker {
     evicted: Instant,
     pressed: Instant,
     before: Counted,
+    stalls: StallLog,
 }
 
 /// Counters at the last sample.
@@ -85,12 +90,14 @@ impl Worker {
             evicted: now,
             pressed: now,
             before: Counted::default(),
+            stalls: StallLog::default(),
             watched,
         }
     }
 
     /// One look; how long to wait until the next.
     fn look(&mut self) -> Duration {
+        self.watch_rounds();
         if let Some(sampler) = crate::allocator::sampler() {
             sampler.tend();
         }
@@ -110,6 +117,26 @@ impl Worker {
             self.sample(&memory, counted, seconds);
         }
         self.steps.tick(now, watch.record.level())
+    }
+
+    /// Logs a round or checkpoint that does not end, and refuses calls if it lasts.
+    fn watch_rounds(&mut self) {
+        let health = self.watched.pool.health();
+        let stall = self.watched.watch.watchdog.stall(Instant::now());
+        if let Some(stall) = stall.as_ref().filter(|stall| stall.lasts > REFUSE_AFTER) {
+            health.refuse(Cause::Stalled, stall.to_string());
+        } else {
+            health.withdraw(Cause::Stalled);
+        }
+        // A round that waits for this machine has reported that itself.
+        let stall = stall.filter(|_| !health.has(Cause::Round));
+        match self.stalls.next(stall) {
+            Some(StallEvent::Lasts(stall)) => tracing::error!("{stall}"),
+            Some(StallEvent::Ended(stage, height)) => {
+                tracing::info!(height = height.0, ?stage, "the stall is over");
+            }
+            None => {}
+        }
     }
 
     fn counted(&self) -> Counted {

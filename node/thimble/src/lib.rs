@@ -8,6 +8,7 @@ mod adapter;
 mod ahead;
 mod allocator;
 mod cli;
+mod clock;
 mod config;
 mod disk_budget;
 mod disk_usage;
@@ -28,6 +29,7 @@ mod rules;
 mod status;
 mod verdicts;
 mod watch;
+mod watchdog;
 
 use std::{io::Write, process::ExitCode};
 

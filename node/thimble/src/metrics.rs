@@ -10,7 +10,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use consensus::IngressPool;
@@ -385,6 +385,31 @@ impl Collector for Readings {
             "throttle_level",
             "How far work is held back: 0 not, 1 queries refused, 2 calls too, 3 execution waits",
             self.watch.record.level() as u64,
+        )?;
+        let active = self.watch.watchdog.active(Instant::now());
+        ConstGauge::new(active.map_or(0.0, |(_, _, lasts)| lasts.as_secs_f64())).encode(
+            encoder.encode_descriptor(
+                "round_running_seconds",
+                "How long the round or checkpoint under way has lasted, 0 between them",
+                None,
+                MetricType::Gauge,
+            )?,
+        )?;
+        let clock = self.watch.clock.status();
+        let jump = clock.jump.map_or(0.0, |jump| jump.ahead_nanos as f64 / 1e9);
+        ConstGauge::new(jump).encode(encoder.encode_descriptor(
+            "clock_jump_seconds",
+            "By how much the wall clock jumped ahead and is not followed, 0 while it is",
+            None,
+            MetricType::Gauge,
+        )?)?;
+        ConstGauge::new(clock.block_time_ahead.as_secs_f64()).encode(
+            encoder.encode_descriptor(
+                "block_time_ahead_seconds",
+                "By how much block time is ahead of the wall clock",
+                None,
+                MetricType::Gauge,
+            )?,
         )?;
         let stall = self.rounds.longest_stall_micros.load(Ordering::Relaxed) as f64 / 1e6;
         ConstGauge::new(stall).encode(encoder.encode_descriptor(

@@ -1,9 +1,13 @@
 //! `thimble run`: opens what is on disk, wires the parts, serves until a signal, stops in order.
 
 use std::{
-    io::IsTerminal,
+    fs,
+    io::{IsTerminal, Write as _},
     path::Path,
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicBool},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -11,11 +15,12 @@ use anyhow::{Context, Result, bail};
 use budget::{Ledger, Pool, cgroup::Cgroup};
 use consensus::{
     BlockLog, Certifier, Consensus, CountedQueries, IngressPool, LogReplay, SingleNode,
-    SubnetConfig, SystemClock, SystemRandom, Wiring,
+    SubnetConfig, SystemRandom, Wiring,
 };
 use envelope::CallVerifier;
 use execution::{Executor, ExecutorConfig, QueryService};
 use gateway::{Gateway, GatewayConfig, GatewayHandle, HttpGatewayConfig, Waiters};
+use lifecycle::StopSignals;
 use limits::{Limits, pool};
 use memory::FileHeap;
 use nidkg::EngineConfig;
@@ -35,6 +40,7 @@ use crate::{
     StartSubnet,
     adapter::{Adapter, Agreement, Identity},
     ahead, allocator,
+    clock::{self, NodeClock},
     config::{Config, HTTP_GATEWAY, HttpGateway},
     disk_budget,
     disk_usage::{DiskUsage, HeldInHeap},
@@ -49,6 +55,7 @@ use crate::{
     rules,
     verdicts::Verdicts,
     watch::Watch,
+    watchdog::{Stage, Watchdog},
 };
 
 /// What a process gets that writes beyond the file size it is allowed.
@@ -65,6 +72,16 @@ const LAST_CANISTER: u64 = FIRST_CANISTER + (1 << 20) - 1;
 const BLOCK_SEGMENT_BYTES: u64 = 8 << 20;
 /// Time for requests in flight when the node stops.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
+/// A round that has not ended by then after the request to stop never may: the process ends without
+/// its result, and the next start executes the batch again.
+const STOP_DEADLINE: Duration = Duration::from_secs(30);
+/// The same while a checkpoint is made: it ends with the disk. Below the 60 s that the lab waits and
+/// the 90 s of the systemd unit.
+const STOP_CHECKPOINT_DEADLINE: Duration = Duration::from_secs(55);
+/// Time between two looks at the deadline.
+const STOP_LOOK: Duration = Duration::from_millis(100);
+/// Exit status of a node that was stopped and could not make its last checkpoint.
+const EXIT_UNFINISHED: i32 = 3;
 
 /// Address space for the state's heap: so many times what its lines allow, and at least so much.
 /// What is taken of the disk is bounded by the lines.
@@ -75,7 +92,7 @@ const STATE_HEAP_ROOM_MIN: u64 = 256 << 30;
 const CHILDREN_GRACE: Duration = Duration::from_secs(5);
 const CHILDREN_LOOK: Duration = Duration::from_millis(2);
 
-/// Runs the node until SIGINT or SIGTERM. When a state was fetched from peers, the process
+/// Runs the node until SIGINT, SIGTERM or SIGHUP. When a state was fetched from peers, the process
 /// becomes a new one on top of it, by the same arguments.
 pub(crate) fn run(config: Config, address_file: Option<&Path>, start: StartSubnet) -> Result<()> {
     if config.heap_profile {
@@ -145,27 +162,53 @@ fn serve(mut config: Config, address_file: Option<&Path>, start: StartSubnet) ->
         limits.memory_budget_bytes,
         "the kernel may kill workers before a limit of the node is reached",
     )?;
-    rules::settle(&config, BLOCK_SEGMENT_BYTES, replay)?;
-
     let runtime = http_runtime()?;
-    // A file that may not grow any more is an error that is waited for like a full disk, and not
-    // the end, which this signal is unless somebody takes it.
-    let _too_large = {
+    let served = serve_on(&runtime, &config, address_file, start, (started, ledger, cgroup, keys));
+    // A request that still waits for a worker must not keep the process.
+    runtime.shutdown_timeout(SHUTDOWN_GRACE);
+    served
+}
+
+/// What was opened before the runtime.
+type Begun = (Instant, Ledger, Option<Cgroup>, Keys);
+
+fn serve_on(
+    runtime: &tokio::runtime::Runtime,
+    config: &Config,
+    address_file: Option<&Path>,
+    start: StartSubnet,
+    (started, ledger, cgroup, keys): Begun,
+) -> Result<Ended> {
+    let limits = Arc::new(config.limits.clone());
+    let (signals, _too_large) = {
         let _entered = runtime.enter();
-        signal(SignalKind::from_raw(SIGXFSZ)).context("taking SIGXFSZ")?
+        // A file that may not grow any more is an error that is waited for like a full disk, and
+        // not the end, which this signal is unless somebody takes it.
+        let too_large = signal(SignalKind::from_raw(SIGXFSZ)).context("taking SIGXFSZ")?;
+        (StopSignals::listen().context("taking SIGINT, SIGTERM and SIGHUP")?, too_large)
     };
+    let (asked, mut stop_asked) = tokio::sync::oneshot::channel();
+    let is_serving = Arc::new(AtomicBool::new(false));
+    runtime.spawn(take_stop_signal(signals, is_serving.clone(), asked));
+    rules::settle(config, BLOCK_SEGMENT_BYTES, replay)?;
+
     let registry = Arc::new(Mutex::new(Registry::with_prefix("thimble")));
-    let opened = open(&config, &limits, &ledger, cgroup, keys, &registry, Role::Member(start))?;
-    outcalls::start(&runtime, opened.outcalls.as_ref());
+    let opened = open(config, &limits, &ledger, cgroup, keys, &registry, Role::Member(start))?;
+    outcalls::start(runtime, opened.outcalls.as_ref());
     let Opened { driver, busy, rounds, queries, adapter, keys, pool, waiters, watch, .. } = opened;
 
     let latencies = gateway::Latencies::default();
-    let _governor = governor::start(
-        governor::Watched { watch, rounds, latencies: latencies.clone(), queries, busy },
-        &limits,
-    )?;
+    let watched = governor::Watched {
+        watch: watch.clone(),
+        pool: pool.clone(),
+        rounds,
+        latencies: latencies.clone(),
+        queries,
+        busy,
+    };
+    let _governor = governor::start(watched, &limits)?;
     let gateway = runtime
-        .block_on(start_gateway(&config, &ledger, &keys, adapter, waiters, registry, latencies))?;
+        .block_on(start_gateway(config, &ledger, &keys, adapter, waiters, registry, latencies))?;
     tracing::info!(
         address = %gateway.local_addr(),
         budget = %config.memory,
@@ -181,27 +224,96 @@ fn serve(mut config: Config, address_file: Option<&Path>, start: StartSubnet) ->
             .with_context(|| format!("writing the address to {}", file.display()))?;
     }
 
-    let (ended, rounds_ended) = tokio::sync::oneshot::channel();
+    let (ended, mut rounds_ended) = tokio::sync::oneshot::channel();
+    let (finished, rounds_finished) = std::sync::mpsc::channel();
+    is_serving.store(true, Relaxed);
     let rounds = std::thread::Builder::new()
         .name("rounds".into())
         .spawn(move || {
             let result = futures::executor::block_on(driver.run());
             let _ = ended.send(());
+            let _ = finished.send(());
             result
         })
         .context("starting the round thread")?;
     runtime.block_on(async {
         tokio::select! {
-            signal = stop_signal() => tracing::info!(signal = signal?, "stopping"),
-            _ = rounds_ended => {}
+            signal = &mut stop_asked => {
+                tracing::info!(signal = signal.unwrap_or_default(), "stopping");
+            }
+            _ = &mut rounds_ended => {}
         }
+    });
+    let asked_at = Instant::now();
+    let (drained, is_drained) = std::sync::mpsc::channel();
+    runtime.spawn(async move {
         gateway.shutdown().await;
-        anyhow::Ok(())
-    })?;
+        let _ = drained.send(());
+    });
+    let _ = is_drained.recv_timeout(SHUTDOWN_GRACE + SHUTDOWN_GRACE);
     pool.close();
+    if let Err(unfinished) = await_rounds(&rounds_finished, asked_at, &watch.watchdog) {
+        tracing::error!("{unfinished}");
+        let _ = writeln!(std::io::stderr(), "thimble: {unfinished}");
+        // Neither the thread nor what it holds can be waited for.
+        std::process::exit(EXIT_UNFINISHED);
+    }
     match rounds.join() {
         Ok(result) => Ok(result?),
         Err(_) => bail!("the round thread ended with a defect; its message stands above"),
+    }
+}
+
+/// Takes the signal to stop. Before the node serves there is nothing to finish: it ends at once, and
+/// the next start does again what this one had begun.
+async fn take_stop_signal(
+    mut signals: StopSignals,
+    is_serving: Arc<AtomicBool>,
+    asked: tokio::sync::oneshot::Sender<&'static str>,
+) {
+    let signal = signals.next().await;
+    if !is_serving.load(Relaxed) {
+        tracing::info!(signal, "stopped while starting; the next start begins again");
+        std::process::exit(EXIT_UNFINISHED);
+    }
+    let _ = asked.send(signal);
+}
+
+/// Waits for the round thread, for [`STOP_DEADLINE`] after the request to stop, and while it makes a
+/// checkpoint for [`STOP_CHECKPOINT_DEADLINE`].
+///
+/// # Errors
+/// It has not ended by then. What it was doing.
+fn await_rounds(
+    finished: &std::sync::mpsc::Receiver<()>,
+    asked_at: Instant,
+    watchdog: &Watchdog,
+) -> Result<(), String> {
+    loop {
+        // An error other than the timeout means that the thread ended by a panic.
+        if finished.recv_timeout(STOP_LOOK) != Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            return Ok(());
+        }
+        let active = watchdog.active(Instant::now());
+        let is_checkpoint = matches!(active, Some((Stage::Checkpoint, ..)));
+        let deadline = if is_checkpoint { STOP_CHECKPOINT_DEADLINE } else { STOP_DEADLINE };
+        if asked_at.elapsed() >= deadline {
+            let doing = match active {
+                Some((Stage::Checkpoint, height, _)) => {
+                    format!("checkpoint of height {}", height.0)
+                }
+                Some((Stage::Round, height, _)) => format!("round of height {}", height.0),
+                None => "round thread".to_owned(),
+            };
+            let stall = watchdog.stall(Instant::now()).map(|stall| format!(" ({stall})"));
+            return Err(format!(
+                "stopped without a last checkpoint: the {doing} did not end within {} s{}; nothing \
+                 acknowledged is lost, the next start executes again what came after the last \
+                 checkpoint",
+                deadline.as_secs(),
+                stall.unwrap_or_default()
+            ));
+        }
     }
 }
 
@@ -232,6 +344,11 @@ pub(crate) fn replay_copy(
 ) -> Result<()> {
     raise_descriptor_limit(&config.limits)?;
     replay_as(config, Role::Copy { threads, print, tally: tally.clone() })
+}
+
+/// Height of a data folder's newest block, and its time if the block log still has it.
+pub(crate) fn last_block(data: &Path) -> Result<(Height, Option<Time>)> {
+    rules::last_block(data, BLOCK_SEGMENT_BYTES)
 }
 
 /// Heights of the first and the last block above the newest checkpoint of a data folder.
@@ -388,10 +505,11 @@ fn open(
         }
         Role::Replay | Role::Copy { .. } => None,
     };
+    let clock = NodeClock::new(several(&keys));
     let wiring = Wiring {
         pool: ingress.clone(),
         log,
-        clock: Arc::new(SystemClock),
+        clock: clock.block_times(),
         envelopes: Arc::new(call_verifier(limits, &keys)),
         limits: limits.consensus.clone(),
         states: Some(Arc::new(States::of(&executor))),
@@ -417,7 +535,8 @@ fn open(
     let in_heap = Arc::new(HeldInHeap::default());
     let disk =
         DiskUsage::new(config, pages.clone(), sandbox.clone(), executor.reader(), in_heap.clone());
-    let watch = Arc::new(Watch::new(ledger.clone(), cgroup, sandbox, limits));
+    let watchdog = Watchdog::new(executor.running(), data);
+    let watch = Arc::new(Watch::new(ledger.clone(), cgroup, sandbox, (watchdog, clock), limits));
     let rounds = register_metrics(registry, &watch, &ingress, &executor, disk.clone());
     let waiters = Waiters::new(limits.gateway.sync_calls_waiting);
     let adapter = Adapter {
@@ -587,7 +706,7 @@ fn register_metrics(
 }
 
 /// Whether the subnet's genesis has more than one member.
-fn several(keys: &Keys) -> bool {
+pub(crate) fn several(keys: &Keys) -> bool {
     keys.origin.is_some() && keys.members.len() > 1
 }
 
@@ -603,10 +722,9 @@ fn agreement(
     let Some(origin) = keys.origin.as_ref().filter(|_| several(keys)) else {
         let kept = limits.consensus.certificates_kept as usize;
         let certifier = Certifier::new(keys.committee.clone(), keys.share_again()?, kept);
-        return Ok((
-            Box::new(SingleNode::new(wiring, certifier, (height, time), Box::new(SystemRandom))?),
-            None,
-        ));
+        let random = Box::new(SystemRandom);
+        let node = SingleNode::new(wiring, certifier, (height, time), random)?;
+        return Ok((Box::new(node.set_time_back(clock::ordered_after(&config.data_dir)?)), None));
     };
     let listen = config.p2p.listen.context(
         "this node is one of several and needs an address where the others reach it: --p2p-listen \
@@ -815,15 +933,6 @@ fn raise_descriptor_limit(limits: &Limits) -> Result<()> {
         );
     }
     Ok(())
-}
-
-pub(crate) async fn stop_signal() -> Result<&'static str> {
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    Ok(tokio::select! {
-        _ = interrupt.recv() => "SIGINT",
-        _ = terminate.recv() => "SIGTERM",
-    })
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use budget::{Ledger, Observation};
@@ -18,7 +18,10 @@ use pages::PageStore;
 use rounds::{Observer, Round};
 use state::{Height, ReplicatedState, RequestId};
 
-use crate::{disk_usage::HeldInHeap, metrics::RoundMetrics, outcalls::NodeOutcalls, watch::Watch};
+use crate::{
+    disk_usage::HeldInHeap, metrics::RoundMetrics, outcalls::NodeOutcalls, watch::Watch,
+    watchdog::Stage,
+};
 
 /// See the module.
 pub(crate) struct NodeObserver {
@@ -46,11 +49,13 @@ impl Observer<Executor> for NodeObserver {
         self.metrics.skipped();
     }
 
-    fn begins(&mut self, _: &FinalisedBatch, ingress_bytes: u64) {
+    fn begins(&mut self, finalised: &FinalisedBatch, ingress_bytes: u64) {
+        self.watch.watchdog.begins(Stage::Round, finalised.batch.height, Instant::now());
         self.observed.block(ingress_bytes);
     }
 
     fn recorded(&mut self, executor: &Executor, round: &Round<'_>) {
+        self.watch.watchdog.ends();
         self.metrics.round(&round.finalised.batch, round.result, round.took);
         self.observed.block(0);
         self.observed.count(executor.state(), self.pages.delta_bytes(), round.certificates_pending);
@@ -69,11 +74,13 @@ impl Observer<Executor> for NodeObserver {
         self.waiters.certified(calls);
     }
 
-    fn checkpoint_begins(&mut self, _: &Executor) {
+    fn checkpoint_begins(&mut self, executor: &Executor) {
+        self.watch.watchdog.begins(Stage::Checkpoint, executor.height(), Instant::now());
         self.busy.store(true, Relaxed);
     }
 
     fn checkpoint_ends(&mut self, executor: &Executor, height: Option<Height>, took: Duration) {
+        self.watch.watchdog.ends();
         self.busy.store(false, Relaxed);
         if executor.relieved() > self.relieved {
             self.relieved = executor.relieved();

@@ -26,6 +26,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use consensus::{Certificate, Consensus, ConsensusError, Demand, LogReplay, Step};
 use disk::Lock;
 use futures::future::BoxFuture;
+use lifecycle::StopSignals;
 use serde::{Deserialize, Serialize};
 use state::{Fault, Height};
 
@@ -176,7 +177,11 @@ fn remove_when_interrupted(copy: &Path) {
     let waiting = std::thread::Builder::new().name("interrupts".into()).spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let Ok(runtime) = runtime else { return };
-        if runtime.block_on(node::stop_signal()).is_err() {
+        let asked = runtime.block_on(async {
+            let mut signals = StopSignals::listen()?;
+            Ok::<_, io::Error>(signals.next().await)
+        });
+        if asked.is_err() {
             return;
         }
         // What executes goes on making files until the process ends.

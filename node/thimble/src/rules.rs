@@ -23,7 +23,7 @@ use disk::{
 };
 use limits::Limits;
 use serde::{Deserialize, Serialize};
-use state::{Height, StateStore};
+use state::{Height, StateStore, Time};
 
 use crate::{cli::Settings, config::Config};
 
@@ -211,11 +211,31 @@ pub(crate) fn to_be_executed(data: &Path, segment_bytes: u64) -> Result<Option<(
     Ok(log.last().filter(|last| *last > height).map(|last| (height.0 + 1, last.0)))
 }
 
+/// Height of the newest block, and its time if the block log still has it.
+pub(crate) fn last_block(data: &Path, segment_bytes: u64) -> Result<(Height, Option<Time>)> {
+    statesync::complete_install(data)?;
+    let store = StateStore::open(&data.join("state"), CACHE_BYTES)?;
+    let checkpoint = store.load()?.map_or(Height(0), |checkpoint| checkpoint.height);
+    let log = BlockLog::open(&data.join("blocks"), segment_bytes)?;
+    let Some(last) = log.last().filter(|last| *last >= checkpoint) else {
+        return Ok((checkpoint, None));
+    };
+    // One block, and the few before it that are read to find it.
+    let from = log
+        .first()
+        .map_or(last, |first| Height(last.0.saturating_sub(1).max(first.0.saturating_sub(1))));
+    let mut replay = log.read_from(from)?;
+    let mut time = None;
+    while let Some(logged) = replay.next_block()? {
+        time = (logged.block.height == last).then_some(logged.block.time).or(time);
+    }
+    Ok((last, time))
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use consensus::FinalisedBlock;
-    use state::Time;
 
     use super::*;
     use crate::cli::Settings;

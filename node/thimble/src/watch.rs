@@ -17,6 +17,8 @@ use limits::Limits;
 use memory::Record;
 use sandbox::Lane;
 
+use crate::{clock::NodeClock, watchdog::Watchdog};
+
 /// The role of a compile child, as the report names it.
 const COMPILER: &str = "compiler";
 
@@ -25,6 +27,8 @@ pub(crate) struct Watch {
     // Interfaces.
     pub(crate) ledger: Ledger,
     pub(crate) sandbox: Arc<sandbox::Pool>,
+    pub(crate) watchdog: Watchdog,
+    pub(crate) clock: NodeClock,
     // Configuration.
     /// What the loader wrote in this process before it began; workers are of the same program.
     program_bytes: u64,
@@ -59,6 +63,7 @@ impl Watch {
         ledger: Ledger,
         cgroup: Option<Cgroup>,
         sandbox: Arc<sandbox::Pool>,
+        (watchdog, clock): (Watchdog, NodeClock),
         limits: &Limits,
     ) -> Self {
         let program_bytes = process::relocated_bytes(Pid::own()).unwrap_or_else(|error| {
@@ -72,6 +77,8 @@ impl Watch {
             program: Mutex::new(program),
             ledger,
             sandbox,
+            watchdog,
+            clock,
             queries: AtomicU64::new(0),
             record: Record::new(cgroup, limits.memory_budget_bytes),
         }

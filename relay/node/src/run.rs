@@ -6,12 +6,10 @@ use anyhow::{Context, Result, bail};
 use budget::cgroup::Cgroup;
 use heap::Sampler;
 use libp2p::Multiaddr;
+use lifecycle::StopSignals;
 use relay_limits::Limits;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
-use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
-    sync::oneshot,
-};
+use tokio::sync::oneshot;
 
 use crate::{
     config::Config,
@@ -60,7 +58,7 @@ async fn serve(
     address_file: Option<&Path>,
 ) -> Result<()> {
     // From the first address that is answered at on, a signal asks and does not kill.
-    let mut signals = Signals::new()?;
+    let mut signals = StopSignals::listen()?;
     let tls = tls(config)?;
     let cgroup = Cgroup::own().unwrap_or_default();
     memory::check_group(
@@ -106,37 +104,14 @@ async fn serve(
         disk::replace_file(path, text.as_bytes(), disk::Readers::All)
             .with_context(|| format!("writing {}", path.display()))?;
     }
-    signals.asked_to_stop().await;
-    tracing::info!("stopping");
+    let signal = signals.next().await;
+    tracing::info!(signal, "stopping");
     drop(stop);
     finding.shutdown().await;
     http.stop().await;
     running.await.context("the network's task")?;
     drop(governor);
     close(node)
-}
-
-/// Ctrl-C and what a service manager sends.
-struct Signals {
-    interrupted: Signal,
-    terminated: Signal,
-}
-
-impl Signals {
-    fn new() -> Result<Self> {
-        Ok(Self {
-            interrupted: signal(SignalKind::interrupt())?,
-            terminated: signal(SignalKind::terminate())?,
-        })
-    }
-
-    /// Returns at the first of them, also when it came before.
-    async fn asked_to_stop(&mut self) {
-        tokio::select! {
-            _ = self.interrupted.recv() => {}
-            _ = self.terminated.recv() => {}
-        }
-    }
 }
 
 fn close(node: Arc<Node>) -> Result<()> {

@@ -26,7 +26,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use cli::Interrupts;
+use cli::StopSignals;
 use rustix::process::Signal;
 use serde::Serialize;
 
@@ -131,14 +131,14 @@ pub(crate) async fn run(options: &Options, asked: &Asked) -> Result<ExitCode> {
     let commands = [first.clone(), second.clone()];
     let running = Arc::new(Running::default());
     let stop = Arc::new(AtomicBool::new(false));
-    let mut interrupts = Interrupts::listen()?;
+    let mut signals = StopSignals::listen()?;
     let work = {
         let (options, commands) = (options.clone(), commands.clone());
         let (running, stop) = (running.clone(), stop.clone());
         tokio::task::spawn_blocking(move || measure(&options, &commands, &running, &stop))
     };
     let ender = tokio::spawn(async move {
-        interrupts.next().await;
+        signals.next().await;
         eprintln!("compare: stopping, with what was measured so far");
         stop.store(true, Ordering::SeqCst);
         running.signal(Signal::TERM);

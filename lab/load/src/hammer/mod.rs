@@ -77,12 +77,12 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         }
     };
     let (stopper, stop) = watch::channel(false);
+    let mut signals = cli::StopSignals::listen()?;
     tokio::spawn(async move {
-        if tokio::signal::ctrl_c().await.is_ok() {
-            eprintln!("\nhammer: stopping; what there is will be printed");
-            // Nobody listening means that the run is over.
-            let _ = stopper.send(true);
-        }
+        signals.next().await;
+        eprintln!("\nhammer: stopping; what there is will be printed");
+        // Without a receiver the run is over.
+        let _ = stopper.send(true);
         // The sender lives on: a channel without it would look like a stop that can no longer come.
         std::future::pending::<()>().await;
     });

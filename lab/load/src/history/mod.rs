@@ -15,7 +15,7 @@ use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
-use cli::Interrupts;
+use cli::StopSignals;
 use tokio::sync::watch;
 
 use self::record::{Plan, READ_PAGES};
@@ -125,9 +125,9 @@ pub async fn run(options: Options) -> Result<ExitCode> {
                 seconds,
             };
             let (stopper, stop) = watch::channel(false);
-            let mut interrupts = Interrupts::listen()?;
+            let mut signals = StopSignals::listen()?;
             let signals = tokio::spawn(async move {
-                interrupts.next().await;
+                signals.next().await;
                 let _ = stopper.send(true);
                 // The sender lives on: a channel without it would look like a stop.
                 std::future::pending::<()>().await;

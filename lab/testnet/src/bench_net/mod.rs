@@ -20,7 +20,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use budget::{MIB, parse_size};
 use clap::{Args, ValueEnum};
-use cli::{Child, Interrupts};
+use cli::{Child, StopSignals};
 use serde_json::Value;
 
 use self::merge::NodeSeries;
@@ -120,10 +120,10 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     fs::create_dir_all(&folder)
         .with_context(|| format!("making the folder {}", folder.display()))?;
     let mut bench = Bench::new(options, folder)?;
-    let mut interrupts = Interrupts::listen()?;
+    let mut signals = StopSignals::listen()?;
     let done = tokio::select! {
         done = bench.all() => Some(done),
-        () = interrupts.next() => None,
+        _ = signals.next() => None,
     };
     bench.leave(matches!(done, Some(Ok(()))))?;
     let Some(done) = done else {

@@ -31,7 +31,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
-use cli::Interrupts;
+use cli::StopSignals;
 
 pub use self::state::Network;
 use self::{
@@ -202,8 +202,10 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     if let Command::Machine { index } = options.command {
         return machine::run(place, index).await.map(|()| ExitCode::SUCCESS);
     }
-    let mut interrupts = Interrupts::listen()?;
-    let stop = async move { interrupts.next().await };
+    let mut signals = StopSignals::listen()?;
+    let stop = async move {
+        signals.next().await;
+    };
     if let Command::Up(up) = options.command {
         return up::run(place, up, stop).await;
     }

@@ -21,7 +21,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use budget::{MIB, format_size, parse_size};
 use clap::Args;
-use cli::{Child, Interrupts};
+use cli::{Child, StopSignals};
 
 pub(crate) use self::verdict::{Row, table};
 use self::{
@@ -139,10 +139,10 @@ impl Files {
 pub async fn run(options: Options) -> Result<ExitCode> {
     let memory_bytes = parse_size(&options.memory)?;
     let files = Files::make(&options, memory_bytes)?;
-    let mut interrupts = Interrupts::listen()?;
+    let mut signals = StopSignals::listen()?;
     let told = tokio::select! {
         told = storm(&options, memory_bytes, &files) => Some(told),
-        () = interrupts.next() => None,
+        _ = signals.next() => None,
     };
     if !options.keep_data {
         let _ = fs::remove_dir_all(files.data());

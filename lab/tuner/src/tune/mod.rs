@@ -15,7 +15,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use cli::Interrupts;
+use cli::StopSignals;
 use tokio::sync::watch;
 
 pub use self::options::Options;
@@ -60,9 +60,9 @@ pub async fn run(options: Options) -> Result<ExitCode> {
 /// The first signal ends the run under way in order; the second ends us, and the cap's own process
 /// ends what it runs.
 async fn ask_to_stop(stop: watch::Sender<bool>) -> Result<()> {
-    let mut interrupts = Interrupts::listen()?;
+    let mut signals = StopSignals::listen()?;
     loop {
-        interrupts.next().await;
+        signals.next().await;
         if stop.send_replace(true) {
             std::process::exit(i32::from(cli::EXIT_INTERRUPTED));
         }

@@ -36,7 +36,7 @@ use budget::{
     process::{self, Pid},
 };
 use clap::{Args, ValueEnum};
-use cli::Interrupts;
+use cli::StopSignals;
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
 use self::{
@@ -157,7 +157,7 @@ fn parse_kept(text: &str) -> Result<u64, String> {
 /// may not be read, or something else cannot be had.
 pub async fn run(options: Options) -> Result<ExitCode> {
     // Before anything else: a signal that nobody listens to ends the program without its summary.
-    let mut interrupts = Interrupts::listen()?;
+    let mut signals = StopSignals::listen()?;
     let mut watch = Watch::begin(&options)?;
     let shown = Shown::default();
     let mut sink = Sink::open(options.json.as_deref(), options.json_size)?;
@@ -182,7 +182,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
-            () = interrupts.next() => break,
+            _ = signals.next() => break,
             () = async { match end { Some(end) => sleep_until(end).await, None => std::future::pending().await } } => break,
         }
         let Some(sample) = watch.sample(&options) else { break };

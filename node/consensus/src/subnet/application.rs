@@ -287,7 +287,10 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         // Of the names alone: whatever envelopes this node was sent, and before anything is
         // fetched.
         block.check_names(&self.names)?;
-        queries::judge(&self.resharing, (context.round.epoch(), &context.leader), block)?;
+        if block.queries.is_some() {
+            self.resharing.reach(clock, context.round.epoch()).await;
+            queries::judge(&self.resharing, &context.leader, block)?;
+        }
         // Who executes slowly does not help the chain away from itself; so the shares of state
         // roots come from 2f+1 nodes that are close together.
         self.kept_up().await;

@@ -427,7 +427,7 @@ impl Subnet {
         let resharing = Resharing::new(
             (summary, logged, boundary),
             config.keys,
-            config.arithmetic,
+            resharing::arithmetic(config.arithmetic),
             (namespace, me.as_ref().try_into().unwrap_or_default()),
             epocher.clone(),
             silent_until,
@@ -549,6 +549,9 @@ impl Subnet {
         });
         if changed {
             self.published.work.notify_waiters();
+        }
+        if self.clients.pool.closing() {
+            return Ok(Step::Closing);
         }
         if let Some(replay) = &mut self.replay {
             if let Some(logged) = replay.next_block()? {

@@ -10,7 +10,7 @@ use bytes::BufMut;
 use commonware_codec::{
     Buf, EncodeSize, Error, RangeCfg, Read, ReadExt, ReadRangeExt, Write, varint::UInt,
 };
-use commonware_consensus::{Heightable as _, types::Epoch};
+use commonware_consensus::Heightable as _;
 use commonware_cryptography::ed25519::PublicKey;
 use ic_principal::Principal;
 use state::{QUERY_REPORT_CANISTERS_MAX, QueryCounts, QueryReport};
@@ -90,16 +90,17 @@ impl Read for Report {
     }
 }
 
-/// Why a block of `leader` that carries this report gets no vote.
+/// Why a block of `leader` that carries this report gets no vote. The summary must be that of the
+/// block's epoch ([`Resharing::reach`]).
 pub(super) fn judge(
     resharing: &Resharing,
-    (epoch, leader): (Epoch, &PublicKey),
+    leader: &PublicKey,
     block: &Block,
 ) -> Result<(), String> {
     let Some(Report(report)) = &block.queries else { return Ok(()) };
     report.check()?;
     // Others may propose that block again.
-    if resharing.summary().epoch() != epoch.get() || resharing.is_last(block.height()) {
+    if resharing.is_last(block.height()) {
         return Err("it reports queries in a block where that has no place".into());
     }
     if resharing.node_id(leader) != Some(report.node) {

@@ -24,7 +24,7 @@ use commonware_cryptography::{Digestible as _, ed25519::PublicKey};
 use commonware_runtime::{Clock, Spawner};
 use commonware_utils::sync::Mutex;
 use genesis::{Checked, NodeRecord, Summary};
-use nidkg::{EngineConfig, NodeIndex, SecretShare};
+use nidkg::{Engine, EngineConfig, NodeIndex, SecretShare};
 use rand::{SeedableRng as _, rngs::StdRng};
 use rand_core::CryptoRng;
 use state::{Height, NodeInfo, SubnetKey};
@@ -56,13 +56,29 @@ pub trait KeyStore: Send + Sync {
     fn membership_change(&self, summary: &Summary) -> Option<Vec<u8>>;
 }
 
+/// Starts the key generation's threads. Fails while this machine has no room for them.
+pub(super) type Arithmetic = Arc<dyn Fn() -> Result<Engine, String> + Send + Sync>;
+
+/// As configured.
+pub(super) fn arithmetic(config: EngineConfig) -> Arithmetic {
+    Arc::new(move || Engine::new(config.clone()).map_err(|error| error.to_string()))
+}
+
+/// Why a block has no verdict in favour.
+enum NotJudged {
+    /// No honest member votes for it.
+    Invalid(String),
+    /// This node cannot tell at the moment.
+    Trouble(String),
+}
+
 /// See the module.
 pub(super) struct Resharing {
     inner: Mutex<Inner>,
     /// Who is asked for every second.
     known: Mutex<Option<Known>>,
     keys: Box<dyn KeyStore>,
-    arithmetic: EngineConfig,
+    arithmetic: Arithmetic,
     namespace: Vec<u8>,
     node_key: [u8; 32],
     epocher: FixedEpocher,
@@ -101,6 +117,8 @@ impl Known {
 
 /// Between two tries of what must come to pass.
 const RETRY: Duration = Duration::from_secs(1);
+/// Between two attempts to deal, which is no hurry.
+const DEAL_AGAIN: Duration = Duration::from_secs(5);
 /// Payloads whose check is remembered. Few blocks that were voted on are not final, and few carry
 /// any.
 const CHECKED_MAX: usize = 4;
@@ -133,7 +151,7 @@ impl Resharing {
     pub(super) fn new(
         (summary, height, boundary): (Summary, Height, Digest),
         keys: Box<dyn KeyStore>,
-        arithmetic: EngineConfig,
+        arithmetic: Arithmetic,
         (namespace, node_key): (Vec<u8>, [u8; 32]),
         epocher: FixedEpocher,
         silent_until: Option<u64>,
@@ -155,6 +173,10 @@ impl Resharing {
             epocher,
             silent_until,
         })
+    }
+
+    fn engine(&self) -> Result<Engine, String> {
+        (self.arithmetic)()
     }
 
     pub(super) fn summary(&self) -> Arc<Summary> {
@@ -297,30 +319,70 @@ impl Resharing {
         payload.map(|bytes| KeyPayload { leader: me.0, bytes: bytes.into() })
     }
 
-    /// Why a block of `leader` that carries this gets no vote.
-    pub(super) async fn judge<E: Spawner + CryptoRng>(
+    /// Waits until this node's summary is that of `epoch`: before, this node is behind, and after,
+    /// it knows a final block in place of any that could be judged. Either way it cannot judge a
+    /// block of `epoch` now, which says nothing about the block. Pends until the engine gives the
+    /// round up, if it must.
+    pub(super) async fn reach(&self, clock: &impl Clock, epoch: Epoch) -> Arc<Summary> {
+        loop {
+            let summary = self.summary();
+            if summary.epoch() == epoch.get() {
+                return summary;
+            }
+            clock.sleep(RETRY).await;
+        }
+    }
+
+    /// Why a block of `leader` that carries this gets no vote. Pends while this node cannot judge
+    /// it: a verdict must not depend on the machine, nor on how far this node is.
+    pub(super) async fn judge<E: Clock + Spawner + CryptoRng>(
         self: &Arc<Self>,
         context: &E,
         (epoch, leader): (Epoch, &PublicKey),
         block: &Block,
     ) -> Result<(), String> {
-        let Some(payload) = block.payload.clone() else { return Ok(()) };
-        let summary = self.summary();
-        if summary.epoch() != epoch.get() || self.is_last(block.height()) {
-            return Err("it carries something of the key in a block where that has no place".into());
+        let Some(payload) = &block.payload else { return Ok(()) };
+        if self.is_last(block.height()) {
+            return Err("it carries something of the key in the last block of an epoch".into());
         }
+        let mut was_told = false;
+        loop {
+            let summary = self.reach(context, epoch).await;
+            match self.judged(context, summary, leader, payload).await {
+                Ok(()) => return Ok(()),
+                Err(NotJudged::Invalid(reason)) => return Err(reason),
+                Err(NotJudged::Trouble(reason)) => {
+                    if !was_told {
+                        tracing::error!(%reason, "a block cannot be judged: this node's vote waits");
+                        was_told = true;
+                    }
+                    context.sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    /// One attempt of [`Self::judge`].
+    async fn judged<E: Spawner + CryptoRng>(
+        self: &Arc<Self>,
+        context: &E,
+        summary: Arc<Summary>,
+        leader: &PublicKey,
+        payload: &KeyPayload,
+    ) -> Result<(), NotJudged> {
+        let payload = payload.clone();
         let Some(place) =
             summary.place_of(&bytes(leader)).filter(|place| place.0 == payload.leader)
         else {
-            return Err("it carries something of the key in another node's name".into());
+            let reason = "it carries something of the key in another node's name";
+            return Err(NotJudged::Invalid(reason.into()));
         };
         let this = self.clone();
         let checked = context.child("judge").shared(true).spawn(move |mut context| async move {
-            let engine =
-                nidkg::Engine::new(this.arithmetic.clone()).map_err(|error| error.to_string())?;
+            let engine = this.engine().map_err(NotJudged::Trouble)?;
             let checked = summary
                 .check(&engine, place, &payload.bytes, &mut seed(&mut context))
-                .map_err(|error| error.to_string())?;
+                .map_err(|error| NotJudged::Invalid(error.to_string()))?;
             let mut inner = this.inner.lock();
             inner.checked.push_back((payload, checked));
             while inner.checked.len() > CHECKED_MAX {
@@ -328,7 +390,8 @@ impl Resharing {
             }
             Ok(())
         });
-        checked.await.map_err(|error| error.to_string())?
+        // The task is gone when the node is ending, or could not be started.
+        checked.await.unwrap_or_else(|error| Err(NotJudged::Trouble(error.to_string())))
     }
 
     /// Takes the next final block; how the key is held from there on, if that changed. An error
@@ -367,7 +430,7 @@ impl Resharing {
             let (this, payload) = (self.clone(), payload.clone());
             let applied =
                 context.child("apply").shared(true).spawn(move |mut context| async move {
-                    let engine = nidkg::Engine::new(this.arithmetic.clone())?;
+                    let engine = this.engine()?;
                     let mut summary = Summary::clone(&this.summary());
                     let known = {
                         let mut inner = this.inner.lock();
@@ -381,7 +444,7 @@ impl Resharing {
                         }
                         None => summary.apply(&engine, place, &payload.bytes, rng),
                     };
-                    Ok::<_, nidkg::EngineError>(changed.then_some(summary))
+                    Ok::<_, String>(changed.then_some(summary))
                 });
             match applied.await? {
                 Ok(summary) => return Ok(summary),
@@ -394,31 +457,47 @@ impl Resharing {
     }
 
     /// Deals for the next committee, unless that was done. Meant to run beside everything else.
-    pub(super) async fn deal<E: Spawner + CryptoRng>(self: Arc<Self>, context: E) {
+    pub(super) async fn deal<E: Clock + Spawner + CryptoRng>(self: Arc<Self>, context: E) {
+        let epoch = self.summary().epoch();
+        let mut was_told = false;
+        // Trouble of this machine may be over while a dealing is still wanted.
+        while let Err(reason) = self.deal_once(&context).await {
+            if !was_told {
+                tracing::error!(%reason, epoch, "this node cannot deal its share of the subnet's key for the next epoch; trying again");
+                was_told = true;
+            }
+            context.sleep(DEAL_AGAIN).await;
+            if self.summary().epoch() != epoch {
+                return;
+            }
+        }
+    }
+
+    /// One attempt of [`Self::deal`].
+    async fn deal_once<E: Spawner + CryptoRng>(
+        self: &Arc<Self>,
+        context: &E,
+    ) -> Result<(), String> {
         let summary = self.summary();
         let Some(me) = summary.place_of(&self.node_key).filter(|me| summary.wants_dealing(*me))
         else {
-            return;
+            return Ok(());
         };
         if self.inner.lock().dealing.as_ref().is_some_and(|(epoch, _)| *epoch == summary.epoch()) {
-            return;
+            return Ok(());
         }
         let this = self.clone();
         let of = summary.epoch();
         let dealt = context.child("deal").shared(true).spawn(move |mut context| async move {
             let share = this.keys.share(&summary)?.ok_or("this node has no share")?;
-            let engine =
-                nidkg::Engine::new(this.arithmetic.clone()).map_err(|error| error.to_string())?;
+            let engine = this.engine()?;
             summary
                 .deal(&engine, me, &share, &mut seed(&mut context))
                 .map_err(|error| error.to_string())
         });
-        match dealt.await.map_err(|error| error.to_string()).flatten() {
-            Ok(dealing) => self.inner.lock().dealing = Some((of, dealing)),
-            Err(reason) => {
-                tracing::error!(%reason, epoch = of, "this node cannot deal its share of the subnet's key for the next epoch")
-            }
-        }
+        let dealing = dealt.await.map_err(|error| error.to_string()).flatten()?;
+        self.inner.lock().dealing = Some((of, dealing));
+        Ok(())
     }
 }
 
@@ -432,5 +511,139 @@ fn stored(inner: &Inner) -> SubnetKey {
         summary: inner.summary.to_bytes(),
         boundary: inner.boundary.0,
         nodes: nodes.collect(),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::{
+        num::NonZeroUsize,
+        sync::atomic::{AtomicUsize, Ordering::SeqCst},
+    };
+
+    use commonware_cryptography::Signer as _;
+    use commonware_macros::select;
+    use commonware_runtime::{Runner as _, Supervisor as _, deterministic};
+    use commonware_utils::NZU64;
+    use ed25519_dalek::SigningKey;
+    use state::Time;
+
+    use super::*;
+
+    const MEMBERS: usize = 4;
+    /// Attempts that the machine fails.
+    const FAILING: usize = 3;
+
+    fn config() -> EngineConfig {
+        EngineConfig { threads: NonZeroUsize::MIN, ..EngineConfig::for_this_machine() }
+    }
+
+    /// Shares of one node.
+    struct OneShare([u8; 32], NodeIndex);
+
+    impl KeyStore for OneShare {
+        fn share(&self, _: &Summary) -> Result<Option<SecretShare>, String> {
+            Ok(Some(SecretShare::from_bytes(self.1, &self.0).unwrap()))
+        }
+
+        fn voted(&self) -> Result<Option<u64>, String> {
+            Ok(None)
+        }
+
+        fn membership_change(&self, _: &Summary) -> Option<Vec<u8>> {
+            None
+        }
+    }
+
+    /// The first member of a subnet, on a machine that starts no threads at first; how often it was
+    /// asked to; and the members.
+    fn member() -> (Arc<Resharing>, Arc<AtomicUsize>, Vec<PublicKey>) {
+        let mut rng = StdRng::seed_from_u64(3);
+        let (committee, shares) = nidkg::deal(MEMBERS as u32, 3, &mut rng).unwrap();
+        let mut secrets: Vec<[u8; 32]> = (1..=MEMBERS).map(|number| [number as u8; 32]).collect();
+        secrets.sort_by_key(|secret| SigningKey::from_bytes(secret).verifying_key().to_bytes());
+        let records = secrets.iter().map(|secret| {
+            let node = SigningKey::from_bytes(secret);
+            let owner = genesis::node_id(&node.verifying_key());
+            let (public, _) = nidkg::generate_key_pair(owner.as_slice(), &mut rng);
+            NodeRecord::new(&node, public, "127.0.0.1:4000").unwrap()
+        });
+        let summary = Summary::from_parts(records.collect(), committee).unwrap();
+        let asked = Arc::new(AtomicUsize::new(0));
+        let arithmetic: Arithmetic = {
+            let (asked, start) = (asked.clone(), arithmetic(config()));
+            Arc::new(move || match asked.fetch_add(1, SeqCst) {
+                attempt if attempt < FAILING => Err("no thread can be started".into()),
+                _ => start(),
+            })
+        };
+        let keys: Vec<_> =
+            secrets.iter().map(|secret| key::node_key(secret).unwrap().public_key()).collect();
+        let me = bytes(&keys[0]);
+        let resharing = Resharing::new(
+            (summary, Height(0), Block::genesis(b"test", Time(1)).digest()),
+            Box::new(OneShare(shares[0].to_bytes(), NodeIndex(0))),
+            arithmetic,
+            (b"test".to_vec(), me),
+            FixedEpocher::new(NZU64!(10)),
+            None,
+        );
+        (resharing, asked, keys)
+    }
+
+    fn block(payload: Vec<u8>) -> Block {
+        let payload = Some(KeyPayload { leader: 0, bytes: payload.into() });
+        Block { height: EngineHeight::new(2), payload, ..Block::genesis(b"test", Time(1)) }
+    }
+
+    #[test]
+    fn vote_on_a_dealing_waits_while_arithmetic_cannot_start() {
+        deterministic::Runner::timed(Duration::from_secs(600)).start(|context| async move {
+            let (resharing, asked, members) = member();
+            let dealing = {
+                let (summary, keys) = (resharing.summary(), &resharing.keys);
+                let share = keys.share(&summary).unwrap().unwrap();
+                let engine = Engine::new(config()).unwrap();
+                summary.deal(&engine, NodeIndex(0), &share, &mut StdRng::seed_from_u64(1)).unwrap()
+            };
+            let verdict =
+                resharing.judge(&context, (Epoch::zero(), &members[0]), &block(dealing)).await;
+            assert_eq!(verdict, Ok(()));
+            assert_eq!(asked.load(SeqCst), FAILING + 1);
+        });
+    }
+
+    #[test]
+    fn block_of_an_epoch_that_this_node_has_not_reached_is_judged_later() {
+        deterministic::Runner::timed(Duration::from_secs(600)).start(|context| async move {
+            let (resharing, _, members) = member();
+            let block = block(b"nothing of the key".to_vec());
+            let next = Epoch::new(1);
+            let early = async { resharing.judge(&context, (next, &members[0]), &block).await };
+            select! {
+                verdict = early => panic!("judged by another epoch's committee: {verdict:?}"),
+                () = context.sleep(Duration::from_secs(30)) => {},
+            }
+            {
+                let mut inner = resharing.inner.lock();
+                let mut summary = Summary::clone(&inner.summary);
+                summary.close_epoch();
+                inner.summary = Arc::new(summary);
+            }
+            let verdict = resharing.judge(&context, (next, &members[0]), &block).await;
+            assert!(verdict.is_err(), "it is judged, and is nothing of the key");
+        });
+    }
+
+    #[test]
+    fn dealing_is_made_once_arithmetic_can_start() {
+        deterministic::Runner::timed(Duration::from_secs(600)).start(|context| async move {
+            let (resharing, asked, _) = member();
+            resharing.clone().deal(context.child("dealing")).await;
+            assert_eq!(asked.load(SeqCst), FAILING + 1);
+            let payload = resharing.payload(EngineHeight::new(2), &[]);
+            assert!(payload.is_some_and(|payload| payload.leader == 0));
+        });
     }
 }

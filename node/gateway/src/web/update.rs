@@ -74,7 +74,8 @@ impl Exchange {
         drop(body);
         let envelope = Envelope::decode(&signed.envelope, &service.bounds)?;
         let validity = auth::validity(&envelope, &service.auth);
-        let authenticated = auth::authenticate(&envelope, service.node.now(), &service.auth)?;
+        let authenticated =
+            auth::authenticate(&envelope, service.node.block_time(), &service.auth)?;
         let (id, expiry) = (envelope.request_id, envelope.content.ingress_expiry);
         let Request::Call(call) = envelope.content.request else {
             return Err(internal("the envelope of an update call is no call"));
@@ -93,7 +94,7 @@ impl Exchange {
     fn update_envelope(&self, argument: &[u8], wait: Duration) -> Vec<u8> {
         let service = &self.web.service;
         let ahead = service.auth.ingress_expiry.min(wait + EXPIRY_MORE);
-        let now = service.node.now().0;
+        let now = service.node.block_time().0;
         let expiry = now.saturating_add(u64::try_from(ahead.as_nanos()).unwrap_or(u64::MAX));
         let number = self.web.updates.fetch_add(1, Ordering::Relaxed);
         let nonce = [now.to_be_bytes(), number.to_be_bytes()].concat();

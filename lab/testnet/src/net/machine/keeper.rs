@@ -14,6 +14,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use budget::process::{self, Pid};
+use cli::StopSignals;
 use guest::{config, line};
 use images::{Cache, OverlayOptions, Settings};
 use machines::{
@@ -26,7 +27,6 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixStream, unix::pipe},
     process::Child,
-    signal::unix::{SignalKind, signal},
     time::Instant,
 };
 
@@ -58,12 +58,12 @@ const PIECE_BYTES: usize = 16 << 10;
 /// Keeps the machine of node `index` until it has ended.
 pub(crate) async fn run(place: NetFolder, index: usize) -> Result<()> {
     // Before anything is started: whoever asks us to end now is heard.
-    let mut terminate = signal(SignalKind::terminate())?;
+    let mut signals = StopSignals::listen()?;
     let net = place.load()?;
     let started = start(&net, &place, index)?;
     let mut keeper = started.0;
     let streams = started.1;
-    let how = keeper.until_end(streams, &mut terminate).await?;
+    let how = keeper.until_end(streams, &mut signals).await?;
     keeper.finish(&place, index, how);
     Ok(())
 }
@@ -186,7 +186,7 @@ impl Keeper {
     async fn until_end(
         &mut self,
         mut streams: Streams,
-        terminate: &mut tokio::signal::unix::Signal,
+        signals: &mut StopSignals,
     ) -> Result<ExitStatus> {
         let mut console = Console::default();
         let mut reports = Lines::new(line::LINE_BYTES_MAX);
@@ -248,7 +248,7 @@ impl Keeper {
                     }
                     _ => has_said = false,
                 },
-                _ = terminate.recv() => self.asked(&mut streams.monitor).await,
+                _ = signals.next() => self.asked(&mut streams.monitor).await,
                 status = self.child.wait(), if ended.is_none() => {
                     ended = Some((status?, Instant::now()));
                 }

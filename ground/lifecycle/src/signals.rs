@@ -1,4 +1,5 @@
-//! The request to stop: Ctrl-C, SIGTERM, or the end of the terminal.
+//! The signals that request an orderly stop: SIGINT (Ctrl-C), SIGTERM, and SIGHUP (the terminal or
+//! session ended). Every program treats the three alike.
 
 use std::io;
 
@@ -7,14 +8,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// Listens from the moment it is made: a signal that comes before anyone waits is not lost, and
 /// does not end the program.
 #[derive(Debug)]
-pub struct Interrupts {
+pub struct StopSignals {
     interrupt: Signal,
     terminate: Signal,
     /// None when this program was started to outlive its terminal (`nohup`).
     hangup: Option<Signal>,
 }
 
-impl Interrupts {
+impl StopSignals {
     /// Begins to listen.
     ///
     /// # Errors
@@ -30,8 +31,8 @@ impl Interrupts {
         })
     }
 
-    /// Waits for the next request. Dropping the future loses none.
-    pub async fn next(&mut self) {
+    /// Waits for the next request and returns the signal's name. Dropping the future loses none.
+    pub async fn next(&mut self) -> &'static str {
         let Self { interrupt, terminate, hangup } = self;
         let hung_up = async {
             match hangup {
@@ -40,14 +41,14 @@ impl Interrupts {
             }
         };
         tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-            _ = hung_up => {}
+            _ = interrupt.recv() => "SIGINT",
+            _ = terminate.recv() => "SIGTERM",
+            _ = hung_up => "SIGHUP",
         }
     }
 }
 
-/// Whether the signal was set to be ignored by whoever started this program.
+/// Whether the parent process started this program with the signal ignored.
 fn ignores(kind: SignalKind) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     is_ignored(&status, kind.as_raw_value())
@@ -75,8 +76,9 @@ mod tests {
     #[tokio::test]
     #[expect(clippy::unwrap_used, reason = "a test")]
     async fn a_signal_before_anyone_waits_is_not_lost() {
-        let mut interrupts = Interrupts::listen().unwrap();
-        crate::terminate(std::process::id());
-        interrupts.next().await;
+        let mut signals = StopSignals::listen().unwrap();
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::TERM)
+            .unwrap();
+        assert_eq!(signals.next().await, "SIGTERM");
     }
 }

@@ -1,0 +1,460 @@
+//! The clocks that block times follow.
+//!
+//! The wall clock may be set: by a person, by a time service, by a hypervisor. `CLOCK_BOOTTIME`
+//! cannot, and it continues while the machine is suspended. [`BlockClock`] compares the two. A wall
+//! clock that moves away from `CLOCK_BOOTTIME` by more than [`JUMP_BOUND`] has **jumped**: block
+//! time then advances by `CLOCK_BOOTTIME` from the last good reading, until the wall clock is back
+//! or has been steady for [`STEADY_FOR`], after which it is followed again. Smaller corrections are
+//! followed at once.
+//!
+//! A node alone decides block times by itself, so a wrong clock has no other member to correct it,
+//! and block time must never decrease: a state that has followed a clock that was ahead stays ahead.
+//! Where it does, block time neither stops nor continues at full speed: it advances at half the
+//! speed of `CLOCK_BOOTTIME` until the wall clock has caught up ([`BlockClock::after`]). Timers
+//! continue and calls are executed, as far as their expiry allows. An operator can set it back
+//! instead ([`crate::SingleNode::set_time_back`]).
+//!
+//! In a subnet of several members a block's time is judged by the others
+//! (`subnet/application.rs`), so members use [`SystemClock`].
+
+use std::{
+    fmt,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use state::Time;
+
+/// A wall clock that differs by more from `CLOCK_BOOTTIME` since the last good reading has jumped.
+/// A time service slews by far less between two readings, and corrects what a suspended machine's
+/// clock lost, about a second, by a step.
+pub const JUMP_BOUND: Duration = Duration::from_secs(3);
+/// Block time follows a wall clock that has jumped when it has been steady for so long. Long enough
+/// for a person or a time service to correct a wrong clock; a client's call is valid for longer.
+pub const STEADY_FOR: Duration = Duration::from_secs(120);
+/// The good reading that the next ones are compared with is replaced after so long. With
+/// [`JUMP_BOUND`] it bounds the drift that is followed.
+const RENEW_AFTER: Duration = Duration::from_secs(30);
+
+/// Where block times come from.
+pub trait WallClock: Send + Sync {
+    /// Nanoseconds since 1970.
+    fn now(&self) -> Time;
+
+    /// The time that a block has which is made now, after one of `previous`.
+    fn after(&self, previous: Time) -> Time {
+        self.now().max(Time(previous.0.saturating_add(1)))
+    }
+
+    /// How long until a block made after one of `previous` has at least `time`.
+    fn until(&self, time: Time, previous: Time) -> Duration {
+        let _ = previous;
+        Duration::from_nanos(time.0.saturating_sub(self.now().0))
+    }
+
+    /// The newest block has this time.
+    fn made(&self, time: Time) {
+        let _ = time;
+    }
+}
+
+/// The machine's wall clock.
+pub struct SystemClock;
+
+impl WallClock for SystemClock {
+    fn now(&self) -> Time {
+        let since =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Time(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+/// Two clocks of one machine.
+pub trait Clocks: Send + Sync {
+    /// The wall clock, which may be set.
+    fn wall(&self) -> Time;
+
+    /// Time since the machine started, suspension included: never set, never decreases.
+    fn boot(&self) -> Duration;
+}
+
+/// The machine's.
+pub struct MachineClocks;
+
+impl Clocks for MachineClocks {
+    fn wall(&self) -> Time {
+        SystemClock.now()
+    }
+
+    fn boot(&self) -> Duration {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        Duration::new(
+            u64::try_from(time.tv_sec).unwrap_or(0),
+            u32::try_from(time.tv_nsec).unwrap_or(0),
+        )
+    }
+}
+
+/// Both clocks at one moment.
+#[derive(Clone, Copy, Debug)]
+struct Reading {
+    wall: Time,
+    boot: Duration,
+}
+
+impl Reading {
+    /// What the wall clock shows at `boot` if it is not set meanwhile.
+    fn expected_at(&self, boot: Duration) -> Time {
+        later(self.wall, boot.saturating_sub(self.boot))
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    /// The wall clock was right here.
+    good: Reading,
+    /// The first reading after a jump.
+    jumped: Option<Reading>,
+    /// Time of the newest block, and the moment at which it was made.
+    newest: Option<(Time, Duration)>,
+}
+
+/// A wall clock that does not agree with `CLOCK_BOOTTIME`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Jump {
+    /// By how many nanoseconds the wall clock is ahead of where it should be.
+    pub ahead_nanos: i128,
+    /// For how long it has been steady since.
+    pub steady: Duration,
+}
+
+impl fmt::Display for Jump {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let direction = if self.ahead_nanos > 0 { "ahead" } else { "back" };
+        write!(
+            f,
+            "the wall clock jumped {direction} by {} s against CLOCK_BOOTTIME {} s ago; block time \
+             continues from before the jump and follows the wall clock in {} s if it stays as it \
+             is; until then calls are judged by the time before the jump: correct the clock if it \
+             is wrong",
+            self.ahead_nanos.unsigned_abs() / 1_000_000_000,
+            self.steady.as_secs(),
+            STEADY_FOR.saturating_sub(self.steady).as_secs()
+        )
+    }
+}
+
+/// What an operator should know of the clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClockStatus {
+    /// The wall clock has jumped and is not followed.
+    pub jump: Option<Jump>,
+    /// By how much block time is ahead of the clock that it follows.
+    pub block_time_ahead: Duration,
+}
+
+/// See the module.
+pub struct BlockClock<C> {
+    clocks: C,
+    state: Mutex<State>,
+}
+
+impl<C: Clocks> BlockClock<C> {
+    /// Takes the wall clock to be right now.
+    pub fn new(clocks: C) -> Self {
+        let good = Reading { wall: clocks.wall(), boot: clocks.boot() };
+        Self { clocks, state: Mutex::new(State { good, jumped: None, newest: None }) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The time to follow, and what is wrong with the wall clock.
+    fn read(&self, state: &mut State) -> (Time, Duration, Option<Jump>) {
+        let now = Reading { boot: self.clocks.boot(), wall: self.clocks.wall() };
+        let expected = state.good.expected_at(now.boot);
+        let ahead_nanos = i128::from(now.wall.0) - i128::from(expected.0);
+        if !is_beyond_bound(ahead_nanos) {
+            if state.jumped.take().is_some() {
+                tracing::info!("the wall clock is back where it was before its jump");
+            }
+            if now.boot.saturating_sub(state.good.boot) >= RENEW_AFTER {
+                state.good = now;
+            }
+            return (now.wall, now.boot, None);
+        }
+        let off =
+            |since: &Reading| i128::from(now.wall.0) - i128::from(since.expected_at(now.boot).0);
+        let jumped = match state.jumped {
+            Some(since) if !is_beyond_bound(off(&since)) => since,
+            _ => {
+                tracing::error!(
+                    ahead_seconds = (ahead_nanos / 1_000_000_000) as i64,
+                    steady_seconds = STEADY_FOR.as_secs(),
+                    "the wall clock jumped against CLOCK_BOOTTIME; block time does not follow it \
+                     until it has been steady for steady_seconds"
+                );
+                now
+            }
+        };
+        let steady = now.boot.saturating_sub(jumped.boot);
+        if steady >= STEADY_FOR {
+            tracing::warn!(
+                ahead_seconds = (ahead_nanos / 1_000_000_000) as i64,
+                "the wall clock has been steady since its jump; block time follows it again"
+            );
+            (state.good, state.jumped) = (now, None);
+            return (now.wall, now.boot, None);
+        }
+        state.jumped = Some(jumped);
+        (expected, now.boot, Some(Jump { ahead_nanos, steady }))
+    }
+
+    /// Time of a block made now, after the newest one.
+    fn next(&self, state: &mut State, previous: Time) -> Time {
+        let (good, boot, _) = self.read(state);
+        let since = match state.newest {
+            Some((time, made)) if time == previous => boot.saturating_sub(made),
+            _ => Duration::ZERO,
+        };
+        good.max(later(previous, since / 2)).max(Time(previous.0.saturating_add(1)))
+    }
+
+    /// The time by which a call is judged now: that of a block made now, if block time is ahead.
+    pub fn block_time(&self) -> Time {
+        let mut state = self.lock();
+        match state.newest {
+            Some((newest, _)) => self.next(&mut state, newest),
+            None => self.read(&mut state).0,
+        }
+    }
+
+    /// What an operator should know.
+    pub fn status(&self) -> ClockStatus {
+        let mut state = self.lock();
+        let (good, _, jump) = self.read(&mut state);
+        let newest = state.newest.map_or(good, |(newest, _)| self.next(&mut state, newest));
+        ClockStatus {
+            jump,
+            block_time_ahead: Duration::from_nanos(newest.0.saturating_sub(good.0)),
+        }
+    }
+}
+
+fn later(time: Time, by: Duration) -> Time {
+    Time(time.0.saturating_add(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX)))
+}
+
+fn is_beyond_bound(nanos: i128) -> bool {
+    nanos.unsigned_abs() > JUMP_BOUND.as_nanos()
+}
+
+impl<C: Clocks> WallClock for BlockClock<C> {
+    fn now(&self) -> Time {
+        self.read(&mut self.lock()).0
+    }
+
+    fn after(&self, previous: Time) -> Time {
+        self.next(&mut self.lock(), previous)
+    }
+
+    fn until(&self, time: Time, previous: Time) -> Duration {
+        let mut state = self.lock();
+        let (good, ..) = self.read(&mut state);
+        let next = self.next(&mut state, previous);
+        // Whichever is first: the clock gets there, or block time at half its speed.
+        let by_clock = Duration::from_nanos(time.0.saturating_sub(good.0));
+        by_clock.min(Duration::from_nanos(time.0.saturating_sub(next.0)).saturating_mul(2))
+    }
+
+    fn made(&self, time: Time) {
+        let boot = self.clocks.boot();
+        self.lock().newest = Some((time, boot));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
+    };
+
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+    const START: u64 = 1_800_000_000 * SECOND;
+    const HOUR: i64 = 3_600;
+
+    /// Clocks that a test moves.
+    #[derive(Clone, Default)]
+    struct Moved {
+        boot: Arc<AtomicU64>,
+        /// Nanoseconds that the wall clock was set by.
+        set: Arc<AtomicI64>,
+    }
+
+    impl Moved {
+        fn pass(&self, seconds: f64) {
+            self.boot.fetch_add((seconds * SECOND as f64) as u64, Relaxed);
+        }
+
+        fn set_by(&self, seconds: i64) {
+            self.set.fetch_add(seconds * SECOND as i64, Relaxed);
+        }
+    }
+
+    impl Clocks for Moved {
+        fn wall(&self) -> Time {
+            let set = i128::from(self.set.load(Relaxed));
+            let wall = i128::from(START + self.boot.load(Relaxed)) + set;
+            Time(u64::try_from(wall).unwrap_or_default())
+        }
+
+        fn boot(&self) -> Duration {
+            Duration::from_nanos(self.boot.load(Relaxed))
+        }
+    }
+
+    fn clock() -> (Moved, BlockClock<Moved>) {
+        let moved = Moved::default();
+        (moved.clone(), BlockClock::new(moved))
+    }
+
+    fn at(seconds: u64) -> Time {
+        Time(START + seconds * SECOND)
+    }
+
+    #[test]
+    fn jump_is_not_followed_and_time_continues_by_boottime() {
+        for seconds in [HOUR, -HOUR, 365 * 24 * HOUR, 4, -4] {
+            let (moved, clock) = clock();
+            moved.pass(10.0);
+            assert_eq!(clock.now(), at(10));
+            moved.set_by(seconds);
+            moved.pass(4.0);
+            assert_eq!(clock.now(), at(14), "{seconds}");
+            let jump = clock.status().jump;
+            assert_eq!(
+                jump.map(|jump| jump.ahead_nanos / i128::from(SECOND)),
+                Some(seconds.into()),
+                "{seconds}"
+            );
+            // It is right again: nothing is left of the jump.
+            moved.set_by(-seconds);
+            moved.pass(1.0);
+            assert_eq!(clock.now(), at(15), "{seconds}");
+            assert_eq!(clock.status(), ClockStatus::default(), "{seconds}");
+        }
+    }
+
+    #[test]
+    fn jump_is_followed_once_the_clock_has_been_steady() {
+        let (moved, clock) = clock();
+        moved.set_by(HOUR);
+        assert_eq!(clock.now(), at(0));
+        moved.pass(STEADY_FOR.as_secs_f64() - 1.0);
+        assert_eq!(clock.now(), at(STEADY_FOR.as_secs() - 1));
+        moved.pass(1.0);
+        let followed = at(STEADY_FOR.as_secs() + HOUR as u64);
+        assert_eq!(clock.now(), followed);
+        assert_eq!(clock.status(), ClockStatus::default());
+        // And from there on a jump back is a jump.
+        moved.set_by(-HOUR);
+        assert_eq!(clock.now(), followed);
+        assert!(clock.status().jump.is_some());
+    }
+
+    #[test]
+    fn another_jump_restarts_the_steady_time() {
+        let (moved, clock) = clock();
+        moved.set_by(HOUR);
+        assert_eq!(clock.now(), at(0));
+        moved.pass(100.0);
+        moved.set_by(HOUR);
+        assert_eq!(clock.now(), at(100));
+        moved.pass(100.0);
+        assert_eq!(clock.now(), at(200), "steady for 100 s only");
+        moved.pass(20.0);
+        assert_eq!(clock.now(), at(220 + 2 * HOUR as u64));
+    }
+
+    #[test]
+    fn small_corrections_and_suspension_are_followed_at_once() {
+        let (moved, clock) = clock();
+        for correction in [1, -1, 3, -3, 2] {
+            moved.pass(31.0);
+            moved.set_by(correction);
+            assert_eq!(clock.now(), moved.wall());
+        }
+        // A suspended machine: both clocks move on.
+        moved.pass(8.0 * 3_600.0);
+        assert_eq!(clock.now(), moved.wall());
+        assert_eq!(clock.status(), ClockStatus::default());
+    }
+
+    #[test]
+    fn slow_drift_is_followed_and_fast_drift_is_a_jump() {
+        // 1 ms each second is 1,000 ppm, twice what a kernel slews by.
+        let (moved, slow) = clock();
+        for _ in 0..10_000 {
+            moved.pass(1.0);
+            moved.set.fetch_add(1_000_000, Relaxed);
+            assert_eq!(slow.now(), moved.wall());
+        }
+        let (moved, fast) = clock();
+        for _ in 0..60 {
+            moved.pass(1.0);
+            moved.set_by(1);
+            let _ = fast.now();
+        }
+        assert!(fast.now() < at(70), "a clock at double speed is not followed");
+    }
+
+    #[test]
+    fn block_time_ahead_advances_at_half_speed_until_the_clock_caught_up() {
+        let (moved, clock) = clock();
+        let ahead = at(600);
+        clock.made(ahead);
+        let mut newest = ahead;
+        let mut passed = 0;
+        while clock.status().block_time_ahead > Duration::ZERO {
+            moved.pass(2.0);
+            passed += 2;
+            let next = clock.after(newest);
+            assert!(next > newest, "block time never stands still");
+            clock.made(next);
+            newest = next;
+            assert!(passed <= 1_300, "it ends");
+        }
+        // 600 s at half speed.
+        assert_eq!(passed, 1_200);
+        moved.pass(1.0);
+        assert_eq!(clock.after(newest), moved.wall());
+    }
+
+    #[test]
+    fn calls_are_judged_by_block_time_where_it_is_ahead() {
+        let (moved, clock) = clock();
+        assert_eq!(clock.block_time(), at(0));
+        clock.made(at(600));
+        moved.pass(10.0);
+        assert_eq!(clock.block_time(), at(605));
+        assert_eq!(clock.status().block_time_ahead, Duration::from_secs(595));
+        assert_eq!(clock.now(), at(10), "queries are judged by the clock");
+    }
+
+    #[test]
+    fn wait_for_a_timer_ends_when_block_time_reaches_it() {
+        let (moved, clock) = clock();
+        clock.made(at(600));
+        let wait = clock.until(at(610), at(600));
+        assert_eq!(wait, Duration::from_secs(20));
+        moved.pass(wait.as_secs_f64());
+        assert_eq!(clock.after(at(600)), at(610));
+        // Where it is not ahead, it is the clock's.
+        clock.made(moved.wall());
+        assert_eq!(clock.until(Time(moved.wall().0 + SECOND), moved.wall()).as_secs(), 1);
+    }
+}
