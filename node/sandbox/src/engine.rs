@@ -187,6 +187,8 @@ fn costs() -> OperatorCost {
     macro_rules! set {
         ($value:literal: $($operator:ident)*) => { $(cost.$operator = $value;)* };
     }
+    // Generates no code: what instrumentation charges by, see `module::charge`.
+    cost.Nop = module::NOP as u8;
     set!(2: MemorySize TableSize GlobalSet V128Load V128Store V128Const);
     set!(2: V128Load8x8S V128Load8x8U V128Load16x4S V128Load16x4U V128Load32x2S V128Load32x2U);
     set!(2: V128Load8Lane V128Load16Lane V128Load32Lane V128Load64Lane V128Store8Lane V128Store16Lane V128Store32Lane V128Store64Lane);

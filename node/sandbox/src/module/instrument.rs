@@ -13,6 +13,8 @@
 //!
 //! Bulk operations on memory become calls of added functions, see `bulk.rs`. An operation is one
 //! instruction before and after, so control flow stays as it was.
+//!
+//! A `nop` of the module is left out; those of the new module are charges, see `charge.rs`.
 
 use std::collections::BTreeMap;
 
@@ -27,6 +29,7 @@ use wasm_encoder::{
 use wasmparser::{DataKind, Operator, Parser, Payload};
 
 use super::bulk::{ActiveSegment, Bulk, Guard};
+use super::charge::{Signatures, charges};
 use super::error::{ModuleError, Part};
 use super::names;
 use super::validate::{Shape, Validated};
@@ -90,12 +93,17 @@ impl Sections {
     ) -> Result<(), ModuleError> {
         match payload {
             Payload::TypeSection(section) => {
+                rewriter.signatures.types(&section)?;
                 rewriter.parse_type_section(&mut self.types, section).map_err(failed)?
             }
             Payload::ImportSection(section) => {
+                rewriter.signatures.imports(&section)?;
                 rewriter.parse_import_section(&mut self.imports, section).map_err(failed)?
             }
             Payload::FunctionSection(section) => {
+                for ty in section.clone() {
+                    rewriter.signatures.function(ty?);
+                }
                 rewriter.parse_function_section(&mut self.functions, section).map_err(failed)?
             }
             Payload::TableSection(section) => self.tables(rewriter, shape, limits, section)?,
@@ -302,6 +310,7 @@ struct Rewriter<'a> {
     shape: &'a Shape,
     /// How far defined functions move up: 1 if `thimble.will_write` is imported.
     shift: u32,
+    signatures: Signatures,
     /// Bulk operations that occur; the `n`th is the `n`th added function.
     bulk: Vec<Bulk>,
     /// For each data segment its place in `bulk`, offset by one; 0 is none.
@@ -317,6 +326,7 @@ impl<'a> Rewriter<'a> {
         Self {
             shape,
             shift: u32::from(shape.memory.is_some()),
+            signatures: Signatures::default(),
             bulk: Vec::new(),
             init_place: vec![0; segments],
             copy_place: 0,
@@ -373,6 +383,33 @@ impl Reencode for Rewriter<'_> {
 
     fn data_index(&mut self, data: u32) -> Result<u32, reencode::Error<Self::Error>> {
         Ok(self.segment(data))
+    }
+
+    fn parse_function_body(
+        &mut self,
+        code: &mut CodeSection,
+        body: wasmparser::FunctionBody<'_>,
+    ) -> Result<(), reencode::Error<Self::Error>> {
+        let mut charges = charges(&body, &self.signatures)?.into_iter().peekable();
+        let mut function = self.new_function_with_parsed_locals(&body)?;
+        let mut reader = body.get_operators_reader()?;
+        let mut at = 0;
+        while !reader.eof() {
+            while let Some(charge) = charges.next_if(|charge| charge.before == at) {
+                for _ in 0..charge.nops {
+                    function.instruction(&Instruction::Nop);
+                }
+            }
+            match reader.read()? {
+                Operator::Nop => {}
+                operator => {
+                    function.instruction(&self.instruction(operator)?);
+                }
+            }
+            at += 1;
+        }
+        code.function(&function);
+        Ok(())
     }
 
     fn instruction<'a>(

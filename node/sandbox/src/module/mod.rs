@@ -33,6 +33,7 @@
 //! Element segments stay active: every instance begins with the table the module describes.
 
 mod bulk;
+mod charge;
 mod entry;
 mod error;
 mod imports;
@@ -46,6 +47,7 @@ mod weight;
 
 use limits::ModuleLimits;
 
+pub(crate) use charge::NOP;
 pub use error::ModuleError;
 pub use imports::{IC0_FUNCTIONS, Ic0Function, Word, ic0_function};
 pub use instrument::instrument;

@@ -52,6 +52,13 @@ const CALL_INSTRUCTIONS: u64 = 100;
 /// long.
 pub(crate) const DIRTY_PAGE_INSTRUCTIONS: u64 = 5_000;
 
+/// Instructions for the first access to a Wasm page of the heap: a fault, two system calls, and up
+/// to 16 pages that the kernel maps.
+pub(crate) const TOUCHED_WASM_PAGE_INSTRUCTIONS: u64 = 10_000;
+
+/// Instructions for the first access to a page of stable memory, which the kernel maps.
+const STABLE_PAGE_INSTRUCTIONS: u64 = 5_000;
+
 /// Payloads of the largest size that one message may hold at once, over its reply and all its
 /// calls.
 pub(crate) const OUTGOING_PAYLOADS: u64 = 8;

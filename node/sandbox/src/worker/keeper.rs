@@ -514,8 +514,9 @@ impl Keeper {
         Ok(Some((mapping, Taken { size_before, kept: None })))
     }
 
-    fn put(&mut self, mapping: Mapping) {
-        if !mapping.broken() {
+    fn put(&mut self, mut mapping: Mapping) {
+        // One that cannot be closed is mapped afresh.
+        if !mapping.broken() && mapping.close().is_ok() {
             self.memories.insert(mapping.id(), Memory { mapping, used: self.clock });
         }
     }
@@ -656,7 +657,7 @@ fn keep_memory(after: After, failed: bool) -> Result<KeptMemory, String> {
     } else {
         all = union(all, dirty);
     }
-    mapping.protect_all().map_err(text("protecting a kept memory"))?;
+    mapping.close().map_err(text("protecting a kept memory"))?;
     Ok(KeptMemory { mapping, dirty: all, size_before })
 }
 

@@ -31,7 +31,7 @@ use super::{
 use crate::{
     Entry, MessageLimits, SystemContext,
     module::{INIT_MEMORY, MEMORY, RUNTIME_MODULE, START, TABLE, global_export},
-    system_api::{Context, DIRTY_PAGE_INSTRUCTIONS, Did, Failure, Host},
+    system_api::{Context, Did, Failure, Host},
 };
 
 /// Elements a table may have; `table.grow` fails beyond. Tables last no longer than a message.
@@ -121,8 +121,9 @@ pub(crate) fn run(
         // calls nothing but `mprotect` and copies. The kernel passes a valid `siginfo_t` to
         // a handler installed with `SA_SIGINFO`, as wasmtime's is.
         unsafe {
-            store.set_signal_handler(move |signal, info, _| {
-                signal == libc::SIGSEGV && cell.fault((*info).si_addr() as usize)
+            store.set_signal_handler(move |signal, info, context| {
+                signal == libc::SIGSEGV
+                    && cell.fault((*info).si_addr() as usize, is_write(context))
             });
         }
     }
@@ -137,9 +138,9 @@ pub(crate) fn run(
         Err(error) => (Some(failure_of(error, &store, module.renumbering)?), Vec::new()),
     };
     let left = store.get_fuel()?;
-    let pages = if module.has_memory { heap.dirty_pages() } else { 0 };
-    let instructions = (limits.instructions - left.min(limits.instructions))
-        .saturating_add(pages.saturating_mul(DIRTY_PAGE_INSTRUCTIONS));
+    let pages = if module.has_memory { heap.take_uncharged() } else { 0 };
+    let instructions =
+        (limits.instructions - left.min(limits.instructions)).saturating_add(pages);
     if instructions > limits.instructions && failure.is_none() {
         failure = Some(Failure::instructions(limits.instructions));
     }
@@ -152,6 +153,26 @@ pub(crate) fn run(
         did,
         stable,
     })
+}
+
+/// Whether a fault is known to be one of writing. Where it is not known, a write to a page that was
+/// not touched before faults twice, which counts the same.
+///
+/// # Safety
+///
+/// `context` is what the kernel passed to a handler of `SIGSEGV`.
+#[cfg(target_arch = "x86_64")]
+unsafe fn is_write(context: *const libc::c_void) -> bool {
+    // A bit of the error code that the processor pushes.
+    const WRITE: i64 = 1 << 1;
+    // SAFETY: that is what the kernel passes.
+    let context = unsafe { &*context.cast::<libc::ucontext_t>() };
+    context.uc_mcontext.gregs[libc::REG_ERR as usize] & WRITE != 0
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn is_write(_context: *const libc::c_void) -> bool {
+    false
 }
 
 /// Runs to the end, waiting with the pacer where the engine yields.

@@ -94,6 +94,11 @@ impl Stable {
         self.trackers.dirty.pages()
     }
 
+    /// Pages accessed so far, those written among them.
+    pub(crate) fn accessed_pages(&self) -> u64 {
+        self.trackers.accessed.pages()
+    }
+
     /// Writes what the message wrote since the last pause to `file` and keeps none of it in memory.
     pub(crate) fn spill(&mut self, file: &File) -> io::Result<()> {
         let pages = self.trackers.dirty.spill();
