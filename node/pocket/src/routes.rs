@@ -18,7 +18,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::{
     Method, Request, Response, StatusCode, Uri,
     body::Incoming,
-    header::{self, HeaderName, HeaderValue},
+    header::{self, HeaderValue},
 };
 use serde::de::DeserializeOwned;
 use tokio::{sync::oneshot, task::JoinError};
@@ -56,8 +56,6 @@ const READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// How much of a refused body is read and thrown away, in times of the limit.
 const DISCARDED_BODIES: u64 = 4;
 
-const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
-
 /// What became of a request that was not answered by an operation.
 enum Answer {
     Json(StatusCode, Bytes),
@@ -82,7 +80,8 @@ impl Answer {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
         // Web pages may neither read nor run what is served here.
         headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-        headers.insert(RESOURCE_POLICY, HeaderValue::from_static("same-origin"));
+        let same_origin = HeaderValue::from_static("same-origin");
+        headers.insert("cross-origin-resource-policy", same_origin);
         let policy = HeaderValue::from_static(dashboard_page::POLICY);
         headers.insert(header::CONTENT_SECURITY_POLICY, policy);
         if is_gzip {

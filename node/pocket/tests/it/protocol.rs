@@ -396,7 +396,7 @@ async fn allocations_of_several_gigabytes_follow_the_disk() {
             ..Default::default()
         }),
     };
-    create(&server, with(6 << 30)).await.unwrap();
+    create(&server, with(3 << 30)).await.unwrap();
     let reject = create(&server, with(1 << 60)).await.unwrap_err();
     let message = reject["reject_message"].as_str().unwrap();
     assert!(message.contains("subnet.memory_capacity_bytes"), "{message}");
