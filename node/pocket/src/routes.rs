@@ -278,7 +278,9 @@ impl Server {
             }
             ("GET", ["_", "topology"]) => Ok(json(&topology(&handle.shared.subnets)).into()),
             ("GET", ["_", "dashboard"]) => {
-                Ok(match self.operate(target, Instance::dashboard).await? {
+                let server = self.clone();
+                let page = move |at: &mut Instance| at.dashboard(&server.bounds);
+                Ok(match self.operate(target, page).await? {
                     Answer::Json(StatusCode::OK, page) => Answer::Page(page),
                     other => other,
                 })
