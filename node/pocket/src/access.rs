@@ -111,8 +111,8 @@ impl Access {
     /// When it does.
     pub(crate) fn check<B>(&self, request: &Request<B>, is_public: bool) -> Result<(), Failure> {
         let authority = request.uri().authority().map(|authority| authority.as_str().into());
-        let host = authority.or_else(|| text_of(request.headers(), &header::HOST));
-        let origin = text_of(request.headers(), &header::ORIGIN).filter(|_| !is_public);
+        let host = authority.or_else(|| text_of(request.headers(), header::HOST));
+        let origin = text_of(request.headers(), header::ORIGIN).filter(|_| !is_public);
         let unknown = SocketAddr::from(([127, 0, 0, 1], 0));
         let listen = *self.listen.get().unwrap_or(&unknown);
         let checked = origin::is_own_page(host.as_deref(), origin.as_deref(), listen, &self.hosts);
@@ -158,7 +158,7 @@ pub(crate) fn is_json(headers: &HeaderMap) -> bool {
     essence.trim().eq_ignore_ascii_case("application/json")
 }
 
-fn text_of(headers: &HeaderMap, name: &header::HeaderName) -> Option<String> {
+fn text_of(headers: &HeaderMap, name: header::HeaderName) -> Option<String> {
     headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
 }
 

@@ -70,7 +70,7 @@ pub(crate) struct Bounds {
     /// Bodies of requests in JSON, twice their length.
     pub(crate) bodies: Pool,
     /// Stable memories that are sent whole: [`STABLE_ANSWER_TIMES`] their length, then the answer's
-    /// until it was sent.
+    /// until it was sent. Pages of instances.
     pub(crate) stable_answers: Pool,
     /// HTTPS outcalls and their answers.
     pub(crate) outcalls: Pool,

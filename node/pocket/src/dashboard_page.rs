@@ -6,10 +6,16 @@ use bytes::Bytes;
 use execution::Placement as _;
 use state::{CanisterState, CanisterStatus};
 
-use crate::{instance::Instance, operations::Outcome};
+use crate::{
+    bounds::Bounds,
+    instance::Instance,
+    operations::{Failure, Outcome, Roomy},
+};
 
 /// Canisters that one page shows.
-const CANISTERS_SHOWN: usize = 1_000;
+const CANISTERS_SHOWN: usize = 500;
+/// The longest page: 64 subnets, and each canister shown with ten controllers.
+const PAGE_BYTES_MAX: u64 = 1 << 20;
 
 /// The page runs nothing and loads nothing; styles are its own.
 pub(crate) const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; \
@@ -27,8 +33,16 @@ const HEAD: &str = "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf
     .scroll{overflow-x:auto}</style></head><body>\n";
 
 impl Instance {
-    /// The page, in HTML.
-    pub(crate) fn dashboard(&mut self) -> Outcome {
+    /// The page, in HTML. It has its room in the pool of long answers until it was sent.
+    pub(crate) fn dashboard(&mut self, bounds: &Bounds) -> Outcome {
+        let room = bounds.stable_answers.try_reserve(PAGE_BYTES_MAX);
+        let mut room = room.map_err(|_| {
+            Failure::bad(format!(
+                "the page finds no room: the pool stable_answers has {} bytes, which answers that \
+                 are being sent hold; try again",
+                bounds.stable_answers.cap_bytes()
+            ))
+        })?;
         let executor = self.replica.executor();
         let mut page = HEAD.to_owned();
         // Writing to a string does not fail.
@@ -61,7 +75,7 @@ impl Instance {
              <th>Canister<th>Subnet<th>Status<th class=n>Cycles<th class=n>Memory, bytes\
              <th class=n>Allocation, bytes<th>Controllers<th>Module hash</tr>",
             state.len(),
-            if state.len() > CANISTERS_SHOWN as u64 { ", the first 1,000 are shown" } else { "" }
+            if state.len() > CANISTERS_SHOWN as u64 { ", the first 500 are shown" } else { "" }
         );
         for canister in state.canisters().take(CANISTERS_SHOWN) {
             let subnet = self.replica.shared().subnets.subnet_of(&canister.id);
@@ -69,7 +83,8 @@ impl Instance {
             row(&mut page, canister, &subnet);
         }
         page.push_str("</table></div></body></html>\n");
-        Ok(Bytes::from(page))
+        room.shrink(PAGE_BYTES_MAX.saturating_sub(page.len() as u64));
+        Ok(Bytes::from_owner(Roomy::new(page.into_bytes(), room)))
     }
 }
 

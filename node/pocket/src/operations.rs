@@ -153,11 +153,17 @@ impl Instance {
         json(&())
     }
 
-    pub(crate) fn tick(&mut self, configs: &RawTickConfigs) -> Outcome {
+    /// Executes a round, and further ones while a message is paused if the tick `completes_paused`.
+    pub(crate) fn tick(&mut self, configs: &RawTickConfigs, completes_paused: bool) -> Outcome {
         for named in configs.blockmakers.iter().flatten() {
             self.check_blockmakers(named)?;
         }
         self.round()?;
+        let mut rounds = 1;
+        while completes_paused && rounds < ROUNDS_MAX && self.replica.has_paused() {
+            self.round()?;
+            rounds += 1;
+        }
         json(&())
     }
 

@@ -257,6 +257,11 @@ impl Replica {
         &self.executor
     }
 
+    /// Whether a long message goes on in the next rounds.
+    pub(crate) fn has_paused(&self) -> bool {
+        self.executor.state().paused().next().is_some()
+    }
+
     /// HTTPS outcalls that are not answered.
     pub(crate) fn open_outcalls(&self) -> &BTreeMap<OutcallId, state::Shared<Outcall>> {
         self.executor.state().subnet.outcalls.open()

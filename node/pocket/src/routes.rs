@@ -18,7 +18,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::{
     Method, Request, Response, StatusCode, Uri,
     body::Incoming,
-    header::{self, HeaderName, HeaderValue},
+    header::{self, HeaderValue},
 };
 use serde::de::DeserializeOwned;
 use tokio::{sync::oneshot, task::JoinError};
@@ -33,8 +33,8 @@ use crate::{
     outcalls::{RawFlexibleMock, RawMock},
     rest::{
         ApiError, AutoProgressConfig, Creation, HttpGatewayBackend, HttpGatewayConfig,
-        InstanceConfig, RawAddCycles, RawCanisterId, RawSetStableMemory, RawVerifyCanisterSig,
-        Started,
+        InstanceConfig, RawAddCycles, RawCanisterId, RawSetStableMemory, RawTickConfigs,
+        RawVerifyCanisterSig, Started,
     },
     server::{Server, mount},
 };
@@ -45,8 +45,9 @@ const SYNC_WAIT: Duration = Duration::from_secs(10);
 /// Where a client states another time, in milliseconds, and the most that counts.
 const WAIT_HEADER: &str = "processing-timeout-ms";
 const SYNC_WAIT_MAX: Duration = Duration::from_secs(600);
-/// The Python client takes 202 for the outcome and does not ask again, and waits as long as it has
-/// to. Its HTTP library names itself.
+/// The Python client takes 202 for the outcome and does not ask again, so it waits with its request.
+/// It gives a call up after 100 ticks, so a tick of it completes what is paused. Its HTTP library
+/// names itself.
 const PATIENT_AGENT: &str = "python-requests/";
 const PATIENT_WAIT: Duration = Duration::from_secs(3_600);
 /// Time to send a body.
@@ -54,8 +55,6 @@ const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How much of a refused body is read and thrown away, in times of the limit.
 const DISCARDED_BODIES: u64 = 4;
-
-const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 
 /// What became of a request that was not answered by an operation.
 enum Answer {
@@ -81,7 +80,8 @@ impl Answer {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
         // Web pages may neither read nor run what is served here.
         headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-        headers.insert(RESOURCE_POLICY, HeaderValue::from_static("same-origin"));
+        let same_origin = HeaderValue::from_static("same-origin");
+        headers.insert("cross-origin-resource-policy", same_origin);
         let policy = HeaderValue::from_static(dashboard_page::POLICY);
         headers.insert(header::CONTENT_SECURITY_POLICY, policy);
         if is_gzip {
@@ -118,13 +118,17 @@ struct Target {
 fn wait_of<B>(request: &Request<B>) -> Duration {
     let text = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
     let stated = text(WAIT_HEADER).and_then(|text| text.parse().ok()).map(Duration::from_millis);
-    let is_patient =
-        text(header::USER_AGENT.as_str()).is_some_and(|agent| agent.starts_with(PATIENT_AGENT));
     match stated {
         Some(stated) => stated.min(SYNC_WAIT_MAX),
-        None if is_patient => PATIENT_WAIT,
+        None if is_patient(request) => PATIENT_WAIT,
         None => SYNC_WAIT,
     }
+}
+
+/// Whether the client waits for every outcome with its request.
+fn is_patient<B>(request: &Request<B>) -> bool {
+    let agent = request.headers().get(header::USER_AGENT);
+    agent.is_some_and(|agent| agent.as_bytes().starts_with(PATIENT_AGENT.as_bytes()))
 }
 
 fn not_found(what: impl Into<String>) -> Failure {
@@ -274,7 +278,9 @@ impl Server {
             }
             ("GET", ["_", "topology"]) => Ok(json(&topology(&handle.shared.subnets)).into()),
             ("GET", ["_", "dashboard"]) => {
-                Ok(match self.operate(target, Instance::dashboard).await? {
+                let server = self.clone();
+                let page = move |at: &mut Instance| at.dashboard(&server.bounds);
+                Ok(match self.operate(target, page).await? {
                     Answer::Json(StatusCode::OK, page) => Answer::Page(page),
                     other => other,
                 })
@@ -376,7 +382,13 @@ impl Server {
                 };
                 self.with(target, request, set).await
             }
-            "tick" => self.with(target, request, |at, configs| at.tick(&configs)).await,
+            "tick" => {
+                let completes_paused = is_patient(&request);
+                let tick = move |at: &mut Instance, configs: RawTickConfigs| {
+                    at.tick(&configs, completes_paused)
+                };
+                self.with(target, request, tick).await
+            }
             "mock_canister_http" => {
                 let room = self.bounds.outcalls.clone();
                 let mock = move |at: &mut Instance, mock: RawMock| at.mock_outcall(mock, &room);

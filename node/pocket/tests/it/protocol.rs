@@ -1,6 +1,9 @@
 //! The protocol, where the clients do not go by themselves.
 
-use reqwest::{Method, StatusCode};
+use reqwest::{
+    Method, StatusCode,
+    header::{CONTENT_TYPE, USER_AGENT},
+};
 use serde_json::{Value, json};
 
 use crate::harness::*;
@@ -265,6 +268,27 @@ async fn a_round_has_the_time_that_was_set_or_comes_a_nanosecond_later() {
     assert_eq!(now().await, time + 1);
 }
 
+#[tokio::test]
+async fn a_tick_of_the_python_client_completes_a_long_message() {
+    let server = Server::start(&[]);
+    let instance = server.instance(&one_subnet()).await;
+    server.deploy(instance, &module("workbench.wasm")).await;
+    let at = format!("/instances/{instance}");
+    let json = (CONTENT_TYPE, "application/json");
+    for (agent, is_complete) in [("node", false), ("python-requests/2.34.2", true)] {
+        let spin = call(&FIRST, "spin", &candid::encode_one(4_000_000_000_u64).unwrap());
+        let submitted = server.ok(&format!("{at}/update/submit_ingress_message"), &spin).await;
+        let headers = [(USER_AGENT, agent), json.clone()];
+        let tick = format!("{at}/update/tick");
+        let answer = server.send(Method::POST, &tick, &headers, Some(&json!({}))).await;
+        assert_eq!(answer.status(), StatusCode::OK);
+        let asked = json!({"raw_message_id": submitted["Ok"], "raw_caller": null});
+        let status = server.ok(&format!("{at}/read/ingress_status"), &asked).await;
+        assert_eq!(status.get("Ok").is_some(), is_complete, "{agent}: {status}");
+        server.ok(&format!("{at}/update/await_ingress_message"), &submitted["Ok"]).await;
+    }
+}
+
 #[derive(candid::CandidType)]
 struct Provisional {
     amount: Option<candid::Nat>,
@@ -372,7 +396,7 @@ async fn allocations_of_several_gigabytes_follow_the_disk() {
             ..Default::default()
         }),
     };
-    create(&server, with(6 << 30)).await.unwrap();
+    create(&server, with(3 << 30)).await.unwrap();
     let reject = create(&server, with(1 << 60)).await.unwrap_err();
     let message = reject["reject_message"].as_str().unwrap();
     assert!(message.contains("subnet.memory_capacity_bytes"), "{message}");
