@@ -18,8 +18,9 @@ pub const PATH: &str = "/dashboard";
 /// The page, as `text/html; charset=utf-8`.
 pub const PAGE: &str = include_str!("dashboard.html");
 /// The mark of the product in a tab: a value of `href` of a page's `rel="icon"`.
-pub const ICON: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath \
-                        d='M4 14 5 5a3 3 0 0 1 6 0l1 9z' fill='%232a78b8'/%3E%3C/svg%3E";
+pub const ICON: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' \
+                        viewBox='0 0 16 16'%3E%3Cpath d='M4 14 5 5a3 3 0 0 1 6 0l1 9z' \
+                        fill='%232a78b8'/%3E%3C/svg%3E";
 
 static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| policy(PAGE));
 

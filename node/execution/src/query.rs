@@ -645,7 +645,8 @@ impl Session<'_> {
                 reject::query_compiled_too_long(&canister_id, self.seconds_max())
             }
             Failure::Trouble(reason) => {
-                tracing::warn!(canister = %canister_id, reason, "installed module cannot be compiled");
+                let what = "a module of a canister cannot be compiled";
+                tracing::warn!(canister = %canister_id, reason, "{what}");
                 reject::not_compiled(&canister_id, &reason)
             }
             Failure::Fatal(error) => {

@@ -57,8 +57,8 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ),
     (
         "execution.query_wall_clock_seconds",
-        "several times what a query at its instruction limit takes; a query beyond it is ended with \
-         its worker",
+        "several times what a query at its instruction limit takes; a query beyond it is ended, \
+         with its worker",
     ),
     (
         "execution.query_wait_seconds",

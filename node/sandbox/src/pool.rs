@@ -535,8 +535,11 @@ impl Pool {
             Err(WorkerError::Overdue) => {
                 // No sign of trouble: the next query finds a new worker without waiting.
                 self.counters.overdue.fetch_add(1, Ordering::Relaxed);
-                state.lent = true;
                 self.end(cell, &mut state);
+                if let Err(error) = self.start(cell, &mut state) {
+                    tracing::warn!(%error, "a sandbox worker is started by the next query");
+                    state.lent = true;
+                }
                 Err(WorkerError::Overdue)
             }
             Err(error) => {

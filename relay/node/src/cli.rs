@@ -173,8 +173,8 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "ADDRESS", value_parser = setup::socket_address)]
     pub(crate) http: Option<SocketAddr>,
     /// A name under which operator pages (/dashboard, /status.json, /metrics, /admin) are
-    /// served, without port, once for each. They are always served as localhost and by IP address; a
-    /// request with another Host is refused, because a web page may have sent it. Example:
+    /// served, without port, once for each. They are always served as localhost and by IP address;
+    /// a request with another Host is refused, because a web page may have sent it. Example:
     /// --host-name relay for http://relay:8645
     #[arg(long = "host-name", value_name = "NAME")]
     pub(crate) host_names: Vec<String>,

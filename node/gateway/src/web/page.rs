@@ -68,7 +68,7 @@ background:var(--page);color:var(--ink);font:100%/1.5 system-ui,-apple-system,\"
 main{width:100%;max-width:40rem;background:var(--card);border:1px solid var(--line);\
 border-left:6px solid var(--warn);border-radius:8px;padding:1.5rem 1.75rem}\
 p,h1{margin:0}\
-.code{color:var(--warn);font-weight:600;font-variant-numeric:tabular-nums}\
+h1 span{display:block;font-size:1rem;color:var(--warn)}\
 h1{font-size:1.5rem;line-height:1.25;letter-spacing:-.01em;margin-bottom:.75rem}\
 .text{overflow-wrap:anywhere;white-space:pre-wrap}\
 .from{color:var(--soft);font-size:.875rem;margin-top:1.25rem;padding-top:.75rem;\
@@ -83,7 +83,7 @@ fn html(status: StatusCode, text: &str) -> String {
         "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" \
          content=\"width=device-width, initial-scale=1\"><meta name=\"color-scheme\" \
          content=\"light dark\"><title>{status}</title><link rel=\"icon\" href=\"{ICON}\">\
-         <style>{STYLE}</style></head><body><main><p class=\"code\">{code}</p><h1>{reason}</h1>\
+         <style>{STYLE}</style></head><body><main><h1><span>{code}</span>{reason}</h1>\
          <p class=\"text\">{escaped}</p><p class=\"from\">This page is from the HTTP gateway of a \
          Thimble node, not from the canister.</p></main></body></html>\n",
         code = status.as_u16()

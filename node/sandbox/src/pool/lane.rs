@@ -52,8 +52,15 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a message may take besides its instructions.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// Shortest time that a report is waited for.
-const TIMEOUT_MIN: Duration = Duration::from_millis(1);
+/// A time limit that follows from a deadline is a multiple of this. Changing a limit is a system
+/// call: most queries begin with the same. It is not zero, which the system takes for no limit.
+const TIMEOUT_STEP: Duration = Duration::from_millis(50);
+
+fn rounded_up(left: Duration) -> Duration {
+    let step = TIMEOUT_STEP.as_millis();
+    let steps = left.as_millis().div_ceil(step).max(1);
+    TIMEOUT_STEP.saturating_mul(u32::try_from(steps).unwrap_or(u32::MAX))
+}
 
 /// Far below what any machine executes: only a worker that hangs is slower.
 const INSTRUCTIONS_PER_SECOND: u64 = 20_000_000;
@@ -385,8 +392,7 @@ impl Worker {
                 time_limit(&request.limits, grant, granted).saturating_mul(factor)
             }
             TimeLimit::Until(deadline) => {
-                // The system takes zero for no limit.
-                deadline.saturating_duration_since(Instant::now()).max(TIMEOUT_MIN)
+                rounded_up(deadline.saturating_duration_since(Instant::now()))
             }
         };
         Ok(self.channel.set_timeout(Some(limit))?)
@@ -718,6 +724,14 @@ mod tests {
 
     use super::*;
     use crate::SlicedName;
+
+    #[test]
+    fn time_left_is_rounded_up_to_a_step_that_is_not_zero() {
+        for (left, expected) in [(0, 50), (1, 50), (50, 50), (51, 100), (9_999, 10_000)] {
+            let rounded = rounded_up(Duration::from_millis(left));
+            assert_eq!(rounded, Duration::from_millis(expected), "{left}");
+        }
+    }
 
     #[test]
     fn a_slice_may_take_as_long_however_many_came_before() {

@@ -14,8 +14,8 @@
 //!   read from the log and encoded when the socket takes it;
 //! - readers: who takes a response more slowly than [`dashboard::paced::WRITE_RATE_MIN`] is cut.
 //!
-//! Operator pages (`/admin`, metrics, report, heap profile, dashboard) are served to programs and to
-//! the relay's own page only: other values of `Host` and `Origin` are refused (421, 403).
+//! Operator pages (`/admin`, metrics, report, heap profile, dashboard) are served to programs and
+//! to the relay's own page only: other values of `Host` and `Origin` are refused (421, 403).
 //!
 //! What it must never know: streams, protocols of peers, and how a message is kept.
 
