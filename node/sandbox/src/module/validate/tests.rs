@@ -337,7 +337,7 @@ fn every_limit_is_held_and_named() {
         "i64 ".repeat(200)
     );
     assert_eq!(limit_hit(&locals, |l| l.function_weight = 238), ("function_weight", 238, 239));
-    assert_eq!(limit_hit(&locals, |l| l.weight = 67), ("weight", 67, 68));
+    assert_eq!(limit_hit(&locals, |l| l.weight = 60), ("weight", 60, 61));
     let nested = format!("(module (func {}{}))", "(block ".repeat(640), ")".repeat(640));
     assert_eq!(
         limit_hit(&nested, |l| l.function_weight = 9_000),
