@@ -16,7 +16,7 @@ use ic_principal::Principal;
 use pages::{AppendTarget, MemoryId, PAGE_BYTES, PagesError, Run};
 use sandbox::{
     CallbackKind, Changes, Entry, Grant, Lane, MessageLimits, Mount, Outcome, Progress, Request,
-    RunState, Slice, SystemContext, Trap, WorkerTrouble,
+    RunState, Slice, SystemContext, WorkerTrouble,
 };
 use serde::{Deserialize, Serialize};
 use state::{

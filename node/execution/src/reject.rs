@@ -114,7 +114,10 @@ pub(crate) fn ingress_timeout(id: &Principal) -> Reject {
 pub(crate) fn stop_timeout(id: &CanisterId, seconds: u64) -> Reject {
     reject(
         206,
-        format!("Canister {id} still has open calls after {seconds} s; it goes on stopping."),
+        format!(
+            "Stop canister request timed out: canister {id} still has open calls after {seconds} s \
+             and continues stopping."
+        ),
     )
 }
 

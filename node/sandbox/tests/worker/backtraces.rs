@@ -3,7 +3,7 @@
 use sandbox::{BACKTRACE_BYTES_MAX, Entry, Grant, Lane, Sandbox as _, Slice, SlicedName, Trap};
 use state::{ErrorCode, Height};
 
-use super::{Canister, HOST, World};
+use super::{Canister, HOST, MIB, World};
 
 /// A frame for each way into a function, and traps of every kind.
 const TRAPS: &str = r#"(module
@@ -36,6 +36,8 @@ const TRAPS: &str = r#"(module
     (func (export "canister_update stable") (call $stable))
     (func $down (param i64) (call $down (i64.add (local.get 0) (i64.const 1))))
     (func (export "canister_update overflow") (call $down (i64.const 0)))
+    (func $bare (call $bare))
+    (func (export "canister_update bare") (call $bare))
     (func $deep (param i32)
         (if (i32.eqz (local.get 0)) (then (unreachable)))
         (call $deep (i32.sub (local.get 0) (i32.const 1))))
@@ -183,4 +185,28 @@ fn a_message_in_slices_has_the_same_backtrace() {
         assert_eq!(outcome.result.unwrap_err(), whole, "{method}");
         assert_eq!(outcome.log.last().unwrap().as_slice(), log.as_bytes(), "{method}");
     }
+}
+
+/// The most memory a process ever had in use.
+fn peak_bytes(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn the_frames_of_a_full_stack_take_little_memory_beside_the_stack() {
+    const STACK_BYTES: u64 = 4 * MIB;
+    // Twice what the list of frames takes while it grows.
+    const FRAMES_BYTES: u64 = 6 * MIB;
+    let world = World::new(HOST);
+    let mut canister = world.install(TRAPS);
+    trap(&world, &mut canister, "unreachable");
+    let pid = world.pool.pids()[0];
+    let before = peak_bytes(pid);
+    let (trap, _) = trap(&world, &mut canister, "bare");
+    assert_eq!(frames(&trap), ["bare"; 20]);
+    let taken = peak_bytes(pid) - before;
+    println!("{} KiB for the smallest frames", taken >> 10);
+    assert!(taken <= STACK_BYTES + FRAMES_BYTES, "{taken}");
 }

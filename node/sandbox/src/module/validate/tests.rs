@@ -329,7 +329,7 @@ fn every_limit_is_held_and_named() {
         "i64 ".repeat(200)
     );
     assert_eq!(limit_hit(&locals, |l| l.function_weight = 238), ("function_weight", 238, 239));
-    assert_eq!(limit_hit(&locals, |l| l.weight = 74), ("weight", 74, 75));
+    assert_eq!(limit_hit(&locals, |l| l.weight = 60), ("weight", 60, 61));
     let nested = format!("(module (func {}{}))", "(block ".repeat(640), ")".repeat(640));
     assert_eq!(
         limit_hit(&nested, |l| l.function_weight = 9_000),
@@ -397,6 +397,6 @@ fn compiling_costs_by_byte_and_weight() {
     let wasm = wat::parse_str("(module (func))").unwrap();
     assert_eq!(
         validate(&wasm, &limits()).unwrap().info.compile_instructions,
-        6_000 * wasm.len() as u64 + 200_000 * 49
+        6_000 * wasm.len() as u64 + 200_000 * 42
     );
 }
