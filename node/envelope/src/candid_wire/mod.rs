@@ -39,8 +39,10 @@ pub const REFERENCE_TYPES_MAX: usize = 32;
 pub const ARGUMENTS_MAX: usize = 64;
 /// Values within values. The deepest argument of the management canister has 7.
 pub const DEPTH_MAX: usize = 32;
-/// Values of one message, those without bytes included; a value of a variant counts as many times
-/// as its case has cases before it. The metadata of a snapshot with 1,000 globals has some 5,000.
+/// Values of one message, those without bytes included. A value counts several times where the
+/// Candid library does more for it: one of a variant with the cases before its own, one of a
+/// function or service with the fields of its type, an option with the types that functions refer
+/// to. The metadata of a snapshot with 1,000 globals has some 5,000.
 pub const STEPS_MAX: u64 = 10_000;
 /// Bytes of the name of a method.
 pub const METHOD_BYTES_MAX: usize = 20_000;
@@ -52,6 +54,8 @@ const STEP_INSTRUCTIONS: u64 = 25;
 const DECODED_STEP_INSTRUCTIONS: u64 = 500;
 /// Instructions for one byte, which is looked at once and copied at most twice.
 const BYTE_INSTRUCTIONS: u64 = 1;
+/// Instructions for a byte of a `nat` or `int`, which the Candid library reads one by one.
+const NUMBER_BYTE_INSTRUCTIONS: u64 = 20;
 
 /// Most elements of vectors in a field, or in the case of a variant, of this name. A vector in an
 /// option is bounded like the vector alone; a blob is not bounded by this.
@@ -155,6 +159,7 @@ pub fn decode<T: CandidType + DeserializeOwned>(
     let walk = Walk::run(message, bounds, cost)?;
     cost.add(walk.steps.saturating_mul(DECODED_STEP_INSTRUCTIONS));
     cost.add((message.len() as u64).saturating_mul(BYTE_INSTRUCTIONS));
+    cost.add(walk.number_bytes.saturating_mul(NUMBER_BYTE_INSTRUCTIONS));
     let explained = || Refusal::Mismatch(explain::explain(&walk, &T::ty()));
     let read = || -> candid::Result<T> {
         let mut values = IDLDeserialize::new_with_config(message, &config(message))?;

@@ -135,25 +135,31 @@ pub(super) struct Table {
     types: Vec<Type>,
     /// Label and type, of all types.
     fields: Vec<(u32, i64)>,
+    /// Types that functions and services refer to, themselves included.
+    references: usize,
 }
 
 impl Table {
     /// Reads the table and checks all that decoding relies on.
     pub(super) fn read(reader: &mut Reader<'_>, steps: &mut u64) -> Result<Self, Refusal> {
         let count = reader.count(TYPES_MAX, "types")?;
-        let mut table = Self { types: Vec::with_capacity(count), fields: Vec::new() };
+        let mut table = Self { types: Vec::with_capacity(count), ..Self::default() };
         for _ in 0..count {
             let fields = table.fields.len();
             let entry = table.entry(reader);
             *steps += 1 + (table.fields.len() - fields) as u64;
             table.types.push(entry?);
         }
-        table.check_references(reader)?;
+        table.references = table.check_references(reader)?;
         Ok(table)
     }
 
     pub(super) fn len(&self) -> usize {
         self.types.len()
+    }
+
+    pub(super) fn references(&self) -> u64 {
+        self.references as u64
     }
 
     pub(super) fn get(&self, kind: i64) -> Option<Type> {
@@ -253,8 +259,8 @@ impl Table {
     }
 
     /// Indexes point into the table, methods are functions, and few types are referred to by
-    /// functions and services.
-    fn check_references(&self, reader: &Reader<'_>) -> Result<(), Refusal> {
+    /// functions and services. Returns how many are. Returns how many.
+    fn check_references(&self, reader: &Reader<'_>) -> Result<usize, Refusal> {
         let beyond = |kind: i64| kind >= 0 && self.get(kind).is_none();
         let inner = self.types.iter().filter_map(|entry| match entry {
             Type::Opt(inner) | Type::Vec(inner) => Some(*inner),
@@ -301,7 +307,7 @@ impl Table {
                 Some(Type::Future) | None => {}
             }
         }
-        Ok(())
+        Ok(reached)
     }
 }
 

@@ -18,6 +18,8 @@ pub struct Walk {
     pub(super) arguments: Vec<i64>,
     principal: Option<Principal>,
     pub(super) steps: u64,
+    /// Bytes of numbers of any size.
+    pub(super) number_bytes: u64,
 }
 
 /// What is left of a value that has values in it.
@@ -39,6 +41,7 @@ struct Values<'a, 'b> {
     bounds: Bounds<'b>,
     frames: Vec<Frame>,
     steps: u64,
+    number_bytes: u64,
     /// Field of the first argument whose principal is wanted, and that principal.
     wanted: Option<u32>,
     principal: Option<Principal>,
@@ -72,12 +75,20 @@ impl Walk {
     ) -> Result<Self, Refusal> {
         let reader = Reader { bytes: message, at: 0 };
         let (table, frames) = (Table::default(), Vec::new());
-        let mut values =
-            Values { reader, table, bounds, frames, steps: 0, wanted, principal: None };
+        let mut values = Values {
+            reader,
+            table,
+            bounds,
+            frames,
+            steps: 0,
+            number_bytes: 0,
+            wanted,
+            principal: None,
+        };
         let arguments = values.message();
         cost.add_walk(values.steps, message.len());
-        let Values { table, principal, steps, .. } = values;
-        arguments.map(|arguments| Self { table, arguments, principal, steps })
+        let Values { table, principal, steps, number_bytes, .. } = values;
+        arguments.map(|arguments| Self { table, arguments, principal, steps, number_bytes })
     }
 
     pub(super) fn principal(&self) -> Option<Principal> {
@@ -183,7 +194,9 @@ impl Values<'_, '_> {
         }
         match kind {
             NAT | INT => {
+                let begin = self.reader.at;
                 while self.reader.byte()? & 0x80 != 0 {}
+                self.number_bytes += (self.reader.at - begin) as u64;
                 return Ok(());
             }
             TEXT => {
@@ -197,7 +210,11 @@ impl Values<'_, '_> {
         match self.table.get(kind).ok_or_else(|| self.reader.invalid("there is no such type"))? {
             Type::Opt(kind) => match self.reader.byte()? {
                 0 => Ok(()),
-                1 => self.push(Frame::One { kind, name }),
+                1 => {
+                    // The Candid library copies what it knows of functions' types for each option.
+                    self.step(self.table.references())?;
+                    self.push(Frame::One { kind, name })
+                }
                 _ => Err(self.reader.invalid("an option is neither 0 nor 1")),
             },
             Type::Vec(kind) => self.vector(kind, name),
@@ -214,13 +231,18 @@ impl Values<'_, '_> {
                 self.step(case)?;
                 self.push(Frame::One { kind, name: Some(name) })
             }
-            Type::Func(_) => {
+            Type::Func(fields) => {
+                // The Candid library compares the types of its arguments and results.
+                self.step((fields.end - fields.begin) as u64)?;
                 self.reference()?;
                 self.principal(None)?;
                 let length = self.reader.count(METHOD_BYTES_MAX, table::METHOD_BYTES)?;
                 self.reader.take(length as u64).map(drop)
             }
-            Type::Service(_) => self.principal(name),
+            Type::Service(methods) => {
+                self.step((methods.end - methods.begin) as u64)?;
+                self.principal(name)
+            }
             Type::Future => {
                 let length = self.reader.unsigned()?;
                 if self.reader.unsigned()? > 0 {

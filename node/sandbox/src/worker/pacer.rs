@@ -116,8 +116,8 @@ impl Pacer {
     /// A system function is about to return, after which `used` instructions are used exactly.
     pub(crate) fn called(&self, used: u64) -> Result<(), Failure> {
         self.used.store(used, Relaxed);
-        // The worker ends after a failure here: nobody reads the text.
-        self.wait_while_due().map_err(|text| Failure::engine(&text))
+        // The worker ends after a failure here (`failed`), so the text is not part of a result.
+        self.wait_while_due().map_err(|_| Failure::engine("the message cannot continue"))
     }
 
     /// The engine yielded, at least a step after the point before.
