@@ -53,7 +53,9 @@ pub(crate) struct State {
     pub(crate) replaced: BTreeMap<Digest, Replaced>,
     /// Calls that blocks of this node named, in the order of their heights.
     pub(crate) names: Vec<Name>,
-    /// Seeds of earlier blocks.
+    /// The last dealing of this node.
+    pub(crate) dealing: Option<(u32, Vec<u8>)>,
+    /// The seed of an earlier block.
     pub(crate) seed: Option<blocks::Seed>,
     pub(crate) peers: BTreeSet<PublicKey>,
 }
@@ -85,6 +87,7 @@ impl Attacker {
             keys: BTreeMap::new(),
             replaced: BTreeMap::new(),
             names: Vec::new(),
+            dealing: None,
             seed: None,
             peers: BTreeSet::new(),
         };

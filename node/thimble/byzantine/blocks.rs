@@ -19,6 +19,8 @@ const HOUR: u64 = Duration::from_secs(3_600).as_nanos() as u64;
 const TOO_MANY_CALLS: usize = 20_000;
 /// Longest report that honest members read, and one more.
 const TOO_MANY_REPORTED: usize = 201;
+/// Calls of a block, within the limits.
+const MANY_CALLS: usize = 500;
 const SECOND: u64 = 1_000_000_000;
 
 pub(crate) fn proposed(message: &Message<'_>, state: &mut State) -> Option<Sent> {
@@ -31,6 +33,7 @@ pub(crate) fn proposed(message: &Message<'_>, state: &mut State) -> Option<Sent>
     let sent = if is_own { attacked(message, state, &block) } else { None };
     state.remember(&block.ingress);
     state.seed = block.seed.clone().or(state.seed.take());
+    state.dealing = block.payload.clone().or(state.dealing.take());
     sent
 }
 
@@ -75,7 +78,7 @@ fn unknown(state: &mut State, bytes: u32) -> Name {
 /// A block that decodes, and that no honest member votes for.
 fn refused(state: &mut State, block: &Block) -> Option<(Block, &'static str)> {
     let mut other = block.clone();
-    let detail = match state.rng.gen_range(0..12_u8) {
+    let detail = match state.rng.gen_range(0..14_u8) {
         0 => {
             other.time = 1;
             "a time before the parent's"
@@ -124,6 +127,15 @@ fn refused(state: &mut State, block: &Block) -> Option<(Block, &'static str)> {
             "a dealing in another member's name"
         }
         10 => {
+            other.payload = Some(state.dealing.clone()?);
+            "the dealing of an earlier block"
+        }
+        11 => {
+            let names: Vec<_> = (0..MANY_CALLS).map(|_| unknown(state, 1_000)).collect();
+            other.ingress.extend(names);
+            "many calls that no member has"
+        }
+        12 => {
             other.queries = Some((vec![7; 29], vec![(vec![1; 10], [1; 4])]));
             "a report of queries in another node's name"
         }

@@ -14,6 +14,10 @@ pub(crate) enum Attack {
     ConflictingVotes,
     /// Blocks that no honest member votes for.
     RefusedBlocks,
+    /// Limits that are not this node's.
+    FalseLimits,
+    /// Votes and certificates under the number of another epoch, beside the true ones.
+    OtherEpochs,
     /// Reports of queries that nobody made.
     FalseReports,
     /// Shares of the signature on another state root.
@@ -51,8 +55,10 @@ use Attack::*;
 /// In the order in which they are made: those first after which members keep the connection, since
 /// a member cuts off a peer that it finds at fault. Two blocks and conflicting votes are found when
 /// members compare what they got; the rest by the member that gets it.
-pub(crate) const ALL: [(Attack, &str); 18] = [
+pub(crate) const ALL: [(Attack, &str); 20] = [
     (RefusedBlocks, "refused-blocks"),
+    (FalseLimits, "false-limits"),
+    (OtherEpochs, "other-epochs"),
     (OtherRoots, "other-roots"),
     (FalseRootShares, "false-root-shares"),
     (WithheldCalls, "withheld-calls"),
@@ -79,7 +85,7 @@ impl Attack {
 
     /// Whether it has to wait for messages that are rare: then it is made whenever one comes.
     fn is_rare(self) -> bool {
-        matches!(self, FalseDealings | FalseStates | FalseFetches | OtherAnswers)
+        matches!(self, FalseDealings | FalseLimits | FalseStates | FalseFetches | OtherAnswers)
     }
 }
 

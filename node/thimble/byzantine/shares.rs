@@ -61,6 +61,11 @@ pub(crate) fn root(message: &Message<'_>, state: &mut State) -> Option<Sent> {
             state.made(attack, message, detail, message.to.len());
             Some(to_all(message, forms::written(&told)))
         }
+        RootMessage::Limits { limits, .. } if message.is_under(Attack::FalseLimits) => {
+            limits.iter_mut().for_each(|(_, value)| *value = value.wrapping_mul(3));
+            state.made(Attack::FalseLimits, message, "three times as much", message.to.len());
+            Some(to_all(message, forms::written(&told)))
+        }
         RootMessage::Certificate { .. } | RootMessage::Limits { .. } => None,
     }
 }

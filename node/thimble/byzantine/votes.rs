@@ -1,6 +1,9 @@
 //! Votes that no honest member casts, and certificates that the subnet did not make.
 
+use commonware_codec::{Encode as _, varint::UInt};
 use commonware_consensus::simplex::types::{Finalize, Notarize, Nullify, Proposal, Vote};
+
+use rand::seq::SliceRandom as _;
 
 use crate::{
     attacker::{Keys, Message, Sent, State},
@@ -45,6 +48,9 @@ pub(crate) fn vote(message: &Message<'_>, state: &mut State) -> Option<Sent> {
         state.defect("a vote without an epoch");
         return None;
     };
+    if let Some(sent) = other_epoch(message, state) {
+        return Some(sent);
+    }
     let Some(vote) = forms::decode_vote(rest) else {
         state.defect("a vote that does not decode");
         return None;
@@ -90,7 +96,24 @@ pub(crate) fn vote(message: &Message<'_>, state: &mut State) -> Option<Sent> {
     None
 }
 
+/// The same message under the number of another epoch, before the message.
+fn other_epoch(message: &Message<'_>, state: &mut State) -> Option<Sent> {
+    if !message.is_under(Attack::OtherEpochs) {
+        return None;
+    }
+    let (_, rest) = forms::split_epoch(message.bytes)?;
+    let epochs = [0, 1, 2, 3, 1_000, 1 << 32, u64::MAX - 1, u64::MAX];
+    let epoch = *epochs.choose(&mut state.rng)?;
+    let other = [UInt(epoch).encode().as_ref(), rest.as_ref()].concat();
+    state.made(Attack::OtherEpochs, message, &format!("epoch {epoch}"), message.to.len());
+    let to = message.to.to_vec();
+    Some(vec![(to.clone(), other), (to, message.bytes.to_vec())])
+}
+
 pub(crate) fn certificate(message: &Message<'_>, state: &mut State) -> Option<Sent> {
+    if let Some(sent) = other_epoch(message, state) {
+        return Some(sent);
+    }
     if !message.is_under(Attack::FalseCertificates) {
         return None;
     }

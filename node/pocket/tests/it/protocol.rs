@@ -1,5 +1,7 @@
 //! The protocol, where the clients do not go by themselves.
 
+use std::os::unix::fs::PermissionsExt as _;
+
 use reqwest::{
     Method, StatusCode,
     header::{CONTENT_TYPE, USER_AGENT},
@@ -458,6 +460,12 @@ async fn a_folder_is_one_instances_at_a_time() {
         assert!(refusal.contains("another instance uses it"), "{refusal}");
     }
     assert_eq!(server.deleted(instance).await.0, StatusCode::OK);
+    let mut kept_files = std::fs::read_dir(kept.path()).unwrap().map(Result::unwrap).peekable();
+    assert!(kept_files.peek().is_some());
+    for file in kept_files {
+        let mode = file.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode & 0o077, 0, "{} has mode {mode:o}", file.path().display());
+    }
     let instance = other.instance(&config).await;
     let path = format!("/instances/{instance}/read/get_cycles");
     other.ok(&path, &json!({"canister_id": base64(&FIRST)})).await;

@@ -43,8 +43,8 @@ struct Turn {
 /// off.
 const TURNS: [Turn; 6] = [
     Turn {
-        attacks: "refused-blocks,other-roots,false-root-shares,withheld-calls,false-reports,\
-                  false-dealings,other-answers",
+        attacks: "refused-blocks,other-epochs,other-roots,false-root-shares,withheld-calls,\
+                  false-reports,false-limits,false-dealings,other-answers",
         seed: 1,
     },
     Turn { attacks: "equivocating-blocks", seed: 2 },
