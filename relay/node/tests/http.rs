@@ -844,3 +844,11 @@ fn the_node_stops_though_clients_hold_connections() {
     assert!(status.success(), "{status}");
     assert!(TcpStream::connect(node.address).is_err());
 }
+
+#[test]
+fn hangup_stops_the_node_in_order() {
+    let mut node = start("", &[]);
+    testing::process::send(node.child.id(), testing::process::Signal::HUP);
+    let status = eventually("the end", || node.child.try_wait().unwrap());
+    assert!(status.success(), "{status}");
+}

@@ -28,3 +28,5 @@ mod resharing;
 mod situations;
 mod snapshots;
 mod subnet;
+mod wall_clock;
+mod watchdog;
