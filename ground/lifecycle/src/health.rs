@@ -12,8 +12,6 @@ pub enum Cause {
     Stopping,
     /// A round waits for this machine.
     Round,
-    /// A round or a checkpoint has not ended for too long.
-    Stalled,
     /// No block is made without the machine's random source.
     Randomness,
     /// A checkpoint cannot be made.
@@ -26,6 +24,8 @@ pub enum Cause {
     StateSync,
     /// Less of the disk is free than the reserve.
     Disk,
+    /// A round or a checkpoint has not ended for too long, for none of the reasons above.
+    Stalled,
 }
 
 /// Reasons to refuse updates, one per [`Cause`]. Clones share them.

@@ -435,6 +435,56 @@ mod tests {
         (node, pool)
     }
 
+    /// Time of the next block.
+    fn next_time(node: &mut SingleNode) -> u64 {
+        let batch = batch(node).batch;
+        node.executed(batch.height, [0; 32], vec![]).unwrap();
+        batch.time.0
+    }
+
+    #[test]
+    fn time_is_set_back_by_an_order_only_and_replays_repeat_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut ahead, _) = node(folder.path(), 0, 5_000);
+        assert_eq!((next_time(&mut ahead), next_time(&mut ahead)), (5_000, 5_001));
+        drop(ahead);
+        // The clock is right again. Without an order, and with one for another height, time grows.
+        for order in [None, Some(Height(1)), Some(Height(7))] {
+            let folder_again = tempfile::tempdir().unwrap();
+            for entry in std::fs::read_dir(folder.path()).unwrap() {
+                let path = entry.unwrap().path();
+                let to = folder_again.path().join(path.file_name().unwrap());
+                std::fs::copy(path, to).unwrap();
+            }
+            let (node, _) = node(folder_again.path(), 0, 1_000);
+            let mut node = node.set_time_back(order);
+            assert_eq!((next_time(&mut node), next_time(&mut node)), (5_000, 5_001), "{order:?}");
+            assert_eq!(next_time(&mut node), 5_002, "{order:?}");
+        }
+        let (node, _) = self::node(folder.path(), 0, 1_000);
+        let mut node = node.set_time_back(Some(Height(2)));
+        assert_eq!((next_time(&mut node), next_time(&mut node)), (5_000, 5_001));
+        assert_eq!((next_time(&mut node), next_time(&mut node)), (1_000, 1_001));
+        drop(node);
+        // The order has no effect on what was executed with it.
+        let (node, _) = self::node(folder.path(), 0, 900);
+        let mut node = node.set_time_back(Some(Height(2)));
+        let times: Vec<_> = (0..5).map(|_| next_time(&mut node)).collect();
+        assert_eq!(times, [5_000, 5_001, 1_000, 1_001, 1_002]);
+    }
+
+    #[test]
+    fn stop_is_followed_between_batches_that_are_executed_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut before, _) = node(folder.path(), 0, 1_000);
+        let _ = (next_time(&mut before), next_time(&mut before));
+        drop(before);
+        let (mut node, pool) = node(folder.path(), 0, 1_000);
+        next_time(&mut node);
+        pool.close();
+        assert!(matches!(node.next(Demand::default()).unwrap(), Step::Closing));
+    }
+
     #[test]
     fn blocks_follow_each_other_and_time_never_stands_still() {
         let folder = tempfile::tempdir().unwrap();

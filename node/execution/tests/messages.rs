@@ -4,8 +4,9 @@
 mod common;
 
 use common::{CallOp, Node, Op, SECOND, Spec, encode, limits, user};
+use execution::FatalError;
 use ic_principal::Principal;
-use state::{RejectCode, Status};
+use state::{AgreedRound, Batch, RejectCode, Status, Time};
 
 #[test]
 fn a_user_calls_and_reads_the_reply() {
@@ -792,4 +793,60 @@ fn what_messages_carry_counts_in_what_a_round_may_write() {
     assert!(rounds < 20, "{rounds}");
     let mut node = node.restart();
     assert_eq!(node.notes(caller), ["on"; 60]);
+}
+
+#[test]
+fn time_that_is_set_back_moves_timers_and_ends_what_waits() {
+    const DAY: u64 = 86_400 * SECOND;
+    let mut node = Node::new();
+    node.seconds_per_round = 2 * 86_400;
+    node.round();
+    node.seconds_per_round = 1;
+    let due = node.now() + 3_600 * SECOND;
+    let timer = Some(vec![Op::Note(b"tick".to_vec())]);
+    let timed = node.deploy(&Spec { init: vec![Op::Timer(due)], timer, ..Spec::default() });
+    let (a, b, c) = (
+        node.deploy(&Spec::default()),
+        node.deploy(&Spec::default()),
+        node.deploy(&Spec::default()),
+    );
+    let answered = node.ingress(user(1), a, a, "run", encode(&[Op::Reply(vec![])]));
+    node.settle();
+    assert_eq!(node.result(&answered), Ok(vec![]));
+    // A best-effort call that would wait for five minutes, to a callee that works for rounds.
+    let mut call = CallOp::new(b, &[]);
+    call.timeout = Some(300);
+    let work = |then: Vec<Op>| [vec![Op::Spend(3_999_000_000)], then].concat();
+    let last = CallOp::new(c, &work(vec![Op::Reply(vec![])])).op();
+    let middle = CallOp::new(c, &work(vec![last])).op();
+    call.arg = encode(&[CallOp::new(c, &work(vec![middle])).op()]);
+    let waiting = node.ingress(user(1), a, a, "run", encode(&[call.op()]));
+    node.round();
+    assert_eq!(node.result_if_any(&waiting), None);
+
+    // What members agreed on never goes back, and no time comes twice.
+    let before = node.executor.time();
+    let back = Time(before.0 - DAY);
+    let agreed = Some(AgreedRound { epoch: 0, view: 1 });
+    let batch = node.batch();
+    for refused in [Batch { time: back, agreed, ..batch.clone() }, Batch { time: before, ..batch }]
+    {
+        assert!(matches!(node.executor.execute(&refused, &[]), Err(FatalError::Time { .. })));
+    }
+
+    let cycles = node.canister(timed).cycles;
+    let batch = Batch { time: back, ..node.batch() };
+    node.execute(batch, &[]);
+    assert_eq!(node.executor.time(), back);
+    assert_eq!(node.canister(timed).global_timer.0, due - DAY);
+    assert_eq!(node.canister(timed).cycles, cycles, "the time ahead is paid for");
+    assert!(node.executor.state().history.get(&answered).is_none(), "its status is dropped");
+    node.settle();
+    let text = String::from_utf8(node.result(&waiting).unwrap()).unwrap();
+    assert!(text.starts_with("6: "), "{text}");
+    assert!(!node.notes(timed).contains(&"tick".into()));
+    node.seconds_per_round = 3_700;
+    node.round();
+    node.seconds_per_round = 1;
+    assert!(node.notes(timed).contains(&"tick".into()));
 }

@@ -128,8 +128,9 @@ impl Worker {
         } else {
             health.withdraw(Cause::Stalled);
         }
-        // A round that waits for this machine has reported that itself.
-        let stall = stall.filter(|_| !health.has(Cause::Round));
+        // What waits for this machine has reported that itself.
+        let is_explained = [Cause::Round, Cause::Log].into_iter().any(|cause| health.has(cause));
+        let stall = stall.filter(|_| !is_explained);
         match self.stalls.next(stall) {
             Some(StallEvent::Lasts(stall)) => tracing::error!("{stall}"),
             Some(StallEvent::Ended(stage, height)) => {

@@ -374,18 +374,9 @@ impl Readings {
     }
 }
 
-impl Collector for Readings {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let encoder = &mut encoder;
-        self.memory(encoder)?;
-        self.pools(encoder)?;
-        self.allocator(encoder)?;
-        gauge(
-            encoder,
-            "throttle_level",
-            "How far work is held back: 0 not, 1 queries refused, 2 calls too, 3 execution waits",
-            self.watch.record.level() as u64,
-        )?;
+impl Readings {
+    /// The round under way, stalls, and the node's clock.
+    fn rounds_and_clock(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let active = self.watch.watchdog.active(Instant::now());
         ConstGauge::new(active.map_or(0.0, |(_, _, lasts)| lasts.as_secs_f64())).encode(
             encoder.encode_descriptor(
@@ -417,7 +408,23 @@ impl Collector for Readings {
             "Longest time that work waited for a certified round",
             None,
             MetricType::Gauge,
-        )?)?;
+        )?)
+    }
+}
+
+impl Collector for Readings {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let encoder = &mut encoder;
+        self.memory(encoder)?;
+        self.pools(encoder)?;
+        self.allocator(encoder)?;
+        gauge(
+            encoder,
+            "throttle_level",
+            "How far work is held back: 0 not, 1 queries refused, 2 calls too, 3 execution waits",
+            self.watch.record.level() as u64,
+        )?;
+        self.rounds_and_clock(encoder)?;
         gauge(
             encoder,
             "certified_height",

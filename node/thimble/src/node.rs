@@ -7,6 +7,7 @@ use std::{
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc,
     },
     time::{Duration, Instant},
 };
@@ -187,7 +188,7 @@ fn serve_on(
         let too_large = signal(SignalKind::from_raw(SIGXFSZ)).context("taking SIGXFSZ")?;
         (StopSignals::listen().context("taking SIGINT, SIGTERM and SIGHUP")?, too_large)
     };
-    let (asked, mut stop_asked) = tokio::sync::oneshot::channel();
+    let (asked, stop_asked) = tokio::sync::oneshot::channel();
     let is_serving = Arc::new(AtomicBool::new(false));
     runtime.spawn(take_stop_signal(signals, is_serving.clone(), asked));
     rules::settle(config, BLOCK_SEGMENT_BYTES, replay)?;
@@ -224,9 +225,21 @@ fn serve_on(
             .with_context(|| format!("writing the address to {}", file.display()))?;
     }
 
-    let (ended, mut rounds_ended) = tokio::sync::oneshot::channel();
-    let (finished, rounds_finished) = std::sync::mpsc::channel();
     is_serving.store(true, Relaxed);
+    run_until_stopped(runtime, driver, gateway, stop_asked, (&pool, &watch.watchdog))
+}
+
+/// Runs rounds until a signal or their own end, then stops gateway and rounds in order, within the
+/// deadline.
+fn run_until_stopped(
+    runtime: &tokio::runtime::Runtime,
+    driver: NodeDriver,
+    gateway: GatewayHandle,
+    mut stop_asked: tokio::sync::oneshot::Receiver<&'static str>,
+    (pool, watchdog): (&IngressPool, &Watchdog),
+) -> Result<Ended> {
+    let (ended, mut rounds_ended) = tokio::sync::oneshot::channel();
+    let (finished, rounds_finished) = mpsc::channel();
     let rounds = std::thread::Builder::new()
         .name("rounds".into())
         .spawn(move || {
@@ -244,15 +257,17 @@ fn serve_on(
             _ = &mut rounds_ended => {}
         }
     });
+    // From here on nothing is waited for without a bound, and not by the runtime, whose threads may
+    // be blocked.
     let asked_at = Instant::now();
-    let (drained, is_drained) = std::sync::mpsc::channel();
+    let (drained, is_drained) = mpsc::channel();
     runtime.spawn(async move {
         gateway.shutdown().await;
         let _ = drained.send(());
     });
     let _ = is_drained.recv_timeout(SHUTDOWN_GRACE + SHUTDOWN_GRACE);
     pool.close();
-    if let Err(unfinished) = await_rounds(&rounds_finished, asked_at, &watch.watchdog) {
+    if let Err(unfinished) = await_rounds(&rounds_finished, asked_at, watchdog) {
         tracing::error!("{unfinished}");
         let _ = writeln!(std::io::stderr(), "thimble: {unfinished}");
         // Neither the thread nor what it holds can be waited for.
@@ -285,13 +300,13 @@ async fn take_stop_signal(
 /// # Errors
 /// It has not ended by then. What it was doing.
 fn await_rounds(
-    finished: &std::sync::mpsc::Receiver<()>,
+    finished: &mpsc::Receiver<()>,
     asked_at: Instant,
     watchdog: &Watchdog,
 ) -> Result<(), String> {
     loop {
         // An error other than the timeout means that the thread ended by a panic.
-        if finished.recv_timeout(STOP_LOOK) != Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+        if finished.recv_timeout(STOP_LOOK) != Err(mpsc::RecvTimeoutError::Timeout) {
             return Ok(());
         }
         let active = watchdog.active(Instant::now());

@@ -875,3 +875,11 @@ fn operator_pages_are_refused_to_other_web_pages() {
         assert_eq!(node.request_with("GET", path, "host: evil.example\r\n", None).status, 200);
     }
 }
+
+#[test]
+fn hangup_stops_the_node_in_order() {
+    let mut node = start("", &[]);
+    testing::process::send(node.child.id(), testing::process::Signal::HUP);
+    let status = eventually("the end", || node.child.try_wait().unwrap());
+    assert!(status.success(), "{status}");
+}

@@ -239,8 +239,13 @@ impl Server {
     }
 
     /// Ends it as clients do.
-    pub fn stop(mut self) -> tempfile::TempDir {
-        testing::process::send(self.child.id(), testing::process::Signal::TERM);
+    pub fn stop(self) -> tempfile::TempDir {
+        self.stop_by(testing::process::Signal::TERM)
+    }
+
+    /// The same by another signal.
+    pub fn stop_by(mut self, signal: testing::process::Signal) -> tempfile::TempDir {
+        testing::process::send(self.child.id(), signal);
         assert!(self.child.wait().unwrap().success());
         std::mem::replace(&mut self.folder, tempfile::tempdir().unwrap())
     }

@@ -475,6 +475,20 @@ async fn a_folder_is_one_instances_at_a_time() {
 }
 
 #[tokio::test]
+async fn hangup_keeps_instances_like_any_other_stop() {
+    let server = Server::start(&[]);
+    let kept = tempfile::tempdir().unwrap();
+    let instance = server.instance(&in_folder(kept.path())).await;
+    server.deploy(instance, &module("workbench.wasm")).await;
+    server.stop_by(testing::process::Signal::HUP);
+    assert!(kept.path().join("thimble-pocket.state").is_file());
+    let server = Server::start(&[]);
+    let again = server.instance(&in_folder(kept.path())).await;
+    let path = format!("/instances/{again}/read/get_cycles");
+    server.ok(&path, &json!({"canister_id": base64(&FIRST)})).await;
+}
+
+#[tokio::test]
 async fn who_cannot_keep_an_instance_says_so() {
     let server = Server::start(&[]);
     let kept = tempfile::tempdir().unwrap();

@@ -30,3 +30,5 @@ mod resharing;
 mod situations;
 mod snapshots;
 mod subnet;
+mod wall_clock;
+mod watchdog;

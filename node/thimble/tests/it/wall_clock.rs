@@ -1,0 +1,161 @@
+//! A node alone whose wall clock is wrong for a while, or was when its state came about.
+//!
+//! The node's wall clock is moved by a library that is preloaded into it (`wall_clock.c`); its other
+//! clocks, and the clients' clocks, are the machine's.
+
+use std::{
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use candid::Principal;
+use ic_agent::{Agent, AgentError, identity::BasicIdentity};
+use testing::until_async;
+
+use crate::{harness::*, watchdog::health};
+
+const YEAR_SECONDS: i64 = 365 * 24 * 3_600;
+
+/// What moves a node's wall clock.
+struct WallClock {
+    file: PathBuf,
+    library: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl WallClock {
+    fn new(ahead_seconds: i64) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, library) = (folder.path().join("ahead"), folder.path().join("clock.so"));
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/wall_clock.c");
+        // A C compiler is needed to build the node.
+        let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+        let built = Command::new(compiler)
+            .args(["-shared", "-fPIC", "-O1", "-o"])
+            .args([&library, &source])
+            .status()
+            .unwrap();
+        assert!(built.success());
+        std::fs::write(&file, ahead_seconds.to_ne_bytes()).unwrap();
+        Self { file, library, _folder: folder }
+    }
+
+    fn prelude(&self) -> String {
+        format!(
+            "export WALL_CLOCK_AHEAD='{}' LD_PRELOAD='{}'",
+            self.file.display(),
+            self.library.display()
+        )
+    }
+
+    /// Sets the clock of a node that may run.
+    fn set(&self, ahead_seconds: i64) {
+        let file = std::fs::OpenOptions::new().write(true).open(&self.file).unwrap();
+        file.write_all_at(&ahead_seconds.to_ne_bytes(), 0).unwrap();
+    }
+}
+
+/// A client that signs for so many seconds from now.
+async fn agent_for(node: &Node, seconds: u64) -> Agent {
+    let agent = Agent::builder()
+        .with_url(&node.url)
+        .with_identity(BasicIdentity::from_raw_key(&[1; 32]))
+        .with_ingress_expiry(Duration::from_secs(seconds))
+        .build()
+        .unwrap();
+    agent.fetch_root_key().await.unwrap();
+    agent
+}
+
+async fn count(agent: &Agent, counter: Principal) -> Result<u64, AgentError> {
+    let reply = update(agent, counter, "inc", vec![]).await?;
+    Ok(u64::from_le_bytes(reply.try_into().unwrap()))
+}
+
+/// Whether `thimble recover-clock` succeeded, and what it printed.
+fn recover(data: &Path) -> (bool, String) {
+    let done = thimble().arg("recover-clock").arg("--data-dir").arg(data).output().unwrap();
+    let text = [done.stdout, done.stderr].concat();
+    (done.status.success(), String::from_utf8(text).unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clock_that_is_wrong_for_seconds_is_reported_and_breaks_nothing() {
+    let clock = WallClock::new(0);
+    let mut node = Node::start_as("256MiB", "", &clock.prelude()).await;
+    let agent = node.agent(1).await;
+    let counter = deploy(&agent, "counter-c.wasm").await;
+    assert_eq!(count(&agent, counter).await.unwrap(), 1);
+    let mut counted = 1;
+    for ahead in [YEAR_SECONDS, -YEAR_SECONDS] {
+        clock.set(ahead);
+        until_async("the jump is reported", async || health(&node).await.0 == 503).await;
+        let (_, status) = health(&node).await;
+        let direction = if ahead > 0 { "ahead" } else { "back" };
+        assert!(status.contains(&format!("the wall clock jumped {direction}")), "{status}");
+        assert!(node.status().await["clock"]["jump_millis"].as_i64().unwrap().abs() > 1_000_000);
+        // Clients whose clocks are right are served.
+        counted += 1;
+        assert_eq!(count(&agent, counter).await.unwrap(), counted);
+        // Those whose clocks jumped too are told why they are not.
+        if ahead > 0 {
+            let jumped = agent_for(&node, ahead as u64 + 120).await;
+            let error = count(&jumped, counter).await.unwrap_err().to_string();
+            assert!(error.contains("the wall clock jumped"), "{error}");
+        }
+        clock.set(0);
+        until_async("the clock is right again", async || health(&node).await.0 == 200).await;
+        counted += 1;
+        assert_eq!(count(&agent, counter).await.unwrap(), counted);
+    }
+    // Nothing of it is in the state.
+    node.kill();
+    node.launch().await;
+    let agent = node.agent(1).await;
+    assert_eq!(count(&agent, counter).await.unwrap(), counted + 1);
+    node.stop();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn state_that_is_ahead_of_the_clock_is_recovered() {
+    let clock = WallClock::new(YEAR_SECONDS);
+    let mut node = Node::start_as("256MiB", "", &clock.prelude()).await;
+    let ahead = agent_for(&node, YEAR_SECONDS as u64 + 120).await;
+    let counter = deploy(&ahead, "counter-c.wasm").await;
+    assert_eq!(count(&ahead, counter).await.unwrap(), 1);
+    node.stop();
+
+    clock.set(0);
+    node.spawn();
+    until_async("the state is reported", async || {
+        node.try_status().await.is_some_and(|status| {
+            status["status"].as_str().is_some_and(|status| status.contains("recover-clock"))
+        })
+    })
+    .await;
+    assert!(node.status().await["clock"]["block_time_ahead_millis"].as_u64().unwrap() > 1_000_000);
+    let agent = node.agent(1).await;
+    let error = count(&agent, counter).await.unwrap_err().to_string();
+    assert!(error.contains("recover-clock"), "{error}");
+
+    let (done, text) = recover(&node.data);
+    assert!(!done && text.contains("stopped first"), "{text}");
+    node.stop();
+    let (done, text) = recover(&node.data);
+    assert!(done && text.contains("ahead of this machine's clock"), "{text}");
+    node.launch().await;
+    let agent = node.agent(1).await;
+    assert_eq!(count(&agent, counter).await.unwrap(), 2);
+    assert_eq!(node.status().await["clock"]["block_time_ahead_millis"], 0);
+
+    // The block that set the time back is executed again like any other.
+    node.kill();
+    node.launch().await;
+    assert!(node.log().contains("every state root is as certified before"), "{}", node.log());
+    let agent = node.agent(1).await;
+    let reply = query(&agent, counter, "get", vec![]).await.unwrap();
+    assert_eq!(u64::from_le_bytes(reply.try_into().unwrap()), 2);
+    node.stop();
+}
