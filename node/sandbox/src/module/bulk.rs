@@ -15,8 +15,10 @@
 //! ends outside. A trapping operation may have written its first half, which nobody sees, since a
 //! trap discards the message.
 
-use super::charge::{NOP, REPORT};
+
 use wasm_encoder::{BlockType, Function, Instruction as I, MemArg, ValType};
+
+use super::charge::{NOP, REPORT};
 
 /// Shortest and longest ranges that are written with ordinary stores.
 const SHORT_MIN: i32 = 4;
