@@ -193,27 +193,39 @@ fn costs() -> OperatorCost {
     set!(2: V128Load8x8S V128Load8x8U V128Load16x4S V128Load16x4U V128Load32x2S V128Load32x2U);
     set!(2: V128Load8Lane V128Load16Lane V128Load32Lane V128Load64Lane V128Store8Lane V128Store16Lane V128Store32Lane V128Store64Lane);
     set!(3: BrTable);
-    // A call also saves and restores registers, checks the stack and the fuel.
-    set!(5: Call ReturnCall);
-    set!(10: CallIndirect ReturnCallIndirect);
+    // A call also saves and restores registers, checks the stack and the fuel. Processors predict
+    // where the innermost few return to, and no others.
+    set!(12: Call);
+    set!(5: ReturnCall);
+    // The first look at an element of a table is a call into the runtime.
+    set!(40: CallIndirect ReturnCallIndirect);
     // Integer division is not pipelined.
     set!(10: I32DivS I32DivU I32RemS I32RemU I64DivS I64DivU I64RemS I64RemU);
     // Floating point results are made canonical.
-    set!(3: F32Add F32Sub F32Mul F32Min F32Max F64Add F64Sub F64Mul F64Min F64Max);
-    set!(3: F32Ceil F32Floor F32Trunc F32Nearest F64Ceil F64Floor F64Trunc F64Nearest);
-    set!(3: F32ConvertI32S F32ConvertI32U F32ConvertI64S F32ConvertI64U F32DemoteF64);
-    set!(3: F64ConvertI32S F64ConvertI32U F64ConvertI64S F64ConvertI64U F64PromoteF32);
+    set!(4: F32Add F32Sub F32Min F32Max F64Add F64Sub F64Min F64Max);
+    set!(4: F32Ceil F32Floor F32Trunc F32Nearest F64Ceil F64Floor F64Trunc F64Nearest);
+    set!(3: F32ConvertI32S F32ConvertI32U F32ConvertI64S F32ConvertI64U);
+    set!(3: F64ConvertI32S F64ConvertI32U F64ConvertI64S F64ConvertI64U);
+    // Many processors take a hundred cycles for subnormal numbers.
+    set!(20: F32Mul F64Mul F32DemoteF64 F64PromoteF32);
     set!(12: I32TruncF32S I32TruncF32U I32TruncF64S I32TruncF64U I64TruncF32S I64TruncF32U I64TruncF64S I64TruncF64U);
     set!(8: I32TruncSatF32S I32TruncSatF32U I32TruncSatF64S I32TruncSatF64U I64TruncSatF32S I64TruncSatF32U I64TruncSatF64S I64TruncSatF64U);
-    set!(16: F32Div F32Sqrt F64Div F64Sqrt);
-    set!(4: F32x4Add F32x4Sub F32x4Mul F32x4Min F32x4Max F32x4PMin F32x4PMax F64x2Add F64x2Sub F64x2Mul F64x2Min F64x2Max F64x2PMin F64x2PMax);
+    set!(24: F32Div F32Sqrt F64Div F64Sqrt);
+    set!(4: F32x4Add F32x4Sub F32x4PMin F32x4PMax F64x2Add F64x2Sub F64x2PMin F64x2PMax);
+    set!(8: F32x4Min F32x4Max F64x2Min F64x2Max);
+    set!(20: F32x4Mul F64x2Mul F32x4DemoteF64x2Zero F64x2PromoteLowF32x4);
     set!(4: F32x4Ceil F32x4Floor F32x4Trunc F32x4Nearest F64x2Ceil F64x2Floor F64x2Trunc F64x2Nearest);
     set!(8: I32x4TruncSatF32x4S I32x4TruncSatF32x4U I32x4TruncSatF64x2SZero I32x4TruncSatF64x2UZero);
-    set!(4: F32x4ConvertI32x4S F32x4ConvertI32x4U F64x2ConvertLowI32x4S F64x2ConvertLowI32x4U F32x4DemoteF64x2Zero F64x2PromoteLowF32x4);
-    set!(20: F32x4Div F32x4Sqrt F64x2Div F64x2Sqrt);
+    set!(6: F32x4ConvertI32x4S F32x4ConvertI32x4U F64x2ConvertLowI32x4S F64x2ConvertLowI32x4U);
+    set!(28: F32x4Div F32x4Sqrt F64x2Div F64x2Sqrt);
     // Without wider extensions these are several instructions each.
     set!(6: I64x2Mul I64x2ShrS I8x16Shl I8x16ShrS I8x16ShrU I8x16Popcnt I8x16Shuffle I8x16Swizzle);
-    set!(5: TableGet TableSet);
+    set!(2: I16x8Q15MulrSatS I8x16LtU I8x16LeU I8x16GtU I8x16GeU I16x8LtU I16x8LeU I16x8GtU I16x8GeU I32x4LtU I32x4LeU I32x4GtU I32x4GeU);
+    set!(2: I16x8ExtAddPairwiseI8x16S I16x8ExtAddPairwiseI8x16U I32x4ExtAddPairwiseI16x8S I32x4ExtAddPairwiseI16x8U);
+    set!(2: I16x8ExtMulLowI8x16S I16x8ExtMulHighI8x16S I16x8ExtMulLowI8x16U I16x8ExtMulHighI8x16U I32x4ExtMulLowI16x8S I32x4ExtMulHighI16x8S I32x4ExtMulLowI16x8U I32x4ExtMulHighI16x8U I64x2ExtMulLowI32x4S I64x2ExtMulHighI32x4S I64x2ExtMulLowI32x4U I64x2ExtMulHighI32x4U);
+    // The first look at an element is a call into the runtime.
+    set!(50: TableGet);
+    set!(5: TableSet);
     // A call into the runtime each time, which looks the function up.
     set!(200: RefFunc);
     // Calls into the runtime; what they work on costs per byte or element, see below.

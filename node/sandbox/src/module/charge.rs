@@ -30,6 +30,9 @@ use wasmparser::{
 /// Units that a `nop` costs.
 pub(crate) const NOP: u64 = 8;
 
+/// Units of a call of the runtime before a bulk operation on memory (`bulk.rs`).
+pub(super) const REPORT: u64 = 120;
+
 /// Units of each parameter and result of a call beyond the free ones: it is written and read once or
 /// twice on either side, in a part of the stack that others may have to bring into the cache.
 const CALL_WORD: u64 = 6;
@@ -50,8 +53,7 @@ const PASSES_MAX: usize = 64;
 /// Price of an instruction beyond what the engine's table, whose entries are bytes, holds.
 fn flat(operator: &Operator<'_>) -> u64 {
     match operator {
-        // System calls of the worker.
-        Operator::MemoryGrow { .. } => 2_000,
+        Operator::MemoryGrow { .. } => 200,
         // A table is moved when it grows.
         Operator::TableGrow { .. } => 1_000,
         _ => 0,

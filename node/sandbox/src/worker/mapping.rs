@@ -487,7 +487,9 @@ impl Mapping {
 
     /// Makes Wasm pages of a heap readable, of which none is writable.
     pub(crate) fn open(&self, wasm_pages: &Range<u64>) -> io::Result<()> {
-        self.protect(self.wasm_page_bytes(wasm_pages)?, MprotectFlags::READ)
+        let range = self.wasm_page_bytes(wasm_pages)?;
+        self.protect(range.clone(), MprotectFlags::READ)?;
+        self.advise(range, Advice::WillNeed)
     }
 
     /// Makes `pages`, which are readable, writable.
@@ -623,7 +625,9 @@ impl Mapping {
                 offset,
             )
         };
-        mapped.map(|_| ()).map_err(Into::into)
+        mapped?;
+        // A fault reads one page, not what the machine is set to read around it: see `Self::expect`.
+        self.advise(range, Advice::Random)
     }
 
     fn protect(&self, range: Range<usize>, flags: MprotectFlags) -> io::Result<()> {
@@ -639,11 +643,22 @@ impl Mapping {
         }
     }
 
+    /// Has pages read from their files that are accessed next: in one piece, and no others.
+    pub(crate) fn expect(&self, pages: &Range<u64>) -> io::Result<()> {
+        self.advise(self.page_bytes(pages)?, Advice::WillNeed)
+    }
+
     fn drop_copies(&self, range: Range<usize>) -> io::Result<()> {
-        // SAFETY: the range lies in the reservation of this value and is mapped from files, which
-        // show through again.
+        // Of what is mapped from files, these show through again.
+        self.advise(range, Advice::LinuxDontNeed)
+    }
+
+    fn advise(&self, range: Range<usize>, advice: Advice) -> io::Result<()> {
+        debug_assert!(range.end <= self.reserved_bytes);
+        // SAFETY: the range lies in the reservation of this value; only `LinuxDontNeed` changes what
+        // is there, where no reference into it exists.
         unsafe {
-            madvise(self.base.as_ptr().add(range.start).cast(), range.len(), Advice::LinuxDontNeed)
+            madvise(self.base.as_ptr().add(range.start).cast(), range.len(), advice)
                 .map_err(Into::into)
         }
     }
