@@ -7,10 +7,10 @@
 //! # Fairness
 //!
 //! Work for canisters is queued by canister. A canister has at most its share of the places at a
-//! time. Of the canisters with queued work, the one that used least time is served next (start-time
-//! fair queueing): one that sends long queries does not delay the others' by more than the query
-//! that runs, however many it sends. Where the wait is bounded, work that is still queued at its
-//! end is refused.
+//! time. Of the canisters with queued work, the one that would have used least time is served next
+//! (fair queueing), where its next query counts as much as its last one took. So canisters with
+//! long queries do not delay others by more than the queries that run, however many they are and
+//! send. Where the wait is bounded, work that is still queued at its end is refused.
 
 use std::{
     collections::BTreeMap,
@@ -25,8 +25,8 @@ use tokio::sync::oneshot;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Canisters without work whose used time is remembered.
-const IDLE_LINES_MAX: usize = 256;
+/// Canisters without work whose used time is remembered: a few kilobytes.
+const IDLE_LINES_MAX: usize = 64;
 
 /// Places of one kind of work.
 pub(crate) struct Places {
@@ -44,7 +44,7 @@ struct Queue {
     running: usize,
     next: u64,
     lines: BTreeMap<Principal, Line>,
-    /// Used time, in nanoseconds, of the line that was served last: where a new line begins.
+    /// Used time, in nanoseconds, of the lines that are served: where a line with new work begins.
     clock: u64,
 }
 
@@ -55,6 +55,8 @@ struct Line {
     waiting: BTreeMap<u64, Job>,
     /// Nanoseconds, on the clock of the queue.
     used: u64,
+    /// Nanoseconds that its last work took.
+    last: u64,
 }
 
 impl Line {
@@ -85,14 +87,14 @@ impl Queue {
             .filter(|(_, line)| line.running < limit_per_canister)
             .filter_map(|(canister, line)| {
                 let (first, _) = line.waiting.first_key_value()?;
-                Some((line.used, *first, *canister))
+                Some((line.used.saturating_add(line.last), *first, *canister))
             })
             .min()?;
-        let (used, _, canister) = next;
+        let (_, _, canister) = next;
         let line = self.lines.get_mut(&canister)?;
         let (_, job) = line.waiting.pop_first()?;
         line.running += 1;
-        self.clock = used;
+        self.clock = self.clock.max(line.used);
         Some((canister, job))
     }
 
@@ -102,10 +104,7 @@ impl Queue {
             line.running -= 1;
             let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
             line.used = line.used.saturating_add(took);
-        }
-        if self.lines.values().all(Line::is_idle) {
-            self.lines.clear();
-            self.clock = 0;
+            line.last = took;
         }
     }
 }
@@ -361,10 +360,54 @@ mod tests {
         drop(go);
         all.join_all().await;
         assert_eq!(*order.lock().unwrap(), [2, 3, 2, 1, 1, 1]);
-        while places.queue().running > 0 {
-            tokio::task::yield_now().await;
+    }
+
+    #[tokio::test]
+    async fn many_canisters_with_long_work_do_not_go_before_one_with_short_work() {
+        let places = Places::beside_workers(1, 1);
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let run = |number: u8, millis: u64| {
+            let (submitted, order) = (places.clone(), order.clone());
+            tokio::spawn(async move {
+                let work = move || {
+                    order.lock().unwrap().push(number);
+                    std::thread::sleep(Duration::from_millis(millis));
+                };
+                submitted.run_for(canister(number), None, work).await.unwrap();
+            })
+        };
+        // What each takes is known from its first.
+        for number in 1..=4 {
+            run(number, 100).await.unwrap();
         }
-        assert!(places.queue().lines.is_empty());
+        run(5, 0).await.unwrap();
+        let go = occupy(&places, canister(6)).await;
+        let mut all = Vec::new();
+        for number in 1..=5 {
+            all.push(run(number, 1));
+            while queued(&places) < usize::from(number) {
+                tokio::task::yield_now().await;
+            }
+        }
+        drop(go);
+        for one in all {
+            one.await.unwrap();
+        }
+        let order = order.lock().unwrap();
+        assert_eq!((order.len(), order[5]), (10, 5), "{order:?}");
+    }
+
+    #[test]
+    fn canisters_without_work_are_forgotten_beyond_a_number() {
+        let mut queue = Queue::default();
+        for number in 0..1_000_u32 {
+            let id = Principal::from_slice(&number.to_be_bytes());
+            queue.line(id).waiting.insert(0, Box::new(|| {}));
+            let (taken, _) = queue.take(1).unwrap();
+            assert_eq!(taken, id);
+            queue.leave(&id, Duration::from_millis(1));
+            assert!(queue.lines.len() <= IDLE_LINES_MAX);
+        }
     }
 
     #[tokio::test]
