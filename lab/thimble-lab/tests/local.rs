@@ -338,7 +338,13 @@ async fn a_module_of_the_users_stands_at_a_well_known_id() {
         let output =
             Command::new(LAB).args(["local", "--url", &network.url]).args(options).output();
         let output = output.unwrap();
-        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        // Three steps, each with a line when it begins and one when it ends.
+        let progress = said.lines().filter(|line| line.starts_with("local: [")).count();
+        let others = said.lines().filter(|line| !line.starts_with("local: ["));
+        let others = others.collect::<Vec<_>>().join("\n");
+        assert!(!output.status.success() || progress == 6, "{said}");
+        (output.status.success(), others)
     };
     let (is_done, said) = local(&[]);
     assert!(!is_done && said.contains(&format!("--service {id}=MODULE")), "{said}");

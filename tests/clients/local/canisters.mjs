@@ -298,7 +298,7 @@ await steps.run('canisters are made for cycles', async () => {
 await steps.run('what fails is given back, less the fee', async () => {
     const before = await balance(alice);
     const failed = await alice.ledger.create_canister(creation({ amount: 5n }));
-    holds(/costs/.test(failed.Err.FailedToCreate.error), 'too few cycles');
+    holds(/requires a fee/.test(failed.Err.FailedToCreate.error), 'too few cycles');
     const to = { amount: T, from_subaccount: [], created_at_time: [] };
     const nobody = Principal.fromUint8Array(new Uint8Array([0, 0, 0, 0, 0, 0, 0, 99, 1, 1]));
     const missing = await alice.ledger.withdraw({ ...to, to: nobody }).catch((error) => ({ error }));
