@@ -134,9 +134,7 @@ fn chain(functions: usize, results: usize) -> String {
 #[test]
 fn results_of_calls_are_charged_where_they_are_handed_on() {
     let world = World::new(HOST);
-    let run = |results| {
-        counted(&world.query(&world.install(&chain(100, results)), "run", b""))
-    };
+    let run = |results| counted(&world.query(&world.install(&chain(100, results)), "run", b""));
     let (few, many) = (run(8), run(508));
     // The last function pushes them, once.
     assert!(many - few - 500 >= 100 * 500 * 4, "{few} {many}");
@@ -147,7 +145,8 @@ fn results_of_calls_are_charged_where_they_are_handed_on() {
 fn looping(locals: usize) -> String {
     let names: Vec<_> = (0..locals).map(|n| format!("$l{n}")).collect();
     let declared: String = names.iter().map(|name| format!("(local {name} i64)")).collect();
-    let set: String = names.iter().map(|name| format!("(local.set {name} (i64.const 1))")).collect();
+    let set: String =
+        names.iter().map(|name| format!("(local.set {name} (i64.const 1))")).collect();
     let used: String =
         names.iter().map(|name| format!("(global.set $g (local.get {name}))")).collect();
     format!(
