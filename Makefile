@@ -11,6 +11,7 @@
 #   make bench-dkg [DKG_NODES=4,13,40] | make bench-dkg-starvation [DURATION=10]
 #   make bench-sync [SYNC_MIB=300]
 #   make stress [CASE=baseline] [PHASE=10] [MEMORY=256MiB]
+#   make bench-metering [RUNS=5] [ONLY='System API']
 #   make bench-relay [PHASE=10] [LONG=60] [TURNS=1] | make bench-heap [PHASE=10]
 #   make compare BASE=HEAD~10 [WHAT=bench|bench-net|bench-relay] [TURNS=3] [DURATION=5]
 #   make bench-images [MACHINES=8] [TURNS=1] | make bench-pocket [INSTANCES=20]
@@ -41,6 +42,7 @@ LONG ?= 60
 TURNS ?= 1
 BASE ?= HEAD~1
 WHAT ?= bench
+RUNS ?= 5
 MACHINES ?= 8
 BUDGET ?= 10m
 PREFIX ?= /usr/local
@@ -63,7 +65,7 @@ names = $(shell awk -F'"' 'FNR == 1 { named = 0 } /^name/ && !named { print $$2;
 CHECKED := --config 'profile.release.debug-assertions=true' --config 'profile.release.package."*".debug-assertions=false' \
 	$(foreach crate,$(filter-out $(ARITHMETIC),$(names)),--config 'profile.release.package.$(crate).opt-level=$(if $(filter $(crate),$(EXECUTES)),1,0)')
 
-.PHONY: run test test-long hostile install package simulate bench bench-pocket bench-net bench-state bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap bench-images tune-study compare lint fmt build setup setup-clients setup-images setup-tune canisters fuzz help
+.PHONY: run test test-long hostile install package simulate bench bench-pocket bench-net bench-state bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap bench-metering bench-images tune-study compare lint fmt build setup setup-clients setup-images setup-tune canisters fuzz help
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -98,8 +100,9 @@ run: setup ## Start a node in MEMORY, deploy a sample canister, call it, verify;
 test: setup-clients ## Run every test, the published clients in Rust, Node and Python included (ARGS: as cargo test does, with these arguments).
 	@$(if $(ARGS),cargo test,scripts/test.py) $(CHECKED) --release --locked --workspace $(ARGS)
 
-test-long: build setup-clients ## What takes longer than a test may: nets of machines, more runtimes to tune, hundreds of histories, a storm of every mode, five minutes of chaos.
+test-long: build setup-clients ## What takes longer than a test may: nets of machines, more runtimes to tune, the price of every kind of work, hundreds of histories, a storm of every mode, five minutes of chaos.
 	@cargo test $(CHECKED) --release --locked --workspace --test machines --test tune --test hostile -- --ignored
+	@$(MAKE) --no-print-directory bench-metering
 	@$(MAKE) --no-print-directory simulate
 	@$(MAKE) --no-print-directory storm MODE=all MEMORY=256MiB
 	@$(MAKE) --no-print-directory chaos
@@ -139,6 +142,11 @@ hostile: setup ## Attack one node and four of different builds for SECONDS secon
 		"$(BIN)/thimble-lab" hostile --node target/hostile/builds/thimble --node target/hostile/builds/thimble-checked \
 		$(if $(BYZANTINE),--byzantine target/hostile/builds/thimble-byzantine) --seconds "$(SECONDS)" --seed "$$seed" --memory "$(MEMORY)" \
 		--json target/hostile/report.json
+
+bench-metering: setup ## Measure ns per counted instruction of every instruction, shape of code, first touch of pages and system function, relative to i64.add; fails above 10.
+	@mkdir -p target/bench
+	@cargo build --release --locked --workspace --example metering
+	@"$(BIN)/examples/metering" --json target/bench/metering.json --runs "$(RUNS)" $(if $(ONLY),--only "$(ONLY)")
 
 bench-net: build ## Measure a subnet of four: idle memory and CPU, latency, messages, a storm of MINUTES, state sync; with one picture.
 	@"$(BIN)/thimble-lab" bench-net --node "$(BIN)/thimble" --memory "$(MEMORY)" --minutes "$(MINUTES)"

@@ -596,15 +596,15 @@ fn upgrade_life(
 }
 
 fn an_upgrade_in_slices_comes_to_the_same_whatever_is_kept() {
-    let (roots, sums, rounds) = upgrade_life(4, 1_000_000, false, |_, real| real);
+    let (roots, sums, rounds) = upgrade_life(4, 3_000_000, false, |_, real| real);
     assert!(rounds > 20, "{rounds}");
     let (_, whole, rounds) = upgrade_life(4, 1_000_000_000, false, |_, real| real);
     assert_eq!((sums.clone(), 0), (whole, rounds), "as in one piece");
-    let none_kept = upgrade_life(0, 1_000_000, true, |_, real| real);
+    let none_kept = upgrade_life(0, 3_000_000, true, |_, real| real);
     assert_eq!((&roots, &sums), (&none_kept.0, &none_kept.1));
-    let one_kept = upgrade_life(1, 1_000_000, true, |_, real| real);
+    let one_kept = upgrade_life(1, 3_000_000, true, |_, real| real);
     assert_eq!((&roots, &sums), (&one_kept.0, &one_kept.1));
-    let killed = upgrade_life(4, 1_000_000, true, |round, real| {
+    let killed = upgrade_life(4, 3_000_000, true, |round, real| {
         let pool = real.pool.lock().unwrap().clone().unwrap();
         let pids = if round % 3 == 0 { pool.pids() } else { pool.paused_pids() };
         for pid in pids.into_iter().filter(|_| round % 2 == 0) {
@@ -614,7 +614,7 @@ fn an_upgrade_in_slices_comes_to_the_same_whatever_is_kept() {
         real
     });
     assert_eq!((&roots, &sums), (&killed.0, &killed.1));
-    let restarted = upgrade_life(4, 1_000_000, true, |round, real| {
+    let restarted = upgrade_life(4, 3_000_000, true, |round, real| {
         if [1, 5, 6, 9, 14, 21].contains(&round) { real.restart() } else { real }
     });
     assert_eq!((&roots, &sums), (&restarted.0, &restarted.1));

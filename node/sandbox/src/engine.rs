@@ -195,7 +195,7 @@ fn costs() -> OperatorCost {
     set!(3: BrTable);
     // A call also saves and restores registers, checks the stack and the fuel. Processors predict
     // where the innermost few return to, and no others.
-    set!(12: Call);
+    set!(14: Call);
     set!(5: ReturnCall);
     // The first look at an element of a table is a call into the runtime.
     set!(40: CallIndirect ReturnCallIndirect);

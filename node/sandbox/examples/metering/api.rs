@@ -24,10 +24,11 @@ const TEXTS: &str = r#"(memory 64)
 /// Arguments of a function, in the order of its parameters, and what it needs around it.
 struct Use {
     arguments: Vec<String>,
+    /// Once, before all calls.
     before: &'static str,
-    after: &'static str,
+    /// Before each call.
+    repeated: &'static str,
     way: Way,
-    times_max: u32,
 }
 
 fn import(function: &Ic0Function) -> String {
@@ -75,8 +76,11 @@ fn arguments(function: &str) -> &'static [i64] {
 
 fn way(function: &str) -> Way {
     match function {
-        "msg_reject_msg_size" | "msg_reject_msg_copy" | "msg_cycles_refunded"
-        | "msg_cycles_refunded128" | "msg_reject_code" => Way::Reject,
+        "msg_reject_msg_size"
+        | "msg_reject_msg_copy"
+        | "msg_cycles_refunded"
+        | "msg_cycles_refunded128"
+        | "msg_reject_code" => Way::Reject,
         "msg_method_name_size" | "msg_method_name_copy" => Way::Inspect,
         "data_certificate_size" | "data_certificate_copy" => Way::Query,
         _ => Way::Update,
@@ -91,23 +95,22 @@ fn used(function: &Ic0Function) -> Use {
         .collect();
     let new = "(call $call_new (i32.const 192) (i32.const 10) (i32.const 64) (i32.const 6) \
                (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 0))";
-    let (before, after, times_max) = match function.name {
-        "call_data_append" | "call_cycles_add" | "call_cycles_add128" => (new, "", u32::MAX),
-        "call_perform" => ("", new, u32::MAX),
-        "debug_print" => ("", "", u32::MAX),
-        "stable_read" | "stable64_read" | "stable_write" | "stable64_write" => ("", "", u32::MAX),
-        _ => ("", "", u32::MAX),
+    let (before, repeated) = match function.name {
+        "call_data_append" | "call_cycles_add" | "call_cycles_add128" => (new, ""),
+        "call_perform" => ("", new),
+        _ => ("", ""),
     };
-    Use { arguments, before, after, way: way(function.name), times_max }
+    Use { arguments, before, repeated, way: way(function.name) }
 }
 
-/// A case of so many calls in a row. `repeated` stands before each of them.
+/// A case of calls in a row. `repeated` stands before each of them.
 fn case(function: &Ic0Function, name: &str, arguments: &[String], repeated: &str) -> Case {
-    let Use { before, way, times_max, .. } = used(function);
+    let Use { before, way, .. } = used(function);
     let drop = if function.result.is_some() { "drop" } else { "" };
     let call = format!("{repeated} {} call ${} {drop}\n", arguments.join(" "), function.name);
     let mut imports = import(function);
-    if function.name != "call_new" && (before.contains("call_new") || repeated.contains("call_new")) {
+    if function.name != "call_new" && (before.contains("call_new") || repeated.contains("call_new"))
+    {
         imports += &IC0_FUNCTIONS.iter().find(|one| one.name == "call_new").map(import).unwrap();
     }
     let init = if function.name.starts_with("stable") {
@@ -120,14 +123,14 @@ fn case(function: &Ic0Function, name: &str, arguments: &[String], repeated: &str
     };
     let parts = format!("{imports} {TEXTS} {init}");
     let module = module(&parts, "", before, &call.repeat(8), "");
-    Case { way, times_max, ..Case::new("System API", name, module) }
+    Case { way, ..Case::new("System API", name, module) }
 }
 
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for function in IC0_FUNCTIONS.iter().filter(|function| !ONCE.contains(&function.name)) {
-        let Use { arguments, after, .. } = used(function);
-        cases.push(case(function, function.name, &arguments, after));
+        let Use { arguments, repeated, .. } = used(function);
+        cases.push(case(function, function.name, &arguments, repeated));
         // The same with what makes it long.
         let word = |value: i64| format!("(i32.const {value})");
         let long = |value: i64| format!("(i64.const {value})");

@@ -36,9 +36,8 @@ pub(crate) fn cases() -> Vec<Case> {
             };
             module(STABLE, locals, "", &body, "")
         };
-        let heap = |access: &str| {
-            module("(memory 4096)", locals, "", &format!("{next} {access}"), "")
-        };
+        let heap =
+            |access: &str| module("(memory 4096)", locals, "", &format!("{next} {access}"), "");
         let read = heap("(drop (i32.load (local.get $at)))");
         let write = heap("(i32.store (local.get $at) (i32.const 1))");
         for (what, module) in [

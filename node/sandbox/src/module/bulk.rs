@@ -15,7 +15,6 @@
 //! ends outside. A trapping operation may have written its first half, which nobody sees, since a
 //! trap discards the message.
 
-
 use wasm_encoder::{BlockType, Function, Instruction as I, MemArg, ValType};
 
 use super::charge::{NOP, REPORT};

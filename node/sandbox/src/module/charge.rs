@@ -31,7 +31,7 @@ use wasmparser::{
 pub(crate) const NOP: u64 = 8;
 
 /// Units of a call of the runtime before a bulk operation on memory (`bulk.rs`).
-pub(super) const REPORT: u64 = 120;
+pub(super) const REPORT: u64 = 160;
 
 /// Units of each parameter and result of a call beyond the free ones: it is written and read once or
 /// twice on either side, in a part of the stack that others may have to bring into the cache.
@@ -553,8 +553,7 @@ mod tests {
         };
         let (values, drops) = ("i64.const 0 ".repeat(100), "drop ".repeat(100));
         let meeting = (count - MEETING_WORDS_FREE) * MEETING_WORD / NOP * NOP;
-        let branched =
-            format!("block (type $t) {values} local.get $c br_if 0 end {drops}");
+        let branched = format!("block (type $t) {values} local.get $c br_if 0 end {drops}");
         assert_eq!(total(&module(branched)), meeting);
         let straight = format!("block (type $t) {values} end {drops}");
         assert_eq!(total(&module(straight)), 0, "nothing meets");

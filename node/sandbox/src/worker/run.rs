@@ -122,8 +122,7 @@ pub(crate) fn run(
         // a handler installed with `SA_SIGINFO`, as wasmtime's is.
         unsafe {
             store.set_signal_handler(move |signal, info, context| {
-                signal == libc::SIGSEGV
-                    && cell.fault((*info).si_addr() as usize, is_write(context))
+                signal == libc::SIGSEGV && cell.fault((*info).si_addr() as usize, is_write(context))
             });
         }
     }
@@ -139,8 +138,7 @@ pub(crate) fn run(
     };
     let left = store.get_fuel()?;
     let pages = if module.has_memory { heap.take_uncharged() } else { 0 };
-    let instructions =
-        (limits.instructions - left.min(limits.instructions)).saturating_add(pages);
+    let instructions = (limits.instructions - left.min(limits.instructions)).saturating_add(pages);
     if instructions > limits.instructions && failure.is_none() {
         failure = Some(Failure::instructions(limits.instructions));
     }

@@ -6,6 +6,7 @@ mod budgeted;
 mod calls;
 mod lifecycle;
 mod memory;
+mod metering;
 mod permissions;
 mod queries;
 mod slices;
