@@ -1,15 +1,15 @@
 //! The one way in which a Candid message of a client or a canister is decoded.
 //!
-//! [`Walk`] reads a message before the Candid library sees a byte of it: header, type table and all
-//! values, against fixed bounds and against the bounds of the fields that a caller names
-//! ([`Bounds`]). It builds no value, keeps its own stack of [`DEPTH_MAX`] frames, and takes a number
-//! of steps that is bounded by [`STEPS_MAX`] and by the bytes. Each step has a price in
+//! A walk (`walk.rs`) reads a message before the Candid library sees a byte of it: header, type
+//! table and all values, against fixed bounds and against the bounds of the fields that a caller
+//! names ([`Bounds`]). It builds no value, keeps its own stack of [`DEPTH_MAX`] frames, and takes a
+//! number of steps that is bounded by [`STEPS_MAX`] and by the bytes. Each step has a price in
 //! instructions ([`Cost`]), which the caller charges whether the message is accepted or not.
 //!
 //! The Candid library measures the native stack that is left, and its texts change with its
 //! version. Within the bounds here its recursion stays far below any stack that a thread has, and
-//! none of its texts leaves this module: [`Refusal`] and [`explain`] are functions of the message
-//! and of the expected type.
+//! none of its texts leaves this module: [`Refusal`] is a function of the message, of the bounds and
+//! of the expected type.
 //!
 //! This module must never know which methods there are.
 
@@ -24,7 +24,7 @@ use serde::de::DeserializeOwned;
 use thiserror::Error;
 
 pub use table::label;
-pub use walk::Walk;
+use walk::Walk;
 
 /// Bytes of the header: magic, type table, types of the arguments.
 pub const HEADER_BYTES_MAX: usize = 64 << 10;

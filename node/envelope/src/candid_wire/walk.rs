@@ -12,7 +12,7 @@ use super::{
 
 /// A message that is within its bounds.
 #[derive(Debug)]
-pub struct Walk {
+pub(super) struct Walk {
     pub(super) table: Table,
     /// Types of the arguments.
     pub(super) arguments: Vec<i64>,
@@ -53,7 +53,11 @@ impl Walk {
     /// # Errors
     /// When it is not within `bounds` or those of this module. What it took is added to `cost` in
     /// any case.
-    pub fn run(message: &[u8], bounds: Bounds<'_>, cost: &mut Cost) -> Result<Self, Refusal> {
+    pub(super) fn run(
+        message: &[u8],
+        bounds: Bounds<'_>,
+        cost: &mut Cost,
+    ) -> Result<Self, Refusal> {
         Self::run_with(message, None, bounds, cost)
     }
 
