@@ -160,10 +160,18 @@ impl Message<'_> {
         self.plan.is_on(attack)
     }
 
-    /// The member that evident attacks are made on in this turn, if it gets the message.
-    pub(crate) fn victim(&self, state: &State) -> Option<PublicKey> {
-        let turn = self.plan.turn() as usize;
-        let victim = state.peers.iter().nth(turn % state.peers.len().max(1))?;
+    /// The member that the attack is made on, if it is made now and that member gets the message.
+    pub(crate) fn victim(&self, attack: Attack, state: &State) -> Option<PublicKey> {
+        if !self.is_under(attack) {
+            return None;
+        }
+        let keys = state.keys()?;
+        let members = keys.scheme.participants().iter().enumerate();
+        let others: Vec<_> = members
+            .filter(|(place, _)| *place != keys.share.index.0 as usize)
+            .map(|(_, member)| member)
+            .collect();
+        let victim = *others.get(self.plan.victim(attack, others.len()))?;
         self.to.contains(victim).then(|| victim.clone())
     }
 
@@ -189,13 +197,16 @@ impl Message<'_> {
 
     /// What needs no knowledge of the message.
     fn evident(&self, state: &mut State) -> Option<Sent> {
-        let victim = self.victim(state)?;
-        if self.is_under(Attack::Garbage) && state.rng.gen_ratio(1, 4) {
+        if let Some(victim) = self.victim(Attack::Garbage, state)
+            && state.rng.gen_ratio(1, 4)
+        {
             let (bytes, detail) = state.garbage(self.bytes);
             state.made(Attack::Garbage, self, detail, 1);
             return Some(self.to_victim(&victim, bytes));
         }
-        if self.is_under(Attack::Flood) && state.rng.gen_ratio(1, 4) {
+        if let Some(victim) = self.victim(Attack::Flood, state)
+            && state.rng.gen_ratio(1, 4)
+        {
             state.made(Attack::Flood, self, "the same message many times", 1);
             let mut sent = vec![(vec![victim], self.bytes.to_vec()); FLOOD];
             sent.push((self.to.to_vec(), self.bytes.to_vec()));

@@ -38,9 +38,7 @@ pub(crate) fn proposed(message: &Message<'_>, state: &mut State) -> Option<Sent>
 }
 
 fn attacked(message: &Message<'_>, state: &mut State, block: &Block) -> Option<Sent> {
-    if message.is_under(Attack::MalformedBlocks)
-        && let Some(victim) = message.victim(state)
-    {
+    if let Some(victim) = message.victim(Attack::MalformedBlocks, state) {
         let (other, detail) = malformed(state, block);
         state.made(Attack::MalformedBlocks, message, detail, 1);
         return Some(message.to_victim(&victim, other));

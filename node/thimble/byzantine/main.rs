@@ -12,8 +12,6 @@
 //! Each attack that is made is a line of JSON: `attack`, `channel`, `detail`, and `to`, how many
 //! members it was sent to.
 
-#![cfg_attr(test, allow(clippy::unwrap_used))]
-
 mod attacker;
 mod blocks;
 mod forms;

@@ -83,6 +83,21 @@ impl Attack {
         ALL.iter().find(|(attack, _)| *attack == self).map_or("", |(_, name)| name)
     }
 
+    /// Whether a member that gets it knows that its sender is at fault. Such an attack is made on
+    /// one member at a time.
+    fn is_evident(self) -> bool {
+        matches!(
+            self,
+            FalseCertificates
+                | FalseCalls
+                | DoubleVotes
+                | FalseVotes
+                | MalformedBlocks
+                | Garbage
+                | Flood
+        )
+    }
+
     /// Whether it has to wait for messages that are rare: then it is made whenever one comes.
     fn is_rare(self) -> bool {
         matches!(self, FalseDealings | FalseLimits | FalseStates | FalseFetches | OtherAnswers)
@@ -116,8 +131,21 @@ impl Plan {
         }))
     }
 
+    /// Which of so many members the attack is made on, if it is made on one at a time. Where there
+    /// are as many members as such attacks each has one of its own: a member that found its sender
+    /// at fault takes nothing more from it.
+    pub(crate) fn victim(&self, attack: Attack, members: usize) -> usize {
+        let evident: Vec<_> = self.attacks.iter().filter(|attack| attack.is_evident()).collect();
+        let number = evident.iter().position(|evident| **evident == attack).unwrap_or_default();
+        let pass = match evident.len() <= members {
+            true => 0,
+            false => self.turn() as usize / evident.len().max(1),
+        };
+        (number + pass) % members.max(1)
+    }
+
     /// Number of the turn that runs.
-    pub(crate) fn turn(&self) -> u64 {
+    fn turn(&self) -> u64 {
         (self.began.elapsed().as_millis() / self.turn.as_millis().max(1)) as u64
     }
 

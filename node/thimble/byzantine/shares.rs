@@ -77,7 +77,7 @@ fn false_root_certificate(
     told: &RootMessage,
 ) -> Option<Sent> {
     let RootMessage::Share { height, root, share, .. } = told else { return None };
-    let victim = message.victim(state)?;
+    let victim = message.victim(Attack::FalseCertificates, state)?;
     let signature = nidkg::Signature(share.0);
     let false_one = RootMessage::Certificate { height: *height, root: *root, signature };
     state.made(Attack::FalseCertificates, message, "a share in place of a signature", 1);
@@ -92,8 +92,7 @@ pub(crate) fn outcall(message: &Message<'_>, state: &mut State) -> Option<Sent> 
     let mut told: OutcallMessage = read(message, state)?;
     let detail = match &mut told {
         OutcallMessage::Shares { shares, .. } => {
-            // Evident where it is verified: a part of them, so that members stay connected.
-            if !state.rng.gen_ratio(1, 2) {
+            if shares.is_empty() {
                 return None;
             }
             for one in shares.iter_mut() {
@@ -122,10 +121,9 @@ pub(crate) fn calls(message: &Message<'_>, state: &mut State) -> Option<Sent> {
             state.made(Attack::WithheldCalls, message, "calls of clients", 0);
             return Some(vec![]);
         }
-        _ if !message.is_under(Attack::FalseCalls) => return None,
         _ => {}
     }
-    let victim = message.victim(state)?;
+    let victim = message.victim(Attack::FalseCalls, state)?;
     let detail = match &mut told {
         CallMessage::Offer(offered) => {
             for signed in offered.iter_mut() {

@@ -81,14 +81,13 @@ pub(crate) fn vote(message: &Message<'_>, state: &mut State) -> Option<Sent> {
         state.made(Attack::ConflictingVotes, message, detail, to.len());
         return Some(message.split(&to, forms::with_epoch(&epoch, &other)));
     }
-    let victim = message.victim(state)?;
-    if message.is_under(Attack::DoubleVotes) {
+    if let Some(victim) = message.victim(Attack::DoubleVotes, state) {
         let other = for_other(state.keys_of(number)?, &vote, random)?;
         state.made(Attack::DoubleVotes, message, "votes for two blocks", 1);
         let other = forms::with_epoch(&epoch, &other);
         return Some(vec![(message.to.to_vec(), message.bytes.to_vec()), (vec![victim], other)]);
     }
-    if message.is_under(Attack::FalseVotes) {
+    if let Some(victim) = message.victim(Attack::FalseVotes, state) {
         let other = with_other_signature(state.keys_of(number)?, &vote, random)?;
         state.made(Attack::FalseVotes, message, "a signature on another block", 1);
         return Some(message.to_victim(&victim, forms::with_epoch(&epoch, &other)));
@@ -114,10 +113,7 @@ pub(crate) fn certificate(message: &Message<'_>, state: &mut State) -> Option<Se
     if let Some(sent) = other_epoch(message, state) {
         return Some(sent);
     }
-    if !message.is_under(Attack::FalseCertificates) {
-        return None;
-    }
-    let victim = message.victim(state)?;
+    let victim = message.victim(Attack::FalseCertificates, state)?;
     let flipped = state.flipped(message.bytes);
     state.made(Attack::FalseCertificates, message, "a changed bit", 1);
     Some(message.to_victim(&victim, flipped))

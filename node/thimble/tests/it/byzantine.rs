@@ -33,26 +33,28 @@ const BYZANTINE: usize = 3;
 /// Increments that each honest member's client has acknowledged while an attack is made.
 const PROGRESS: u64 = 5;
 
-/// Attacks that are made one after the other, each of which must be made.
-struct Turn {
-    attacks: &'static str,
-    seed: u64,
-}
-
-/// Attacks after which members keep the connection, then those after which they cut the sender
-/// off.
-const TURNS: [Turn; 6] = [
-    Turn {
-        attacks: "refused-blocks,other-epochs,other-roots,false-root-shares,withheld-calls,\
-                  false-reports,false-limits,false-dealings,other-answers",
-        seed: 1,
-    },
-    Turn { attacks: "equivocating-blocks", seed: 2 },
-    Turn { attacks: "conflicting-votes", seed: 3 },
-    Turn { attacks: "false-certificates,false-calls,double-votes", seed: 4 },
-    Turn { attacks: "false-votes,malformed-blocks,garbage", seed: 5 },
-    Turn { attacks: "flood", seed: 6 },
+/// Attacks that are made one after the other, each of which must be made, until the next start:
+/// those after which members keep the connection, then those after which they cut the sender off.
+const STARTS: [&str; 6] = [
+    "refused-blocks,other-epochs,other-roots,false-root-shares,withheld-calls,false-reports,\
+     false-limits,false-dealings,other-answers",
+    "equivocating-blocks",
+    "conflicting-votes",
+    "false-certificates,false-calls,double-votes",
+    "false-votes,malformed-blocks,garbage",
+    "flood",
 ];
+
+/// A number that no run had before, or the one that the environment states.
+fn fresh_seed() -> u64 {
+    let stated = std::env::var("BYZANTINE_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed = stated.unwrap_or_else(|| {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+        now.as_secs()
+    });
+    eprintln!("BYZANTINE_SEED={seed}");
+    seed
+}
 
 fn attack_log(subnet: &Subnet) -> PathBuf {
     subnet.nodes[BYZANTINE].data.with_extension("attacks")
@@ -154,8 +156,9 @@ async fn member_that_misbehaves_cannot_stop_or_corrupt_the_others() {
     let mut asker = None;
     let mut counters: Vec<Principal> = Vec::new();
     let mut counts = [0; BYZANTINE];
-    for Turn { attacks, seed } in TURNS {
-        misbehave(&mut subnet, attacks, seed);
+    let seed = fresh_seed();
+    for (start, attacks) in STARTS.into_iter().enumerate() {
+        misbehave(&mut subnet, attacks, seed.wrapping_add(start as u64));
         subnet.nodes.iter_mut().for_each(Node::spawn);
         for node in &mut subnet.nodes {
             node.healthy().await;
@@ -175,8 +178,10 @@ async fn member_that_misbehaves_cannot_stop_or_corrupt_the_others() {
             Some(asker) => asker,
             None => *asker.insert(outcalls::deploy_asker(&agent).await),
         };
-        let same = outcalls::ask(&agent, asker, &Request::get(server.url("same"))).await;
-        assert_eq!(same.response().body, b"/same");
+        for _ in 0..3 {
+            let same = outcalls::ask(&agent, asker, &Request::get(server.url("same"))).await;
+            assert_eq!(same.response().body, b"/same");
+        }
         let expected: BTreeSet<String> = attacks.split(',').map(str::to_owned).collect();
         until_async(&format!("all of {attacks} were made, and calls acknowledged"), async || {
             made(&subnet).0.is_superset(&expected)
@@ -221,7 +226,7 @@ async fn member_that_misbehaves_cannot_stop_or_corrupt_the_others() {
 #[tokio::test]
 async fn member_that_offers_false_states_does_not_keep_others_from_a_true_one() {
     let mut subnet = Subnet::prepared(FORGETFUL, &["--provisional", "true"], None);
-    misbehave(&mut subnet, "false-states,false-fetches", 7);
+    misbehave(&mut subnet, "false-states,false-fetches", fresh_seed());
     subnet.start_all().await;
     let agent = subnet.nodes[0].agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
