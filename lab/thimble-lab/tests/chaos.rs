@@ -230,7 +230,7 @@ fn a_build_that_replays_to_another_root_is_found() {
     let finding = &report["findings"][0];
     assert!(finding["what"].as_str().unwrap().contains("state root of height 7"), "{said}");
     assert_eq!((&finding["isolated"], &report["seed"]), (&true.into(), &3.into()));
-    let again = finding["again"].as_str().unwrap();
+    let again = finding["reproduce"].as_str().unwrap();
     assert!(again.contains("--seed 3") && again.contains("--case nested-opt-settings"), "{again}");
     assert!(Path::new(finding["folder"].as_str().unwrap()).join("node0").exists(), "{said}");
 }

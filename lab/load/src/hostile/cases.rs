@@ -1,5 +1,5 @@
-//! The cases: what is sent to the nodes, one after the other. A case follows from the seed and its
-//! number alone, so each can be run again by itself; the known ones have names and come first.
+//! The cases that are run against the nodes. A case is a function of the seed and its number, so
+//! each can be reproduced alone; cases of the regression corpus have names and run first.
 
 use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
 
@@ -22,7 +22,7 @@ use super::{
     wasm::{self, Entry, Plan, Shape},
 };
 
-/// For the outcome of a call of a case. What is not over by then goes on, and the judge watches.
+/// Time limit for a call of a case. A call that is still pending then is left to the judge.
 const OUTCOME_WITHIN: Duration = Duration::from_secs(6);
 /// For an installation: large modules are compiled.
 const INSTALL_WITHIN: Duration = Duration::from_secs(20);
@@ -66,7 +66,7 @@ impl FromStr for Id {
     }
 }
 
-/// What a case does.
+/// The action of a case.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     /// Bytes to a method of the management canister.
@@ -87,7 +87,7 @@ enum Source {
     Known(&'static str, fn() -> Vec<u8>),
 }
 
-/// Cases that found something once: of decoding, then of metering; and one of each other sort.
+/// Regression corpus: decoding, then metering, then one case of each other kind.
 const KNOWN: [(&str, Kind); 14] = [
     ("vec-null", Kind::Candid(Source::Known("raw_rand", vec_null))),
     ("nested-opt", Kind::Candid(Source::Known("raw_rand", nested_opt))),
@@ -152,23 +152,23 @@ pub(super) fn known() -> impl Iterator<Item = Id> {
     KNOWN.iter().map(|(name, _)| Id::Known(name))
 }
 
-/// Where cases do their work.
+/// The environment of the cases.
 pub(super) struct Ground {
     pub(super) agents: Vec<Agent>,
     pub(super) user: Principal,
     pub(super) forwarder: Principal,
-    /// A canister that cases without one of their own speak of.
+    /// The canister named in the arguments of Candid cases.
     pub(super) victim: Principal,
     /// Port of the server for outcalls.
     pub(super) server: u16,
 }
 
-/// What came of a case.
+/// The result of a case.
 #[derive(Debug)]
 pub(super) struct Outcome {
-    /// What it was, for a person.
+    /// Description for a reader.
     pub(super) what: String,
-    /// In which way it ended: replied, rejected, refused, open (no outcome in time).
+    /// `replied`, `rejected`, `refused` (by the gateway) or `open` (no outcome in time).
     pub(super) ended: &'static str,
     /// The first words of the answer.
     pub(super) answer: String,
@@ -199,7 +199,7 @@ fn kind(id: &Id, random: &mut ChaCha8Rng) -> Kind {
     }
 }
 
-/// Under what name a case counts.
+/// The name under which a case is counted.
 pub(super) fn family(seed: u64, id: &Id) -> &'static str {
     match kind(id, &mut random(seed, id)) {
         Kind::Candid(_) => "candid",
@@ -210,7 +210,7 @@ pub(super) fn family(seed: u64, id: &Id) -> &'static str {
     }
 }
 
-/// A case in words, as far as it is known before it runs.
+/// Description of a case, as far as it is known before the case runs.
 pub(super) fn describe(seed: u64, id: &Id) -> String {
     match (id, kind(id, &mut random(seed, id))) {
         (Id::Known(name), _) => (*name).to_owned(),
@@ -245,7 +245,7 @@ fn ended(
 ) -> (&'static str, String) {
     match answer {
         Ok(Ok(reply)) => match reply.split_first() {
-            // What the forwarder says of its callee.
+            // The forwarder reports its callee's reject.
             Some((&forward::REJECTED, rest)) if rest.len() >= 8 => {
                 ("rejected", String::from_utf8_lossy(&rest[8..]).into_owned())
             }
@@ -447,7 +447,7 @@ async fn run_module(plan: &Plan, ground: &Ground, random: &mut ChaCha8Rng) -> Re
     Ok(outcome(what, result))
 }
 
-/// A message that takes several slices, and what may happen to its canister meanwhile.
+/// Management calls on a canister whose message takes several slices.
 async fn paused(ground: &Ground, random: &mut ChaCha8Rng) -> Result<Outcome> {
     let agent = &ground.agents[random.gen_range(0..ground.agents.len())];
     let canister = create(agent, ground.user, None).await?;
@@ -598,7 +598,7 @@ async fn outcall(ground: &Ground, random: &mut ChaCha8Rng) -> Outcome {
     outcome(format!("outcall by {method} of {url}"), ended(answer))
 }
 
-/// How often each way of ending came up, by family.
+/// Number of cases per family and ending.
 pub(super) type Tally = BTreeMap<&'static str, BTreeMap<&'static str, u64>>;
 
 #[cfg(test)]
