@@ -30,6 +30,8 @@ const INSTALL_WITHIN: Duration = Duration::from_secs(20);
 const CYCLES: u64 = 1_000_000_000_000_000;
 /// Cycles attached to calls of the management canister.
 const ATTACHED: u64 = 1_000_000_000_000;
+/// Time limit for calls of code that may run for long, and of calls on its canister.
+const STEP_WITHIN: Duration = Duration::from_secs(3);
 /// Time for timers and heartbeats to run.
 const RUNS_FOR: Duration = Duration::from_millis(1_500);
 
@@ -359,12 +361,13 @@ async fn manage(
     canister: Principal,
     method: &str,
     argument: Vec<u8>,
+    within: Duration,
 ) -> (&'static str, Vec<u8>, String) {
     let call = agent
         .update(&Principal::management_canister(), method)
         .with_effective_canister_id(canister)
         .with_arg(argument);
-    match timeout(OUTCOME_WITHIN, call.call_and_wait()).await {
+    match timeout(within, call.call_and_wait()).await {
         Ok(Ok(reply)) => ("replied", reply, String::new()),
         other => {
             let (ended, text) = ended(other);
@@ -373,12 +376,16 @@ async fn manage(
     }
 }
 
-/// Removes a canister of a case, whatever its code does.
-async fn remove(agent: &Agent, canister: Principal) {
+/// Removes a canister of a case in the background: these calls wait for paused messages.
+fn remove(agent: &Agent, canister: Principal) {
     let Ok(record) = Encode!(&CanisterIdRecord { canister_id: canister }) else { return };
-    for method in ["uninstall_code", "stop_canister", "delete_canister"] {
-        manage(agent, canister, method, record.clone()).await;
-    }
+    let agent = agent.clone();
+    // Bounded by the time limits of its three calls.
+    tokio::spawn(async move {
+        for method in ["uninstall_code", "stop_canister", "delete_canister"] {
+            manage(&agent, canister, method, record.clone(), INSTALL_WITHIN).await;
+        }
+    });
 }
 
 async fn install(
@@ -416,7 +423,7 @@ async fn run_module(plan: &Plan, ground: &Ground, random: &mut ChaCha8Rng) -> Re
                 let call = agent.update(&canister, "go").with_arg(vec![]);
                 let second = agent.update(&canister, "go").with_arg(vec![1]);
                 let both = async { tokio::join!(call.call_and_wait(), second.call_and_wait()).0 };
-                result = ended(timeout(OUTCOME_WITHIN, both).await);
+                result = ended(timeout(STEP_WITHIN, both).await);
             }
             Entry::Query => {
                 // More at once than a node has query workers, at every node.
@@ -425,7 +432,7 @@ async fn run_module(plan: &Plan, ground: &Ground, random: &mut ChaCha8Rng) -> Re
                     let agent = ground.agents[usize::from(turn) % ground.agents.len()].clone();
                     asked.spawn(async move {
                         let ask = agent.query(&canister, "ask").with_arg(vec![turn]);
-                        timeout(OUTCOME_WITHIN * 2, ask.call()).await
+                        timeout(STEP_WITHIN, ask.call()).await
                     });
                 }
                 while let Some(Ok(answer)) = asked.join_next().await {
@@ -443,7 +450,7 @@ async fn run_module(plan: &Plan, ground: &Ground, random: &mut ChaCha8Rng) -> Re
             Entry::Init | Entry::Start => {}
         }
     }
-    remove(agent, canister).await;
+    remove(agent, canister);
     Ok(outcome(what, result))
 }
 
@@ -476,10 +483,22 @@ async fn paused(ground: &Ground, random: &mut ChaCha8Rng) -> Result<Outcome> {
     for _ in 0..random.gen_range(1..6) {
         let step = random.gen_range(0..9);
         let (name, ended) = match step {
-            0 => ("stop", manage(agent, canister, "stop_canister", record.clone()).await.0),
-            1 => ("start", manage(agent, canister, "start_canister", record.clone()).await.0),
-            2 => ("uninstall", manage(agent, canister, "uninstall_code", record.clone()).await.0),
-            3 => ("delete", manage(agent, canister, "delete_canister", record.clone()).await.0),
+            0 => (
+                "stop",
+                manage(agent, canister, "stop_canister", record.clone(), STEP_WITHIN).await.0,
+            ),
+            1 => (
+                "start",
+                manage(agent, canister, "start_canister", record.clone(), STEP_WITHIN).await.0,
+            ),
+            2 => (
+                "uninstall",
+                manage(agent, canister, "uninstall_code", record.clone(), STEP_WITHIN).await.0,
+            ),
+            3 => (
+                "delete",
+                manage(agent, canister, "delete_canister", record.clone(), STEP_WITHIN).await.0,
+            ),
             4 => ("snapshot", take(agent, canister, &mut snapshots).await),
             5 => ("load", load(agent, canister, &snapshots, random).await),
             6 => {
@@ -490,11 +509,14 @@ async fn paused(ground: &Ground, random: &mut ChaCha8Rng) -> Result<Outcome> {
                 let mode = CanisterInstallMode::Reinstall;
                 ("reinstall", install(agent, canister, mode, wasm::module(&plan)).await.0)
             }
-            _ => ("status", manage(agent, canister, "canister_status", record.clone()).await.0),
+            _ => (
+                "status",
+                manage(agent, canister, "canister_status", record.clone(), STEP_WITHIN).await.0,
+            ),
         };
         words.push(format!("{name} {ended}"));
     }
-    remove(agent, canister).await;
+    remove(agent, canister);
     calls.shutdown().await;
     Ok(outcome(words.join(", "), first))
 }
@@ -507,7 +529,8 @@ async fn take(agent: &Agent, canister: Principal, snapshots: &mut Vec<Vec<u8>>) 
         sender_canister_version: None,
     };
     let Ok(argument) = Encode!(&arguments) else { return "refused" };
-    let (ended, reply, _) = manage(agent, canister, "take_canister_snapshot", argument).await;
+    let (ended, reply, _) =
+        manage(agent, canister, "take_canister_snapshot", argument, STEP_WITHIN).await;
     if let Ok(snapshot) = Decode!(&reply, Snapshot) {
         snapshots.push(snapshot.id);
     }
@@ -527,7 +550,7 @@ async fn load(
         sender_canister_version: None,
     };
     let Ok(argument) = Encode!(&arguments) else { return "refused" };
-    manage(agent, canister, "load_canister_snapshot", argument).await.0
+    manage(agent, canister, "load_canister_snapshot", argument, STEP_WITHIN).await.0
 }
 
 /// Snapshots by their real ids: mutated reads, uploads, loads and deletions of them.
@@ -566,14 +589,15 @@ async fn snapshots(ground: &Ground, random: &mut ChaCha8Rng) -> Result<Outcome> 
         if random.gen_bool(0.3) {
             hostile::mutated(&mut value, random);
         }
-        let (ended, reply, text) = manage(agent, canister, method, value.encode()).await;
+        let (ended, reply, text) =
+            manage(agent, canister, method, value.encode(), OUTCOME_WITHIN).await;
         if let Ok(snapshot) = Decode!(&reply, Snapshot) {
             taken.push(snapshot.id);
         }
         words.push(format!("{method} {ended}"));
         result = (ended, text);
     }
-    remove(agent, canister).await;
+    remove(agent, canister);
     Ok(outcome(words.join(", "), result))
 }
 

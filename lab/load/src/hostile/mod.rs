@@ -46,7 +46,7 @@ const GROUP: usize = 4;
 /// Maximum number of lives that isolate findings after the time is over.
 const ISOLATED_AFTER_END: u64 = 8;
 /// Share of the run's time that a life of each kind gets.
-const SHARES: [(Phase, f64); 3] = [(Phase::Alone, 0.35), (Phase::Disk, 0.1), (Phase::Subnet, 0.4)];
+const SHARES: [(Phase, f64); 3] = [(Phase::Alone, 0.25), (Phase::Disk, 0.1), (Phase::Subnet, 0.45)];
 const LIFE_SECONDS_MAX: f64 = 120.0;
 /// Maximum number of cases of one finding that are run again alone, the newest first.
 const ISOLATED_MAX: usize = 40;
@@ -357,7 +357,7 @@ async fn attack(run: &Run, report: &mut Report) -> Result<()> {
 /// Divisor for the shares, which leaves time for the verification of each life.
 fn phases_share(phases: &[Phase]) -> f64 {
     let all = SHARES.iter().filter(|(phase, _)| phases.contains(phase));
-    all.map(|(_, share)| share).sum::<f64>() / 0.85
+    all.map(|(_, share)| share).sum::<f64>() / 0.8
 }
 
 async fn run_life(

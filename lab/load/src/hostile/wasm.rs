@@ -530,6 +530,7 @@ fn entries(plan: &Plan) -> Vec<(&'static str, Function)> {
 }
 
 /// The module's bytes.
+#[expect(clippy::too_many_lines, reason = "one section after the other")]
 pub(super) fn module(plan: &Plan) -> Vec<u8> {
     let parts = parts(plan);
     let many = |count: u32| vec![ValType::I64; count as usize];
