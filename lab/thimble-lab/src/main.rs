@@ -96,23 +96,22 @@ enum Command {
     /// `chaos` runs it beside its clients. Exit status 1 when a call happened twice, a valid module
     /// was refused, or no call was acknowledged in the end.
     Misuse(load::misuse::Options),
-    /// Attack one node and four of different builds, and check that nothing stops a node or changes a
-    /// result.
+    /// Attack nodes of different builds with seeded hostile input and faults, and verify that no
+    /// input stops a node or changes a result.
     ///
-    /// It starts the nodes itself, in fresh folders: builds (--node, repeatable) take turns, stacks
-    /// and thread counts differ. Cases are hostile Candid to every method of the management
-    /// canister from clients and canisters, modules against metering and compile limits run by every
-    /// entry point, operations on canisters with paused messages, snapshots, outcalls to a server
-    /// that does not keep to HTTP; between them nodes and workers are killed. Another part makes a
-    /// node's disk fail (needs strace). All cases follow from the seed; those that found something
-    /// once have names and run first.
+    /// The command starts the nodes itself: one alone, or a subnet of four, in a new folder for
+    /// each life. Builds (--node, repeatable) are used in turn; stacks and thread counts differ.
+    /// Cases are hostile Candid for every method of the management canister, sent by clients and
+    /// canisters; modules against metering and compile limits, run by every entry point; management
+    /// calls on canisters with paused messages; snapshots; outcalls to a server that violates HTTP.
+    /// Nodes and workers are killed between cases, members join and leave, and in some lives
+    /// strace injects disk errors. All cases follow from the seed; the regression corpus runs first.
     ///
-    /// A finding is: a node that ends by itself; an update or query of an idle canister that is not
-    /// answered in time; a round that takes longer than 10 s; anonymous memory above the budget; an
-    /// acknowledged update that is lost; two roots of one height, on two members or when what was
-    /// recorded is executed again by another build, stack or number of threads; a start with another
-    /// budget that fails. Each is printed with the seed, the cases, the command that does the same
-    /// again, and the folder of logs and data (docs/hostile.md).
+    /// Findings: a node that exits by itself; an update or query of an idle canister without an
+    /// answer in time; a round over 10 s; anonymous memory above the budget; a lost update; different
+    /// roots of one height on two members, or in a replay with another build, stack or thread count;
+    /// a failed start with another budget. Each is printed with its seed, cases, the command that
+    /// reproduces it, and the folder with logs and data (docs/hostile.md).
     ///
     /// Exit status: 0 when nothing is found, 1 when something is, 130 after Ctrl-C.
     ///

@@ -179,7 +179,7 @@ fn report(folder: &Path) -> Value {
 #[test]
 fn nothing_is_found_in_a_minute_of_hostile_cases() {
     let folder = tempfile::tempdir().unwrap();
-    let mut command = lab("hostile --seconds 45 --round-within 30 --out");
+    let mut command = lab("hostile --seconds 30 --round-within 30 --out");
     command.arg(folder.path());
     let byzantine = Path::new(LAB).with_file_name("thimble-byzantine");
     if byzantine.exists() {
@@ -230,7 +230,7 @@ fn a_build_that_replays_to_another_root_is_found() {
     let finding = &report["findings"][0];
     assert!(finding["what"].as_str().unwrap().contains("state root of height 7"), "{said}");
     assert_eq!((&finding["isolated"], &report["seed"]), (&true.into(), &3.into()));
-    let again = finding["again"].as_str().unwrap();
+    let again = finding["reproduce"].as_str().unwrap();
     assert!(again.contains("--seed 3") && again.contains("--case nested-opt-settings"), "{again}");
     assert!(Path::new(finding["folder"].as_str().unwrap()).join("node0").exists(), "{said}");
 }

@@ -1,5 +1,5 @@
-//! The cases: what is sent to the nodes, one after the other. A case follows from the seed and its
-//! number alone, so each can be run again by itself; the known ones have names and come first.
+//! The cases that are run against the nodes. A case is a function of the seed and its number, so
+//! each can be reproduced alone; cases of the regression corpus have names and run first.
 
 use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
 
@@ -22,7 +22,7 @@ use super::{
     wasm::{self, Entry, Plan, Shape},
 };
 
-/// For the outcome of a call of a case. What is not over by then goes on, and the judge watches.
+/// Time limit for a call of a case. A call that is still pending then is left to the judge.
 const OUTCOME_WITHIN: Duration = Duration::from_secs(6);
 /// For an installation: large modules are compiled.
 const INSTALL_WITHIN: Duration = Duration::from_secs(20);
@@ -30,6 +30,8 @@ const INSTALL_WITHIN: Duration = Duration::from_secs(20);
 const CYCLES: u64 = 1_000_000_000_000_000;
 /// Cycles attached to calls of the management canister.
 const ATTACHED: u64 = 1_000_000_000_000;
+/// Time limit for calls of code that may run for long, and of calls on its canister.
+const STEP_WITHIN: Duration = Duration::from_secs(3);
 /// Time for timers and heartbeats to run.
 const RUNS_FOR: Duration = Duration::from_millis(1_500);
 
@@ -66,7 +68,7 @@ impl FromStr for Id {
     }
 }
 
-/// What a case does.
+/// The action of a case.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     /// Bytes to a method of the management canister.
@@ -87,7 +89,7 @@ enum Source {
     Known(&'static str, fn() -> Vec<u8>),
 }
 
-/// Cases that found something once: of decoding, then of metering; and one of each other sort.
+/// Regression corpus: decoding, then metering, then one case of each other kind.
 const KNOWN: [(&str, Kind); 14] = [
     ("vec-null", Kind::Candid(Source::Known("raw_rand", vec_null))),
     ("nested-opt", Kind::Candid(Source::Known("raw_rand", nested_opt))),
@@ -147,28 +149,32 @@ fn doubling() -> Vec<u8> {
     hostile::message(&[hostile::Payload { table, root: entry(0), value: vec![] }])
 }
 
-/// The names of all known cases, in the order in which they run.
-pub(super) fn known() -> impl Iterator<Item = Id> {
-    KNOWN.iter().map(|(name, _)| Id::Known(name))
+/// Known cases that run until they are out of instructions: too much for a short run.
+const LONG: [&str; 3] = ["call-results", "live-locals", "loop-parameters"];
+
+/// The known cases, in the order in which they run.
+pub(super) fn known(short: bool) -> impl Iterator<Item = Id> {
+    let names = KNOWN.iter().map(|(name, _)| *name);
+    names.filter(move |name| !short || !LONG.contains(name)).map(Id::Known)
 }
 
-/// Where cases do their work.
+/// The environment of the cases.
 pub(super) struct Ground {
     pub(super) agents: Vec<Agent>,
     pub(super) user: Principal,
     pub(super) forwarder: Principal,
-    /// A canister that cases without one of their own speak of.
+    /// The canister named in the arguments of Candid cases.
     pub(super) victim: Principal,
     /// Port of the server for outcalls.
     pub(super) server: u16,
 }
 
-/// What came of a case.
+/// The result of a case.
 #[derive(Debug)]
 pub(super) struct Outcome {
-    /// What it was, for a person.
+    /// Description for a reader.
     pub(super) what: String,
-    /// In which way it ended: replied, rejected, refused, open (no outcome in time).
+    /// `replied`, `rejected`, `refused` (by the gateway) or `open` (no outcome in time).
     pub(super) ended: &'static str,
     /// The first words of the answer.
     pub(super) answer: String,
@@ -199,7 +205,7 @@ fn kind(id: &Id, random: &mut ChaCha8Rng) -> Kind {
     }
 }
 
-/// Under what name a case counts.
+/// The name under which a case is counted.
 pub(super) fn family(seed: u64, id: &Id) -> &'static str {
     match kind(id, &mut random(seed, id)) {
         Kind::Candid(_) => "candid",
@@ -210,7 +216,7 @@ pub(super) fn family(seed: u64, id: &Id) -> &'static str {
     }
 }
 
-/// A case in words, as far as it is known before it runs.
+/// Description of a case, as far as it is known before the case runs.
 pub(super) fn describe(seed: u64, id: &Id) -> String {
     match (id, kind(id, &mut random(seed, id))) {
         (Id::Known(name), _) => (*name).to_owned(),
@@ -245,7 +251,7 @@ fn ended(
 ) -> (&'static str, String) {
     match answer {
         Ok(Ok(reply)) => match reply.split_first() {
-            // What the forwarder says of its callee.
+            // The forwarder reports its callee's reject.
             Some((&forward::REJECTED, rest)) if rest.len() >= 8 => {
                 ("rejected", String::from_utf8_lossy(&rest[8..]).into_owned())
             }
@@ -359,12 +365,13 @@ async fn manage(
     canister: Principal,
     method: &str,
     argument: Vec<u8>,
+    within: Duration,
 ) -> (&'static str, Vec<u8>, String) {
     let call = agent
         .update(&Principal::management_canister(), method)
         .with_effective_canister_id(canister)
         .with_arg(argument);
-    match timeout(OUTCOME_WITHIN, call.call_and_wait()).await {
+    match timeout(within, call.call_and_wait()).await {
         Ok(Ok(reply)) => ("replied", reply, String::new()),
         other => {
             let (ended, text) = ended(other);
@@ -373,12 +380,16 @@ async fn manage(
     }
 }
 
-/// Removes a canister of a case, whatever its code does.
-async fn remove(agent: &Agent, canister: Principal) {
+/// Removes a canister of a case in the background: these calls wait for paused messages.
+fn remove(agent: &Agent, canister: Principal) {
     let Ok(record) = Encode!(&CanisterIdRecord { canister_id: canister }) else { return };
-    for method in ["uninstall_code", "stop_canister", "delete_canister"] {
-        manage(agent, canister, method, record.clone()).await;
-    }
+    let agent = agent.clone();
+    // Bounded by the time limits of its three calls.
+    tokio::spawn(async move {
+        for method in ["uninstall_code", "stop_canister", "delete_canister"] {
+            manage(&agent, canister, method, record.clone(), INSTALL_WITHIN).await;
+        }
+    });
 }
 
 async fn install(
@@ -416,7 +427,7 @@ async fn run_module(plan: &Plan, ground: &Ground, random: &mut ChaCha8Rng) -> Re
                 let call = agent.update(&canister, "go").with_arg(vec![]);
                 let second = agent.update(&canister, "go").with_arg(vec![1]);
                 let both = async { tokio::join!(call.call_and_wait(), second.call_and_wait()).0 };
-                result = ended(timeout(OUTCOME_WITHIN, both).await);
+                result = ended(timeout(STEP_WITHIN, both).await);
             }
             Entry::Query => {
                 // More at once than a node has query workers, at every node.
@@ -425,7 +436,7 @@ async fn run_module(plan: &Plan, ground: &Ground, random: &mut ChaCha8Rng) -> Re
                     let agent = ground.agents[usize::from(turn) % ground.agents.len()].clone();
                     asked.spawn(async move {
                         let ask = agent.query(&canister, "ask").with_arg(vec![turn]);
-                        timeout(OUTCOME_WITHIN * 2, ask.call()).await
+                        timeout(STEP_WITHIN, ask.call()).await
                     });
                 }
                 while let Some(Ok(answer)) = asked.join_next().await {
@@ -443,11 +454,11 @@ async fn run_module(plan: &Plan, ground: &Ground, random: &mut ChaCha8Rng) -> Re
             Entry::Init | Entry::Start => {}
         }
     }
-    remove(agent, canister).await;
+    remove(agent, canister);
     Ok(outcome(what, result))
 }
 
-/// A message that takes several slices, and what may happen to its canister meanwhile.
+/// Management calls on a canister whose message takes several slices.
 async fn paused(ground: &Ground, random: &mut ChaCha8Rng) -> Result<Outcome> {
     let agent = &ground.agents[random.gen_range(0..ground.agents.len())];
     let canister = create(agent, ground.user, None).await?;
@@ -476,10 +487,22 @@ async fn paused(ground: &Ground, random: &mut ChaCha8Rng) -> Result<Outcome> {
     for _ in 0..random.gen_range(1..6) {
         let step = random.gen_range(0..9);
         let (name, ended) = match step {
-            0 => ("stop", manage(agent, canister, "stop_canister", record.clone()).await.0),
-            1 => ("start", manage(agent, canister, "start_canister", record.clone()).await.0),
-            2 => ("uninstall", manage(agent, canister, "uninstall_code", record.clone()).await.0),
-            3 => ("delete", manage(agent, canister, "delete_canister", record.clone()).await.0),
+            0 => (
+                "stop",
+                manage(agent, canister, "stop_canister", record.clone(), STEP_WITHIN).await.0,
+            ),
+            1 => (
+                "start",
+                manage(agent, canister, "start_canister", record.clone(), STEP_WITHIN).await.0,
+            ),
+            2 => (
+                "uninstall",
+                manage(agent, canister, "uninstall_code", record.clone(), STEP_WITHIN).await.0,
+            ),
+            3 => (
+                "delete",
+                manage(agent, canister, "delete_canister", record.clone(), STEP_WITHIN).await.0,
+            ),
             4 => ("snapshot", take(agent, canister, &mut snapshots).await),
             5 => ("load", load(agent, canister, &snapshots, random).await),
             6 => {
@@ -490,11 +513,14 @@ async fn paused(ground: &Ground, random: &mut ChaCha8Rng) -> Result<Outcome> {
                 let mode = CanisterInstallMode::Reinstall;
                 ("reinstall", install(agent, canister, mode, wasm::module(&plan)).await.0)
             }
-            _ => ("status", manage(agent, canister, "canister_status", record.clone()).await.0),
+            _ => (
+                "status",
+                manage(agent, canister, "canister_status", record.clone(), STEP_WITHIN).await.0,
+            ),
         };
         words.push(format!("{name} {ended}"));
     }
-    remove(agent, canister).await;
+    remove(agent, canister);
     calls.shutdown().await;
     Ok(outcome(words.join(", "), first))
 }
@@ -507,7 +533,8 @@ async fn take(agent: &Agent, canister: Principal, snapshots: &mut Vec<Vec<u8>>) 
         sender_canister_version: None,
     };
     let Ok(argument) = Encode!(&arguments) else { return "refused" };
-    let (ended, reply, _) = manage(agent, canister, "take_canister_snapshot", argument).await;
+    let (ended, reply, _) =
+        manage(agent, canister, "take_canister_snapshot", argument, STEP_WITHIN).await;
     if let Ok(snapshot) = Decode!(&reply, Snapshot) {
         snapshots.push(snapshot.id);
     }
@@ -527,7 +554,7 @@ async fn load(
         sender_canister_version: None,
     };
     let Ok(argument) = Encode!(&arguments) else { return "refused" };
-    manage(agent, canister, "load_canister_snapshot", argument).await.0
+    manage(agent, canister, "load_canister_snapshot", argument, STEP_WITHIN).await.0
 }
 
 /// Snapshots by their real ids: mutated reads, uploads, loads and deletions of them.
@@ -566,14 +593,15 @@ async fn snapshots(ground: &Ground, random: &mut ChaCha8Rng) -> Result<Outcome> 
         if random.gen_bool(0.3) {
             hostile::mutated(&mut value, random);
         }
-        let (ended, reply, text) = manage(agent, canister, method, value.encode()).await;
+        let (ended, reply, text) =
+            manage(agent, canister, method, value.encode(), OUTCOME_WITHIN).await;
         if let Ok(snapshot) = Decode!(&reply, Snapshot) {
             taken.push(snapshot.id);
         }
         words.push(format!("{method} {ended}"));
         result = (ended, text);
     }
-    remove(agent, canister).await;
+    remove(agent, canister);
     Ok(outcome(words.join(", "), result))
 }
 
@@ -598,7 +626,7 @@ async fn outcall(ground: &Ground, random: &mut ChaCha8Rng) -> Outcome {
     outcome(format!("outcall by {method} of {url}"), ended(answer))
 }
 
-/// How often each way of ending came up, by family.
+/// Number of cases per family and ending.
 pub(super) type Tally = BTreeMap<&'static str, BTreeMap<&'static str, u64>>;
 
 #[cfg(test)]
@@ -607,7 +635,7 @@ mod tests {
 
     #[test]
     fn known_cases_are_found_by_name_and_others_by_number() {
-        for id in known() {
+        for id in known(false) {
             assert_eq!(id.to_string().parse::<Id>().unwrap(), id);
         }
         assert_eq!("17".parse::<Id>().unwrap(), Id::Number(17));

@@ -1,15 +1,16 @@
-//! A disk that fails: errors are injected into the system calls by which a running node writes and
-//! syncs, for a while and again, through `strace`. A node may wait, refuse or end with an error
-//! meanwhile; afterwards it must go on, and nothing acknowledged may be lost.
+//! Failing disks: `strace` injects errors into the system calls with which a running node writes and
+//! syncs files. The node may wait, refuse calls or exit with an error; once the errors stop, it must
+//! serve again without having lost an acknowledged update.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
 };
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use cli::Child;
 use rand::{Rng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
@@ -22,7 +23,7 @@ use super::{
     net::START_WITHIN,
 };
 
-/// System calls that fail together: those that only files see, so that no pipe or socket does.
+/// Groups of system calls that fail together; none of them is used on pipes or sockets.
 const CALLS: [&str; 6] = [
     "fsync,fdatasync,sync_file_range",
     "pwrite64,pwritev,pwritev2",
@@ -31,101 +32,181 @@ const CALLS: [&str; 6] = [
     "fsync,fdatasync,pwrite64,fallocate,ftruncate",
     "copy_file_range,sendfile,mkdir,mkdirat",
 ];
+/// Size of a [`Volume`] while it is not full.
+const VOLUME_BYTES: u64 = 2 << 30;
 const ERRORS: [&str; 3] = ["EIO", "ENOSPC", "EDQUOT"];
-/// For updates to be acknowledged again once the disk does well.
+/// Time limit for updates to be acknowledged again after the faults.
 const RECOVERS_WITHIN: Duration = Duration::from_secs(60);
 
-/// Whether processes can be traced here.
-fn can_trace() -> bool {
-    let traced = Command::new("strace")
-        .args(["-e", "trace=none", "true"])
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    traced.is_ok_and(|status| status.success())
+/// A file system in memory for a node's folder, whose size can be changed while it is used: so
+/// every operation on every file can fail for lack of space.
+pub(super) struct Volume(PathBuf);
+
+impl Volume {
+    /// Mounts it; `None` where that is not permitted.
+    pub(super) fn mount(folder: &Path) -> Option<Self> {
+        fs::create_dir_all(folder).ok()?;
+        let options = format!("size={VOLUME_BYTES},mode=700");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(folder);
+        quiet(&mut mount).then(|| Self(folder.into()))
+    }
+
+    /// Copies its files, which are gone once it is unmounted, to a folder that stays.
+    pub(super) fn save(&self) {
+        quiet(Command::new("cp").arg("-a").arg(&self.0).arg(self.0.with_extension("saved")));
+    }
+
+    fn resize(&self, bytes: u64) -> bool {
+        let mut mount = Command::new("mount");
+        quiet(mount.args(["-o", &format!("remount,size={bytes}")]).arg(&self.0))
+    }
+
+    /// Leaves this many bytes free.
+    fn fill(&self, free: u64) -> bool {
+        let Ok(about) = rustix::fs::statvfs(&self.0) else { return false };
+        let used = about.f_blocks.saturating_sub(about.f_bfree) * about.f_frsize;
+        self.resize(used + free)
+    }
+
+    fn empty(&self) -> bool {
+        self.resize(VOLUME_BYTES)
+    }
 }
 
-/// Faults until the life ends; what was found.
+impl Drop for Volume {
+    fn drop(&mut self) {
+        // Lazily: processes of the node may not have ended yet.
+        quiet(Command::new("umount").arg("-l").arg(&self.0));
+    }
+}
+
+/// Runs a command without its output; whether it succeeded.
+fn quiet(command: &mut Command) -> bool {
+    let status = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    status.is_ok_and(|status| status.success())
+}
+
+/// Whether strace is installed and may trace processes.
+fn can_trace() -> bool {
+    quiet(Command::new("strace").args(["-e", "trace=none", "true"]))
+}
+
+/// Injects faults until the life ends; returns a finding, if any.
 pub(super) async fn attack(
     life: &Life,
     run: &Run,
     report: &mut Report,
     scene: &mut Scene,
+    volume: Option<&Volume>,
     random: &mut ChaCha8Rng,
 ) -> Result<Option<(String, Vec<Id>)>> {
-    if !can_trace() {
-        let why = "a failing disk: strace cannot trace here; install it, and permit ptrace";
-        if !report.not_run.iter().any(|one| one == why) {
+    let traces = can_trace();
+    for (possible, why) in [
+        (traces, "injected disk errors: strace cannot trace here; install it, and permit ptrace"),
+        (volume.is_some(), "full disks: tmpfs cannot be mounted here; that needs root"),
+    ] {
+        if !possible && !report.not_run.iter().any(|one| one == why) {
             report.not_run.push(why.to_owned());
         }
+    }
+    if !traces && volume.is_none() {
         return Ok(None);
     }
-    // How long something takes means nothing while the disk fails.
+    // Latency is not judged while the disk fails.
     scene.judge.set_patient(true);
-    let found = |what: String| Ok(Some((what, vec![])));
-    // What is written meanwhile, besides the counter: pages, a snapshot of them, modules.
+    // Cases that write pages, snapshots and modules during the faults.
     let writing = ["touch-pages", "snapshots"].map(Id::Known);
     let until = Instant::now() + life.lasts;
-    let mut first = true;
-    while first || Instant::now() < until {
-        first = false;
+    let mut turn = 0;
+    while turn < 2 || Instant::now() < until {
         let _cases = scene.spawn_cases(run, &writing);
-        let calls = *CALLS.choose(random).unwrap_or(&CALLS[0]);
-        let error = *ERRORS.choose(random).unwrap_or(&ERRORS[0]);
-        let when = match random.gen_range(0..3) {
-            0 => format!("{}", random.gen_range(1..20)),
-            1 => format!("{}+{}", random.gen_range(1..10), random.gen_range(2..6)),
-            _ => "1+".to_owned(),
+        let fault = match volume {
+            // Both in each life.
+            Some(volume) if !traces || turn % 2 == 0 => full(run, scene, volume, random).await?,
+            _ => errors(run, scene, random).await?,
         };
-        let pid = scene.members[0].pid()?;
-        let log = File::create(run.folder.join("strace.log"))?;
-        let mut strace = Command::new("strace");
-        strace
-            .args(["-f", "-qqq", "-o", "/dev/null", "-p", &pid.to_string(), "-e"])
-            .arg(format!("trace={calls}"))
-            .arg("-e")
-            .arg(format!("inject={calls}:error={error}:when={when}"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .process_group(0);
-        run.say(&format!("disk: {error} of {calls} ({when})"));
-        let mut tracer = Child::spawn(&mut strace, "strace")?;
-        sleep(Duration::from_millis(random.gen_range(800..2_500))).await;
+        turn += 1;
         report.disk_faults += 1;
-        // A tracer that is asked to end lets the node go on.
-        tracer.terminate();
-        let _ = tracer.ended_within(Duration::from_secs(20)).await;
-        drop(tracer);
-        if let Some(finding) = scene.judge.finding() {
-            return found(format!("after {error} of {calls} ({when}): {finding}"));
-        }
-        // Ending with an error is permitted; a start must follow.
-        if scene.members[0].check().is_err() {
-            run.say("disk: the node ended, and is started again");
-            scene.members[0].kill();
-            scene.members[0].start()?;
-            let healthy = scene.members[0].healthy(&scene.http, START_WITHIN).await;
-            if let Err(why) = healthy {
-                return found(format!(
-                    "the node did not start after {error} of {calls} ({when}): {why:#}"
-                ));
-            }
-        }
-        let settled = timeout(RECOVERS_WITHIN, scene.judge.settled()).await;
-        if settled.is_err() {
-            // It may have ended since.
-            if scene.members[0].check().is_err() {
-                continue;
-            }
-            return found(format!(
-                "no update was acknowledged within {} s after {error} of {calls} ({when})",
-                RECOVERS_WITHIN.as_secs()
-            ));
+        if let Some(what) = recovered(run, scene, &fault).await? {
+            return Ok(Some((format!("after {fault}: {what}"), vec![])));
         }
     }
     scene.judge.restart_clocks();
     scene.judge.set_patient(false);
     Ok(None)
+}
+
+/// Leaves the node without space for a moment; describes the fault.
+async fn full(
+    run: &Run,
+    scene: &Scene,
+    volume: &Volume,
+    random: &mut ChaCha8Rng,
+) -> Result<String> {
+    let free = *[0, 4_096, 65_536, 1 << 20, 8 << 20].choose(random).unwrap_or(&0);
+    let fault = format!("a disk with {free} bytes free");
+    run.say(&format!("disk: {fault}"));
+    ensure!(volume.fill(free), "a mounted tmpfs cannot be resized");
+    sleep(Duration::from_millis(random.gen_range(500..3_000))).await;
+    ensure!(volume.empty(), "a mounted tmpfs cannot be resized");
+    scene.judge.restart_clocks();
+    Ok(fault)
+}
+
+/// Injects errors into system calls of the node for a moment; describes the fault.
+async fn errors(run: &Run, scene: &Scene, random: &mut ChaCha8Rng) -> Result<String> {
+    let calls = *CALLS.choose(random).unwrap_or(&CALLS[0]);
+    let error = *ERRORS.choose(random).unwrap_or(&ERRORS[0]);
+    let when = match random.gen_range(0..3) {
+        0 => format!("{}", random.gen_range(1..20)),
+        1 => format!("{}+{}", random.gen_range(1..10), random.gen_range(2..6)),
+        _ => "1+".to_owned(),
+    };
+    let pid = scene.members[0].pid()?;
+    let log = File::create(run.folder.join("strace.log"))?;
+    let mut strace = Command::new("strace");
+    strace
+        .args(["-f", "-qqq", "-o", "/dev/null", "-p", &pid.to_string(), "-e"])
+        .arg(format!("trace={calls}"))
+        .arg("-e")
+        .arg(format!("inject={calls}:error={error}:when={when}"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .process_group(0);
+    let fault = format!("{error} of {calls} ({when})");
+    run.say(&format!("disk: {fault}"));
+    let mut tracer = Child::spawn(&mut strace, "strace")?;
+    sleep(Duration::from_millis(random.gen_range(800..2_500))).await;
+    // On SIGTERM strace detaches and the node continues.
+    tracer.terminate();
+    let _ = tracer.ended_within(Duration::from_secs(20)).await;
+    Ok(fault)
+}
+
+/// Starts the node again if it exited, and waits for an acknowledged update; otherwise a finding.
+async fn recovered(run: &Run, scene: &mut Scene, fault: &str) -> Result<Option<String>> {
+    let end = Instant::now() + RECOVERS_WITHIN;
+    loop {
+        if let Some(finding) = scene.judge.finding() {
+            return Ok(Some(finding));
+        }
+        // The node may exit with an error, but must then start again.
+        if scene.members[0].check().is_err() {
+            run.say(&format!("disk: the node exited after {fault} and is started again"));
+            scene.members[0].kill();
+            scene.members[0].start()?;
+            if let Err(why) = scene.members[0].healthy(&scene.http, START_WITHIN).await {
+                return Ok(Some(format!("the node does not start: {why:#}")));
+            }
+        }
+        if timeout(Duration::from_secs(2), scene.judge.settled()).await.is_ok() {
+            return Ok(None);
+        }
+        if Instant::now() > end {
+            let seconds = RECOVERS_WITHIN.as_secs();
+            return Ok(Some(format!("no update was acknowledged within {seconds} s")));
+        }
+    }
 }

@@ -1,7 +1,7 @@
-//! Whether the nodes do well while they are attacked: one update and one query at a time, again and
-//! again, of a canister that nobody attacks, and what the nodes report of rounds and memory.
+//! Monitors the nodes during the attacks: sends updates and queries to a canister that is not
+//! attacked, one at a time, and reads rounds and memory from the nodes' metrics.
 //!
-//! The first thing that must not be is kept as the finding; the run waits for it beside each case.
+//! The first violation is kept as the finding, which the run awaits while cases are running.
 
 use std::{
     sync::{
@@ -22,25 +22,25 @@ use crate::hammer::protocol;
 
 const ASK_EVERY: Duration = Duration::from_millis(150);
 const READ_EVERY: Duration = Duration::from_millis(500);
-/// For one answer of one node: then the next is asked.
+/// Time limit for one answer of one node; the next node is asked after it.
 const ANSWER_WITHIN: Duration = Duration::from_secs(4);
 /// Bound of the last bucket of the nodes' histogram of rounds.
 const LONGEST_BUCKET_SECONDS: u64 = 10;
 
-/// What the nodes are watched with.
+/// The nodes under attack, and the limit that applies to them.
 pub(super) struct Watched {
     pub(super) urls: Vec<String>,
     pub(super) agents: Vec<Agent>,
     pub(super) http: reqwest::Client,
     pub(super) counter: Principal,
-    /// For a round, and for an answer.
+    /// Limit for a round and for an answer.
     pub(super) limit: Duration,
 }
 
 /// See the module.
 pub(super) struct Judge {
     watched: Watched,
-    /// Nodes that are killed: what they do not answer means nothing.
+    /// Nodes that are currently killed and are not asked.
     down: Vec<AtomicBool>,
     /// The counter's value in the newest acknowledged call.
     pub(super) acknowledged: AtomicU64,
@@ -55,7 +55,7 @@ pub(super) struct Judge {
     fresh: watch::Sender<(u64, u64)>,
     found: watch::Sender<Option<String>>,
     last: Mutex<Last>,
-    /// The clocks count for nothing.
+    /// Latency limits are suspended.
     patient: AtomicBool,
 }
 
@@ -87,13 +87,13 @@ impl Judge {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Time begins anew: nodes were killed or started.
+    /// Resets the clocks after nodes were killed or started.
     pub(super) fn restart_clocks(&self) {
         let now = Instant::now();
         *self.last() = Last { update: now, query: now };
     }
 
-    /// Whether waiting is permitted, as it is while a disk fails.
+    /// Suspends the latency limits, for example while a disk fails.
     pub(super) fn set_patient(&self, patient: bool) {
         self.patient.store(patient, Relaxed);
     }
@@ -106,7 +106,7 @@ impl Judge {
         self.down[node].store(down, Relaxed);
     }
 
-    /// Notes what must not be; the first counts.
+    /// Records a violation; only the first is kept.
     pub(super) fn find(&self, text: String) {
         self.found.send_if_modified(|found| {
             let first = found.is_none();
@@ -128,8 +128,7 @@ impl Judge {
         text.ok().and_then(|text| text.clone()).unwrap_or_default()
     }
 
-    /// Waits until a call that is sent from now on is acknowledged, and a query answered: what was
-    /// sent before was executed, or waits for its turn.
+    /// Waits until an update and a query that are sent from now on are answered.
     pub(super) async fn settled(&self) {
         let now = (self.sent.load(Relaxed), self.asked.load(Relaxed));
         let mut fresh = self.fresh.subscribe();
@@ -175,7 +174,7 @@ impl Judge {
                         reject.reject_message
                     ));
                 }
-                // Refused, not reached, or not in time: the clock decides.
+                // Refusals and transport errors are judged by the time that passes.
                 _ => {}
             }
             let waited = self.last().update.elapsed();
@@ -216,7 +215,7 @@ impl Judge {
                 self.fresh.send_modify(|fresh| fresh.1 = number);
             }
             let waited = self.last().query.elapsed();
-            // Others' queries may be refused for a while, not for ever.
+            // Queries may be refused for a while, but not indefinitely.
             if waited > self.watched.limit * 2 && !self.patient.load(Relaxed) {
                 self.find(format!(
                     "no query of an idle canister was answered for {} s",
@@ -226,7 +225,7 @@ impl Judge {
         }
     }
 
-    /// What the nodes report of rounds and memory.
+    /// Reads the nodes' metrics.
     async fn readings(&self) {
         loop {
             sleep(READ_EVERY).await;

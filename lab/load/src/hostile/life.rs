@@ -1,5 +1,5 @@
-//! One life: nodes in a fresh folder, cases on them, kills, and in the end the proof that what they
-//! recorded comes out again.
+//! One life: nodes in a new folder, cases and kills, and the final verification: equal roots on all
+//! members, replays by other builds, and a start with another memory budget.
 
 use std::{fs, path::Path, sync::Arc, time::Duration};
 
@@ -20,51 +20,57 @@ use super::{
     cases::{self, Ground, Id},
     disk,
     judge::{Judge, Watched},
+    members::Fifth,
     net::{self, Flavour, Member, Plan, START_WITHIN},
     server, user,
 };
 
 const COUNTER: &[u8] = include_bytes!("../../../../canisters/wasm/counter-c.wasm");
 const FORWARDER: &[u8] = include_bytes!("../../../../canisters/wasm/universal-c.wasm");
-/// For one execution of all that a life recorded.
+/// Time limit for one replay.
 const REPLAY_WITHIN: Duration = Duration::from_secs(240);
-/// For a case with all its calls; each of those has an end of its own.
+/// Time limit for a case with all its calls.
 const CASE_WITHIN: Duration = Duration::from_secs(90);
 const CALL_EXPIRY: Duration = Duration::from_secs(60);
-/// Groups after which the canister that cases speak of is made anew: it may be spoilt.
+/// Number of groups after which the victim canister is replaced.
 const VICTIM_GROUPS: u64 = 6;
-/// For the certificates of all nodes to be of the same moments.
+/// Duration for which certified roots are compared.
 const ROOTS_FOR: Duration = Duration::from_secs(3);
-/// Budgets for a start after the last kill; requests to servers need more than the smallest.
+/// Budgets for the start after the last kill; outcalls need 512 MiB.
 const OTHER_MEMORY: [&str; 3] = ["640MiB", "1GiB", "768MiB"];
 
-/// What a life is asked to do.
+/// Budget of some lives of one node.
+const SMALL_MEMORY: &str = "256MiB";
+/// Minimum duration of a subnet's life in which members join and leave.
+const CHURN_FROM: Duration = Duration::from_secs(30);
+
+/// Parameters of a life.
 pub(super) struct Life {
     pub(super) phase: Phase,
     pub(super) number: u64,
     /// This case alone.
     pub(super) only: Option<Id>,
-    /// From when its nodes serve.
+    /// Duration, from when its nodes serve.
     pub(super) lasts: Duration,
 }
 
-/// What must not be, with the cases that ran.
+/// A finding with the cases that were run.
 type Found = Option<(String, Vec<Id>)>;
 
-/// Nodes that serve, with what the cases need.
+/// Running nodes with the canisters that cases need.
 pub(super) struct Scene {
     pub(super) members: Vec<Member>,
-    /// So many of them, from the first, keep to the protocol.
+    /// The first `honest` members follow the protocol.
     honest: usize,
     pub(super) judge: Arc<Judge>,
     pub(super) http: reqwest::Client,
     ground: Arc<Ground>,
-    /// The judge and the server; they end with the scene.
+    /// The judge and the server; aborted when the scene is dropped.
     tasks: JoinSet<()>,
 }
 
 impl Life {
-    /// Lives it; the finding, if there is one.
+    /// Runs the life; returns a finding, if any.
     pub(super) async fn run(
         self,
         run: &Run,
@@ -75,6 +81,10 @@ impl Life {
         let mut random = ChaCha8Rng::seed_from_u64(run.seed);
         random.set_stream(1_000 + self.number);
         let plan = self.plan(run, folder, &mut random);
+        // Unmounted when the life is over; the nodes are dropped before.
+        let volume =
+            (self.phase == Phase::Disk).then(|| disk::Volume::mount(&folder.join("node0")));
+        let volume = volume.flatten();
         let members = match self.phase {
             Phase::Subnet => plan.four(&mut random).await?,
             Phase::Alone | Phase::Disk => plan.alone(self.number as usize, &mut random)?,
@@ -87,7 +97,7 @@ impl Life {
         ));
         let honest = if plan.byzantine.is_some() { members.len() - 1 } else { members.len() };
         let limit = Duration::from_secs(run.options.round_within);
-        // What was begun here is named by the case that was asked for, if one was.
+        // Findings during the start are attributed to the requested case, if any.
         let only: Vec<Id> = self.only.iter().cloned().collect();
         let mut scene = match Scene::start(members, honest, limit).await {
             Ok(scene) => scene,
@@ -95,7 +105,10 @@ impl Life {
         };
         let mut done = Vec::new();
         let found = match self.phase {
-            Phase::Disk => disk::attack(&self, run, report, &mut scene, &mut random).await?,
+            Phase::Disk => {
+                let volume = volume.as_ref();
+                disk::attack(&self, run, report, &mut scene, volume, &mut random).await?
+            }
             Phase::Alone | Phase::Subnet => {
                 self.attack(run, report, queue, &mut scene, &mut done, &mut random).await?
             }
@@ -108,22 +121,25 @@ impl Life {
             report.longest_update_millis.max(longest(&judge.longest_millis));
         report.longest_stall_millis =
             report.longest_stall_millis.max(longest(&judge.longest_stall_millis));
-        if found.is_some() {
-            return Ok(found);
+        let found = match found {
+            Some(found) => Some(found),
+            None => scene.end(run, report, folder, &mut random).await?.map(|what| (what, done)),
+        };
+        if let (Some(_), Some(volume)) = (&found, &volume) {
+            volume.save();
         }
-        if let Some(what) = scene.end(run, report, folder, &mut random).await? {
-            return Ok(Some((what, done)));
-        }
-        Ok(None)
+        Ok(found)
     }
 
     fn plan(&self, run: &Run, folder: &Path, random: &mut ChaCha8Rng) -> Plan {
+        // Outcalls need more memory than the small budget has.
+        let small = self.phase == Phase::Alone && random.gen_bool(0.3);
         Plan {
             builds: run.builds.clone(),
             folder: folder.into(),
-            memory: run.options.memory.clone(),
+            memory: if small { SMALL_MEMORY.to_owned() } else { run.options.memory.clone() },
             configuration: net::configuration(self.phase != Phase::Subnet, random),
-            outcalls: true,
+            outcalls: !small,
             byzantine: match self.phase {
                 Phase::Subnet if random.gen_bool(0.5) => run.options.byzantine.clone(),
                 _ => None,
@@ -142,18 +158,41 @@ impl Life {
         random: &mut ChaCha8Rng,
     ) -> Result<Found> {
         let mut groups = 0;
+        let mut fifth: Option<Fifth> = None;
         let until = Instant::now() + self.lasts;
         loop {
             let group = match &self.only {
                 Some(_) if groups > 0 => return Ok(None),
                 Some(id) => vec![id.clone()],
-                None if Instant::now() >= until => return Ok(None),
+                None if Instant::now() >= until => {
+                    if let Some(mut fifth) = fifth
+                        && let Err(error) = fifth.finish(&scene.members, &scene.http).await
+                    {
+                        let what = format!("a change of members: {error:#}");
+                        return Ok(Some((what, done.clone())));
+                    }
+                    return Ok(None);
+                }
                 None => queue.take(GROUP),
             };
             if group.is_empty() {
                 return Ok(None);
             }
             groups += 1;
+            if groups == 2 && self.lasts >= CHURN_FROM && scene.members.len() == scene.honest {
+                report.member_changes += 1;
+                match scene.admit(run, random).await {
+                    Ok(joined) => fifth = joined,
+                    Err(error) => return Ok(Some((format!("a node joins: {error:#}"), group))),
+                }
+            }
+            if let Some(fifth) = &mut fifth {
+                let folder = scene.folder();
+                match fifth.leave(&scene.members, &scene.http, &folder).await {
+                    Ok(left) => report.member_changes += u64::from(left),
+                    Err(error) => return Ok(Some((format!("a node leaves: {error:#}"), group))),
+                }
+            }
             done.extend(group.iter().cloned());
             if let Some(what) = scene.group(run, report, &group).await? {
                 return Ok(Some((what, group)));
@@ -226,7 +265,24 @@ impl Scene {
         Ok(Self { members, honest, judge, http, ground: Arc::new(ground), tasks })
     }
 
-    /// Cases whose outcome nobody waits for.
+    /// The folder of this life.
+    fn folder(&self) -> std::path::PathBuf {
+        self.members[0].data.parent().unwrap_or(Path::new(".")).to_owned()
+    }
+
+    /// A fifth node is admitted, if there is a subnet.
+    async fn admit(&self, run: &Run, random: &mut ChaCha8Rng) -> Result<Option<Fifth>> {
+        if self.members.len() == 1 {
+            return Ok(None);
+        }
+        run.say("a fifth node joins");
+        // Those of the first but for its address among the members.
+        let mut arguments = self.members[0].arguments.clone();
+        arguments.truncate(arguments.len().saturating_sub(2));
+        Fifth::join(run, &self.members, arguments, &self.folder(), random).await.map(Some)
+    }
+
+    /// Runs cases in the background and ignores their outcomes.
     pub(super) fn spawn_cases(&self, run: &Run, ids: &[Id]) -> JoinSet<()> {
         let mut running = JoinSet::new();
         for id in ids {
@@ -251,7 +307,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Runs cases at once, then waits until all that they left has had its turn; what was found.
+    /// Runs cases concurrently, then waits until the nodes answer again; returns a finding, if any.
     pub(super) async fn group(
         &mut self,
         run: &Run,
@@ -292,11 +348,11 @@ impl Scene {
         }
     }
 
-    /// SIGKILL to a node, to all, or to a worker, and the way back.
+    /// Kills a node, all nodes, or a worker, and starts what was killed.
     async fn kill(&mut self, run: &Run, random: &mut ChaCha8Rng) -> Result<Option<String>> {
         let count = self.honest;
         let node = random.gen_range(0..count);
-        // Where one member misbehaves, no other may be away for long.
+        // With a misbehaving member, another fault would exceed f.
         if random.gen_bool(0.4) || count < self.members.len() {
             run.say(&format!("a worker of node {node} is killed"));
             self.members[node].kill_worker(random);
@@ -325,8 +381,8 @@ impl Scene {
         Ok(None)
     }
 
-    /// The proof at the end: roots agree, everything is killed, and what was recorded comes out
-    /// again with other builds, stacks, thread counts and budgets.
+    /// Final verification: compares roots, kills all nodes, replays their logs with other builds,
+    /// stacks and thread counts, and starts them with another budget.
     async fn end(
         mut self,
         run: &Run,
@@ -341,8 +397,9 @@ impl Scene {
         }
         self.tasks.shutdown().await;
         self.members.iter_mut().for_each(Member::kill);
-        for turn in 0..self.honest.min(2) {
-            // Of four, two: one of each build.
+        // Of four members two, one of each build.
+        let replayed = if run.is_short() { 1 } else { 2 };
+        for turn in 0..self.honest.min(replayed) {
             let member = &self.members[self.honest - 1 - turn];
             if let Some(what) = replays(run, report, member, folder, random).await? {
                 return Ok(Some(what));
@@ -351,7 +408,7 @@ impl Scene {
         self.other_memory(run, report, random).await
     }
 
-    /// Certificates of all nodes, of the same moments as far as that comes about: one root each.
+    /// Compares the roots that members certify for the same block time.
     async fn roots(&self, report: &mut Report) -> Option<String> {
         let mut seen = std::collections::BTreeMap::new();
         let end = Instant::now() + ROOTS_FOR;
@@ -382,7 +439,7 @@ impl Scene {
         None
     }
 
-    /// Starts all with another budget: what is logged is executed by the old limits first.
+    /// Starts all nodes with another budget; they first execute their logs with the old limits.
     async fn other_memory(
         &mut self,
         run: &Run,
@@ -391,7 +448,7 @@ impl Scene {
     ) -> Result<Option<String>> {
         let memory = *OTHER_MEMORY.choose(random).unwrap_or(&OTHER_MEMORY[0]);
         let acknowledged = self.judge.acknowledged.load(std::sync::atomic::Ordering::Relaxed);
-        // A member that misbehaved may have been cut off; the others go on without it.
+        // The misbehaving member may be disconnected; the others continue without it.
         for (turn, member) in self.members[..self.honest].iter_mut().enumerate() {
             member.flavour = Flavour::any(&run.builds, turn + 1, random);
             member.set_memory(memory);
@@ -430,7 +487,7 @@ impl Scene {
     }
 }
 
-/// Executes what a killed node recorded, by every build, with two numbers of threads each.
+/// Replays the log of a killed node with every build and two thread counts each.
 async fn replays(
     run: &Run,
     report: &mut Report,
@@ -442,7 +499,12 @@ async fn replays(
     let first = 2 * random.gen_range(0..2);
     for turn in 0..run.builds.len().max(2) {
         let flavour = Flavour::extreme(&run.builds, first + turn);
-        let threads = ["1,4", "2,3", "1,2"].choose(random).copied().unwrap_or("1,2");
+        let counts = match (run.is_short(), turn.is_multiple_of(2)) {
+            (true, true) => ["1"; 3],
+            (true, false) => ["2", "3", "4"],
+            (false, _) => ["1,4", "2,3", "1,2"],
+        };
+        let threads = counts[random.gen_range(0..counts.len())];
         let log = folder.join(format!("replay-{}.log", report.replays));
         let mut command = flavour.command();
         command.args(["replay", "--threads", threads, "--json", "--scratch"]).arg(folder);

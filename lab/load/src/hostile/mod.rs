@@ -1,17 +1,16 @@
-//! `thimble-lab hostile`: one generator, seeded, that attacks one node and four real processes of
-//! different builds, stacks, budgets and thread counts, and checks that nothing stops a node or
+//! `thimble-lab hostile`: a seeded generator attacks one node and subnets of four processes with
+//! different builds, stacks, budgets and thread counts, and verifies that no input stops a node or
 //! changes a result.
 //!
-//! A run is a sequence of lives. In each life, nodes are started in a fresh folder ([`net`]), cases
-//! run on them ([`cases`], with messages of [`candid`] and modules of [`wasm`]), a judge watches
-//! that updates and queries of others go on ([`judge`]), and in the end the nodes are killed and
-//! all that they recorded is executed again by other builds, stacks and thread counts, and started
-//! with another budget ([`life`]).
+//! A run is a sequence of lives. A life starts nodes in a new folder ([`net`]), runs cases against
+//! them ([`cases`], with messages from [`candid`] and modules from [`wasm`]) while a judge monitors
+//! updates and queries of other users ([`judge`]), then kills the nodes, replays their logs with
+//! other builds, stacks and thread counts, and starts them with another budget ([`life`]).
 //!
-//! When a group of cases comes to a finding, each of them is run again by itself in a life of its
-//! own, so that the report names the one that suffices.
+//! When a group of cases causes a finding, each case of the group is run again alone in a new life,
+//! so that the report names the case that suffices.
 //!
-//! What it must never know: the nodes' insides. They are programs.
+//! Must never know: internals of the node. It treats the node as a program.
 
 mod candid;
 mod cases;
@@ -19,6 +18,7 @@ mod disk;
 mod forward;
 mod judge;
 mod life;
+mod members;
 mod net;
 mod server;
 mod wasm;
@@ -41,61 +41,68 @@ use tokio::time::Instant;
 
 use self::cases::{Id, Tally};
 
-/// Cases that run beside each other.
+/// Number of cases that run concurrently.
 const GROUP: usize = 4;
-/// Lives that isolate a finding after the time of the run is over.
+/// Maximum number of lives that isolate findings after the time is over.
 const ISOLATED_AFTER_END: u64 = 8;
-/// Shares of the time of a run that a life of each sort gets, within these bounds.
-const SHARES: [(Phase, f64); 3] = [(Phase::Alone, 0.35), (Phase::Subnet, 0.4), (Phase::Disk, 0.1)];
+/// Share of the run's time that a life of each kind gets.
+const SHARES: [(Phase, f64); 3] = [(Phase::Alone, 0.25), (Phase::Disk, 0.1), (Phase::Subnet, 0.45)];
 const LIFE_SECONDS_MAX: f64 = 120.0;
+/// Maximum number of cases of one finding that are run again alone, the newest first.
+const ISOLATED_MAX: usize = 40;
+/// Runs shorter than this leave out long known cases, and replay one member with one thread count
+/// per build.
+const SHORT_SECONDS: u64 = 120;
 const LIFE_MIN: Duration = Duration::from_secs(4);
 
 /// Command line of `thimble-lab hostile`.
 #[derive(Args)]
 pub struct Options {
-    /// A build of the node; repeatable. Nodes take turns with them, and each executes again what
-    /// another one recorded. [default: thimble beside this program]
+    /// A build of the node; repeatable. Nodes use the builds in turn, and logs of one build are
+    /// replayed by the others. [default: thimble in the folder of this program]
     #[arg(long, value_name = "FILE")]
     node: Vec<PathBuf>,
-    /// A node that does not keep to the protocol: the last of the four in every second subnet.
+    /// A build that violates the protocol. It is the last of the four members in about half of the
+    /// subnets.
     #[arg(long, value_name = "FILE")]
     byzantine: Option<PathBuf>,
-    /// End after so long; what was begun is verified first.
+    /// Duration in seconds. Each kind of life runs once at least, and the last one is verified, so a
+    /// short run takes longer.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
-    /// Of all cases and faults. [default: another one each time; printed]
+    /// Seed of all cases and faults. [default: random, printed]
     #[arg(long)]
     seed: Option<u64>,
-    /// Run only this case, by its number or its name; repeatable. Each has nodes of its own.
+    /// Run only this case, a number or a name; repeatable. Each case gets new nodes.
     #[arg(long, value_name = "CASE")]
     case: Vec<Id>,
-    /// Run only this part; repeatable. [default: all]
+    /// Run only lives of this kind; repeatable. [default: all, or alone with --case]
     #[arg(long, value_name = "PART")]
     on: Vec<Phase>,
-    /// Leave out the known cases, which come first otherwise.
+    /// Skip the regression corpus, which otherwise runs first.
     #[arg(long)]
     skip_known: bool,
     /// Memory of each node.
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     memory: String,
-    /// Seconds after which a round, or an update that waits for one, is a finding.
+    /// Limit in seconds for a round and for the answer to an update; exceeding it is a finding.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     round_within: u64,
-    /// Findings after which the run ends.
+    /// Stop after this number of findings.
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     findings: usize,
-    /// Folder for a folder with logs, data and the report.
+    /// Folder in which a folder with logs, data and the report is created.
     #[arg(long, value_name = "DIR", default_value = "target/hostile")]
     out: PathBuf,
     /// Write the report as JSON to this file.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Keep the data of lives without a finding too.
+    /// Keep the data of lives without a finding.
     #[arg(long)]
     keep: bool,
 }
 
-/// A sort of life.
+/// A kind of life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 enum Phase {
@@ -103,7 +110,7 @@ enum Phase {
     Alone,
     /// Four nodes of one subnet.
     Subnet,
-    /// One node whose disk fails and is full now and then.
+    /// One node with injected disk errors.
     Disk,
 }
 
@@ -117,22 +124,22 @@ impl Phase {
     }
 }
 
-/// Something that must not be.
+/// A violation.
 #[derive(Clone, Debug, Serialize)]
 struct Finding {
     phase: Phase,
     what: String,
     /// Cases that ran at the time, or in the life.
     cases: Vec<String>,
-    /// Whether one case sufficed, in a life of its own.
+    /// Whether a single case caused it in a life of its own.
     isolated: bool,
-    /// The command that does the same again.
-    again: String,
+    /// The command that reproduces it.
+    reproduce: String,
     /// Logs and data.
     folder: PathBuf,
 }
 
-/// What a run did.
+/// Summary of a run.
 #[derive(Debug, Serialize)]
 struct Report {
     seed: u64,
@@ -143,6 +150,7 @@ struct Report {
     cases: Tally,
     kills: u64,
     disk_faults: u64,
+    member_changes: u64,
     replays: u64,
     roots_compared: u64,
     restarts_with_other_memory: u64,
@@ -150,11 +158,11 @@ struct Report {
     longest_update_millis: u64,
     longest_stall_millis: u64,
     findings: Vec<Finding>,
-    /// Parts that this machine cannot run, and why.
+    /// Parts that this machine cannot run, with the reason.
     not_run: Vec<String>,
 }
 
-/// What all lives of a run have in common.
+/// State shared by all lives of a run.
 struct Run {
     options: Options,
     seed: u64,
@@ -164,12 +172,17 @@ struct Run {
 }
 
 impl Run {
+    /// Whether verification is reduced to what fits into a test.
+    fn is_short(&self) -> bool {
+        self.options.seconds < SHORT_SECONDS
+    }
+
     fn say(&self, words: &str) {
         println!("hostile: {:>5.1} s: {words}", self.began.elapsed().as_secs_f64());
     }
 
     /// The command that runs a case again.
-    fn again(&self, phase: Phase, cases: &[Id]) -> String {
+    fn reproduce(&self, phase: Phase, cases: &[Id]) -> String {
         let program = std::env::current_exe().unwrap_or_else(|_| "thimble-lab".into());
         let mut words = vec![program.display().to_string(), "hostile".into()];
         for build in &self.builds {
@@ -195,7 +208,7 @@ fn user() -> Result<Principal> {
     identity().sender().map_err(anyhow::Error::msg)
 }
 
-/// Attacks nodes and says what came of it.
+/// Runs the command.
 pub async fn run(options: Options) -> Result<ExitCode> {
     let seed = options.seed.unwrap_or_else(|| rand::thread_rng().gen_range(0..1_000_000));
     let mut interrupts = Interrupts::listen()?;
@@ -220,6 +233,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         cases: Tally::new(),
         kills: 0,
         disk_faults: 0,
+        member_changes: 0,
         replays: 0,
         roots_compared: 0,
         restarts_with_other_memory: 0,
@@ -233,14 +247,14 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         done = attack(&run, &mut report) => Some(done),
         () = interrupts.next() => None,
     };
-    // Nodes ended when their lives were dropped.
+    // Dropping the lives killed their nodes.
     report.seconds = run.began.elapsed().as_secs_f64();
     finish(&run, &report)?;
     match done {
         None => Ok(cli::interrupted()),
         Some(Err(error)) => {
             Err(error
-                .context(format!("seed {seed}; what there is lies in {}", run.folder.display())))
+                .context(format!("seed {seed}; data and logs are in {}", run.folder.display())))
         }
         Some(Ok(())) if report.findings.is_empty() => Ok(ExitCode::SUCCESS),
         Some(Ok(())) => Ok(ExitCode::FAILURE),
@@ -264,13 +278,13 @@ fn builds(options: &Options) -> Result<Vec<PathBuf>> {
         .collect()
 }
 
-/// What is still to be run.
+/// Cases that are still to be run.
 struct Queue {
     known: VecDeque<Id>,
-    /// Cases of groups that came to a finding: each is run by itself.
+    /// Cases of groups that caused a finding; each is run alone.
     alone: VecDeque<(Phase, Id)>,
     next: u64,
-    /// Cases were named: nothing else is run.
+    /// Only the cases named on the command line are run.
     named: bool,
 }
 
@@ -291,7 +305,7 @@ impl Queue {
     }
 }
 
-/// Lives one after the other until the time is over.
+/// Runs lives until the time is over.
 async fn attack(run: &Run, report: &mut Report) -> Result<()> {
     let options = &run.options;
     let named = !options.case.is_empty();
@@ -306,7 +320,7 @@ async fn attack(run: &Run, report: &mut Report) -> Result<()> {
             queue.alone.extend(options.case.iter().map(|case| (*phase, case.clone())));
         }
     } else if !options.skip_known {
-        queue.known.extend(cases::known());
+        queue.known.extend(cases::known(run.is_short()));
     }
     let end = run.began + Duration::from_secs(options.seconds);
     let (mut turn, mut isolated) = (0, 0);
@@ -326,7 +340,8 @@ async fn attack(run: &Run, report: &mut Report) -> Result<()> {
             run_life(run, report, &mut queue, single).await?;
             continue;
         }
-        if over || named {
+        // Each kind of life at least once.
+        if named || (over && turn >= phases.len()) {
             return Ok(());
         }
         let phase = phases[turn % phases.len()];
@@ -334,7 +349,7 @@ async fn attack(run: &Run, report: &mut Report) -> Result<()> {
         let share = SHARES.iter().find(|(one, _)| *one == phase).map_or(0.3, |(_, share)| *share);
         let seconds =
             (options.seconds as f64 * share / phases_share(&phases)).min(LIFE_SECONDS_MAX);
-        // Counted from when its nodes serve. What is begun is done for a moment at least.
+        // Counted from when the nodes serve.
         let lasts = end.saturating_duration_since(Instant::now());
         let lasts = lasts.min(Duration::from_secs_f64(seconds)).max(LIFE_MIN);
         let life = life::Life { phase, number: report.lives, only: None, lasts };
@@ -342,10 +357,10 @@ async fn attack(run: &Run, report: &mut Report) -> Result<()> {
     }
 }
 
-/// Of the time, the part that cases may take; the rest is for what verifies them.
+/// Divisor for the shares, which leaves time for the verification of each life.
 fn phases_share(phases: &[Phase]) -> f64 {
     let all = SHARES.iter().filter(|(phase, _)| phases.contains(phase));
-    all.map(|(_, share)| share).sum::<f64>() / 0.85
+    all.map(|(_, share)| share).sum::<f64>() / 0.8
 }
 
 async fn run_life(
@@ -365,15 +380,15 @@ async fn run_life(
         }
         return Ok(());
     };
-    let again = run.again(phase, &ids);
+    let reproduce = run.reproduce(phase, &ids);
     run.say(&format!("FOUND: {what}"));
     let names: Vec<String> = ids.iter().map(|id| cases::describe(run.seed, id)).collect();
     run.say(&format!("  cases {}; {}", names.join(", "), folder.display()));
-    run.say(&format!("  again: {again}"));
+    run.say(&format!("  reproduce: {reproduce}"));
     if !isolated {
-        queue.alone.extend(ids.into_iter().map(|id| (phase, id)));
+        queue.alone.extend(ids.into_iter().rev().take(ISOLATED_MAX).map(|id| (phase, id)));
     }
-    report.findings.push(Finding { phase, what, cases: names, isolated, again, folder });
+    report.findings.push(Finding { phase, what, cases: names, isolated, reproduce, folder });
     Ok(())
 }
 
@@ -390,12 +405,13 @@ fn finish(run: &Run, report: &Report) -> Result<()> {
         println!("hostile: cases of {family}: {}", ways.join(", "));
     }
     println!(
-        "hostile: {} lives, {} kills, {} disk faults, {} replays ({} roots compared), {} restarts \
+        "hostile: {} lives, {} kills, {} disk faults, {} changes of members, {} replays ({} roots compared), {} restarts \
          with other memory; {} updates acknowledged, the longest after {:.1} s; longest stall \
          reported {:.1} s",
         report.lives,
         report.kills,
         report.disk_faults,
+        report.member_changes,
         report.replays,
         report.roots_compared,
         report.restarts_with_other_memory,
@@ -409,7 +425,7 @@ fn finish(run: &Run, report: &Report) -> Result<()> {
     for (number, finding) in report.findings.iter().enumerate() {
         println!("hostile: finding {}: {}", number + 1, finding.what);
         println!("hostile:   on {}, cases {}", finding.phase.name(), finding.cases.join(", "));
-        println!("hostile:   again: {}", finding.again);
+        println!("hostile:   reproduce: {}", finding.reproduce);
         println!("hostile:   data and logs: {}", finding.folder.display());
     }
     let seed = report.seed;

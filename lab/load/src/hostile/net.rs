@@ -1,5 +1,5 @@
-//! The nodes of a run: processes of different builds, with different stacks and budgets, started,
-//! killed and started again. One node alone, or four that hold a ceremony first.
+//! The nodes of a life: processes of different builds with different stacks. A single node, or four
+//! that hold the ceremony first.
 
 use std::{
     fs::{self, File},
@@ -16,16 +16,15 @@ use cli::Child;
 use rand::{Rng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 
-/// For a node to start and to serve: the slowest build executes its log again before.
+/// Time limit for a node to start and serve, including recovery.
 pub(super) const START_WITHIN: Duration = Duration::from_secs(90);
-/// For a command of the ceremony, and for a node to stop.
+/// Time limit for a command of the ceremony and for a node to stop.
 const COMMAND_WITHIN: Duration = Duration::from_secs(60);
 
-/// Main stacks in KiB and stacks of threads in KiB: between them lies what a library may find out
-/// about the stack that is left.
+/// Main stacks and thread stacks in KiB. Results must not depend on the stack that is left.
 const STACKS: [(u64, u64); 4] = [(8_192, 2_048), (1_024, 1_024), (16_384, 8_192), (4_096, 3_072)];
 
-/// How a process is started: everything that must not change a result.
+/// Properties of a process that must not change a result.
 #[derive(Clone, Debug)]
 pub(super) struct Flavour {
     pub(super) build: PathBuf,
@@ -46,14 +45,14 @@ impl Flavour {
         }
     }
 
-    /// The least and the most stack in turns, so that whatever depends on it differs.
+    /// The smallest and the largest stack in turn.
     pub(super) fn extreme(builds: &[PathBuf], turn: usize) -> Self {
         let (main, thread) = if turn.is_multiple_of(2) { (1_024, 1_024) } else { (16_384, 8_192) };
         let build = builds[(turn / 2 + turn) % builds.len()].clone();
         Self { build, main_stack_kib: main, thread_stack_kib: thread, prelude: String::new() }
     }
 
-    /// The same, but a member that does not keep to the protocol.
+    /// A member that violates the protocol.
     fn byzantine(mut self, build: &Path, seed: u32, log: &Path) -> Self {
         self.build = build.into();
         self.prelude = format!(
@@ -83,11 +82,23 @@ impl Flavour {
     }
 }
 
-/// Runs a command to its end; its output.
+/// Kills a process group when it is dropped: a command may have started processes of its own.
+struct Group(u32);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(group) = i32::try_from(self.0).ok().and_then(rustix::process::Pid::from_raw) {
+            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        }
+    }
+}
+
+/// Runs a command to its end with its output in `log`; whether it succeeded.
 pub(super) async fn finished(mut command: Command, within: Duration, log: &Path) -> Result<bool> {
     let output = File::create(log).with_context(|| format!("making {}", log.display()))?;
     command.stdout(output.try_clone()?).stderr(output).process_group(0);
     let mut child = Child::spawn(&mut command, "a command")?;
+    let _group = Group(child.id());
     Ok(child.ended_within(within).await?.success())
 }
 
@@ -99,7 +110,8 @@ pub(super) struct Member {
     pub(super) url: String,
     pub(super) flavour: Flavour,
     listen: String,
-    arguments: Vec<String>,
+    /// Of `thimble run`.
+    pub(super) arguments: Vec<String>,
     child: Option<Child>,
 }
 
@@ -194,7 +206,7 @@ impl Member {
     }
 }
 
-/// So many free ports below those that the system gives away by itself.
+/// Free ports outside the system's ephemeral range.
 pub(super) fn ports<const COUNT: usize>() -> Result<[u16; COUNT]> {
     const FIRST: u16 = 18_000;
     const PORTS: u32 = 10_000;
@@ -212,7 +224,7 @@ pub(super) fn ports<const COUNT: usize>() -> Result<[u16; COUNT]> {
     Ok(found)
 }
 
-/// What the nodes of a run have in common.
+/// Common parameters of the nodes of a life.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) builds: Vec<PathBuf>,
@@ -251,92 +263,81 @@ impl Plan {
         Ok(vec![Member::new(self.folder.join("node0"), flavour, arguments)?])
     }
 
-    /// Four nodes that hold the ceremony; not started. Builds take turns. Members must have limits
-    /// that decide a batch alike, so one has more memory with the limits of the others.
+    /// One command of the ceremony.
+    async fn step(&self, flavour: &Flavour, words: &[&str]) -> Result<()> {
+        let mut command = flavour.command();
+        command.args(words);
+        let log = self.folder.join("ceremony.log");
+        let good = finished(command, COMMAND_WITHIN, &log).await?;
+        let said = fs::read_to_string(&log).unwrap_or_default();
+        ensure!(good, "thimble {} failed:\n{said}", words.join(" "));
+        Ok(())
+    }
+
+    /// Four nodes that hold the ceremony; not started. Builds take turns.
     pub(super) async fn four(&self, random: &mut ChaCha8Rng) -> Result<Vec<Member>> {
         let configuration = self.write_configuration()?;
-        let path = |name: String| self.folder.join(name);
+        let path = |name: &str| self.folder.join(name).display().to_string();
+        let paths = |prefix: &str, suffix: &str| {
+            [0, 1, 2, 3].map(|node| path(&format!("{prefix}{node}{suffix}")))
+        };
         let flavours: Vec<Flavour> =
             (0..4).map(|member| Flavour::any(&self.builds, member, random)).collect();
         let addresses = ports::<4>()?.map(|port| format!("127.0.0.1:{port}"));
-        let run = async |node: usize, words: Vec<String>| -> Result<()> {
-            let mut command = flavours[node].command();
-            command.args(&words);
-            let log = path("ceremony.log".into());
-            let good = finished(command, COMMAND_WITHIN, &log).await?;
-            ensure!(
-                good,
-                "thimble {} failed:\n{}",
-                words.join(" "),
-                fs::read_to_string(&log).unwrap_or_default()
-            );
-            Ok(())
+        let (data, records, dealings) =
+            (paths("node", ""), paths("node", ".json"), paths("deal", ".json"));
+        for (node, flavour) in flavours.iter().enumerate() {
+            let keys = ["keygen", "--data-dir", &data[node], "--address", &addresses[node]];
+            self.step(flavour, &[&keys[..], &["--out", &records[node]]].concat()).await?;
+        }
+        let (plan, genesis) = (path("plan.json"), path("genesis.json"));
+        let named = |flag, files: &'_ [String; 4]| -> Vec<String> {
+            files.iter().flat_map(|file| [String::from(flag), file.clone()]).collect()
         };
-        let text = |name: String| path(name).display().to_string();
-        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
-        for (node, address) in addresses.iter().enumerate() {
-            let (data, record) = (text(format!("node{node}")), text(format!("node{node}.json")));
-            run(
-                node,
-                words(&["keygen", "--data-dir", &data, "--address", address, "--out", &record]),
-            )
-            .await?;
+        let nodes = named("--node", &records);
+        let mut words = vec!["genesis", "plan", "--out", &plan];
+        words.extend(nodes.iter().map(String::as_str));
+        self.step(&flavours[0], &words).await?;
+        for (node, flavour) in flavours.iter().enumerate() {
+            let deal = ["genesis", "deal", "--data-dir", &data[node], "--plan", &plan];
+            self.step(flavour, &[&deal[..], &["--out", &dealings[node]]].concat()).await?;
         }
-        let (plan, genesis) = (text("plan.json".into()), text("genesis.json".into()));
-        let mut planned: Vec<String> = words(&["genesis", "plan", "--out", &plan]);
-        let mut assembled: Vec<String> =
-            words(&["genesis", "assemble", "--plan", &plan, "--out", &genesis]);
-        for node in 0..4 {
-            planned.extend(["--node".to_owned(), text(format!("node{node}.json"))]);
-            assembled.extend(["--dealing".to_owned(), text(format!("deal{node}.json"))]);
-        }
-        run(0, planned).await?;
-        for node in 0..4 {
-            let (data, dealing) = (text(format!("node{node}")), text(format!("deal{node}.json")));
-            run(
-                node,
-                words(&[
-                    "genesis",
-                    "deal",
-                    "--data-dir",
-                    &data,
-                    "--plan",
-                    &plan,
-                    "--out",
-                    &dealing,
-                ]),
-            )
-            .await?;
-        }
-        run(0, assembled).await?;
+        let files = named("--dealing", &dealings);
+        let mut words = vec!["genesis", "assemble", "--plan", &plan, "--out", &genesis];
+        words.extend(files.iter().map(String::as_str));
+        self.step(&flavours[0], &words).await?;
         let mut members = Vec::new();
-        for (node, address) in addresses.iter().enumerate() {
-            let data = text(format!("node{node}"));
-            run(node, words(&["join", "--data-dir", &data, "--genesis", &genesis])).await?;
+        for (node, flavour) in flavours.into_iter().enumerate() {
+            let join = ["join", "--data-dir", &data[node], "--genesis", &genesis];
+            self.step(&flavour, &join).await?;
             let mut arguments = self.arguments(&configuration, &self.memory);
-            arguments.extend(["--p2p-listen".to_owned(), address.clone()]);
-            let mut flavour = flavours[node].clone();
-            if node == 3
-                && let Some(byzantine) = &self.byzantine
-            {
-                flavour =
-                    flavour.byzantine(byzantine, random.r#gen(), &path("attacks.jsonl".into()));
-            }
-            members.push(Member::new(data.into(), flavour, arguments)?);
+            arguments.extend(["--p2p-listen".to_owned(), addresses[node].clone()]);
+            let flavour = match &self.byzantine {
+                Some(build) if node == 3 => {
+                    flavour.byzantine(build, random.r#gen(), &self.folder.join("attacks.jsonl"))
+                }
+                _ => flavour,
+            };
+            members.push(Member::new(data[node].clone().into(), flavour, arguments)?);
         }
         Ok(members)
     }
 }
 
-/// Configuration of a run. Checkpoints are rare where a replay should have much to execute.
-pub(super) fn configuration(rare_checkpoints: bool, random: &mut ChaCha8Rng) -> String {
+/// Configuration of a run. Checkpoints of a node alone are rare, so that a replay has
+/// much to execute.
+pub(super) fn configuration(alone: bool, random: &mut ChaCha8Rng) -> String {
     let mut text = String::new();
     text.push_str("[outcalls]\nallow_networks = [\"127.0.0.0/8\"]\nallow_http = true\n");
-    if rare_checkpoints {
+    if alone {
         text.push_str(
             "[limits.pages]\ncheckpoint_interval_rounds = 1000000\n\
              checkpoint_instructions = 1000000000000\nmanifest_interval_rounds = 1000000\n",
         );
+    }
+    if !alone {
+        // Epochs of some seconds, at whose ends members join and leave.
+        text.push_str("[limits.consensus]\nblocks_per_epoch = 40\nidle_round_millis = 150\n");
     }
     text.push_str(&format!("[limits.execution]\nthreads = {}\n", random.gen_range(1..=2)));
     text

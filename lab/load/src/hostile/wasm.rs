@@ -1,8 +1,7 @@
 //! Modules against metering and the limits of compilation.
 //!
-//! A module is a shape (the code that is suspected to cost more than is counted) and an entry point
-//! that runs it: update, query, inspect_message, heartbeat, timer, or a step of the installation.
-//! Everything follows from the random number generator.
+//! A module has a shape (code that may cost more than is charged) and an entry point that runs it:
+//! update, query, inspect_message, heartbeat, timer, or a step of the installation.
 
 use rand::{Rng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
@@ -13,7 +12,7 @@ use wasm_encoder::{
     TableSection, TableType, TypeSection, ValType,
 };
 
-/// What runs the shape.
+/// The entry point that runs the shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
     Update,
@@ -39,14 +38,14 @@ const ENTRIES: [Entry; 9] = [
     Entry::PostUpgrade,
 ];
 
-/// Code that is run again and again; numbers are counts of what the name says.
+/// The repeated code; fields are counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     Arithmetic,
     Division,
     Floats,
     Select,
-    /// Functions, each of which returns so many values of the next.
+    /// A chain of functions, each returning the values of the next.
     CallResults {
         functions: u32,
         values: u32,
@@ -226,7 +225,7 @@ fn at(offset: u64) -> MemArg {
     MemArg { offset, align: 0, memory_index: 0 }
 }
 
-/// What the shape needs besides its code.
+/// Code and sections of a shape.
 struct Parts {
     code: Function,
     helpers: Vec<(u32, Function)>,
@@ -531,6 +530,7 @@ fn entries(plan: &Plan) -> Vec<(&'static str, Function)> {
 }
 
 /// The module's bytes.
+#[expect(clippy::too_many_lines, reason = "one section after the other")]
 pub(super) fn module(plan: &Plan) -> Vec<u8> {
     let parts = parts(plan);
     let many = |count: u32| vec![ValType::I64; count as usize];
