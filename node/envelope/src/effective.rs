@@ -108,11 +108,8 @@ pub fn specified_id(call: &MethodCall) -> Option<Principal> {
     if call.method_name != "provisional_create_canister_with_cycles" {
         return None;
     }
-    let read = candid_wire::decode::<SpecifiedIdArg>(
-        &call.arg,
-        Bounds::default(),
-        &mut Cost::default(),
-    );
+    let read =
+        candid_wire::decode::<SpecifiedIdArg>(&call.arg, Bounds::default(), &mut Cost::default());
     read.ok().and_then(|arg| arg.specified_id)
 }
 

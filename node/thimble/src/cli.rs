@@ -6,8 +6,7 @@ use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
-    StartSubnet,
-    clock,
+    StartSubnet, clock,
     config::{Config, HttpGateway, listen_address},
     disk_budget,
     genesis::{self, GenesisCommand},

@@ -1,7 +1,6 @@
 //! `thimble run`: opens what is on disk, wires the parts, serves until a signal, stops in order.
 
 use std::{
-    fs,
     io::{IsTerminal, Write as _},
     path::Path,
     sync::{

@@ -34,7 +34,7 @@ use std::{
 use ::candid::Principal;
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
-use cli::Interrupts;
+use cli::StopSignals;
 use rand::Rng;
 use serde::Serialize;
 use tokio::time::Instant;
@@ -211,7 +211,7 @@ fn user() -> Result<Principal> {
 /// Runs the command.
 pub async fn run(options: Options) -> Result<ExitCode> {
     let seed = options.seed.unwrap_or_else(|| rand::thread_rng().gen_range(0..1_000_000));
-    let mut interrupts = Interrupts::listen()?;
+    let mut interrupts = StopSignals::listen()?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     fs::create_dir_all(&options.out)
         .with_context(|| format!("making the folder {}", options.out.display()))?;

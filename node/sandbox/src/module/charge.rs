@@ -324,27 +324,32 @@ impl<'a> Flow<'a> {
         }
     }
 
+    fn read_local(&mut self, index: u32) {
+        if let Some(Some(local)) = self.numbers.get(index as usize).copied()
+            && !self.assigned.has(self.now, local)
+        {
+            self.alive.add(self.now, local);
+        }
+    }
+
+    fn assign_local(&mut self, index: u32) {
+        let Some(Some(local)) = self.numbers.get(index as usize).copied() else { return };
+        self.assigned.add(self.now, local);
+        if let Some(frame) = self.frames.last_mut()
+            && let Some(word) = frame.assigned.get_mut((local / 64) as usize)
+        {
+            *word |= 1 << (local % 64);
+        }
+    }
+
     fn take(&mut self, at: u32, operator: &Operator<'_>) {
         let words = self.signatures.called(operator);
         let call = words.saturating_sub(CALL_WORDS_FREE).saturating_mul(CALL_WORD);
         self.charge(at, call.saturating_add(flat(operator)));
         match operator {
-            Operator::LocalGet { local_index } => {
-                if let Some(Some(local)) = self.numbers.get(*local_index as usize).copied()
-                    && !self.assigned.has(self.now, local)
-                {
-                    self.alive.add(self.now, local);
-                }
-            }
+            Operator::LocalGet { local_index } => self.read_local(*local_index),
             Operator::LocalSet { local_index } | Operator::LocalTee { local_index } => {
-                if let Some(Some(local)) = self.numbers.get(*local_index as usize).copied() {
-                    self.assigned.add(self.now, local);
-                    if let Some(frame) = self.frames.last_mut()
-                        && let Some(word) = frame.assigned.get_mut((local / 64) as usize)
-                    {
-                        *word |= 1 << (local % 64);
-                    }
-                }
+                self.assign_local(*local_index);
             }
             Operator::Block { blockty } => {
                 let (_, results) = self.signatures.block(*blockty);
