@@ -245,7 +245,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     };
     let done = tokio::select! {
         done = attack(&run, &mut report) => Some(done),
-        () = interrupts.next() => None,
+        _ = interrupts.next() => None,
     };
     // Dropping the lives killed their nodes.
     report.seconds = run.began.elapsed().as_secs_f64();

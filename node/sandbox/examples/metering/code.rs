@@ -269,6 +269,7 @@ fn operations(cases: &mut Vec<Case>) {
 }
 
 /// Memory, globals and what has no operands.
+#[allow(clippy::too_many_lines)] // A list of cases.
 fn simple(cases: &mut Vec<Case>) {
     let [values, _] = values();
     let rows: &[(&str, &str)] = &[
@@ -372,6 +373,7 @@ fn simple(cases: &mut Vec<Case>) {
     }
 }
 
+#[allow(clippy::too_many_lines)] // A list of cases.
 fn tables(cases: &mut Vec<Case>) {
     let table = "(type $t (func)) (func $f) (elem declare func $f) (table $t 20000 40000 funcref)
         (elem $e func $f $f $f $f $f $f $f $f) (elem (table $t) (i32.const 0) func $f $f)";
@@ -521,6 +523,7 @@ fn branches(cases: &mut Vec<Case>) {
 }
 
 /// Chains of functions, each of which hands on what the next one gives.
+#[allow(clippy::too_many_lines)] // A list of cases.
 fn calls(cases: &mut Vec<Case>) {
     for words in [0_usize, 1, 4, 8, 9, 12, 16, 24, 32, 64, 100, 300, 1_000] {
         for ty in ["i64", "f64", "v128"] {
@@ -617,6 +620,7 @@ fn use_all(count: usize, ty: &str) -> String {
 }
 
 /// Values that are alive where ways meet.
+#[allow(clippy::too_many_lines)] // A list of cases.
 fn meetings(cases: &mut Vec<Case>) {
     for count in [4_usize, 8, 12, 16, 17, 20, 24, 32, 48, 64, 100, 300, 1_000, 4_000] {
         for ty in ["i64", "f64", "v128"] {
