@@ -49,6 +49,6 @@ pub use state_sync::{
     SyncProgress, Want,
 };
 pub use subnet::{
-    Attempt, Channels, Engine, KeyError, KeyStore, Layer, Layered, LimitsDiffer, Operation,
-    Peering, Progress, StartError, Subnet, SubnetConfig, SubnetStatus,
+    Arithmetic, Attempt, Channels, Engine, KeyError, KeyStore, Layer, Layered, LimitsDiffer,
+    Operation, Peering, Progress, StartError, Subnet, SubnetConfig, SubnetStatus, arithmetic,
 };

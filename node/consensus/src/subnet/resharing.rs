@@ -56,11 +56,11 @@ pub trait KeyStore: Send + Sync {
     fn membership_change(&self, summary: &Summary) -> Option<Vec<u8>>;
 }
 
-/// Starts the key generation's threads. Fails while this machine has no room for them.
-pub(super) type Arithmetic = Arc<dyn Fn() -> Result<Engine, String> + Send + Sync>;
+/// Starts the threads of the key's arithmetic. Fails while this machine has no room for them.
+pub type Arithmetic = Arc<dyn Fn() -> Result<Engine, String> + Send + Sync>;
 
-/// As configured.
-pub(super) fn arithmetic(config: EngineConfig) -> Arithmetic {
+/// Arithmetic as configured.
+pub fn arithmetic(config: EngineConfig) -> Arithmetic {
     Arc::new(move || Engine::new(config.clone()).map_err(|error| error.to_string()))
 }
 
