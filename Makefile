@@ -6,6 +6,7 @@
 #   make storm [MEMORY=512MiB] [MODE=hybrid] [DURATION=120]
 #   make bench-state [STATE=4GiB] [CANISTERS=1000] [MODULES=50] [DURATION=120] [PARTS=state,calls]
 #   make chaos [DURATION=300] [SEED=7] | make bench-net [MINUTES=5]
+#   make hostile [SECONDS=600] [SEED=7]
 #   make simulate [SEEDS=200] [FIRST=1]
 #   make bench-dkg [DKG_NODES=4,13,40] | make bench-dkg-starvation [DURATION=10]
 #   make bench-sync [SYNC_MIB=300]
@@ -28,6 +29,7 @@ MODE ?= hybrid
 CONCURRENCY ?= 32
 FUZZ_SECONDS ?= 60
 SEED ?=
+SECONDS ?= 600
 MINUTES ?= 5
 SEEDS ?= 200
 FIRST ?= 1
@@ -54,12 +56,14 @@ BIN := $(CARGO_TARGET_DIR)/release
 # measured is compiled by the other targets. Its dependencies stay as they are, so that they are
 # built once.
 ARITHMETIC := nidkg compare
+# A member that does not keep to the protocol, for tests.
+BYZANTINE := $(if $(wildcard node/thimble/byzantine/main.rs),--bin thimble-byzantine)
 EXECUTES := budget disk execution memory pages sandbox state
 names = $(shell awk -F'"' 'FNR == 1 { named = 0 } /^name/ && !named { print $$2; named = 1 }' $(wildcard ground/*/Cargo.toml node/*/Cargo.toml relay/*/Cargo.toml lab/*/Cargo.toml))
 CHECKED := --config 'profile.release.debug-assertions=true' --config 'profile.release.package."*".debug-assertions=false' \
 	$(foreach crate,$(filter-out $(ARITHMETIC),$(names)),--config 'profile.release.package.$(crate).opt-level=$(if $(filter $(crate),$(EXECUTES)),1,0)')
 
-.PHONY: run test test-long install package simulate bench bench-pocket bench-net bench-state bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap bench-images tune-study compare lint fmt build setup setup-clients setup-images setup-tune canisters fuzz help
+.PHONY: run test test-long hostile install package simulate bench bench-pocket bench-net bench-state bench-sync chaos bench-dkg bench-dkg-starvation storm stress bench-relay bench-heap bench-images tune-study compare lint fmt build setup setup-clients setup-images setup-tune canisters fuzz help
 
 help: ## Show the targets.
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -119,6 +123,22 @@ storm: build ## Storm a node that is capped at MEMORY with the hammer's MODE for
 
 chaos: build ## Hurt a subnet of four at random for DURATION seconds while clients work on it, and check that nothing acknowledged is lost.
 	@"$(BIN)/thimble-lab" chaos --node "$(BIN)/thimble" --memory "$(MEMORY)" --duration "$(or $(DURATION),300)" $(if $(SEED),--seed "$(SEED)")
+
+# The node as it is measured, and as it is tested: cargo has one place for both, so they are copied.
+# A history of a simulated subnet, whose clocks jump, comes first for each five minutes.
+hostile: setup ## Attack one node and four of different builds for SECONDS seconds: hostile Candid, modules, kills, full and failing disks, a member that misbehaves; replay all of it.
+	@mkdir -p target/hostile/builds
+	@cargo build $(CHECKED) --release --locked --workspace --bin thimble $(BYZANTINE)
+	@cp "$(BIN)/thimble" target/hostile/builds/thimble-checked
+	@$(if $(BYZANTINE),cp "$(BIN)/thimble-byzantine" target/hostile/builds/)
+	@cargo build --release --locked --workspace --bin thimble --bin thimble-lab
+	@cp "$(BIN)/thimble" target/hostile/builds/thimble
+	@seed="$(or $(SEED),$(shell od -An -N2 -tu2 /dev/urandom | tr -d ' '))"; \
+		if [ "$(SECONDS)" -ge 300 ]; then \
+			$(MAKE) --no-print-directory simulate FIRST="$$seed" SEEDS="$$(( $(SECONDS) / 300 ))" || exit 1; fi; \
+		"$(BIN)/thimble-lab" hostile --node target/hostile/builds/thimble --node target/hostile/builds/thimble-checked \
+		$(if $(BYZANTINE),--byzantine target/hostile/builds/thimble-byzantine) --seconds "$(SECONDS)" --seed "$$seed" --memory "$(MEMORY)" \
+		--json target/hostile/report.json
 
 bench-net: build ## Measure a subnet of four: idle memory and CPU, latency, messages, a storm of MINUTES, state sync; with one picture.
 	@"$(BIN)/thimble-lab" bench-net --node "$(BIN)/thimble" --memory "$(MEMORY)" --minutes "$(MINUTES)"

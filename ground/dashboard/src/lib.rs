@@ -4,7 +4,7 @@
 //! A program's `/status.json` is an object with the parts of [`report`] and sections of its own;
 //! the page ([`page`]) shows the sections that the report has. [`ask`] fetches the report, [`text`]
 //! prints the common parts of it for people. What serves it over HTTP gives up a peer that does not
-//! read ([`paced`]).
+//! read ([`paced`]), and serves it to the program's own pages only ([`origin`]).
 //!
 //! What bounds it: a report has at most [`HISTORY_MAX`] samples and [`EVENTS_MAX`] events, and one
 //! that is asked for at most [`ask::REPORT_BYTES_MAX`] bytes.
@@ -14,6 +14,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod ask;
+pub mod origin;
 pub mod paced;
 pub mod page;
 mod report;

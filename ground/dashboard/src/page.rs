@@ -17,6 +17,10 @@ use sha2::{Digest, Sha256};
 pub const PATH: &str = "/dashboard";
 /// The page, as `text/html; charset=utf-8`.
 pub const PAGE: &str = include_str!("dashboard.html");
+/// The mark of the product in a tab: a value of `href` of a page's `rel="icon"`.
+pub const ICON: &str = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' \
+                        viewBox='0 0 16 16'%3E%3Cpath d='M4 14 5 5a3 3 0 0 1 6 0l1 9z' \
+                        fill='%232a78b8'/%3E%3C/svg%3E";
 
 static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| policy(PAGE));
 
@@ -31,6 +35,17 @@ pub fn policy(page: &str) -> HeaderValue {
         hash("style")
     );
     // Base64 has no character that a header may not have.
+    HeaderValue::try_from(policy).unwrap_or(HeaderValue::from_static("default-src 'none'"))
+}
+
+/// Content security policy of a page that has this one inline style and no script, and fetches
+/// nothing.
+pub fn style_policy(style: &str) -> HeaderValue {
+    let hash = BASE64_STANDARD.encode(Sha256::digest(style));
+    let policy = format!(
+        "default-src 'none'; style-src 'sha256-{hash}'; img-src data:; base-uri 'none'; \
+         form-action 'none'; frame-ancestors 'none'"
+    );
     HeaderValue::try_from(policy).unwrap_or(HeaderValue::from_static("default-src 'none'"))
 }
 
@@ -71,7 +86,7 @@ mod tests {
 
     #[test]
     fn the_page_is_one_small_file_that_names_no_other_place() {
-        assert!(PAGE.len() < 60 * 1024, "the page has {} bytes", PAGE.len());
+        assert!(PAGE.len() < 64 * 1024, "the page has {} bytes", PAGE.len());
         for tag in ["script", "style"] {
             assert_eq!(
                 PAGE.matches(&format!("<{tag}")).count(),
@@ -85,6 +100,11 @@ mod tests {
         for place in ["http:", "https:", "//cdn", "@import", "url(", "innerHTML", " style=\""] {
             assert!(!places.contains(place), "{place}");
         }
+    }
+
+    #[test]
+    fn pages_have_one_icon() {
+        assert!(PAGE.contains(&format!("href=\"{ICON}\"")));
     }
 
     #[test]

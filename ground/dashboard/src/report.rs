@@ -22,7 +22,8 @@ pub struct Memory {
     pub accounted_bytes: u64,
     /// Anonymous minus accounted; negative while reservations are not used up.
     pub unaccounted_bytes: i64,
-    /// The process group's own limit and charge, where there is one.
+    /// Limit and charge of the process group, if it has a limit: the memory of a group without one
+    /// is not the program's alone.
     pub group: Option<Group>,
     /// Share of the last 10 s in which some task waited for memory, in percent; `null` where the
     /// kernel does not tell.

@@ -17,6 +17,7 @@
 //! This crate must never know what the bytes mean.
 
 mod lock;
+mod private;
 mod real;
 pub mod records;
 mod remembered;
@@ -32,6 +33,7 @@ use std::{
 };
 
 pub use lock::Lock;
+pub use private::{allow_new_files, make_private_folder, restrict_new_files};
 pub use real::RealDisk;
 pub use remembered::Remembered;
 pub use replace::{Readers, replace_file, replace_file_on};

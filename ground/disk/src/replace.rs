@@ -14,7 +14,7 @@ use crate::{Disk, Open, RealDisk};
 pub enum Readers {
     /// The owner alone: it is a secret.
     Owner,
-    /// Whoever the process's mask lets.
+    /// Those that the process's mask allowed when the process started.
     All,
 }
 
@@ -50,8 +50,10 @@ pub fn replace_file_on(
     }
     let how = if readers == Readers::Owner { Open::Secret } else { Open::Truncate };
     let file = disk.open(&scratch, how)?;
-    let written = file
-        .write_at(bytes, 0)
+    let for_all = crate::private::mode_for_all().filter(|_| readers == Readers::All);
+    let written = for_all
+        .map_or(Ok(()), |mode| fs::set_permissions(&scratch, mode))
+        .and_then(|()| file.write_at(bytes, 0))
         .and_then(|()| file.sync_all())
         .and_then(|()| disk.rename(&scratch, path));
     if let Err(error) = written {

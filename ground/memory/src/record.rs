@@ -112,9 +112,11 @@ impl<S: Clone, L: Clone + From<Level>> Record<S, L> {
         lock(&self.throttling).reason.clone()
     }
 
-    /// The process group's figures.
+    /// Figures of the process group, if it has a cap. A group without one is usually that of the
+    /// whole machine or session: its memory is not the program's.
     pub fn group(&self) -> Option<Group> {
         let memory = self.cgroup.as_ref()?.memory().ok()?;
+        memory.limit_bytes?;
         Some(Group {
             limit_bytes: memory.limit_bytes,
             usage_bytes: memory.usage_bytes,

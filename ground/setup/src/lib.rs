@@ -1,5 +1,5 @@
 //! Files that a program writes for its operator: a configuration file, a unit for systemd whose
-//! memory cap is the budget, manual pages and shell completions.
+//! memory cap is the budget, manual pages and shell completions. Addresses that an operator states.
 //!
 //! Writing again is no harm: a file that says the same stays as it is, and one that says something
 //! else is not touched ([`keep_or_write`]).
@@ -8,6 +8,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod address;
 mod manual;
 mod unit;
 
@@ -20,6 +21,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
+pub use address::{ip_address, socket_address};
 pub use manual::write_manual;
 pub use unit::{Unit, escaped};
 

@@ -4,7 +4,7 @@ use std::{path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use candid::{CandidType, Decode, Encode, Principal};
-use ic_agent::{Agent, identity::BasicIdentity};
+use ic_agent::{Agent, agent::AgentBuilder, identity::BasicIdentity};
 use ic_management_canister_types::{
     CanisterIdRecord, CanisterInstallMode, InstallCodeArgs, ProvisionalCreateCanisterWithCyclesArgs,
 };
@@ -26,6 +26,21 @@ pub fn identity() -> Result<BasicIdentity> {
 /// second does well to sign for a short time.
 const EXPIRY: Duration = Duration::from_secs(60);
 
+/// What an agent waits for an answer, as the library has it.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(360);
+
+/// HTTP clients for nodes. They ignore the proxy variables of the environment: a node on loopback
+/// or in a private network cannot be reached by a proxy.
+pub fn http() -> reqwest::ClientBuilder {
+    reqwest::Client::builder().no_proxy()
+}
+
+/// An agent for the node at `url`, connected by [`http`].
+pub fn agent(url: &str) -> Result<AgentBuilder> {
+    let client = http().timeout(ANSWER_TIMEOUT).build()?;
+    Ok(Agent::builder().with_url(url).with_http_client(client))
+}
+
 /// Connects, waiting up to `timeout` for the node to answer, and takes its root key (this is a
 /// private network).
 pub async fn connect(url: &str, timeout: Duration) -> Result<Agent> {
@@ -34,11 +49,7 @@ pub async fn connect(url: &str, timeout: Duration) -> Result<Agent> {
 
 /// The same, with calls that are signed for `expiry`.
 pub async fn connect_signing_for(expiry: Duration, url: &str, timeout: Duration) -> Result<Agent> {
-    let agent = Agent::builder()
-        .with_url(url)
-        .with_identity(identity()?)
-        .with_ingress_expiry(expiry)
-        .build()?;
+    let agent = agent(url)?.with_identity(identity()?).with_ingress_expiry(expiry).build()?;
     wait_until_healthy(&agent, url, timeout).await?;
     Ok(agent)
 }

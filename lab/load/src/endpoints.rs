@@ -113,7 +113,7 @@ pub(crate) struct Watch {
 impl Watch {
     pub(crate) fn start(urls: &[String]) -> Result<Self> {
         let http =
-            reqwest::Client::builder().timeout(ANSWER_TIMEOUT).pool_max_idle_per_host(1).build()?;
+            demo::client::http().timeout(ANSWER_TIMEOUT).pool_max_idle_per_host(1).build()?;
         let of = |url: &String| NodeSeen { endpoint: url.clone(), ..NodeSeen::default() };
         let seen = Arc::new(Mutex::new(urls.iter().map(of).collect()));
         let (asked, client) = (seen.clone(), http.clone());

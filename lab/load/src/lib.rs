@@ -5,7 +5,7 @@
 //! own and prints the table of speed and memory. `hammer` puts every sort of load on a node that
 //! runs already, and checks every byte that comes back. `history` records what clients of a subnet
 //! that is being hurt are told, and checks whether it can be true. `misuse` sends what no node may
-//! suffer from, and checks that none does. Nothing here knows the node's insides: what it reports
+//! suffer from, and checks that none does. `hostile` attacks nodes that it starts itself. Nothing here knows the node's insides: what it reports
 //! of memory it reads from the operating system.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -14,6 +14,7 @@ pub mod bench;
 mod endpoints;
 pub mod hammer;
 pub mod history;
+pub mod hostile;
 pub mod misuse;
 
 /// The machine, in one line, and how busy it is.

@@ -189,7 +189,7 @@ async fn prepare(urls: &[String]) -> Result<Shared> {
     let target = create(new_module(0), vec![]).await?;
     Ok(Shared {
         nodes,
-        http: reqwest::Client::builder().timeout(ANSWER_WITHIN).build()?,
+        http: demo::client::http().timeout(ANSWER_WITHIN).build()?,
         counter,
         spinner,
         target,

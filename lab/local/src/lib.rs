@@ -10,6 +10,7 @@
 
 mod amount;
 mod prepare;
+mod progress;
 mod services;
 mod told;
 
@@ -24,10 +25,11 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use cli::{Child, StopSignals};
-use ic_agent::{Agent, identity::AnonymousIdentity};
+use ic_agent::identity::AnonymousIdentity;
 
 use self::{
     amount::{parse_cycles, parse_icp},
+    progress::Progress,
     services::{Named, OpeningBalances, Service},
 };
 
@@ -44,11 +46,12 @@ pub struct Options {
     /// The node's memory budget.
     #[arg(long, value_name = "SIZE", default_value = "512MiB")]
     memory: String,
-    /// Address of the public HTTP interface; port 0 takes a free one.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080")]
+    /// Address of the public HTTP interface, as 127.0.0.1:8080 or localhost:8080; port 0 takes a
+    /// free one.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8080", value_parser = setup::socket_address)]
     listen: SocketAddr,
     /// Where canisters are served to browsers; port 0 takes a free one.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081", value_parser = setup::socket_address)]
     http_gateway: SocketAddr,
     /// Folder of the network's state, made at the first start. Delete it to begin anew.
     #[arg(long, value_name = "DIR", default_value = "thimble-local")]
@@ -88,7 +91,8 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     let mut node = spawn(&options, listen, http_gateway)?;
     let url = format!("http://{listen}");
     let begun = async {
-        healthy(&mut node, &url).await?;
+        let started = healthy(&mut node, &url);
+        Progress::on_stderr().step("starting the node", started, |()| "healthy".into()).await?;
         prepare(&options, &users, &url).await
     };
     let begun = tokio::select! {
@@ -161,7 +165,7 @@ fn spawn(options: &Options, listen: SocketAddr, http_gateway: SocketAddr) -> Res
 }
 
 async fn healthy(node: &mut Child, url: &str) -> Result<()> {
-    let http = reqwest::Client::new();
+    let http = demo::client::http().build()?;
     node.ready_within(HEALTHY_WITHIN, async || {
         let answer = http.get(format!("{url}/health")).send().await;
         answer.is_ok_and(|answer| answer.status().is_success()).then_some(())
@@ -171,12 +175,16 @@ async fn healthy(node: &mut Child, url: &str) -> Result<()> {
 
 /// Puts the canisters there, or their newest modules into those that are.
 async fn prepare(options: &Options, users: &[Service], url: &str) -> Result<()> {
-    let agent = Agent::builder().with_url(url).with_identity(AnonymousIdentity).build()?;
+    let agent = demo::client::agent(url)?.with_identity(AnonymousIdentity).build()?;
     demo::client::wait_until_healthy(&agent, url, HEALTHY_WITHIN).await?;
     let opening = OpeningBalances { cycles: options.cycles, icp_e8s: options.icp };
     let ours = services::ours(&agent.read_root_key(), &opening)?;
-    for service in services::with_users(ours, users) {
-        let done = prepare::service(&agent, &service).await;
+    let services = services::with_users(ours, users);
+    let mut progress = Progress::on_stderr();
+    for (number, service) in services.iter().enumerate() {
+        let what = format!("[{}/{}] {} ({})", number + 1, services.len(), service.name, service.id);
+        let done = prepare::service(&agent, service);
+        let done = progress.step(&what, done, |done| (*done).to_owned()).await;
         let done = done.with_context(|| format!("the canister {} ({})", service.id, service.name));
         println!("local: {} {} ({})", service.id, done?, service.name);
     }

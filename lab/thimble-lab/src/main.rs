@@ -96,6 +96,30 @@ enum Command {
     /// `chaos` runs it beside its clients. Exit status 1 when a call happened twice, a valid module
     /// was refused, or no call was acknowledged in the end.
     Misuse(load::misuse::Options),
+    /// Attack one node and four of different builds, and check that nothing stops a node or changes a
+    /// result.
+    ///
+    /// It starts the nodes itself, in fresh folders: builds (--node, repeatable) take turns, stacks
+    /// and thread counts differ. Cases are hostile Candid to every method of the management
+    /// canister from clients and canisters, modules against metering and compile limits run by every
+    /// entry point, operations on canisters with paused messages, snapshots, outcalls to a server
+    /// that does not keep to HTTP; between them nodes and workers are killed. Another part makes a
+    /// node's disk fail (needs strace). All cases follow from the seed; those that found something
+    /// once have names and run first.
+    ///
+    /// A finding is: a node that ends by itself; an update or query of an idle canister that is not
+    /// answered in time; a round that takes longer than 10 s; anonymous memory above the budget; an
+    /// acknowledged update that is lost; two roots of one height, on two members or when what was
+    /// recorded is executed again by another build, stack or number of threads; a start with another
+    /// budget that fails. Each is printed with the seed, the cases, the command that does the same
+    /// again, and the folder of logs and data (docs/hostile.md).
+    ///
+    /// Exit status: 0 when nothing is found, 1 when something is, 130 after Ctrl-C.
+    ///
+    /// Example: thimble-lab hostile --node target/release/thimble --seconds 600
+    ///
+    /// Example: thimble-lab hostile --seed 7 --case vec-null --on alone
+    Hostile(Box<load::hostile::Options>),
     /// Put load on any Waku node, given its multiaddress, and tell what reached whom and what it
     /// cost.
     ///
@@ -268,6 +292,7 @@ fn main() -> ExitCode {
         Command::Storm(options) => with_runtime(testnet::storm::run(options)),
         Command::History(options) => with_runtime(load::history::run(options)),
         Command::Misuse(options) => with_runtime(load::misuse::run(options)),
+        Command::Hostile(options) => with_runtime(load::hostile::run(*options)),
         Command::BenchNet(options) => with_runtime(testnet::bench_net::run(*options)),
         Command::Chaos(options) => with_runtime(testnet::chaos::run(options)),
         Command::Stress(options) => with_runtime(stress::run(*options)),

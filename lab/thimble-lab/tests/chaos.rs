@@ -1,4 +1,4 @@
-//! `thimble-lab chaos` and `thimble-lab history` against real nodes.
+//! `thimble-lab chaos`, `thimble-lab history` and `thimble-lab hostile` against real nodes.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -167,4 +167,70 @@ fn a_net_that_is_none_is_refused() {
         "{}",
         text(&output)
     );
+}
+
+fn report(folder: &Path) -> Value {
+    let text = fs::read_to_string(only_folder(folder).join("report.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+/// A minute of `make hostile` with a seed of its own each time, on the build of the tests. What it
+/// finds is printed with the command that does the same again.
+#[test]
+fn nothing_is_found_in_a_minute_of_hostile_cases() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = lab("hostile --seconds 45 --round-within 30 --out");
+    command.arg(folder.path());
+    let byzantine = Path::new(LAB).with_file_name("thimble-byzantine");
+    if byzantine.exists() {
+        command.arg("--byzantine").arg(byzantine);
+    }
+    let output = command.output().unwrap();
+    let said = text(&output);
+    println!("{said}");
+    if output.status.code() != Some(0) {
+        // Logs and data of what was found stay.
+        panic!("the run ended with {}; see {}", output.status, folder.keep().display());
+    }
+    let report = report(folder.path());
+    for reason in report["not_run"].as_array().unwrap() {
+        testing::missing(reason.to_string());
+    }
+    // It did something: messages reached the nodes, modules were installed, and all was replayed.
+    let ended = |family: &str, way: &str| report["cases"][family][way].as_u64().unwrap_or(0);
+    assert!(ended("candid", "rejected") >= 5, "{said}");
+    assert!(ended("module", "replied") + ended("module", "open") >= 2, "{said}");
+    assert!(report["replays"].as_u64() >= Some(4) && report["roots_compared"].as_u64() > Some(50));
+    assert!(report["restarts_with_other_memory"].as_u64() >= Some(2), "{said}");
+}
+
+/// A build whose roots are others is found, and named with what does the same again.
+#[test]
+fn a_build_that_replays_to_another_root_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let (other, out) = (folder.path().join("other"), folder.path().join("out"));
+    let node = Path::new(LAB).with_file_name("thimble");
+    let script = format!(
+        "#!/bin/sh\n[ \"$1\" != replay ] || {{ echo 'state root of height 7' >&2; exit 1; }}\n\
+         exec '{}' \"$@\"\n",
+        node.display()
+    );
+    fs::write(&other, script).unwrap();
+    fs::set_permissions(&other, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let output = lab("hostile --seed 3 --on alone --case nested-opt-settings --round-within 60")
+        .arg("--node")
+        .arg(&other)
+        .arg("--out")
+        .arg(&out)
+        .output()
+        .unwrap();
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let report = report(&out);
+    let finding = &report["findings"][0];
+    assert!(finding["what"].as_str().unwrap().contains("state root of height 7"), "{said}");
+    assert_eq!((&finding["isolated"], &report["seed"]), (&true.into(), &3.into()));
+    let again = finding["again"].as_str().unwrap();
+    assert!(again.contains("--seed 3") && again.contains("--case nested-opt-settings"), "{again}");
+    assert!(Path::new(finding["folder"].as_str().unwrap()).join("node0").exists(), "{said}");
 }

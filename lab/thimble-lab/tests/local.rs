@@ -20,6 +20,8 @@ use serde_json::Value;
 use testing::process::{Signal, send};
 
 const LAB: &str = env!("CARGO_BIN_EXE_thimble-lab");
+/// Read by HTTP clients.
+const PROXY_VARIABLES: [&str; 4] = ["http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY"];
 const T: u128 = 1_000_000_000_000;
 const CYCLES_FEE: u128 = 100_000_000;
 
@@ -49,6 +51,8 @@ impl Network {
             .arg("--data-dir")
             .arg(&data)
             .args(options)
+            // A proxy is never asked for what is on loopback; nothing listens there.
+            .envs(PROXY_VARIABLES.map(|name| (name, "http://127.0.0.1:9")))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()

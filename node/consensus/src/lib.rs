@@ -17,6 +17,8 @@
 //! This crate must not know what a message means, how it is executed, or where canister memory
 //! lies.
 
+#[doc(hidden)]
+pub mod adversary;
 mod block_log;
 mod certifier;
 mod clock;
@@ -49,6 +51,7 @@ pub use state_sync::{
     SyncProgress, Want,
 };
 pub use subnet::{
-    Arithmetic, Attempt, Channels, Engine, KeyError, KeyStore, Layer, Layered, LimitsDiffer,
-    Operation, Peering, Progress, StartError, Subnet, SubnetConfig, SubnetStatus, arithmetic,
+    Arithmetic, Attempt, ChannelName, Channels, Engine, KeyError, KeyStore, Layer, Layered,
+    LimitsDiffer, Operation, Peering, Progress, SenderLayer, StartError, Subnet, SubnetConfig,
+    SubnetStatus, Unchanged, arithmetic,
 };

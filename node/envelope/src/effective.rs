@@ -6,23 +6,15 @@
 //! them have the same effective id from here on: see [`of_call`].
 //!
 //! For other calls to the management canister the destination stands in the Candid argument. The
-//! argument comes from outside and may be large (it can carry a module), so it is decoded under a
-//! quota and nothing but the one field is kept.
+//! argument comes from outside and may be large (it can carry a module), so nothing but the one
+//! field is read from it ([`candid_wire`]).
 
-use candid::{CandidType, Deserialize, de::DecoderConfig, de::IDLDeserialize};
+use candid::{CandidType, Deserialize};
 use ic_principal::Principal;
 use thiserror::Error;
 
 use crate::MethodCall;
-
-/// Work an argument may cost to decode besides what it takes per byte, in the decoder's units: a
-/// small argument costs the threads that serve everybody next to nothing, whatever its types are. The
-/// metadata of a snapshot with 1,000 globals, the most there are, takes some 40,000.
-const SKIPPING_QUOTA: usize = 60_000;
-/// Work per byte: a module that is skipped costs one.
-const SKIPPING_QUOTA_PER_BYTE: usize = 2;
-/// The decoder charges so many times for what it skips.
-const SKIPPING_COST: usize = 50;
+use crate::candid_wire::{self, Bounds, Cost, Refusal};
 
 /// What the URL names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,19 +59,18 @@ pub enum EffectiveError {
         /// Which field was looked for.
         field: &'static str,
     },
-    /// A management call whose argument costs too much to look through.
+    /// A management call whose argument is over a bound of all arguments.
     #[error(
-        "the field `{field}` is not found in the argument of the management canister's `{method}`: \
-         decoding it costs more than the limit, {limit} of the decoder's units, so the call has no \
-         effective canister id"
+        "the field `{field}` is not looked for in the argument of the management canister's \
+         `{method}`, so the call has no effective canister id: {refusal}"
     )]
-    Costly {
+    TooComplex {
         /// Cut to 64 characters.
         method: String,
         /// Which field was looked for.
         field: &'static str,
-        /// For an argument of this length.
-        limit: usize,
+        /// The bound.
+        refusal: Refusal,
     },
     /// Outside this subnet's ranges.
     #[error("canister {canister_id} is in no canister range of this subnet")]
@@ -107,13 +98,22 @@ pub enum EffectiveError {
 }
 
 #[derive(CandidType, Deserialize)]
-struct CanisterIdArg {
-    canister_id: Principal,
+struct SpecifiedIdArg {
+    specified_id: Option<Principal>,
 }
 
-#[derive(CandidType, Deserialize)]
-struct TargetCanisterArg {
-    target_canister: Principal,
+/// The id that a call asks for which makes a canister; `None` where it asks for none, or its
+/// argument cannot be read.
+pub fn specified_id(call: &MethodCall) -> Option<Principal> {
+    if call.method_name != "provisional_create_canister_with_cycles" {
+        return None;
+    }
+    let read = candid_wire::decode::<SpecifiedIdArg>(
+        &call.arg,
+        Bounds::default(),
+        &mut Cost::default(),
+    );
+    read.ok().and_then(|arg| arg.specified_id)
 }
 
 /// Whether a call makes a canister: it may be sent to any effective id.
@@ -132,46 +132,30 @@ pub fn of_call(call: &MethodCall, url: Principal) -> Principal {
     if makes_canister(call) { Principal::management_canister() } else { url }
 }
 
-/// What the decoder may spend on an argument of so many bytes.
-fn skipping_quota(bytes: usize) -> usize {
-    SKIPPING_QUOTA.saturating_add(bytes.saturating_mul(SKIPPING_QUOTA_PER_BYTE))
-}
-
-fn field<T: CandidType + for<'de> Deserialize<'de>>(arg: &[u8]) -> candid::Result<T> {
-    let mut config = DecoderConfig::new();
-    let skipping = skipping_quota(arg.len());
-    config
-        .set_decoding_quota(skipping.saturating_mul(SKIPPING_COST))
-        .set_skipping_quota(skipping)
-        .set_full_error_message(false);
-    IDLDeserialize::new_with_config(arg, &config)?.get_value()
-}
-
 /// The canister that an update call (`query == false`) or query call is for, by its content. Calls
 /// that make a canister, and `list_canisters`, have none.
 ///
 /// # Errors
-/// [`EffectiveError::NoDestination`], [`EffectiveError::Costly`].
+/// [`EffectiveError::NoDestination`], [`EffectiveError::TooComplex`].
 pub fn destination(call: &MethodCall, query: bool) -> Result<Principal, EffectiveError> {
     if call.canister_id != Principal::management_canister() {
         return Ok(call.canister_id);
     }
     let method = call.method_name.as_str();
-    let (found, field) = if method == "install_chunked_code" && !query {
-        let target = field(&call.arg).map(|arg: TargetCanisterArg| arg.target_canister);
-        (target, "target_canister")
-    } else {
-        (field(&call.arg).map(|arg: CanisterIdArg| arg.canister_id), "canister_id")
-    };
-    found.map_err(|error| {
+    let is_chunked = method == "install_chunked_code" && !query;
+    let field = if is_chunked { "target_canister" } else { "canister_id" };
+    let found =
+        candid_wire::principal_in(&call.arg, field, Bounds::default(), &mut Cost::default());
+    found.map_err(|refusal| {
         let method = method.chars().take(64).collect();
-        // Candid has no kind of its own for this.
-        let exceeds = |text: String| text.contains("cost exceeds the limit");
-        if matches!(&error, candid::Error::Custom(error) if exceeds(error.root_cause().to_string()))
-        {
-            return EffectiveError::Costly { method, field, limit: skipping_quota(call.arg.len()) };
+        match refusal {
+            Refusal::TooMany { .. } | Refusal::TooDeep | Refusal::Vector { .. } => {
+                EffectiveError::TooComplex { method, field, refusal }
+            }
+            Refusal::Invalid { .. } | Refusal::Mismatch(_) => {
+                EffectiveError::NoDestination { method, field }
+            }
         }
-        EffectiveError::NoDestination { method, field }
     })
 }
 
@@ -218,7 +202,7 @@ pub fn check(
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use candid::Encode;
+    use candid::{CandidType, Encode};
 
     fn id(byte: u8) -> Principal {
         Principal::from_slice(&[0, 0, 0, 0, 0, 0, 0, byte, 1, 1])
@@ -345,11 +329,11 @@ mod tests {
             let call = call(Principal::management_canister(), "stop_canister", bomb);
             check(&Effective::Canister(id(1)), &call, false, &id(100), |_| true).unwrap_err()
         };
-        // Its type is no record's, which is told before anything is passed over.
-        let error = refused(bomb);
-        assert!(matches!(error, EffectiveError::NoDestination { .. }), "bomb {error}");
-        let error = refused(tree);
-        assert!(matches!(error, EffectiveError::Costly { .. }), "tree {error}");
+        for hostile in [bomb, tree] {
+            let error = refused(hostile);
+            let EffectiveError::TooComplex { refusal, .. } = &error else { panic!("{error}") };
+            assert_eq!(*refusal, Refusal::TooMany { what: "values", most: 10_000 });
+        }
     }
 
     #[derive(CandidType)]
@@ -375,7 +359,8 @@ mod tests {
         assert_eq!(destination(1_000), Ok(id(1)));
         let text = destination(20_000).unwrap_err().to_string();
         assert!(
-            text.contains("`canister_id` is not found") && text.contains("the limit"),
+            text.contains("`canister_id` is not looked for")
+                && text.contains("more than 10000 values"),
             "{text}"
         );
     }

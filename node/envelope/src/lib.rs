@@ -2,7 +2,8 @@
 //!
 //! A request of the interface specification comes as an envelope around its content. This crate
 //! says what an envelope is, what its request id is, whether its sender is who it claims to be, and
-//! which canister it is for; it is one set of rules for whoever meets envelopes: the HTTP
+//! which canister it is for; and it reads the Candid messages of clients and canisters
+//! ([`candid_wire`]). It is one set of rules for whoever meets envelopes: the HTTP
 //! interface, agreement between nodes, and the replay of a block log.
 //!
 //! ```text
@@ -18,6 +19,7 @@
 //! What it must never know: HTTP, clocks, the state, how calls are ordered.
 
 pub mod auth;
+pub mod candid_wire;
 pub mod cbor;
 mod decode;
 pub mod effective;

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+#[path = "decoder/candid_wire.rs"]
+mod candid_wire;
 mod signing;
 
 use std::time::Duration;

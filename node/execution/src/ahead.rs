@@ -21,7 +21,9 @@ use std::time::Duration;
 
 use budget::Pool;
 use candid::Principal;
+use envelope::candid_wire::Cost;
 use ic_management_canister_types::{CanisterInstallMode, InstallChunkedCodeArgs};
+use limits::Limits;
 use sandbox::{NotPrepared, Stored, Uploaded};
 use state::{CanisterState, CertifiedReader, CertifiedState, Ingress, ModuleHash};
 
@@ -149,7 +151,7 @@ impl CompileAhead {
         if core.sandbox.is_prepared(&hash) {
             return Ok(Ahead::AtHand);
         }
-        let argument = Argument { read, bytes: module_bytes };
+        let argument = Argument { limits: core.limits(), read, bytes: module_bytes };
         let uploaded: Box<dyn Uploaded> = match place {
             Place::Argument => Box::new(argument),
             Place::Chunks(parts) => {
@@ -174,10 +176,13 @@ impl CompileAhead {
             |id: &Principal| state.canister(id).ok_or_else(|| format!("there is no canister {id}"));
         let target = canister(&ingress.effective_canister_id)?;
         management::check_ingress(core, ingress, Some(&target)).map_err(words)?;
+        // Outside of rounds, on a thread that does nothing else: what it takes is not counted.
+        let mut cost = Cost::default();
         let whole;
         let (code, mode, place) = match ingress.method_name.as_str() {
             "install_code" => {
-                let argument: InstallCode = management::decode(&ingress.arg).map_err(words)?;
+                let argument: InstallCode =
+                    management::decode(core.limits(), &ingress.arg, &mut cost).map_err(words)?;
                 let named = argument.canister_id;
                 (named == target.id).then_some(()).ok_or("another canister is named")?;
                 whole = argument.wasm_module;
@@ -185,7 +190,7 @@ impl CompileAhead {
             }
             "install_chunked_code" => {
                 let argument: InstallChunkedCodeArgs =
-                    management::decode(&ingress.arg).map_err(words)?;
+                    management::decode(core.limits(), &ingress.arg, &mut cost).map_err(words)?;
                 let named = argument.target_canister;
                 (named == target.id).then_some(()).ok_or("another canister is named")?;
                 let store = canister(&argument.store_canister.unwrap_or(named))?;
@@ -220,8 +225,8 @@ impl CompileAhead {
         }
         check_mode(target, mode).map_err(|reject| reject.message)?;
         let head = code.head().map_err(|error| error.to_string())?;
-        let (prepaid, _) = prepayment(core, bytes, &head);
-        let liquid = core.costs.liquid(target);
+        let (prepaid, _) = prepayment(core, &target.id, bytes, &head);
+        let liquid = core.costs_of(&target.id).liquid(target);
         (liquid >= prepaid)
             .then_some(())
             .ok_or_else(|| format!("the canister has {liquid} of {prepaid} cycles"))
@@ -230,6 +235,7 @@ impl CompileAhead {
 
 /// A module in the argument of a call, which is read again when it is written out.
 struct Argument<'a> {
+    limits: &'a Limits,
     read: ReadCall<'a>,
     bytes: u64,
 }
@@ -242,7 +248,8 @@ impl Uploaded for Argument<'_> {
     fn write_to(&self, out: &mut dyn Write) -> io::Result<()> {
         let ingress = (self.read)().map_err(io::Error::other)?;
         let argument: InstallCode =
-            management::decode(&ingress.arg).map_err(|reject| io::Error::other(reject.message))?;
+            management::decode(self.limits, &ingress.arg, &mut Cost::default())
+                .map_err(|reject| io::Error::other(reject.message))?;
         out.write_all(&argument.wasm_module)
     }
 }

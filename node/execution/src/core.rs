@@ -22,8 +22,12 @@ use crate::running::RunningMessages;
 /// See the module.
 pub(crate) struct Core {
     pub(crate) config: ExecutorConfig,
-    pub(crate) costs: CostSchedule,
-    pub(crate) cost_table: CostTable,
+    /// Prices of the subnet.
+    costs: CostSchedule,
+    cost_table: CostTable,
+    /// Prices where canisters pay nothing.
+    free: CostSchedule,
+    free_table: CostTable,
     pub(crate) sandbox: Arc<dyn Sandbox>,
     pub(crate) pages: Arc<PageStore>,
     pub(crate) blobs: Arc<BlobStore>,
@@ -52,12 +56,16 @@ impl Core {
     ) -> Self {
         let costs = CostSchedule::default();
         let cost_table = costs.table(&config.limits);
+        let free = CostSchedule::free();
+        let free_table = free.table(&config.limits);
         let subnet_nodes = u32::try_from(config.subnet.nodes.len()).unwrap_or(u32::MAX);
         let running = RunningMessages::new(usize::try_from(config.threads).unwrap_or(1));
         Self {
             config,
             costs,
             cost_table,
+            free,
+            free_table,
             sandbox,
             pages,
             blobs,
@@ -101,10 +109,20 @@ impl Core {
         &self.config.limits
     }
 
+    /// Prices for a canister of this id.
+    pub(crate) fn costs_of(&self, id: &CanisterId) -> &CostSchedule {
+        if self.config.is_free(id) { &self.free } else { &self.costs }
+    }
+
+    /// Prices that the System API reports to a canister of this id.
+    pub(crate) fn cost_table_of(&self, id: &CanisterId) -> &CostTable {
+        if self.config.is_free(id) { &self.free_table } else { &self.cost_table }
+    }
+
     /// Whether a canister can prepay a task of the system.
     pub(crate) fn affords_task(&self, canister: &CanisterState) -> bool {
-        self.costs.liquid(canister)
-            >= self.costs.execution(self.limits().execution.instructions_per_message)
+        let costs = self.costs_of(&canister.id);
+        costs.liquid(canister) >= costs.execution(self.limits().execution.instructions_per_message)
     }
 
     /// Notes that blobs may have become dead.
@@ -134,9 +152,23 @@ impl Core {
         module: ModuleHash,
         canister_id: &CanisterId,
     ) -> Result<(), EnsureError> {
-        if self.prepared.lock().unwrap_or_else(PoisonError::into_inner).contains(&module) {
+        if self.was_prepared(&module) {
             return Ok(());
         }
+        self.prepare_installed(module, canister_id)
+    }
+
+    /// Whether the artefact was there before; it may have been removed from the cache since.
+    pub(crate) fn was_prepared(&self, module: &ModuleHash) -> bool {
+        self.prepared.lock().unwrap_or_else(PoisonError::into_inner).contains(module)
+    }
+
+    /// The same when the artefact may have been removed from the cache.
+    pub(crate) fn prepare_installed(
+        &self,
+        module: ModuleHash,
+        canister_id: &CanisterId,
+    ) -> Result<(), EnsureError> {
         if self.sandbox.is_prepared(&module) {
             self.note_prepared(module);
             return Ok(());

@@ -36,6 +36,8 @@ pub struct CostSchedule {
     pub gib_second: Cycles,
     /// Per percent of a core and second.
     pub compute_percent_second: Cycles,
+    /// HTTPS outcall: base, per request byte, per response byte.
+    pub http_request: [Cycles; 3],
 }
 
 impl Default for CostSchedule {
@@ -50,11 +52,28 @@ impl Default for CostSchedule {
             create_canister: 500_000_000_000,
             gib_second: 127_000,
             compute_percent_second: 10_000_000,
+            http_request: [49_140_000, 5_200, 10_400],
         }
     }
 }
 
 impl CostSchedule {
+    /// Prices on a system subnet, where canisters pay nothing.
+    pub fn free() -> Self {
+        Self {
+            message: 0,
+            ten_instructions: 0,
+            ingress: 0,
+            ingress_byte: 0,
+            call: 0,
+            call_byte: 0,
+            create_canister: 0,
+            gib_second: 0,
+            compute_percent_second: 0,
+            http_request: [0; 3],
+        }
+    }
+
     /// Of executing a message that used so many instructions.
     pub fn execution(&self, instructions: u64) -> Cycles {
         self.message + Cycles::from(instructions) * self.ten_instructions / 10
@@ -120,7 +139,7 @@ impl CostSchedule {
             callback_execution_reservation: self
                 .execution(limits.execution.instructions_per_message),
             create_canister: self.create_canister,
-            http_request: [49_140_000, 5_200, 10_400],
+            http_request: self.http_request,
             signing: [26_153_846_153, 26_153_846_153, 26_153_846_153],
         }
     }

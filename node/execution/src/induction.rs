@@ -4,6 +4,7 @@
 //! counts. A call that was here before, or is too old or too far ahead, is passed over. Any other
 //! gets a status, be it a rejection: the client finds out why.
 
+use envelope::candid_wire::Cost;
 use ic_principal::Principal;
 use state::{
     CanisterId, CanisterStatus, Ingress, Origin, Reject, ReplicatedState, Shared, SubnetCall, Time,
@@ -15,8 +16,10 @@ use crate::management;
 use crate::messaging::{MessageMemory, SMALL_MANAGEMENT_CALL_BYTES};
 use crate::reject;
 
-/// Takes in all calls of a batch, in order.
-pub(crate) fn induct(core: &Core, state: &mut ReplicatedState, batch: Vec<Ingress>) {
+/// Takes in all calls of a batch, in order. Returns the instructions that reading their arguments
+/// counts with in the round.
+pub(crate) fn induct(core: &Core, state: &mut ReplicatedState, batch: Vec<Ingress>) -> u64 {
+    let mut cost = Cost::default();
     state.refresh();
     let mut memory = MessageMemory::of(state);
     for ingress in batch {
@@ -29,10 +32,11 @@ pub(crate) fn induct(core: &Core, state: &mut ReplicatedState, batch: Vec<Ingres
             tracing::debug!(%error, "ingress message passed over");
             continue;
         }
-        if let Err(reject) = accept(core, state, &mut memory, ingress) {
+        if let Err(reject) = accept(core, state, &mut memory, ingress, &mut cost) {
             state.history.finish(&id, Err(reject), now);
         }
     }
+    cost.instructions
 }
 
 fn is_current(core: &Core, ingress: &Ingress, now: Time) -> bool {
@@ -47,6 +51,7 @@ fn accept(
     state: &mut ReplicatedState,
     memory: &mut MessageMemory,
     ingress: Ingress,
+    cost: &mut Cost,
 ) -> Result<(), Reject> {
     let limit = core.limits().subnet.message_payload_bytes;
     let bytes = (ingress.arg.len() + ingress.method_name.len()) as u64;
@@ -58,7 +63,7 @@ fn accept(
     }
     let accounted_bytes = ingress.accounted_bytes();
     if ingress.canister_id == Principal::management_canister() {
-        let named = management::named_canister(core, &ingress.method_name, &ingress.arg)?;
+        let named = management::named_canister(core, &ingress.method_name, &ingress.arg, cost)?;
         let target = named.and_then(|id| state.get(&id));
         management::check_ingress(core, &ingress, target)?;
         if let Some(id) = named
@@ -118,9 +123,10 @@ fn charge(
     bytes: u64,
     spares_frozen: bool,
 ) -> Result<(), Reject> {
-    let fee = core.costs.induction(bytes);
+    let costs = core.costs_of(id);
+    let fee = costs.induction(bytes);
     let canister = state.get_mut(id).ok_or_else(|| reject::canister_not_found(id))?;
-    let liquid = core.costs.liquid(canister);
+    let liquid = costs.liquid(canister);
     if liquid < fee && !spares_frozen {
         return Err(reject::out_of_cycles(id, liquid, fee, "taking in an ingress message"));
     }

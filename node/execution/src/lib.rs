@@ -56,12 +56,17 @@ mod running;
 mod scheduler;
 mod slices;
 
+/// Counts changes of what a batch results in. Members compare it when they meet, the rules beside
+/// the block log record it, and `subnet_info` reports it in place of a version of the program: two
+/// programs that execute alike may have different versions.
+pub const RULES_VERSION: u32 = 9;
+
 pub use ahead::{Ahead, CompileAhead, ModulesAgain, ReadCall};
 pub use config::{ExecutorConfig, FatalError, RoundResult};
 pub use cycles::CostSchedule;
 pub use executor::Executor;
 pub use placement::Placement;
-pub use query::{NotTransformed, QueryReply, QueryRequest, QueryService};
+pub use query::{EndedQueries, NotTransformed, QueryReply, QueryRequest, QueryService};
 pub use query_stats::QueryTally;
 pub use retry::{
     ATTEMPTS_BEFORE_VERDICT, Closing, ExecutionPoint, Persistent, RetryPolicy, Trouble,

@@ -16,7 +16,7 @@ use ic_principal::Principal;
 use pages::{AppendTarget, MemoryId, PAGE_BYTES, PagesError, Run};
 use sandbox::{
     CallbackKind, Changes, Entry, Grant, Lane, MessageLimits, Mount, Outcome, Progress, Request,
-    RunState, Slice, SystemContext, Trap, WorkerTrouble,
+    RunState, Slice, SystemContext, WorkerTrouble,
 };
 use serde::{Deserialize, Serialize};
 use state::{
@@ -394,8 +394,8 @@ impl<'a> Machine<'a> {
         };
         match result {
             Ok(response) => ran.result = Ok(response),
-            Err(Trap { reject }) => {
-                ran.result = Err(reject::from_canister(&canister.id, reject));
+            Err(trap) => {
+                ran.result = Err(reject::of_trap(canister, &begun.context.caller, trap));
                 return ran;
             }
         }
@@ -411,8 +411,8 @@ impl<'a> Machine<'a> {
         let grown = (changes.heap_wasm_pages + changes.stable_wasm_pages)
             .saturating_sub(pages_before)
             * WASM_PAGE_BYTES;
-        let needed =
-            self.core.costs.freezing_limit_with(canister, canister.memory_usage().total() + grown);
+        let costs = self.core.costs_of(&canister.id);
+        let needed = costs.freezing_limit_with(canister, canister.memory_usage().total() + grown);
         if begun.keeps_changes && grown > 0 && !begun.grows_frozen && changes.balance < needed {
             ran.fail(reject::memory_too_dear(&canister.id, grown, changes.balance, needed));
             return ran;
@@ -653,7 +653,7 @@ pub(crate) fn system_context(
         deadline: invocation.deadline,
         already_responded: invocation.already_responded,
         balance: canister.cycles,
-        freezing_threshold: core.costs.freezing_limit(canister),
+        freezing_threshold: core.costs_of(&canister.id).freezing_limit(canister),
         cycles_available: invocation.cycles_available,
         cycles_refunded: invocation.cycles_refunded,
         global_timer: canister.global_timer,
@@ -669,7 +669,7 @@ pub(crate) fn system_context(
             .saturating_sub(canister.calls.callbacks_open()),
         queue_slots_left: slots.left,
         queue_slots: slots.others,
-        costs: core.cost_table.clone(),
+        costs: core.cost_table_of(&canister.id).clone(),
         payload_max_bytes: limits.subnet.message_payload_bytes,
         reject_guaranteed_response_calls: limits.execution.reject_guaranteed_response_calls,
     }

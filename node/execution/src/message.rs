@@ -333,7 +333,7 @@ impl<'a> Turn<'a> {
     /// A call of a public method.
     fn call(&mut self, canister: &mut CanisterState, work: Work) -> Result<(), FatalError> {
         let limits = self.core().message_limits();
-        let prepaid = self.core().costs.execution(limits.instructions);
+        let prepaid = self.core().costs_of(&canister.id).execution(limits.instructions);
         let callable = find_method(canister, &work.method_name)
             .and_then(|is_update| prepay(self.core(), canister, prepaid).map(|()| is_update));
         let is_update = match callable {
@@ -386,9 +386,10 @@ impl<'a> Turn<'a> {
         };
         let limits = core.message_limits();
         let cleanup_instructions = self.cleanup_instructions();
-        let execution_prepaid = core.costs.execution(limits.instructions);
+        let costs = core.costs_of(&canister.id);
+        let execution_prepaid = costs.execution(limits.instructions);
         // What transmission did not use of the rest goes back now.
-        let transmission = core.costs.transmission(callback.request_bytes, taken.payload_bytes());
+        let transmission = costs.transmission(callback.request_bytes, taken.payload_bytes());
         let transmission_prepaid = callback.prepaid.saturating_sub(execution_prepaid);
         let transmission = transmission.min(transmission_prepaid);
         let execution_prepaid = callback.prepaid.min(execution_prepaid);
@@ -461,7 +462,7 @@ impl<'a> Turn<'a> {
         entry: Entry,
     ) -> Result<Step, FatalError> {
         let limits = self.core().message_limits();
-        let prepaid = self.core().costs.execution(limits.instructions);
+        let prepaid = self.core().costs_of(&canister.id).execution(limits.instructions);
         let affordable = self.core().affords_task(canister);
         let ruled_out = self.take_up(canister, seat);
         match entry {
@@ -518,7 +519,8 @@ impl<'a> Turn<'a> {
             canister.cycles = changes.balance;
             canister.consumption.burned += changes.cycles_burned;
         }
-        let cost = self.core().costs.execution(ran.instructions).min(prepaid);
+        let costs = self.core().costs_of(&canister.id);
+        let cost = costs.execution(ran.instructions).min(prepaid);
         canister.credit(prepaid - cost);
         canister.consumption.instructions += cost;
         let log_bytes_max =
@@ -633,7 +635,7 @@ pub(crate) fn check_callable(core: &Core, canister: &CanisterState) -> Result<()
     if canister.execution.is_none() {
         return Err(reject::no_module(&canister.id));
     }
-    let frozen_below = core.costs.freezing_limit(canister);
+    let frozen_below = core.costs_of(&canister.id).freezing_limit(canister);
     if canister.cycles < frozen_below {
         return Err(reject::reject(
             207,
@@ -671,7 +673,7 @@ fn find_method(canister: &CanisterState, name: &str) -> Result<bool, Reject> {
 
 /// Takes the prepayment, unless that would freeze the canister.
 fn prepay(core: &Core, canister: &mut CanisterState, amount: Cycles) -> Result<(), Reject> {
-    let liquid = core.costs.liquid(canister);
+    let liquid = core.costs_of(&canister.id).liquid(canister);
     if liquid < amount {
         return Err(reject::out_of_cycles(
             &canister.id,

@@ -16,6 +16,10 @@ pub trait Placement: Send + Sync + Debug {
     /// Id of the subnet that hosts a canister id; none where no subnet does.
     fn subnet_of(&self, id: &CanisterId) -> Option<Principal>;
 
+    /// Whether canisters on the subnet that hosts this id pay nothing, as on system subnets of the
+    /// public network.
+    fn is_free(&self, id: &CanisterId) -> bool;
+
     /// Whether this is the id of one of the subnets, whose management canister it then names.
     fn is_subnet(&self, id: &Principal) -> bool;
 
@@ -29,6 +33,11 @@ impl ExecutorConfig {
     pub(crate) fn subnet_of(&self, id: &CanisterId) -> Principal {
         let placed = self.placement.as_ref().and_then(|placement| placement.subnet_of(id));
         placed.unwrap_or(self.subnet.subnet_id)
+    }
+
+    /// Whether a canister of this id pays nothing.
+    pub(crate) fn is_free(&self, id: &CanisterId) -> bool {
+        self.placement.as_ref().is_some_and(|placement| placement.is_free(id))
     }
 
     /// Whether a principal names the management canister by the id of a subnet that is hosted here.

@@ -2,28 +2,40 @@
 //! certified state that leave no trace.
 //!
 //! A query holds one query worker for as long as it runs, nested calls of a composite query
-//! included. Workers are handed out first come, first served, and no canister has more than its
-//! share of them; who waits too long is told to come back. The state it reads is the one that was
+//! included. Workers are handed out in the order of arrival, no canister has more than its share of
+//! them, and the wait is bounded ([`lanes`]). The state it reads is the one that was
 //! newest when it began; later rounds neither wait for it nor disturb it.
 //!
 //! A composite query is a small machine: its worker keeps the execution alive between its calls,
 //! this module evaluates each call and hands the answer to the kept execution. Depth, instructions
-//! over all calls, and wall time are bounded. Nothing here is deterministic, and nothing of it
+//! over all calls, and wall-clock time are bounded. When the time is over the worker is ended, so
+//! code that is slow per instruction does not keep it, and a module that has to be compiled first
+//! is compiled aside ([`compiling`]). Nothing here is deterministic, and nothing of it
 //! enters replicated state, but for counts that members report ([`crate::query_stats`]).
 
-use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+mod compiling;
+mod lanes;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use budget::Pool;
+use envelope::candid_wire::Cost;
 use ic_principal::Principal;
-use sandbox::{Call, CallbackKind, Entry, Lane, MessageLimits, Mount, Outcome, Request, Response};
+use sandbox::{
+    Call, CallbackKind, Entry, Lane, MessageLimits, Mount, Outcome, Request, Response, Timed,
+    WorkerTrouble,
+};
 use state::{
-    CanisterId, CanisterState, CertifiedReader, CertifiedState, Height, Ingress, Memory,
-    QueryCounts, Reject, SenderInfo, SharedCanister, Time,
+    CanisterId, CanisterState, CanisterStatus, CertifiedReader, CertifiedState, Height, Ingress,
+    Memory, ModuleHash, QueryCounts, Reject, SenderInfo, SharedCanister, Time,
 };
 
-use crate::core::{Core, EnsureError};
+use self::compiling::{Compilations, Failure};
+use self::lanes::{Lanes, Permit};
+use crate::core::Core;
 use crate::machine::{Invocation, system_context};
 use crate::management;
 use crate::message::check_callable;
@@ -31,10 +43,8 @@ use crate::query_cache::QueryCache;
 use crate::query_stats::QueryTally;
 use crate::reject;
 
-/// How long a query waits for a worker.
-const WAIT: Duration = Duration::from_secs(10);
-/// How long a query may run, its calls included.
-const WALL: Duration = Duration::from_secs(10);
+/// Times that one execution finds its artefact removed from the cache.
+const COMPILATIONS_MAX: u32 = 3;
 
 /// A query whose sender was authenticated.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,14 +91,32 @@ pub struct QueryService {
     core: Arc<Core>,
     reader: CertifiedReader,
     lanes: Arc<Lanes>,
+    compilations: Arc<Compilations>,
+    counters: Arc<Counters>,
     cache: Option<Arc<QueryCache>>,
     /// Counts queries. None: nobody reports them.
     tally: Option<Arc<QueryTally>>,
 }
 
+/// Queries, checks of calls and transforms that a limit on time ended, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EndedQueries {
+    /// By `execution.query_wall_clock_seconds`.
+    pub wall_clock: u64,
+    /// By `execution.query_wait_seconds`, while they waited for a worker here.
+    pub wait: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    wall_clock: AtomicU64,
+    wait: AtomicU64,
+}
+
 /// One query under way.
 struct Session<'a> {
-    core: &'a Core,
+    core: &'a Arc<Core>,
+    compilations: &'a Arc<Compilations>,
     state: &'a CertifiedState,
     lane: usize,
     root: CanisterId,
@@ -97,7 +125,9 @@ struct Session<'a> {
     counted: u64,
     /// None: what it evaluates is not counted.
     tally: Option<&'a QueryTally>,
-    until: Instant,
+    deadline: Instant,
+    /// Whether the deadline ended it.
+    overdue: bool,
     /// Whether another height would see the same: nothing of this one was read, nobody else was
     /// asked.
     repeatable: bool,
@@ -117,8 +147,59 @@ struct Asked {
 impl QueryService {
     pub(crate) fn new(core: Arc<Core>, reader: CertifiedReader) -> Self {
         let limits = &core.limits().execution;
-        let lanes = Arc::new(Lanes::new(limits.query_threads, limits.query_threads_per_canister));
-        Self { core, reader, lanes, cache: None, tally: None }
+        let lanes = Arc::new(Lanes::new(
+            limits.query_threads,
+            limits.query_threads_per_canister,
+            Duration::from_secs(limits.query_wait_seconds),
+        ));
+        let (compilations, counters) = (Arc::default(), Arc::default());
+        Self { core, reader, lanes, compilations, counters, cache: None, tally: None }
+    }
+
+    /// Queries that a limit on time ended.
+    pub fn ended(&self) -> EndedQueries {
+        EndedQueries {
+            wall_clock: self.counters.wall_clock.load(Relaxed),
+            wait: self.counters.wait.load(Relaxed),
+        }
+    }
+
+    /// Waits for a worker.
+    fn acquire(&self, canister_id: CanisterId) -> Result<Permit<'_>, Reject> {
+        self.lanes.acquire(canister_id).inspect_err(|_| {
+            self.counters.wait.fetch_add(1, Relaxed);
+        })
+    }
+
+    /// Begins a query of `root` on the worker of `permit`: from now on its time counts.
+    fn begin<'a>(
+        &'a self,
+        state: &'a CertifiedState,
+        permit: &Permit<'_>,
+        root: CanisterId,
+    ) -> Session<'a> {
+        let seconds = self.core.limits().execution.query_wall_clock_seconds;
+        Session {
+            core: &self.core,
+            compilations: &self.compilations,
+            state,
+            lane: permit.lane,
+            root,
+            instructions: 0,
+            counted: 0,
+            tally: None,
+            deadline: Instant::now() + Duration::from_secs(seconds),
+            overdue: false,
+            repeatable: true,
+            died: false,
+        }
+    }
+
+    /// Counts a query that was ended by its deadline.
+    fn note_end(&self, session: &Session<'_>) {
+        if session.overdue {
+            self.counters.wall_clock.fetch_add(1, Relaxed);
+        }
     }
 
     /// Counts the queries of clients from here on.
@@ -180,8 +261,8 @@ impl QueryService {
             }
             return Ok(QueryReply { bytes: reply.to_vec(), height, time, instructions: 0 });
         }
-        let permit = self.lanes.acquire(request.canister_id)?;
-        let mut session = Session::new(&self.core, &state, permit.lane, request.canister_id);
+        let permit = self.acquire(request.canister_id)?;
+        let mut session = self.begin(&state, &permit, request.canister_id);
         session.tally = self.tally.as_deref();
         let asked = Asked {
             caller: request.sender,
@@ -190,7 +271,9 @@ impl QueryService {
             method_name: request.method_name.clone(),
             arg: request.arg.clone(),
         };
-        let bytes = session.evaluate(asked, 0)?;
+        let result = session.evaluate(asked, 0);
+        self.note_end(&session);
+        let bytes = result?;
         if let Some((cache, key, canister)) = &asked_before
             && session.repeatable
         {
@@ -221,8 +304,8 @@ impl QueryService {
             if composite {
                 return Err(reject::no_method(&canister_id, "query", method_name));
             }
-            let permit = self.lanes.acquire(canister_id)?;
-            let mut session = Session::new(&self.core, &state, permit.lane, canister_id);
+            let permit = self.acquire(canister_id)?;
+            let mut session = self.begin(&state, &permit, canister_id);
             let asked = Asked {
                 caller: Principal::management_canister(),
                 caller_info: None,
@@ -231,6 +314,7 @@ impl QueryService {
                 arg: arg.to_vec(),
             };
             let result = session.evaluate(asked, 0);
+            self.note_end(&session);
             died = session.died;
             result
         };
@@ -238,7 +322,7 @@ impl QueryService {
         result.map_err(|reject| match reject.error_code.0 {
             _ if died => NotTransformed::Died(reject.message),
             // No worker came free, one died, or the node is not ready: see `reject`.
-            201 | 208 => NotTransformed::Trouble(reject.message),
+            208 | 211 => NotTransformed::Trouble(reject.message),
             _ => NotTransformed::Reject(reject),
         })
     }
@@ -259,27 +343,27 @@ impl QueryService {
                 core.limits().pages.disk_reserve_bytes
             )));
         }
-        let fee = core.costs.induction(ingress.accounted_bytes());
         if ingress.canister_id == Principal::management_canister() {
-            let named = management::named_canister(core, &ingress.method_name, &ingress.arg)?;
+            let (name, arg) = (&ingress.method_name, &ingress.arg);
+            let named = management::named_canister(core, name, arg, &mut Cost::default())?;
             let target = named.and_then(|id| state.canister(&id));
             management::check_ingress(core, ingress, target.as_deref())?;
             let charged = management::is_charged(&ingress.method_name)
                 && ingress.method_name != "update_settings";
             if let Some(target) = target.filter(|_| charged) {
-                affordable(core, &target, fee)?;
+                affordable(core, &target, ingress)?;
             }
             return Ok(());
         }
         let id = ingress.canister_id;
         let canister = state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))?;
         check_callable(core, &canister)?;
-        affordable(core, &canister, fee)?;
+        affordable(core, &canister, ingress)?;
         if !canister.module().is_some_and(|module| module.info.hooks.inspect_message) {
             return Ok(());
         }
-        let permit = self.lanes.acquire(id)?;
-        let mut session = Session::new(core, &state, permit.lane, id);
+        let permit = self.acquire(id)?;
+        let mut session = self.begin(&state, &permit, id);
         let limits = MessageLimits {
             instructions: core.limits().execution.instructions_per_inspect,
             ..core.query_limits()
@@ -296,15 +380,13 @@ impl QueryService {
                 limits,
             )
         };
-        let outcome = session.execute(&canister, invocation, None, None)?;
+        let executed = session.execute(&canister, invocation, None, None);
+        self.note_end(&session);
+        let outcome = executed?;
         match outcome.result {
-            Err(trap) => Err(reject::from_canister(&id, trap.reject)),
+            Err(trap) => Err(reject::of_trap(&canister, &ingress.sender, trap)),
             Ok(_) if outcome.accepted => Ok(()),
-            Ok(_) => Err(reject::rejected_message(format!(
-                "Canister {id} did not accept the call of '{}': its canister_inspect_message \
-                 refused.",
-                ingress.method_name.escape_debug()
-            ))),
+            Ok(_) => Err(reject::not_accepted(&id)),
         }
     }
 
@@ -319,7 +401,7 @@ impl QueryService {
         arg: &[u8],
     ) -> Result<Option<CanisterId>, Reject> {
         if *canister_id == Principal::management_canister() {
-            management::queries::named_canister(method_name, arg)
+            management::queries::named_canister(&self.core, method_name, arg)
         } else {
             Ok(Some(*canister_id))
         }
@@ -336,15 +418,16 @@ impl QueryService {
         arg: &[u8],
     ) -> Result<Option<CanisterId>, Reject> {
         if *canister_id == Principal::management_canister() {
-            management::named_canister(&self.core, method_name, arg)
+            management::named_canister(&self.core, method_name, arg, &mut Cost::default())
         } else {
             Ok(Some(*canister_id))
         }
     }
 }
 
-fn affordable(core: &Core, canister: &CanisterState, fee: state::Cycles) -> Result<(), Reject> {
-    let liquid = core.costs.liquid(canister);
+fn affordable(core: &Core, canister: &CanisterState, ingress: &Ingress) -> Result<(), Reject> {
+    let costs = core.costs_of(&canister.id);
+    let (fee, liquid) = (costs.induction(ingress.accounted_bytes()), costs.liquid(canister));
     if liquid < fee {
         return Err(reject::out_of_cycles(
             &canister.id,
@@ -356,22 +439,7 @@ fn affordable(core: &Core, canister: &CanisterState, fee: state::Cycles) -> Resu
     Ok(())
 }
 
-impl<'a> Session<'a> {
-    fn new(core: &'a Core, state: &'a CertifiedState, lane: usize, root: CanisterId) -> Self {
-        Self {
-            core,
-            state,
-            lane,
-            root,
-            instructions: 0,
-            counted: 0,
-            tally: None,
-            until: Instant::now() + WALL,
-            repeatable: true,
-            died: false,
-        }
-    }
-
+impl Session<'_> {
     /// Evaluates a query or composite query and the calls it makes, and counts each for its
     /// canister. What began no execution does not count: there is no such method, the canister is
     /// stopped or cannot pay, this machine is in trouble.
@@ -403,6 +471,9 @@ impl<'a> Session<'a> {
     ) -> Result<Vec<u8>, Reject> {
         let id = asked.canister_id;
         let canister = self.state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))?;
+        if canister.status == CanisterStatus::Stopped {
+            return Err(reject::stopped_for_queries(&id));
+        }
         check_callable(self.core, &canister)?;
         let (entry, composite) = find_method(&canister, &asked.method_name)?;
         self.repeatable &= !composite;
@@ -424,6 +495,7 @@ impl<'a> Session<'a> {
             growable_bytes: self.core.limits().subnet.memory_capacity_bytes,
             ..Invocation::system(entry, self.core.query_limits())
         };
+        let caller = invocation.caller;
         let callback_base = Invocation { arg: Vec::new(), ..invocation.clone() };
         let outcome = self.execute(&canister, invocation, certificate, None)?;
         *began = true;
@@ -431,7 +503,7 @@ impl<'a> Session<'a> {
         let result = if composite {
             self.drive(&canister, callback_base, outcome, depth)
         } else {
-            respond(&id, outcome).unwrap_or_else(|| Err(reject::did_not_reply(&id)))
+            respond(&canister, &caller, outcome).unwrap_or_else(|| Err(reject::did_not_reply(&id)))
         };
         if let Some(token) = token {
             self.core.sandbox.release(Lane::Query(self.lane), token);
@@ -450,11 +522,11 @@ impl<'a> Session<'a> {
         let token = outcome.keep_token;
         let mut spent = outcome.instructions;
         let mut calls: VecDeque<Call> = std::mem::take(&mut outcome.query_calls).into();
-        if let Some(response) = respond(&canister.id, outcome) {
+        if let Some(response) = respond(canister, &base.caller, outcome) {
             return response;
         }
         while let Some(call) = calls.pop_front() {
-            self.check_bounds(&canister.id)?;
+            self.check_bounds()?;
             let answer = self.answer(canister, &call, depth)?;
             let reject_code = answer.as_ref().err().map_or(0, |reject| reject.code as u32);
             let (kind, (fun, env), arg) = match answer {
@@ -483,7 +555,7 @@ impl<'a> Session<'a> {
                 let _ = self.execute(canister, cleanup, None, token);
             }
             let further = std::mem::take(&mut outcome.query_calls);
-            if let Some(response) = respond(&canister.id, outcome) {
+            if let Some(response) = respond(canister, &base.caller, outcome) {
                 return response;
             }
             further.into_iter().rev().for_each(|call| calls.push_front(call));
@@ -535,7 +607,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn check_bounds(&self, id: &CanisterId) -> Result<(), Reject> {
+    fn check_bounds(&mut self) -> Result<(), Reject> {
         let limit = self.core.limits().execution.instructions_per_query;
         if self.instructions >= limit {
             return Err(reject::reject(
@@ -547,18 +619,64 @@ impl<'a> Session<'a> {
                 ),
             ));
         }
-        if Instant::now() >= self.until {
-            return Err(reject::reject(
-                528,
-                format!(
-                    "Query of canister {} was still calling canister {id} after {} s, the most it \
-                     may take.",
-                    self.root,
-                    WALL.as_secs()
-                ),
-            ));
+        if Instant::now() >= self.deadline {
+            return Err(self.ended_by_deadline());
         }
         Ok(())
+    }
+
+    fn ended_by_deadline(&mut self) -> Reject {
+        self.overdue = true;
+        // Whether it would have an outcome on a faster machine is not known.
+        self.died = true;
+        reject::query_overdue(&self.root, self.seconds_max())
+    }
+
+    fn seconds_max(&self) -> u64 {
+        self.core.limits().execution.query_wall_clock_seconds
+    }
+
+    /// Compiles a module whose artefact is gone, within the time of the query.
+    fn compile(&mut self, module: ModuleHash, canister_id: CanisterId) -> Result<(), Reject> {
+        let compiled = self.compilations.compile(self.core, (module, canister_id), self.deadline);
+        compiled.map_err(|failure| match failure {
+            Failure::Overdue => {
+                self.overdue = true;
+                reject::query_compiled_too_long(&canister_id, self.seconds_max())
+            }
+            Failure::Trouble(reason) => {
+                let what = "a module of a canister cannot be compiled";
+                tracing::warn!(canister = %canister_id, reason, "{what}");
+                reject::not_compiled(&canister_id, &reason)
+            }
+            Failure::Fatal(error) => {
+                tracing::error!(%error, "query cannot run");
+                reject::node_cannot_execute(&canister_id, &error)
+            }
+        })
+    }
+
+    /// One attempt at an execution. The inner error is trouble of this machine, the outer one ends
+    /// the query.
+    fn attempt(
+        &mut self,
+        request: &Request,
+        canister_id: CanisterId,
+    ) -> Result<Result<Outcome, WorkerTrouble>, Reject> {
+        for _ in 0..COMPILATIONS_MAX {
+            if Instant::now() >= self.deadline {
+                return Err(self.ended_by_deadline());
+            }
+            let lane = Lane::Query(self.lane);
+            match self.core.sandbox.execute_until(lane, request, self.deadline) {
+                Ok(Timed::Ended(outcome)) => return Ok(Ok(*outcome)),
+                Ok(Timed::Overdue) => return Err(self.ended_by_deadline()),
+                Ok(Timed::Unprepared) => self.compile(request.module, canister_id)?,
+                Err(trouble) => return Ok(Err(trouble)),
+            }
+        }
+        let reason = "its artefact is removed from the cache again and again".to_owned();
+        Err(reject::not_compiled(&canister_id, &reason))
     }
 
     /// Runs code without keeping anything.
@@ -576,16 +694,8 @@ impl<'a> Session<'a> {
         let Some(execution) = &canister.execution else {
             return Err(reject::no_module(&canister.id));
         };
-        match self.core.ensure_prepared(execution.module.hash, &canister.id) {
-            Ok(()) => {}
-            Err(EnsureError::Trouble(reason)) => {
-                tracing::warn!(canister = %canister.id, reason, "installed module cannot be compiled");
-                return Err(reject::not_compiled(&canister.id, &reason));
-            }
-            Err(EnsureError::Fatal(error)) => {
-                tracing::error!(%error, "query cannot run");
-                return Err(reject::node_cannot_execute(&canister.id, &error));
-            }
+        if !self.core.was_prepared(&execution.module.hash) {
+            self.compile(execution.module.hash, canister.id)?;
         }
         let left = self
             .core
@@ -631,7 +741,7 @@ impl<'a> Session<'a> {
             return Err(given_up());
         }
         let mut attempts = 1;
-        let mut executed = self.core.sandbox.execute(Lane::Query(self.lane), &request);
+        let mut executed = self.attempt(&request, canister.id)?;
         if let Err(trouble) = &executed
             && request.keep_token.is_none()
             && !cut_off()
@@ -641,7 +751,7 @@ impl<'a> Session<'a> {
             // no third.
             tracing::warn!(canister = %canister.id, %trouble, "query has no outcome and is executed again");
             attempts += 1;
-            executed = self.core.sandbox.execute(Lane::Query(self.lane), &request);
+            executed = self.attempt(&request, canister.id)?;
         }
         if cut_off() || (executed.is_err() && gone()) {
             // Whatever it came to, a trap included.
@@ -663,12 +773,16 @@ impl<'a> Session<'a> {
 }
 
 /// The response in an outcome, if there is one.
-fn respond(id: &CanisterId, outcome: Outcome) -> Option<Result<Vec<u8>, Reject>> {
+fn respond(
+    canister: &CanisterState,
+    caller: &Principal,
+    outcome: Outcome,
+) -> Option<Result<Vec<u8>, Reject>> {
     match outcome.result {
         Ok(Response::None) => None,
         Ok(Response::Reply(bytes)) => Some(Ok(bytes)),
         Ok(Response::Reject(message)) => Some(Err(reject::rejected_message(message))),
-        Err(trap) => Some(Err(reject::from_canister(id, trap.reject))),
+        Err(trap) => Some(Err(reject::of_trap(canister, caller, trap))),
     }
 }
 
@@ -681,110 +795,5 @@ fn find_method(canister: &CanisterState, name: &str) -> Result<(Entry, bool), Re
         Ok((Entry::CompositeQuery(name.to_string()), true))
     } else {
         Err(reject::no_method(&canister.id, "query", name))
-    }
-}
-
-/// Query workers, handed out.
-struct Lanes {
-    per_canister_max: u64,
-    state: Mutex<LaneState>,
-    freed: Condvar,
-}
-
-struct LaneState {
-    free: Vec<usize>,
-    per_canister: BTreeMap<CanisterId, u64>,
-}
-
-/// A query worker in use.
-struct Permit<'a> {
-    lanes: &'a Lanes,
-    lane: usize,
-    canister_id: CanisterId,
-}
-
-impl Lanes {
-    fn new(lanes: u64, per_canister_max: u64) -> Self {
-        let lanes = usize::try_from(lanes.max(1)).unwrap_or(1);
-        Self {
-            per_canister_max: per_canister_max.max(1),
-            state: Mutex::new(LaneState {
-                free: (0..lanes).rev().collect(),
-                per_canister: BTreeMap::new(),
-            }),
-            freed: Condvar::new(),
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, LaneState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn acquire(&self, canister_id: CanisterId) -> Result<Permit<'_>, Reject> {
-        let until = Instant::now() + WAIT;
-        let mut state = self.lock();
-        loop {
-            let used = state.per_canister.get(&canister_id).copied().unwrap_or(0);
-            if used < self.per_canister_max
-                && let Some(lane) = state.free.pop()
-            {
-                state.per_canister.insert(canister_id, used + 1);
-                return Ok(Permit { lanes: self, lane, canister_id });
-            }
-            let now = Instant::now();
-            if now >= until {
-                return Err(reject::queue_full(format!(
-                    "No query worker came free within {} s (execution.query_threads, at most {} \
-                     for one canister); ask again.",
-                    WAIT.as_secs(),
-                    self.per_canister_max
-                )));
-            }
-            state = self
-                .freed
-                .wait_timeout(state, until - now)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-        }
-    }
-}
-
-impl Drop for Permit<'_> {
-    fn drop(&mut self) {
-        let mut state = self.lanes.lock();
-        state.free.push(self.lane);
-        if let Some(used) = state.per_canister.get_mut(&self.canister_id) {
-            *used -= 1;
-            if *used == 0 {
-                state.per_canister.remove(&self.canister_id);
-            }
-        }
-        drop(state);
-        self.lanes.freed.notify_all();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use crate::ExecutorConfig;
-
-    #[test]
-    fn workers_come_back_and_one_canister_does_not_take_them_all() {
-        let lanes = Lanes::new(2, 1);
-        let id = ExecutorConfig::canister_id;
-        let first = lanes.acquire(id(1)).unwrap();
-        let second = lanes.acquire(id(2)).unwrap();
-        assert_ne!(first.lane, second.lane);
-        std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| lanes.acquire(id(1)).unwrap().lane);
-            let lane = first.lane;
-            drop(first);
-            assert_eq!(waiting.join().unwrap(), lane);
-        });
-        drop(second);
-        assert!(lanes.lock().per_canister.is_empty());
-        assert_eq!(lanes.lock().free.len(), 2);
     }
 }

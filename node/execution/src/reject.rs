@@ -1,7 +1,14 @@
 //! Rejects, with the codes of the interface specification and texts that name what was hit.
+//!
+//! Published clients and test suites compare some texts with those of the public network. These
+//! begin with the public network's text, character for character; `docs/interface.md` lists them,
+//! and [`tests::texts_that_clients_compare_are_those_of_the_public_network`] pins them.
 
 use ic_principal::Principal;
+use sandbox::Trap;
 use state::{CanisterId, CanisterState, Cycles, ErrorCode, Reject, RejectCode};
+
+use crate::management::may_view;
 
 /// Bytes of a reject text that are kept: answers to outcalls take no more.
 pub(crate) const MESSAGE_BYTES_MAX: usize = state::OUTCALL_REJECT_BYTES_MAX;
@@ -40,6 +47,16 @@ pub(crate) fn from_canister(id: &CanisterId, reject: Reject) -> Reject {
     Reject { message: cut(format!("Error from Canister {id}: {}", reject.message)), ..reject }
 }
 
+/// What a trap is to its caller: with its backtrace where the caller may read the canister's log.
+pub(crate) fn of_trap(canister: &CanisterState, caller: &Principal, trap: Trap) -> Reject {
+    let Trap { mut reject, backtrace } = trap;
+    if !backtrace.is_empty() && may_view(&canister.settings.log_visibility, canister, caller) {
+        reject.message.push('\n');
+        reject.message.push_str(&backtrace);
+    }
+    from_canister(&canister.id, reject)
+}
+
 pub(crate) fn subnet_oversubscribed(message: impl Into<String>) -> Reject {
     reject(101, message)
 }
@@ -55,6 +72,35 @@ pub(crate) fn queue_full(message: impl Into<String>) -> Reject {
     reject(201, message)
 }
 
+/// The gateway answers it with 429 or 503: see `gateway::NO_QUERY_WORKER`.
+pub(crate) fn no_query_worker(wait_seconds: u64, per_canister_max: u64) -> Reject {
+    reject(
+        211,
+        format!(
+            "No query worker became free within the limit execution.query_wait_seconds = \
+             {wait_seconds} (one canister has at most \
+             execution.query_threads_per_canister = {per_canister_max}); ask again."
+        ),
+    )
+}
+
+pub(crate) fn query_overdue(id: &CanisterId, seconds: u64) -> Reject {
+    reject(
+        528,
+        format!(
+            "Query of canister {id} was ended: with all its calls it ran longer than the limit \
+             execution.query_wall_clock_seconds = {seconds}."
+        ),
+    )
+}
+
+pub(crate) fn query_compiled_too_long(id: &CanisterId, seconds: u64) -> Reject {
+    trouble_of_the_machine(format!(
+        "The module of canister {id} has to be compiled first, which takes longer than the limit \
+         execution.query_wall_clock_seconds = {seconds}; the compilation continues, ask again."
+    ))
+}
+
 pub(crate) fn ingress_timeout(id: &Principal) -> Reject {
     reject(
         202,
@@ -68,7 +114,10 @@ pub(crate) fn ingress_timeout(id: &Principal) -> Reject {
 pub(crate) fn stop_timeout(id: &CanisterId, seconds: u64) -> Reject {
     reject(
         206,
-        format!("Canister {id} still has open calls after {seconds} s; it goes on stopping."),
+        format!(
+            "Stop canister request timed out: canister {id} still has open calls after {seconds} s \
+             and continues stopping."
+        ),
     )
 }
 
@@ -81,8 +130,10 @@ pub(crate) fn out_of_cycles(
     reject(
         207,
         format!(
-            "Canister {id} is out of cycles: {what} needs {needed} cycles and {available} are \
-             above its freezing threshold; top it up."
+            "Canister {id} is out of cycles: please top up the canister with at least {} \
+             additional cycles; {what} needs {needed} cycles and {available} are above its \
+             freezing threshold.",
+            needed.saturating_sub(available)
         ),
     )
 }
@@ -100,11 +151,11 @@ pub(crate) fn no_certified_state() -> Reject {
 }
 
 pub(crate) fn canister_not_found(id: &Principal) -> Reject {
-    reject(301, format!("Canister {id} not found."))
+    reject(301, format!("Canister {id} not found"))
 }
 
 pub(crate) fn unknown_management_method(name: &str) -> Reject {
-    reject(536, format!("Management canister has no method '{}'.", name.escape_debug()))
+    reject(536, format!("Management canister has no method '{}'", name.escape_debug()))
 }
 
 pub(crate) fn unknown_management_query(name: &str) -> Reject {
@@ -112,10 +163,7 @@ pub(crate) fn unknown_management_query(name: &str) -> Reject {
 }
 
 pub(crate) fn not_by_ingress(name: &str) -> Reject {
-    reject(
-        406,
-        format!("The management canister's method '{name}' cannot be called by ingress messages."),
-    )
+    reject(406, format!("Only canisters can call ic00 method {}", name.escape_debug()))
 }
 
 pub(crate) fn not_by_update(name: &str) -> Reject {
@@ -146,11 +194,46 @@ pub(crate) fn rejected_message(message: impl Into<String>) -> Reject {
 }
 
 pub(crate) fn stopped(id: &CanisterId) -> Reject {
-    reject(508, format!("Canister {id} is stopped."))
+    reject(508, format!("Canister {id} is stopped"))
 }
 
 pub(crate) fn stopping(id: &CanisterId) -> Reject {
-    reject(509, format!("Canister {id} is stopping."))
+    reject(509, format!("Canister {id} is stopping"))
+}
+
+/// The text of the public network where a query meets a canister that is stopped.
+pub(crate) fn stopped_for_queries(id: &CanisterId) -> Reject {
+    reject(
+        508,
+        format!("Canister {id} is stopped and therefore does not have a CallContextManager"),
+    )
+}
+
+pub(crate) fn not_empty(id: &CanisterId) -> Reject {
+    reject(
+        514,
+        format!(
+            "Canister {id} cannot be installed because the canister is not empty. Try installing \
+             with mode='reinstall' instead."
+        ),
+    )
+}
+
+pub(crate) fn already_installed(id: &CanisterId) -> Reject {
+    reject(538, format!("Canister {id} is already installed."))
+}
+
+pub(crate) fn uninstalled() -> Reject {
+    rejected_message("Canister has been uninstalled.")
+}
+
+/// `canister_inspect_message` did not accept.
+pub(crate) fn not_accepted(id: &CanisterId) -> Reject {
+    rejected_message(format!("Error from Canister {id}: Canister rejected the message"))
+}
+
+pub(crate) fn log_not_visible(caller: &Principal) -> Reject {
+    rejected_message(format!("Caller {caller} is not allowed to access canister logs"))
 }
 
 pub(crate) fn no_module(id: &CanisterId) -> Reject {
@@ -175,11 +258,17 @@ pub(crate) fn no_method(id: &CanisterId, kind: &str, name: &str) -> Reject {
 
 pub(crate) fn snapshot_not_found(id: &CanisterId, snapshot_id: &[u8]) -> Reject {
     let shown = hex::encode(snapshot_id.get(..SNAPSHOT_ID_SHOWN).unwrap_or(snapshot_id));
-    reject(305, format!("Could not find the snapshot {shown} for canister {id}."))
+    reject(305, format!("Could not find the snapshot ID {shown} for canister {id}."))
 }
 
-pub(crate) fn invalid_controller(id: &CanisterId, caller: &Principal) -> Reject {
-    reject(512, format!("Only controllers of canister {id} may do this; {caller} is none of them."))
+pub(crate) fn invalid_controller(id: &CanisterId, method_name: &str) -> Reject {
+    reject(
+        512,
+        format!(
+            "Only controllers of canister {id} can call ic00 method {}",
+            method_name.escape_debug()
+        ),
+    )
 }
 
 /// The fixed text of an operator's verdict: the same on every node.
@@ -256,6 +345,7 @@ pub(crate) fn did_not_reply(id: &CanisterId) -> Reject {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]
@@ -265,6 +355,60 @@ mod tests {
         assert_eq!(reject(406, "").code, RejectCode::CanisterReject);
         assert_eq!(reject(536, "").code, RejectCode::CanisterError);
         assert_eq!(reject(601, "").code, RejectCode::SysUnknown);
+    }
+
+    #[test]
+    fn texts_that_clients_compare_are_those_of_the_public_network() {
+        let id = Principal::from_text("rwlgt-iiaaa-aaaaa-aaaaa-cai").unwrap();
+        let anonymous = Principal::anonymous();
+        for (reject, code, text) in [
+            (canister_not_found(&id), 301, "Canister {id} not found"),
+            (stopped(&id), 508, "Canister {id} is stopped"),
+            (stopping(&id), 509, "Canister {id} is stopping"),
+            (
+                stopped_for_queries(&id),
+                508,
+                "Canister {id} is stopped and therefore does not have a CallContextManager",
+            ),
+            (
+                not_empty(&id),
+                514,
+                "Canister {id} cannot be installed because the canister is not empty. Try \
+                 installing with mode='reinstall' instead.",
+            ),
+            (already_installed(&id), 538, "Canister {id} is already installed."),
+            (uninstalled(), 406, "Canister has been uninstalled."),
+            (not_accepted(&id), 406, "Error from Canister {id}: Canister rejected the message"),
+            (
+                log_not_visible(&anonymous),
+                406,
+                "Caller 2vxsx-fae is not allowed to access canister logs",
+            ),
+            (
+                invalid_controller(&id, "update_settings"),
+                512,
+                "Only controllers of canister {id} can call ic00 method update_settings",
+            ),
+            (not_by_ingress("raw_rand"), 406, "Only canisters can call ic00 method raw_rand"),
+            (unknown_management_method("x"), 536, "Management canister has no method 'x'"),
+            (
+                no_method(&id, "update", "f"),
+                536,
+                "Error from Canister {id}: Canister has no update method 'f'.",
+            ),
+            (
+                snapshot_not_found(&id, &[1, 2]),
+                305,
+                "Could not find the snapshot ID 0102 for canister {id}.",
+            ),
+        ] {
+            let text = text.replace("{id}", &id.to_text());
+            assert_eq!((reject.error_code, reject.message), (ErrorCode(code), text));
+        }
+        let poor = out_of_cycles(&id, 10, 30, "taking in an ingress message").message;
+        let front =
+            "is out of cycles: please top up the canister with at least 20 additional cycles";
+        assert!(poor.contains(front), "{poor}");
     }
 
     #[test]

@@ -131,7 +131,7 @@ pub(crate) fn run(
     round.let_time_pass(&batch.randomness)?;
     let effects = management::outcalls::answer(round.state, batch.outcalls, batch.time);
     round.merge_one(effects)?;
-    induction::induct(core, round.state, batch.ingress);
+    round.spent += induction::induct(core, round.state, batch.ingress);
     round.state.refresh();
     let executed = round.advance().and_then(|()| round.execute());
     pool.roam();
@@ -226,7 +226,7 @@ impl Round<'_> {
         let Some(canister) = self.state.get_mut(id) else { return };
         // Time that was set back is paid for already.
         let seconds = now.0.saturating_sub(canister.charged_until.0) / 1_000_000_000;
-        let costs = &self.core.costs;
+        let costs = self.core.costs_of(id);
         let memory = costs.storage(canister.memory_taken(), seconds);
         let compute = costs.compute(canister.settings.compute_allocation, seconds);
         let had_nothing = canister.cycles == 0 && canister.reserved_cycles == 0;
@@ -242,7 +242,8 @@ impl Round<'_> {
         let is_paused = canister.paused.is_some();
         let seconds = if is_paused { paid_seconds(seconds, owed, paid) } else { seconds };
         canister.charged_until = Time(canister.charged_until.0 + seconds * 1_000_000_000);
-        let ran_out = canister.cycles == 0 && canister.reserved_cycles == 0 && !is_paused;
+        let has_none = canister.cycles == 0 && canister.reserved_cycles == 0;
+        let ran_out = has_none && !is_paused && !self.core.config.is_free(id);
         let has_something = canister.execution.is_some() || !canister.snapshots.is_empty();
         if ran_out && (!had_nothing || has_something) {
             management::run_out(self.core, canister, effects);

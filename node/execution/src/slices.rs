@@ -387,7 +387,8 @@ impl Turn<'_> {
         ((fun, env), reject_code): ((u64, u64), u32),
     ) -> Result<(), FatalError> {
         let instructions = self.cleanup_instructions();
-        let prepaid = self.core().costs.execution(instructions).min(canister.cycles);
+        let costs = self.core().costs_of(&canister.id);
+        let prepaid = costs.execution(instructions).min(canister.cycles);
         canister.cycles -= prepaid;
         let entry = Entry::Cleanup { fun, env, reject_code };
         let growable_bytes = self.growable(canister, true);

@@ -416,7 +416,9 @@ fn canisters_create_look_at_and_pay_for_others() {
     };
     let empty = candid::encode_one(ic::CreateCanisterArgs::default()).unwrap();
     let poor = node.call(a, &manage("create_canister", empty.clone(), 5)).unwrap();
-    assert!(String::from_utf8(poor).unwrap().starts_with("4: Creating a canister costs"));
+    assert!(
+        String::from_utf8(poor).unwrap().starts_with("4: Creating a canister requires a fee of ")
+    );
     let reply = node.call(a, &manage("create_canister", empty, 1_500_000_000_000)).unwrap();
     let b = decode::<ic::CanisterIdRecord>(&reply).canister_id;
     assert_eq!(node.canister(b).cycles, 1_000_000_000_000);
@@ -779,4 +781,294 @@ fn subnet_admins_make_canisters_for_nothing_and_manage_those_of_others() {
     let listed: ic::ListCanistersResult = decode(&listed.bytes);
     let range = ic::CanisterIdRange { start: made, end: made };
     assert_eq!(format!("{:?}", listed.canisters), format!("{:?}", [range]));
+}
+
+/// Every method of the management canister that decodes an argument, and how a canister calls it.
+const METHODS: [&str; 29] = [
+    "create_canister",
+    "provisional_create_canister_with_cycles",
+    "provisional_top_up_canister",
+    "update_settings",
+    "install_code",
+    "install_chunked_code",
+    "upload_chunk",
+    "stored_chunks",
+    "clear_chunk_store",
+    "start_canister",
+    "stop_canister",
+    "uninstall_code",
+    "delete_canister",
+    "take_canister_snapshot",
+    "load_canister_snapshot",
+    "list_canister_snapshots",
+    "delete_canister_snapshot",
+    "read_canister_snapshot_metadata",
+    "read_canister_snapshot_data",
+    "upload_canister_snapshot_metadata",
+    "upload_canister_snapshot_data",
+    "deposit_cycles",
+    "canister_status",
+    "canister_metrics",
+    "canister_info",
+    "canister_metadata",
+    "subnet_info",
+    "node_metrics_history",
+    "http_request",
+];
+
+/// A call of the management canister by a canister, with these bytes as its argument; the answer
+/// is noted.
+fn calling(method: &str, arg: Vec<u8>) -> Op {
+    CallOp {
+        method: method.into(),
+        arg,
+        on_reply: vec![Op::NoteArgument],
+        on_reject: vec![Op::NoteReject],
+        ..CallOp::new(aaaaa(), &[])
+    }
+    .op()
+}
+
+#[test]
+fn raw_rand_refuses_elements_without_bytes_and_the_round_ends() {
+    let mut node = Node::new();
+    let id = node.deploy(&named("caller"));
+    let bomb = hex::decode("4449444c016d7f0100808080808080808010").unwrap();
+    let call = CallOp { method: "raw_rand".into(), arg: bomb, ..CallOp::new(aaaaa(), &[]) };
+    let told = String::from_utf8(node.call(id, &[call.op()]).unwrap()).unwrap();
+    assert!(told.contains("more than 10000 values"), "{told}");
+    let nested = envelope::candid_wire::hostile::nested_options(3_004);
+    let call = CallOp { method: "raw_rand".into(), arg: nested, ..CallOp::new(aaaaa(), &[]) };
+    let told = String::from_utf8(node.call(id, &[call.op()]).unwrap()).unwrap();
+    assert!(told.contains("nested more than 32 levels deep"), "{told}");
+    // Arguments that a method does not take have no effect, as in all of Candid.
+    let call = CallOp {
+        method: "raw_rand".into(),
+        arg: candid::encode_args((1u8, "text")).unwrap(),
+        ..CallOp::new(aaaaa(), &[])
+    };
+    assert_eq!(decode::<Vec<u8>>(&node.call(id, &[call.op()]).unwrap()).len(), 32);
+}
+
+/// Sends every hostile message to every method, from a client and from a canister. Returns the
+/// roots of all rounds, and what the canister was answered.
+fn hostile_history(limits: limits::Limits, threads: u64) -> (Vec<[u8; 32]>, Vec<String>) {
+    let mut limits = limits;
+    limits.execution.threads = threads;
+    let mut config = common::config(limits);
+    config.outcalls = true;
+    let mut node = Node::with_config(config, None);
+    let id = node.deploy(&named("caller"));
+    let hostile = envelope::candid_wire::hostile::messages();
+    for method in METHODS.into_iter().chain(["raw_rand"]) {
+        for (_, message) in &hostile {
+            if message.len() < 100_000 {
+                node.send(id, &[calling(method, message.clone())]);
+            }
+            node.ingress(user(1), aaaaa(), id, method, message.clone());
+        }
+        node.settle();
+    }
+    let variables = envelope::candid_wire::hostile::empty_variables(id.as_slice(), 980_000);
+    let refused = node.ingress(user(1), aaaaa(), id, "update_settings", variables);
+    node.settle();
+    let refused = node.result(&refused).unwrap_err();
+    let text = "980000 environment variables, the most is 20";
+    assert!(refused.message.contains(text), "{refused:?}");
+    let notes = node.notes(id);
+    let roots = node.log.iter().map(|(_, _, root)| *root).collect();
+    // Throws the executor away, executes the log again, and compares roots.
+    drop(node.restart());
+    (roots, notes)
+}
+
+#[test]
+fn hostile_arguments_have_one_result_on_every_stack_and_number_of_threads() {
+    let on_stack = |bytes: usize, limits: limits::Limits, threads: u64| {
+        let run = move || hostile_history(limits, threads);
+        let thread = std::thread::Builder::new().stack_size(bytes).spawn(run).unwrap();
+        thread.join().unwrap()
+    };
+    let (roots, notes) = on_stack(8 << 20, common::limits(), 1);
+    assert!(notes.len() > METHODS.len() && roots.len() > METHODS.len());
+    for note in &notes {
+        // Texts of the Candid library.
+        for foreign in ["Recursion", "Subtyp", "Fail to decode", "Cannot parse", "cost exceeds"] {
+            assert!(!note.contains(foreign), "{note}");
+        }
+    }
+    for (stack, threads) in [(1 << 20, 2), (2 << 20, 4)] {
+        let other = on_stack(stack, common::limits(), threads);
+        assert!(other.0 == roots && other.1 == notes, "{stack} bytes of stack, {threads} threads");
+    }
+    // Another `--memory` has other limits, which these calls do not meet.
+    for memory in [256 << 20, 1 << 30] {
+        let mut limits = limits::Limits::derive(memory).unwrap();
+        limits.pages = common::limits().pages;
+        let other = on_stack(2 << 20, limits, 2);
+        assert!(other.1 == notes, "{memory} bytes of memory");
+    }
+}
+
+#[test]
+fn an_argument_counts_with_its_values_and_chunks_with_what_is_hashed_in_the_round() {
+    let mut limits = common::limits();
+    // As much as one call that installs three chunks whose hash is another.
+    let chunk = vec![7u8; 1 << 20];
+    limits.execution.instructions_per_round = 30_000_000;
+    limits.execution.instructions_per_slice = 10_000_000;
+    limits.execution.instructions_per_message = 10_000_000;
+    let mut node = Node::with(limits);
+    let id = node.create();
+    #[derive(candid::CandidType)]
+    struct Upload {
+        canister_id: Principal,
+        chunk: serde_bytes::ByteBuf,
+    }
+    let upload = Upload { canister_id: id, chunk: chunk.into() };
+    let hash = decode::<ic::ChunkHash>(&node.manage(user(1), id, "upload_chunk", &upload).unwrap());
+    let install = ic::InstallChunkedCodeArgs {
+        mode: Mode::Install,
+        target_canister: id,
+        store_canister: None,
+        chunk_hashes_list: vec![hash; 3],
+        wasm_module_hash: vec![0; 32],
+        arg: vec![],
+        sender_canister_version: None,
+    };
+    let calls: Vec<_> =
+        (0..20).map(|_| common::manage(&mut node, id, "install_chunked_code", &install)).collect();
+    let before = node.log.len();
+    node.settle();
+    for call in calls {
+        assert_eq!(node.result(&call).unwrap_err().error_code.0, 504);
+    }
+    // Twenty calls of 12 million instructions and more each.
+    assert!(node.log.len() - before >= 6, "{} rounds", node.log.len() - before);
+}
+
+#[test]
+fn subnet_info_reports_the_rules_that_members_compare() {
+    let mut node = Node::new();
+    let id = node.deploy(&named("caller"));
+    let subnet_id = node.config.subnet.subnet_id;
+    let call = CallOp {
+        method: "subnet_info".into(),
+        arg: candid::encode_one(ic::SubnetInfoArgs { subnet_id }).unwrap(),
+        ..CallOp::new(aaaaa(), &[])
+    };
+    let told: ic::SubnetInfoResult = decode(&node.call(id, &[call.op()]).unwrap());
+    assert_eq!(told.replica_version, format!("thimble-rules-{}", execution::RULES_VERSION));
+}
+
+/// Constructors of what becomes part of the state: rejects, failures of canisters, judgements of
+/// modules, answers to outcalls.
+const CONSTRUCTORS: [&str; 7] = [
+    "reject::",
+    "Reject {",
+    "Failure::",
+    "ModuleError::",
+    "OutcallAnswer::reject",
+    "Refused(",
+    "contract(",
+];
+
+/// Uses of a constructor in whose arguments an error is formatted.
+fn formatted_errors(source: &str) -> Vec<String> {
+    let code: String = source
+        .split("#[cfg(test)]")
+        .next()
+        .unwrap()
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    let mut found = Vec::new();
+    for constructor in CONSTRUCTORS {
+        for (at, _) in code.match_indices(constructor) {
+            let Some(open) = code[at..].find(['(', '{']).filter(|open| *open < 60) else {
+                continue;
+            };
+            let mut depth = 0_i32;
+            let end = code[at + open..].find(|character| {
+                depth += match character {
+                    '(' | '{' => 1,
+                    ')' | '}' => -1,
+                    _ => 0,
+                };
+                depth == 0
+            });
+            let used = &code[at..at + open + end.unwrap_or_default()];
+            let formats = ["{error", "{err}", "{e}", "error.to_string()", "{error:"];
+            // Of queries alone: trouble of one machine, which is no result.
+            let is_local = used.contains("trouble_of_the_machine");
+            if !is_local && formats.iter().any(|text| used.contains(text)) {
+                found.push(used.to_owned());
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn no_reject_is_made_of_the_text_of_an_error() {
+    let sample = "let a = reject::invalid_payload(format!(\"It fails: {error}\"));";
+    assert_eq!(formatted_errors(sample).len(), 1);
+    assert!(formatted_errors("let a = reject::invalid_payload(\"It fails\");").is_empty());
+    // Errors whose texts are of the node's own making: `ModuleError` and what a child says of it.
+    let own = ["compile.rs", "child.rs", "prepare.rs"];
+    let node = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut folders: Vec<_> =
+        ["execution/src", "sandbox/src", "outcalls/src", "envelope/src/candid_wire"]
+            .map(|folder| node.join(folder))
+            .into();
+    let mut files = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+            if !name.ends_with(".rs") || name.contains("tests") || own.contains(&&*name) {
+                continue;
+            }
+            files += 1;
+            let found = formatted_errors(&std::fs::read_to_string(&path).unwrap());
+            assert!(found.is_empty(), "{}: {found:#?}", path.display());
+        }
+    }
+    assert!(files > 60, "{files} files");
+}
+
+#[test]
+fn the_candid_library_decodes_nothing_but_what_the_reader_of_candid_gives_it() {
+    const DECODERS: [&str; 5] =
+        ["decode_args", "decode_one", "Decode!", "IDLDeserialize", "IDLArgs::from_bytes"];
+    let node = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let crates = std::fs::read_dir(node).unwrap();
+    let mut folders: Vec<_> = crates.map(|entry| entry.unwrap().path().join("src")).collect();
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        let Ok(entries) = std::fs::read_dir(folder) else { continue };
+        for entry in entries {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let name = path.strip_prefix(node).unwrap().to_str().unwrap().to_owned();
+            if !name.ends_with(".rs") || name.contains("tests") {
+                continue;
+            }
+            let source = std::fs::read_to_string(&path).unwrap();
+            let code = source.split("#[cfg(test)]").next().unwrap();
+            let code = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+            if code.into_iter().any(|line| DECODERS.iter().any(|decoder| line.contains(decoder))) {
+                found.push(name);
+            }
+        }
+    }
+    assert_eq!(found, ["envelope/src/candid_wire/mod.rs"]);
 }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 
 use candid::{Decode, Encode, Nat, Principal};
 use common::{MakeSandbox, Node, limits, subnet_config, user};
-use execution::QueryRequest;
+use execution::{QueryRequest, QueryService};
 use ic_management_canister_types::{
     CanisterInstallMode as Mode, UpgradeFlags, WasmMemoryPersistence,
 };
@@ -30,12 +30,16 @@ fn main() -> ExitCode {
     }
     let filter =
         std::env::args().nth(1).filter(|argument| !argument.starts_with('-')).unwrap_or_default();
-    let stories: [(&str, fn()); 11] = [
+    let stories: [(&str, fn()); 12] = [
         ("a_counter_counts", a_counter_counts),
         ("motoko_survives_upgrades", motoko_survives_upgrades),
         ("workbenches_call_each_other", workbenches_call_each_other),
         ("memory_is_kept_and_bounded", memory_is_kept_and_bounded),
         ("queries_and_certified_data", queries_and_certified_data),
+        (
+            "slow_queries_are_ended_and_others_are_served",
+            slow_queries_are_ended_and_others_are_served,
+        ),
         ("a_killed_worker_costs_nothing_certified", a_killed_worker_costs_nothing_certified),
         ("threads_and_restarts_change_no_root", threads_and_restarts_change_no_root),
         (
@@ -114,19 +118,28 @@ impl Real {
     }
 
     fn query(&self, id: CanisterId, method: &str, arg: Vec<u8>) -> Result<Vec<u8>, Reject> {
-        let request = QueryRequest {
-            sender: user(1),
-            canister_id: id,
-            method_name: method.into(),
-            arg,
-            sender_info: None,
-        };
-        self.node.executor.queries().query(&request).map(|reply| reply.bytes)
+        query_in(&self.node.executor.queries(), id, method, arg)
     }
 
     fn restart(self) -> Self {
         Self { node: self.node.restart(), pool: self.pool }
     }
+}
+
+fn query_in(
+    queries: &QueryService,
+    id: CanisterId,
+    method: &str,
+    arg: Vec<u8>,
+) -> Result<Vec<u8>, Reject> {
+    let request = QueryRequest {
+        sender: user(1),
+        canister_id: id,
+        method_name: method.into(),
+        arg,
+        sender_info: None,
+    };
+    queries.query(&request).map(|reply| reply.bytes)
 }
 
 fn none() -> Vec<u8> {
@@ -297,6 +310,86 @@ fn queries_and_certified_data() {
     let queries = real.node.executor.queries();
     queries.inspect(&request("inc")).unwrap();
     assert_eq!(queries.inspect(&request("forbidden")).unwrap_err().error_code.0, 406);
+}
+
+/// A canister of which every query is slow: endless, and with a chain of functions that return
+/// 1,000 values each, which takes long for each counted instruction.
+fn slow_module() -> Vec<u8> {
+    const VALUES: usize = 1_000;
+    const FUNCTIONS: usize = 250;
+    let (values, constants, drops) =
+        ("i64 ".repeat(VALUES), "(i64.const 1) ".repeat(VALUES), "drop ".repeat(VALUES));
+    let mut text = format!(
+        "(module (type $many (func (result {values})))
+         (memory 1)
+         (func $f0 (type $many) {constants})"
+    );
+    for number in 1..FUNCTIONS {
+        text += &format!("(func $f{number} (type $many) (call $f{}))", number - 1);
+    }
+    let chain = format!("(loop $again (call $f{}) {drops} (br $again))", FUNCTIONS - 1);
+    text += &format!(
+        "(func (export \"canister_query chain\") {chain})
+         (func (export \"canister_query endless\") (loop $again (br $again)))
+         (func (export \"canister_composite_query endless_too\") (loop $again (br $again)))
+         (func (export \"canister_inspect_message\") (loop $again (br $again)))
+         (func (export \"canister_update ok\")))"
+    );
+    wat::parse_str(text).unwrap()
+}
+
+fn slow_queries_are_ended_and_others_are_served() {
+    let mut limits = limits();
+    limits.execution.query_threads = 1;
+    limits.execution.query_threads_per_canister = 1;
+    limits.execution.query_wall_clock_seconds = 1;
+    limits.execution.query_wait_seconds = 60;
+    // No count of instructions ends anything here.
+    limits.execution.instructions_per_query = 1 << 50;
+    limits.execution.instructions_per_inspect = 1 << 50;
+    let (make, pool) = pools(&limits);
+    let mut real = Real { node: Node::with_sandbox(limits, Some(make)), pool };
+    let (slow, other) = (real.node.create(), real.deploy("workbench.wasm"));
+    real.node.install_wasm(slow, Mode::Install, slow_module(), vec![]).unwrap();
+    let queries = real.node.executor.queries();
+    let call = state::Ingress {
+        request_id: RequestId([1; 32]),
+        sender: user(1),
+        canister_id: slow,
+        effective_canister_id: slow,
+        method_name: "ok".into(),
+        arg: none(),
+        ingress_expiry: state::Time(real.node.now() + common::SECOND),
+        sender_info: None,
+    };
+    let is_ended = |reject: Reject| {
+        assert_eq!(reject.error_code.0, 528, "{reject:?}");
+        assert!(reject.message.contains("query_wall_clock_seconds = 1"), "{reject:?}");
+    };
+    std::thread::scope(|scope| {
+        let attackers: Vec<_> = ["chain", "endless", "endless_too", "chain"]
+            .into_iter()
+            .map(|method| {
+                let queries = &queries;
+                scope.spawn(move || query_in(queries, slow, method, none()).unwrap_err())
+            })
+            .collect();
+        // One query worker for all: these wait for it behind one query each time.
+        for _ in 0..3 {
+            real.query(other, "get", none()).unwrap();
+        }
+        for attacker in attackers {
+            is_ended(attacker.join().unwrap());
+        }
+    });
+    is_ended(queries.inspect(&call).unwrap_err());
+    let transformed = queries.transform((slow, state::Height(0)), "endless", &none());
+    assert!(matches!(transformed, Err(execution::NotTransformed::Died(_))), "{transformed:?}");
+    // A worker that was ended for its query is not a worker in trouble.
+    real.query(other, "get", none()).unwrap();
+    assert_eq!(queries.ended(), execution::EndedQueries { wall_clock: 6, wait: 0 });
+    let statistics = real.pool.lock().unwrap().as_ref().unwrap().statistics();
+    assert_eq!((statistics.overdue, statistics.timeouts), (6, 0));
 }
 
 fn a_killed_worker_costs_nothing_certified() {

@@ -90,7 +90,12 @@ fn config() -> GatewayConfig {
         call_bytes: 2 << 20,
         ingress_expiry: Duration::from_secs(300),
         ingress_drift: Duration::from_secs(60),
-        query_threads: 1,
+        host_names: vec![],
+        queries: gateway::QueryPlaces {
+            threads: 1,
+            per_canister: 1,
+            wait: Duration::from_secs(15),
+        },
         verify_threads: 2,
         connections: Pool::standalone("connections", 64 << 20),
         bodies: Pool::standalone("bodies", limits.bodies_bytes),

@@ -145,6 +145,14 @@ pub(crate) fn preflight() -> Response<Body> {
     response
 }
 
+/// The answer to OPTIONS at an operator page: no other origin may do anything.
+pub(crate) fn options() -> Response<Body> {
+    let mut response = Response::new(Body::default());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD, OPTIONS"));
+    response
+}
+
 impl From<Answer> for Response<Body> {
     fn from(answer: Answer) -> Self {
         let mut response = Response::new(Full::new(answer.body));

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use ic_principal::Principal;
 use state::{
-    CanisterFacts, CanisterId, Height, Ingress, Reject, RequestId, SenderInfo, SignedIngress,
-    Status, Time, Validity, certified::CertifiedStateOf,
+    CanisterFacts, CanisterId, ErrorCode, Height, Ingress, Reject, RequestId, SenderInfo,
+    SignedIngress, Status, Time, Validity, certified::CertifiedStateOf,
 };
 
 use crate::report::Report;
@@ -199,6 +199,12 @@ impl<C: CanisterFacts + Send + Sync> CertifiedView for CertifiedStateOf<C> {
         }
     }
 }
+
+/// Error code of a query or a check of a call that waited for a query worker in vain: its client is
+/// answered 429 or 503, to come back. No canister can cause it.
+pub const NO_QUERY_WORKER: ErrorCode = ErrorCode(211);
+/// Error code of a query that a limit on time ended.
+pub const QUERY_OVERDUE: ErrorCode = ErrorCode(528);
 
 /// The node behind the gateway.
 pub trait Node: Send + Sync + 'static {

@@ -26,9 +26,9 @@ use state::{Ingress, Reject, RequestId, SignedIngress, Validity};
 
 use crate::{
     answer::{self, Answer, Refused},
-    api::{QueryRequest, Refusal},
+    api::{NO_QUERY_WORKER, QueryRequest, Refusal},
     paths::{self, PathError, Scope},
-    service::{ReceivedBody, Service, Work},
+    service::{ReceivedBody, Service, Work, no_query_worker},
 };
 
 /// Bodies up to this are decoded without changing threads: a fraction of a millisecond at worst.
@@ -242,12 +242,15 @@ impl Service {
         let ingress = ingress(id, expiry, effective_id, call, authenticated);
         let node = self.node.clone();
         let (ingress, inspected) = self
-            .on_thread(Work::Inspect, move || {
+            .on_thread(Work::Inspect(effective_id), move || {
                 let inspected = node.inspect(&ingress);
                 (ingress, inspected)
             })
             .await?;
         if let Err(reject) = inspected {
+            if reject.error_code == NO_QUERY_WORKER {
+                return Err(no_query_worker(self.query_wait, StatusCode::SERVICE_UNAVAILABLE));
+            }
             self.metrics.refused("inspect");
             return self.accounted(answer::rejected_call(&reject, waits_since.is_some()));
         }
@@ -350,9 +353,13 @@ impl Service {
             sender_info: authenticated.sender_info,
         };
         let service = self.clone();
-        let ran = self.on_thread(Work::Query, move || {
+        let ran = self.on_thread(Work::Query(effective.id()), move || {
             let _reservation = reservation;
             match (service.node.query(&query), without_destination) {
+                (Err(reject), _) if reject.error_code == NO_QUERY_WORKER => {
+                    let status = StatusCode::TOO_MANY_REQUESTS;
+                    Ran::Answered(Err(no_query_worker(service.query_wait, status)))
+                }
                 (Ok(_), Some(error)) => Ran::Answered(Err(error.into())),
                 // No long reply is held outside the pool of responses: the thread goes on with the
                 // next query, whether or not anybody takes this one's.

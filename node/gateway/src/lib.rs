@@ -44,12 +44,13 @@ mod waiters;
 mod web;
 
 pub use api::{
-    CertifiedView, Health, NoProfile, Node, Outcome, PublicMetadata, QueryRequest, Refusal,
-    RequestFacts, RequestKind, Submitted,
+    CertifiedView, Health, NO_QUERY_WORKER, NoProfile, Node, Outcome, PublicMetadata,
+    QUERY_OVERDUE, QueryRequest, Refusal, RequestFacts, RequestKind, Submitted,
 };
 pub use connection::{Answers, Outgoing};
 pub use latencies::{Latencies, LatencyWindow};
 pub use listener::{
     Gateway, GatewayConfig, GatewayError, GatewayHandle, HttpGatewayConfig, OtherListener,
+    QueryPlaces,
 };
 pub use waiters::Waiters;

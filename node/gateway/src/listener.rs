@@ -20,7 +20,7 @@ use ed25519_dalek::SigningKey;
 use envelope::auth::AuthConfig;
 use hyper::{Request, Response, body::Incoming};
 use ic_principal::Principal;
-use limits::{CONNECTION_BYTES, GatewayLimits, HttpGatewayLimits};
+use limits::{CONNECTION_BYTES, ExecutionLimits, GatewayLimits, HttpGatewayLimits};
 use prometheus_client::registry::Registry;
 use thiserror::Error;
 use tokio::{
@@ -50,6 +50,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub struct GatewayConfig {
     /// Where to listen; port 0 takes a free one.
     pub listen: SocketAddr,
+    /// Host names by which operator pages are served, besides `localhost` and IP addresses; without
+    /// port.
+    pub host_names: Vec<String>,
     /// Limits of the interface.
     pub limits: GatewayLimits,
     /// Bytes of method name and argument of a call (`subnet.message_payload_bytes`).
@@ -59,8 +62,8 @@ pub struct GatewayConfig {
     pub ingress_expiry: Duration,
     /// Clock drift allowed on top of it (`consensus.ingress_drift_seconds`).
     pub ingress_drift: Duration,
-    /// Queries run at once, and calls inspected at once (`execution.query_threads`).
-    pub query_threads: u64,
+    /// Queries run at once, and calls inspected at once.
+    pub queries: QueryPlaces,
     /// Envelopes verified at once: the machine's cores, or fewer to leave room for others.
     pub verify_threads: u64,
     /// Pool of the buffers of open connections: [`limits::CONNECTION_BYTES`] each.
@@ -83,6 +86,27 @@ pub struct GatewayConfig {
     pub latencies: Latencies,
     /// How long [`GatewayHandle::shutdown`] waits for requests in flight.
     pub shutdown_grace: Duration,
+}
+
+/// How many queries run at once, and how long others wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueryPlaces {
+    /// `execution.query_threads`.
+    pub threads: u64,
+    /// `execution.query_threads_per_canister`.
+    pub per_canister: u64,
+    /// `execution.query_wait_seconds`.
+    pub wait: Duration,
+}
+
+impl From<&ExecutionLimits> for QueryPlaces {
+    fn from(limits: &ExecutionLimits) -> Self {
+        Self {
+            threads: limits.query_threads,
+            per_canister: limits.query_threads_per_canister,
+            wait: Duration::from_secs(limits.query_wait_seconds),
+        }
+    }
 }
 
 /// What the HTTP gateway is made of, which serves canisters to browsers.
@@ -157,16 +181,16 @@ impl Gateway {
     /// tokio runtime; metrics are registered in `registry`, which is encoded whole on
     /// `/metrics`.
     pub async fn start(
-        config: GatewayConfig,
+        mut config: GatewayConfig,
         node: Arc<dyn Node>,
         waiters: Waiters,
         registry: Arc<Mutex<Registry>>,
     ) -> Result<GatewayHandle, GatewayError> {
         let (listener, local_addr) = bind(config.listen).await?;
+        config.listen = local_addr;
         let buffers = (config.connections.clone(), CONNECTION_BYTES);
         let connections = places(config.limits.connections);
         let mut gateway = Self::build(config, node, waiters, &registry, connections.clone())?;
-        gateway.local_addr = local_addr;
         let stages = gateway.stage.subscribe();
         let door = Door::open(listener, gateway.service.clone(), connections, buffers, stages);
         gateway.doors.push(door);
@@ -202,7 +226,7 @@ impl Gateway {
         let (stage, stages) = watch::channel(Stage::Serving);
         let permits = Permits::new(
             &config.limits,
-            config.query_threads,
+            &config.queries,
             config.verify_threads,
             config.bodies.clone(),
             config.responses.clone(),

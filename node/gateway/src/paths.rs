@@ -150,11 +150,11 @@ pub(crate) fn permitted(
         }
         permitted.push(path);
     }
-    // Calls that make a canister may have been sent to any id, and their senders ask there.
+    // Calls that create a canister may have been sent to any id, `aaaaa-aa` included, and their
+    // senders read the status there.
     let is_status = |path: &Path| path.first().is_some_and(|label| label == b"request_status");
     if let Effective::Canister(canister_id) = *scope.effective
         && !scope.hosted
-        && canister_id != Principal::management_canister()
         && !permitted.iter().all(is_status)
     {
         return Err(PathError::NotHosted { canister_id });
@@ -460,7 +460,11 @@ mod tests {
         assert!(foreign(&["/request_status/RID", "/subnet/OWN"]).is_err());
         assert!(foreign(&["/request_status/RID"]).is_ok());
         let management = Effective::Canister(Principal::management_canister());
-        assert!(ask(management, false, 100, false, &["/time"], None, 1).is_ok());
+        assert_eq!(
+            ask(management, false, 100, false, &["/time"], None, 1),
+            Err(PathError::NotHosted { canister_id: Principal::management_canister() })
+        );
+        assert!(ask(management, false, 100, false, &["/request_status/RID"], None, 1).is_ok());
         assert_eq!(
             shown(canister, false, 100, true, "/subnet/OTHER"),
             ["subnet/OTHER/public_key", "subnet/OTHER/type"]

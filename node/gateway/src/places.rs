@@ -1,23 +1,38 @@
-//! Work that takes a thread: so much at a time as there are places, the rest waits in its order.
+//! Work that takes a thread: as many pieces at a time as there are places, the rest is queued.
 //!
-//! A thread that is done with one piece goes on with the next, so that under load no thread is put
-//! to sleep and woken for each. What waits is dropped with the request that it belongs to, so there
-//! is never more of it than there are requests.
+//! A thread continues with the next piece, so that under load no thread is put to sleep and woken
+//! for each. Queued work is dropped with the request that it belongs to, so there is never more of
+//! it than there are requests.
+//!
+//! # Fairness
+//!
+//! Work for canisters is queued by canister. A canister has at most its share of the places at a
+//! time. Of the canisters with queued work, the one that used least time is served next (start-time
+//! fair queueing): one that sends long queries does not delay the others' by more than the query
+//! that runs, however many it sends. Where the wait is bounded, work that is still queued at its
+//! end is refused.
 
 use std::{
     collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 use budget::processor::Processors;
+use ic_principal::Principal;
 use tokio::sync::oneshot;
 
 type Job = Box<dyn FnOnce() + Send>;
 
+/// Canisters without work whose used time is remembered.
+const IDLE_LINES_MAX: usize = 256;
+
 /// Places of one kind of work.
 pub(crate) struct Places {
     limit: usize,
+    /// Of them, the share of one canister.
+    limit_per_canister: usize,
     queue: Mutex<Queue>,
     /// Where threads stay while they work.
     processors: Option<Processors>,
@@ -28,77 +43,193 @@ struct Queue {
     /// Threads that work.
     running: usize,
     next: u64,
-    waiting: BTreeMap<u64, Job>,
+    lines: BTreeMap<Principal, Line>,
+    /// Used time, in nanoseconds, of the line that was served last: where a new line begins.
+    clock: u64,
 }
 
-/// The work panicked, or the node ended before it was done.
-#[derive(Debug)]
-pub(crate) struct Unfinished;
+/// Work for one canister.
+#[derive(Default)]
+struct Line {
+    running: usize,
+    waiting: BTreeMap<u64, Job>,
+    /// Nanoseconds, on the clock of the queue.
+    used: u64,
+}
 
-/// Takes what waits out of the queue when nobody wants it any more.
+impl Line {
+    fn is_idle(&self) -> bool {
+        self.running == 0 && self.waiting.is_empty()
+    }
+}
+
+impl Queue {
+    /// The line of a canister that has work from now on.
+    fn line(&mut self, canister: Principal) -> &mut Line {
+        if self.lines.len() >= IDLE_LINES_MAX && !self.lines.contains_key(&canister) {
+            self.lines.retain(|_, line| !line.is_idle());
+        }
+        let clock = self.clock;
+        let line = self.lines.entry(canister).or_default();
+        if line.is_idle() {
+            line.used = line.used.max(clock);
+        }
+        line
+    }
+
+    /// Takes the next job, and the canister that it is for.
+    fn take(&mut self, limit_per_canister: usize) -> Option<(Principal, Job)> {
+        let next = self
+            .lines
+            .iter()
+            .filter(|(_, line)| line.running < limit_per_canister)
+            .filter_map(|(canister, line)| {
+                let (first, _) = line.waiting.first_key_value()?;
+                Some((line.used, *first, *canister))
+            })
+            .min()?;
+        let (used, _, canister) = next;
+        let line = self.lines.get_mut(&canister)?;
+        let (_, job) = line.waiting.pop_first()?;
+        line.running += 1;
+        self.clock = used;
+        Some((canister, job))
+    }
+
+    /// Notes that a job is done.
+    fn leave(&mut self, canister: &Principal, took: Duration) {
+        if let Some(line) = self.lines.get_mut(canister) {
+            line.running -= 1;
+            let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+            line.used = line.used.saturating_add(took);
+        }
+        if self.lines.values().all(Line::is_idle) {
+            self.lines.clear();
+            self.clock = 0;
+        }
+    }
+}
+
+/// Work that has no result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unfinished {
+    /// The work panicked, or the node ended before it was done.
+    Failed,
+    /// It was still queued when its wait was over.
+    Overdue,
+}
+
+/// Removes queued work that is no longer wanted.
 struct Ticket<'a> {
     places: &'a Places,
+    canister: Principal,
     number: u64,
+}
+
+impl Ticket<'_> {
+    /// Whether the work was still queued.
+    fn withdraw(&self) -> bool {
+        let mut queue = self.places.queue();
+        let line = queue.lines.get_mut(&self.canister);
+        let job = line.and_then(|line| line.waiting.remove(&self.number));
+        drop(queue);
+        // Dropped outside the lock, with everything it holds.
+        job.is_some()
+    }
 }
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        let job = self.places.queue().waiting.remove(&self.number);
-        // What it holds is let go outside the lock.
-        drop(job);
+        self.withdraw();
     }
 }
 
 impl Places {
     pub(crate) fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { limit: limit.max(1), queue: Mutex::default(), processors: None })
+        let limit = limit.max(1);
+        Arc::new(Self {
+            limit,
+            limit_per_canister: limit,
+            queue: Mutex::default(),
+            processors: None,
+        })
     }
 
-    /// Places of work that is handed to worker processes.
-    pub(crate) fn beside_workers(limit: usize) -> Arc<Self> {
-        let processors = Some(Processors::of_this_thread());
-        Arc::new(Self { limit: limit.max(1), queue: Mutex::default(), processors })
+    /// Places of work that is handed to worker processes, and the share of one canister.
+    pub(crate) fn beside_workers(limit: usize, limit_per_canister: usize) -> Arc<Self> {
+        let limit = limit.max(1);
+        Arc::new(Self {
+            limit,
+            limit_per_canister: limit_per_canister.clamp(1, limit),
+            queue: Mutex::default(),
+            processors: Some(Processors::of_this_thread()),
+        })
     }
 
-    /// Does `work` on a blocking thread once there is a place. Work that was begun is done to its
-    /// end, and keeps its place until then, whether or not anybody waits for it.
+    /// Does `work`, which is for no canister, on a blocking thread once there is a place. Work that
+    /// was begun is done to its end, and keeps its place until then, also when its request is gone.
     pub(crate) async fn run<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Unfinished> {
-        let (answer, answered) = oneshot::channel();
+        self.run_for(Principal::management_canister(), None, work).await
+    }
+
+    /// The same for a canister; work that is still queued after `wait` is not begun.
+    pub(crate) async fn run_for<T: Send + 'static>(
+        self: &Arc<Self>,
+        canister: Principal,
+        wait: Option<Duration>,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Unfinished> {
+        let (answer, mut answered) = oneshot::channel();
         let job: Job = Box::new(move || {
-            // Whoever asked may have left.
+            // The request may be gone.
             let _ = answer.send(work());
         });
-        let _ticket = self.submit(job);
-        answered.await.map_err(|_| Unfinished)
-    }
-
-    fn submit(self: &Arc<Self>, job: Job) -> Option<Ticket<'_>> {
-        let mut queue = self.queue();
-        if queue.running >= self.limit {
-            let number = queue.next;
-            queue.next += 1;
-            queue.waiting.insert(number, job);
-            return Some(Ticket { places: self, number });
+        let ticket = self.submit(canister, job);
+        if let (Some(ticket), Some(wait)) = (&ticket, wait) {
+            match tokio::time::timeout(wait, &mut answered).await {
+                Ok(answer) => return answer.map_err(|_| Unfinished::Failed),
+                Err(_) if ticket.withdraw() => return Err(Unfinished::Overdue),
+                // It runs, and ends by bounds of its own.
+                Err(_) => {}
+            }
         }
-        queue.running += 1;
-        drop(queue);
-        let places = Arc::clone(self);
-        tokio::task::spawn_blocking(move || places.work_on(job));
-        None
+        answered.await.map_err(|_| Unfinished::Failed)
     }
 
-    fn work_on(&self, first: Job) {
+    fn submit(self: &Arc<Self>, canister: Principal, job: Job) -> Option<Ticket<'_>> {
+        let mut queue = self.queue();
+        let number = queue.next;
+        queue.next += 1;
+        queue.line(canister).waiting.insert(number, job);
+        // Threads end only when nothing is queued that may run, so what is queued either waits for
+        // a thread, or for its canister's share.
+        let job =
+            if queue.running < self.limit { queue.take(self.limit_per_canister) } else { None };
+        let line = queue.lines.get(&canister);
+        let is_queued = line.is_some_and(|line| line.waiting.contains_key(&number));
+        if let Some(job) = job {
+            queue.running += 1;
+            drop(queue);
+            let places = Arc::clone(self);
+            tokio::task::spawn_blocking(move || places.work_on(job));
+        }
+        is_queued.then_some(Ticket { places: self, canister, number })
+    }
+
+    fn work_on(&self, first: (Principal, Job)) {
         let _stay = self.processors.as_ref().map(Processors::stay_for);
         let mut next = Some(first);
-        while let Some(job) = next {
+        while let Some((canister, job)) = next {
+            let started = Instant::now();
             if catch_unwind(AssertUnwindSafe(job)).is_err() {
                 tracing::error!("work for a request panicked");
             }
             let mut queue = self.queue();
-            next = queue.waiting.pop_first().map(|(_, job)| job);
+            queue.leave(&canister, started.elapsed());
+            next = queue.take(self.limit_per_canister);
             if next.is_none() {
                 queue.running -= 1;
             }
@@ -119,6 +250,30 @@ mod tests {
     };
 
     use super::*;
+
+    fn canister(number: u8) -> Principal {
+        Principal::from_slice(&[number])
+    }
+
+    fn queued(places: &Places) -> usize {
+        places.queue().lines.values().map(|line| line.waiting.len()).sum()
+    }
+
+    /// Occupies a place for `canister` until the sender is dropped or used.
+    async fn occupy(places: &Arc<Places>, canister: Principal) -> mpsc::Sender<()> {
+        let (go, wait) = mpsc::channel::<()>();
+        let (begun, has_begun) = oneshot::channel();
+        let places = places.clone();
+        tokio::spawn(async move {
+            let work = move || {
+                begun.send(()).unwrap();
+                let _ = wait.recv();
+            };
+            places.run_for(canister, None, work).await
+        });
+        has_begun.await.unwrap();
+        go
+    }
 
     #[tokio::test]
     async fn no_more_is_done_at_once_than_there_are_places_and_everything_is_done() {
@@ -163,12 +318,12 @@ mod tests {
             let (places, begun) = (places.clone(), begun.clone());
             async move { places.run(move || begun.fetch_add(1, SeqCst)).await }
         });
-        while places.queue().waiting.is_empty() {
+        while queued(&places) == 0 {
             tokio::task::yield_now().await;
         }
         second.abort();
         assert!(second.await.unwrap_err().is_cancelled());
-        assert!(places.queue().waiting.is_empty());
+        assert_eq!(queued(&places), 0);
         go.send(()).unwrap();
         first.await.unwrap();
         assert_eq!(begun.load(SeqCst), 0);
@@ -179,5 +334,70 @@ mod tests {
         let places = Places::new(1);
         assert!(places.run(|| panic!("on purpose")).await.is_err());
         assert_eq!(places.run(|| 7).await.unwrap(), 7);
+    }
+
+    #[tokio::test]
+    async fn canister_that_used_least_time_is_served_next() {
+        let places = Places::beside_workers(1, 1);
+        let go = occupy(&places, canister(1)).await;
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let mut all = tokio::task::JoinSet::new();
+        // The canister whose work runs has queued more before any other came.
+        for (length, number) in [1, 1, 1, 2, 2, 3].into_iter().enumerate() {
+            let (submitted, order) = (places.clone(), order.clone());
+            all.spawn(async move {
+                let work = move || {
+                    order.lock().unwrap().push(number);
+                    std::thread::sleep(Duration::from_millis(1));
+                };
+                submitted.run_for(canister(number), None, work).await.unwrap();
+            });
+            while queued(&places) <= length {
+                tokio::task::yield_now().await;
+            }
+        }
+        // Longer than the work of the others together.
+        std::thread::sleep(Duration::from_millis(200));
+        drop(go);
+        all.join_all().await;
+        assert_eq!(*order.lock().unwrap(), [2, 3, 2, 1, 1, 1]);
+        while places.queue().running > 0 {
+            tokio::task::yield_now().await;
+        }
+        assert!(places.queue().lines.is_empty());
+    }
+
+    #[tokio::test]
+    async fn one_canister_has_at_most_its_share_of_the_places() {
+        let places = Places::beside_workers(2, 1);
+        let go = occupy(&places, canister(1)).await;
+        let second = tokio::spawn({
+            let places = places.clone();
+            async move { places.run_for(canister(1), None, || 1).await }
+        });
+        while queued(&places) == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(places.run_for(canister(2), None, || 2).await, Ok(2));
+        assert_eq!(queued(&places), 1);
+        drop(go);
+        assert_eq!(second.await.unwrap(), Ok(1));
+    }
+
+    #[tokio::test]
+    async fn work_that_is_queued_when_its_wait_is_over_is_not_begun() {
+        let places = Places::beside_workers(1, 1);
+        let go = occupy(&places, canister(1)).await;
+        let waited = Some(Duration::from_millis(5));
+        let begun = Arc::new(AtomicUsize::new(0));
+        let work = {
+            let begun = begun.clone();
+            move || begun.fetch_add(1, SeqCst)
+        };
+        assert_eq!(places.run_for(canister(2), waited, work).await, Err(Unfinished::Overdue));
+        assert_eq!(queued(&places), 0);
+        drop(go);
+        assert_eq!(places.run_for(canister(2), None, || 2).await, Ok(2));
+        assert_eq!(begun.load(SeqCst), 0);
     }
 }

@@ -68,6 +68,9 @@ pub struct Report {
 pub struct Disk {
     /// The disk budget; 0 where none was stated and what lies on disk follows from the memory.
     pub budget_bytes: u64,
+    /// Why the file system cannot hold what the budget allows, found when the node started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shortage: Option<String>,
     /// Free on the disk of the data folder, whoever may take it.
     pub free_bytes: u64,
     /// In the order of the budget sheet, but for what is kept free and what compilations work in.
@@ -158,6 +161,8 @@ pub struct Rounds {
     pub skipped: u64,
     /// Longest time without a certified round while work was waiting.
     pub longest_stall_millis: u64,
+    /// The newest stall of at least [`LONG_STALL_MILLIS`].
+    pub long_stall: Option<Stall>,
     /// Canister messages executed.
     pub messages: u64,
     /// Query calls since the process started, failed ones included.
@@ -170,6 +175,19 @@ pub struct Rounds {
     pub delta_capacity_bytes: u64,
     /// Workers that died and were started again.
     pub worker_restarts: u64,
+}
+
+/// A stall from which this on is worth an operator's attention.
+pub const LONG_STALL_MILLIS: u64 = 10_000;
+
+/// A time without a certified round while work was waiting.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stall {
+    /// When a round was certified again.
+    pub ended_unix_millis: u64,
+    /// How long it took.
+    pub millis: u64,
 }
 
 /// The wall clock against `CLOCK_BOOTTIME`, and block time against both; of a node alone.

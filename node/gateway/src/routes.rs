@@ -40,6 +40,12 @@ pub(crate) enum Route {
     },
 }
 
+/// Whether a path is for the operator: other web pages may not read it.
+pub(crate) fn is_for_operators(path: &str) -> bool {
+    let first = path.trim_start_matches('/').split('/').next().unwrap_or_default();
+    matches!(first, "metrics" | "status.json" | "dashboard" | "debug")
+}
+
 const ENDPOINTS: &str = "GET /api/v2/status, GET /health, GET /metrics, GET /status.json, GET \
                          /dashboard, GET /debug/heap, POST /api/{v2,v3,v4}/canister/<effective \
                          canister id>/call, POST /api/v4/subnet/<subnet id>/call, POST \

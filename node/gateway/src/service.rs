@@ -5,26 +5,32 @@
 //! (503), for queries a place among the queries (429), the content type (415), the announced and
 //! the real length of the body (413), room in the pool of bodies (503), and the read timeout (408).
 //! Health, metrics, status, report, heap profile and dashboard stand outside the first door, so
-//! that an operator sees an overloaded node.
+//! that an operator sees an overloaded node. Operator pages (metrics, report, heap profile,
+//! dashboard) are served to programs and to the node's own page only: other values of `Host` and
+//! `Origin` are refused (421, 403).
 //!
 //! Work that takes a thread (signatures, inspection, queries, scrapes, reports) runs on the
-//! runtime's blocking threads, each kind in places of its own (see [`Places`]). So blocking threads
+//! runtime's blocking threads, each kind in places of its own, those of queries and inspections
+//! shared fairly between canisters (see [`Places`]). So blocking threads
 //! are bounded even when clients leave while their work runs.
 
 use std::{
     fmt,
+    net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use budget::{Pool, Reservation};
 use bytes::Bytes;
+use dashboard::origin::{Refusal, is_own_page};
 use envelope::{EnvelopeBounds, auth::AuthConfig};
 use http_body_util::BodyExt;
 use hyper::{
     Method, Request, Response, StatusCode,
     body::{Body as _, Incoming},
     header,
+    http::uri::Authority,
 };
 use ic_principal::Principal;
 use limits::GatewayLimits;
@@ -36,6 +42,7 @@ use crate::{
     api::{CertifiedView, NoProfile, Node, RequestKind},
     connection::{Answers, Outgoing, Stage},
     latencies::Latencies,
+    listener::QueryPlaces,
     metrics::{Metrics, Pools},
     page,
     places::{Places, Unfinished},
@@ -70,12 +77,17 @@ pub(crate) struct Service {
     // Configuration.
     pub(crate) limits: GatewayLimits,
     pub(crate) call_bytes: u64,
+    /// How long a query or a call waits for a query worker.
+    pub(crate) query_wait: Duration,
     pub(crate) auth: AuthConfig,
     pub(crate) bounds: EnvelopeBounds,
     pub(crate) subnet_id: Principal,
     pub(crate) root_subnet_id: Principal,
     pub(crate) root_key_der: Vec<u8>,
     pub(crate) version: String,
+    listen: SocketAddr,
+    /// Names by which operator pages are served.
+    host_names: Vec<String>,
     // Permits.
     permits: Permits,
     /// Envelopes verified at once.
@@ -101,10 +113,10 @@ pub(crate) struct Permits {
 pub(crate) enum Work {
     /// Decoding and authenticating.
     Verify,
-    /// Inspecting a call.
-    Inspect,
-    /// Running a query.
-    Query,
+    /// Inspecting a call of a canister.
+    Inspect(Principal),
+    /// Running a query of a canister.
+    Query(Principal),
     /// Encoding the metrics for `/metrics`.
     Scrape,
     /// Asking the node how it is.
@@ -116,17 +128,19 @@ pub(crate) enum Work {
 impl Permits {
     pub(crate) fn new(
         limits: &GatewayLimits,
-        query_threads: u64,
+        queries: &QueryPlaces,
         verify_threads: u64,
         bodies: Pool,
         responses: Pool,
     ) -> Self {
         let semaphore = |places: u64| Arc::new(Semaphore::new(permits(places)));
+        let beside_workers =
+            || Places::beside_workers(permits(queries.threads), permits(queries.per_canister));
         Self {
             requests: semaphore(limits.requests_in_flight),
             queries: semaphore(limits.queries_in_flight),
-            query_threads: Places::beside_workers(permits(query_threads)),
-            inspect_threads: Places::beside_workers(permits(query_threads)),
+            query_threads: beside_workers(),
+            inspect_threads: beside_workers(),
             verify_threads: Places::new(permits(verify_threads)),
             scrapes: Places::new(SCRAPES_MAX),
             reports: Places::new(REPORTS_MAX),
@@ -236,10 +250,13 @@ impl Service {
             bounds: EnvelopeBounds::new(&config.limits),
             limits: config.limits,
             call_bytes: config.call_bytes,
+            query_wait: config.queries.wait,
             subnet_id: config.subnet_id,
             root_subnet_id,
             root_key_der: config.root_key_der,
             version: config.version,
+            listen: config.listen,
+            host_names: config.host_names,
             verify_threads: config.verify_threads,
             permits: shared.permits,
         }
@@ -254,17 +271,29 @@ impl Service {
     /// Answers one request of the public interface.
     pub(crate) async fn serve(self: &Arc<Self>, request: Request<Incoming>) -> Response<Body> {
         let started = Instant::now();
+        let is_at_root = dashboard::page::is_where_a_browser_starts(&request);
+        let is_for_operators = is_at_root || routes::is_for_operators(request.uri().path());
+        if is_for_operators && let Err(refused) = self.check_origin(&request) {
+            self.metrics.refused(refused.reason);
+            let response: Response<Body> = refused.into();
+            self.metrics.answered("none", response.status().as_u16(), started.elapsed());
+            return answer::with_common_headers(response, Readers::SameOrigin);
+        }
         if request.method() == Method::OPTIONS {
             self.metrics.answered("preflight", 204, started.elapsed());
-            return answer::with_common_headers(answer::preflight(), Readers::Anyone);
+            return match is_for_operators {
+                true => answer::with_common_headers(answer::options(), Readers::SameOrigin),
+                false => answer::with_common_headers(answer::preflight(), Readers::Anyone),
+            };
         }
-        if dashboard::page::is_where_a_browser_starts(&request) {
+        if is_at_root {
             self.metrics.answered("dashboard", 303, started.elapsed());
             return answer::with_common_headers(page::redirect().into(), Readers::SameOrigin);
         }
         let (label, found) = routes::find(request.method(), request.uri().path());
         let readers = match found {
-            Ok(Route::Report | Route::HeapProfile | Route::Dashboard) => Readers::SameOrigin,
+            _ if is_for_operators => Readers::SameOrigin,
+            Ok(Route::Health) => Readers::SameOrigin,
             _ => Readers::Anyone,
         };
         let outcome = match found {
@@ -280,6 +309,21 @@ impl Service {
         };
         self.metrics.answered(label, response.status().as_u16(), started.elapsed());
         answer::with_common_headers(response, readers)
+    }
+
+    /// Refuses a request for an operator page that another web page may have sent.
+    fn check_origin(&self, request: &Request<Incoming>) -> Result<(), Refused> {
+        let text = |name| request.headers().get(name).map(|value| value.to_str().unwrap_or("?"));
+        let authority = request.uri().authority().map(Authority::as_str);
+        let host = authority.or_else(|| text(header::HOST));
+        let origin = text(header::ORIGIN);
+        is_own_page(host, origin, self.listen, &self.host_names).map_err(|refusal| {
+            let status = match refusal {
+                Refusal::ForeignHost(_) => StatusCode::MISDIRECTED_REQUEST,
+                Refusal::ForeignOrigin(_) => StatusCode::FORBIDDEN,
+            };
+            Refused::new(status, refusal.reason(), refusal.message("host_names"))
+        })
     }
 
     async fn dispatch(
@@ -459,14 +503,37 @@ impl Service {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Refused> {
         let places = match kind {
+            Work::Inspect(canister) => {
+                let places = &self.permits.inspect_threads;
+                let refused = || no_query_worker(self.query_wait, StatusCode::SERVICE_UNAVAILABLE);
+                return self.on_workers(places, canister, refused, work).await;
+            }
+            Work::Query(canister) => {
+                let places = &self.permits.query_threads;
+                let refused = || no_query_worker(self.query_wait, StatusCode::TOO_MANY_REQUESTS);
+                return self.on_workers(places, canister, refused, work).await;
+            }
             Work::Verify => &self.permits.verify_threads,
-            Work::Inspect => &self.permits.inspect_threads,
-            Work::Query => &self.permits.query_threads,
             Work::Scrape => &self.permits.scrapes,
             Work::Report => &self.permits.reports,
             Work::HeapProfile => &self.permits.heap_profiles,
         };
         self.on_places(places, work).await
+    }
+
+    /// Runs work of a canister that a query worker does, unless the wait for a place is too long.
+    async fn on_workers<T: Send + 'static>(
+        &self,
+        places: &Arc<Places>,
+        canister: Principal,
+        refused: impl FnOnce() -> Refused,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Refused> {
+        let done = places.run_for(canister, Some(self.query_wait), work).await;
+        done.map_err(|unfinished| match unfinished {
+            Unfinished::Overdue => refused(),
+            Unfinished::Failed => unfinished_work(),
+        })
     }
 
     /// The same in places of somebody's own.
@@ -475,14 +542,7 @@ impl Service {
         places: &Arc<Places>,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Refused> {
-        places.run(work).await.map_err(|Unfinished| {
-            tracing::error!("work for a request did not finish");
-            Refused::new(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "internal",
-                "the node failed while serving this request; its log says more",
-            )
-        })
+        places.run(work).await.map_err(|_| unfinished_work())
     }
 
     /// A CBOR answer that is charged to the pool of responses until it is written.
@@ -625,6 +685,21 @@ impl Answers for Service {
     ) -> Response<Outgoing> {
         self.serve(request).await.map(Outgoing::Whole)
     }
+}
+
+fn unfinished_work() -> Refused {
+    tracing::error!("work for a request did not finish");
+    internal("the node failed while serving this request; its log says more".to_owned())
+}
+
+/// The refusal of a query, or of a call that is not inspected, after the longest wait.
+pub(crate) fn no_query_worker(wait: Duration, status: StatusCode) -> Refused {
+    let message = format!(
+        "no query worker became free within the limit execution.query_wait_seconds = {}; retry in \
+         a second",
+        wait.as_secs()
+    );
+    Refused::busy(status, "query_wait", message, 1)
 }
 
 fn internal(message: String) -> Refused {

@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gateway::QueryPlaces;
 use ic_agent::{Identity, identity::AnonymousIdentity};
 use ic_principal::Principal;
 use ic_transport_types::EnvelopeContent;
@@ -512,4 +513,38 @@ async fn shutting_down_does_not_wait_for_ever() {
     assert!(start.elapsed() < Duration::from_secs(8), "the grace is five seconds");
     assert!(tokio::task::spawn_blocking(move || closes(&mut slow)).await.unwrap());
     assert!(now().0 > 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_canisters_queries_leave_places_to_others_and_do_not_wait_for_ever() {
+    let wait = Duration::from_secs(1);
+    let queries = QueryPlaces { threads: 2, per_canister: 1, wait };
+    let world = World::with_queries(gateway_limits(), queries).await;
+    let release = world.script.hold_queries();
+    let hold = anonymous(query(Principal::anonymous(), "hold"));
+    let request = post(&path("query"), "application/cbor", &hold);
+    let address = world.address;
+    let held = tokio::task::spawn_blocking({
+        let request = request.clone();
+        move || support::send(address, &request)
+    });
+    let script = world.script.clone();
+    until_async("the query", async || script.queries.load(Ordering::SeqCst) == 1).await;
+    // Another of the same canister waits; others' are answered meanwhile.
+    let second = tokio::task::spawn_blocking(move || support::send(address, &request));
+    for _ in 0..10 {
+        let mut other = query(Principal::anonymous(), "echo");
+        let EnvelopeContent::Query { canister_id, .. } = &mut other else { unreachable!() };
+        *canister_id = canister(2);
+        let path = format!("/api/v3/canister/{}/query", canister(2));
+        assert_eq!(world.post(&path, &anonymous(other)).await.status, 200);
+    }
+    let refused = second.await.unwrap();
+    assert_eq!(refused.status, 429, "{}", refused.text());
+    assert_eq!(refused.headers["retry-after"], "1");
+    assert!(refused.text().contains("query_wait_seconds = 1"), "{}", refused.text());
+    let refusals = world.metric("gateway_refusals_total{reason=\"query_wait\"}").await;
+    assert_eq!(refusals, Some(1.0));
+    drop(release);
+    assert_eq!(held.await.unwrap().status, 200);
 }

@@ -31,6 +31,13 @@ fn told(answered: &Answered, status: u16, part: &str) {
     assert_eq!(answered.headers.get("access-control-allow-origin").map(String::as_str), Some("*"));
 }
 
+/// Like `told`, where no page of another origin may read it.
+fn closed(answered: &Answered, status: u16, part: &str) {
+    assert_eq!(answered.status, status, "{}", answered.text());
+    assert!(answered.text().contains(part), "{} lacks {part}", answered.text());
+    assert!(!answered.headers.contains_key("access-control-allow-origin"));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[expect(clippy::too_many_lines, reason = "one story, told in order")]
 async fn bodies_that_are_no_envelopes() {
@@ -371,7 +378,7 @@ async fn a_node_without_a_certified_state_says_so() {
     let world = World::start().await;
     world.script.starting.store(true, Ordering::SeqCst);
     let health = world.get("/health").await;
-    told(&health, 503, "\"starting\"");
+    closed(&health, 503, "\"starting\"");
     assert_eq!(health.headers["content-type"], "application/json");
     for (operation, content) in [
         ("query", query(Principal::anonymous(), "echo")),
@@ -385,7 +392,9 @@ async fn a_node_without_a_certified_state_says_so() {
     let status = world.get("/api/v2/status").await;
     assert_eq!(status.status, 200);
     world.script.starting.store(false, Ordering::SeqCst);
-    told(&world.get("/health").await, 200, "\"certified_height\":5");
+    let health = world.get("/health").await;
+    assert_eq!(health.status, 200);
+    assert!(health.text().contains("\"certified_height\":5"), "{}", health.text());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -430,4 +439,46 @@ async fn what_nobody_signed_does_not_get_past_the_gateway() {
     assert_eq!(answered.status, 200, "{}", answered.text());
     let signed = world.script.last_signed.lock().unwrap().take().unwrap();
     assert_eq!(signed.envelope, canonical);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operator_pages_are_refused_to_other_web_pages() {
+    let world = World::start().await;
+    let get = async |path: &str, headers: &str| {
+        let request = format!("GET {path} HTTP/1.1\r\n{headers}connection: close\r\n\r\n");
+        world.send(request.into_bytes()).await
+    };
+    let own = format!("host: {0}\r\norigin: http://{0}\r\n", world.address);
+    let foreign = "host: localhost\r\norigin: https://evil.example\r\n";
+    for path in ["/metrics", "/status.json", "/dashboard"] {
+        // By its address, an address in front of it, and the name that is configured.
+        for headers in [&own[..], "host: 10.0.0.1:9090\r\n", "host: node:8080\r\n"] {
+            let answered = get(path, headers).await;
+            assert_eq!(answered.status, 200, "{path} with {headers}: {}", answered.text());
+            assert!(!answered.headers.contains_key("access-control-allow-origin"), "{path}");
+        }
+        let refused = get(path, foreign).await;
+        closed(&refused, 403, "https://evil.example");
+        // The attacker's name, made to resolve to this address.
+        let refused = get(path, "host: evil.example:8080\r\n").await;
+        closed(&refused, 421, "host_names");
+        let preflight =
+            format!("OPTIONS {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+        let preflight = world.send(preflight.into_bytes()).await;
+        assert_eq!(preflight.status, 204);
+        assert!(!preflight.headers.contains_key("access-control-allow-origin"));
+    }
+    closed(&get("/debug/heap", foreign).await, 403, "evil.example");
+    let browser = "host: evil.example\r\naccept: text/html\r\n";
+    closed(&get("/", browser).await, 421, "evil.example");
+    // Probes have any host; pages of other origins learn nothing.
+    let health = get("/health", "host: evil.example\r\n").await;
+    assert_eq!(health.status, 200);
+    assert!(!health.headers.contains_key("access-control-allow-origin"));
+    let refusals = world.metric("gateway_refusals_total{reason=\"foreign_host\"}").await;
+    assert_eq!(refusals, Some(4.0));
+    // The public interface has clients in pages of any origin and under any name.
+    let status =
+        get("/api/v2/status", "host: any.example\r\norigin: https://app.example\r\n").await;
+    assert_eq!((status.status, &status.headers["access-control-allow-origin"][..]), (200, "*"));
 }

@@ -9,9 +9,11 @@ use crate::Limits;
 const GROUPS: [&str; 3] = ["subnet", "execution", "module"];
 
 /// Of those groups: only queries see them, or only the machine does.
-const OWN: [&str; 7] = [
+const OWN: [&str; 9] = [
     "execution.query_threads",
     "execution.query_threads_per_canister",
+    "execution.query_wall_clock_seconds",
+    "execution.query_wait_seconds",
     "execution.query_cache_bytes",
     "execution.instructions_per_query",
     "execution.heap_dirty_bytes_per_query",

@@ -111,6 +111,13 @@ impl Limits {
             limit!(self.execution.query_threads),
             "there are no more query threads",
         );
+        for limit in [
+            limit!(self.execution.query_wall_clock_seconds),
+            limit!(self.execution.query_wait_seconds),
+        ] {
+            rules.at_least(limit, 1, "no query would be answered");
+            rules.at_most(limit, 3_600, "clients give up long before");
+        }
         rules.at_least(
             limit!(self.execution.paused_executions),
             1,

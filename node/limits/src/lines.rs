@@ -631,7 +631,7 @@ impl Limits {
                 Disk,
                 times(sandbox.compile_threads, sandbox.compile_memory_bytes),
                 "what compile children work in, gone with them; their files are sparse, and a \
-                 module that is accepted fills half of one at most",
+                 module that is accepted fills five sixths of one at most",
             ),
             line(
                 "paused_messages",

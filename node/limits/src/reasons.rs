@@ -56,6 +56,16 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "so that one canister's queries do not take all workers",
     ),
     (
+        "execution.query_wall_clock_seconds",
+        "several times what a query at its instruction limit takes; a query beyond it is ended, \
+         with its worker",
+    ),
+    (
+        "execution.query_wait_seconds",
+        "longer than one query may run; what waits longer is answered 429 (calls 503) with \
+         Retry-After",
+    ),
+    (
         "execution.response_callback_reservation_bytes",
         "of the subnet capacity per thread, so that callbacks can finish when it is full",
     ),

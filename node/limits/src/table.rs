@@ -157,6 +157,12 @@ pub struct ExecutionLimits {
     pub query_threads: u64,
     /// Queries of one canister at once.
     pub query_threads_per_canister: u64,
+    /// Seconds that a query may run, with all its calls; also a check of a call
+    /// (`canister_inspect_message`) and a transform of an outcall. Local: no result that members
+    /// agree on depends on it.
+    pub query_wall_clock_seconds: u64,
+    /// Seconds that a query or a check of a call waits for a query worker.
+    pub query_wait_seconds: u64,
     /// Memory each execution thread keeps free for response callbacks.
     pub response_callback_reservation_bytes: u64,
     /// Instructions of one update, timer, heartbeat or callback.

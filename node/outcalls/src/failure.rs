@@ -51,9 +51,24 @@ impl Failure {
     /// As the calling canister gets it.
     pub fn reject(&self) -> Reject {
         let code = match self {
-            Self::Connect(_) | Self::Tls(_) | Self::Http(_) => RejectCode::SysTransient,
+            // As on the public network, an address that is refused is a failure to connect.
+            Self::Address(_) | Self::Connect(_) | Self::Tls(_) | Self::Http(_) => {
+                RejectCode::SysTransient
+            }
             _ => RejectCode::SysFatal,
         };
         OutcallAnswer::reject(code, self.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_address_is_a_transient_reject() {
+        let refused = Failure::Address("10.0.0.1:443".into()).reject();
+        assert_eq!(refused.code, RejectCode::SysTransient);
+        assert_eq!(Failure::Url.reject().code, RejectCode::SysFatal);
     }
 }

@@ -101,17 +101,17 @@ fn response_bytes(response: &HttpRequestResult) -> usize {
 /// Of so many bytes, and little beside. Memory is taken at once, as growing would take more of it, and
 /// no more than two copies are there at a time.
 fn encode<T: candid::CandidType>(value: T, bytes: usize) -> Result<Vec<u8>, Reject> {
-    let failed = |error: String| {
-        let what = format!("The response has no encoding: {error}");
+    let failed = || {
+        let what = "The response has no encoding in Candid".to_owned();
         OutcallAnswer::reject(RejectCode::SysFatal, what)
     };
     let mut builder = candid::ser::IDLBuilder::new();
     let room = builder.try_reserve_value_serializer_capacity(bytes + ENCODING_BESIDE_BYTES);
-    room.map_err(|error| failed(error.to_string()))?;
-    builder.arg(&value).map_err(|error| failed(error.to_string()))?;
+    room.map_err(|_| failed())?;
+    builder.arg(&value).map_err(|_| failed())?;
     drop(value);
     let mut encoded = Vec::with_capacity(bytes + 2 * ENCODING_BESIDE_BYTES);
-    builder.serialize(&mut encoded).map_err(|error| failed(error.to_string()))?;
+    builder.serialize(&mut encoded).map_err(|_| failed())?;
     encoded.shrink_to_fit();
     Ok(encoded)
 }

@@ -88,7 +88,8 @@ fn headers(outcall: &Outcall, url: &Url) -> Result<HeaderMap, Failure> {
         headers.insert(HOST, HeaderValue::from_str(&authority).map_err(|_| Failure::Url)?);
     }
     headers.entry(USER_AGENT).or_insert(HeaderValue::from_static(AGENT));
-    headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    // Nothing else: servers sign or compare the headers of a request. The connection is closed
+    // after the response without `connection: close`.
     Ok(headers)
 }
 
@@ -147,6 +148,19 @@ mod tests {
         assert_eq!(told("file:///etc/passwd", true), Failure::Scheme);
         let (target, _) = prepare(&outcall("http://a.example/", &[]), true).unwrap();
         assert_eq!((target.is_tls, target.port), (false, 80));
+    }
+
+    #[test]
+    fn user_agent_is_the_only_header_added_by_the_node() {
+        let names = |own: &[(&str, &str)]| {
+            let (_, request) = prepare(&outcall("https://a.example/", own), false).unwrap();
+            let mut names: Vec<_> =
+                request.headers().keys().map(|name| name.as_str().to_owned()).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(names(&[]), ["host", "user-agent"]);
+        assert_eq!(names(&[("connection", "keep-alive"), ("x", "1")]), ["host", "user-agent", "x"]);
     }
 
     #[test]

@@ -56,6 +56,8 @@ pub(crate) const CONNECTIONS: u64 = 512;
 /// Rounds after which an instance closes what it counted of queries, as PocketIC's own server does:
 /// tests have few rounds.
 const QUERY_STATS_PERIOD_ROUNDS: u64 = 60;
+/// Memory of canisters on disk, in times of the memory budget, at most: as on a node.
+const CAPACITY_BYTES_PER_MEMORY_BYTE: u64 = 256;
 /// Cache of the records' store of one instance.
 pub(crate) const RECORDS_CACHE_BYTES: u64 = 256 << 10;
 
@@ -68,7 +70,7 @@ pub(crate) struct Bounds {
     /// Bodies of requests in JSON, twice their length.
     pub(crate) bodies: Pool,
     /// Stable memories that are sent whole: [`STABLE_ANSWER_TIMES`] their length, then the answer's
-    /// until it was sent.
+    /// until it was sent. Pages of instances.
     pub(crate) stable_answers: Pool,
     /// HTTPS outcalls and their answers.
     pub(crate) outcalls: Pool,
@@ -77,11 +79,11 @@ pub(crate) struct Bounds {
 }
 
 impl Bounds {
-    /// By the budget that was stated.
+    /// By the budget that was stated, and the free space of the disk.
     ///
     /// # Errors
     /// When it is no size, or too small.
-    pub(crate) fn new(stated: Option<&str>) -> Result<Self> {
+    pub(crate) fn new(stated: Option<&str>, disk_free_bytes: u64) -> Result<Self> {
         let stated = stated.unwrap_or(MEMORY);
         let memory = parse_size(stated).with_context(|| format!("--memory {stated}"))?;
         let least = Self::least_bytes();
@@ -102,6 +104,7 @@ impl Bounds {
         let nano = Limits::preset("nano")?.outcalls;
         limits.outcalls = OutcallLimits { open_bytes: OUTCALLS_OPEN_BYTES, bytes: 0, ..nano };
         limits.execution.query_stats_period_rounds = QUERY_STATS_PERIOD_ROUNDS;
+        follow_disk(&mut limits, disk_free_bytes);
         let ledger = limits.ledger()?;
         let instances = Pool::standalone("instances", instances);
         let bodies = Pool::standalone("bodies", BODIES_BYTES);
@@ -148,6 +151,16 @@ impl Bounds {
     }
 }
 
+/// Lets the canisters of an instance take what the disk has. Instances share it: where it is used up,
+/// calls are refused and rounds wait, as on a node.
+fn follow_disk(limits: &mut Limits, free_bytes: u64) {
+    let free = free_bytes.saturating_sub(limits.pages.disk_reserve_bytes);
+    let most = limits.memory_budget_bytes.saturating_mul(CAPACITY_BYTES_PER_MEMORY_BYTE);
+    let capacity = limits.subnet.memory_capacity_bytes.max(free.min(most));
+    limits.subnet.memory_capacity_bytes = capacity;
+    limits.subnet.memory_threshold_bytes = capacity;
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -156,7 +169,7 @@ mod tests {
     #[test]
     fn instances_and_work_share_the_budget() {
         for (stated, instances) in [(None, 42), (Some("512MiB"), 21), (Some("4GiB"), 64)] {
-            let bounds = Bounds::new(stated).unwrap();
+            let bounds = Bounds::new(stated, 0).unwrap();
             assert_eq!(bounds.instances_max(), instances, "{stated:?}");
             // The longest answer in base64 can be kept.
             assert!(bounds.stable_answer_bytes() * 3 / 2 <= bounds.answers_kept_bytes);
@@ -165,10 +178,15 @@ mod tests {
                 "{stated:?}"
             );
         }
+        // Allocations follow the disk, within what the memory can index.
+        let capacity = |free| Bounds::new(None, free).unwrap().limits.subnet.memory_capacity_bytes;
+        assert!(capacity(0) < 4 << 30);
+        assert!(((30 << 30)..(40 << 30)).contains(&capacity(40 << 30)));
+        assert!(capacity(u64::MAX) <= (1 << 30) * CAPACITY_BYTES_PER_MEMORY_BYTE);
         let least = Bounds::least_bytes();
-        assert_eq!(Bounds::new(Some(&least.to_string())).unwrap().instances_max(), 1);
+        assert_eq!(Bounds::new(Some(&least.to_string()), 0).unwrap().instances_max(), 1);
         let less = (least - 1).to_string();
-        let error = Bounds::new(Some(&less)).err().unwrap().to_string();
+        let error = Bounds::new(Some(&less), 0).err().unwrap().to_string();
         assert!(error.contains("the least is"), "{error}");
     }
 }

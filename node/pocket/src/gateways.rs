@@ -64,6 +64,7 @@ impl Gateways {
             Some(ip) => ip.parse().with_context(|| format!("ip_addr {ip}"))?,
             None => Ipv4Addr::LOCALHOST.into(),
         };
+        server.access.check_gateway(ip)?;
         let mut all = self.0.lock().await;
         ensure!(
             all.open.len() < GATEWAYS_MAX,

@@ -23,7 +23,7 @@
 use std::{
     fs::{self, File},
     io::{self, BufReader, BufWriter, Read, Write},
-    os::unix::fs::{FileExt, PermissionsExt},
+    os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt},
     path::{Component, Path, PathBuf},
 };
 
@@ -201,8 +201,8 @@ impl Folder {
 
     /// A file that is written aside. Removed unless it becomes what is kept.
     fn aside(&self) -> Result<NamedTempFile> {
-        // As any other file of the user's; the mask takes away what it is to.
-        let permissions = fs::Permissions::from_mode(0o666);
+        // A state is its owner's alone, as in the folder it is packed from.
+        let permissions = fs::Permissions::from_mode(0o600);
         let mut builder = tempfile::Builder::new();
         builder.prefix(ASIDE).rand_bytes(ASIDE_LETTERS).permissions(permissions);
         Ok(builder.tempfile_in(&self.path)?)
@@ -340,7 +340,10 @@ fn data(file: &File, at: u64, end: u64) -> Result<Option<(u64, u64)>> {
 }
 
 fn unpack_from(path: &Path, state: &Path) -> Result<Description> {
-    let mut from = Hashed::new(BufReader::with_capacity(BUFFER_BYTES, File::open(path)?));
+    // A link would lead out of the folder that was admitted.
+    let no_links = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
+    let file = File::options().read(true).custom_flags(no_links).open(path)?;
+    let mut from = Hashed::new(BufReader::with_capacity(BUFFER_BYTES, file));
     let mut magic = [0; 16];
     from.read_exact(&mut magic)?;
     ensure!(magic == *MAGIC, "it is no kept instance");

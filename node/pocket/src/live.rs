@@ -4,16 +4,16 @@
 //! after a round: open requests -> the node's service (`outcalls`) -> answer -> the next round
 //! ```
 //!
-//! The service is the one of a node, with its places and turns. What it may reach is wider: who runs
-//! canisters here has servers on this machine, and speaks plain HTTP with them. A request that a test
-//! answers meanwhile has the first answer that comes.
+//! The service is the one of a node, with its places and turns, and reaches public addresses and the
+//! networks that the user allows (`access`), by plain HTTP too. A request that a test answers
+//! meanwhile has the first answer that comes.
 
 use std::{
     collections::BTreeMap,
     sync::{Arc, mpsc::SyncSender},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use budget::{Pool, Reservation};
 use execution::QueryService;
 use limits::OutcallLimits;
@@ -32,14 +32,11 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// To every address, by HTTPS and by plain HTTP.
+    /// To the addresses that are allowed.
     ///
     /// # Errors
     /// When the authorities cannot be read, which would be a defect.
-    pub(crate) fn new(bounds: &Bounds) -> Result<Self> {
-        let networks = ["0.0.0.0/0", "::/0"].into_iter().map(str::parse);
-        let networks = networks.collect::<Result<_, _>>().context("all networks")?;
-        let allowed = Allowed { http: true, networks, roots: vec![] };
+    pub(crate) fn new(bounds: &Bounds, allowed: Allowed) -> Result<Self> {
         let client = Client::new(allowed).map_err(anyhow::Error::msg)?;
         Ok(Self { client, limits: bounds.limits.outcalls.clone(), room: bounds.outcalls.clone() })
     }

@@ -20,15 +20,18 @@
 //! | which subnets there are, and what ids they have | `subnets` |
 //! | how HTTPS outcalls are listed and answered; how a live instance makes them | `outcalls`, `live` |
 //! | how an instance is kept in a folder | `kept` |
+//! | which web pages, folders, networks and addresses are refused | `access` |
 //! | what bounds the server | `bounds` |
 //!
 //! Bounds: instances, the memory that each takes, operations that wait for an instance, operations
 //! that are polled for, blobs; every refusal names its limit. It must never know what a message
 //! means.
 
+mod access;
 mod blobs;
 mod bounds;
 mod cli;
+mod dashboard_page;
 mod gateways;
 mod graph;
 mod instance;
@@ -50,8 +53,6 @@ mod subnets;
 
 use std::{io::Write, process::ExitCode};
 
-use clap::Parser;
-
 #[global_allocator]
 static ALLOCATOR: memory::Allocator = memory::Allocator;
 
@@ -71,11 +72,10 @@ fn main() -> ExitCode {
         Some("sandbox-compile") => return sandbox::compile_main(arguments),
         _ => {}
     }
-    let cli = cli::Cli::parse();
-    let done = match &cli.command {
+    let done = cli::Cli::read().and_then(|(cli, client)| match &cli.command {
         Some(command) => command.run(),
-        None => server::run(cli),
-    };
+        None => server::run(cli, client),
+    });
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

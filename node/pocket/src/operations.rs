@@ -13,6 +13,7 @@ use state::{Ingress, NodeInfo, RequestId, SenderInfo, Status, Time};
 
 use crate::{
     bounds::{Bounds, STABLE_ANSWER_TIMES},
+    cli::Client,
     instance::Instance,
     keys::seed,
     reject::RejectResponse,
@@ -131,6 +132,10 @@ struct Call {
 }
 
 impl Instance {
+    fn client(&self) -> Client {
+        self.replica.shared().client
+    }
+
     pub(crate) fn topology(&mut self) -> Outcome {
         json(&topology(&self.replica.shared().subnets))
     }
@@ -143,17 +148,22 @@ impl Instance {
         let time = time.time().map_err(Failure::bad)?;
         self.replica.set_time(time)?;
         if certified && self.replica.executor().time() != time {
-            self.replica.before(time);
             self.round()?;
         }
         json(&())
     }
 
-    pub(crate) fn tick(&mut self, configs: &RawTickConfigs) -> Outcome {
+    /// Executes a round, and further ones while a message is paused if the tick `completes_paused`.
+    pub(crate) fn tick(&mut self, configs: &RawTickConfigs, completes_paused: bool) -> Outcome {
         for named in configs.blockmakers.iter().flatten() {
             self.check_blockmakers(named)?;
         }
         self.round()?;
+        let mut rounds = 1;
+        while completes_paused && rounds < ROUNDS_MAX && self.replica.has_paused() {
+            self.round()?;
+            rounds += 1;
+        }
         json(&())
     }
 
@@ -310,7 +320,13 @@ impl Instance {
             effective::destination(&call_of, is_query)
                 .unwrap_or_else(|_| Principal::management_canister())
         };
-        let aim = self.aim(&call.effective_principal)?.filter(|_| makes_canister);
+        let mut aim = self.aim(&call.effective_principal)?.filter(|_| makes_canister);
+        if makes_canister
+            && aim.is_none()
+            && let Some(id) = effective::specified_id(&call_of)
+        {
+            aim = self.host(&id)?;
+        }
         let expiry = now.0.saturating_add(self.replica.expiry_nanos());
         let request_id = self.request_id(&call_of, &sender, expiry);
         let MethodCall { method_name, arg, .. } = call_of;
@@ -346,12 +362,17 @@ impl Instance {
                 if id == Principal::management_canister() {
                     return Ok(None);
                 }
-                subnets
-                    .host(&id)
-                    .map_err(|error| Failure::bad(format!("RequestRoutingError(\"{error:#}\")")))?;
-                Ok(subnets.subnet_of(&id))
+                self.host(&id)
             }
         }
+    }
+
+    /// The subnet that hosts a canister id. One is made where none does.
+    fn host(&self, id: &Principal) -> Result<Option<Principal>, Failure> {
+        let subnets = &self.replica.shared().subnets;
+        let hosted = subnets.host(id);
+        hosted.map_err(|error| Failure::bad(format!("RequestRoutingError(\"{error:#}\")")))?;
+        Ok(subnets.subnet_of(id))
     }
 
     /// Request ids as the interface has them, with a nonce that makes each another one.
@@ -380,7 +401,7 @@ impl Instance {
         let effective_principal = call.effective_principal.clone();
         let Call { ingress, aim } = self.read_call(call, false)?;
         if let Err(reject) = self.replica.views().queries.inspect(&ingress) {
-            return Ok(RawResult::Err(RejectResponse::new(&reject, false)));
+            return Ok(RawResult::Err(RejectResponse::new(&reject, false, self.client())));
         }
         let id = ingress.request_id;
         let shared = self.replica.shared();
@@ -395,7 +416,9 @@ impl Instance {
     fn status(&self, id: &RequestId) -> Option<RawResult<Base64>> {
         match &self.replica.executor().state().history.get(id)?.status {
             Status::Replied(reply) => Some(RawResult::Ok(Base64(reply.clone()))),
-            Status::Rejected(reject) => Some(RawResult::Err(RejectResponse::new(reject, true))),
+            Status::Rejected(reject) => {
+                Some(RawResult::Err(RejectResponse::new(reject, true, self.client())))
+            }
             Status::Received | Status::Processing | Status::Done => None,
         }
     }
@@ -470,7 +493,7 @@ impl Instance {
         };
         json(&match self.replica.views().queries.query(&request) {
             Ok(reply) => RawResult::Ok(Base64(reply.bytes)),
-            Err(reject) => RawResult::Err(RejectResponse::new(&reject, false)),
+            Err(reject) => RawResult::Err(RejectResponse::new(&reject, false, self.client())),
         })
     }
 }

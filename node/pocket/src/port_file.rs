@@ -49,10 +49,8 @@ impl PortFile {
     /// # Errors
     /// When it cannot be written.
     pub(crate) fn tell(&self, port: u16) -> io::Result<()> {
-        let mut aside = self.0.clone().into_os_string();
-        aside.push(format!(".{}", std::process::id()));
-        fs::write(&aside, format!("{port}\n"))?;
-        fs::rename(&aside, &self.0)
+        // Clients may run as another user than the server.
+        disk::replace_file(&self.0, format!("{port}\n").as_bytes(), disk::Readers::All)
     }
 }
 

@@ -3,6 +3,8 @@
 use serde::Serialize;
 use state::{Reject, RejectCode};
 
+use crate::cli::Client;
+
 /// A reject, as clients read it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct RejectResponse {
@@ -14,12 +16,12 @@ pub(crate) struct RejectResponse {
 }
 
 impl RejectResponse {
-    /// Of a reject of execution.
-    pub(crate) fn new(reject: &Reject, certified: bool) -> Self {
+    /// Of a reject of execution, for a client of this version.
+    pub(crate) fn new(reject: &Reject, certified: bool, client: Client) -> Self {
         Self {
             reject_code: code_name(reject.code),
             reject_message: reject.message.clone(),
-            error_code: error_name(reject.error_code.0, reject.code),
+            error_code: error_name(reject.error_code.0, reject.code, client),
             certified,
         }
     }
@@ -103,7 +105,12 @@ const NAMES: &[(u16, &str)] = &[
     (602, "ResponseDropped"),
 ];
 
-fn error_name(code: u16, class: RejectCode) -> &'static str {
+/// Codes that clients before version 16 have no name for, and those that they read instead.
+const CODES_OF_16: [(u16, u16); 2] = [(211, 201), (542, 512)];
+
+fn error_name(code: u16, class: RejectCode, client: Client) -> &'static str {
+    let older = CODES_OF_16.iter().find(|(new, _)| *new == code && !client.knows_codes_of_16());
+    let code = older.map_or(code, |(_, older)| *older);
     match NAMES.iter().find(|(known, _)| *known == code) {
         Some((_, name)) => name,
         None => match class {
@@ -123,8 +130,18 @@ mod tests {
 
     #[test]
     fn every_code_has_a_name_of_its_class() {
-        assert_eq!(error_name(536, RejectCode::CanisterError), "CanisterMethodNotFound");
-        assert_eq!(error_name(599, RejectCode::CanisterError), "CanisterTrapped");
+        let latest = Client::default();
+        assert_eq!(error_name(536, RejectCode::CanisterError, latest), "CanisterMethodNotFound");
+        assert_eq!(error_name(599, RejectCode::CanisterError, latest), "CanisterTrapped");
+        let older = Client::of(15);
+        for (code, latest_name, older_name) in [
+            (542, "CanisterStatusAccessDenied", "CanisterInvalidController"),
+            (211, "SubnetCoolingDown", "CanisterQueueFull"),
+            (207, "CanisterOutOfCycles", "CanisterOutOfCycles"),
+        ] {
+            assert_eq!(error_name(code, RejectCode::CanisterError, latest), latest_name);
+            assert_eq!(error_name(code, RejectCode::CanisterError, older), older_name);
+        }
         assert!(NAMES.is_sorted_by(|one, next| one.0 < next.0));
     }
 }

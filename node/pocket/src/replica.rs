@@ -2,8 +2,8 @@
 //!
 //! A round is what it is for a node alone: the calls that wait, as many as fit a block; a time
 //! after that of the round before; randomness that no canister could know before. Only where they come
-//! from differs: the time is the instance's, which a test sets, and goes on by a nanosecond with
-//! each round; the randomness is a hash of the instance's seed and the height, so that a test that
+//! from differs: the time is the instance's, which a test sets, and a nanosecond after the round
+//! before where it did not increase; the randomness is a hash of the instance's seed and the height, so that a test that
 //! is run again sees the same. Nothing is logged: a state that is to stay is packed when the
 //! instance is deleted (`kept`).
 
@@ -31,6 +31,7 @@ use state::{
 
 use crate::{
     bounds::{Bounds, CALLS_WAITING, CALLS_WAITING_BYTES},
+    cli::Client,
     keys::{SubnetKeys, node_info, seed},
     outcalls::Answers,
     sandboxes::Sandboxes,
@@ -120,6 +121,8 @@ pub(crate) struct Shared {
     pub(crate) time: Arc<AtomicU64>,
     /// The instance is being deleted: what waits for this machine gives up.
     pub(crate) closing: Arc<AtomicBool>,
+    /// Version of the clients.
+    pub(crate) client: Client,
 }
 
 impl Shared {
@@ -165,6 +168,8 @@ pub(crate) struct Replica {
     expiry_seconds: u64,
     /// Calls that clients submitted so far.
     nonces: u64,
+    /// Time of the last round, or of the instance before its first one.
+    last_round: Time,
 }
 
 /// What the endpoints read of it.
@@ -227,6 +232,7 @@ impl Replica {
         let mut executor =
             Executor::open(config, Arc::new(sandbox), Arc::new(pages), store, blobs, patience)?;
         let tally = executor.count_queries(keys.node_id());
+        let last_round = shared.now().max(executor.time());
         Ok(Self {
             executor,
             tally,
@@ -237,6 +243,7 @@ impl Replica {
             bytes_max: limits.consensus.block_ingress_bytes,
             expiry_seconds: limits.consensus.ingress_expiry_seconds,
             nonces: 0,
+            last_round,
         })
     }
 
@@ -248,6 +255,11 @@ impl Replica {
     /// The state, to be looked at.
     pub(crate) fn executor(&self) -> &Executor {
         &self.executor
+    }
+
+    /// Whether a long message goes on in the next rounds.
+    pub(crate) fn has_paused(&self) -> bool {
+        self.executor.state().paused().next().is_some()
     }
 
     /// HTTPS outcalls that are not answered.
@@ -281,7 +293,7 @@ impl Replica {
         [self.executor.height().0, self.nonces]
     }
 
-    /// Sets the time of the next round, but for the nanosecond that comes with it.
+    /// Sets the time of the instance, which the next round has if it is later than the last round.
     ///
     /// # Errors
     /// When it would go back.
@@ -298,18 +310,13 @@ impl Replica {
         Ok(())
     }
 
-    /// Has the next round come at this time, which was set. Time goes on by a nanosecond with a
-    /// round, so what is set is the one before; no round was as late.
-    pub(crate) fn before(&self, time: Time) {
-        self.shared.time.store(time.0.saturating_sub(1), Ordering::Release);
-    }
-
-    /// Executes one round, a nanosecond after the instance's time, and shows the state after it.
+    /// Executes one round at the instance's time, or a nanosecond after the last round if the time
+    /// did not increase since, and shows the state after it.
     ///
     /// # Errors
     /// When the instance cannot go on.
     pub(crate) fn round(&mut self) -> Result<RoundResult> {
-        let time = Time(self.shared.now().0.max(self.executor.time().0) + 1);
+        let time = Time(self.shared.now().0.max(self.last_round.0 + 1));
         let height = Height(self.executor.height().0 + 1);
         // Of a block at most half its bytes are answers.
         let answers = self.shared.answers.take(self.open_outcalls(), time, self.bytes_max / 2);
@@ -329,6 +336,7 @@ impl Replica {
         let mut result = self.executor.execute(&batch, &[])?;
         drop(answers);
         self.shared.time.store(time.0, Ordering::Release);
+        self.last_round = time;
         self.certify(height, result.root)?;
         if self.executor.checkpoint_due() {
             self.executor.checkpoint()?;

@@ -276,6 +276,7 @@ pub(crate) struct InstanceConfig {
     pub(crate) dogecoind_addr: Option<Vec<String>>,
     pub(crate) initial_time: Option<InitialTime>,
     pub(crate) mainnet_nns_subnet_id: Option<bool>,
+    pub(crate) disable_ingress_validation: Option<bool>,
 }
 
 #[derive(Clone, Debug, Deserialize)]

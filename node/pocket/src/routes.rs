@@ -3,7 +3,8 @@
 //! An operation of an instance waits for its turn in the instance's queue. Where that is full the
 //! answer is 409, and the client tries again; where the outcome takes longer than [`SYNC_WAIT`] (or
 //! what the client states), it is 202 with a name under which the client asks for it. Requests below
-//! `/instances/<n>/api/` are handed to the endpoints of the interface specification.
+//! `/instances/<n>/api/` are handed to the endpoints of the interface specification. Requests of other
+//! web pages are refused first ([`crate::access`]).
 
 use std::{
     sync::{Arc, PoisonError, atomic::Ordering, mpsc::TrySendError},
@@ -23,15 +24,17 @@ use serde::de::DeserializeOwned;
 use tokio::{sync::oneshot, task::JoinError};
 
 use crate::{
+    access::is_json,
     bounds::{BODY_BYTES, CONNECTIONS},
+    dashboard_page,
     graph::Found,
     instance::{Command, Handle, Instance},
     operations::{Failure, Outcome, json, topology},
     outcalls::{RawFlexibleMock, RawMock},
     rest::{
         ApiError, AutoProgressConfig, Creation, HttpGatewayBackend, HttpGatewayConfig,
-        InstanceConfig, RawAddCycles, RawCanisterId, RawSetStableMemory, RawVerifyCanisterSig,
-        Started,
+        InstanceConfig, RawAddCycles, RawCanisterId, RawSetStableMemory, RawTickConfigs,
+        RawVerifyCanisterSig, Started,
     },
     server::{Server, mount},
 };
@@ -42,6 +45,11 @@ const SYNC_WAIT: Duration = Duration::from_secs(10);
 /// Where a client states another time, in milliseconds, and the most that counts.
 const WAIT_HEADER: &str = "processing-timeout-ms";
 const SYNC_WAIT_MAX: Duration = Duration::from_secs(600);
+/// The Python client takes 202 for the outcome and does not ask again, so it waits with its request.
+/// It gives a call up after 100 ticks, so a tick of it completes what is paused. Its HTTP library
+/// names itself.
+const PATIENT_AGENT: &str = "python-requests/";
+const PATIENT_WAIT: Duration = Duration::from_secs(3_600);
 /// Time to send a body.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -52,6 +60,7 @@ const DISCARDED_BODIES: u64 = 4;
 enum Answer {
     Json(StatusCode, Bytes),
     Text(StatusCode, String),
+    Page(Bytes),
     Bytes(Vec<u8>, bool),
 }
 
@@ -60,6 +69,7 @@ impl Answer {
         let (status, kind, body, is_gzip) = match self {
             Self::Json(status, body) => (status, "application/json", body, false),
             Self::Text(status, text) => (status, "text/plain", text.into(), false),
+            Self::Page(body) => (StatusCode::OK, "text/html; charset=utf-8", body, false),
             Self::Bytes(body, gzip) => {
                 (StatusCode::OK, "application/octet-stream", body.into(), gzip)
             }
@@ -68,7 +78,12 @@ impl Answer {
         *response.status_mut() = status;
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
-        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+        // Web pages may neither read nor run what is served here.
+        headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        let same_origin = HeaderValue::from_static("same-origin");
+        headers.insert("cross-origin-resource-policy", same_origin);
+        let policy = HeaderValue::from_static(dashboard_page::POLICY);
+        headers.insert(header::CONTENT_SECURITY_POLICY, policy);
         if is_gzip {
             headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
         }
@@ -100,10 +115,20 @@ struct Target {
     wait: Duration,
 }
 
-fn wait_of(request: &Request<Incoming>) -> Duration {
-    let stated = request.headers().get(WAIT_HEADER).and_then(|value| value.to_str().ok());
-    let stated = stated.and_then(|text| text.parse().ok()).map(Duration::from_millis);
-    stated.map_or(SYNC_WAIT, |stated| stated.min(SYNC_WAIT_MAX))
+fn wait_of<B>(request: &Request<B>) -> Duration {
+    let text = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
+    let stated = text(WAIT_HEADER).and_then(|text| text.parse().ok()).map(Duration::from_millis);
+    match stated {
+        Some(stated) => stated.min(SYNC_WAIT_MAX),
+        None if is_patient(request) => PATIENT_WAIT,
+        None => SYNC_WAIT,
+    }
+}
+
+/// Whether the client waits for every outcome with its request.
+fn is_patient<B>(request: &Request<B>) -> bool {
+    let agent = request.headers().get(header::USER_AGENT);
+    agent.is_some_and(|agent| agent.as_bytes().starts_with(PATIENT_AGENT.as_bytes()))
 }
 
 fn not_found(what: impl Into<String>) -> Failure {
@@ -154,25 +179,19 @@ impl Answers for Server {
     }
 }
 
-/// What a browser asks before it sends a request to another origin.
-fn preflight() -> Response<Outgoing> {
-    let mut response = Answer::Text(StatusCode::NO_CONTENT, String::new()).into_response();
-    let headers = response.headers_mut();
-    let any = HeaderValue::from_static("*");
-    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, any.clone());
-    headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, any);
-    response
-}
-
 impl Server {
     async fn respond(self: Arc<Self>, request: Request<Incoming>) -> Response<Outgoing> {
         let _busy = self.activity.begin();
-        if request.method() == Method::OPTIONS {
-            return preflight();
-        }
         let path = request.uri().path().to_owned();
         let segments: Vec<&str> = path.trim_matches('/').split('/').collect();
-        if let ["instances", number, "api", ..] = segments.as_slice() {
+        let public = match segments.as_slice() {
+            ["instances", number, "api", ..] => Some(*number),
+            _ => None,
+        };
+        if let Err(refused) = self.access.check(&request, public.is_some()) {
+            return Answer::from(refused).into_response();
+        }
+        if let Some(number) = public {
             return self.api(number, request).await;
         }
         let served = self.serve(&segments, request).await;
@@ -258,6 +277,14 @@ impl Server {
                 Ok(json(&handle.makes_progress.load(Ordering::Acquire)).into())
             }
             ("GET", ["_", "topology"]) => Ok(json(&topology(&handle.shared.subnets)).into()),
+            ("GET", ["_", "dashboard"]) => {
+                let server = self.clone();
+                let page = move |at: &mut Instance| at.dashboard(&server.bounds);
+                Ok(match self.operate(target, page).await? {
+                    Answer::Json(StatusCode::OK, page) => Answer::Page(page),
+                    other => other,
+                })
+            }
             ("POST", ["auto_progress"]) => {
                 let config: AutoProgressConfig = self.body(request).await?;
                 let delay = Duration::from_millis(config.artificial_delay_ms.unwrap_or(0));
@@ -355,7 +382,13 @@ impl Server {
                 };
                 self.with(target, request, set).await
             }
-            "tick" => self.with(target, request, |at, configs| at.tick(&configs)).await,
+            "tick" => {
+                let completes_paused = is_patient(&request);
+                let tick = move |at: &mut Instance, configs: RawTickConfigs| {
+                    at.tick(&configs, completes_paused)
+                };
+                self.with(target, request, tick).await
+            }
             "mock_canister_http" => {
                 let room = self.bounds.outcalls.clone();
                 let mock = move |at: &mut Instance, mock: RawMock| at.mock_outcall(mock, &room);
@@ -533,6 +566,7 @@ impl Server {
 
     /// Reads a body of JSON. The inner error is the answer when there is no room for it now.
     async fn read_body(&self, request: Request<Incoming>) -> Result<Result<Body, Answer>, Failure> {
+        let is_json = is_json(request.headers());
         let mut incoming = request.into_body();
         let Ok(mut room) = self.bounds.bodies.try_reserve(0) else {
             return Ok(Err(busy("bodies")));
@@ -544,6 +578,9 @@ impl Server {
             while let Some(frame) = incoming.frame().await {
                 let frame = frame.map_err(|error| Failure::bad(error.to_string()))?;
                 let Some(data) = frame.data_ref() else { continue };
+                if !is_json && !data.is_empty() {
+                    overflow = Some(Overflow::Type);
+                }
                 if overflow.is_none() {
                     overflow = take(&mut bytes, data, &mut room);
                 }
@@ -570,6 +607,10 @@ impl Server {
         match overflow {
             None => Ok(Ok(Body { bytes, _room: room })),
             Some(Overflow::Pool) => Ok(Err(busy("bodies"))),
+            Some(Overflow::Type) => Err(Failure {
+                status: StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                message: "the body must have the content type application/json".to_owned(),
+            }),
             Some(Overflow::Limit) => Err(Failure {
                 status: StatusCode::PAYLOAD_TOO_LARGE,
                 message: format!(
@@ -580,7 +621,7 @@ impl Server {
     }
 }
 
-/// Takes a part of a body, or says what it goes beyond.
+/// Takes a part of a body, or says why not.
 fn take(bytes: &mut Vec<u8>, data: &[u8], room: &mut budget::Reservation) -> Option<Overflow> {
     if (bytes.len() + data.len()) as u64 > BODY_BYTES {
         return Some(Overflow::Limit);
@@ -593,10 +634,11 @@ fn take(bytes: &mut Vec<u8>, data: &[u8], room: &mut budget::Reservation) -> Opt
     None
 }
 
-/// What a body goes beyond.
+/// Why a body is not taken.
 enum Overflow {
     Limit,
     Pool,
+    Type,
 }
 
 /// A body and its room in the pool.
@@ -639,4 +681,24 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
     // Requests without an argument come with an empty body from some clients.
     let body = if body.is_empty() { b"null" } else { body };
     serde_json::from_slice(body).map_err(|error| Failure::bad(format!("the body: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn clients_that_do_not_poll_are_waited_for() {
+        for (name, value, seconds) in [
+            ("user-agent", "python-requests/2.34.2", 3_600),
+            ("user-agent", "node", 10),
+            ("accept", "*/*", 10),
+            (WAIT_HEADER, "3000", 3),
+            (WAIT_HEADER, "86400000", 600),
+        ] {
+            let request = Request::builder().header(name, value).body(()).unwrap();
+            assert_eq!(wait_of(&request), Duration::from_secs(seconds), "{name}: {value}");
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     future::Future,
     net::SocketAddr,
-    path::PathBuf,
+    path::Path,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -24,9 +24,10 @@ use tokio::sync::{oneshot, watch};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
+    access::Access,
     blobs::Blobs,
     bounds::{Bounds, INSTANCE_BYTES},
-    cli::{Cli, or_variable},
+    cli::{Cli, Client, or_variable},
     gateways::Gateways,
     graph::Graph,
     instance::{Handle, Instance},
@@ -96,6 +97,8 @@ impl Drop for Busy {
 /// See the module.
 pub(crate) struct Server {
     pub(crate) bounds: Bounds,
+    pub(crate) access: Access,
+    client: Client,
     pub(crate) graph: Arc<Graph>,
     pub(crate) gateways: Gateways,
     pub(crate) blobs: Blobs,
@@ -147,9 +150,14 @@ struct Instances {
 }
 
 impl Server {
-    fn new(cli: &Cli) -> Result<Self> {
+    fn new(cli: &Cli, client: Client) -> Result<Self> {
         let memory = or_variable(cli.memory.clone(), "THIMBLE_POCKET_MEMORY");
-        let bounds = Bounds::new(memory.as_deref())?;
+        let access = Access::new(cli)?;
+        let parent = cli.parent_folder();
+        let disk = rustix::fs::statvfs(&parent)
+            .with_context(|| format!("reading the free space of {}", parent.display()))?;
+        let free_bytes = disk.f_bavail.saturating_mul(disk.f_frsize);
+        let bounds = Bounds::new(memory.as_deref(), free_bytes)?;
         let group = Cgroup::own().unwrap_or_default();
         memory::check_group(
             group.as_ref(),
@@ -157,9 +165,6 @@ impl Server {
             bounds.budget_bytes(),
             "the kernel may kill workers before a limit of the server is reached",
         )?;
-        let parent = cli.work_dir.as_ref().map(|folder| folder.display().to_string());
-        let parent = or_variable(parent, "THIMBLE_POCKET_DIR").map(PathBuf::from);
-        let parent = parent.unwrap_or_else(std::env::temp_dir);
         let folder = tempfile::Builder::new()
             .prefix("thimble-pocket-")
             .tempdir_in(&parent)
@@ -167,7 +172,7 @@ impl Server {
         let sandboxes = Sandboxes::open(&folder.path().join("artifacts"), &bounds)?;
         Ok(Self {
             sandboxes,
-            requests: Requests::new(&bounds)?,
+            requests: Requests::new(&bounds, access.outcalls()?)?,
             graph: Arc::new(Graph::new(bounds.answers_kept_bytes)),
             gateways: Gateways::default(),
             blobs: Blobs::in_folder(folder.path().join("blobs"))?,
@@ -175,6 +180,8 @@ impl Server {
             instances: Mutex::default(),
             under_way: watch::channel(0).0,
             bounds,
+            access,
+            client,
             folder,
         })
     }
@@ -217,7 +224,8 @@ impl Server {
             )
         })?;
         let folder = tempfile::tempdir_in(self.folder.path())?;
-        let kept_in = config.state_dir.as_deref().map(kept::Folder::take).transpose()?;
+        let kept_in = config.state_dir.as_deref().map(|named| self.take_folder(named));
+        let kept_in = kept_in.transpose()?;
         let kept = match &kept_in {
             Some(kept_in) if kept_in.is_kept()? => Some(kept_in.unpack(folder.path())?),
             _ => None,
@@ -252,6 +260,7 @@ impl Server {
             waiters: Waiters::new(self.bounds.limits.gateway.sync_calls_waiting),
             time: Arc::new(AtomicU64::new(time.0)),
             closing: Arc::default(),
+            client: self.client,
         };
         let replica = Replica::open(folder.path(), root, shared, &self.sandboxes, &self.bounds)?;
         let requests = (self.requests.clone(), tokio::runtime::Handle::current());
@@ -264,6 +273,18 @@ impl Server {
         }
         tracing::info!(?kinds, is_new, "an instance was made");
         instance.start(root, memory)
+    }
+
+    /// Takes the folder that a client named for an instance, if it may be kept there.
+    fn take_folder(&self, named: &Path) -> Result<kept::Folder> {
+        let path = self.access.folders.admit(named)?;
+        let folder = kept::Folder::take(&path)?;
+        ensure!(
+            folder.path() == path,
+            "state_dir {}: it was replaced while it was taken",
+            named.display()
+        );
+        Ok(folder)
     }
 
     fn is_going_on(&self) -> Result<()> {
@@ -381,6 +402,7 @@ fn kinds(config: &InstanceConfig) -> Result<Vec<Kind>> {
         (set.test_threshold_keys.is_some(), "a subnet with threshold keys for tests"),
         (!set.cloud_engine.is_empty(), "a subnet of the kind CloudEngine"),
         (config.mainnet_nns_subnet_id == Some(true), "the id of the public network's NNS"),
+        (config.disable_ingress_validation == Some(true), "calls without validation"),
         (config.bitcoind_addr.as_ref().is_some_and(|list| !list.is_empty()), "Bitcoin"),
         (config.dogecoind_addr.as_ref().is_some_and(|list| !list.is_empty()), "Dogecoin"),
     ];
@@ -447,7 +469,8 @@ pub(crate) fn mount(handle: &Arc<Handle>, server: &Server) -> Result<GatewayHand
         call_bytes: limits.subnet.message_payload_bytes,
         ingress_expiry: seconds(limits.consensus.ingress_expiry_seconds),
         ingress_drift: seconds(limits.consensus.ingress_drift_seconds),
-        query_threads: limits.execution.query_threads,
+        host_names: vec![],
+        queries: (&limits.execution).into(),
         verify_threads: 1,
         connections: bounds.pool(pool::CONNECTIONS)?,
         bodies: bounds.pool(pool::REQUEST_BODIES)?,
@@ -475,7 +498,8 @@ pub(crate) fn mount(handle: &Arc<Handle>, server: &Server) -> Result<GatewayHand
 ///
 /// # Errors
 /// When it cannot start.
-pub(crate) fn run(cli: Cli) -> Result<()> {
+pub(crate) fn run(cli: Cli, client: Client) -> Result<()> {
+    disk::restrict_new_files();
     let port_file = match &cli.port_file {
         Some(path) => {
             let taken = PortFile::take(path, cli.ip_addr)
@@ -495,7 +519,7 @@ pub(crate) fn run(cli: Cli) -> Result<()> {
         .with_ansi(false)
         .init();
     raise_descriptor_limit();
-    let server = Arc::new(Server::new(&cli)?);
+    let server = Arc::new(Server::new(&cli, client)?);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .max_blocking_threads(32)
@@ -514,6 +538,7 @@ async fn serve(cli: &Cli, server: &Arc<Server>, port_file: Option<PortFile>) -> 
     let listen = SocketAddr::new(cli.ip_addr, cli.port);
     let buffers = server.bounds.pool(pool::CONNECTIONS)?;
     let listener = OtherListener::start(listen, server.clone(), buffers).await?;
+    server.access.set_listen(listener.local_addr());
     let port = listener.local_addr().port();
     if let Some(file) = &port_file {
         file.tell(port).context("writing the port file")?;

@@ -63,6 +63,14 @@ impl Kind {
         }
     }
 
+    /// Whether the subnet is of the type `system` on the public network: its canisters pay nothing.
+    fn is_system(self) -> bool {
+        match self {
+            Self::Nns | Self::Ii | Self::Bitcoin | Self::System => true,
+            Self::Sns | Self::Fiduciary | Self::Application | Self::VerifiedApplication => false,
+        }
+    }
+
     /// First and last canister of the ranges on the public network.
     fn public_ranges(self) -> &'static [(&'static str, &'static str)] {
         match self {
@@ -329,6 +337,11 @@ impl Placement for Subnets {
         self.lock().of_number(number).map(|subnet| subnet.id)
     }
 
+    fn is_free(&self, id: &CanisterId) -> bool {
+        let Some(number) = ExecutorConfig::canister_number(id) else { return false };
+        self.lock().of_number(number).is_some_and(|subnet| subnet.plan.kind.is_system())
+    }
+
     fn is_subnet(&self, id: &Principal) -> bool {
         self.has(id)
     }
@@ -386,6 +399,23 @@ mod tests {
         let nodes: std::collections::BTreeSet<_> = subnets
             .look(|all| all.iter().flat_map(|it| &it.nodes).map(|node| node.node_id).collect());
         assert_eq!(nodes.len(), 134, "each has names of its own");
+    }
+
+    #[test]
+    fn canisters_pay_nothing_on_system_subnets() {
+        let kinds = [Kind::Nns, Kind::Sns, Kind::Ii, Kind::Fiduciary, Kind::Bitcoin];
+        let subnets = Subnets::of(plan(&kinds).unwrap()).unwrap();
+        for (canister, is_free) in [
+            ("ryjl3-tyaaa-aaaaa-aaaba-cai", true),
+            ("rdmx6-jaaaa-aaaaa-aaadq-cai", true),
+            ("g3wsl-eqaaa-aaaan-aaaaa-cai", true),
+            ("ybpmr-kqaaa-aaaaq-aaaaa-cai", false),
+            ("mf7xa-laaaa-aaaar-qaaaa-cai", false),
+            ("i3flu-baaaa-aaaai-aaaaa-cai", false),
+            ("aaaaa-aa", false),
+        ] {
+            assert_eq!(subnets.is_free(&id(canister)), is_free, "{canister}");
+        }
     }
 
     #[test]

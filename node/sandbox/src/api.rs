@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::time::Instant;
 
 use ic_principal::Principal;
 use pages::{AppendTarget, MemoryLayout, Run};
@@ -13,7 +14,7 @@ use state::{BlobHash, BlobStore, CanisterId, Cycles, ModuleHash, Reject, SenderI
 pub use state::{CustomSection, Global, Hooks, ModuleInfo};
 use thiserror::Error;
 
-use crate::{Grant, Progress, Slice, SlicedName};
+use crate::{Grant, Progress, Slice, SlicedName, engine, module};
 
 /// Where execution enters the module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -315,7 +316,15 @@ pub struct Changes {
 pub struct Trap {
     /// Reject as the caller sees it, without the "Error from Canister" prefix that execution adds.
     pub reject: Reject,
+    /// Which functions were being called: a heading and a line each, innermost first; at most
+    /// [`BACKTRACE_BYTES_MAX`]. Execution adds it to the reject of a caller who may read the
+    /// canister's log. Empty where the module names no functions.
+    pub backtrace: String,
 }
+
+/// Bytes of a backtrace: the heading, and a line for each of 20 frames.
+pub const BACKTRACE_BYTES_MAX: usize =
+    32 + engine::BACKTRACE_FRAMES_MAX * (module::NAME_BYTES_MAX + 1);
 
 /// A message has no outcome, for reasons of this machine: its worker was killed, hung, lied, could
 /// not get memory or descriptors, or could not be started. Not a function of the request, so it
@@ -356,6 +365,17 @@ pub struct Outcome {
     /// Names a composite query kept alive in its worker; pass it back with its callbacks, and
     /// release it.
     pub keep_token: Option<u64>,
+}
+
+/// Result of an execution with a deadline.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Timed {
+    /// The message ended before the deadline.
+    Ended(Box<Outcome>),
+    /// The deadline passed; the worker and everything it kept are gone.
+    Overdue,
+    /// The artefact of the module has to be prepared first; nothing was executed.
+    Unprepared,
 }
 
 /// Why a module is not ready to run.
@@ -460,6 +480,20 @@ pub trait Sandbox: Send + Sync {
     /// # Errors
     /// When there is no outcome. Whatever ran of the message leaves no trace.
     fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble>;
+    /// Runs one query, at most until `deadline`. Wall-clock time differs between nodes: never for
+    /// a message whose outcome the subnet agrees on.
+    ///
+    /// # Errors
+    /// As of [`Self::execute`].
+    fn execute_until(
+        &self,
+        lane: Lane,
+        request: &Request,
+        deadline: Instant,
+    ) -> Result<Timed, WorkerTrouble> {
+        let _ = deadline;
+        Ok(Timed::Ended(Box::new(self.execute(lane, request)?)))
+    }
     /// Runs one message, or goes on with it, until it is over or has used what it is granted. The
     /// request is the same at each slice but for its layouts, which hold the same bytes, and its
     /// append targets. Whoever keeps nothing of a paused message runs it from its beginning.

@@ -8,7 +8,10 @@
 //!
 //! It must never know what a message is, nor what becomes of it.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use budget::{Pool, Reservation};
 use limits::Limits;
@@ -16,7 +19,7 @@ use pages::MemoryId;
 use state::{ModuleHash, ModuleInfo};
 
 use crate::{
-    Entry, Grant, Lane, NotPrepared, Outcome, Request, Sandbox, Slice, SlicedName, Uploaded,
+    Entry, Grant, Lane, NotPrepared, Outcome, Request, Sandbox, Slice, SlicedName, Timed, Uploaded,
     WorkerTrouble,
 };
 
@@ -128,6 +131,17 @@ impl Sandbox for Budgeted {
     fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble> {
         let _reservation = self.reserve_execution(lane, request);
         self.inner.execute(lane, request)
+    }
+
+    fn execute_until(
+        &self,
+        lane: Lane,
+        request: &Request,
+        deadline: Instant,
+    ) -> Result<Timed, WorkerTrouble> {
+        // The pool has room for every query worker, so this does not wait.
+        let _reservation = self.reserve_execution(lane, request);
+        self.inner.execute_until(lane, request, deadline)
     }
 
     fn run_slice(

@@ -17,11 +17,12 @@
 
 use std::fs::File;
 use std::hash::{Hash, Hasher};
+use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 
 use sha2::{Digest, Sha256};
 use wasmtime::{
-    Config, Engine, Module, ModuleVersionStrategy, OperatorCost, OptLevel, WasmFeatures,
+    Config, Engine, Inlining, Module, ModuleVersionStrategy, OperatorCost, OptLevel, WasmFeatures,
 };
 
 use crate::module;
@@ -43,9 +44,12 @@ pub const HEAP_RESERVATION_BYTES: u64 = 8 << 30;
 /// offset below this are checked once or not at all.
 pub const HEAP_GUARD_BYTES: u64 = 32 << 20;
 
+/// Frames of a backtrace, innermost first; as many as on the public network.
+pub(crate) const BACKTRACE_FRAMES_MAX: usize = 20;
+
 /// Counts changes to [`module::instrument`](crate::module) and to the table of instruction costs
-/// that the other inputs of [`version`] do not show.
-const INSTRUMENTATION_VERSION: u32 = 3;
+/// that the other inputs of [`version`] do not show, and to the names in backtraces.
+const INSTRUMENTATION_VERSION: u32 = 4;
 
 /// The configuration. Identical for compiling and for running.
 pub fn config() -> wasmtime::Result<Config> {
@@ -79,11 +83,14 @@ pub fn config() -> wasmtime::Result<Config> {
     // Data segments are applied by instrumented code, so there is no image to map.
     config.memory_init_cow(false);
 
-    // Artefacts carry code and trap sites, nothing for people or debuggers.
+    // Artefacts carry code, trap sites and names of functions, nothing for debuggers. A backtrace
+    // has one frame for each function that was called and has not returned: none is inlined, and
+    // the frame pointers by which it is read are always kept.
     config.generate_address_map(false);
     config.debug_symbols(false);
     config.native_unwind_info(false);
-    config.wasm_backtrace_max_frames(None);
+    config.compiler_inlining(Inlining::No);
+    config.wasm_backtrace_max_frames(NonZeroUsize::new(BACKTRACE_FRAMES_MAX));
     config.module_version(ModuleVersionStrategy::Custom(format!(
         "thimble-{INSTRUMENTATION_VERSION}-wasmtime-{WASMTIME_VERSION}"
     )))?;
@@ -180,31 +187,45 @@ fn costs() -> OperatorCost {
     macro_rules! set {
         ($value:literal: $($operator:ident)*) => { $(cost.$operator = $value;)* };
     }
+    // Generates no code: what instrumentation charges by, see `module::charge`.
+    cost.Nop = module::NOP as u8;
     set!(2: MemorySize TableSize GlobalSet V128Load V128Store V128Const);
     set!(2: V128Load8x8S V128Load8x8U V128Load16x4S V128Load16x4U V128Load32x2S V128Load32x2U);
     set!(2: V128Load8Lane V128Load16Lane V128Load32Lane V128Load64Lane V128Store8Lane V128Store16Lane V128Store32Lane V128Store64Lane);
     set!(3: BrTable);
-    // A call also saves and restores registers, checks the stack and the fuel.
-    set!(5: Call ReturnCall);
-    set!(10: CallIndirect ReturnCallIndirect);
+    // A call also saves and restores registers, checks the stack and the fuel. Processors predict
+    // where the innermost few return to, and no others.
+    set!(12: Call);
+    set!(5: ReturnCall);
+    // The first look at an element of a table is a call into the runtime.
+    set!(40: CallIndirect ReturnCallIndirect);
     // Integer division is not pipelined.
     set!(10: I32DivS I32DivU I32RemS I32RemU I64DivS I64DivU I64RemS I64RemU);
     // Floating point results are made canonical.
-    set!(3: F32Add F32Sub F32Mul F32Min F32Max F64Add F64Sub F64Mul F64Min F64Max);
-    set!(3: F32Ceil F32Floor F32Trunc F32Nearest F64Ceil F64Floor F64Trunc F64Nearest);
-    set!(3: F32ConvertI32S F32ConvertI32U F32ConvertI64S F32ConvertI64U F32DemoteF64);
-    set!(3: F64ConvertI32S F64ConvertI32U F64ConvertI64S F64ConvertI64U F64PromoteF32);
+    set!(4: F32Add F32Sub F32Min F32Max F64Add F64Sub F64Min F64Max);
+    set!(4: F32Ceil F32Floor F32Trunc F32Nearest F64Ceil F64Floor F64Trunc F64Nearest);
+    set!(3: F32ConvertI32S F32ConvertI32U F32ConvertI64S F32ConvertI64U);
+    set!(3: F64ConvertI32S F64ConvertI32U F64ConvertI64S F64ConvertI64U);
+    // Many processors take a hundred cycles for subnormal numbers.
+    set!(20: F32Mul F64Mul F32DemoteF64 F64PromoteF32);
     set!(12: I32TruncF32S I32TruncF32U I32TruncF64S I32TruncF64U I64TruncF32S I64TruncF32U I64TruncF64S I64TruncF64U);
     set!(8: I32TruncSatF32S I32TruncSatF32U I32TruncSatF64S I32TruncSatF64U I64TruncSatF32S I64TruncSatF32U I64TruncSatF64S I64TruncSatF64U);
-    set!(16: F32Div F32Sqrt F64Div F64Sqrt);
-    set!(4: F32x4Add F32x4Sub F32x4Mul F32x4Min F32x4Max F32x4PMin F32x4PMax F64x2Add F64x2Sub F64x2Mul F64x2Min F64x2Max F64x2PMin F64x2PMax);
+    set!(24: F32Div F32Sqrt F64Div F64Sqrt);
+    set!(4: F32x4Add F32x4Sub F32x4PMin F32x4PMax F64x2Add F64x2Sub F64x2PMin F64x2PMax);
+    set!(8: F32x4Min F32x4Max F64x2Min F64x2Max);
+    set!(20: F32x4Mul F64x2Mul F32x4DemoteF64x2Zero F64x2PromoteLowF32x4);
     set!(4: F32x4Ceil F32x4Floor F32x4Trunc F32x4Nearest F64x2Ceil F64x2Floor F64x2Trunc F64x2Nearest);
     set!(8: I32x4TruncSatF32x4S I32x4TruncSatF32x4U I32x4TruncSatF64x2SZero I32x4TruncSatF64x2UZero);
-    set!(4: F32x4ConvertI32x4S F32x4ConvertI32x4U F64x2ConvertLowI32x4S F64x2ConvertLowI32x4U F32x4DemoteF64x2Zero F64x2PromoteLowF32x4);
-    set!(20: F32x4Div F32x4Sqrt F64x2Div F64x2Sqrt);
+    set!(6: F32x4ConvertI32x4S F32x4ConvertI32x4U F64x2ConvertLowI32x4S F64x2ConvertLowI32x4U);
+    set!(28: F32x4Div F32x4Sqrt F64x2Div F64x2Sqrt);
     // Without wider extensions these are several instructions each.
     set!(6: I64x2Mul I64x2ShrS I8x16Shl I8x16ShrS I8x16ShrU I8x16Popcnt I8x16Shuffle I8x16Swizzle);
-    set!(5: TableGet TableSet);
+    set!(2: I16x8Q15MulrSatS I8x16LtU I8x16LeU I8x16GtU I8x16GeU I16x8LtU I16x8LeU I16x8GtU I16x8GeU I32x4LtU I32x4LeU I32x4GtU I32x4GeU);
+    set!(2: I16x8ExtAddPairwiseI8x16S I16x8ExtAddPairwiseI8x16U I32x4ExtAddPairwiseI16x8S I32x4ExtAddPairwiseI16x8U);
+    set!(2: I16x8ExtMulLowI8x16S I16x8ExtMulHighI8x16S I16x8ExtMulLowI8x16U I16x8ExtMulHighI8x16U I32x4ExtMulLowI16x8S I32x4ExtMulHighI16x8S I32x4ExtMulLowI16x8U I32x4ExtMulHighI16x8U I64x2ExtMulLowI32x4S I64x2ExtMulHighI32x4S I64x2ExtMulLowI32x4U I64x2ExtMulHighI32x4U);
+    // The first look at an element is a call into the runtime.
+    set!(50: TableGet);
+    set!(5: TableSet);
     // A call into the runtime each time, which looks the function up.
     set!(200: RefFunc);
     // Calls into the runtime; what they work on costs per byte or element, see below.

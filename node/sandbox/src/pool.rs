@@ -15,6 +15,10 @@
 //! the caller reserved and commits. A lane whose workers keep dying waits before each start, longer
 //! each time, at most [`BACKOFF_MAX`].
 //!
+//! A query has a deadline ([`Sandbox::execute_until`]). Code that runs cannot be made to look at a
+//! clock, so the pool ends the process when the deadline passes. The query is the only loss: the
+//! next one finds a new worker at once, and mappings are made again as canisters are queried.
+//!
 //! # Messages in slices
 //!
 //! A worker whose message is paused moves from its lane to a place ([`places`]), where it puts what
@@ -56,10 +60,11 @@ use state::{ModuleHash, ModuleInfo};
 
 use crate::{
     Grant, HeapFigures, Lane, ModuleSource, Mount, NotPrepared, Outcome, PrepareError, Preparer,
-    PreparerConfig, Priority, Probe, Request, Sandbox, Slice, SlicedName, Uploaded, WorkerTrouble,
+    PreparerConfig, Priority, Probe, Request, Sandbox, Slice, SlicedName, Timed, Uploaded,
+    WorkerTrouble,
     ipc::IpcError,
     pool::{
-        lane::{Executed, Worker, WorkerError},
+        lane::{Executed, TimeLimit, Worker, WorkerError},
         places::{Place, Places},
     },
     worker::spilled_bytes,
@@ -161,12 +166,14 @@ pub struct Statistics {
     /// Messages handed to a worker, those without an outcome included.
     pub messages: u64,
     /// Workers started after the first of each lane, but for those of which the one before left with
-    /// a paused message.
+    /// a paused message or ended with an overdue query.
     pub restarts: u64,
     /// Workers ended because they reported the impossible.
     pub lies: u64,
     /// Workers ended because they took too long.
     pub timeouts: u64,
+    /// Workers ended because the deadline of their query passed.
+    pub overdue: u64,
     /// Workers replaced because their anonymous memory grew beyond the limit.
     pub replaced: u64,
     /// Memories mapped now, over all workers that are not busy.
@@ -183,6 +190,7 @@ struct Counters {
     restarts: AtomicU64,
     lies: AtomicU64,
     timeouts: AtomicU64,
+    overdue: AtomicU64,
     replaced: AtomicU64,
     repeated: AtomicU64,
 }
@@ -227,7 +235,8 @@ struct LaneState {
     deaths: u32,
     /// The first token of the next worker: tokens never repeat within a lane.
     next_token: u64,
-    /// The worker left with a paused message: that the next one starts is no sign of trouble.
+    /// The worker left with a paused message, or ended with an overdue query: that the next one
+    /// starts is no sign of trouble.
     lent: bool,
 }
 
@@ -395,6 +404,7 @@ impl Pool {
             restarts: load(&counters.restarts),
             lies: load(&counters.lies),
             timeouts: load(&counters.timeouts),
+            overdue: load(&counters.overdue),
             replaced: load(&counters.replaced),
             mapped: mapped as u64,
             paused: lock(&self.places).waiting() as u64,
@@ -479,17 +489,27 @@ impl Pool {
         request: &Request,
         grant: Option<&Grant>,
     ) -> Result<(Executed, Option<Worker>), WorkerTrouble> {
+        self.begin_until(lane, request, grant, None).map_err(WorkerError::trouble)
+    }
+
+    /// The same with a deadline for the message.
+    fn begin_until(
+        &self,
+        lane: Lane,
+        request: &Request,
+        grant: Option<&Grant>,
+        deadline: Option<Instant>,
+    ) -> Result<(Executed, Option<Worker>), WorkerError> {
         let Some(cell) = self.cell(lane) else {
-            return Err(WorkerTrouble::Worker(format!("there is no sandbox worker {lane:?}")));
+            return Err(WorkerError::Failed(format!("there is no sandbox worker {lane:?}")));
         };
         self.counters.messages.fetch_add(1, Ordering::Relaxed);
         let mut state = lock(&cell.state);
         let settle = [&request.heap, &request.stable].map(|mount| self.others_wrote(lane, mount));
         let (factor, globals_max) = (state.timeout_factor, self.globals_max);
+        let time = deadline.map_or(TimeLimit::Hanging(factor), TimeLimit::Until);
         let executed = match self.worker(cell, &mut state) {
-            Ok(worker) => {
-                worker.execute(request, grant, &self.preparer, globals_max, settle, factor)
-            }
+            Ok(worker) => worker.execute(request, grant, &self.preparer, globals_max, settle, time),
             Err(error) => Err(error),
         };
         match executed {
@@ -512,6 +532,16 @@ impl Pool {
                 }
                 Ok((executed, paused))
             }
+            Err(WorkerError::Overdue) => {
+                // No sign of trouble: the next query finds a new worker without waiting.
+                self.counters.overdue.fetch_add(1, Ordering::Relaxed);
+                self.end(cell, &mut state);
+                if let Err(error) = self.start(cell, &mut state) {
+                    tracing::warn!(%error, "a sandbox worker is started by the next query");
+                    state.lent = true;
+                }
+                Err(WorkerError::Overdue)
+            }
             Err(error) => {
                 if !error.worker_is_well() {
                     // Who asks a query does not wait for a slow machine.
@@ -523,7 +553,7 @@ impl Pool {
                     }
                     self.died(cell, &mut state, &error);
                 }
-                Err(error.trouble())
+                Err(error)
             }
         }
     }
@@ -759,6 +789,23 @@ impl Sandbox for Pool {
             (Executed::Ended(outcome), _) => Ok(*outcome),
             // The verdict on it says so before.
             (Executed::Paused(_), _) => Err(WorkerTrouble::Worker("a pause nobody asked".into())),
+        }
+    }
+
+    fn execute_until(
+        &self,
+        lane: Lane,
+        request: &Request,
+        deadline: Instant,
+    ) -> Result<Timed, WorkerTrouble> {
+        match self.begin_until(lane, request, None, Some(deadline)) {
+            Ok((Executed::Ended(outcome), _)) => Ok(Timed::Ended(outcome)),
+            Ok((Executed::Paused(_), _)) => {
+                Err(WorkerTrouble::Worker("a pause without a grant".into()))
+            }
+            Err(WorkerError::Overdue) => Ok(Timed::Overdue),
+            Err(WorkerError::Unprepared) => Ok(Timed::Unprepared),
+            Err(error) => Err(error.trouble()),
         }
     }
 

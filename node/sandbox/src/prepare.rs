@@ -151,6 +151,11 @@ impl Preparer {
         self.cache.artefact(hash)?.ok_or(PrepareError::Missing(*hash))
     }
 
+    /// The same without compiling: `None` if the artefact is not in the cache.
+    pub(crate) fn cached_artefact(&self, hash: &ModuleHash) -> Result<Option<File>, PrepareError> {
+        Ok(self.cache.artefact(hash)?)
+    }
+
     /// Ends compilations ahead of rounds: a round needs their place.
     pub fn end_ahead(&self) {
         self.compiler.children.end_ahead();

@@ -110,7 +110,8 @@ fn compile_largest(wanted: impl Fn(usize) -> bool) {
 fn caps_of_the_machine_never_decide_about_a_module() {
     let limits = limits();
     let caps = Caps::new(&limits.sandbox);
-    let shape = shapes::all().into_iter().find(|shape| shape.name == "empty functions").unwrap();
+    let named = |shape: &shapes::Shape| shape.name == "functions in a table";
+    let shape = shapes::all().into_iter().find(named).unwrap();
     let (n, accepted) = shapes::largest(&shape, &limits.module).unwrap();
     // Still within `module.functions`.
     let refused = (shape.make)(n + n / 4);
@@ -167,4 +168,15 @@ fn data_segments_beyond_any_memory_compile() {
     ] {
         compile(&wasm, &limits.module, Caps::new(&limits.sandbox)).unwrap();
     }
+}
+
+#[test]
+fn fifty_thousand_functions_compile_in_the_smallest_budget() {
+    let limits = limits();
+    let caps = Caps::new(&limits.sandbox);
+    let shape = shapes::all().into_iter().find(|shape| shape.name == "empty functions").unwrap();
+    let compiled = compile(&(shape.make)(50_000), &limits.module, with_headroom(caps)).unwrap();
+    assert!(compiled.anonymous_bytes <= caps.anonymous_bytes, "{compiled:?}");
+    // What the disk's sheet has for it.
+    assert!(compiled.resident_bytes_max <= caps.memory_bytes, "{compiled:?}");
 }

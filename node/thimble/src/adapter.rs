@@ -22,7 +22,9 @@ use state::{
     SignedIngress, Time, Validity,
 };
 
-use crate::{allocator, disk_usage::DiskUsage, metrics::RoundMetrics, watch::Watch};
+use crate::{
+    allocator, disk_usage::DiskUsage, hint::with_hint, metrics::RoundMetrics, watch::Watch,
+};
 
 /// Seconds a client is asked to wait when the ingress pool is full: a few rounds empty it.
 const RETRY_AFTER_SECONDS: u64 = 1;
@@ -169,7 +171,7 @@ impl Node for Adapter {
     }
 
     fn inspect(&self, ingress: &Ingress) -> Result<(), Reject> {
-        self.queries.inspect(ingress)
+        self.queries.inspect(ingress).map_err(|reject| with_hint(reject, &ingress.canister_id))
     }
 
     fn query(&self, query: &QueryRequest) -> Result<Vec<u8>, Reject> {
@@ -183,6 +185,7 @@ impl Node for Adapter {
                 sender_info: query.sender_info.clone(),
             })
             .map(|reply| reply.bytes)
+            .map_err(|reject| with_hint(reject, &query.canister_id))
     }
 
     fn latest(&self) -> Option<Arc<dyn CertifiedView>> {

@@ -6,8 +6,10 @@ use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
 use crate::{
+    StartSubnet,
     clock,
     config::{Config, HttpGateway, listen_address},
+    disk_budget,
     genesis::{self, GenesisCommand},
     init,
     members::MembersCommand,
@@ -220,7 +222,7 @@ enum Command {
     Status {
         /// Address of the node's public HTTP interface. [default: as in --config, else
         /// 127.0.0.1:8080]
-        #[arg(long, value_name = "ADDRESS")]
+        #[arg(long, value_name = "ADDRESS", value_parser = setup::socket_address)]
         address: Option<SocketAddr>,
         /// The node's configuration file, for its address.
         #[arg(long, value_name = "FILE")]
@@ -242,7 +244,7 @@ enum Command {
     Heap {
         /// Address of the node's public HTTP interface. [default: as in --config, else
         /// 127.0.0.1:8080]
-        #[arg(long, value_name = "ADDRESS")]
+        #[arg(long, value_name = "ADDRESS", value_parser = setup::socket_address)]
         address: Option<SocketAddr>,
         /// The node's configuration file, for its address.
         #[arg(long, value_name = "FILE")]
@@ -291,9 +293,16 @@ pub(crate) struct Settings {
     /// A named size: micro (256 MiB), nano (512 MiB), small (1 GiB).
     #[arg(long, value_name = "NAME")]
     pub(crate) preset: Option<String>,
-    /// Address of the public HTTP interface; port 0 takes a free one. [default: 127.0.0.1:8080]
-    #[arg(long, value_name = "ADDRESS")]
+    /// Address of the public HTTP interface, as 127.0.0.1:8080 or localhost:8080; port 0 takes a
+    /// free one. [default: 127.0.0.1:8080]
+    #[arg(long, value_name = "ADDRESS", value_parser = setup::socket_address)]
     pub(crate) listen: Option<SocketAddr>,
+    /// A name under which operator pages (/dashboard, /status.json, /metrics, /debug/heap) are
+    /// served, without port, once for each. They are always served as localhost and by IP address;
+    /// a request with another Host is refused, because a web page may have sent it. Example:
+    /// --host-name thimble for http://thimble:8080
+    #[arg(long = "host-name", value_name = "NAME")]
+    pub(crate) host_names: Vec<String>,
     /// Where canisters are served to browsers, as http://<canister id>.localhost:8081/, or `off`.
     /// Needs 192 MiB of memory. [default: 127.0.0.1:8081 for a node alone, if that address is free;
     /// off in a subnet of several]
@@ -303,7 +312,7 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "DIR")]
     pub(crate) data_dir: Option<PathBuf>,
     /// Address on which this node waits for its peers, in a subnet of several nodes.
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = setup::socket_address)]
     pub(crate) p2p_listen: Option<SocketAddr>,
     /// Where a peer is reached, if elsewhere than the genesis says; once for each peer.
     #[arg(long = "p2p-peer", value_name = "NODE_ID=HOST:PORT", value_parser = peer)]
@@ -333,10 +342,18 @@ fn peer(text: &str) -> Result<(String, String), String> {
 }
 
 impl Cli {
-    pub(crate) fn run(self) -> Result<()> {
+    pub(crate) fn run(self, start: StartSubnet) -> Result<()> {
+        // A node that runs does it itself: it may become another process first. What the others
+        // write is for users of all kinds.
+        if !matches!(
+            self.command,
+            Command::Run { .. } | Command::Manual { .. } | Command::Heap { .. }
+        ) {
+            disk::restrict_new_files();
+        }
         match self.command {
             Command::Run { settings, address_file } => {
-                node::run(Config::load(&settings)?, address_file.as_deref())
+                node::run(Config::load(&settings)?, address_file.as_deref(), start)
             }
             Command::Init { settings, systemd } => init::run(&Config::load(&settings)?, systemd),
             Command::Keygen { data_dir, address, out } => {
@@ -366,6 +383,9 @@ impl Cli {
                     println!("{}", sheet.to_json(&config.limits));
                 } else {
                     print!("{}", sheet.to_text(&config.limits));
+                }
+                if let Some(shortage) = disk_budget::shortage(&config)? {
+                    eprintln!("thimble: warning: {shortage}");
                 }
                 Ok(())
             }

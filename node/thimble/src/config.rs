@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use ic_principal::Principal;
 use ipnet::IpNet;
 use limits::Limits;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use sha2::{Digest, Sha256};
 
 use crate::{cli::Settings, disk_budget, genesis::check_peers};
@@ -37,6 +37,9 @@ pub(crate) struct Config {
     #[serde(skip)]
     pub(crate) disk_is_stated: bool,
     pub(crate) listen: SocketAddr,
+    /// Names under which operator pages are served.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) host_names: Vec<String>,
     /// Where nothing is stated, a node alone has one, if its address can be had.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) http_gateway: Option<HttpGateway>,
@@ -65,8 +68,8 @@ impl FromStr for HttpGateway {
         if text == OFF {
             return Ok(Self::Off);
         }
-        let no_address = || format!("`{text}` is neither ADDRESS:PORT nor `{OFF}`");
-        text.parse().map(Self::At).map_err(|_| no_address())
+        let no_address = |error| format!("`{text}` is neither ADDRESS:PORT nor `{OFF}`: {error}");
+        setup::socket_address(text).map(Self::At).map_err(no_address)
     }
 }
 
@@ -176,11 +179,17 @@ impl Features {
 #[serde(deny_unknown_fields)]
 pub(crate) struct P2p {
     /// Where this node waits for its peers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "address")]
     pub(crate) listen: Option<SocketAddr>,
     /// By node id, HOST:PORT: peers that are reached elsewhere than the genesis says.
     #[serde(default)]
     pub(crate) peers: BTreeMap<String, String>,
+}
+
+/// An address with a port; the name of a host is resolved.
+fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SocketAddr>, D::Error> {
+    let text = Option::<String>::deserialize(deserializer)?;
+    text.map(|text| setup::socket_address(&text).map_err(D::Error::custom)).transpose()
 }
 
 /// The file: every key optional, unknown keys refused.
@@ -190,7 +199,9 @@ struct File {
     memory: Option<String>,
     preset: Option<String>,
     disk: Option<String>,
+    #[serde(default, deserialize_with = "address")]
     listen: Option<SocketAddr>,
+    host_names: Option<Vec<String>>,
     http_gateway: Option<HttpGateway>,
     data_dir: Option<PathBuf>,
     log: Option<String>,
@@ -273,11 +284,17 @@ impl Config {
                 "features.subnet_admins names {admins} principals, the most is {SUBNET_ADMINS_MAX}"
             );
         }
+        let host_names = match settings.host_names.is_empty() {
+            true => file.host_names.unwrap_or_default(),
+            false => settings.host_names.clone(),
+        };
+        dashboard::origin::check_names(&host_names).map_err(anyhow::Error::msg)?;
         Ok(Self {
             memory: budget::format_size(limits.memory_budget_bytes),
             disk: disk.map(|_| budget::format_size(limits.disk_budget_bytes)),
             disk_is_stated: stated.is_some(),
             listen: settings.listen.or(file.listen).unwrap_or(LISTEN),
+            host_names,
             http_gateway: settings.http_gateway.or(file.http_gateway),
             data_dir,
             log: settings.log.clone().or(file.log).unwrap_or_else(|| "info".into()),
@@ -302,6 +319,7 @@ impl Config {
         agreed.push(("features.outcalls".to_owned(), u64::from(self.features.outcalls)));
         let admins = self.features.subnet_admins_digest();
         agreed.push(("features.subnet_admins".to_owned(), admins));
+        agreed.push(("execution.rules".to_owned(), u64::from(execution::RULES_VERSION)));
         agreed.extend(sandbox::engine::agreed()?);
         agreed.sort();
         Ok(agreed)
@@ -373,6 +391,22 @@ mod tests {
     }
 
     #[test]
+    fn host_names_are_bounded_names_without_port() {
+        let text = "host_names = [\"thimble\", \"ops.example.org\"]\n";
+        let file = load(text, Settings::default()).unwrap();
+        assert_eq!(file.host_names, ["thimble", "ops.example.org"]);
+        let again = load(&file.to_toml().unwrap(), Settings::default()).unwrap();
+        assert_eq!(again.host_names, file.host_names);
+        let host_names = vec!["other".to_owned()];
+        let flag = load(text, Settings { host_names, ..Settings::default() }).unwrap();
+        assert_eq!(flag.host_names, ["other"]);
+        for wrong in ["thimble:8080", "http://thimble", "*", ""] {
+            let error = load(&format!("host_names = [\"{wrong}\"]\n"), Settings::default());
+            assert!(format!("{:#}", error.unwrap_err()).contains("host_names"), "{wrong}");
+        }
+    }
+
+    #[test]
     fn the_http_gateway_is_at_an_address_off_or_left_to_the_node() {
         let unset = load("", Settings::default()).unwrap();
         assert_eq!(unset.http_gateway, None);
@@ -424,6 +458,9 @@ mod tests {
         let set = load(text, Settings::default()).unwrap();
         assert!(set.features.provisional(true));
         assert!(set.agreed().unwrap().contains(&("features.provisional".to_owned(), 1)));
+        // Members whose programs execute differently learn it when they meet.
+        let rules = ("execution.rules".to_owned(), u64::from(execution::RULES_VERSION));
+        assert!(set.agreed().unwrap().contains(&rules));
         assert_eq!(unset.features.settled(true).provisional, Some(false));
         let shown = set.to_toml().unwrap();
         assert!(shown.contains("[features]\noutcalls = false\nprovisional = true\n"), "{shown}");

@@ -9,9 +9,10 @@
 use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
 
 use anyhow::{Context, Result};
+use budget::format_size;
 use limits::Limits;
 
-use crate::{keys, rules};
+use crate::{config::Config, keys, rules};
 
 /// A size is rounded down to these, so that a person can read it.
 const GRANULES: [u64; 2] = [1 << 30, 1 << 20];
@@ -37,14 +38,57 @@ pub(crate) fn found(data_dir: &Path, limits: &Limits) -> Result<Option<u64>> {
     if let Some(recorded) = rules::recorded_disk(data_dir)? {
         return Ok(Some(recorded.max(least)));
     }
-    let there = data_dir.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("."));
-    let there = if there.as_os_str().is_empty() { Path::new(".") } else { there };
-    let disk = rustix::fs::statvfs(there)
-        .with_context(|| format!("asking how much disk is free at {}", there.display()))?;
+    let disk = volume(data_dir)?;
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     let taken = taken_bytes(data_dir)
         .with_context(|| format!("adding up the files in {}", data_dir.display()))?;
     Ok(Some(rounded(free.saturating_add(taken)).max(least)))
+}
+
+/// Why the file system of the data folder cannot hold what the disk budget allows; `None` if it
+/// can.
+///
+/// Reported and not refused: a full disk is waited for, also by a node that starts on one, and the
+/// budget moves limits that members must have alike, so it does not follow from one machine.
+pub(crate) fn shortage(config: &Config) -> Result<Option<String>> {
+    let data_dir = &config.data_dir;
+    let volume = volume(data_dir)?;
+    let total = volume.f_blocks.saturating_mul(volume.f_frsize);
+    let (limits, place) = (&config.limits, data_dir.display());
+    let budget = limits.disk_budget_bytes;
+    if budget > total && config.disk_is_stated {
+        return Ok(Some(format!(
+            "the disk budget is {}, and the file system of {place} has {}: updates will wait for \
+             disk space before the budget is used",
+            format_size(budget),
+            format_size(total)
+        )));
+    }
+    let smallest = limits.smallest_disk_bytes(states(data_dir)?);
+    let free = volume.f_bavail.saturating_mul(volume.f_frsize);
+    // Adding up files takes long where there are many.
+    if free >= smallest {
+        return Ok(None);
+    }
+    let taken = taken_bytes(data_dir).with_context(|| format!("adding up the files in {place}"))?;
+    Ok((free.saturating_add(taken) < smallest).then(|| {
+        format!(
+            "the file system of {place} has {} free and this node's files take {}: the smallest \
+             disk budget with {} of memory is {}, updates may have to wait for disk space",
+            format_size(free),
+            format_size(taken),
+            format_size(limits.memory_budget_bytes),
+            format_size(smallest)
+        )
+    }))
+}
+
+/// The file system of a folder that may not exist yet.
+fn volume(data_dir: &Path) -> Result<rustix::fs::StatVfs> {
+    let there = data_dir.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("."));
+    let there = if there.as_os_str().is_empty() { Path::new(".") } else { there };
+    rustix::fs::statvfs(there)
+        .with_context(|| format!("asking how much disk is free at {}", there.display()))
 }
 
 /// Bytes that all files below a folder take on disk. What is not there, or not for this user to

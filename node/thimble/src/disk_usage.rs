@@ -14,15 +14,18 @@ use std::{
 };
 
 use gateway::report;
-use limits::{HEAP_LINES, Limits, MESSAGE_FILES_LINE, STATE_HEAP_LINE, SheetLine};
+use limits::{HEAP_LINES, MESSAGE_FILES_LINE, STATE_HEAP_LINE, SheetLine};
 use pages::PageStore;
 use state::CertifiedReader;
+
+use crate::{config::Config, disk_budget};
 
 /// See the module.
 #[derive(Clone)]
 pub(crate) struct DiskUsage {
     data_dir: PathBuf,
     budget_bytes: u64,
+    shortage: Option<String>,
     lines: Vec<SheetLine>,
     canisters_max: u64,
     // Interfaces.
@@ -66,17 +69,19 @@ impl HeldInHeap {
 
 impl DiskUsage {
     pub(crate) fn new(
-        data_dir: PathBuf,
-        limits: &Limits,
+        config: &Config,
         pages: Arc<PageStore>,
         sandbox: Arc<sandbox::Pool>,
         reader: CertifiedReader,
         in_heap: Arc<HeldInHeap>,
     ) -> Self {
+        let limits = &config.limits;
         let sheet = limits.sheet();
         Self {
-            data_dir,
+            data_dir: config.data_dir.clone(),
             budget_bytes: sheet.disk_budget_bytes,
+            // What cannot be read is met where files are written.
+            shortage: disk_budget::shortage(config).unwrap_or_default(),
             lines: sheet.disk_lines().cloned().collect(),
             canisters_max: limits.subnet.canisters_max,
             pages,
@@ -89,6 +94,7 @@ impl DiskUsage {
     pub(crate) fn report(&self) -> report::Disk {
         report::Disk {
             budget_bytes: self.budget_bytes,
+            shortage: self.shortage.clone(),
             free_bytes: self.pages.disk_free_bytes().unwrap_or_default(),
             lines: self.lines.iter().filter_map(|line| self.line(line)).collect(),
         }

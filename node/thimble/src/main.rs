@@ -1,38 +1,6 @@
-//! The node's binary: wires the parts, owns configuration, signals and exit codes, and decides
-//! nothing about messages or state.
-//!
-//! The same binary is the worker and the compiler of the sandbox (hidden subcommands): one file to
-//! install, and its code pages are shared.
+//! The node's binary. Everything is in the library beside it.
 
-mod adapter;
-mod ahead;
-mod allocator;
-mod cli;
-mod clock;
-mod config;
-mod disk_budget;
-mod disk_usage;
-mod genesis;
-mod governor;
-mod init;
-mod keys;
-mod keystore;
-mod members;
-mod metrics;
-mod node;
-mod observer;
-mod outcalls;
-mod replay;
-mod retry;
-mod rules;
-mod status;
-mod verdicts;
-mod watch;
-mod watchdog;
-
-use std::{io::Write, process::ExitCode};
-
-use clap::Parser;
+use std::process::ExitCode;
 
 #[global_allocator]
 static ALLOCATOR: memory::Allocator = memory::Allocator;
@@ -48,20 +16,5 @@ static MALLOC_CONF: Option<&'static std::ffi::c_char> = {
 };
 
 fn main() -> ExitCode {
-    // Workers and compilers are started by the node itself, many times: they skip everything a
-    // person's command needs.
-    let mut arguments = std::env::args_os().skip(1);
-    match arguments.next().as_deref().and_then(|name| name.to_str()) {
-        Some("sandbox-worker") => return sandbox::worker_main_with(arguments, allocator::heap),
-        Some("sandbox-compile") => return sandbox::compile_main(arguments),
-        _ => {}
-    }
-    match cli::Cli::parse().run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // Standard error may be gone or on a full disk; the exit code still tells.
-            let _ = writeln!(std::io::stderr(), "thimble: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    thimble::main(consensus::Subnet::start)
 }

@@ -7,7 +7,7 @@
 use std::{
     fmt,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -15,7 +15,7 @@ use std::{
 
 use consensus::IngressPool;
 use execution::{QueryService, RoundResult};
-use gateway::report::DiskLine;
+use gateway::report::{DiskLine, LONG_STALL_MILLIS, Stall};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric},
@@ -48,6 +48,7 @@ pub(crate) struct RoundMetrics {
     skipped: Counter,
     height: Arc<AtomicU64>,
     longest_stall_micros: Arc<AtomicU64>,
+    long_stall: Arc<Mutex<Option<Stall>>>,
 }
 
 impl RoundMetrics {
@@ -64,6 +65,7 @@ impl RoundMetrics {
             skipped: Counter::default(),
             height: Arc::default(),
             longest_stall_micros: Arc::default(),
+            long_stall: Arc::default(),
         };
         registry.register("rounds", "Batches executed", metrics.rounds.clone());
         registry.register(
@@ -123,6 +125,12 @@ impl RoundMetrics {
     /// Work waited so long for a certified round.
     pub(crate) fn stalled(&self, time: Duration) {
         self.longest_stall_micros.fetch_max(time.as_micros() as u64, Ordering::Relaxed);
+        let millis = time.as_millis() as u64;
+        if millis >= LONG_STALL_MILLIS {
+            let ended_unix_millis = memory::unix_millis();
+            let mut long_stall = self.long_stall.lock().unwrap_or_else(PoisonError::into_inner);
+            *long_stall = Some(Stall { ended_unix_millis, millis });
+        }
     }
 
     /// Rounds executed since the process started.
@@ -142,6 +150,7 @@ impl RoundMetrics {
             rounds: self.rounds.get(),
             skipped: self.skipped.get(),
             longest_stall_millis: self.longest_stall_micros.load(Ordering::Relaxed) / 1000,
+            long_stall: self.long_stall.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             messages: self.messages.get(),
             checkpoints: self.checkpoints.get(),
             ..Default::default()
@@ -442,7 +451,20 @@ impl Collector for Readings {
             u64::from(self.ingress.refusing().is_some()),
         )?;
         let (hits, misses) = self.queries.cache_figures();
+        let ended = self.queries.ended();
         for (name, help, count) in [
+            (
+                "queries_ended_by_wall_clock",
+                "Queries, checks of calls and transforms of outcalls that \
+                 execution.query_wall_clock_seconds ended",
+                ended.wall_clock,
+            ),
+            (
+                "queries_without_worker",
+                "The same that found no query worker within execution.query_wait_seconds after \
+                 they had a place",
+                ended.wait,
+            ),
             ("query_cache_hits", "Queries answered with a kept reply", hits),
             ("query_cache_misses", "Queries that had to run", misses),
         ] {

@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use budget::{Ledger, Pool, cgroup::Cgroup};
 use consensus::{
-    BlockLog, Certifier, Consensus, CountedQueries, IngressPool, LogReplay, SingleNode, Subnet,
+    BlockLog, Certifier, Consensus, CountedQueries, IngressPool, LogReplay, SingleNode,
     SubnetConfig, SystemRandom, Wiring,
 };
 use envelope::CallVerifier;
@@ -38,10 +38,12 @@ use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 use zeroize::Zeroizing;
 
 use crate::{
+    StartSubnet,
     adapter::{Adapter, Agreement, Identity},
     ahead, allocator,
     clock::{self, NodeClock},
     config::{Config, HTTP_GATEWAY, HttpGateway},
+    disk_budget,
     disk_usage::{DiskUsage, HeldInHeap},
     governor,
     keys::{Keys, files::lock},
@@ -93,11 +95,12 @@ const CHILDREN_LOOK: Duration = Duration::from_millis(2);
 
 /// Runs the node until SIGINT, SIGTERM or SIGHUP. When a state was fetched from peers, the process
 /// becomes a new one on top of it, by the same arguments.
-pub(crate) fn run(config: Config, address_file: Option<&Path>) -> Result<()> {
+pub(crate) fn run(config: Config, address_file: Option<&Path>, start: StartSubnet) -> Result<()> {
     if config.heap_profile {
         allocator::start_sampling(&config.data_dir, &config.limits.heap)?;
     }
-    match serve(config, address_file)? {
+    disk::restrict_new_files();
+    match serve(config, address_file, start)? {
         Ended::Stopped => Ok(()),
         Ended::NewState => start_again(),
     }
@@ -111,6 +114,7 @@ fn start_again() -> Result<()> {
     let mut arguments = std::env::args_os();
     let name = arguments.next().unwrap_or_else(|| "thimble".into());
     let program = std::env::current_exe().context("finding this program's file")?;
+    disk::allow_new_files();
     tracing::info!("starting again in place, with the state that was fetched");
     let error = std::process::Command::new(program).arg0(name).args(arguments).exec();
     Err(error).context("starting again with the state that was fetched; start the node by hand")
@@ -134,13 +138,19 @@ fn await_children() {
     }
 }
 
-fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
+fn serve(mut config: Config, address_file: Option<&Path>, start: StartSubnet) -> Result<Ended> {
     let started = Instant::now();
     start_logging(&config.log)?;
     let data = &config.data_dir;
-    fs::create_dir_all(data)
+    let restricted = disk::make_private_folder(data, "keys")
         .with_context(|| format!("making the data folder {}", data.display()))?;
+    if restricted {
+        tracing::info!(folder = %data.display(), "only the owner can read the data folder from now on");
+    }
     let _lock = lock(data)?;
+    if let Some(shortage) = disk_budget::shortage(&config)? {
+        tracing::warn!("{shortage}");
+    }
     let keys = Keys::open_or_create(&data.join("keys"))?;
     config.features = config.features.settled(several(&keys));
     let limits = Arc::new(config.limits.clone());
@@ -154,7 +164,7 @@ fn serve(mut config: Config, address_file: Option<&Path>) -> Result<Ended> {
         "the kernel may kill workers before a limit of the node is reached",
     )?;
     let runtime = http_runtime()?;
-    let served = serve_on(&runtime, &config, address_file, (started, ledger, cgroup, keys));
+    let served = serve_on(&runtime, &config, address_file, start, (started, ledger, cgroup, keys));
     // A request that still waits for a worker must not keep the process.
     runtime.shutdown_timeout(SHUTDOWN_GRACE);
     served
@@ -167,6 +177,7 @@ fn serve_on(
     runtime: &tokio::runtime::Runtime,
     config: &Config,
     address_file: Option<&Path>,
+    start: StartSubnet,
     (started, ledger, cgroup, keys): Begun,
 ) -> Result<Ended> {
     let limits = Arc::new(config.limits.clone());
@@ -183,7 +194,7 @@ fn serve_on(
     rules::settle(config, BLOCK_SEGMENT_BYTES, replay)?;
 
     let registry = Arc::new(Mutex::new(Registry::with_prefix("thimble")));
-    let opened = open(config, &limits, &ledger, cgroup, keys, &registry, Role::Member)?;
+    let opened = open(config, &limits, &ledger, cgroup, keys, &registry, Role::Member(start))?;
     outcalls::start(runtime, opened.outcalls.as_ref());
     let Opened { driver, busy, rounds, queries, adapter, keys, pool, waiters, watch, .. } = opened;
 
@@ -209,7 +220,8 @@ fn serve_on(
         "serving"
     );
     if let Some(file) = address_file {
-        fs::write(file, format!("{}\n", gateway.local_addr()))
+        let text = format!("{}\n", gateway.local_addr());
+        disk::replace_file(file, text.as_bytes(), disk::Readers::All)
             .with_context(|| format!("writing the address to {}", file.display()))?;
     }
 
@@ -409,7 +421,7 @@ type NodeDriver = Driver<Box<dyn Consensus>, Executor, MachineClock, Volume, Nod
 /// What a node is opened for.
 enum Role {
     /// To take part: make blocks, alone or with others.
-    Member,
+    Member(StartSubnet),
     /// To execute what the block log holds.
     Replay,
     /// The same in a copy of a data folder, by so many threads; counts the roots that it compared.
@@ -470,7 +482,7 @@ fn open(
     let blobs = Arc::new(BlobStore::open(&state_dir.join("blobs"), blob_bytes_max)?);
     let threads = match role {
         Role::Copy { threads, .. } => threads,
-        Role::Member | Role::Replay => limits.execution.threads,
+        Role::Member(_) | Role::Replay => limits.execution.threads,
     };
     let sandbox = Arc::new(open_sandbox(data, limits, &blobs, threads)?);
     make_state_heap(data, limits)?;
@@ -498,12 +510,14 @@ fn open(
     )?;
     executor.cache_queries(named(pool::QUERY_CACHE)?);
     let queries: Option<Arc<dyn CountedQueries>> = match role {
-        Role::Member => Some(Arc::new(Counted(executor.count_queries(keys.node_id())))),
+        Role::Member(_) => Some(Arc::new(Counted(executor.count_queries(keys.node_id())))),
         Role::Replay | Role::Copy { .. } => None,
     };
     let (log, recovered_at) = open_log(data, &executor)?;
     let outcalls = match role {
-        Role::Member => outcalls::open(config, &executor, named(pool::OUTCALLS)?, keys.node_id())?,
+        Role::Member(_) => {
+            outcalls::open(config, &executor, named(pool::OUTCALLS)?, keys.node_id())?
+        }
         Role::Replay | Role::Copy { .. } => None,
     };
     let clock = NodeClock::new(several(&keys));
@@ -525,8 +539,8 @@ fn open(
             let replay = LogReplay::new(wiring, height)?;
             (Box::new(replay::Counted::new(replay, *print, tally.clone())), None)
         }
-        Role::Member => agreement(
-            config,
+        Role::Member(start) => agreement(
+            (config, *start),
             &keys,
             (wiring, named(pool::NIDKG_TABLES)?),
             executor.subnet_key().cloned(),
@@ -534,14 +548,8 @@ fn open(
         )?,
     };
     let in_heap = Arc::new(HeldInHeap::default());
-    let disk = DiskUsage::new(
-        data.clone(),
-        limits,
-        pages.clone(),
-        sandbox.clone(),
-        executor.reader(),
-        in_heap.clone(),
-    );
+    let disk =
+        DiskUsage::new(config, pages.clone(), sandbox.clone(), executor.reader(), in_heap.clone());
     let watchdog = Watchdog::new(executor.running(), data);
     let watch = Arc::new(Watch::new(ledger.clone(), cgroup, sandbox, (watchdog, clock), limits));
     let rounds = register_metrics(registry, &watch, &ingress, &executor, disk.clone());
@@ -572,7 +580,7 @@ fn open(
         outcalls: outcalls.clone(),
         recovered_at,
     };
-    if matches!(role, Role::Member) {
+    if matches!(role, Role::Member(_)) {
         let compile = executor.compile_ahead(named(pool::COMPILATIONS)?);
         let modules = executor.most_used_modules();
         ahead::start(ingress.clone(), call_verifier(limits, &keys), compile, modules)?;
@@ -719,7 +727,7 @@ pub(crate) fn several(keys: &Keys) -> bool {
 
 /// A subnet of one decides by itself; several connect to each other and agree.
 fn agreement(
-    config: &Config,
+    (config, start): (&Config, StartSubnet),
     keys: &Keys,
     (wiring, tables): (Wiring, Pool),
     key: Option<SubnetKey>,
@@ -753,7 +761,7 @@ fn agreement(
         directory: config.data_dir.join("consensus"),
         call_bytes: limits.gateway.body_bytes,
     };
-    let subnet = Subnet::start(wiring, subnet, height)?;
+    let subnet = start(wiring, subnet, height)?;
     let status = subnet.status();
     let summary = status.key();
     tracing::info!(
@@ -793,7 +801,8 @@ async fn start_gateway(
         call_bytes: limits.subnet.message_payload_bytes,
         ingress_expiry: ingress_window(limits).0,
         ingress_drift: ingress_window(limits).1,
-        query_threads: limits.execution.query_threads,
+        host_names: config.host_names.clone(),
+        queries: (&limits.execution).into(),
         verify_threads: cores,
         connections: pool(pool::CONNECTIONS)?,
         bodies: pool(pool::REQUEST_BODIES)?,

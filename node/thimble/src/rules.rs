@@ -27,8 +27,8 @@ use state::{Height, StateStore, Time};
 
 use crate::{cli::Settings, config::Config};
 
-/// To be raised with every change of what a batch comes to.
-const VERSION: u32 = 8;
+/// Of the rules, which members compare too.
+const VERSION: u32 = execution::RULES_VERSION;
 const KIND: Kind = Kind { name: *b"rules\0\0\0", version: 1, bytes_max: 1 << 20 };
 /// A small cache is enough to read the height of a checkpoint.
 const CACHE_BYTES: u64 = 1 << 20;

@@ -81,25 +81,7 @@ fn text(report: &Report) -> String {
         members(&mut out, subnet);
     }
     memory(&mut out, &report.memory, &report.allocator);
-    let rounds = &report.rounds;
-    let _ = writeln!(
-        out,
-        "rounds      {} executed, {} messages, {} queries, {} checkpoints; {} waits, longest \
-         stall {} ms; {} worker restarts",
-        rounds.rounds,
-        rounds.messages,
-        rounds.queries,
-        rounds.checkpoints,
-        rounds.skipped,
-        rounds.longest_stall_millis,
-        rounds.worker_restarts
-    );
-    let _ = writeln!(
-        out,
-        "delta log   {} of {}",
-        short(rounds.delta_bytes),
-        format_size(rounds.delta_capacity_bytes)
-    );
+    rounds(&mut out, report);
     let held = &report.throttling;
     throttling(&mut out, held_back(held.level), held.reason.as_deref(), held.events.len());
     pools(&mut out, &report.pools);
@@ -134,6 +116,37 @@ fn text(report: &Report) -> String {
     out
 }
 
+/// Lines `rounds`, `stall` and `delta log`.
+fn rounds(out: &mut String, report: &Report) {
+    let rounds = &report.rounds;
+    let _ = writeln!(
+        out,
+        "rounds      {} executed, {} messages, {} queries, {} checkpoints; {} waits, longest \
+         stall {} ms; {} worker restarts",
+        rounds.rounds,
+        rounds.messages,
+        rounds.queries,
+        rounds.checkpoints,
+        rounds.skipped,
+        rounds.longest_stall_millis,
+        rounds.worker_restarts
+    );
+    if let Some(stall) = &rounds.long_stall {
+        let ago = report.unix_millis.saturating_sub(stall.ended_unix_millis) / 1000;
+        let _ = writeln!(
+            out,
+            "stall       {} s without a certified round, ended {ago} s ago",
+            stall.millis / 1000
+        );
+    }
+    let _ = writeln!(
+        out,
+        "delta log   {} of {}",
+        short(rounds.delta_bytes),
+        format_size(rounds.delta_capacity_bytes)
+    );
+}
+
 /// What lies on disk, line by line.
 fn disk(out: &mut String, report: &Report) {
     let disk = &report.disk;
@@ -153,6 +166,9 @@ fn disk(out: &mut String, report: &Report) {
         );
     }
     let _ = writeln!(out, "{} free on the disk, {budget}", short(disk.free_bytes));
+    if let Some(shortage) = &disk.shortage {
+        let _ = writeln!(out, "warning: {shortage}");
+    }
 }
 
 fn held_back(level: Level) -> Option<&'static str> {

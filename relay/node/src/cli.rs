@@ -85,7 +85,7 @@ enum Command {
     /// Example: thimble-relay status --http 127.0.0.1:8645
     Status {
         /// Address of the relay's HTTP interface. [default: as in --config, else 127.0.0.1:8645]
-        #[arg(long, value_name = "ADDRESS")]
+        #[arg(long, value_name = "ADDRESS", value_parser = setup::socket_address)]
         http: Option<SocketAddr>,
         /// The relay's configuration file, for its address.
         #[arg(long, value_name = "FILE")]
@@ -114,7 +114,7 @@ enum Command {
     /// Example: thimble-relay heap --http 127.0.0.1:8645 --svg heap.svg
     Heap {
         /// Address of the node's HTTP interface. [default: as in --config, else 127.0.0.1:8645]
-        #[arg(long, value_name = "ADDRESS")]
+        #[arg(long, value_name = "ADDRESS", value_parser = setup::socket_address)]
         http: Option<SocketAddr>,
         /// The node's configuration file, for its address.
         #[arg(long, value_name = "FILE")]
@@ -158,9 +158,9 @@ pub(crate) struct Settings {
     /// Folder of the key and the messages, made at the first start. [default: relay-data]
     #[arg(long, value_name = "DIR")]
     pub(crate) data_dir: Option<PathBuf>,
-    /// Where to wait for peers, once for each address; port 0 takes a free one.
-    /// [default: /ip4/0.0.0.0/tcp/60000 and /ip4/0.0.0.0/tcp/8000/ws]
-    #[arg(long, value_name = "MULTIADDR")]
+    /// Where to wait for peers, once for each address: a multiaddress, or HOST:PORT for TCP; port 0
+    /// takes a free one. [default: /ip4/0.0.0.0/tcp/60000 and /ip4/0.0.0.0/tcp/8000/ws]
+    #[arg(long, value_name = "MULTIADDR", value_parser = crate::config::listen_address)]
     pub(crate) listen: Vec<Multiaddr>,
     /// Where others reach this node, if elsewhere than it listens; once for each address.
     #[arg(long, value_name = "MULTIADDR", visible_alias = "ext-multiaddr")]
@@ -168,10 +168,16 @@ pub(crate) struct Settings {
     /// A relay peer to connect to, and to connect to again; once for each.
     #[arg(long = "peer", value_name = "MULTIADDR", visible_alias = "staticnode")]
     pub(crate) peers: Vec<Multiaddr>,
-    /// Address of the HTTP interface (REST, metrics, health); port 0 takes a free one.
-    /// [default: 127.0.0.1:8645]
-    #[arg(long, value_name = "ADDRESS")]
+    /// Address of the HTTP interface (REST, metrics, health), as 127.0.0.1:8645 or localhost:8645;
+    /// port 0 takes a free one. [default: 127.0.0.1:8645]
+    #[arg(long, value_name = "ADDRESS", value_parser = setup::socket_address)]
     pub(crate) http: Option<SocketAddr>,
+    /// A name under which operator pages (/dashboard, /status.json, /metrics, /admin) are
+    /// served, without port, once for each. They are always served as localhost and by IP address;
+    /// a request with another Host is refused, because a web page may have sent it. Example:
+    /// --host-name relay for http://relay:8645
+    #[arg(long = "host-name", value_name = "NAME")]
+    pub(crate) host_names: Vec<String>,
     /// The cluster: nodes of another are not talked to. [default: 0]
     #[arg(long, value_name = "NUMBER", visible_alias = "cluster-id")]
     pub(crate) cluster: Option<u16>,
@@ -229,6 +235,14 @@ pub(crate) struct Settings {
 
 impl Cli {
     pub(crate) fn run(self) -> Result<()> {
+        // A relay that runs does it itself: it may become another process first. What the others
+        // write is for users of all kinds.
+        if !matches!(
+            self.command,
+            Command::Run { .. } | Command::Manual { .. } | Command::Heap { .. }
+        ) {
+            disk::restrict_new_files();
+        }
         match self.command {
             Command::Run { settings, address_file } => {
                 run::run(&Config::load(&settings)?, address_file.as_deref())

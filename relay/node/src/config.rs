@@ -8,10 +8,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use libp2p::Multiaddr;
+use libp2p::{Multiaddr, multiaddr::Protocol};
 use protocol::{node_list::ListLink, record::NodeRecord};
 use relay_limits::Limits;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use crate::cli::Settings;
 
@@ -37,6 +37,8 @@ pub(crate) struct Config {
     pub(crate) announce: Vec<Multiaddr>,
     pub(crate) peers: Vec<Multiaddr>,
     pub(crate) http: SocketAddr,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) host_names: Vec<String>,
     pub(crate) cluster: u16,
     pub(crate) shards: Vec<u16>,
     pub(crate) shards_in_cluster: NonZeroU16,
@@ -66,10 +68,13 @@ struct File {
     memory: Option<String>,
     data_dir: Option<PathBuf>,
     log: Option<String>,
+    #[serde(default, deserialize_with = "listen_addresses")]
     listen: Option<Vec<Multiaddr>>,
     announce: Option<Vec<Multiaddr>>,
     peers: Option<Vec<Multiaddr>>,
+    #[serde(default, deserialize_with = "address")]
     http: Option<SocketAddr>,
+    host_names: Option<Vec<String>>,
     cluster: Option<u16>,
     shards: Option<Vec<u16>>,
     shards_in_cluster: Option<NonZeroU16>,
@@ -117,6 +122,7 @@ impl Config {
             announce: list(flags.announce, file.announce).unwrap_or_default(),
             peers: list(flags.peers, file.peers).unwrap_or_default(),
             http: flags.http.or(file.http).unwrap_or_else(|| ([127, 0, 0, 1], 8645).into()),
+            host_names: list(flags.host_names, file.host_names).unwrap_or_default(),
             cluster,
             shards,
             shards_in_cluster,
@@ -168,6 +174,7 @@ impl Config {
         if self.listen.is_empty() {
             bail!("listen names no address");
         }
+        dashboard::origin::check_names(&self.host_names).map_err(anyhow::Error::msg)?;
         if self.tls_certificate.is_some() != self.tls_key.is_some() {
             bail!("secure WebSocket needs both tls_certificate and tls_key");
         }
@@ -258,6 +265,41 @@ pub(crate) fn dns_server(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
+/// Where to wait for peers, as an operator writes it: a multiaddress, whose host name is resolved
+/// now, or an address or host name with a port, for TCP.
+pub(crate) fn listen_address(text: &str) -> Result<Multiaddr, String> {
+    if !text.starts_with('/') {
+        let address = setup::socket_address(text)?;
+        return Ok(Multiaddr::from(address.ip()).with(Protocol::Tcp(address.port())));
+    }
+    let address: Multiaddr =
+        text.parse().map_err(|error| format!("`{text}` is not a multiaddress: {error}"))?;
+    let part = |part: Protocol<'_>| match part {
+        Protocol::Dns(host) | Protocol::Dns4(host) | Protocol::Dns6(host) => {
+            setup::ip_address(&host)
+                .map(|ip| Multiaddr::from(ip).iter().next().map(Protocol::acquire))
+        }
+        other => Ok(Some(other.acquire())),
+    };
+    let parts: Vec<_> = address.iter().map(part).collect::<Result<_, _>>()?;
+    Ok(parts.into_iter().flatten().collect())
+}
+
+fn listen_addresses<'de, D>(deserializer: D) -> Result<Option<Vec<Multiaddr>>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    let texts = Option::<Vec<String>>::deserialize(deserializer)?;
+    let read = |texts: Vec<String>| texts.iter().map(|text| listen_address(text)).collect();
+    texts.map(read).transpose().map_err(D::Error::custom)
+}
+
+/// An address with a port; the name of a host is resolved.
+fn address<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SocketAddr>, D::Error> {
+    let text = Option::<String>::deserialize(deserializer)?;
+    text.map(|text| setup::socket_address(&text).map_err(D::Error::custom)).transpose()
+}
+
 fn default_listen() -> Vec<Multiaddr> {
     ["/ip4/0.0.0.0/tcp/60000", "/ip4/0.0.0.0/tcp/8000/ws"]
         .iter()
@@ -325,6 +367,23 @@ mod tests {
         assert_eq!(begun.least_relay_peers(), 1);
         let off = Config::load(&Settings { discv5: Some(false), ..flags }).unwrap();
         assert!(!off.runs_discv5() && !off.asks_peers());
+    }
+
+    #[test]
+    fn host_names_are_resolved_in_every_address_to_listen_at() {
+        assert_eq!(
+            listen_address("localhost:60000"),
+            Ok("/ip4/127.0.0.1/tcp/60000".parse().unwrap())
+        );
+        let websocket = listen_address("/dns4/localhost/tcp/8000/ws");
+        assert_eq!(websocket, Ok("/ip4/127.0.0.1/tcp/8000/ws".parse().unwrap()));
+        assert!(listen_address("60000").unwrap_err().contains("`60000`"));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("relay.toml");
+        fs::write(&path, "http = \"localhost:0\"\nlisten = [\"localhost:0\"]\n").unwrap();
+        let config = Config::load(&Settings { config: Some(path), ..Settings::default() }).unwrap();
+        assert!(config.http.ip().is_loopback() && config.http.port() == 0);
+        assert_eq!(config.listen, ["/ip4/127.0.0.1/tcp/0".parse().unwrap()]);
     }
 
     #[test]

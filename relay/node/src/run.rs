@@ -25,6 +25,7 @@ const THREADS: usize = 2;
 /// See the module.
 pub(crate) fn run(config: &Config, address_file: Option<&Path>) -> Result<()> {
     let sampler = if config.heap_profile { Some(Arc::new(sampler(config)?)) } else { None };
+    disk::restrict_new_files();
     tracing_subscriber::fmt()
         .with_env_filter(config.log.as_str())
         .with_writer(std::io::stderr)
@@ -66,6 +67,11 @@ async fn serve(
         config.limits.memory_budget_bytes,
         "the kernel may kill the relay before a limit of it is reached",
     )?;
+    let restricted = disk::make_private_folder(&config.data_dir, "relay.key")
+        .with_context(|| format!("making the data folder {}", config.data_dir.display()))?;
+    if restricted {
+        tracing::info!(folder = %config.data_dir.display(), "only the owner can read the data folder from now on");
+    }
     let keys = key::load_or_create(&config.data_dir.join("relay.key"))?;
     let peer = keys.public().to_peer_id();
     let node = Node::open(config, cgroup, peer, rand::random())?;

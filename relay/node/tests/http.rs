@@ -150,8 +150,13 @@ impl Node {
     }
 
     fn request(&self, method: &str, path: &str, body: Option<&[u8]>) -> Answer {
+        self.request_with(method, path, "host: localhost\r\n", body)
+    }
+
+    /// The same with other headers, in which there is a host.
+    fn request_with(&self, method: &str, path: &str, more: &str, body: Option<&[u8]>) -> Answer {
         let mut stream = self.connect();
-        let mut head = format!("{method} {path} HTTP/1.1\r\nhost: node\r\nconnection: close\r\n");
+        let mut head = format!("{method} {path} HTTP/1.1\r\n{more}connection: close\r\n");
         if let Some(body) = body {
             head +=
                 &format!("content-type: application/json\r\ncontent-length: {}\r\n", body.len());
@@ -843,6 +848,32 @@ fn the_node_stops_though_clients_hold_connections() {
     let status = eventually("the end", || node.child.try_wait().unwrap());
     assert!(status.success(), "{status}");
     assert!(TcpStream::connect(node.address).is_err());
+}
+
+#[test]
+fn operator_pages_are_refused_to_other_web_pages() {
+    let node = start("", &["--host-name", "relay.example"]);
+    let own = format!("host: {0}\r\norigin: http://{0}\r\n", node.address);
+    let foreign = "host: localhost\r\norigin: https://evil.example\r\n";
+    for path in ["/metrics", "/status.json", "/dashboard", "/admin/v1/peers"] {
+        for headers in [&own[..], "host: 10.0.0.1:8645\r\n", "host: relay.example:8645\r\n"] {
+            assert_eq!(node.request_with("GET", path, headers, None).status, 200, "{headers}");
+        }
+        let refused = node.request_with("GET", path, foreign, None);
+        assert_eq!(refused.status, 403, "{path}: {}", refused.text());
+        assert!(refused.text().contains("https://evil.example"), "{}", refused.text());
+        // The attacker's name, made to resolve to this address.
+        let refused = node.request_with("GET", path, "host: evil.example:8645\r\n", None);
+        assert_eq!(refused.status, 421, "{path}: {}", refused.text());
+        assert!(refused.text().contains("host_names"), "{}", refused.text());
+    }
+    let peers = node.request_with("POST", "/admin/v1/peers", foreign, Some(b"[]"));
+    assert_eq!(peers.status, 403);
+    let browser = "host: evil.example\r\naccept: text/html\r\n";
+    assert_eq!(node.request_with("GET", "/", browser, None).status, 421);
+    for path in ["/health", "/version"] {
+        assert_eq!(node.request_with("GET", path, "host: evil.example\r\n", None).status, 200);
+    }
 }
 
 #[test]

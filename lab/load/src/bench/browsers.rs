@@ -111,7 +111,7 @@ pub(super) async fn measure(
     canister: Principal,
     seconds: u64,
 ) -> Result<Measured> {
-    let client = Client::builder().no_proxy().build()?;
+    let client = demo::client::http().build()?;
     let site = Site { client, address, host: format!("{canister}.localhost") };
     for path in LONG.into_iter().chain([PAGE]) {
         let response = site.get(path).await.with_context(|| format!("asking for {path}"))?;

@@ -258,7 +258,7 @@ impl Bench<'_> {
         self.table.figure("anonymous memory after updates", busy as f64, "bytes");
         self.table.row("anonymous memory right after the updates", measure::mib(busy));
 
-        let stranger = Agent::builder().with_url(&node.url).build()?;
+        let stranger = client::agent(&node.url)?.build()?;
         let queries = rate(load, &stranger, node, counter, Kind::Query).await?;
         let said = queries.tell("queries", &mut self.table);
         let met = queries.per_second >= 5000.0;

@@ -92,7 +92,7 @@ impl Node {
             child = child.leaving_by(OnDrop::Ask);
         }
         let url = format!("http://{address}");
-        let http = reqwest::Client::new();
+        let http = demo::client::http().build()?;
         let mut healthy = async || {
             let answer = http.get(format!("{url}/health")).send().await;
             answer.is_ok_and(|answer| answer.status().is_success()).then(|| started.elapsed())

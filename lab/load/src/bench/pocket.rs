@@ -79,11 +79,12 @@ impl Server {
         let mut child = child;
         let (port, took) = child.ready_looking_every(LOOK_EVERY, STARTED_WITHIN, &mut told).await?;
         let url = format!("http://127.0.0.1:{port}");
-        Ok((Self { child, http: reqwest::Client::new(), url }, took))
+        Ok((Self { child, http: demo::client::http().build()?, url }, took))
     }
 
     async fn post(&self, path: &str, body: &Value) -> Result<Value> {
         let request = self.http.post(format!("{}{path}", self.url)).body(body.to_string());
+        let request = request.header("content-type", "application/json");
         let response = request.send().await?;
         let status = response.status();
         let text = response.text().await?;

@@ -144,7 +144,7 @@ pub(super) async fn rate(
         Kind::Query | Kind::SameQuery => ("v3", "query"),
     };
     let caller = Caller {
-        http: reqwest::Client::builder().pool_max_idle_per_host(load.concurrency).build()?,
+        http: demo::client::http().pool_max_idle_per_host(load.concurrency).build()?,
         path: format!("http://127.0.0.1:{}/api/{version}/canister/{canister}/{call}", node.port),
         agent: agent.clone(),
         canister,

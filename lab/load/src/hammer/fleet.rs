@@ -199,7 +199,7 @@ impl Fleet {
         let in_flight = parameters.concurrency.max(parameters.outstanding);
         let mut node = String::new();
         for (index, url) in parameters.urls.iter().enumerate() {
-            let client = reqwest::Client::builder()
+            let client = client::http()
                 .pool_max_idle_per_host(in_flight)
                 .timeout(parameters.timeout())
                 .build()?;

@@ -45,7 +45,7 @@ pub(super) async fn connect(urls: &[String], identity: Arc<dyn Identity>) -> Res
     ensure!(!urls.is_empty(), "there is no endpoint");
     let mut endpoints: Vec<Endpoint> = Vec::new();
     for (index, url) in urls.iter().enumerate() {
-        let client = reqwest::Client::builder().timeout(ANSWER_TIMEOUT).build()?;
+        let client = demo::client::http().timeout(ANSWER_TIMEOUT).build()?;
         let http = Arc::new(Http { client, back_off: BackOff::new(index as u64) });
         let agent = Agent::builder()
             .with_url(url)

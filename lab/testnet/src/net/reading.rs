@@ -118,7 +118,11 @@ pub(crate) struct Asker(reqwest::Client);
 impl Asker {
     pub(crate) fn new() -> anyhow::Result<Self> {
         Ok(Self(
-            reqwest::Client::builder().timeout(ANSWER_TIMEOUT).pool_max_idle_per_host(1).build()?,
+            reqwest::Client::builder()
+                .no_proxy()
+                .timeout(ANSWER_TIMEOUT)
+                .pool_max_idle_per_host(1)
+                .build()?,
         ))
     }
 

@@ -90,7 +90,7 @@ impl CappedNode {
         let mut child = Child::spawn(&mut command, "the node or its cap")?
             .logging_to([files.log()])
             .leaving_by(OnDrop::Ask);
-        let client = reqwest::Client::new();
+        let client = reqwest::Client::builder().no_proxy().build()?;
         let healthy = async || {
             let url = format!("http://{}", cli::written_address(&address)?);
             let answer = client.get(format!("{url}/health")).send().await;

@@ -92,7 +92,7 @@ pub struct Options {
     #[arg(long, value_name = "SIZE", default_value = JSON_BYTES_MAX, value_parser = parse_kept)]
     json_size: u64,
     /// Where the page is served.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0", value_parser = setup::socket_address)]
     listen: SocketAddr,
     /// Serve no page.
     #[arg(long, conflicts_with = "listen")]

@@ -80,7 +80,7 @@ use self::{
     storage_retry::StorageRetry,
 };
 pub use self::{
-    engine::{Channels, Peering},
+    engine::{ChannelName, Channels, Peering, SenderLayer, Unchanged},
     greeting::LimitsDiffer,
     key::KeyError,
     published::Progress,
@@ -656,6 +656,24 @@ impl Subnet {
     }
 }
 
+/// What [`crate::adversary`] hands out.
+pub(crate) mod forms {
+    use super::{KeyError, Summary, key, scheme};
+
+    pub(crate) use super::namespace;
+
+    pub(crate) fn vote_scheme(
+        namespace: &[u8],
+        summary: &Summary,
+        share: &nidkg::SecretShare,
+    ) -> Result<scheme::Inner, KeyError> {
+        let keys: Vec<_> =
+            summary.members().iter().map(|member| member.node_key().to_bytes()).collect();
+        let members = key::members(&keys)?;
+        Ok(key::scheme(namespace, &members, summary.committee(), Some(share))?.into_inner())
+    }
+}
+
 /// What [`crate::fuzz`] calls.
 pub(crate) mod decoders {
     use commonware_codec::{Decode as _, Encode as _};
@@ -686,7 +704,7 @@ pub(crate) mod decoders {
 }
 
 /// Messages of this subnet and of no other.
-fn namespace(genesis: &Summary) -> Vec<u8> {
+pub(crate) fn namespace(genesis: &Summary) -> Vec<u8> {
     [b"thimble-subnet-".as_slice(), genesis.committee().public_key.as_bytes()].concat()
 }
 

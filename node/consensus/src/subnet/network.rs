@@ -39,7 +39,7 @@ use state::Height;
 use super::{
     Engine, Input, StartError, Subnet, SubnetConfig,
     block::Block,
-    engine::{Channels, setup},
+    engine::{Channels, SenderLayer, Unchanged, setup},
     key, namespace,
     peers::BLOCKED,
     runtime::{Layer, Layered, Steady},
@@ -254,10 +254,26 @@ fn block_message_bytes(members: usize, limits: &ConsensusLimits) -> usize {
 impl Subnet {
     /// Connects to the other members and takes part. `resume_from` is the height execution
     /// restarted from.
+    ///
+    /// # Errors
+    /// When its address cannot be listened at, and those of [`Self::assemble`].
     pub fn start(
         wiring: Wiring,
         config: SubnetConfig,
         resume_from: Height,
+    ) -> Result<Self, StartError> {
+        Self::start_through(wiring, config, resume_from, Unchanged)
+    }
+
+    /// The same, with everything the node sends passing through `layer`.
+    ///
+    /// # Errors
+    /// Those of [`Self::start`].
+    pub fn start_through<L: SenderLayer>(
+        wiring: Wiring,
+        config: SubnetConfig,
+        resume_from: Height,
+        layer: L,
     ) -> Result<Self, StartError> {
         let addresses = config
             .addresses
@@ -286,14 +302,14 @@ impl Subnet {
             Some(std::thread::Builder::new().name("consensus".into()).spawn(move || {
                 // However the thread ends, by a panic too.
                 let _ended = ended;
-                run(network, prepared);
+                run(network, prepared, layer);
             })?);
         Ok(subnet)
     }
 }
 
 /// Runs the engine until it ends. Blocks the calling thread.
-fn run(network: Network, prepared: Engine) {
+fn run<L: SenderLayer>(network: Network, prepared: Engine, layer: L) {
     let config = runtime::Config::new()
         .with_worker_threads(2)
         .with_max_blocking_threads(4)
@@ -352,7 +368,8 @@ fn run(network: Network, prepared: Engine) {
             // Chunks of a quarter of a megabyte, a few of each peer at once.
             sync: connections.register(SYNC, large(256, 8)),
             outcalls: connections.register(OUTCALLS, large(256, 4)),
-        };
+        }
+        .layered(&layer);
         let network = connections.start();
         let node = context.child("node").spawn(move |context| {
             prepared.run(context, String::new(), channels, (oracle.clone(), oracle), peering)

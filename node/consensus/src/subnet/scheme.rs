@@ -36,7 +36,7 @@ use rand_core::CryptoRng;
 /// A round's randomness.
 pub(super) type Seed = vrf::Seed<MinSig>;
 
-type Inner = vrf::Scheme<PublicKey, MinSig>;
+pub(super) type Inner = vrf::Scheme<PublicKey, MinSig>;
 type Signature = vrf::Signature<MinSig>;
 
 /// Rounds whose seed and share of it are remembered. Votes come of the round that runs and the one
@@ -79,6 +79,11 @@ impl Rounds {
 impl Scheme {
     fn new(namespace: &[u8], inner: Inner) -> Self {
         Self { inner, namespace: Arc::new(Namespace::new(namespace)), known: Arc::default() }
+    }
+
+    /// The engine's own.
+    pub(super) fn into_inner(self) -> Inner {
+        self.inner
     }
 
     /// Votes and verifies; `None` if the share is not of the key.

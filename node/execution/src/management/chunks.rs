@@ -6,9 +6,9 @@ use serde::Deserialize;
 use serde_bytes::ByteBuf;
 use state::{CHUNK_ACCOUNTED_BYTES, SubnetCall};
 
+use super::install::hash_instructions;
 use super::settings::check_promises;
-use super::types::CanisterArgument;
-use super::{Dispatcher, Handled, Handling, decode, encode, no_value};
+use super::{Dispatcher, Handled, Handling, encode, no_value};
 use crate::reject;
 
 #[derive(candid::CandidType, Deserialize)]
@@ -19,7 +19,7 @@ struct UploadChunk {
 
 impl Dispatcher<'_> {
     pub(super) fn upload_chunk(&mut self, call: &SubnetCall) -> Handling {
-        let argument: UploadChunk = decode(&call.arg)?;
+        let argument: UploadChunk = self.decode(call)?;
         let limits = &self.core.limits().subnet;
         let bytes = argument.chunk.len() as u64;
         if bytes > limits.chunk_bytes {
@@ -29,6 +29,7 @@ impl Dispatcher<'_> {
             ))
             .into());
         }
+        self.effects.work += hash_instructions(bytes);
         self.state.refresh();
         let current = self.target(&argument.canister_id)?;
         let hash = <[u8; 32]>::from(<sha2::Sha256 as sha2::Digest>::digest(&argument.chunk));
@@ -54,14 +55,14 @@ impl Dispatcher<'_> {
     }
 
     pub(super) fn stored_chunks(&mut self, call: &SubnetCall) -> Handling {
-        let id = decode::<CanisterArgument>(&call.arg)?.canister_id;
+        let id = self.canister_in(call)?;
         let hashes: Vec<ChunkHash> =
             self.target(&id)?.chunks.keys().map(|hash| ChunkHash { hash: hash.to_vec() }).collect();
         Ok(Handled::Reply(encode(&hashes)?))
     }
 
     pub(super) fn clear_chunk_store(&mut self, call: &SubnetCall) -> Handling {
-        let id = decode::<CanisterArgument>(&call.arg)?.canister_id;
+        let id = self.canister_in(call)?;
         // The bytes go once no checkpoint names them any more.
         self.core.note_blobs_changed();
         self.target_mut(&id)?.chunks.clear();

@@ -7,7 +7,7 @@ use state::{
 
 use super::settings::{self, Asked, check_promises, read};
 use super::types::{CreateCanister, ProvisionalCreateCanister, SettingsArgument};
-use super::{Dispatcher, Handled, Handling, decode, encode};
+use super::{Dispatcher, Handled, Handling, encode};
 use crate::config::ExecutorConfig;
 use crate::cycles::DEFAULT_PROVISIONAL_BALANCE;
 use crate::reject;
@@ -20,14 +20,14 @@ impl Dispatcher<'_> {
         let argument: CreateCanister = if call.arg == super::no_value() {
             CreateCanister::default()
         } else {
-            decode(&call.arg)?
+            self.decode(call)?
         };
         self.check_sender_version(call, argument.sender_canister_version)?;
         let asked = self.asked_of_new(argument.settings)?;
         // Subnets with admins make canisters free of charge (interface specification,
         // `create_canister`).
         let fee = if self.core.config.subnet_admins.is_empty() {
-            self.core.costs.create_canister
+            self.core.costs_of(&call.origin.caller()).create_canister
         } else {
             0
         };
@@ -35,7 +35,9 @@ impl Dispatcher<'_> {
             return Err(reject::reject(
                 403,
                 format!(
-                    "Creating a canister costs {fee} cycles and {} came with the call.",
+                    "Creating a canister requires a fee of {fee} that is deducted from the \
+                     canister's initial balance but only {} cycles were received with the \
+                     create_canister request.",
                     call.cycles
                 ),
             )
@@ -55,7 +57,7 @@ impl Dispatcher<'_> {
     }
 
     pub(super) fn provisional_create(&mut self, call: &SubnetCall) -> Handling {
-        let argument: ProvisionalCreateCanister = decode(&call.arg)?;
+        let argument: ProvisionalCreateCanister = self.decode(call)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
         let amount = match &argument.amount {
             Some(amount) => settings::saturating_cycles(amount),
@@ -144,7 +146,7 @@ impl Dispatcher<'_> {
             reject::invalid_payload(format!("{id} does not have the form of a canister id."))
         })?;
         if self.state.contains(&id) {
-            return Err(reject::reject(538, format!("Canister {id} exists already.")));
+            return Err(reject::already_installed(&id));
         }
         if number >= self.core.config.first_canister {
             return Err(reject::invalid_payload(format!(

@@ -22,14 +22,23 @@ use state::{
 
 use super::installing::{Installing, Plan, Record, Tally};
 use super::types::InstallCode;
-use super::{Dispatcher, Handling, Refusal, decode};
+use super::{Dispatcher, Handling, Refusal};
 use crate::config::FatalError;
 use crate::core::Core;
 use crate::machine::watch_memory;
 use crate::reject;
 
+/// Instructions that hashing a byte counts with in a round, with SHA-256 and without support for it
+/// in the processor.
+const HASH_INSTRUCTIONS_PER_BYTE: u64 = 4;
+
+/// What hashing this many bytes counts with in a round.
+pub(super) const fn hash_instructions(bytes: u64) -> u64 {
+    bytes.saturating_mul(HASH_INSTRUCTIONS_PER_BYTE)
+}
+
 /// Chunks that may make up one module.
-const CHUNKS_MAX: usize = 100;
+pub(super) const CHUNKS_MAX: usize = 100;
 
 /// What is to be installed where.
 struct Order<'a> {
@@ -119,7 +128,7 @@ pub(crate) fn chunks(
 
 impl Dispatcher<'_> {
     pub(super) fn install_code(&mut self, call: &SubnetCall) -> Handling {
-        let argument: InstallCode = decode(&call.arg)?;
+        let argument: InstallCode = self.decode(call)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
         let order = Order {
             id: argument.canister_id,
@@ -132,19 +141,21 @@ impl Dispatcher<'_> {
     }
 
     pub(super) fn install_chunked_code(&mut self, call: &SubnetCall) -> Handling {
-        let argument: InstallChunkedCodeArgs = decode(&call.arg)?;
+        let argument: InstallChunkedCodeArgs = self.decode(call)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
         let caller = call.origin.caller();
         let store_id = argument.store_canister.unwrap_or(argument.target_canister);
         let store = self.target(&store_id)?;
         if !store.is_controller(&caller) && caller != store_id {
-            return Err(reject::invalid_controller(&store_id, &caller).into());
+            return Err(reject::invalid_controller(&store_id, &call.method_name).into());
         }
         let (parts, bytes) = chunks(store, &argument.chunk_hashes_list)?;
         let limit = self.core.limits().module.wasm_bytes;
         if bytes > limit {
             return Err(module_too_large(bytes, limit).into());
         }
+        // Whatever comes of it: a hash that is not the module's is free to state.
+        self.effects.work += hash_instructions(bytes);
         let core = self.core;
         let found = core.attempts(self.place.clone()).until(|| core.blobs.digest(&parts))?;
         let found = found.ok_or_else(|| FatalError::Record {
@@ -212,8 +223,9 @@ impl Dispatcher<'_> {
         // Nothing is unpacked, hashed or compiled for a canister that cannot pay for the most it
         // may come to.
         let head = core.attempts(self.place.clone()).until(|| order.code.head())?;
-        let (prepaid, compile_most) = prepayment(core, wasm_bytes, &head);
-        let liquid = core.costs.liquid(&canister);
+        let (prepaid, compile_most) = prepayment(core, &order.id, wasm_bytes, &head);
+        let costs = core.costs_of(&order.id);
+        let liquid = costs.liquid(&canister);
         if liquid < prepaid {
             return Err(reject::out_of_cycles(
                 &canister.id,
@@ -226,7 +238,7 @@ impl Dispatcher<'_> {
         let hash = order.code.hash();
         let (prepared, compile_instructions) =
             self.prepare_and_count(&canister, &hash, order.code.uploaded(), (&head, compile_most))?;
-        let compile_cost = core.costs.execution(compile_instructions);
+        let compile_cost = costs.execution(compile_instructions);
         let planned = prepared.and_then(|info| Ok((plan(&canister, &order.mode, &info)?, info)));
         let (plan, info) = match planned {
             Ok(planned) => planned,
@@ -283,7 +295,7 @@ impl Dispatcher<'_> {
 
     /// What of the prepayment an installation used.
     fn cost(&self, installing: &Installing, tally: &Tally) -> Cycles {
-        let execution = self.core.costs.execution(tally.instructions);
+        let execution = self.core.costs_of(&installing.id).execution(tally.instructions);
         (execution + installing.record.compile_cost).min(installing.prepaid)
     }
 
@@ -374,7 +386,7 @@ impl Dispatcher<'_> {
                 - execution.stable.wasm_pages
         });
         let bytes = next.memory_usage().total() + grown * state::WASM_PAGE_BYTES;
-        let needed = self.core.costs.freezing_limit_with(next, bytes);
+        let needed = self.core.costs_of(&next.id).freezing_limit_with(next, bytes);
         let balance = next.cycles.saturating_add(refund);
         if balance >= needed {
             return Ok(());
@@ -456,12 +468,13 @@ fn module_too_large(bytes: u64, limit: u64) -> Reject {
 
 /// What a canister has to have for the installation of a module of `bytes` bytes that begins with
 /// `head`, in cycles, and the instructions of it that compiling may come to.
-pub(crate) fn prepayment(core: &Core, bytes: u64, head: &[u8]) -> (Cycles, u64) {
+pub(crate) fn prepayment(core: &Core, id: &CanisterId, bytes: u64, head: &[u8]) -> (Cycles, u64) {
     let module = &core.limits().module;
     let unpacked_max = sandbox::module::unpacked_bytes_max(bytes, head, module);
     let compile_most = module.compile_instructions_max(unpacked_max);
-    let execution = core.costs.execution(core.install_limits().instructions);
-    (execution + core.costs.execution(compile_most), compile_most)
+    let costs = core.costs_of(id);
+    let execution = costs.execution(core.install_limits().instructions);
+    (execution + costs.execution(compile_most), compile_most)
 }
 
 pub(crate) fn check_mode(
@@ -469,14 +482,9 @@ pub(crate) fn check_mode(
     mode: &CanisterInstallMode,
 ) -> Result<(), Reject> {
     match mode {
-        CanisterInstallMode::Install if canister.execution.is_some() => Err(reject::reject(
-            514,
-            format!(
-                "Canister {} is not empty; use mode reinstall or upgrade, or uninstall its code \
-                 first.",
-                canister.id
-            ),
-        )),
+        CanisterInstallMode::Install if canister.execution.is_some() => {
+            Err(reject::not_empty(&canister.id))
+        }
         CanisterInstallMode::Upgrade(_) if canister.execution.is_none() => {
             Err(reject::no_module(&canister.id))
         }

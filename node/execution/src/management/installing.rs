@@ -408,7 +408,8 @@ impl Dispatcher<'_> {
         changes: &Changes,
         tally: &Tally,
     ) -> Result<(), Reject> {
-        let cost = self.core.costs.execution(tally.instructions).min(installing.prepaid);
+        let costs = self.core.costs_of(&installing.id);
+        let cost = costs.execution(tally.instructions).min(installing.prepaid);
         self.check_lasting(next, changes, installing.prepaid - cost)?;
         if installing.counted == 0 && !installing.record.plan.runs_pre_upgrade {
             // There was room when it began, nobody took any, and what it grew by was bounded by it.
@@ -555,7 +556,7 @@ impl Dispatcher<'_> {
         context.arg.clone_from(&record.arg);
         context.canister_version = next.version;
         context.global_timer = next.global_timer;
-        context.freezing_threshold = self.core.costs.freezing_limit(next);
+        context.freezing_threshold = self.core.costs_of(&next.id).freezing_limit(next);
         let limit = next.settings.wasm_memory_limit;
         context.wasm_memory_limit = (limit > 0).then_some(limit);
     }

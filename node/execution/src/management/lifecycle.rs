@@ -6,8 +6,8 @@ use state::{
 };
 
 use super::snapshots::drop_snapshots;
-use super::types::{CanisterArgument, VersionedCanister};
-use super::{Dispatcher, Handled, Handling, decode, no_value};
+use super::types::VersionedCanister;
+use super::{Dispatcher, Handled, Handling, no_value};
 use crate::config::ExecutorConfig;
 use crate::core::Core;
 use crate::message::Effects;
@@ -18,7 +18,7 @@ pub(crate) const STOP_TIMEOUT_SECONDS: u64 = 300;
 
 impl Dispatcher<'_> {
     pub(super) fn start_canister(&mut self, call: &SubnetCall) -> Handling {
-        let id = decode::<CanisterArgument>(&call.arg)?.canister_id;
+        let id = self.canister_in(call)?;
         let canister = self.state.get_mut(&id).ok_or_else(|| reject::canister_not_found(&id))?;
         let before = std::mem::replace(&mut canister.status, CanisterStatus::Running);
         canister.version += 1;
@@ -37,7 +37,7 @@ impl Dispatcher<'_> {
     }
 
     pub(super) fn stop_canister(&mut self, call: &SubnetCall) -> Handling {
-        let id = decode::<CanisterArgument>(&call.arg)?.canister_id;
+        let id = self.canister_in(call)?;
         let deadline = Time(self.round.time.0.saturating_add(STOP_TIMEOUT_SECONDS * 1_000_000_000));
         let canister = self.target_mut(&id)?;
         canister.version += 1;
@@ -51,7 +51,7 @@ impl Dispatcher<'_> {
     }
 
     pub(super) fn uninstall_code(&mut self, call: &SubnetCall) -> Handling {
-        let argument: VersionedCanister = decode(&call.arg)?;
+        let argument: VersionedCanister = self.decode(call)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
         let origin = Self::change_origin(call, argument.sender_canister_version);
         let (core, time) = (self.core, self.round.time);
@@ -59,11 +59,7 @@ impl Dispatcher<'_> {
             .state
             .get_mut(&argument.canister_id)
             .ok_or_else(|| reject::canister_not_found(&argument.canister_id))?;
-        let rejection = reject::rejected_message(format!(
-            "Code of canister {} was uninstalled.",
-            argument.canister_id
-        ));
-        uninstall(core, canister, &mut self.effects, &rejection);
+        uninstall(core, canister, &mut self.effects, &reject::uninstalled());
         canister.history.push(Change {
             time,
             version: canister.version,
@@ -74,7 +70,7 @@ impl Dispatcher<'_> {
     }
 
     pub(super) fn delete_canister(&mut self, call: &SubnetCall) -> Handling {
-        let id = decode::<CanisterArgument>(&call.arg)?.canister_id;
+        let id = self.canister_in(call)?;
         let canister = self.target(&id)?;
         if canister.status != CanisterStatus::Stopped {
             return Err(reject::reject(
@@ -89,7 +85,10 @@ impl Dispatcher<'_> {
         if !canister.queues.is_empty() || canister.calls.callbacks_open() > 0 {
             return Err(reject::reject(
                 203,
-                format!("Canister {id} still has messages in its queues; try again in a moment."),
+                format!(
+                    "Canister {id} has messages in its queues and cannot be deleted now. Please \
+                     retry after some time."
+                ),
             )
             .into());
         }

@@ -9,6 +9,7 @@
 //! before a call is taken in, the check at induction (which charges the canister) and the call
 //! itself use that same table. This module must not know how a round is put together.
 
+mod argument;
 mod chunks;
 mod create;
 pub(crate) mod install;
@@ -23,6 +24,8 @@ mod status;
 pub(crate) mod types;
 
 use candid::{CandidType, Principal};
+use envelope::candid_wire::Cost;
+use limits::Limits;
 use serde::de::DeserializeOwned;
 use state::{
     CanisterId, CanisterState, ChangeOrigin, Cycles, Fault, Ingress, Origin, Payload,
@@ -35,16 +38,10 @@ use crate::message::{Effects, MESSAGE_OVERHEAD_INSTRUCTIONS};
 use crate::reject;
 use crate::retry::ExecutionPoint;
 
+pub(crate) use argument::decode;
 pub(crate) use installing::{Installations, is_scratch};
 pub(crate) use lifecycle::{STOP_TIMEOUT_SECONDS, run_out};
 
-/// Candid work that skipping unknown fields may do, besides what it takes per byte: bounds what a
-/// small type table can make the decoder do.
-const SKIPPING_QUOTA: usize = 50_000;
-/// Candid work that decoding may do, besides what it takes per byte of the argument.
-const DECODING_QUOTA: usize = 2_000_000;
-/// Candid work per byte of the argument; the decoder charges 50 times for what it skips.
-const QUOTA_PER_BYTE: usize = 64;
 /// Installations that may wait because another one is paused.
 const LONG_INSTALLS_MAX: usize = 4;
 /// The part of the room for users' messages that these may take, one in so many.
@@ -60,41 +57,7 @@ pub(crate) fn no_value() -> Vec<u8> {
 /// A value as a reply.
 pub(crate) fn encode<T: CandidType>(value: &T) -> Result<Vec<u8>, Reject> {
     candid::encode_one(value)
-        .map_err(|error| reject::reject(521, format!("The result cannot be encoded: {error}")))
-}
-
-/// Decodes a Candid argument within the decoding and skipping quotas; what fails is rejected as an
-/// invalid payload.
-pub(crate) fn decode<T: CandidType + DeserializeOwned>(arg: &[u8]) -> Result<T, Reject> {
-    let mut config = candid::DecoderConfig::new();
-    let per_byte = arg.len().saturating_mul(QUOTA_PER_BYTE);
-    config.set_skipping_quota(SKIPPING_QUOTA.saturating_add(per_byte));
-    config.set_decoding_quota(DECODING_QUOTA.saturating_add(per_byte));
-    candid::utils::decode_one_with_config(arg, &config).map_err(|error| {
-        reject::invalid_payload(format!("The argument cannot be decoded: {}", reason(&error)))
-    })
-}
-
-/// Why candid refused a value, without the value itself, which candid's own text repeats in whole.
-fn reason(error: &candid::Error) -> String {
-    const CHARACTERS_MAX: usize = 300;
-    let text = match error {
-        candid::Error::Custom(error) => error.root_cause().to_string(),
-        other => other.to_string(),
-    };
-    without_place(&text).chars().take(CHARACTERS_MAX).collect()
-}
-
-/// Candid names the line of its own source that refused. Where that lies depends on the machine
-/// that built the node, and a reply is part of the state that all nodes must have alike.
-fn without_place(text: &str) -> &str {
-    let is_place = |at: &usize| {
-        text[*at..].split_whitespace().nth(1).is_some_and(|word| word.contains(".rs:"))
-    };
-    match text.match_indices(" at ").map(|(at, _)| at).find(is_place) {
-        Some(at) => &text[..at],
-        None => text,
-    }
+        .map_err(|_| reject::reject(521, "The result has no encoding in Candid."))
 }
 
 /// Who may call a method.
@@ -240,25 +203,32 @@ fn unknown_to_users(core: &Core, name: &str) -> Reject {
 }
 
 /// Canister that a call of a user is about, by its argument; `None` where the method names none.
+/// What reading the argument took is added to `cost`.
 pub(crate) fn named_canister(
     core: &Core,
     method_name: &str,
     arg: &[u8],
+    cost: &mut Cost,
 ) -> Result<Option<CanisterId>, Reject> {
     match Method::of(core, method_name).filter(|method| method.ingress) {
-        Some(method) if method.names_canister => Ok(Some(canister_in(method_name, arg)?)),
+        Some(method) if method.names_canister => {
+            Ok(Some(canister_in(core.limits(), method_name, arg, cost)?))
+        }
         Some(_) => Ok(None),
         None => Err(unknown_to_users(core, method_name)),
     }
 }
 
 /// The canister that an argument names.
-fn canister_in(method_name: &str, arg: &[u8]) -> Result<CanisterId, Reject> {
-    Ok(if method_name == "install_chunked_code" {
-        decode::<types::TargetArgument>(arg)?.target_canister
-    } else {
-        decode::<types::CanisterArgument>(arg)?.canister_id
-    })
+fn canister_in(
+    limits: &Limits,
+    method_name: &str,
+    arg: &[u8],
+    cost: &mut Cost,
+) -> Result<CanisterId, Reject> {
+    let is_chunked = method_name == "install_chunked_code";
+    let field = if is_chunked { "target_canister" } else { "canister_id" };
+    argument::principal_in(limits, field, arg, cost)
 }
 
 /// Whether a call of a user may be taken in. `target` is the canister that [`named_canister`]
@@ -285,7 +255,7 @@ pub(crate) fn check_ingress(
             target.id, ingress.effective_canister_id
         )));
     }
-    check_access(core, method.access, target, &ingress.sender)
+    check_access(core, (method.access, name), target, &ingress.sender)
 }
 
 /// Whether the canister pays for the induction of this call. Cycles from nothing cost nothing, and
@@ -296,7 +266,7 @@ pub(crate) fn is_charged(method_name: &str) -> bool {
 
 fn check_access(
     core: &Core,
-    access: Access,
+    (access, method_name): (Access, &str),
     target: &CanisterState,
     caller: &Principal,
 ) -> Result<(), Reject> {
@@ -314,11 +284,15 @@ fn check_access(
                 || may_view(&target.settings.status_visibility, target, caller)
         }
     };
-    if allowed { Ok(()) } else { Err(reject::invalid_controller(&target.id, caller)) }
+    if allowed { Ok(()) } else { Err(reject::invalid_controller(&target.id, method_name)) }
 }
 
 /// Whether `caller` is admitted by a visibility setting.
-fn may_view(visibility: &Visibility, target: &CanisterState, caller: &Principal) -> bool {
+pub(crate) fn may_view(
+    visibility: &Visibility,
+    target: &CanisterState,
+    caller: &Principal,
+) -> bool {
     match visibility {
         Visibility::Public => true,
         Visibility::Controllers => target.is_controller(caller),
@@ -470,6 +444,26 @@ impl Dispatcher<'_> {
         ))))
     }
 
+    /// Decodes the argument of a call. That is work of the round, whatever comes of it.
+    fn decode<T: CandidType + DeserializeOwned>(&mut self, call: &SubnetCall) -> Result<T, Reject> {
+        let limits = self.core.limits();
+        self.charging(|cost| decode(limits, &call.arg, cost))
+    }
+
+    /// The canister that the argument of a call names, in the field `canister_id`.
+    fn canister_in(&mut self, call: &SubnetCall) -> Result<CanisterId, Reject> {
+        let limits = self.core.limits();
+        self.charging(|cost| canister_in(limits, &call.method_name, &call.arg, cost))
+    }
+
+    /// Counts what `read` took as work of the round.
+    fn charging<T>(&mut self, read: impl FnOnce(&mut Cost) -> T) -> T {
+        let mut cost = Cost::default();
+        let result = read(&mut cost);
+        self.effects.work += cost.instructions;
+        result
+    }
+
     fn dispatch(&mut self, call: &SubnetCall) -> Handling {
         let name = call.method_name.as_str();
         let from_canister = matches!(call.origin, Origin::Canister { .. });
@@ -477,9 +471,9 @@ impl Dispatcher<'_> {
         let method = method.ok_or_else(|| unknown_to_canisters(self.core, name))?;
         let caller = call.origin.caller();
         if method.names_canister {
-            let id = canister_in(name, &call.arg)?;
+            let id = self.canister_in(call)?;
             let target = self.target(&id)?;
-            check_access(self.core, method.access, target, &caller)?;
+            check_access(self.core, (method.access, name), target, &caller)?;
             let awaits = target.paused.as_ref().is_some_and(|paused| match paused.context {
                 Some(_) => method.awaits_message,
                 None => method.awaits_installation,
@@ -512,11 +506,11 @@ impl Dispatcher<'_> {
             "upload_canister_snapshot_data" => self.upload_canister_snapshot_data(call),
             "deposit_cycles" => self.deposit_cycles(call),
             "canister_status" => {
-                let id = decode::<types::CanisterArgument>(&call.arg)?.canister_id;
+                let id = self.canister_in(call)?;
                 Ok(Handled::Reply(status::canister_status(self.core, self.target(&id)?)?))
             }
             "canister_metrics" => {
-                let id = decode::<types::CanisterArgument>(&call.arg)?.canister_id;
+                let id = self.canister_in(call)?;
                 Ok(Handled::Reply(status::canister_metrics(self.target(&id)?)?))
             }
             "canister_info" => self.canister_info(call),
@@ -559,9 +553,8 @@ impl Dispatcher<'_> {
     }
 
     fn raw_rand(&mut self, call: &SubnetCall) -> Handling {
-        candid::decode_args::<()>(&call.arg).map_err(|error| {
-            reject::invalid_payload(format!("raw_rand takes no argument: {error}"))
-        })?;
+        let limits = self.core.limits();
+        self.charging(|cost| argument::decode_nothing(limits, &call.arg, cost))?;
         // The randomness of this round was known when the call was made; that of the next is not.
         self.state
             .subnet
@@ -571,7 +564,7 @@ impl Dispatcher<'_> {
     }
 
     fn deposit_cycles(&mut self, call: &SubnetCall) -> Handling {
-        let id = decode::<types::CanisterArgument>(&call.arg)?.canister_id;
+        let id = self.canister_in(call)?;
         let canister = self.target_mut(&id)?;
         let fits = canister.room_for_cycles().min(call.cycles);
         canister.credit(fits);
@@ -580,33 +573,11 @@ impl Dispatcher<'_> {
 
     fn provisional_top_up(&mut self, call: &SubnetCall) -> Handling {
         let argument: ic_management_canister_types::ProvisionalTopUpCanisterArgs =
-            decode(&call.arg)?;
+            self.decode(call)?;
         let canister = self.target_mut(&argument.canister_id)?;
         let amount = settings::saturating_cycles(&argument.amount).min(canister.room_for_cycles());
         canister.credit(amount);
         self.state.subnet.minted += amount;
         Ok(Handled::Reply(no_value()))
-    }
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_refusal_says_nothing_of_the_machine_that_built_the_node() {
-        assert_eq!(
-            without_place("Subtyping error: Type mismatch at /home/me/candid/src/de.rs:1443"),
-            "Subtyping error: Type mismatch"
-        );
-        assert_eq!(
-            without_place("unexpected end at byte offset 4"),
-            "unexpected end at byte offset 4"
-        );
-        // A principal where a number is expected, in every type that a refusal is made of.
-        let principal = candid::encode_one(Principal::anonymous()).unwrap();
-        let refused = decode::<u64>(&principal).unwrap_err().message;
-        assert!(!refused.contains(".rs") && !refused.contains('/'), "{refused}");
     }
 }

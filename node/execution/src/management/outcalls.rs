@@ -17,14 +17,14 @@ use state::{
     Payload, Reject, ReplicatedState, SubnetCall, Time, heap,
 };
 
-use super::{Dispatcher, Handled, Handling, decode};
+use super::{Dispatcher, Handled, Handling};
 use crate::core::Core;
 use crate::message::Effects;
 use crate::reject;
 
 /// Bounds of the interface specification.
 const URL_BYTES_MAX: usize = 8_192;
-const HEADERS_MAX: usize = 64;
+pub(super) const HEADERS_MAX: usize = 64;
 const HEADER_PART_BYTES_MAX: usize = 8 << 10;
 const HEADERS_BYTES_MAX: usize = 48 << 10;
 
@@ -78,13 +78,13 @@ impl Method {
 
 impl Dispatcher<'_> {
     pub(super) fn http_request(&mut self, call: &SubnetCall) -> Handling {
-        let argument: Argument = decode(&call.arg)?;
+        let argument: Argument = self.decode(call)?;
         check(&argument, &call.origin.caller())?;
         let node = (argument.is_replicated == Some(false)).then(|| self.one_member());
         let mut outcall = outcall(argument, call, (self.until(), self.round.height), node);
         self.check_open(&outcall)?;
-        let price =
-            self.core.cost_table.outcall(outcall.request_bytes(), outcall.response_bytes_max());
+        let prices = self.core.cost_table_of(&call.origin.caller());
+        let price = prices.outcall(outcall.request_bytes(), outcall.response_bytes_max());
         let Some(left) = call.cycles.checked_sub(price) else {
             return Err(too_few_cycles(call.cycles, price).into());
         };

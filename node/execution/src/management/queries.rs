@@ -2,11 +2,12 @@
 //! nothing.
 
 use candid::Principal;
+use envelope::candid_wire::Cost;
 use ic_management_canister_types as ic;
 use state::{CertifiedState, Reject, SharedCanister};
 
-use super::types::CanisterArgument;
-use super::{Access, check_access, decode, encode, may_view, status};
+use super::argument::{decode, principal_in};
+use super::{Access, check_access, encode, may_view, status};
 use crate::core::Core;
 use crate::reject;
 
@@ -20,16 +21,16 @@ pub(crate) fn query(
 ) -> Result<Vec<u8>, Reject> {
     match method_name {
         "canister_status" => {
-            let canister = target(state, arg)?;
-            check_access(core, Access::StatusViewers, &canister, caller)?;
+            let canister = target(core, state, arg)?;
+            check_access(core, (Access::StatusViewers, method_name), &canister, caller)?;
             status::canister_status(core, &canister)
         }
         "canister_metrics" => {
-            let canister = target(state, arg)?;
-            check_access(core, Access::ControllersAndAdmins, &canister, caller)?;
+            let canister = target(core, state, arg)?;
+            check_access(core, (Access::ControllersAndAdmins, method_name), &canister, caller)?;
             status::canister_metrics(&canister)
         }
-        "fetch_canister_logs" => fetch_canister_logs(state, caller, arg),
+        "fetch_canister_logs" => fetch_canister_logs(core, state, caller, arg),
         "list_canisters" => list_canisters(core, state, caller),
         _ => Err(reject::unknown_management_query(method_name)),
     }
@@ -41,33 +42,40 @@ pub(crate) fn is_query(method_name: &str) -> bool {
 }
 
 /// Canister that a query to `aaaaa-aa` is about.
-pub(crate) fn named_canister(method_name: &str, arg: &[u8]) -> Result<Option<Principal>, Reject> {
+pub(crate) fn named_canister(
+    core: &Core,
+    method_name: &str,
+    arg: &[u8],
+) -> Result<Option<Principal>, Reject> {
     match method_name {
         "canister_status" | "canister_metrics" | "fetch_canister_logs" => {
-            Ok(Some(decode::<CanisterArgument>(arg)?.canister_id))
+            Ok(Some(canister_in(core, arg)?))
         }
         "list_canisters" => Ok(None),
         _ => Err(reject::unknown_management_query(method_name)),
     }
 }
 
-fn target(state: &CertifiedState, arg: &[u8]) -> Result<SharedCanister, Reject> {
-    let id = decode::<CanisterArgument>(arg)?.canister_id;
+fn canister_in(core: &Core, arg: &[u8]) -> Result<Principal, Reject> {
+    principal_in(core.limits(), "canister_id", arg, &mut Cost::default())
+}
+
+fn target(core: &Core, state: &CertifiedState, arg: &[u8]) -> Result<SharedCanister, Reject> {
+    let id = canister_in(core, arg)?;
     state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))
 }
 
 fn fetch_canister_logs(
+    core: &Core,
     state: &CertifiedState,
     caller: &Principal,
     arg: &[u8],
 ) -> Result<Vec<u8>, Reject> {
-    let argument: ic::FetchCanisterLogsArgs = decode(arg)?;
+    let argument: ic::FetchCanisterLogsArgs = decode(core.limits(), arg, &mut Cost::default())?;
     let id = argument.canister_id;
     let canister = state.canister(&id).ok_or_else(|| reject::canister_not_found(&id))?;
     if !may_view(&canister.settings.log_visibility, &canister, caller) {
-        return Err(reject::rejected_message(format!(
-            "{caller} may not read the log of canister {id}."
-        )));
+        return Err(reject::log_not_visible(caller));
     }
     let wanted = |record: &&state::LogRecord| match &argument.filter {
         None => true,

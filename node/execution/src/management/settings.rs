@@ -12,13 +12,13 @@ use state::{
 };
 
 use super::types::{SettingsArgument, UpdateSettings};
-use super::{Dispatcher, Handled, Handling, decode, no_value};
+use super::{Dispatcher, Handled, Handling, no_value};
 use crate::core::Core;
 use crate::machine::watch_memory;
 use crate::reject;
 
-const VIEWERS_MAX: usize = 10;
-const ENVIRONMENT_VARIABLES_MAX: usize = 20;
+pub(super) const VIEWERS_MAX: usize = 10;
+pub(super) const ENVIRONMENT_VARIABLES_MAX: usize = 20;
 const ENVIRONMENT_BYTES_MAX: usize = 128;
 const WASM_MEMORY_LIMIT_MAX: u64 = 1 << 48;
 
@@ -237,7 +237,7 @@ pub(super) fn check_promises(
     }
     let allocation_before = current.map_or(0, |canister| canister.settings.memory_allocation);
     let dearer = compute > compute_before || next.settings.memory_allocation > allocation_before;
-    let needed = core.costs.freezing_limit(next);
+    let needed = core.costs_of(&next.id).freezing_limit(next);
     if dearer && next.cycles < needed {
         let code = if compute > compute_before { 530 } else { 531 };
         return Err(reject::reject(
@@ -254,7 +254,7 @@ pub(super) fn check_promises(
 
 impl Dispatcher<'_> {
     pub(super) fn update_settings(&mut self, call: &SubnetCall) -> Handling {
-        let argument: UpdateSettings = decode(&call.arg)?;
+        let argument: UpdateSettings = self.decode(call)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
         // Totals must know what earlier calls of this turn promised.
         self.state.refresh();

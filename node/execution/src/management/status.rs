@@ -10,7 +10,7 @@ use state::{
 
 use super::snapshots::source as source_of_snapshot;
 use super::types::{self, DefiniteSettings, StatusResult, SubnetArgument};
-use super::{Dispatcher, Handled, Handling, decode, encode};
+use super::{Dispatcher, Handled, Handling, encode};
 use crate::core::Core;
 use crate::reject;
 
@@ -85,7 +85,7 @@ pub(super) fn canister_status(core: &Core, canister: &CanisterState) -> Result<V
         cycles: canister.cycles.into(),
         reserved_cycles: canister.reserved_cycles.into(),
         idle_cycles_burned_per_day: core
-            .costs
+            .costs_of(&canister.id)
             .idle_burn_per_day(canister.memory_taken(), settings.compute_allocation)
             .into(),
         query_stats: ic::QueryStats {
@@ -178,7 +178,7 @@ fn change(change: &Change) -> types::Change {
 
 impl Dispatcher<'_> {
     pub(super) fn canister_info(&mut self, call: &SubnetCall) -> Handling {
-        let argument: ic::CanisterInfoArgs = decode(&call.arg)?;
+        let argument: ic::CanisterInfoArgs = self.decode(call)?;
         let canister = self.target(&argument.canister_id)?;
         let kept = canister.history.changes().len();
         let asked =
@@ -198,7 +198,7 @@ impl Dispatcher<'_> {
     }
 
     pub(super) fn canister_metadata(&mut self, call: &SubnetCall) -> Handling {
-        let argument: ic::CanisterMetadataArgs = decode(&call.arg)?;
+        let argument: ic::CanisterMetadataArgs = self.decode(call)?;
         let caller = call.origin.caller();
         let canister = self.target(&argument.canister_id)?;
         let module = canister.module().ok_or_else(|| {
@@ -219,17 +219,17 @@ impl Dispatcher<'_> {
     }
 
     pub(super) fn subnet_info(&mut self, call: &SubnetCall) -> Handling {
-        let argument: SubnetArgument = decode(&call.arg)?;
+        let argument: SubnetArgument = self.decode(call)?;
         self.is_own(argument.subnet_id)?;
         let result = ic::SubnetInfoResult {
-            replica_version: env!("CARGO_PKG_VERSION").to_string(),
+            replica_version: format!("thimble-rules-{}", crate::RULES_VERSION),
             registry_version: 1,
         };
         Ok(Handled::Reply(encode(&result)?))
     }
 
     pub(super) fn node_metrics_history(&mut self, call: &SubnetCall) -> Handling {
-        let argument: ic::NodeMetricsHistoryArgs = decode(&call.arg)?;
+        let argument: ic::NodeMetricsHistoryArgs = self.decode(call)?;
         self.is_own(argument.subnet_id)?;
         let metrics = |(node_id, counts): &(Principal, BlockCounts)| ic::NodeMetrics {
             node_id: *node_id,

@@ -59,27 +59,6 @@ pub(crate) struct InstallCode {
     pub(crate) sender_canister_version: Option<u64>,
 }
 
-/// Arguments that name a canister; whatever else they hold is skipped. The large blobs of such
-/// arguments are named, because candid reads a blob in one piece and skips a field byte by byte.
-#[derive(CandidType, Deserialize, Debug)]
-pub(crate) struct CanisterArgument {
-    pub(crate) canister_id: Principal,
-    #[serde(rename = "wasm_module")]
-    _wasm_module: Option<ByteBuf>,
-    #[serde(rename = "arg")]
-    _arg: Option<ByteBuf>,
-    #[serde(rename = "chunk")]
-    _chunk: Option<ByteBuf>,
-}
-
-/// `install_chunked_code` names its canister differently.
-#[derive(CandidType, Deserialize, Debug)]
-pub(crate) struct TargetArgument {
-    pub(crate) target_canister: Principal,
-    #[serde(rename = "arg")]
-    _arg: Option<ByteBuf>,
-}
-
 /// Arguments with the caller's version.
 #[derive(CandidType, Deserialize, Debug)]
 pub(crate) struct VersionedCanister {
@@ -187,6 +166,7 @@ pub(crate) struct UploadSnapshotData {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use candid::{CandidType, Encode};
+    use envelope::candid_wire::Cost;
 
     use super::*;
     use crate::management::decode;
@@ -203,7 +183,8 @@ mod tests {
         fn reads<W: CandidType, A: CandidType>(wasm_module: W, arg: A) -> bool {
             let mode = CanisterInstallMode::Install;
             let call = Call { mode, canister_id: Principal::anonymous(), wasm_module, arg };
-            decode::<InstallCode>(&Encode!(&call).unwrap()).is_ok()
+            let limits = limits::Limits::derive(256 << 20).unwrap();
+            decode::<InstallCode>(&limits, &Encode!(&call).unwrap(), &mut Cost::default()).is_ok()
         }
         assert!(reads(ByteBuf::from([1]), ByteBuf::new()));
         assert!(!reads("text", ByteBuf::new()));

@@ -384,7 +384,7 @@ impl<'a> Running<'a> {
             message: message.into(),
             error_code: ErrorCode(code),
         };
-        Trap { reject }
+        Trap { reject, backtrace: String::new() }
     }
 
     fn all(&mut self, program: &[Op], sandbox: &ScriptSandbox) -> Result<(), Trap> {

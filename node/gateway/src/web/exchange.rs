@@ -20,9 +20,9 @@ use super::{
 };
 use crate::{
     answer::Refused,
-    api::{Outcome, PublicMetadata, QueryRequest},
+    api::{NO_QUERY_WORKER, Outcome, PublicMetadata, QUERY_OVERDUE, QueryRequest},
     connection::{Answers as _, Outgoing},
-    service::{Work, held},
+    service::{Work, held, no_query_worker},
 };
 
 /// Metadata in which a canister says which versions of certification it has.
@@ -202,11 +202,18 @@ impl Exchange {
         };
         let (node, share, started) = (service.node.clone(), share.clone(), Instant::now());
         let most = self.web.rooms.reply_bytes();
-        let asked = service.on_thread(Work::Query, move || {
-            let reply = node.query(&query).map_err(|reject| rejected(&reject))?;
+        let wait = service.query_wait;
+        let asked = service.on_thread(Work::Query(canister), move || {
+            let reply = node.query(&query).map_err(|reject| not_executed(&reject, wait))?;
             holding(reply, share, most)
         });
-        let answer = asked.await?;
+        let answer = asked.await.map_err(|mut refused| {
+            // Browsers and crawlers know 503 as the status to come back after.
+            if refused.status == StatusCode::TOO_MANY_REQUESTS {
+                refused.status = StatusCode::SERVICE_UNAVAILABLE;
+            }
+            refused
+        })?;
         service.latencies.record_query(started.elapsed());
         answer
     }
@@ -298,6 +305,11 @@ impl Exchange {
         .await
     }
 
+    /// The refusal of an update call that was not admitted.
+    pub(super) fn not_executed(&self, reject: &Reject) -> Refused {
+        not_executed(reject, self.web.service.query_wait)
+    }
+
     /// Runs work in the places where responses are verified.
     pub(super) async fn on_thread<T: Send + 'static>(
         &self,
@@ -364,12 +376,23 @@ fn has_no_newer(metadata: &PublicMetadata) -> bool {
     }
 }
 
+/// The reject of a query, or of the check of a call.
+fn not_executed(reject: &Reject, wait: Duration) -> Refused {
+    match reject.error_code {
+        NO_QUERY_WORKER => no_query_worker(wait, StatusCode::SERVICE_UNAVAILABLE),
+        _ => rejected(reject),
+    }
+}
+
 pub(super) fn rejected(reject: &Reject) -> Refused {
     let message = format!(
         "the canister did not answer: {} (reject code {}, {})",
         reject.message, reject.code as u64, reject.error_code
     );
     match reject.code {
+        _ if reject.error_code == QUERY_OVERDUE => {
+            Refused::new(StatusCode::GATEWAY_TIMEOUT, "query_overdue", message)
+        }
         RejectCode::DestinationInvalid => {
             Refused::new(StatusCode::NOT_FOUND, "canister_rejects", message)
         }

@@ -1,9 +1,12 @@
-//! What a person sees in a browser instead of a page.
+//! The page that a browser shows when the gateway refuses a request.
 //!
-//! Texts hold parts of what canisters and clients sent, so they are escaped, and the page may load
-//! and run nothing.
+//! It has the colours of the operator's page, in light and dark. Texts hold parts of what canisters
+//! and clients sent, so they are escaped, and the page may load and run nothing but its own style.
+
+use std::sync::LazyLock;
 
 use bytes::Bytes;
+use dashboard::page::{ICON, style_policy};
 use http_body_util::Full;
 use hyper::{
     HeaderMap, Response, StatusCode,
@@ -45,23 +48,45 @@ pub(super) fn refusal(refused: &Refused, as_page: bool, rooms: &Rooms) -> Respon
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    headers.insert(
-        header::CONTENT_SECURITY_POLICY,
-        HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'"),
-    );
+    headers.insert(header::CONTENT_SECURITY_POLICY, POLICY.clone());
+    headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
     if let Some(seconds) = refused.retry_after_seconds {
         headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
     response
 }
 
+/// Of the page; its policy names it by its hash.
+const STYLE: &str = "\
+:root{color-scheme:light dark;--page:light-dark(#f3f5f7,#0e1216);--card:light-dark(#fff,#161b21);\
+--line:light-dark(#dde2e7,#2a323b);--ink:light-dark(#171c21,#e7ebef);\
+--soft:light-dark(#535e69,#a2adb8);--warn:light-dark(#8f4a00,#f5b04c)}\
+*{box-sizing:border-box}\
+body{margin:0;min-height:100vh;display:grid;place-items:center;padding:1rem;\
+background:var(--page);color:var(--ink);font:100%/1.5 system-ui,-apple-system,\"Segoe UI\",Roboto,\
+\"Noto Sans\",\"Liberation Sans\",Arial,sans-serif}\
+main{width:100%;max-width:40rem;background:var(--card);border:1px solid var(--line);\
+border-left:6px solid var(--warn);border-radius:8px;padding:1.5rem 1.75rem}\
+p,h1{margin:0}\
+h1 span{display:block;font-size:1rem;color:var(--warn)}\
+h1{font-size:1.5rem;line-height:1.25;letter-spacing:-.01em;margin-bottom:.75rem}\
+.text{overflow-wrap:anywhere;white-space:pre-wrap}\
+.from{color:var(--soft);font-size:.875rem;margin-top:1.25rem;padding-top:.75rem;\
+border-top:1px solid var(--line)}";
+
+static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| style_policy(STYLE));
+
 fn html(status: StatusCode, text: &str) -> String {
     let escaped = escaped(text);
+    let reason = status.canonical_reason().unwrap_or("Error");
     format!(
         "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" \
-         content=\"width=device-width\"><title>{status}</title></head><body><h1>{status}</h1>\
-         <p>{escaped}</p><p>The HTTP gateway of this node says so, and not the canister.</p>\
-         </body></html>\n"
+         content=\"width=device-width, initial-scale=1\"><meta name=\"color-scheme\" \
+         content=\"light dark\"><title>{status}</title><link rel=\"icon\" href=\"{ICON}\">\
+         <style>{STYLE}</style></head><body><main><h1><span>{code}</span>{reason}</h1>\
+         <p class=\"text\">{escaped}</p><p class=\"from\">This page is from the HTTP gateway of a \
+         Thimble node, not from the canister.</p></main></body></html>\n",
+        code = status.as_u16()
     )
 }
 
@@ -89,5 +114,15 @@ mod tests {
         assert_eq!(escaped("<a b='c'>&\""), "&lt;a b=&#39;c&#39;&gt;&amp;&quot;");
         let page = html(StatusCode::BAD_GATEWAY, "<script>alert(1)</script>");
         assert!(!page.contains("<script>") && page.contains("502 Bad Gateway"), "{page}");
+    }
+
+    #[test]
+    fn page_has_its_own_style_in_light_and_dark() {
+        let page = html(StatusCode::NOT_FOUND, "text");
+        assert_eq!(page.matches("<style>").count(), 1);
+        assert!(page.contains(&format!("<style>{STYLE}</style>")) && !page.contains(" style=\""));
+        assert!(STYLE.contains("light-dark(") && !STYLE.contains("url("));
+        let policy = POLICY.to_str().unwrap();
+        assert!(policy.starts_with("default-src 'none'; style-src 'sha256-"), "{policy}");
     }
 }

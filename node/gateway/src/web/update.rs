@@ -13,7 +13,7 @@ use hyper::StatusCode;
 use ic_principal::Principal;
 use state::{RequestId, SignedIngress};
 
-use super::exchange::{Exchange, Outcomes, Question, Reply, Use, internal, rejected};
+use super::exchange::{Exchange, Outcomes, Question, Reply, Use, internal};
 use crate::{
     answer::Refused,
     api::RequestKind,
@@ -83,8 +83,8 @@ impl Exchange {
         let ingress = ingress(id, expiry, self.target.canister, call, authenticated);
         let node = service.node.clone();
         let inspect = move || node.inspect(&ingress).map(|()| ingress);
-        let inspected = service.on_thread(Work::Inspect, inspect).await?;
-        let ingress = inspected.map_err(|reject| rejected(&reject))?;
+        let inspected = service.on_thread(Work::Inspect(self.target.canister), inspect).await?;
+        let ingress = inspected.map_err(|reject| self.not_executed(&reject))?;
         let waiter = service.waiters.register(id);
         service.node.submit(ingress, signed, validity)?;
         Ok((id, waiter))

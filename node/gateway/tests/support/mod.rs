@@ -22,7 +22,7 @@ use budget::Pool;
 use ed25519_dalek::SigningKey;
 use gateway::{
     CertifiedView, Gateway, GatewayConfig, GatewayHandle, Health, Latencies, Node, PublicMetadata,
-    QueryRequest, Refusal, RequestFacts, Submitted, Waiters, report::Report,
+    QueryPlaces, QueryRequest, Refusal, RequestFacts, Submitted, Waiters, report::Report,
 };
 use ic_agent::{Agent, Identity};
 use ic_principal::Principal;
@@ -358,6 +358,11 @@ impl World {
     }
 
     pub async fn with(limits: GatewayLimits) -> Self {
+        let wait = Duration::from_secs(60);
+        Self::with_queries(limits, QueryPlaces { threads: 2, per_canister: 2, wait }).await
+    }
+
+    pub async fn with_queries(limits: GatewayLimits, queries: QueryPlaces) -> Self {
         let waiters = Waiters::new(limits.sync_calls_waiting);
         let script = Script::new(waiters.clone());
         let registry = Arc::new(Mutex::new(Registry::default()));
@@ -372,7 +377,8 @@ impl World {
             call_bytes: 200_000,
             ingress_expiry: Duration::from_secs(300),
             ingress_drift: Duration::from_secs(60),
-            query_threads: 2,
+            host_names: vec!["node".to_owned()],
+            queries,
             verify_threads: 2,
             connections: budget::Pool::standalone("connections", 64 << 20),
             bodies: bodies.clone(),

@@ -8,7 +8,7 @@ use std::{
 };
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use reqwest::StatusCode;
+use reqwest::{Method, StatusCode, header::HeaderName};
 use serde_json::{Value, json};
 
 /// A server, with the folder that its port file and its temporary files are in.
@@ -102,6 +102,28 @@ impl Server {
         read(response).await
     }
 
+    pub fn port(&self) -> u16 {
+        self.url.rsplit_once(':').unwrap().1.parse().unwrap()
+    }
+
+    /// Sends a request with these headers, and a body of no declared type.
+    pub async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(HeaderName, &str)],
+        body: Option<&Value>,
+    ) -> reqwest::Response {
+        let mut request = self.http.request(method, format!("{}{path}", self.url));
+        for (name, value) in headers {
+            request = request.header(name, *value);
+        }
+        if let Some(body) = body {
+            request = request.body(body.to_string());
+        }
+        request.send().await.unwrap()
+    }
+
     pub async fn delete(&self, path: &str) -> StatusCode {
         let response = self.http.delete(format!("{}{path}", self.url)).send().await.unwrap();
         response.status()
@@ -111,8 +133,10 @@ impl Server {
     pub fn send_and_leave(&self, method: &str, path: &str, body: &str) {
         let address = self.url.strip_prefix("http://").unwrap();
         let length = body.len();
-        let head =
-            format!("{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n");
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+                 content-length: {length}\r\n\r\n"
+        );
         TcpStream::connect(address).unwrap().write_all(format!("{head}{body}").as_bytes()).unwrap();
     }
 
@@ -134,6 +158,7 @@ impl Server {
         millis: Option<u64>,
     ) -> (StatusCode, Value) {
         let mut request = self.http.post(format!("{}{path}", self.url)).body(body.to_string());
+        request = request.header("content-type", "application/json");
         if let Some(millis) = millis {
             request = request.header("processing-timeout-ms", millis.to_string());
         }

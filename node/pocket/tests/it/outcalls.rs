@@ -70,7 +70,11 @@ impl Asking {
     }
 
     async fn start() -> Self {
-        let asking = Self::with(&one_subnet()).await;
+        Self::start_with(&[]).await
+    }
+
+    async fn start_with(arguments: &[&str]) -> Self {
+        let asking = Self::on(Server::start(arguments), &one_subnet()).await;
         asking.server.deploy(asking.instance, &module()).await;
         asking
     }
@@ -491,8 +495,26 @@ fn local_server() -> (u16, Arc<AtomicU64>) {
 }
 
 #[tokio::test]
-async fn a_live_instance_asks_servers_and_gives_up_when_it_is_live_no_more() {
+async fn a_live_instance_does_not_reach_private_networks_unless_they_are_allowed() {
     let asking = Asking::start().await;
+    let (port, asked) = local_server();
+    asking.server.ok(&asking.at("auto_progress"), &json!({})).await;
+    for host in ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "10.0.0.1", "0.0.0.0"] {
+        let request = Request::get(format!("http://{host}:{port}/secret"));
+        let ask = call(&FIRST, "ask", &request.encoded());
+        let answer = asking.server.update(asking.instance, &ask).await;
+        let got = Got::read(&unbase64(&answer["Ok"]));
+        let (_, text) = got.reject();
+        assert!(text.contains("not allowed") || text.contains("resolve"), "{host}: {text}");
+    }
+    assert_eq!(asked.load(Ordering::SeqCst), 0);
+    let output = program().args(["--allow-network", "home"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("127.0.0.0/8"));
+}
+
+#[tokio::test]
+async fn a_live_instance_asks_servers_and_gives_up_when_it_is_live_no_more() {
+    let asking = Asking::start_with(&["--allow-network", "10.0.0.0/8,127.0.0.0/8"]).await;
     let (port, asked) = local_server();
     asking.server.ok(&asking.at("auto_progress"), &json!({})).await;
     let transformed = |path: &str, method: &str| {

@@ -1,6 +1,11 @@
 //! The protocol, where the clients do not go by themselves.
 
-use reqwest::StatusCode;
+use std::os::unix::fs::PermissionsExt as _;
+
+use reqwest::{
+    Method, StatusCode,
+    header::{CONTENT_TYPE, USER_AGENT},
+};
 use serde_json::{Value, json};
 
 use crate::harness::*;
@@ -16,6 +21,20 @@ fn the_version_is_one_that_clients_take() {
     let parts: Vec<u64> = version.split('.').map(|part| part.parse().unwrap()).collect();
     assert_eq!(parts.len(), 3, "{version}");
     assert_eq!(parts[0], 16, "pocket-ic 16 takes 16.0.0 and above, below 17");
+}
+
+#[test]
+fn the_version_is_that_of_the_clients_that_are_named() {
+    let output = |client: &str| {
+        program().arg("--version").env("THIMBLE_POCKET_CLIENT", client).output().unwrap()
+    };
+    for (client, version) in [("13", "13.0.0"), ("14", "14.0.0"), ("15", "15.0.0")] {
+        let text = String::from_utf8(output(client).stdout).unwrap();
+        assert_eq!(text, format!("pocket-ic-server {version}\n"));
+    }
+    let unknown = output("12");
+    assert!(!unknown.status.success());
+    assert!(String::from_utf8_lossy(&unknown.stderr).contains("13, 14, 15, 16"));
 }
 
 #[test]
@@ -137,6 +156,7 @@ async fn what_is_not_offered_is_refused_in_the_protocols_terms() {
         ("bitcoind_addr", json!(["127.0.0.1:8333"]), "Bitcoin"),
         ("icp_features", json!({"registry": "DefaultConfig"}), "registry"),
         ("mainnet_nns_subnet_id", json!(true), "NNS"),
+        ("disable_ingress_validation", json!(true), "validation"),
         ("initial_time", json!({"Timestamp": {"nanos_since_epoch": LATE}}), "the latest"),
     ] {
         config[field] = value;
@@ -217,6 +237,193 @@ async fn a_certified_time_is_that_of_a_round() {
 }
 
 #[tokio::test]
+async fn a_round_has_the_time_that_was_set_or_comes_a_nanosecond_later() {
+    let server = Server::start(&[]);
+    let instance = server.instance(&one_subnet()).await;
+    let at = format!("/instances/{instance}");
+    let now = async || {
+        let (_, time) = server.get(&format!("{at}/read/get_time")).await;
+        time["nanos_since_epoch"].as_u64().unwrap()
+    };
+    let begun = now().await;
+    let set = async |time: u64| {
+        let time = json!({ "nanos_since_epoch": time });
+        server.ok(&format!("{at}/update/set_time"), &time).await;
+    };
+    let tick = async || server.ok(&format!("{at}/update/tick"), &json!({})).await;
+    assert_eq!(begun, 1_620_328_630_000_000_001, "the first round comes with the instance");
+    tick().await;
+    assert_eq!(now().await, begun + 1);
+    for later in [1_000, 1_000_000_000] {
+        let time = now().await + later;
+        set(time).await;
+        assert_eq!(now().await, time);
+        tick().await;
+        assert_eq!(now().await, time);
+        tick().await;
+        assert_eq!(now().await, time + 1);
+    }
+    // The same time is no later one.
+    let time = now().await;
+    set(time).await;
+    tick().await;
+    assert_eq!(now().await, time + 1);
+}
+
+#[tokio::test]
+async fn a_tick_of_the_python_client_completes_a_long_message() {
+    let server = Server::start(&[]);
+    let instance = server.instance(&one_subnet()).await;
+    server.deploy(instance, &module("workbench.wasm")).await;
+    let at = format!("/instances/{instance}");
+    let json = (CONTENT_TYPE, "application/json");
+    for (agent, is_complete) in [("node", false), ("python-requests/2.34.2", true)] {
+        let spin = call(&FIRST, "spin", &candid::encode_one(4_000_000_000_u64).unwrap());
+        let submitted = server.ok(&format!("{at}/update/submit_ingress_message"), &spin).await;
+        let headers = [(USER_AGENT, agent), json.clone()];
+        let tick = format!("{at}/update/tick");
+        let answer = server.send(Method::POST, &tick, &headers, Some(&json!({}))).await;
+        assert_eq!(answer.status(), StatusCode::OK);
+        let asked = json!({"raw_message_id": submitted["Ok"], "raw_caller": null});
+        let status = server.ok(&format!("{at}/read/ingress_status"), &asked).await;
+        assert_eq!(status.get("Ok").is_some(), is_complete, "{agent}: {status}");
+        server.ok(&format!("{at}/update/await_ingress_message"), &submitted["Ok"]).await;
+    }
+}
+
+#[derive(candid::CandidType)]
+struct Provisional {
+    amount: Option<candid::Nat>,
+    specified_id: Option<candid::Principal>,
+    settings: Option<ic_management_canister_types::CanisterSettings>,
+}
+
+#[derive(candid::CandidType, candid::Deserialize)]
+struct Created {
+    canister_id: candid::Principal,
+}
+
+/// Makes a canister with these cycles; its id, or the reject.
+async fn create(server: &Server, asked: Provisional) -> Result<candid::Principal, Value> {
+    let arg = candid::encode_one(asked).unwrap();
+    let create = call(&[], "provisional_create_canister_with_cycles", &arg);
+    let answer = server.update(0, &create).await;
+    let Some(reply) = answer.get("Ok") else { return Err(answer["Err"].clone()) };
+    Ok(candid::decode_one::<Created>(&unbase64(reply)).unwrap().canister_id)
+}
+
+const LEDGER: &str = "ryjl3-tyaaa-aaaaa-aaaba-cai";
+
+fn without_cycles(specified_id: Option<&str>) -> Provisional {
+    let specified_id = specified_id.map(|id| candid::Principal::from_text(id).unwrap());
+    Provisional { amount: Some(0_u64.into()), specified_id, settings: None }
+}
+
+#[tokio::test]
+async fn a_subnet_is_made_for_a_canister_id_that_a_call_without_effective_principal_asks_for() {
+    let server = Server::start(&[]);
+    server.instance(&one_subnet()).await;
+    for asked in ["i3flu-baaaa-aaaai-aaaaa-cai", LEDGER] {
+        let made = create(&server, without_cycles(Some(asked))).await.unwrap();
+        assert_eq!(made.to_text(), asked);
+        let asked = json!({"canister_id": base64(made.as_slice())});
+        let subnet = server.ok("/instances/0/read/get_subnet", &asked).await;
+        assert!(subnet["subnet_id"].is_string(), "{subnet}");
+    }
+    let (_, topology) = server.get("/instances/0/read/topology").await;
+    assert_eq!(topology["subnet_configs"].as_object().unwrap().len(), 3);
+    // The default is the application subnet, as before.
+    let made = create(&server, without_cycles(None)).await.unwrap();
+    assert_eq!(made.as_slice(), FIRST);
+}
+
+#[tokio::test]
+async fn canisters_on_system_subnets_pay_nothing() {
+    let server = Server::start(&[]);
+    let spec = json!({"state_config": "New", "instruction_config": "Production"});
+    let config = json!({"subnet_config_set": {"nns": spec, "application": [spec]}});
+    server.instance(&config).await;
+    let ledger = create(&server, without_cycles(Some(LEDGER))).await.unwrap();
+    server.install(0, ledger.as_slice(), &module("workbench.wasm")).await;
+    // It makes another one for nothing, as the ledger does with its archive.
+    let none = serde_bytes::ByteBuf::from(b"DIDL\0\0".to_vec());
+    let management = candid::Principal::management_canister();
+    let arg = (management, "create_canister", none, candid::Nat::from(0_u64));
+    let arg = candid::encode_args(arg).unwrap();
+    let answer = server.update(0, &call(ledger.as_slice(), "call_raw", &arg)).await;
+    #[derive(Debug, candid::CandidType, candid::Deserialize)]
+    enum CallResult {
+        Ok(serde_bytes::ByteBuf),
+        Err(String),
+    }
+    let made = match candid::decode_one(&unbase64(&answer["Ok"])).unwrap() {
+        CallResult::Ok(reply) => candid::decode_one::<Created>(&reply).unwrap().canister_id,
+        CallResult::Err(reason) => panic!("{reason}"),
+    };
+    // Neither calls, nor storage for a year, nor outgoing calls cost anything.
+    let (_, now) = server.get("/instances/0/read/get_time").await;
+    let year = now["nanos_since_epoch"].as_u64().unwrap() + 31_536_000_000_000_000;
+    server.ok("/instances/0/update/set_time", &json!({ "nanos_since_epoch": year })).await;
+    let random = candid::encode_args(()).unwrap();
+    let answer = server.update(0, &call(ledger.as_slice(), "raw_rand_via_mgmt", &random)).await;
+    assert!(answer.get("Ok").is_some(), "{answer}");
+    for id in [ledger, made] {
+        let asked = json!({"canister_id": base64(id.as_slice())});
+        let cycles = server.ok("/instances/0/read/get_cycles", &asked).await;
+        assert_eq!(cycles["cycles"], 0);
+    }
+    // On an application subnet they pay.
+    let poor = create(&server, without_cycles(None)).await.unwrap();
+    let install = candid::encode_one(ic_management_canister_types::InstallCodeArgs {
+        mode: ic_management_canister_types::CanisterInstallMode::Install,
+        canister_id: poor,
+        wasm_module: module("counter-c.wasm"),
+        arg: vec![],
+        sender_canister_version: None,
+    });
+    let install = call(&[], "install_code", &install.unwrap());
+    let submitted = server.ok("/instances/0/update/submit_ingress_message", &install).await;
+    assert_eq!(submitted["Err"]["error_code"], "CanisterOutOfCycles", "{submitted}");
+}
+
+#[tokio::test]
+async fn allocations_of_several_gigabytes_follow_the_disk() {
+    let server = Server::start(&[]);
+    server.instance(&one_subnet()).await;
+    let with = |bytes: u64| Provisional {
+        amount: None,
+        specified_id: None,
+        settings: Some(ic_management_canister_types::CanisterSettings {
+            memory_allocation: Some(bytes.into()),
+            ..Default::default()
+        }),
+    };
+    create(&server, with(3 << 30)).await.unwrap();
+    let reject = create(&server, with(1 << 60)).await.unwrap_err();
+    let message = reject["reject_message"].as_str().unwrap();
+    assert!(message.contains("subnet.memory_capacity_bytes"), "{message}");
+}
+
+#[tokio::test]
+async fn the_dashboard_shows_the_canisters_of_an_instance() {
+    let server = Server::start(&[]);
+    let instance = server.instance(&one_subnet()).await;
+    server.deploy(instance, &module("counter-c.wasm")).await;
+    let path = format!("/instances/{instance}/_/dashboard");
+    let answer = server.send(Method::GET, &path, &[], None).await;
+    assert_eq!(answer.status(), StatusCode::OK);
+    assert_eq!(answer.headers()["content-type"], "text/html; charset=utf-8");
+    let policy = answer.headers()["content-security-policy"].to_str().unwrap();
+    assert!(policy.starts_with("default-src 'none'") && policy.contains("frame-ancestors 'none'"));
+    let page = answer.text().await.unwrap();
+    for text in ["lxzze-o7777-77777-aaaaa-cai", "Application", "running"] {
+        assert!(page.contains(text), "{text}: {page}");
+    }
+    let (status, _) = server.get("/instances/7/_/dashboard").await;
+    assert_eq!(status, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
 async fn an_instance_makes_progress_however_often_it_is_asked() {
     let server = Server::start(&[]);
     let instance = server.instance(&one_subnet()).await;
@@ -253,6 +460,12 @@ async fn a_folder_is_one_instances_at_a_time() {
         assert!(refusal.contains("another instance uses it"), "{refusal}");
     }
     assert_eq!(server.deleted(instance).await.0, StatusCode::OK);
+    let mut kept_files = std::fs::read_dir(kept.path()).unwrap().map(Result::unwrap).peekable();
+    assert!(kept_files.peek().is_some());
+    for file in kept_files {
+        let mode = file.metadata().unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode & 0o077, 0, "{} has mode {mode:o}", file.path().display());
+    }
     let instance = other.instance(&config).await;
     let path = format!("/instances/{instance}/read/get_cycles");
     other.ok(&path, &json!({"canister_id": base64(&FIRST)})).await;

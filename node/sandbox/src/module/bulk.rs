@@ -15,7 +15,10 @@
 //! ends outside. A trapping operation may have written its first half, which nobody sees, since a
 //! trap discards the message.
 
+
 use wasm_encoder::{BlockType, Function, Instruction as I, MemArg, ValType};
+
+use super::charge::{NOP, REPORT};
 
 /// Shortest and longest ranges that are written with ordinary stores.
 const SHORT_MIN: i32 = 4;
@@ -101,6 +104,7 @@ impl Guard {
             Bulk::Fill => (vec![address, ValType::I32, address], self.fill()),
             Bulk::Init(data_index) => {
                 let mut body = Function::new([]);
+                charge(&mut body);
                 body.instruction(&I::LocalGet(DST)).instruction(&I::LocalGet(LEN));
                 if address == ValType::I64 {
                     body.instruction(&I::I64ExtendI32U);
@@ -200,6 +204,7 @@ impl Guard {
     }
 
     fn report(&self, body: &mut Function) {
+        charge(body);
         body.instruction(&I::LocalGet(DST))
             .instruction(&I::LocalGet(LEN))
             .instruction(&I::Call(self.will_write));
@@ -230,6 +235,13 @@ impl Guard {
         }
         body.instruction(&I::End);
         body
+    }
+}
+
+/// Charges for the report.
+fn charge(body: &mut Function) {
+    for _ in 0..REPORT / NOP {
+        body.instruction(&I::Nop);
     }
 }
 

@@ -5,12 +5,36 @@ use thiserror::Error;
 /// Characters of a name out of a module that a message repeats.
 const NAME_CHARS_MAX: usize = 80;
 
+/// Where in a module validation found something that is not valid. The texts are fixed and the
+/// places follow from the order of the module's sections: a text of the validator would change with
+/// its version, and rejects are part of the state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum Part {
+    /// A section.
+    #[error("the {0} is not valid")]
+    Section(&'static str),
+    /// The body of a function.
+    #[error("function {0} is not valid (imported functions count)")]
+    Function(u32),
+    /// Bytes that cannot be read as a section.
+    #[error("what follows the {0} is cut off or not a section")]
+    After(&'static str),
+    /// Nothing but the place of the module in what was read so far.
+    #[error("the module cannot be read")]
+    Module,
+}
+
 /// A module that cannot be a canister.
+///
+/// No variant holds a text of a library.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ModuleError {
     /// The gzip stream is damaged.
-    #[error("the module starts like a gzip stream, but it cannot be unpacked: {0}")]
-    Gzip(String),
+    #[error(
+        "the module starts like a gzip stream, but it cannot be unpacked: the stream is damaged \
+         or cut off"
+    )]
+    Gzip,
     /// Neither gzip nor WebAssembly.
     #[error(
         "the module is not a WebAssembly binary: it must start with the magic number and version \
@@ -18,8 +42,11 @@ pub enum ModuleError {
     )]
     NotWasm,
     /// WebAssembly validation refused it.
-    #[error("WebAssembly validation failed: {0}")]
-    Invalid(String),
+    #[error(
+        "WebAssembly validation failed: {0}. Canisters have no threads, exceptions, garbage \
+         collection, custom page sizes, relaxed SIMD, and no second memory"
+    )]
+    Invalid(Part),
     /// More of something than a limit allows.
     #[error("{what}: {value}, but the limit `module.{limit_name}` is {limit}")]
     Limit {
@@ -107,8 +134,18 @@ pub enum ModuleError {
 }
 
 impl From<wasmparser::Error> for ModuleError {
-    fn from(error: wasmparser::Error) -> Self {
-        Self::Invalid(error.to_string())
+    fn from(_: wasmparser::Error) -> Self {
+        Self::Invalid(Part::Module)
+    }
+}
+
+impl ModuleError {
+    /// The same with its place, where it had none.
+    pub(super) fn at(self, part: Part) -> Self {
+        match self {
+            Self::Invalid(Part::Module) => Self::Invalid(part),
+            error => error,
+        }
     }
 }
 

@@ -13,18 +13,25 @@
 //!
 //! Bulk operations on memory become calls of added functions, see `bulk.rs`. An operation is one
 //! instruction before and after, so control flow stays as it was.
+//!
+//! A `nop` of the module is left out; those of the new module are charges, see `charge.rs`.
+
+use std::collections::BTreeMap;
 
 use limits::ModuleLimits;
 use wasm_encoder::reencode::{self, Reencode, utils};
 use wasm_encoder::{
     CodeSection, DataCountSection, DataSection, ElementSection, Elements, Encode, EntityType,
     ExportKind, ExportSection, Function, FunctionSection, GlobalSection, ImportSection,
-    Instruction, MemorySection, MemoryType, Module, TableSection, TypeSection, ValType,
+    Instruction, MemorySection, MemoryType, Module, NameMap, NameSection, TableSection,
+    TypeSection, ValType,
 };
 use wasmparser::{DataKind, Operator, Parser, Payload};
 
 use super::bulk::{ActiveSegment, Bulk, Guard};
-use super::error::ModuleError;
+use super::charge::{Signatures, charges};
+use super::error::{ModuleError, Part};
+use super::names;
 use super::validate::{Shape, Validated};
 use super::{
     INIT_MEMORY, MEMORY, RUNTIME_MODULE, START, TABLE, WILL_WRITE, features, global_export,
@@ -71,6 +78,9 @@ struct Sections {
     data: DataSection,
     /// Offset and length of the segments that were active, by index.
     active: Vec<ActiveSegment>,
+    /// Names of the module's functions, by their index in the module; of the first section that
+    /// has any.
+    names: Option<BTreeMap<u32, String>>,
 }
 
 impl Sections {
@@ -83,12 +93,17 @@ impl Sections {
     ) -> Result<(), ModuleError> {
         match payload {
             Payload::TypeSection(section) => {
+                rewriter.signatures.types(&section)?;
                 rewriter.parse_type_section(&mut self.types, section).map_err(failed)?
             }
             Payload::ImportSection(section) => {
+                rewriter.signatures.imports(&section)?;
                 rewriter.parse_import_section(&mut self.imports, section).map_err(failed)?
             }
             Payload::FunctionSection(section) => {
+                for ty in section.clone() {
+                    rewriter.signatures.function(ty?);
+                }
                 rewriter.parse_function_section(&mut self.functions, section).map_err(failed)?
             }
             Payload::TableSection(section) => self.tables(rewriter, shape, limits, section)?,
@@ -123,7 +138,13 @@ impl Sections {
                     self.data.passive(data.data.iter().copied());
                 }
             }
-            // Exports are made anew, the start section and custom sections are left out.
+            Payload::CustomSection(section)
+                if section.name() == names::SECTION && self.names.is_none() =>
+            {
+                let functions = shape.imported_functions.saturating_add(shape.defined_functions);
+                self.names = Some(names::function_names(section.data_reader(), functions));
+            }
+            // Exports are made anew, the start section and other custom sections are left out.
             _ => {}
         }
         Ok(())
@@ -211,10 +232,28 @@ impl Sections {
         if !self.data.is_empty() {
             self.data.passive([]);
         }
-        Ok(self.assemble(&exports))
+        let names = self.names(&rewriter, added.functions);
+        Ok(self.assemble(&exports, &names))
     }
 
-    fn assemble(self, exports: &ExportSection) -> Vec<u8> {
+    /// Names of the functions of the new module, of which there are so many.
+    fn names(&self, rewriter: &Rewriter<'_>, functions: u32) -> NameMap {
+        let mut map = NameMap::new();
+        let Some(names) = self.names.as_ref().filter(|names| !names.is_empty()) else {
+            return map;
+        };
+        for (function, name) in names {
+            map.append(rewriter.moved(*function), name);
+        }
+        let own =
+            rewriter.shape.imported_functions + rewriter.shift + rewriter.shape.defined_functions;
+        for added in own..functions {
+            map.append(added, "");
+        }
+        map
+    }
+
+    fn assemble(self, exports: &ExportSection, names: &NameMap) -> Vec<u8> {
         let mut module = Module::new();
         module
             .section(&self.types)
@@ -230,6 +269,11 @@ impl Sections {
             module.section(&DataCountSection { count: self.data.len() });
         }
         module.section(&self.code).section(&self.data);
+        if !names.is_empty() {
+            let mut section = NameSection::new();
+            section.functions(names);
+            module.section(&section);
+        }
         module.finish()
     }
 }
@@ -266,6 +310,7 @@ struct Rewriter<'a> {
     shape: &'a Shape,
     /// How far defined functions move up: 1 if `thimble.will_write` is imported.
     shift: u32,
+    signatures: Signatures,
     /// Bulk operations that occur; the `n`th is the `n`th added function.
     bulk: Vec<Bulk>,
     /// For each data segment its place in `bulk`, offset by one; 0 is none.
@@ -281,6 +326,7 @@ impl<'a> Rewriter<'a> {
         Self {
             shape,
             shift: u32::from(shape.memory.is_some()),
+            signatures: Signatures::default(),
             bulk: Vec::new(),
             init_place: vec![0; segments],
             copy_place: 0,
@@ -339,6 +385,33 @@ impl Reencode for Rewriter<'_> {
         Ok(self.segment(data))
     }
 
+    fn parse_function_body(
+        &mut self,
+        code: &mut CodeSection,
+        body: wasmparser::FunctionBody<'_>,
+    ) -> Result<(), reencode::Error<Self::Error>> {
+        let mut charges = charges(&body, &self.signatures)?.into_iter().peekable();
+        let mut function = self.new_function_with_parsed_locals(&body)?;
+        let mut reader = body.get_operators_reader()?;
+        let mut at = 0;
+        while !reader.eof() {
+            while let Some(charge) = charges.next_if(|charge| charge.before == at) {
+                for _ in 0..charge.nops {
+                    function.instruction(&Instruction::Nop);
+                }
+            }
+            match reader.read()? {
+                Operator::Nop => {}
+                operator => {
+                    function.instruction(&self.instruction(operator)?);
+                }
+            }
+            at += 1;
+        }
+        code.function(&function);
+        Ok(())
+    }
+
     fn instruction<'a>(
         &mut self,
         operator: Operator<'a>,
@@ -362,8 +435,8 @@ fn bounded(mut memory: MemoryType, limits: &ModuleLimits) -> MemoryType {
     memory
 }
 
-fn failed(error: reencode::Error<std::convert::Infallible>) -> ModuleError {
-    ModuleError::Invalid(error.to_string())
+fn failed(_: reencode::Error<std::convert::Infallible>) -> ModuleError {
+    ModuleError::Invalid(Part::Module)
 }
 
 #[cfg(test)]

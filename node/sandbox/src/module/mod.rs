@@ -25,14 +25,20 @@
 //!   where instantiation would have,
 //! - its mutable globals, in index order, as [`global_export`]`(0)`, `global_export(1)` ...
 //!
+//! Its functions have the names that the module's section `name` gives them, bounded and demangled
+//! ([`names`]); functions that were added have an empty name, so that a backtrace can leave them
+//! out. A module without names has none.
+//!
 //! Other exports of the canister are dropped, so no name of a canister can clash with these.
 //! Element segments stay active: every instance begins with the table the module describes.
 
 mod bulk;
+mod charge;
 mod entry;
 mod error;
 mod imports;
 mod instrument;
+mod names;
 #[cfg(test)]
 pub(crate) mod testing;
 mod unpack;
@@ -41,16 +47,18 @@ mod weight;
 
 use limits::ModuleLimits;
 
+pub(crate) use charge::NOP;
 pub use error::ModuleError;
 pub use imports::{IC0_FUNCTIONS, Ic0Function, Word, ic0_function};
 pub use instrument::instrument;
+pub(crate) use names::NAME_BYTES_MAX;
 pub(crate) use unpack::check_uploaded_bytes;
 pub use unpack::{HEAD_BYTES, unpack, unpacked_bytes_max};
 pub use validate::{Validated, validate};
 
 /// Counts changes to what modules weigh (`weight.rs`) and to any other rule by which one is
 /// refused: nodes that judge modules differently must not be in one subnet.
-pub const RULES_VERSION: u32 = 2;
+pub const RULES_VERSION: u32 = 3;
 
 /// The whole path: what was uploaded in; what to compile, what was found out, and the size of the
 /// unpacked module out.

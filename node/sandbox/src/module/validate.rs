@@ -18,7 +18,7 @@ use wasmparser::{
 };
 
 use super::entry::{ExportName, MethodKind, export_name};
-use super::error::{ModuleError, shown, within};
+use super::error::{ModuleError, Part, shown, within};
 use super::features;
 use super::imports::{Ic0Function, ic0_function};
 use super::weight::{self, Weigher};
@@ -77,22 +77,80 @@ pub fn validate(wasm: &[u8], limits: &ModuleLimits) -> Result<Validated, ModuleE
     let mut parser = Parser::new(0);
     parser.set_features(features());
     let mut validator = Validator::new_with_features(features());
-    let mut allocations = FuncValidatorAllocations::default();
+    let mut allocations_of_functions = FuncValidatorAllocations::default();
+    let mut place = Place::default();
     for payload in parser.parse_all(wasm) {
-        let payload = payload?;
-        pass.count(&payload)?;
-        match validator.payload(&payload)? {
-            ValidPayload::Func(function, body) => {
-                let mut function = function.into_validator(allocations);
-                pass.function(&mut function, &body)?;
-                allocations = function.into_allocations();
+        let payload = payload.map_err(|error| ModuleError::from(error).at(place.after()))?;
+        place.enter(&payload, pass.shape.imported_functions);
+        let mut judge = || -> Result<(), ModuleError> {
+            pass.count(&payload)?;
+            match validator.payload(&payload)? {
+                ValidPayload::Func(function, body) => {
+                    let allocations = std::mem::take(&mut allocations_of_functions);
+                    let mut function = function.into_validator(allocations);
+                    pass.function(&mut function, &body)?;
+                    allocations_of_functions = function.into_allocations();
+                }
+                ValidPayload::Ok | ValidPayload::End(_) => {}
+                ValidPayload::Parser(_) => return Err(ModuleError::NotWasm),
             }
-            ValidPayload::Ok | ValidPayload::End(_) => {}
-            ValidPayload::Parser(_) => return Err(ModuleError::NotWasm),
-        }
-        pass.gather(&payload)?;
+            pass.gather(&payload)
+        };
+        judge().map_err(|error| error.at(place.part))?;
     }
     pass.finish(wasm.len() as u64)
+}
+
+/// Which part of a module is read.
+struct Place {
+    section: &'static str,
+    part: Part,
+    /// Bodies of functions so far.
+    bodies: u32,
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self { section: "header", part: Part::Section("header"), bodies: 0 }
+    }
+}
+
+impl Place {
+    fn enter(&mut self, payload: &Payload<'_>, imported_functions: u32) {
+        if matches!(payload, Payload::CodeSectionEntry(_)) {
+            self.part = Part::Function(imported_functions.saturating_add(self.bodies));
+            self.bodies = self.bodies.saturating_add(1);
+            return;
+        }
+        self.section = match payload {
+            Payload::TypeSection(_) => "type section",
+            Payload::ImportSection(_) => "import section",
+            Payload::FunctionSection(_) => "function section",
+            Payload::TableSection(_) => "table section",
+            Payload::MemorySection(_) => "memory section",
+            Payload::GlobalSection(_) => "global section",
+            Payload::ExportSection(_) => "export section",
+            Payload::StartSection { .. } => "start section",
+            Payload::ElementSection(_) => "element section",
+            Payload::DataCountSection { .. } => "data count section",
+            Payload::DataSection(_) => "data section",
+            Payload::CodeSectionStart { .. } => "code section",
+            Payload::CustomSection(_) => "custom section",
+            Payload::Version { .. } => "header",
+            Payload::End(_) => "last section",
+            Payload::TagSection(_) => "tag section",
+            _ => "unknown section",
+        };
+        self.part = Part::Section(self.section);
+    }
+
+    fn after(&self) -> Part {
+        match self.part {
+            // The body after the last that could be read.
+            Part::Function(function) => Part::Function(function.saturating_add(1)),
+            _ => Part::After(self.section),
+        }
+    }
 }
 
 /// State of the pass.
@@ -484,7 +542,7 @@ impl<'a> Pass<'a> {
             self.limits.function_weight,
             weight,
         )?;
-        self.add(weight::FUNCTION + words / weight::WORDS_PER_UNIT + kept)
+        self.add(weight::KEPT_FUNCTION + words / weight::WORDS_PER_UNIT + kept)
     }
 
     fn import(&mut self, import: Import<'_>) -> Result<(), ModuleError> {
@@ -504,7 +562,7 @@ impl<'a> Pass<'a> {
             return Err(ModuleError::UnknownImport { name: shown(import.name), width: 32 });
         };
         // Code by which the module calls it, beside the records of its name and type.
-        self.add(weight::FUNCTION)?;
+        self.add(weight::KEPT_FUNCTION)?;
         self.imports.push((function, ty));
         self.functions.push(ty);
         self.shape.imported_functions += 1;

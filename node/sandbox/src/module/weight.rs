@@ -16,7 +16,8 @@
 //!
 //! - an instruction weighs what [`Weigher::instruction`] says;
 //! - a function weighs [`FUNCTION`] for its own tables and the code that enters it, and [`WORD`]
-//!   for each parameter and result; so does each of its calls for the callee's;
+//!   for each parameter and result; so does each of its calls for the callee's; it leaves
+//!   [`KEPT_FUNCTION`] behind;
 //! - a local weighs 1;
 //! - an **edge** is a way from one straight run of code to another. The code generator keeps
 //!   account, for each, of what is alive: an edge weighs [`EDGE`] and one more for every
@@ -24,8 +25,16 @@
 
 use wasmparser::Operator as O;
 
-/// Units of a function as such, imported ones included: its symbol and its tables.
+/// Units of a function as such, while its code is generated: its symbol and its tables.
 pub(super) const FUNCTION: u64 = 21;
+
+/// Units that a function, imported ones included, leaves behind until the artefact is written. An
+/// empty one was measured to leave 24, in a file that the kernel can write back. Fewer are counted,
+/// so that 50,000 functions, as many as a module may have, are accepted in every budget: 14 x
+/// 50,000 is less than the smallest `module.weight`. What is not counted is at most 10 x 50,000
+/// units, 122 MiB, which the file has room for: it is twice `sandbox.compile_memory_bytes`. Their
+/// anonymous memory is 3 MiB of the 4 MiB of `sandbox.compile_anonymous_bytes`.
+pub(super) const KEPT_FUNCTION: u64 = 14;
 
 /// Units of a function that the host or a table can reach: code in between for each direction.
 pub(super) const REACHABLE: u64 = 40;

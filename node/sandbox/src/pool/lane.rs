@@ -52,6 +52,16 @@ const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a message may take besides its instructions.
 const GRACE: Duration = Duration::from_secs(30);
 
+/// A time limit that follows from a deadline is a multiple of this. Changing a limit is a system
+/// call: most queries begin with the same. It is not zero, which the system takes for no limit.
+const TIMEOUT_STEP: Duration = Duration::from_millis(50);
+
+fn rounded_up(left: Duration) -> Duration {
+    let step = TIMEOUT_STEP.as_millis();
+    let steps = left.as_millis().div_ceil(step).max(1);
+    TIMEOUT_STEP.saturating_mul(u32::try_from(steps).unwrap_or(u32::MAX))
+}
+
 /// Far below what any machine executes: only a worker that hangs is slower.
 const INSTRUCTIONS_PER_SECOND: u64 = 20_000_000;
 
@@ -102,6 +112,21 @@ pub(super) enum WorkerError {
     /// The composite query to continue is not kept by this worker.
     #[error("the composite query is no longer kept: its worker was restarted")]
     NotKept,
+    /// The deadline of the message passed while it ran.
+    #[error("the message ran until its deadline")]
+    Overdue,
+    /// The artefact of the module is not in the cache, and the message has a deadline.
+    #[error("the module has to be compiled first")]
+    Unprepared,
+}
+
+/// How long a message may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum TimeLimit {
+    /// As many times the limit that only a hanging worker reaches.
+    Hanging(u32),
+    /// Until then: for queries, whose outcome no other node has to reproduce.
+    Until(Instant),
 }
 
 impl WorkerError {
@@ -118,7 +143,7 @@ impl WorkerError {
 
     /// Whether the worker can be used further.
     pub(super) fn worker_is_well(&self) -> bool {
-        matches!(self, Self::Artefact(_) | Self::Memory(_) | Self::NotKept)
+        matches!(self, Self::Artefact(_) | Self::Memory(_) | Self::NotKept | Self::Unprepared)
     }
 }
 
@@ -218,9 +243,8 @@ impl Worker {
     }
 
     /// Runs one message, to its end or as far as it is granted. `settle` says of heap and stable
-    /// memory whether another worker appended to it since this one did; `timeout_factor` times the
-    /// usual limit is what it may take. A worker whose message is paused takes no other order than
-    /// [`Self::resume`].
+    /// memory whether another worker appended to it since this one did. A worker whose message is
+    /// paused takes no other order than [`Self::resume`].
     pub(super) fn execute(
         &mut self,
         request: &Request,
@@ -228,27 +252,37 @@ impl Worker {
         preparer: &Preparer,
         globals_max: usize,
         settle: [bool; 2],
-        timeout_factor: u32,
+        time: TimeLimit,
     ) -> Result<Executed, WorkerError> {
         self.messages += 1;
         if request.keep_token.is_some_and(|token| !self.kept.contains_key(&token)) {
             return Err(WorkerError::NotKept);
         }
-        self.expect(request, grant, 0, timeout_factor)?;
         for _ in 0..2 {
+            self.expect(request, grant, 0, time)?;
             let now = Instant::now();
             let keep_as = (request.keep_token.is_none()
                 && !request.context.replicated
                 && self.kept.len() < KEPT_MAX)
                 .then_some(self.next_token);
-            if let Err(error) = self.order(request, grant, preparer, keep_as, settle, now) {
+            let ordered = self
+                .artefact(&request.module, preparer, time)
+                .and_then(|artefact| self.order(request, grant, artefact, keep_as, settle, now));
+            if let Err(error) = ordered {
                 // It was not told that another worker wrote to a memory, and would not be told
                 // again: what it has mapped is not to be trusted.
                 self.forget([request.heap.layout.id, request.stable.layout.id]);
                 return Err(error);
             }
-            let (report, _) =
-                self.channel.receive::<Report>(verdict::outcome_bytes_max(request))?;
+            let received = self.channel.receive::<Report>(verdict::outcome_bytes_max(request));
+            let (report, _) = received.map_err(|error| match (error, time) {
+                (IpcError::TimedOut(_), TimeLimit::Until(deadline))
+                    if deadline <= Instant::now() =>
+                {
+                    WorkerError::Overdue
+                }
+                (error, _) => error.into(),
+            })?;
             match report {
                 Report::Outcome(outcome) => {
                     verdict::check(request, &outcome, globals_max, keep_as)
@@ -285,7 +319,7 @@ impl Worker {
         globals_max: usize,
         timeout_factor: u32,
     ) -> Result<Executed, WorkerError> {
-        self.expect(request, Some(grant), granted, timeout_factor)?;
+        self.expect(request, Some(grant), granted, TimeLimit::Hanging(timeout_factor))?;
         let mut files: Vec<Arc<File>> = Vec::new();
         let mut append = |mount: &Mount| {
             mount.append.as_ref().map(|append| {
@@ -350,26 +384,48 @@ impl Worker {
         request: &Request,
         grant: Option<&Grant>,
         granted: u64,
-        timeout_factor: u32,
+        time: TimeLimit,
     ) -> Result<(), WorkerError> {
         self.accompany();
-        let limit = time_limit(&request.limits, grant, granted).saturating_mul(timeout_factor);
+        let limit = match time {
+            TimeLimit::Hanging(factor) => {
+                time_limit(&request.limits, grant, granted).saturating_mul(factor)
+            }
+            TimeLimit::Until(deadline) => {
+                rounded_up(deadline.saturating_duration_since(Instant::now()))
+            }
+        };
         Ok(self.channel.set_timeout(Some(limit))?)
+    }
+
+    /// The artefact, if the worker has to be sent it.
+    fn artefact(
+        &self,
+        module: &ModuleHash,
+        preparer: &Preparer,
+        time: TimeLimit,
+    ) -> Result<Option<File>, WorkerError> {
+        if self.modules.contains_key(module) {
+            return Ok(None);
+        }
+        match time {
+            TimeLimit::Hanging(_) => Ok(Some(preparer.open_artefact(module)?)),
+            TimeLimit::Until(_) => {
+                // A compilation would outlast the deadline, and this lane would wait for it.
+                preparer.cached_artefact(module)?.ok_or(WorkerError::Unprepared).map(Some)
+            }
+        }
     }
 
     fn order(
         &mut self,
         request: &Request,
         grant: Option<&Grant>,
-        preparer: &Preparer,
+        artefact: Option<File>,
         keep_as: Option<u64>,
         settle: [bool; 2],
         now: Instant,
     ) -> Result<(), WorkerError> {
-        let artefact = match self.modules.contains_key(&request.module) {
-            true => None,
-            false => Some(preparer.open_artefact(&request.module)?),
-        };
         let mut files = Files::default();
         let has_artefact = artefact.is_some();
         files.owned.extend(artefact.map(Arc::new));
@@ -668,6 +724,14 @@ mod tests {
 
     use super::*;
     use crate::SlicedName;
+
+    #[test]
+    fn time_left_is_rounded_up_to_a_step_that_is_not_zero() {
+        for (left, expected) in [(0, 50), (1, 50), (50, 50), (51, 100), (9_999, 10_000)] {
+            let rounded = rounded_up(Duration::from_millis(left));
+            assert_eq!(rounded, Duration::from_millis(expected), "{left}");
+        }
+    }
 
     #[test]
     fn a_slice_may_take_as_long_however_many_came_before() {

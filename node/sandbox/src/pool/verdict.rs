@@ -14,7 +14,10 @@ use ic_principal::Principal;
 use pages::{PAGE_BYTES, Run};
 use state::CyclesTotal;
 
-use crate::{Call, Changes, Entry, Global, Grant, Mount, Outcome, Progress, Request, Response};
+use crate::{
+    BACKTRACE_BYTES_MAX, Call, Changes, Entry, Global, Grant, Mount, Outcome, Progress, Request,
+    Response,
+};
 
 const WASM_PAGE_BYTES: u64 = 64 << 10;
 
@@ -57,6 +60,7 @@ pub(crate) fn check(
     match &outcome.result {
         Err(trap) => {
             ensure(trap.reject.message.len() <= TRAP_TEXT_BYTES, "a trap text beyond its bound")?;
+            ensure(trap.backtrace.len() <= BACKTRACE_BYTES_MAX, "a backtrace beyond its bound")?;
             ensure(
                 outcome.changes.is_none() && outcome.query_calls.is_empty(),
                 "changes of a message that failed",
@@ -582,9 +586,13 @@ mod tests {
                 message: "x".repeat(bytes),
                 error_code: ErrorCode(502),
             },
+            backtrace: String::new(),
         };
+        let traced = |bytes| Trap { backtrace: "x".repeat(bytes), ..trap(10) };
         let failed = |trap| Outcome { changes: None, result: Err(trap), ..honest() };
         assert_eq!(check(&request(), &failed(trap(10)), 10, None), Ok(()));
+        let longest = failed(traced(BACKTRACE_BYTES_MAX));
+        assert_eq!(check(&request(), &longest, 10, None), Ok(()));
         let lies: Vec<(&str, Outcome)> = vec![
             ("instructions", Outcome { instructions: 1001, ..honest() }),
             ("a long log", Outcome { log: vec![ByteBuf::from([0; 101])], ..honest() }),
@@ -598,6 +606,7 @@ mod tests {
             ("no changes", Outcome { changes: None, ..honest() }),
             ("changes of a failure", Outcome { result: Err(trap(10)), ..honest() }),
             ("a long trap", failed(trap(TRAP_TEXT_BYTES + 1))),
+            ("a long backtrace", failed(traced(BACKTRACE_BYTES_MAX + 1))),
             ("kept", Outcome { keep_token: Some(1), ..honest() }),
             ("query calls", Outcome { query_calls: vec![call()], ..honest() }),
         ];

@@ -99,9 +99,8 @@ impl Host {
             )));
         }
         let bytes = self.read_heap(function, src, size)?;
-        Principal::try_from_slice(bytes).map_err(|error| {
-            Failure::contract(&format!("ic0.{function}: not a principal: {error}"))
-        })
+        Principal::try_from_slice(bytes)
+            .map_err(|_| Failure::contract(&format!("ic0.{function}: not a principal")))
     }
 
     pub(super) fn call_on_cleanup(&mut self, fun: u64, env: u64) -> Result<(), Failure> {

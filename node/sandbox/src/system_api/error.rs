@@ -7,6 +7,13 @@
 use state::{ErrorCode, Reject, RejectCode};
 
 use super::contexts::Context;
+use crate::Trap;
+
+/// WebAssembly trapped.
+const TRAPPED: u16 = 502;
+
+/// The canister called `ic0.trap`.
+const CALLED_TRAP: u16 = 503;
 
 /// A failure of the canister. Travels through wasmtime as an error and ends the message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -18,25 +25,43 @@ pub(crate) struct Failure {
     pub(crate) message: String,
     /// For the canister's log.
     pub(crate) logged: String,
+    /// Which functions were being called: for the log, and for callers who may read it. Empty where
+    /// there is none.
+    pub(crate) backtrace: String,
 }
 
 impl Failure {
     fn new(code: u16, message: String) -> Self {
         let logged = format!("[TRAP]: {message}");
-        Self { code, message, logged }
+        Self { code, message, logged, backtrace: String::new() }
     }
 
     /// A WebAssembly trap.
     pub(crate) fn trapped(what: &str) -> Self {
-        Self::new(502, format!("Canister trapped: {what}"))
+        Self {
+            logged: format!("[TRAP]: {what}"),
+            ..Self::new(TRAPPED, format!("Canister trapped: {what}"))
+        }
     }
 
     /// The canister called `ic0.trap` with this text (`IC0503`).
     pub(crate) fn called_trap(text: &str) -> Self {
         Self {
-            logged: format!("[TRAP]: {text}"),
-            ..Self::new(503, format!("Canister called `ic0.trap` with message: '{text}'"))
+            logged: format!("[TRAP]: {}", if text.is_empty() { "(no message)" } else { text }),
+            ..Self::new(CALLED_TRAP, format!("Canister called `ic0.trap` with message: '{text}'"))
         }
+    }
+
+    /// Adds where it happened. As on the public network, only traps have that.
+    pub(crate) fn with_backtrace(mut self, backtrace: impl FnOnce() -> String) -> Self {
+        if matches!(self.code, TRAPPED | CALLED_TRAP) {
+            self.backtrace = backtrace();
+            if !self.backtrace.is_empty() {
+                self.logged.push('\n');
+                self.logged.push_str(&self.backtrace);
+            }
+        }
+        self
     }
 
     /// A rule of the System API broken.
@@ -60,8 +85,8 @@ impl Failure {
     /// An address range outside stable memory.
     pub(crate) fn stable_bounds(function: &str, at: u64, size: u64, memory_bytes: u64) -> Self {
         Self::trapped(&format!(
-            "ic0.{function}: {size} bytes at {at} are outside the stable memory of {memory_bytes} \
-             bytes"
+            "stable memory out of bounds (ic0.{function}: {size} bytes at {at}, the stable memory \
+             has {memory_bytes} bytes)"
         ))
     }
 
@@ -129,12 +154,13 @@ impl Failure {
     }
 
     /// As its caller sees it.
-    pub(crate) fn reject(self) -> Reject {
-        Reject {
+    pub(crate) fn trap(self) -> Trap {
+        let reject = Reject {
             code: RejectCode::CanisterError,
             message: self.message,
             error_code: ErrorCode(self.code),
-        }
+        };
+        Trap { reject, backtrace: self.backtrace }
     }
 }
 

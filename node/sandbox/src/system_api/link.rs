@@ -6,7 +6,7 @@
 use wasmtime::{Caller, Engine, Linker, WasmTy};
 
 use super::{
-    Failure, Host,
+    CALL_INSTRUCTIONS, Failure, Host,
     calls::NewCall,
     contexts::{Contexts, permitted},
     cycles::{Scheme, amount},
@@ -55,22 +55,40 @@ impl Word for u64 {
     }
 }
 
+/// Instructions of a call of `function`, for what it does whatever its arguments are.
+fn price(function: &str) -> u64 {
+    CALL_INSTRUCTIONS
+        + match function {
+            // Opens part of the memory: a system call of the worker.
+            "stable_grow" | "stable64_grow" => 2_000,
+            // Makes or takes up a call of its own, with its texts.
+            "call_new" | "call_perform" => 1_000,
+            _ => 0,
+        }
+}
+
 /// Runs one function of the system: charges for the call, checks that it may be called from here,
 /// keeps fuel in step.
 fn enter<R>(
     caller: &mut Caller<'_, Host>,
     function: &str,
-    contexts: Contexts,
+    (contexts, price): (Contexts, u64),
     act: impl FnOnce(&mut Host) -> Result<R, Failure>,
 ) -> wasmtime::Result<R> {
     let fuel = caller.get_fuel()?;
     let host = caller.data_mut();
     host.fuel = fuel;
-    let mut result = host.charge(super::CALL_INSTRUCTIONS);
+    // Pages are counted when they are touched and charged when the system looks.
+    let pages = host.heap.take_uncharged();
+    let mut result = host.charge(price.saturating_add(pages));
     if result.is_ok() && !host.mode.among(contexts) {
         result = Err(Failure::forbidden(function, host.mode));
     }
     let mut result = result.and_then(|()| act(host));
+    if result.is_ok() {
+        let pages = host.heap.take_uncharged();
+        result = result.and_then(|done| host.charge(pages).map(|()| done));
+    }
     if let Some(pacer) = host.pacer.as_ref().filter(|_| result.is_ok()) {
         let used = host.limits.instructions.saturating_sub(host.fuel);
         let paced = pacer.called(used);
@@ -100,9 +118,10 @@ fn look_at_count(caller: &mut Caller<'_, Host>, bytes: u64) -> wasmtime::Result<
 macro_rules! functions {
     ($linker:ident: $($name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)? = |$host:ident| $body:expr;)*) => {$({
         let contexts = permitted(stringify!($name)).ok_or_else(|| wasmtime::Error::msg(concat!("no permissions for ic0.", stringify!($name))))?;
+        let price = price(stringify!($name));
         $linker.func_wrap(IC0, stringify!($name), move |mut caller: Caller<'_, Host>, $($arg: $type),*| {
             $(let $arg = $arg.wide();)*
-            let result = enter(&mut caller, stringify!($name), contexts, |$host: &mut Host| $body);
+            let result = enter(&mut caller, stringify!($name), (contexts, price), |$host: &mut Host| $body);
             functions!(@result result $(, $result)?)
         })?;
     })*};

@@ -1,7 +1,7 @@
 //! Stable memory, and the growth of both memories.
 
-use super::{DIRTY_PAGE_INSTRUCTIONS, Failure, Host};
-use crate::worker::StableRefused;
+use super::{DIRTY_PAGE_INSTRUCTIONS, Failure, Host, STABLE_PAGE_INSTRUCTIONS};
+use crate::worker::{Stable, StableRefused};
 
 /// A page of WebAssembly.
 const WASM_PAGE_BYTES: u64 = 64 << 10;
@@ -11,6 +11,12 @@ pub(super) const ADDRESS32_BYTES: u64 = 1 << 32;
 
 /// What a function that grows memory returns when it cannot.
 pub(super) const CANNOT_GROW: i64 = -1;
+
+/// Instructions for the pages of stable memory that a message accessed and wrote so far.
+fn pages_price(stable: &Stable) -> u64 {
+    let accessed = stable.accessed_pages().saturating_mul(STABLE_PAGE_INSTRUCTIONS);
+    accessed.saturating_add(stable.dirty_pages().saturating_mul(DIRTY_PAGE_INSTRUCTIONS))
+}
 
 impl Host {
     /// Traps when stable memory is larger than the 32-bit functions can address.
@@ -82,12 +88,12 @@ impl Host {
         self.stable_range(function, offset, size)?;
         let range = self.heap_range(function, src, size)?;
         let mut stable = self.stable();
-        let before = stable.dirty_pages();
+        let before = pages_price(&stable);
         let written = stable.write(offset, self.heap.read(range));
-        let pages = stable.dirty_pages() - before;
+        let price = pages_price(&stable) - before;
         drop(stable);
         written.map_err(|refused| self.stable_refused(refused))?;
-        self.charge(pages.saturating_mul(DIRTY_PAGE_INSTRUCTIONS))
+        self.charge(price)
     }
 
     pub(super) fn stable_read(
@@ -100,10 +106,16 @@ impl Host {
         let from = self.stable_range(function, offset, size)?;
         self.heap_range(function, dst, size)?;
         let heap = self.heap.clone();
-        match self.stable().read(from) {
-            Ok(bytes) => heap.write(dst, bytes).map_err(|refused| self.write_refused(refused)),
-            Err(refused) => Err(self.stable_refused(refused)),
+        let mut stable = self.stable();
+        let before = pages_price(&stable);
+        let read = stable.read(from).map(|bytes| heap.write(dst, bytes));
+        let price = pages_price(&stable) - before;
+        drop(stable);
+        match read {
+            Ok(written) => written.map_err(|refused| self.write_refused(refused))?,
+            Err(refused) => return Err(self.stable_refused(refused)),
         }
+        self.charge(price)
     }
 
     /// Whether the heap may grow from `before` to `after` bytes. What must end the message is an

@@ -46,11 +46,18 @@ use crate::{
 };
 
 /// Instructions of every call into the system, whatever it does.
-const CALL_INSTRUCTIONS: u64 = 100;
+const CALL_INSTRUCTIONS: u64 = 150;
 
-/// Instructions for the first write to a page: a fault, two system calls and a copy take about as
-/// long.
-pub(crate) const DIRTY_PAGE_INSTRUCTIONS: u64 = 5_000;
+/// Instructions for the first write to a page: a fault, system calls, a copy, and its way to the
+/// disk.
+pub(crate) const DIRTY_PAGE_INSTRUCTIONS: u64 = 12_000;
+
+/// Instructions for the first access to a Wasm page of the heap: a fault, two system calls, and up
+/// to 16 pages that the kernel maps.
+pub(crate) const TOUCHED_WASM_PAGE_INSTRUCTIONS: u64 = 40_000;
+
+/// Instructions for the first access to a page of stable memory, which the kernel maps.
+const STABLE_PAGE_INSTRUCTIONS: u64 = 7_000;
 
 /// Payloads of the largest size that one message may hold at once, over its reply and all its
 /// calls.

@@ -16,6 +16,13 @@
 //! cap of `c` pages the stretches stay below `2 * STRETCHES_PER_PAGE + c / 256`, which leaves room
 //! for what else a worker maps.
 //!
+//! # Pages that are touched
+//!
+//! The first access to each Wasm page of a heap has a price too: the kernel maps the pages that it
+//! reads, and may read them from a disk. So the whole heap is inaccessible when a message begins, and
+//! a second tracker ([`Tracker::touched`]) counts Wasm pages as they are opened, in the same way and
+//! with fewer stretches: `2 * STRETCHES_PER_WASM_PAGE` and one for each 16 MiB.
+//!
 //! Stable memory is never protected, so there every page is counted by itself ([`Tracker::mark`]).
 //!
 //! # Pages of a paused message
@@ -36,8 +43,11 @@ use std::ops::Range;
 
 use super::bits::Bits;
 
-/// Stretches up to which a fault unprotects a single page.
+/// Stretches of written pages up to which a fault unprotects a single page.
 pub(crate) const STRETCHES_PER_PAGE: u64 = 8192;
+
+/// Stretches of Wasm pages that were touched up to which a fault opens a single one.
+const STRETCHES_PER_WASM_PAGE: u64 = 512;
 
 /// Writes to spilled pages up to which a fault unprotects a single one.
 const TOUCHES_OF_A_PAGE: usize = 2048;
@@ -58,6 +68,8 @@ pub(crate) struct Tracker {
     pages_max: u64,
     /// Stretches of adjacent marked pages.
     stretches: u64,
+    /// Stretches up to which [`Self::open`] marks single pages.
+    stretches_per_page: u64,
     /// Marked, spilled, and not written since; there are none where nothing was spilled.
     spilled: Bits,
     is_sparse: bool,
@@ -82,11 +94,18 @@ impl Tracker {
             pages: 0,
             pages_max: 0,
             stretches: 0,
+            stretches_per_page: STRETCHES_PER_PAGE,
             spilled: Bits::new(0, is_sparse),
             is_sparse,
             spilled_marks: 0,
             touched: Vec::new(),
         }
+    }
+
+    /// Of the Wasm pages of a heap that a message touched: those that are accessible. What this
+    /// module says of a page is then about a Wasm page.
+    pub(crate) fn touched() -> Self {
+        Self { stretches_per_page: STRETCHES_PER_WASM_PAGE, ..Self::new(false) }
     }
 
     /// Prepares for an execution over a memory of at most `memory_pages` that may write
@@ -174,7 +193,7 @@ impl Tracker {
         memory_pages: u64,
         fresh: impl FnMut(Range<u64>),
     ) -> Result<(), CapReached> {
-        let granule = match self.stretches / STRETCHES_PER_PAGE {
+        let granule = match self.stretches / self.stretches_per_page {
             0 => 1,
             1 => 16,
             _ => 256,

@@ -39,7 +39,16 @@ use super::{
     dirty::{CapReached, Tracker},
     mapping::Mapping,
 };
-use crate::engine::{HEAP_GUARD_BYTES, HEAP_RESERVATION_BYTES};
+use crate::{
+    engine::{HEAP_GUARD_BYTES, HEAP_RESERVATION_BYTES},
+    system_api::{DIRTY_PAGE_INSTRUCTIONS, TOUCHED_WASM_PAGE_INSTRUCTIONS},
+};
+
+/// A page of WebAssembly.
+const WASM_PAGE_BYTES: u64 = 64 << 10;
+
+/// Pages of one.
+const WASM_PAGE_PAGES: u64 = WASM_PAGE_BYTES / PAGE_BYTES;
 
 /// What may stop a write to the heap.
 #[derive(Debug)]
@@ -51,13 +60,31 @@ pub(crate) enum WriteRefused {
 }
 
 /// The heap of the message being run, and the tracker that outlives messages.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct HeapCell {
     mapping: UnsafeCell<Option<Mapping>>,
     tracker: UnsafeCell<Tracker>,
+    /// Wasm pages that are readable.
+    touched: UnsafeCell<Tracker>,
+    /// Instructions that were charged for pages of this message.
+    charged: Cell<u64>,
     undo: UnsafeCell<Option<Undo>>,
     cap_reached: Cell<bool>,
     kernel_refused: Cell<bool>,
+}
+
+impl Default for HeapCell {
+    fn default() -> Self {
+        Self {
+            mapping: UnsafeCell::default(),
+            tracker: UnsafeCell::default(),
+            touched: UnsafeCell::new(Tracker::touched()),
+            charged: Cell::default(),
+            undo: UnsafeCell::default(),
+            cap_reached: Cell::default(),
+            kernel_refused: Cell::default(),
+        }
+    }
 }
 
 // SAFETY: see "Threads" above: one thread uses a cell, the bounds are demanded by wasmtime for
@@ -77,6 +104,8 @@ impl HeapCell {
     ) {
         let memory_pages = mapping.file_bytes() as u64 / PAGE_BYTES;
         self.with_tracker(|tracker| tracker.begin(memory_pages, dirty_pages_max));
+        let wasm_pages = memory_pages / WASM_PAGE_PAGES;
+        self.with_touched(|touched| touched.begin(wasm_pages, wasm_pages));
         // SAFETY: no message runs, so nobody else refers to the cells.
         unsafe {
             *self.undo.get() = kept.map(|kept| Undo::new(memory_pages, kept));
@@ -87,11 +116,15 @@ impl HeapCell {
     /// Takes the mapping back, with the pages written and what was saved of those dirty before.
     pub(crate) fn leave(&self) -> Option<(Mapping, Vec<Range<u64>>, Option<Undo>)> {
         let dirty = self.with_tracker(Tracker::take);
+        let opened = self.with_touched(Tracker::take);
+        self.charged.set(0);
         self.cap_reached.set(false);
         self.kernel_refused.set(false);
         // SAFETY: the message is over, so nobody else refers to the cells.
         unsafe {
-            (*self.mapping.get()).take().map(|mapping| (mapping, dirty, (*self.undo.get()).take()))
+            let mut mapping = (*self.mapping.get()).take()?;
+            mapping.set_opened(opened);
+            Some((mapping, dirty, (*self.undo.get()).take()))
         }
     }
 
@@ -105,9 +138,21 @@ impl HeapCell {
         self.kernel_refused.get()
     }
 
-    /// Pages written so far.
-    pub(crate) fn dirty_pages(&self) -> u64 {
-        self.with_tracker(|tracker| tracker.pages())
+    /// Instructions for pages touched and written that are not charged yet.
+    pub(crate) fn uncharged(&self) -> u64 {
+        let touched = self.with_touched(|touched| touched.pages());
+        let written = self.with_tracker(|tracker| tracker.pages());
+        touched
+            .saturating_mul(TOUCHED_WASM_PAGE_INSTRUCTIONS)
+            .saturating_add(written.saturating_mul(DIRTY_PAGE_INSTRUCTIONS))
+            .saturating_sub(self.charged.get())
+    }
+
+    /// The same, which count as charged from now on.
+    pub(crate) fn take_uncharged(&self) -> u64 {
+        let uncharged = self.uncharged();
+        self.charged.set(self.charged.get().saturating_add(uncharged));
+        uncharged
     }
 
     /// Writes what the message wrote since the last pause to `file` and maps it from there.
@@ -131,12 +176,17 @@ impl HeapCell {
     }
 
     /// The bytes of `range`, which must be checked to lie below [`Self::size_bytes`]; empty
-    /// otherwise.
+    /// otherwise, and where the kernel refuses, which ends the worker.
     pub(crate) fn read(&self, range: Range<u64>) -> &[u8] {
         match self.mapping() {
             Some(mapping)
                 if range.start <= range.end && range.end <= mapping.size_bytes() as u64 =>
             {
+                let pages = range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES);
+                if !range.is_empty() && self.open_to_read(mapping, &pages).is_err() {
+                    self.kernel_refused.set(true);
+                    return &[];
+                }
                 let length = (range.end - range.start) as usize;
                 // SAFETY: the range is accessible; System API functions are the only callers, they
                 // run while no canister code does, and drop the slice before they write.
@@ -199,9 +249,9 @@ impl HeapCell {
         Ok(())
     }
 
-    /// Handles a fault at `address`: whether the access may be tried again. Runs in a signal
-    /// handler: allocates nothing, takes no lock.
-    pub(crate) fn fault(&self, address: usize) -> bool {
+    /// Handles a fault at `address`, of a write if that is known: whether the access may be tried
+    /// again. Runs in a signal handler: allocates nothing, takes no lock.
+    pub(crate) fn fault(&self, address: usize, is_write: bool) -> bool {
         let Some(mapping) = self.mapping() else { return false };
         let Some(offset) = address
             .checked_sub(mapping.base().as_ptr() as usize)
@@ -211,6 +261,15 @@ impl HeapCell {
         };
         let page = offset as u64 / PAGE_BYTES;
         let memory_pages = mapping.size_bytes() as u64 / PAGE_BYTES;
+        if self.with_touched(|touched| !touched.contains(page / WASM_PAGE_PAGES)) {
+            if self.open_to_read(mapping, &(page..page + 1)).is_err() {
+                self.kernel_refused.set(true);
+                return false;
+            }
+            if !is_write {
+                return true;
+            }
+        }
         let mut opened = Ok(());
         let mut open = |pages: Range<u64>| {
             if opened.is_ok() {
@@ -243,8 +302,26 @@ impl HeapCell {
         }
     }
 
+    /// Counts the Wasm pages of `pages` as touched and makes them readable.
+    fn open_to_read(&self, mapping: &Mapping, pages: &Range<u64>) -> io::Result<()> {
+        let wasm_pages = pages.start / WASM_PAGE_PAGES..pages.end.div_ceil(WASM_PAGE_PAGES);
+        let memory_wasm_pages = mapping.size_bytes() as u64 / WASM_PAGE_BYTES;
+        let mut opened = Ok(());
+        let counted = self.with_touched(|touched| {
+            touched.open(wasm_pages, memory_wasm_pages, |fresh| {
+                if opened.is_ok() {
+                    opened = mapping.open(&fresh);
+                }
+            })
+        });
+        // All pages of a heap may be touched.
+        counted.map_err(|CapReached| io::Error::other("a page beyond the heap"))?;
+        opened
+    }
+
     /// Makes pages writable, saving those that a kept execution dirtied.
     fn open(&self, mapping: &Mapping, pages: &Range<u64>) -> io::Result<()> {
+        self.open_to_read(mapping, pages)?;
         mapping.unprotect(pages)?;
         // SAFETY: see "Threads": no other borrow of the cell is alive while this one is.
         if let Some(undo) = unsafe { (*self.undo.get()).as_mut() } {
@@ -262,6 +339,11 @@ impl HeapCell {
     fn with_tracker<R>(&self, act: impl FnOnce(&mut Tracker) -> R) -> R {
         // SAFETY: see "Threads"; the closures of this module do not come back here.
         act(unsafe { &mut *self.tracker.get() })
+    }
+
+    fn with_touched<R>(&self, act: impl FnOnce(&mut Tracker) -> R) -> R {
+        // SAFETY: as above.
+        act(unsafe { &mut *self.touched.get() })
     }
 
     /// Grows to `bytes`, unless the file behind does not reach so far. What the kernel refuses is

@@ -39,7 +39,7 @@ use super::{
     stack::Stacks,
 };
 use crate::{
-    Changes, Entry, MessageLimits, Outcome, Response, Trap, engine,
+    Changes, Entry, MessageLimits, Outcome, Response, engine,
     system_api::{Did, Failure, Host, linker},
 };
 
@@ -514,8 +514,9 @@ impl Keeper {
         Ok(Some((mapping, Taken { size_before, kept: None })))
     }
 
-    fn put(&mut self, mapping: Mapping) {
-        if !mapping.broken() {
+    fn put(&mut self, mut mapping: Mapping) {
+        // One that cannot be closed is mapped afresh.
+        if !mapping.broken() && mapping.close().is_ok() {
             self.memories.insert(mapping.id(), Memory { mapping, used: self.clock });
         }
     }
@@ -656,7 +657,7 @@ fn keep_memory(after: After, failed: bool) -> Result<KeptMemory, String> {
     } else {
         all = union(all, dirty);
     }
-    mapping.protect_all().map_err(text("protecting a kept memory"))?;
+    mapping.close().map_err(text("protecting a kept memory"))?;
     Ok(KeptMemory { mapping, dirty: all, size_before })
 }
 
@@ -705,7 +706,7 @@ fn outcome(
     let result = match ended.failure {
         Some(failure) => {
             ended.did.log.push(failure.logged.as_bytes());
-            Err(Trap { reject: failure.reject() })
+            Err(failure.trap())
         }
         None => Ok(std::mem::replace(&mut ended.did.response, Response::None)),
     };
@@ -725,7 +726,7 @@ fn outcome(
 fn failed(failure: Failure) -> Outcome {
     Outcome {
         instructions: 0,
-        result: Err(Trap { reject: failure.reject() }),
+        result: Err(failure.trap()),
         changes: None,
         accepted: false,
         height_read: false,

@@ -20,9 +20,10 @@
 //!
 //! # A heap
 //!
-//! is readable up to its size and inaccessible from there to the end of the reservation, so that
-//! code without bounds checks faults. Its pages are write-protected; [`super::heap`] lifts that
-//! page by page. *Stable memory* is read and written by the System API alone, which checks and
+//! is inaccessible from its size to the end of the reservation, so that code without bounds checks
+//! faults. Between messages all of it is inaccessible; [`super::heap`] opens it as a message touches
+//! it, for reading in Wasm pages and for writing page by page, and [`Mapping::close`] closes what was
+//! opened. *Stable memory* is read and written by the System API alone, which checks and
 //! counts, so it is never protected.
 //!
 //! # Bounds
@@ -78,6 +79,9 @@ pub(crate) fn spilled_bytes(stable_bytes: u64) -> u64 {
 /// Set by a probe: memories grow no more, as if the kernel refused.
 pub(super) static REFUSE_GROWTH: AtomicBool = AtomicBool::new(false);
 
+/// Pages of a Wasm page.
+const WASM_PAGE_PAGES: u64 = (64 << 10) / PAGE_BYTES;
+
 /// Vectors of one write; the kernel's limit is 1024.
 const VECTORS_MAX: usize = 512;
 
@@ -99,8 +103,10 @@ pub(crate) struct Mapping {
     reserved_bytes: usize,
     /// Mapped from files; the rest of the reservation is inaccessible.
     file_bytes: usize,
-    /// Bytes accessible from the beginning, at most `file_bytes`.
+    /// Bytes accessible to the canister from the beginning, at most `file_bytes`.
     size_bytes: usize,
+    /// Wasm pages of a heap that the last message opened, disjoint.
+    opened: Vec<Range<u64>>,
     append: Option<(SegmentId, File)>,
     /// Committed pages still held as private copies, and where in the append file they lie.
     retained: BTreeMap<u64, u64>,
@@ -147,6 +153,7 @@ impl Mapping {
             reserved_bytes,
             file_bytes,
             size_bytes: 0,
+            opened: Vec::new(),
             append: None,
             retained: BTreeMap::new(),
             mappings: 3,
@@ -228,8 +235,8 @@ impl Mapping {
         self.protect(beyond, MprotectFlags::empty())
     }
 
-    /// Makes exactly the first `bytes` accessible: read-only for a heap, writable for stable
-    /// memory.
+    /// Makes exactly the first `bytes` accessible: of a heap those that are opened, of stable memory
+    /// all.
     pub(crate) fn set_size(&mut self, bytes: usize) -> io::Result<()> {
         if bytes > self.file_bytes {
             return Err(io::Error::other(format!(
@@ -241,7 +248,10 @@ impl Mapping {
             if REFUSE_GROWTH.load(Ordering::Relaxed) {
                 return Err(io::ErrorKind::OutOfMemory.into());
             }
-            self.protect(self.size_bytes..bytes, self.resting())?;
+            // Nothing of a heap is opened by that.
+            if self.kind == Kind::Stable {
+                self.protect(self.size_bytes..bytes, self.resting())?;
+            }
         } else {
             self.protect(bytes..self.size_bytes, MprotectFlags::empty())?;
         }
@@ -282,7 +292,6 @@ impl Mapping {
                     (0..run.pages).map(|page| (run.start_page + page, run.offset_page + page)),
                 );
             }
-            self.rest(dirty)?;
         } else {
             self.map_appended(&runs)?;
         }
@@ -347,10 +356,15 @@ impl Mapping {
             };
             file.write_all_at(content, self.spilled_at(bytes.start))?;
         }
+        // What was written is opened.
+        let protection = match self.kind {
+            Kind::Heap => ProtFlags::READ,
+            Kind::Stable => self.mapped(),
+        };
         for range in pages {
             let bytes = self.page_bytes(range)?;
             if is_mapped {
-                self.map_file(file, self.spilled_at(bytes.start), bytes, self.mapped())?;
+                self.map_file(file, self.spilled_at(bytes.start), bytes, protection)?;
             } else {
                 self.drop_copies(bytes)?;
             }
@@ -466,31 +480,34 @@ impl Mapping {
                 self.retained.retain(|page, _| !range.contains(page));
             }
         }
-        self.rest(dirty)?;
         self.set_size(size_bytes)?;
         self.broken = broken;
         Ok(())
     }
 
-    /// Write-protects from the first to the last of `pages`, if this is a heap. One call, because
-    /// what lies between is protected already and the kernel joins the pieces.
-    fn rest(&self, pages: &[Range<u64>]) -> io::Result<()> {
-        match (pages.first(), pages.last(), self.kind) {
-            (Some(first), Some(last), Kind::Heap) => {
-                self.protect(self.page_bytes(&(first.start..last.end))?, self.resting())
-            }
-            _ => Ok(()),
-        }
+    /// Makes Wasm pages of a heap readable, of which none is writable.
+    pub(crate) fn open(&self, wasm_pages: &Range<u64>) -> io::Result<()> {
+        let range = self.wasm_page_bytes(wasm_pages)?;
+        self.protect(range.clone(), MprotectFlags::READ)?;
+        self.advise(range, Advice::WillNeed)
     }
 
-    /// Makes `pages` writable.
+    /// Makes `pages`, which are readable, writable.
     pub(crate) fn unprotect(&self, pages: &Range<u64>) -> io::Result<()> {
         self.protect(self.page_bytes(pages)?, MprotectFlags::READ | MprotectFlags::WRITE)
     }
 
-    /// Write-protects everything accessible again, keeping private copies as they are.
-    pub(crate) fn protect_all(&self) -> io::Result<()> {
-        self.protect(0..self.size_bytes, self.resting())
+    /// Notes which Wasm pages the message opened that is over.
+    pub(crate) fn set_opened(&mut self, opened: Vec<Range<u64>>) {
+        self.opened = opened;
+    }
+
+    /// Makes a heap inaccessible again, keeping private copies as they are.
+    pub(crate) fn close(&mut self) -> io::Result<()> {
+        for wasm_pages in std::mem::take(&mut self.opened) {
+            self.protect(self.wasm_page_bytes(&wasm_pages)?, self.resting())?;
+        }
+        Ok(())
     }
 
     /// The append file to use from now on.
@@ -551,7 +568,7 @@ impl Mapping {
     /// Protection of what is accessible while no message writes to it.
     fn resting(&self) -> MprotectFlags {
         match self.kind {
-            Kind::Heap => MprotectFlags::READ,
+            Kind::Heap => MprotectFlags::empty(),
             Kind::Stable => MprotectFlags::READ | MprotectFlags::WRITE,
         }
     }
@@ -559,6 +576,11 @@ impl Mapping {
     fn run_bytes(&self, run: &Run) -> io::Result<Range<usize>> {
         let end = run.start_page.checked_add(run.pages).ok_or_else(too_large)?;
         self.page_bytes(&(run.start_page..end))
+    }
+
+    fn wasm_page_bytes(&self, pages: &Range<u64>) -> io::Result<Range<usize>> {
+        let page = |wasm_page: u64| wasm_page.checked_mul(WASM_PAGE_PAGES).ok_or_else(too_large);
+        self.page_bytes(&(page(pages.start)?..page(pages.end)?))
     }
 
     fn page_bytes(&self, pages: &Range<u64>) -> io::Result<Range<usize>> {
@@ -576,7 +598,7 @@ impl Mapping {
     /// [`Self::resting`], for a new mapping.
     fn mapped(&self) -> ProtFlags {
         match self.kind {
-            Kind::Heap => ProtFlags::READ,
+            Kind::Heap => ProtFlags::empty(),
             Kind::Stable => ProtFlags::READ | ProtFlags::WRITE,
         }
     }
@@ -603,7 +625,9 @@ impl Mapping {
                 offset,
             )
         };
-        mapped.map(|_| ()).map_err(Into::into)
+        mapped?;
+        // A fault reads one page, not what the machine is set to read around it: see `Self::expect`.
+        self.advise(range, Advice::Random)
     }
 
     fn protect(&self, range: Range<usize>, flags: MprotectFlags) -> io::Result<()> {
@@ -619,11 +643,22 @@ impl Mapping {
         }
     }
 
+    /// Has pages read from their files that are accessed next: in one piece, and no others.
+    pub(crate) fn expect(&self, pages: &Range<u64>) -> io::Result<()> {
+        self.advise(self.page_bytes(pages)?, Advice::WillNeed)
+    }
+
     fn drop_copies(&self, range: Range<usize>) -> io::Result<()> {
-        // SAFETY: the range lies in the reservation of this value and is mapped from files, which
-        // show through again.
+        // Of what is mapped from files, these show through again.
+        self.advise(range, Advice::LinuxDontNeed)
+    }
+
+    fn advise(&self, range: Range<usize>, advice: Advice) -> io::Result<()> {
+        debug_assert!(range.end <= self.reserved_bytes);
+        // SAFETY: the range lies in the reservation of this value; only `LinuxDontNeed` changes what
+        // is there, where no reference into it exists.
         unsafe {
-            madvise(self.base.as_ptr().add(range.start).cast(), range.len(), Advice::LinuxDontNeed)
+            madvise(self.base.as_ptr().add(range.start).cast(), range.len(), advice)
                 .map_err(Into::into)
         }
     }

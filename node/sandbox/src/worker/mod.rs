@@ -12,6 +12,7 @@
 //!   what becomes of a message's pages.
 //! - [`mapping`] — one memory in the address space. [`dirty`] — which pages a message wrote.
 //!   [`heap`], [`stable`] — the two memories of the running message.
+//! - [`backtrace`] — which functions a trap was in.
 //! - [`run`] — one message in one instance. [`pacer`] — how it waits at the end of a slice, on a
 //!   [`stack`] of its own.
 //! - [`confine`] — what the process may not do.
@@ -24,6 +25,7 @@
 //! writing, and for a message that was paused the file where that waited, which nobody else reads. It can lie to the pool about the canisters of its lane; the pool checks
 //! what it says against what is possible, but cannot tell a plausible lie.
 
+mod backtrace;
 mod bits;
 mod confine;
 mod dirty;

@@ -64,6 +64,7 @@ pub(crate) struct Pacer {
     instructions_max: u64,
     step: u64,
     until: AtomicU64,
+    /// Instructions at the last point, but for pages that are not charged yet.
     used: AtomicU64,
     stable: Arc<Mutex<Stable>>,
     outgoing: Arc<Mutex<Outgoing>>,
@@ -115,8 +116,8 @@ impl Pacer {
     /// A system function is about to return, after which `used` instructions are used exactly.
     pub(crate) fn called(&self, used: u64) -> Result<(), Failure> {
         self.used.store(used, Relaxed);
-        // The worker ends after a failure here: nobody reads the text.
-        self.wait_while_due().map_err(|text| Failure::engine(&text))
+        // The worker ends after a failure here (`failed`), so the text is not part of a result.
+        self.wait_while_due().map_err(|_| Failure::engine("the message cannot continue"))
     }
 
     /// The engine yielded, at least a step after the point before.
@@ -164,8 +165,13 @@ impl Pacer {
         lock(&self.failed).take()
     }
 
+    /// Instructions counted so far, those for pages of the heap included.
+    fn counted(&self) -> u64 {
+        self.used.load(Relaxed).saturating_add(self.heap.uncharged())
+    }
+
     fn wait_while_due(&self) -> Result<(), String> {
-        while self.used.load(Relaxed) >= self.until.load(Relaxed)
+        while self.counted() >= self.until.load(Relaxed)
             && self.until.load(Relaxed) < self.instructions_max
         {
             self.pause().inspect_err(|text| {
@@ -183,7 +189,7 @@ impl Pacer {
         let heap_wasm_pages =
             self.heap_aside.unwrap_or_else(|| self.heap.size_bytes() / WASM_PAGE_BYTES);
         let report = Progress {
-            instructions: self.used.load(Relaxed).min(self.instructions_max),
+            instructions: self.counted().min(self.instructions_max),
             heap_wasm_pages,
             stable_wasm_pages: lock(&self.stable).size_bytes() / WASM_PAGE_BYTES,
         };

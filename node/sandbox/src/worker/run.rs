@@ -23,11 +23,15 @@ use wasmtime::{
     ResourceLimiter, Store, Trap, TypedFunc, Val, WasmParams, unix::StoreExt,
 };
 
-use super::{HeapCell, Stable, pacer::Pacer};
+use super::{
+    HeapCell, Stable,
+    backtrace::{Renumbering, backtrace},
+    pacer::Pacer,
+};
 use crate::{
     Entry, MessageLimits, SystemContext,
-    module::{INIT_MEMORY, MEMORY, START, TABLE, global_export},
-    system_api::{Context, DIRTY_PAGE_INSTRUCTIONS, Did, Failure, Host},
+    module::{INIT_MEMORY, MEMORY, RUNTIME_MODULE, START, TABLE, global_export},
+    system_api::{Context, Did, Failure, Host},
 };
 
 /// Elements a table may have; `table.grow` fails beyond. Tables last no longer than a message.
@@ -41,6 +45,8 @@ pub(crate) struct LoadedModule {
     pub(crate) memory64: bool,
     /// Whether it has a memory.
     pub(crate) has_memory: bool,
+    /// For backtraces.
+    renumbering: Renumbering,
 }
 
 impl LoadedModule {
@@ -58,6 +64,13 @@ impl LoadedModule {
             globals,
             memory64,
             has_memory: memory.is_some(),
+            // Only functions are imported.
+            renumbering: Renumbering {
+                added_import: module
+                    .imports()
+                    .position(|import| import.module() == RUNTIME_MODULE)
+                    .map(|index| index as u32),
+            },
         })
     }
 }
@@ -108,8 +121,9 @@ pub(crate) fn run(
         // calls nothing but `mprotect` and copies. The kernel passes a valid `siginfo_t` to
         // a handler installed with `SA_SIGINFO`, as wasmtime's is.
         unsafe {
-            store.set_signal_handler(move |signal, info, _| {
-                signal == libc::SIGSEGV && cell.fault((*info).si_addr() as usize)
+            store.set_signal_handler(move |signal, info, context| {
+                signal == libc::SIGSEGV
+                    && cell.fault((*info).si_addr() as usize, is_write(context))
             });
         }
     }
@@ -121,12 +135,12 @@ pub(crate) fn run(
     }
     let (mut failure, globals) = match result {
         Ok(instance) => (None, read_globals(&mut store, module, &instance)?),
-        Err(error) => (Some(failure_of(error, &store)?), Vec::new()),
+        Err(error) => (Some(failure_of(error, &store, module.renumbering)?), Vec::new()),
     };
     let left = store.get_fuel()?;
-    let pages = if module.has_memory { heap.dirty_pages() } else { 0 };
-    let instructions = (limits.instructions - left.min(limits.instructions))
-        .saturating_add(pages.saturating_mul(DIRTY_PAGE_INSTRUCTIONS));
+    let pages = if module.has_memory { heap.take_uncharged() } else { 0 };
+    let instructions =
+        (limits.instructions - left.min(limits.instructions)).saturating_add(pages);
     if instructions > limits.instructions && failure.is_none() {
         failure = Some(Failure::instructions(limits.instructions));
     }
@@ -139,6 +153,26 @@ pub(crate) fn run(
         did,
         stable,
     })
+}
+
+/// Whether a fault is known to be one of writing. Where it is not known, a write to a page that was
+/// not touched before faults twice, which counts the same.
+///
+/// # Safety
+///
+/// `context` is what the kernel passed to a handler of `SIGSEGV`.
+#[cfg(target_arch = "x86_64")]
+unsafe fn is_write(context: *const libc::c_void) -> bool {
+    // A bit of the error code that the processor pushes.
+    const WRITE: i64 = 1 << 1;
+    // SAFETY: that is what the kernel passes.
+    let context = unsafe { &*context.cast::<libc::ucontext_t>() };
+    context.uc_mcontext.gregs[libc::REG_ERR as usize] & WRITE != 0
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn is_write(_context: *const libc::c_void) -> bool {
+    false
 }
 
 /// Runs to the end, waiting with the pacer where the engine yields.
@@ -322,31 +356,36 @@ async fn call_back(
 /// # Errors
 /// With what is no trap of WebAssembly: the engine lacked something, which is this machine's
 /// trouble and ends the worker.
-fn failure_of(error: wasmtime::Error, store: &Store<Host>) -> wasmtime::Result<Failure> {
+fn failure_of(
+    error: wasmtime::Error,
+    store: &Store<Host>,
+    renumbering: Renumbering,
+) -> wasmtime::Result<Failure> {
     let host = store.data();
     if let Some(failure) = error.downcast_ref::<Failure>() {
-        return Ok(failure.clone());
+        return Ok(failure.clone().with_backtrace(|| backtrace(&error, renumbering)));
     }
     if host.heap.cap_reached() {
         return Ok(host.heap_cap());
     }
-    Ok(match error.downcast_ref::<Trap>() {
+    let failure = match error.downcast_ref::<Trap>() {
         Some(Trap::OutOfFuel) => Failure::instructions(host.limits.instructions),
         Some(Trap::StackOverflow) => Failure::trapped("stack overflow"),
         Some(Trap::MemoryOutOfBounds) => Failure::trapped("heap out of bounds"),
         Some(Trap::TableOutOfBounds) => Failure::trapped("table out of bounds"),
         Some(Trap::IndirectCallToNull) => Failure::trapped("call to an empty table element"),
         Some(Trap::BadSignature) => {
-            Failure::trapped("function signature mismatch in call_indirect")
+            Failure::contract("function invocation does not match its signature")
         }
         Some(Trap::IntegerOverflow) => Failure::trapped("integer overflow"),
-        Some(Trap::IntegerDivisionByZero) => Failure::trapped("integer divide by 0"),
+        Some(Trap::IntegerDivisionByZero) => Failure::trapped("integer division by 0"),
         Some(Trap::BadConversionToInteger) => Failure::trapped("invalid conversion to integer"),
         Some(Trap::UnreachableCodeReached) => Failure::trapped("unreachable"),
         // Of features that no module may use.
         Some(_) => Failure::trapped("trap"),
         None => return Err(error),
-    })
+    };
+    Ok(failure.with_backtrace(|| backtrace(&error, renumbering)))
 }
 
 fn write_globals(

@@ -94,6 +94,11 @@ impl Stable {
         self.trackers.dirty.pages()
     }
 
+    /// Pages accessed so far, those written among them.
+    pub(crate) fn accessed_pages(&self) -> u64 {
+        self.trackers.accessed.pages()
+    }
+
     /// Writes what the message wrote since the last pause to `file` and keeps none of it in memory.
     pub(crate) fn spill(&mut self, file: &File) -> io::Result<()> {
         let pages = self.trackers.dirty.spill();
@@ -127,16 +132,25 @@ impl Stable {
         !self.kernel_refused
     }
 
+    /// Counts the pages of `range` as accessed.
+    fn access(&mut self, range: &Range<u64>) -> Result<(), StableRefused> {
+        let mapping = &self.mapping;
+        let marked = self.trackers.accessed.mark(pages_of(range), |fresh| {
+            if fresh.end - fresh.start > 1 {
+                // Only makes it faster.
+                let _ = mapping.expect(&fresh);
+            }
+        });
+        marked.map_err(|CapReached| StableRefused::Accessed)
+    }
+
     /// The bytes of `range`, which must be checked to lie below [`Self::size_bytes`]; empty
     /// otherwise.
     pub(crate) fn read(&mut self, range: Range<u64>) -> Result<&[u8], StableRefused> {
         if range.is_empty() || range.end > self.size_bytes() {
             return Ok(&[]);
         }
-        self.trackers
-            .accessed
-            .mark(pages_of(&range), |_| {})
-            .map_err(|CapReached| StableRefused::Accessed)?;
+        self.access(&range)?;
         // SAFETY: the range is accessible, and writing needs this value mutably.
         Ok(unsafe {
             std::slice::from_raw_parts(
@@ -152,10 +166,7 @@ impl Stable {
         if range.is_empty() || range.end > self.size_bytes() {
             return Ok(());
         }
-        self.trackers
-            .accessed
-            .mark(pages_of(&range), |_| {})
-            .map_err(|CapReached| StableRefused::Accessed)?;
+        self.access(&range)?;
         let (undo, base) = (&mut self.undo, self.mapping.base());
         let marked = self.trackers.dirty.mark(pages_of(&range), |fresh| {
             if let Some(undo) = undo {

@@ -1,6 +1,7 @@
 //! Stories of canisters in real worker processes.
 #![allow(clippy::unwrap_used)]
 
+mod backtraces;
 mod budgeted;
 mod calls;
 mod lifecycle;

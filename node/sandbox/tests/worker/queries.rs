@@ -1,9 +1,11 @@
 //! Queries, and composite queries that wait for their calls.
 
-use sandbox::{CallbackKind, Entry, Lane, Outcome, Request, Response, Sandbox};
+use std::time::{Duration, Instant};
+
+use sandbox::{CallbackKind, Entry, Lane, Outcome, Request, Response, Sandbox, Timed};
 use state::ErrorCode;
 
-use super::{Canister, HOST, World};
+use super::{COUNTER, Canister, HOST, World, counters};
 
 /// A composite query that counts in all three memories what it and its callbacks did.
 const COMPOSITE: &str = r#"(module
@@ -148,4 +150,43 @@ fn queries_follow_updates_of_other_workers() {
         asker.world.update(&mut asker.canister, "count", b"");
         assert_eq!(asker.get(), [n, n, n, 0]);
     }
+}
+
+#[test]
+fn query_is_ended_at_its_deadline_and_nothing_else_is_lost() {
+    const ENDLESS: &str = r#"(module
+        (memory 1)
+        (func (export "canister_query endless") (loop $next (br $next))))"#;
+    let world = World::new(HOST);
+    let (endless, mut counter) = (world.install(ENDLESS), world.install(COUNTER));
+    world.update(&mut counter, "inc", b"");
+    let mut request = world.request(&endless, Entry::Query("endless".into()));
+    request.limits.instructions = 1 << 50;
+    for number in 1..=3 {
+        assert_eq!(counters(&world.query(&counter, "get", b"").result.unwrap()), [1; 3]);
+        let deadline = Instant::now() + Duration::from_millis(100);
+        let timed = world.pool.execute_until(Lane::Query(0), &request, deadline).unwrap();
+        assert_eq!(timed, Timed::Overdue);
+        assert!(Instant::now() >= deadline);
+        let statistics = world.pool.statistics();
+        assert_eq!((statistics.overdue, statistics.timeouts), (number, 0));
+    }
+    assert_eq!(counters(&world.query(&counter, "get", b"").result.unwrap()), [1; 3]);
+}
+
+#[test]
+fn query_with_a_deadline_waits_for_no_compilation() {
+    let world = World::new(HOST);
+    let counter = world.install(COUNTER);
+    let request = world.request(&counter, Entry::Query("get".into()));
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let run = || world.pool.execute_until(Lane::Query(0), &request, deadline).unwrap();
+    std::fs::rename(world.cache(), world.aside()).unwrap();
+    assert_eq!(run(), Timed::Unprepared);
+    std::fs::rename(world.aside(), world.cache()).unwrap();
+    let wasm = wat::parse_str(COUNTER).unwrap();
+    world.pool.prepare(&counter.hash, &wasm.as_slice()).unwrap();
+    let Timed::Ended(outcome) = run() else { panic!("not executed") };
+    assert_eq!(counters(&outcome.result.unwrap()), [0; 3]);
+    assert_eq!(world.pool.statistics().restarts, 0);
 }

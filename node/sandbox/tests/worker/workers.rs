@@ -29,7 +29,7 @@ fn loops_and_recursion_end_with_the_message() {
     assert_eq!(reject.error_code, ErrorCode(522));
     assert!(reject.message.contains("50000000"), "{}", reject.message);
     for (method, text) in
-        [("recurse", "stack overflow"), ("null", "out of bounds"), ("divide", "divide by 0")]
+        [("recurse", "stack overflow"), ("null", "out of bounds"), ("divide", "division by 0")]
     {
         let reject = world.update(&mut canister, method, b"").result.unwrap_err().reject;
         assert_eq!(reject.error_code, ErrorCode(502));

@@ -754,6 +754,30 @@ fn raw_rand_gives_32_other_bytes_each_time() {
     });
 }
 
+#[test]
+fn arguments_beyond_the_bounds_are_refused_and_rounds_continue() {
+    run(async |world| {
+        let canister = world.canister().await;
+        let hostile = [
+            // `vec null` of 2^60 elements.
+            ("4449444c016d7f0100808080808080808010", "more than 10000 values"),
+            // 2^28 elements, and a record that contains itself.
+            ("4449444c016d7f010080808001", "more than 10000 values"),
+            ("4449444c016c0100000100", "nested more than 32 levels deep"),
+        ];
+        let nested = format!("4449444c016e000100{}00", "01".repeat(3_004));
+        let nested = (nested.as_str(), "nested more than 32 levels deep");
+        for (argument, text) in hostile.into_iter().chain([nested]) {
+            let argument = hex::decode(argument).unwrap();
+            let call = Call::to(management(), "raw_rand").argument(argument);
+            let (_, told) = told_reject(canister.update(program().call_must(call)).await);
+            assert!(told.contains(text), "{told}");
+        }
+        let call = Call::to(management(), "raw_rand").argument(Encode!().unwrap());
+        canister.update(program().call_must(call)).await.unwrap();
+    });
+}
+
 /// The newest changes of a canister, as another is told.
 pub(crate) async fn info(
     canister: Universal,
@@ -861,5 +885,117 @@ fn node_metrics_history_lists_the_nodes_of_the_subnet() {
         assert_eq!(Decode!(&told, NodeMetricsHistoryResult).unwrap(), []);
         let (code, text) = told_reject(metrics(canister.id, 0).await);
         assert_eq!(code, 4, "{text}");
+    });
+}
+
+// Texts that published clients and test suites compare.
+
+/// The reject of what must have been rejected: implementation's code and text.
+#[track_caller]
+fn rejected(outcome: Outcome) -> (String, String) {
+    let reject = outcome.map(hex::encode).unwrap_err();
+    (reject.error, reject.text)
+}
+
+#[track_caller]
+fn texts(found: (String, String), code: &str, text: &str, canister: Principal) {
+    assert_eq!(found, (code.to_owned(), text.replace("{id}", &canister.to_text())));
+}
+
+#[test]
+fn only_controllers_may_manage_and_the_text_names_the_method() {
+    run(async |world| {
+        let canister = world.empty().await;
+        for method in ["start_canister", "stop_canister", "canister_status", "delete_canister"] {
+            let done = harness::manage(&world.stranger, canister, method, record(canister)).await;
+            let text = format!("Only controllers of canister {{id}} can call ic00 method {method}");
+            texts(rejected(outcome(done)), "IC0512", &text, canister);
+        }
+        let done = harness::manage(&world.agent, canister, "raw_rand", Encode!().unwrap()).await;
+        let text = "Only canisters can call ic00 method raw_rand";
+        texts(rejected(outcome(done)), "IC0406", text, canister);
+    });
+}
+
+#[test]
+fn calls_of_stopped_and_deleted_canisters_are_rejected_with_the_texts_clients_compare() {
+    run(async |world| {
+        let canister = world.canister().await;
+        world.about(canister.id, "stop_canister").await.unwrap();
+        let found = rejected(canister.update(reply(b"")).await);
+        texts(found, "IC0508", "Canister {id} is stopped", canister.id);
+        let text = "Canister {id} is stopped and therefore does not have a CallContextManager";
+        texts(rejected(canister.query(reply(b"")).await), "IC0508", text, canister.id);
+        world.about(canister.id, "delete_canister").await.unwrap();
+        for found in [canister.update(reply(b"")).await, canister.query(reply(b"")).await] {
+            texts(rejected(found), "IC0301", "Canister {id} not found", canister.id);
+        }
+    });
+}
+
+#[test]
+fn an_installation_over_code_is_rejected_with_the_text_clients_compare() {
+    run(async |world| {
+        let canister = world.canister().await;
+        let done = world
+            .install(canister.id, CanisterInstallMode::Install, crate::fixture::module(), vec![])
+            .await;
+        let text = "Canister {id} cannot be installed because the canister is not empty. Try \
+                    installing with mode='reinstall' instead.";
+        texts(rejected(done), "IC0514", text, canister.id);
+        let taken = ProvisionalCreateCanisterWithCyclesArgs {
+            specified_id: Some(canister.id),
+            ..Default::default()
+        };
+        let method = "provisional_create_canister_with_cycles";
+        let done = world.manage(canister.id, method, Encode!(&taken).unwrap()).await;
+        texts(rejected(done), "IC0538", "Canister {id} is already installed.", canister.id);
+    });
+}
+
+/// Traps two calls deep, in a module with names.
+const NAMED_TRAPS: &str = r#"(module
+    (import "ic0" "trap" (func $ic0_trap (param i32 i32)))
+    (memory 1)
+    (func $inner unreachable)
+    (func $outer (call $inner))
+    (func $update_go (export "canister_update go") (call $outer))
+    (func $query_go (export "canister_query ask") (call $outer))
+    (func $update_quiet (export "canister_update quiet")
+        (call $ic0_trap (i32.const 0) (i32.const 0))))"#;
+
+async fn log_lines(world: &World, canister: Principal) -> Vec<String> {
+    let call = world.agent.query(&management(), "fetch_canister_logs");
+    let call = call.with_effective_canister_id(canister).with_arg(record(canister));
+    let told = call.call().await;
+    let records = Decode!(&told.unwrap(), FetchCanisterLogsResult).unwrap().canister_log_records;
+    let text = |record: CanisterLogRecord| String::from_utf8_lossy(&record.content).into_owned();
+    records.into_iter().map(text).collect()
+}
+
+#[test]
+fn a_trap_shows_its_backtrace_to_those_who_may_read_the_log_and_in_the_log() {
+    run(async |world| {
+        let canister = world.empty().await;
+        let module = wat::parse_str(NAMED_TRAPS).unwrap();
+        world.install(canister, CanisterInstallMode::Install, module, vec![]).await.unwrap();
+        let go = async |agent| {
+            let updated = outcome(harness::update(agent, canister, "go", vec![]).await);
+            let asked = outcome(harness::query(agent, canister, "ask", vec![]).await);
+            [updated, asked].map(|done| rejected(done).1)
+        };
+        let front = format!("Error from Canister {canister}: Canister trapped: unreachable");
+        let traced =
+            |function: &str| format!("{front}\nCanister Backtrace:\ninner\nouter\n{function}\n");
+        assert_eq!(go(&world.agent).await, [traced("update_go"), traced("query_go")]);
+        assert_eq!(go(&world.stranger).await, [front.clone(), front.clone()]);
+        let public =
+            CanisterSettings { log_visibility: Some(LogVisibility::Public), ..no_settings() };
+        set(world, canister, public).await.unwrap();
+        assert_eq!(go(&world.stranger).await, [traced("update_go"), traced("query_go")]);
+        outcome(harness::update(&world.agent, canister, "quiet", vec![]).await).unwrap_err();
+        let logged = "[TRAP]: unreachable\nCanister Backtrace:\ninner\nouter\nupdate_go\n";
+        let empty = "[TRAP]: (no message)\nCanister Backtrace:\nupdate_quiet\n";
+        assert_eq!(log_lines(world, canister).await, [logged, logged, logged, empty]);
     });
 }

@@ -279,7 +279,6 @@ fn limits_of_modules_are_not_below_those_of_the_specification() {
 }
 
 #[test]
-#[ignore = "the node: below 2 GiB of memory a module of 50,000 empty functions weighs too much"]
 fn fifty_thousand_functions_are_not_too_many() {
     run(async |world| {
         let module = wat("(func)".repeat(50_000));

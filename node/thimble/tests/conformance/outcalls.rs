@@ -229,8 +229,8 @@ fn urls_that_name_no_server_to_be_reached_are_told_apart() {
         for (url, code, text) in [
             ("nonsense", 1, "Failed to parse URL"),
             ("http://localhost/", 1, "Url need to specify https scheme"),
-            ("https://10.1.2.3/", 1, "Connecting to 10.1.2.3:443 is not allowed"),
-            ("https://[::ffff:169.254.169.254]/", 1, "is not allowed: it has no public address"),
+            ("https://10.1.2.3/", 2, "Connecting to 10.1.2.3:443 is not allowed"),
+            ("https://[::ffff:169.254.169.254]/", 2, "is not allowed: it has no public address"),
             ("https://localhost:1/", 2, "Connecting to localhost:1 failed"),
             ("https://no-such-name.invalid/", 2, "Connecting to no-such-name.invalid:443 failed"),
         ] {

@@ -42,7 +42,7 @@ impl Kept {
     }
 
     async fn get(&mut self, path: &str) -> (u16, Vec<u8>) {
-        self.send(format!("GET {path} HTTP/1.1\r\nhost: node\r\n\r\n").as_bytes()).await
+        self.send(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").as_bytes()).await
     }
 
     async fn post(&mut self, path: &str, body: &[u8]) -> (u16, Vec<u8>) {

@@ -22,7 +22,7 @@ use crate::{
 use testing::{SmallDisk, until_async};
 
 /// A disk that a node of 256 MiB takes updates on: what it keeps free, and some more.
-fn disk_for_little() -> String {
+pub(crate) fn disk_for_little() -> String {
     let reserve = limits::Limits::micro().unwrap().pages.disk_reserve_bytes;
     format!("{}m", (reserve >> 20) + 200)
 }

@@ -2,7 +2,7 @@
 
 use candid::{CandidType, Encode, Nat};
 
-use crate::harness::*;
+use crate::{disk::disk_for_little, harness::*};
 use testing::SmallDisk;
 
 /// What the status report says of the disk: budget, and used and cap of a line.
@@ -64,6 +64,30 @@ async fn the_disk_that_was_found_is_remembered_and_another_may_be_stated() {
     assert!(cap > 56 << 30, "{cap}");
     let (_, _, code) = disk(&node, "compiled_modules").await;
     assert_eq!(code, 4 << 30);
+
+    // The file system has less, which is reported wherever the budget is.
+    let report = node.status().await;
+    let shortage = report["disk"]["shortage"].as_str().unwrap_or_default();
+    assert!(shortage.contains("100 GiB") && shortage.contains("8 GiB"), "{shortage}");
+    let output = thimble()
+        .args(["limits", "--disk", "100GiB", "--data-dir"])
+        .arg(small.path().join("data"))
+        .output()
+        .unwrap();
+    assert!(output.status.success());
+    let warning = String::from_utf8(output.stderr).unwrap();
+    assert!(warning.contains("100 GiB") && warning.contains("8 GiB"), "{warning}");
+}
+
+#[tokio::test]
+async fn disk_with_less_free_than_smallest_budget_is_reported() {
+    let mount_point = tempfile::tempdir().unwrap();
+    let Some(small) = SmallDisk::mount(mount_point.path(), &disk_for_little()) else { return };
+    let node = Node::start_in(small.path().join("data"), "256MiB", None).await;
+    let report = node.status().await;
+    let shortage = report["disk"]["shortage"].as_str().unwrap_or_default();
+    let (_, smallest) = smallest_disk();
+    assert!(shortage.contains("free") && shortage.contains(&smallest), "{shortage}");
 }
 
 #[tokio::test]

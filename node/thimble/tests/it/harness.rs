@@ -30,7 +30,11 @@ pub(crate) struct Node {
     log_filter: String,
     /// Shell commands that run in the node's process before it becomes the node: its limits, its
     /// process group.
-    prelude: String,
+    pub(crate) prelude: String,
+    /// The program, if it is not the node's.
+    pub(crate) program: &'static str,
+    /// Address of the public HTTP interface.
+    pub(crate) listen: String,
     /// More arguments for `thimble run`.
     pub(crate) arguments: Vec<String>,
 }
@@ -44,17 +48,24 @@ pub(crate) fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
+/// The node's program.
+const PROGRAM: &str = env!("CARGO_BIN_EXE_thimble");
+
 pub(crate) fn thimble() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_thimble"))
+    Command::new(PROGRAM)
 }
 
 /// The node's program after `prelude`, in the same process.
 pub(crate) fn thimble_after(prelude: &str) -> Command {
+    after(prelude, PROGRAM)
+}
+
+fn after(prelude: &str, program: &str) -> Command {
     if prelude.is_empty() {
-        return thimble();
+        return Command::new(program);
     }
     let mut shell = Command::new("sh");
-    shell.args(["-ec", &format!("{prelude}\nexec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_thimble")]);
+    shell.args(["-ec", &format!("{prelude}\nexec \"$0\" \"$@\""), program]);
     shell
 }
 
@@ -138,6 +149,8 @@ impl Node {
             data,
             log_filter: "info".into(),
             prelude: String::new(),
+            program: PROGRAM,
+            listen: "127.0.0.1:0".into(),
             arguments,
         }
     }
@@ -158,13 +171,13 @@ impl Node {
         let address = self.data.with_extension("address");
         let _ = std::fs::remove_file(&address);
         let config = self.config.iter().flat_map(|path| ["--config".as_ref(), path.as_os_str()]);
-        let child = thimble_after(&self.prelude)
+        let child = after(&self.prelude, self.program)
             .args([
                 "run",
                 "--memory",
                 &self.memory,
                 "--listen",
-                "127.0.0.1:0",
+                &self.listen,
                 "--log",
                 &self.log_filter,
             ])

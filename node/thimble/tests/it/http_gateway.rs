@@ -126,7 +126,7 @@ async fn what_is_forged_is_refused_and_seen_unverified_where_it_is_asked_for() {
     assert!(text.contains("could not be verified") && text.contains(".raw.localhost"), "{text}");
     let page = site.ask(Method::GET, "/forged", &[("accept", "text/html")]).await;
     assert_eq!(header(&page, "content-type"), Some("text/html; charset=utf-8"));
-    assert!(page.text().await.unwrap().contains("<h1>503"));
+    assert!(page.text().await.unwrap().contains("<title>503"));
     let raw = format!("{}.raw.localhost", site.canister);
     let seen = site.ask(Method::GET, "/forged", &[("host", &raw)]).await;
     assert_eq!(seen.status(), 200);

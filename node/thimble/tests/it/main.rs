@@ -3,12 +3,14 @@
 
 mod bad_input;
 mod budget;
+mod byzantine;
 mod canisters;
 mod clients;
 mod command_line;
 mod connections;
 mod crash;
 mod dashboard;
+mod data_folder;
 mod disk;
 mod disk_budget;
 mod genesis;

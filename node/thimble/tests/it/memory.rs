@@ -199,6 +199,39 @@ async fn slow_queries_neither_end_nor_hold_up_a_node_that_writes() {
     assert_eq!(heap_sum(&node.agent(1).await, bench, 8).await, 60 * 8 * MIB);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn endless_queries_of_one_canister_leave_answers_to_others() {
+    // No count of instructions ends them.
+    const LIMITS: &str = "[limits.execution]\ninstructions_per_query = 1000000000000000\n\
+                          query_wall_clock_seconds = 1\nquery_wait_seconds = 60\n";
+    let node = Node::start_as("512MiB", LIMITS, "").await;
+    let agent = node.agent(1).await;
+    let endless = deploy(&agent, "workbench.wasm").await;
+    let other = deploy(&agent, "workbench.wasm").await;
+    let attackers: Vec<_> = (0..6)
+        .map(|_| {
+            let agent = agent.clone();
+            tokio::spawn(async move {
+                query(&agent, endless, "loop_forever_query", Encode!().unwrap()).await
+            })
+        })
+        .collect();
+    let none = Encode!().unwrap();
+    for _ in 0..4 {
+        query(&agent, other, "get", none.clone()).await.unwrap();
+    }
+    // Calls are checked by the same worker.
+    update(&agent, other, "inc", none.clone()).await.unwrap();
+    for attacker in attackers {
+        let (_, text, code) = rejected(attacker.await.unwrap().unwrap_err());
+        assert_eq!(code, "IC0528", "{text}");
+        assert!(text.contains("query_wall_clock_seconds = 1"), "{text}");
+    }
+    assert_eq!(node.metric("thimble_queries_ended_by_wall_clock_total").await, 6);
+    assert_eq!(node.metric("thimble_worker_restarts_total").await, 0);
+    query(&agent, endless, "get", none).await.unwrap();
+}
+
 /// Runs a node that must refuse to start; what it says.
 fn refused(prelude: &str, memory: &str) -> String {
     let folder = tempfile::tempdir().unwrap();

@@ -8,17 +8,17 @@ use testing::until_async;
 use crate::{harness::*, subnet::Subnet};
 
 #[allow(dead_code)]
-mod kit;
+pub(crate) mod kit;
 
 use kit::*;
 
-async fn deploy_asker(agent: &Agent) -> Principal {
+pub(crate) async fn deploy_asker(agent: &Agent) -> Principal {
     let asker = create(agent).await;
     install(agent, asker, CanisterInstallMode::Install, module(), vec![]).await.unwrap();
     asker
 }
 
-async fn ask(agent: &Agent, asker: Principal, request: &Request) -> Got {
+pub(crate) async fn ask(agent: &Agent, asker: Principal, request: &Request) -> Got {
     Got::read(&update(agent, asker, "ask", request.encoded()).await.unwrap())
 }
 
@@ -38,7 +38,7 @@ async fn end(agent: &Agent, asker: Principal, request: &RequestId) -> Got {
 }
 
 /// Says something else each time at `/differs`, and the same elsewhere.
-async fn server(authority: &Authority) -> Server {
+pub(crate) async fn server(authority: &Authority) -> Server {
     Server::start(authority, |asked| {
         let path = asked.head.split_whitespace().nth(1).unwrap_or_default();
         if path == "/differs" {

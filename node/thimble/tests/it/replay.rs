@@ -4,6 +4,7 @@ use std::{path::Path, process::Output};
 
 use candid::{Encode, Principal};
 use ic_agent::Agent;
+use ic_management_canister_types::CanisterInstallMode;
 
 use crate::harness::*;
 
@@ -105,4 +106,60 @@ async fn without_blocks_above_the_checkpoint_there_is_nothing_to_compare() {
     let empty = tempfile::tempdir().unwrap();
     let refused = replay(&[], empty.path());
     assert!(text(&refused.stderr).contains("no file `rules`"), "{}", text(&refused.stderr));
+}
+
+/// Calls `raw_rand` with its own argument, as it is, and replies with the answer or the reject's
+/// text.
+const RAW_CALL: &str = r#"(module
+  (import "ic0" "call_new" (func $new (param i32 i32 i32 i32 i32 i32 i32 i32)))
+  (import "ic0" "call_data_append" (func $append (param i32 i32)))
+  (import "ic0" "call_perform" (func $perform (result i32)))
+  (import "ic0" "msg_arg_data_size" (func $arg_size (result i32)))
+  (import "ic0" "msg_arg_data_copy" (func $arg_copy (param i32 i32 i32)))
+  (import "ic0" "msg_reject_msg_size" (func $text_size (result i32)))
+  (import "ic0" "msg_reject_msg_copy" (func $text_copy (param i32 i32 i32)))
+  (import "ic0" "msg_reply_data_append" (func $reply_append (param i32 i32)))
+  (import "ic0" "msg_reply" (func $reply))
+  (memory 40)
+  (data (i32.const 0) "raw_rand")
+  (table funcref (elem $replied $rejected))
+  (func $replied (param i32)
+    (call $arg_copy (i32.const 16) (i32.const 0) (call $arg_size))
+    (call $reply_append (i32.const 16) (call $arg_size))
+    (call $reply))
+  (func $rejected (param i32)
+    (call $text_copy (i32.const 16) (i32.const 0) (call $text_size))
+    (call $reply_append (i32.const 16) (call $text_size))
+    (call $reply))
+  (func (export "canister_update run")
+    (call $arg_copy (i32.const 16) (i32.const 0) (call $arg_size))
+    (call $new (i32.const 0) (i32.const 0) (i32.const 0) (i32.const 8)
+      (i32.const 0) (i32.const 0) (i32.const 1) (i32.const 0))
+    (call $append (i32.const 16) (call $arg_size))
+    (drop (call $perform))))"#;
+
+#[tokio::test]
+async fn hostile_arguments_have_the_same_roots_in_a_replay_and_with_another_memory() {
+    let mut node = Node::start_as("256MiB", NO_CHECKPOINT, "").await;
+    let agent = node.agent(1).await;
+    let canister = create(&agent).await;
+    let module = wat::parse_str(RAW_CALL).unwrap();
+    install(&agent, canister, CanisterInstallMode::Install, module, vec![]).await.unwrap();
+    let mut texts = Vec::new();
+    for (what, argument) in envelope::candid_wire::hostile::messages() {
+        let told = update(&agent, canister, "run", argument).await.unwrap();
+        texts.push((what, text(&told)));
+    }
+    let told = |of: &str| &texts.iter().find(|(what, _)| *what == of).unwrap().1;
+    assert!(told("2^60 elements without bytes").contains("more than 10000 values"), "{texts:?}");
+    assert!(told("3,014 bytes of options").contains("more than 32 levels deep"), "{texts:?}");
+    node.kill();
+    let checked = replay(&["--check"], &node.data);
+    assert!(checked.status.success(), "{}", text(&checked.stderr));
+    // Executes the log by the limits of before, and compares roots, before it starts.
+    node.memory("512MiB");
+    node.launch().await;
+    let agent = node.agent(1).await;
+    let told = update(&agent, canister, "run", Encode!().unwrap()).await.unwrap();
+    assert_eq!(candid::decode_one::<Vec<u8>>(&told).unwrap().len(), 32);
 }

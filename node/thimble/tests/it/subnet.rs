@@ -45,6 +45,13 @@ impl Subnet {
 
     /// The same, with the last node's data folder at `last`.
     pub(crate) async fn start_at(configuration: &str, more: &[&str], last: Option<&Path>) -> Self {
+        let mut subnet = Self::prepared(configuration, more, last);
+        subnet.start_all().await;
+        subnet
+    }
+
+    /// The same, not started yet.
+    pub(crate) fn prepared(configuration: &str, more: &[&str], last: Option<&Path>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
         let run = |arguments: &[&str]| {
@@ -104,9 +111,7 @@ impl Subnet {
             prepared.configure(configuration);
             nodes.push(prepared);
         }
-        let mut subnet = Self { nodes, _folder: folder };
-        subnet.start_all().await;
-        subnet
+        Self { nodes, _folder: folder }
     }
 
     pub(crate) async fn start_all(&mut self) {
@@ -214,7 +219,7 @@ async fn nothing_acknowledged_is_lost_when_one_node_is_killed_and_when_all_are()
 
 /// Blocks twenty times a second, few of which are kept; and states that travel slowly, so that one
 /// can be interrupted.
-const FORGETFUL: &str = "[limits.pages]\nmanifest_interval_rounds = 20\nmanifest_lag_rounds = 5\n\
+pub(crate) const FORGETFUL: &str = "[limits.pages]\nmanifest_interval_rounds = 20\nmanifest_lag_rounds = 5\n\
      [limits.consensus]\nidle_round_millis = 50\nblocks_per_epoch = 100\nretention_rounds = 40\nsync_bytes_per_second = 2097152\n";
 /// Rounds after which a node with that configuration surely keeps nothing of what was before.
 const FORGOTTEN: u64 = 160;
@@ -243,7 +248,7 @@ impl Subnet {
     }
 
     /// The other three go on until they keep no block that the fourth could go on with.
-    async fn forget(&mut self) {
+    pub(crate) async fn forget(&mut self) {
         let goal = reported(&mut self.nodes[0], "/subnet/executed_height").await + FORGOTTEN;
         until_async("the others are far ahead", async || {
             reported(&mut self.nodes[0], "/subnet/executed_height").await >= goal

@@ -14,6 +14,9 @@
 //!   read from the log and encoded when the socket takes it;
 //! - readers: who takes a response more slowly than [`dashboard::paced::WRITE_RATE_MIN`] is cut.
 //!
+//! Operator pages (`/admin`, metrics, report, heap profile, dashboard) are served to programs and
+//! to the relay's own page only: other values of `Host` and `Origin` are refused (421, 403).
+//!
 //! What it must never know: streams, protocols of peers, and how a message is kept.
 
 mod admin;
@@ -83,7 +86,7 @@ pub(crate) async fn start(
         format!("cannot listen on http = {listen}; choose another address or stop what uses it")
     })?;
     let address = listener.local_addr().context("asking for the address of the listener")?;
-    let service = Arc::new(Service::new(node, asks, sampler, config)?);
+    let service = Arc::new(Service::new(node, asks, sampler, config, address)?);
     let (stopping, stopped) = watch::channel(false);
     let listener = tokio::spawn(accept(listener, service, stopped));
     Ok(Http { address, stopping, listener })

@@ -5,6 +5,7 @@
 //! its real length (413), room in the pool of bodies (503), and the read timeout (408).
 
 use std::{
+    net::SocketAddr,
     sync::{Arc, Mutex, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -13,12 +14,16 @@ use ::heap::Sampler;
 use anyhow::{Context, Result};
 use budget::{Pool, PoolFull, Reservation};
 use bytes::{Bytes, BytesMut};
-use dashboard::page;
+use dashboard::{
+    origin::{Refusal, is_own_page},
+    page,
+};
 use http_body_util::BodyExt;
 use hyper::{
     Method, Request, Response, StatusCode,
     body::{Body as _, Incoming},
     header,
+    http::uri::Authority,
 };
 use relay_limits::{HttpLimits, pool};
 use serde::Deserialize;
@@ -65,6 +70,9 @@ pub(crate) struct Service {
     /// Free disk space below which messages are refused.
     pub(crate) disk_reserve_bytes: u64,
     pub(crate) memory_budget_bytes: u64,
+    listen: SocketAddr,
+    /// Names by which operator pages are served.
+    host_names: Vec<String>,
     // Pools.
     pub(crate) connections: Pool,
     bodies: Pool,
@@ -87,6 +95,7 @@ impl Service {
         asks: mpsc::Sender<Ask>,
         sampler: Option<Arc<Sampler>>,
         config: &Config,
+        listen: SocketAddr,
     ) -> Result<Self> {
         let pool = |name: &'static str| {
             node.ledger.pool(name).with_context(|| format!("the budget sheet has no pool `{name}`"))
@@ -98,6 +107,8 @@ impl Service {
             limits: config.limits.http.clone(),
             disk_reserve_bytes: config.limits.store.disk_reserve_bytes,
             memory_budget_bytes: config.limits.memory_budget_bytes,
+            listen,
+            host_names: config.host_names.clone(),
             subscribed: Mutex::default(),
             answered: Answered::default(),
             samples: Samples::default(),
@@ -152,7 +163,14 @@ impl Service {
 
     /// Answers one request.
     pub(crate) async fn serve(&self, request: Request<Incoming>) -> Response<Body> {
-        if page::is_where_a_browser_starts(&request) {
+        let is_at_root = page::is_where_a_browser_starts(&request);
+        if (is_at_root || routes::is_for_operators(request.uri().path()))
+            && let Err(refused) = self.check_origin(&request)
+        {
+            self.answered.add(refused.status.as_u16());
+            return refused.into();
+        }
+        if is_at_root {
             self.answered.add(StatusCode::SEE_OTHER.as_u16());
             return answer::to_page();
         }
@@ -163,6 +181,23 @@ impl Service {
         let response = response.unwrap_or_else(Response::from);
         self.answered.add(response.status().as_u16());
         response
+    }
+
+    /// Refuses a request for an operator page that another web page may have sent.
+    fn check_origin(&self, request: &Request<Incoming>) -> Result<(), Refused> {
+        let text = |name| request.headers().get(name).map(|value| value.to_str().unwrap_or("?"));
+        let authority = request.uri().authority().map(Authority::as_str);
+        let host = authority.or_else(|| text(header::HOST));
+        let origin = text(header::ORIGIN);
+        is_own_page(host, origin, self.listen, &self.host_names).map_err(|refusal| {
+            let status = match refusal {
+                Refusal::ForeignHost(_) => StatusCode::MISDIRECTED_REQUEST,
+                Refusal::ForeignOrigin(_) => StatusCode::FORBIDDEN,
+            };
+            // A body may follow, which nothing reads.
+            let message = refusal.message("host_names");
+            Refused { close: true, ..Refused::new(status, message) }
+        })
     }
 
     async fn dispatch(

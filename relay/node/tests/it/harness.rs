@@ -78,7 +78,7 @@ impl Relay {
     pub(crate) fn metric(&self, name: &str) -> u64 {
         let mut stream = TcpStream::connect(self.http.trim_start_matches("http://")).unwrap();
         stream
-            .write_all(b"GET /metrics HTTP/1.1\r\nhost: relay\r\nconnection: close\r\n\r\n")
+            .write_all(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
             .unwrap();
         let mut text = String::new();
         stream.read_to_string(&mut text).unwrap();

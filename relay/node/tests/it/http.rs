@@ -25,12 +25,12 @@ impl Answer {
 }
 
 pub(crate) fn get(url: &str, path: &str) -> Answer {
-    send(url, &format!("GET {path} HTTP/1.1\r\nhost: relay\r\nconnection: close\r\n\r\n"))
+    send(url, &format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"))
 }
 
 pub(crate) fn post(url: &str, path: &str, body: &serde_json::Value) -> Answer {
     let body = body.to_string();
-    let head = "host: relay\r\ncontent-type: application/json\r\nconnection: close\r\n";
+    let head = "host: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n";
     send(
         url,
         &format!("POST {path} HTTP/1.1\r\n{head}content-length: {}\r\n\r\n{body}", body.len()),

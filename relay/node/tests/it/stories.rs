@@ -1,5 +1,11 @@
 //! What a relay does for those who use it.
 
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
+
 use protocol::{WakuMessage, filter::Action, store};
 
 use crate::{
@@ -55,6 +61,31 @@ async fn who_unsubscribes_is_sent_nothing_more() {
     assert_eq!(receiver.pushed().await, other);
     assert_eq!(receiver.filter(Action::UnsubscribeAll, &[]).await, 200);
     assert_eq!(receiver.filter(Action::Ping, &[]).await, 404);
+}
+
+/// Files and folders at and below `path` that group or others have access to.
+fn open_to_others(path: &Path) -> Vec<PathBuf> {
+    let mode = fs::symlink_metadata(path).unwrap().permissions().mode();
+    let mut found = if mode & 0o077 == 0 { vec![] } else { vec![path.to_owned()] };
+    if path.is_dir() {
+        let below = fs::read_dir(path).unwrap();
+        found.extend(below.flat_map(|entry| open_to_others(&entry.unwrap().path())));
+    }
+    found
+}
+
+#[tokio::test]
+async fn data_folder_is_readable_by_its_owner_only() {
+    let mut relay = Relay::start(&[]);
+    let mut sender = Client::connect(relay.address(false)).await;
+    assert_eq!(sender.push(&message(TOPIC, b"kept")).await.unwrap().status.code(), 200);
+    relay.restart_after(|data| {
+        assert!(data.join("messages").is_dir());
+        assert_eq!(open_to_others(data), Vec::<PathBuf>::new());
+        // As another version of the program made it.
+        fs::set_permissions(data, fs::Permissions::from_mode(0o755)).unwrap();
+    });
+    relay.restart_after(|data| assert_eq!(open_to_others(data), Vec::<PathBuf>::new()));
 }
 
 #[tokio::test]

@@ -47,7 +47,7 @@ use commonware_utils::{NZU16, NZUsize, channel::mpsc};
 use rand_core::CryptoRng;
 use state::Height;
 
-pub use self::setup::{Channels, Peering};
+pub use self::setup::{ChannelName, Channels, Peering, SenderLayer, Unchanged};
 pub(super) use self::setup::{EngineOwned, Schemes, Setup, Timing, block_bounds};
 use self::{
     chain::Chain,

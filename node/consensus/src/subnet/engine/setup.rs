@@ -7,6 +7,7 @@ use commonware_cryptography::{
     certificate::{Provider as SchemeProvider, Scoped},
     ed25519::PublicKey,
 };
+use commonware_p2p::Sender;
 use commonware_utils::sync::Mutex;
 use envelope::Envelopes;
 use genesis::{PAYLOAD_BYTES_MAX, Summary};
@@ -49,6 +50,64 @@ pub struct Channels<S, R> {
     pub sync: (S, R),
     /// Shares of signatures on answers to outcalls, and answers of one member.
     pub outcalls: (S, R),
+}
+
+/// Names one of [`Channels`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "see the fields of `Channels`")]
+pub enum ChannelName {
+    Votes,
+    Certificates,
+    Resolver,
+    Broadcast,
+    Backfill,
+    Calls,
+    Roots,
+    Sync,
+    Outcalls,
+}
+
+/// Changes the senders of a node's channels, before anything uses them.
+pub trait SenderLayer: Send + 'static {
+    /// What is sent through in place of `S`.
+    type Sender<S: Sender<PublicKey = PublicKey>>: Sender<PublicKey = PublicKey>;
+
+    /// The sender of this channel.
+    fn layer<S: Sender<PublicKey = PublicKey>>(
+        &self,
+        channel: ChannelName,
+        sender: S,
+    ) -> Self::Sender<S>;
+}
+
+/// Changes nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Unchanged;
+
+impl SenderLayer for Unchanged {
+    type Sender<S: Sender<PublicKey = PublicKey>> = S;
+
+    fn layer<S: Sender<PublicKey = PublicKey>>(&self, _: ChannelName, sender: S) -> S {
+        sender
+    }
+}
+
+impl<S: Sender<PublicKey = PublicKey>, R> Channels<S, R> {
+    /// The channels with their senders changed.
+    pub fn layered<L: SenderLayer>(self, layer: &L) -> Channels<L::Sender<S>, R> {
+        let put = |name, (sender, receiver)| (layer.layer(name, sender), receiver);
+        Channels {
+            votes: put(ChannelName::Votes, self.votes),
+            certificates: put(ChannelName::Certificates, self.certificates),
+            resolver: put(ChannelName::Resolver, self.resolver),
+            broadcast: put(ChannelName::Broadcast, self.broadcast),
+            backfill: put(ChannelName::Backfill, self.backfill),
+            calls: put(ChannelName::Calls, self.calls),
+            roots: put(ChannelName::Roots, self.roots),
+            sync: put(ChannelName::Sync, self.sync),
+            outcalls: put(ChannelName::Outcalls, self.outcalls),
+        }
+    }
 }
 
 /// Schemes by epoch. Epochs this node has no share for still verify by the subnet's key, which

@@ -15,7 +15,7 @@ use state::{
 };
 
 use super::super::install::{Code, memories, prepayment};
-use super::super::{Dispatcher, Handled, Handling, decode, no_value};
+use super::super::{Dispatcher, Handled, Handling, no_value};
 use super::{SNAPSHOT_INSTRUCTIONS, pay};
 use crate::config::FatalError;
 use crate::core::Core;
@@ -24,7 +24,7 @@ use crate::reject;
 
 impl Dispatcher<'_> {
     pub(in super::super) fn load_canister_snapshot(&mut self, call: &SubnetCall) -> Handling {
-        let argument: ic::LoadCanisterSnapshotArgs = decode(&call.arg)?;
+        let argument: ic::LoadCanisterSnapshotArgs = self.decode(call)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
         self.state.refresh();
         let id = argument.canister_id;
@@ -38,7 +38,7 @@ impl Dispatcher<'_> {
         let core = self.core;
         let bytes = snapshot.module.bytes();
         let head = self.head_of(&snapshot)?;
-        let (_, compile_most) = prepayment(core, bytes, &head);
+        let (_, compile_most) = prepayment(core, &canister.id, bytes, &head);
         // Before all of the module is looked at.
         self.affordable(&canister, copying.saturating_add(compile_most), "loading a snapshot")?;
         let hash = self.module_of(&snapshot)?;
@@ -46,7 +46,8 @@ impl Dispatcher<'_> {
         let (prepared, compiling) =
             self.prepare_and_count(&canister, &hash, code.uploaded(), (&head, compile_most))?;
         let mut next = canister.clone();
-        pay(&mut next, core.costs.execution(copying.saturating_add(compiling)));
+        let costs = core.costs_of(&canister.id);
+        pay(&mut next, costs.execution(copying.saturating_add(compiling)));
         let planned = prepared.and_then(|info| {
             let module = InstalledModule::new(hash, bytes, info);
             next.execution = Some(loaded(core, &canister, &snapshot, module)?);
@@ -54,7 +55,7 @@ impl Dispatcher<'_> {
             self.check_loading(&canister, &next)
         });
         if let Err(reject) = planned {
-            return self.refuse_compiled(&id, core.costs.execution(compiling), reject);
+            return self.refuse_compiled(&id, costs.execution(compiling), reject);
         }
         core.note_prepared(hash);
         self.count(copying, 0);

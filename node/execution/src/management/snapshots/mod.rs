@@ -30,8 +30,7 @@ use state::{
 
 use super::lifecycle::uninstall;
 use super::settings::check_promises;
-use super::types::CanisterArgument;
-use super::{Dispatcher, Handled, Handling, decode, encode, no_value};
+use super::{Dispatcher, Handled, Handling, encode, no_value};
 use crate::config::FatalError;
 use crate::core::Core;
 use crate::reject;
@@ -50,7 +49,7 @@ struct SnapshotArgument {
 
 impl Dispatcher<'_> {
     pub(super) fn take_canister_snapshot(&mut self, call: &SubnetCall) -> Handling {
-        let argument: ic::TakeCanisterSnapshotArgs = decode(&call.arg)?;
+        let argument: ic::TakeCanisterSnapshotArgs = self.decode(call)?;
         self.check_sender_version(call, argument.sender_canister_version)?;
         self.state.refresh();
         let id = argument.canister_id;
@@ -59,7 +58,7 @@ impl Dispatcher<'_> {
         let uninstalls = argument.uninstall_code.unwrap_or(false);
         let Some(execution) = &canister.execution else {
             return Err(reject::rejected_message(format!(
-                "Canister {id} contains no Wasm module: there is nothing to take a snapshot of."
+                "Failed to create snapshot for empty canister {id}: it contains no Wasm module."
             ))
             .into());
         };
@@ -104,8 +103,7 @@ impl Dispatcher<'_> {
         let (core, time) = (self.core, self.round.time);
         let canister = self.state.get_mut(id).ok_or_else(|| reject::canister_not_found(id))?;
         canister.execution = None;
-        let rejection = reject::rejected_message(format!("Code of canister {id} was uninstalled."));
-        uninstall(core, canister, &mut self.effects, &rejection);
+        uninstall(core, canister, &mut self.effects, &reject::uninstalled());
         canister.history.push(Change {
             time,
             version: canister.version,
@@ -116,7 +114,7 @@ impl Dispatcher<'_> {
     }
 
     pub(super) fn list_canister_snapshots(&mut self, call: &SubnetCall) -> Handling {
-        let id = decode::<CanisterArgument>(&call.arg)?.canister_id;
+        let id = self.canister_in(call)?;
         let snapshots = self.target(&id)?.snapshots.iter();
         let list: Vec<_> =
             snapshots.map(|(number, snapshot)| shown(&id, number, snapshot)).collect();
@@ -124,7 +122,7 @@ impl Dispatcher<'_> {
     }
 
     pub(super) fn delete_canister_snapshot(&mut self, call: &SubnetCall) -> Handling {
-        let argument: SnapshotArgument = decode(&call.arg)?;
+        let argument: SnapshotArgument = self.decode(call)?;
         let canister = self.target(&argument.canister_id)?;
         let (number, _) = self.snapshot_of(canister, &argument.snapshot_id)?;
         let gone = self.target_mut(&argument.canister_id)?.snapshots.remove(number);
@@ -146,7 +144,8 @@ impl Dispatcher<'_> {
         }
         if self.state.get(&owner).is_some_and(|other| other.snapshots.get(number).is_some()) {
             return Err(reject::rejected_message(format!(
-                "The snapshot belongs to canister {owner} and not to canister {}.",
+                "The snapshot {} does not belong to canister {}.",
+                hex::encode(id),
                 canister.id
             )));
         }
@@ -163,11 +162,10 @@ impl Dispatcher<'_> {
         if let Some(named) = named {
             return Ok(Some(self.snapshot_of(canister, named)?.0));
         }
-        let count = canister.snapshots.len();
-        if count >= SNAPSHOTS_MAX {
+        if canister.snapshots.len() >= SNAPSHOTS_MAX {
             return Err(reject::rejected_message(format!(
-                "Canister {} has {count} snapshots, the most is {SNAPSHOTS_MAX}: delete one, or \
-                 name one that the new one takes the place of (replace_snapshot).",
+                "Canister {} has reached the maximum number of snapshots allowed: {SNAPSHOTS_MAX}. \
+                 Delete one, or name one to replace (replace_snapshot).",
                 canister.id
             )));
         }
@@ -181,8 +179,9 @@ impl Dispatcher<'_> {
         instructions: u64,
         what: &str,
     ) -> Result<Cycles, Reject> {
-        let cost = self.core.costs.execution(instructions);
-        let liquid = self.core.costs.liquid(canister);
+        let costs = self.core.costs_of(&canister.id);
+        let cost = costs.execution(instructions);
+        let liquid = costs.liquid(canister);
         if liquid < cost {
             return Err(reject::out_of_cycles(&canister.id, liquid, cost, what));
         }
@@ -194,7 +193,7 @@ impl Dispatcher<'_> {
     fn check_keeping(&self, canister: &CanisterState, next: &CanisterState) -> Result<(), Reject> {
         check_promises(self.core, self.state, Some(canister), next)?;
         let (before, after) = (canister.memory_usage().total(), next.memory_usage().total());
-        let needed = self.core.costs.freezing_limit(next);
+        let needed = self.core.costs_of(&next.id).freezing_limit(next);
         if next.cycles < needed {
             let grown = after.saturating_sub(before);
             return Err(reject::memory_too_dear(&next.id, grown, next.cycles, needed));

@@ -14,7 +14,7 @@ use state::{
 };
 
 use super::super::types::{SnapshotMetadata, UploadSnapshotData, UploadSnapshotMetadata};
-use super::super::{Dispatcher, Handled, Handling, Refusal, decode, encode, no_value};
+use super::super::{Dispatcher, Handled, Handling, Refusal, encode, no_value};
 use super::{PART_INSTRUCTIONS, SNAPSHOT_INSTRUCTIONS, SnapshotArgument, base_bytes, pay};
 use crate::config::FatalError;
 use crate::core::Core;
@@ -71,14 +71,14 @@ impl Dispatcher<'_> {
         &mut self,
         call: &SubnetCall,
     ) -> Handling {
-        let argument: SnapshotArgument = decode(&call.arg)?;
+        let argument: SnapshotArgument = self.decode(call)?;
         let canister = self.target(&argument.canister_id)?;
         let (_, snapshot) = self.snapshot_of(canister, &argument.snapshot_id)?;
         Ok(Handled::Reply(encode(&metadata(snapshot))?))
     }
 
     pub(in super::super) fn read_canister_snapshot_data(&mut self, call: &SubnetCall) -> Handling {
-        let argument: ic::ReadCanisterSnapshotDataArgs = decode(&call.arg)?;
+        let argument: ic::ReadCanisterSnapshotDataArgs = self.decode(call)?;
         self.state.refresh();
         let canister = self.target(&argument.canister_id)?;
         let (_, snapshot) = self.snapshot_of(canister, &argument.snapshot_id)?;
@@ -144,7 +144,7 @@ impl Dispatcher<'_> {
         &mut self,
         call: &SubnetCall,
     ) -> Handling {
-        let argument: UploadSnapshotMetadata = decode(&call.arg)?;
+        let argument: UploadSnapshotMetadata = self.decode(call)?;
         self.state.refresh();
         let id = argument.canister_id;
         let canister = self.target(&id)?.clone();
@@ -182,7 +182,7 @@ impl Dispatcher<'_> {
         &mut self,
         call: &SubnetCall,
     ) -> Handling {
-        let argument: UploadSnapshotData = decode(&call.arg)?;
+        let argument: UploadSnapshotData = self.decode(call)?;
         self.state.refresh();
         let canister = self.target(&argument.canister_id)?;
         let (number, snapshot) = self.snapshot_of(canister, &argument.snapshot_id)?;

@@ -1,5 +1,5 @@
 #![allow(clippy::unwrap_used)]
-use wasmparser::Validator;
+use wasmparser::{BinaryReader, Validator};
 
 use super::*;
 use crate::module::testing::{limits, valid};
@@ -50,11 +50,29 @@ fn memories_and_tables_get_a_maximum() {
 }
 
 #[test]
-fn custom_sections_do_not_survive() {
-    let wasm = rewrite(r#"(module (func $a_long_name) (@custom "icp:public x" "content"))"#);
-    assert!(
-        Parser::new(0)
-            .parse_all(&wasm)
-            .all(|payload| !matches!(payload.unwrap(), Payload::CustomSection(_)))
+fn names_of_functions_alone_of_custom_sections_survive() {
+    let custom = |wat: &str| -> Vec<(String, Vec<u8>)> {
+        let wasm = rewrite(wat);
+        let sections =
+            Parser::new(0).parse_all(&wasm).filter_map(|payload| match payload.unwrap() {
+                Payload::CustomSection(section) => {
+                    Some((section.name().to_owned(), section.data().to_vec()))
+                }
+                _ => None,
+            });
+        sections.collect()
+    };
+    assert_eq!(custom(r#"(module (func) (@custom "icp:public x" "content"))"#), []);
+    // A module with a memory has one function more, before its own, and others behind them.
+    let names = custom(
+        r#"(module $m (import "ic0" "trap" (func $trap (param i32 i32))) (memory 1)
+            (data (i32.const 0) "x") (func $a_long_name (local $l i32))
+            (@custom "icp:public x" "content"))"#,
     );
+    let [(section, content)] = names.as_slice() else { panic!("{names:?}") };
+    assert_eq!(section, "name");
+    let shown = super::names::function_names(BinaryReader::new(content, 0), u32::MAX);
+    assert_eq!(shown, BTreeMap::from([(0, "trap".to_owned()), (2, "a_long_name".to_owned())]));
+    // Neither the module's name nor that of a local.
+    assert!(content.len() < 40, "{content:?}");
 }

@@ -172,7 +172,8 @@ fn every_system_function_can_be_imported() {
 
 fn refused(wasm: &[u8], text: &str) {
     let error = validate(wasm, &limits()).unwrap_err();
-    assert_eq!(error.to_string(), format!("WebAssembly validation failed: {text}"));
+    let text = format!("WebAssembly validation failed: {text}. Canisters have no threads");
+    assert!(error.to_string().starts_with(&text), "{error}");
 }
 
 #[test]
@@ -189,46 +190,37 @@ fn a_branch_table_has_as_many_targets_as_the_code_generator_takes() {
 #[test]
 fn only_the_agreed_webassembly() {
     for (wat, text) in [
-        ("(module (memory 1) (memory 1))", "multiple memories (at offset 0xa)"),
-        (
-            "(module (memory 1 2 shared))",
-            "threads must be enabled for shared memories (at offset 0xb)",
-        ),
-        ("(module (tag))", "exceptions proposal not enabled (at offset 0x10)"),
-        (
-            "(module (type (struct)))",
-            "struct indexed types not supported without the gc feature (at offset 0xb)",
-        ),
-        (
-            "(module (table 1 externref))",
-            "gc types are disallowed but found type which requires gc (at offset 0xb)",
-        ),
+        ("(module (memory 1) (memory 1))", "the memory section is not valid"),
+        ("(module (memory 1 2 shared))", "the memory section is not valid"),
+        ("(module (tag))", "the tag section is not valid"),
+        ("(module (type (struct)))", "the type section is not valid"),
+        ("(module (table 1 externref))", "the table section is not valid"),
         (
             "(module (global i32 (i32.add (i32.const 1) (i32.const 2))))",
-            "constant expression required: non-constant operator: i32.add (at offset 0x11)",
+            "the global section is not valid",
         ),
-        (
-            "(module (memory 1 (pagesize 1)))",
-            "the custom page sizes proposal must be enabled to customize a memory's page size (at \
-             offset 0xb)",
-        ),
+        ("(module (memory 1 (pagesize 1)))", "the memory section is not valid"),
         (
             "(module (memory 1) (func (drop (i32.atomic.load (i32.const 0)))))",
-            "threads support is not enabled (at offset 0x1e)",
+            "function 0 is not valid (imported functions count)",
         ),
         (
             "(module (func (param v128 v128) (drop (i8x16.relaxed_swizzle (local.get 0) (local.get 1)))))",
-            "relaxed SIMD support is not enabled (at offset 0x1d)",
+            "function 0 is not valid (imported functions count)",
         ),
         (
             "(module (func (result i32) (i64.const 0)))",
-            "type mismatch: expected i32, found i64 (at offset 0x1a)",
+            "function 0 is not valid (imported functions count)",
         ),
     ] {
         refused(&wat::parse_str(wat).unwrap(), text);
     }
-    refused(b"\0asm\x01\0\0\0\x01", "unexpected end-of-file (at offset 0x9)");
-    refused(b"\0asm\x01\0\0\0\xff\x01\0", "malformed section id (at offset 0x8)");
+    let cut = "what follows the header is cut off or not a section";
+    refused(b"\0asm\x01\0\0\0\x01", cut);
+    refused(b"\0asm\x01\0\0\0\xff\x01\0", cut);
+    let import = "(import \"ic0\" \"msg_reply\" (func))";
+    let second = format!("(module {import} (func) (func (result i32)))");
+    refused(&wat::parse_str(second).unwrap(), "function 2 is not valid (imported functions count)");
 }
 
 #[test]
@@ -337,7 +329,7 @@ fn every_limit_is_held_and_named() {
         "i64 ".repeat(200)
     );
     assert_eq!(limit_hit(&locals, |l| l.function_weight = 238), ("function_weight", 238, 239));
-    assert_eq!(limit_hit(&locals, |l| l.weight = 74), ("weight", 74, 75));
+    assert_eq!(limit_hit(&locals, |l| l.weight = 60), ("weight", 60, 61));
     let nested = format!("(module (func {}{}))", "(block ".repeat(640), ")".repeat(640));
     assert_eq!(
         limit_hit(&nested, |l| l.function_weight = 9_000),
@@ -405,6 +397,6 @@ fn compiling_costs_by_byte_and_weight() {
     let wasm = wat::parse_str("(module (func))").unwrap();
     assert_eq!(
         validate(&wasm, &limits()).unwrap().info.compile_instructions,
-        6_000 * wasm.len() as u64 + 200_000 * 49
+        6_000 * wasm.len() as u64 + 200_000 * 42
     );
 }

@@ -1,0 +1,259 @@
+//! The check that a request to an operator page comes from that page or from a program, and not
+//! from another web page in the operator's browser.
+//!
+//! A browser sends requests of any page to any address, loopback included. Two headers tell them
+//! apart. `Origin` names the page that sends the request. `Host` names the server as the page knows
+//! it: a page that had its own name resolve to this address (DNS rebinding) is same-origin with
+//! this server, but its requests carry its own name. A page cannot set either header.
+//!
+//! IP literals are accepted as `Host`: no name was resolved, so none was rebound. Probes and
+//! monitoring systems use them.
+
+use std::net::{IpAddr, SocketAddr};
+
+/// Bytes of a foreign header that are repeated in a refusal.
+const SHOWN_BYTES_MAX: usize = 100;
+
+/// Names that may be configured.
+const NAMES_MAX: usize = 64;
+
+/// A request that does not come from the server's own page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The `Host` header is neither an IP literal, a loopback name nor an allowed name.
+    ForeignHost(String),
+    /// The `Origin` header names another page.
+    ForeignOrigin(String),
+}
+
+impl Refusal {
+    /// Short name of the check for metrics.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::ForeignHost(_) => "foreign_host",
+            Self::ForeignOrigin(_) => "foreign_origin",
+        }
+    }
+
+    /// The text for the client; `option` is the setting that allows further names.
+    pub fn message(&self, option: &str) -> String {
+        match self {
+            Self::ForeignHost(host) => format!(
+                "the Host header is \"{host}\"; this page is served by IP address, as localhost, \
+                 and by the names of {option}"
+            ),
+            Self::ForeignOrigin(origin) => format!(
+                "the Origin header is \"{origin}\"; this page is not served to other web pages \
+                 unless {option} has the name"
+            ),
+        }
+    }
+}
+
+/// Checks the headers of a request to an operator page.
+///
+/// `host` is the `Host` header or the authority of the request, `origin` the `Origin` header,
+/// `listen` the address of the socket, and `allowed` the names that the operator configured, without
+/// port. Requests without the headers are accepted: browsers always send `Host`.
+///
+/// # Errors
+/// When another web page may be the sender.
+pub fn is_own_page(
+    host: Option<&str>,
+    origin: Option<&str>,
+    listen: SocketAddr,
+    allowed: &[String],
+) -> Result<(), Refusal> {
+    if let Some(host) = host {
+        let parsed = Authority::parse(host);
+        if !parsed.as_ref().is_some_and(|host| host.is_local() || host.is_among(allowed)) {
+            return Err(Refusal::ForeignHost(shown(host)));
+        }
+    }
+    let Some(origin) = origin else { return Ok(()) };
+    if is_own_origin(origin, host, listen, allowed) {
+        Ok(())
+    } else {
+        Err(Refusal::ForeignOrigin(shown(origin)))
+    }
+}
+
+/// Checks configured names.
+///
+/// # Errors
+/// When one is not a host name without port, or there are too many.
+pub fn check_names(names: &[String]) -> Result<(), String> {
+    if names.len() > NAMES_MAX {
+        return Err(format!("host_names has {} names, the limit is {NAMES_MAX}", names.len()));
+    }
+    let is_name = |name: &str| {
+        let is_label_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        (1..=253).contains(&name.len()) && name.bytes().all(is_label_byte)
+    };
+    match names.iter().find(|name| !is_name(name)) {
+        Some(name) => Err(format!(
+            "host_names has \"{}\", which is not a host name without scheme and port",
+            shown(name)
+        )),
+        None => Ok(()),
+    }
+}
+
+fn is_own_origin(origin: &str, host: Option<&str>, listen: SocketAddr, allowed: &[String]) -> bool {
+    let (default_port, authority) = match origin.split_once("://") {
+        Some(("http", authority)) => (80, authority),
+        Some(("https", authority)) => (443, authority),
+        // "null" included: a page without an origin of its own.
+        _ => return false,
+    };
+    let Some(page) = Authority::parse(authority) else { return false };
+    if page.is_among(allowed) {
+        return true;
+    }
+    let port = page.port.unwrap_or(default_port);
+    let is_requested = host
+        .and_then(Authority::parse)
+        .is_some_and(|host| host.name == page.name && host.port.unwrap_or(default_port) == port);
+    // The same server by another of its addresses.
+    let is_listener = port == listen.port()
+        && match page.name.parse::<IpAddr>() {
+            Ok(address) if listen.ip().is_unspecified() => address.is_loopback(),
+            Ok(address) => address == listen.ip(),
+            Err(_) => {
+                page.name == "localhost"
+                    && (listen.ip().is_loopback() || listen.ip().is_unspecified())
+            }
+        };
+    is_requested || is_listener
+}
+
+/// Host and port of a header.
+struct Authority {
+    /// Lower case, without brackets and without the dot of the root.
+    name: String,
+    port: Option<u16>,
+}
+
+impl Authority {
+    fn parse(text: &str) -> Option<Self> {
+        let (name, port) = match text.strip_prefix('[') {
+            Some(rest) => {
+                let (address, rest) = rest.split_once(']')?;
+                address.parse::<std::net::Ipv6Addr>().ok()?;
+                (address, rest.strip_prefix(':').or((rest.is_empty()).then_some(""))?)
+            }
+            None => text.split_once(':').unwrap_or((text, "")),
+        };
+        let port = if port.is_empty() { None } else { Some(port.parse().ok()?) };
+        let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
+        (!name.is_empty()).then_some(Self { name, port })
+    }
+
+    /// Whether no name server was asked for it.
+    fn is_local(&self) -> bool {
+        self.name == "localhost" || self.name.parse::<IpAddr>().is_ok()
+    }
+
+    fn is_among(&self, allowed: &[String]) -> bool {
+        allowed.iter().any(|name| name.trim_end_matches('.').eq_ignore_ascii_case(&self.name))
+    }
+}
+
+fn shown(header: &str) -> String {
+    let mut end = header.len().min(SHOWN_BYTES_MAX);
+    while !header.is_char_boundary(end) {
+        end -= 1;
+    }
+    header[..end].escape_debug().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(host: Option<&str>, origin: Option<&str>) -> Result<(), Refusal> {
+        let listen = "127.0.0.1:8080".parse().unwrap();
+        is_own_page(host, origin, listen, &["ops.example.org".into(), "thimble".into()])
+    }
+
+    #[test]
+    fn ip_literals_localhost_and_allowed_names_are_own_hosts() {
+        for host in [
+            "127.0.0.1:8080",
+            "10.1.2.3",
+            "[::1]:8080",
+            "[fe80::1]",
+            "localhost",
+            "LocalHost.:9",
+            "thimble:8080",
+            "Ops.Example.org",
+        ] {
+            assert_eq!(check(Some(host), None), Ok(()), "{host}");
+        }
+        assert_eq!(check(None, None), Ok(()));
+    }
+
+    #[test]
+    fn other_names_and_malformed_hosts_are_foreign() {
+        for host in [
+            "evil.example",
+            "evil.example:8080",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "abcde-fg.localhost:8081",
+            "example.org",
+            "",
+            ":8080",
+            "[::1",
+            "[evil]:80",
+            "[::1]8080",
+            "localhost:port",
+            "localhost@evil.example",
+        ] {
+            let refused = check(Some(host), None).unwrap_err();
+            assert_eq!(refused, Refusal::ForeignHost(host.into()));
+            assert!(refused.message("api.host_names").contains("api.host_names"));
+        }
+    }
+
+    #[test]
+    fn only_the_servers_own_pages_are_own_origins() {
+        for (host, origin) in [
+            ("127.0.0.1:8080", "http://127.0.0.1:8080"),
+            ("localhost:8080", "http://127.0.0.1:8080"),
+            ("127.0.0.1:8080", "http://localhost:8080"),
+            ("10.1.2.3:9090", "http://10.1.2.3:9090"),
+            ("10.1.2.3", "http://10.1.2.3"),
+            ("10.1.2.3:80", "http://10.1.2.3"),
+            ("ops.example.org", "https://ops.example.org"),
+            ("127.0.0.1:8080", "https://ops.example.org"),
+            ("[::1]:8080", "http://[::1]:8080"),
+        ] {
+            assert_eq!(check(Some(host), Some(origin)), Ok(()), "{origin} at {host}");
+        }
+        for origin in [
+            "http://evil.example",
+            "http://abcde-fg.localhost:8080",
+            "http://localhost:8081",
+            "http://127.0.0.1",
+            "http://127.0.0.2:8080",
+            "https://10.1.2.3:8080",
+            "null",
+            "",
+            "file://",
+            "chrome-extension://thimble",
+            "http://ops.example.org.evil.example",
+        ] {
+            let refused = check(Some("127.0.0.1:8080"), Some(origin)).unwrap_err();
+            assert_eq!(refused, Refusal::ForeignOrigin(origin.into()));
+        }
+    }
+
+    #[test]
+    fn a_long_header_is_shown_in_part() {
+        let Err(Refusal::ForeignHost(shown)) = check(Some(&"ä".repeat(10_000)), None) else {
+            panic!("accepted");
+        };
+        assert!(shown.len() <= SHOWN_BYTES_MAX);
+    }
+}

@@ -1,0 +1,287 @@
+//! Whether the nodes do well while they are attacked: one update and one query at a time, again and
+//! again, of a canister that nobody attacks, and what the nodes report of rounds and memory.
+//!
+//! The first thing that must not be is kept as the finding; the run waits for it beside each case.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use candid::Principal;
+use ic_agent::{Agent, AgentError};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::hammer::protocol;
+
+const ASK_EVERY: Duration = Duration::from_millis(150);
+const READ_EVERY: Duration = Duration::from_millis(500);
+/// For one answer of one node: then the next is asked.
+const ANSWER_WITHIN: Duration = Duration::from_secs(4);
+/// Bound of the last bucket of the nodes' histogram of rounds.
+const LONGEST_BUCKET_SECONDS: u64 = 10;
+
+/// What the nodes are watched with.
+pub(super) struct Watched {
+    pub(super) urls: Vec<String>,
+    pub(super) agents: Vec<Agent>,
+    pub(super) http: reqwest::Client,
+    pub(super) counter: Principal,
+    /// For a round, and for an answer.
+    pub(super) limit: Duration,
+}
+
+/// See the module.
+pub(super) struct Judge {
+    watched: Watched,
+    /// Nodes that are killed: what they do not answer means nothing.
+    down: Vec<AtomicBool>,
+    /// The counter's value in the newest acknowledged call.
+    pub(super) acknowledged: AtomicU64,
+    pub(super) sent: AtomicU64,
+    pub(super) longest_millis: AtomicU64,
+    /// Longest time that work waited for a round, as nodes report it.
+    pub(super) longest_stall_millis: AtomicU64,
+    /// Queries that were sent.
+    asked: AtomicU64,
+    /// Number of the newest acknowledged call and of the newest answered query, in the order of
+    /// sending.
+    fresh: watch::Sender<(u64, u64)>,
+    found: watch::Sender<Option<String>>,
+    last: Mutex<Last>,
+    /// The clocks count for nothing.
+    patient: AtomicBool,
+}
+
+#[derive(Clone, Copy)]
+struct Last {
+    update: Instant,
+    query: Instant,
+}
+
+impl Judge {
+    pub(super) fn new(watched: Watched) -> Arc<Self> {
+        let now = Instant::now();
+        Arc::new(Self {
+            down: watched.urls.iter().map(|_| AtomicBool::new(false)).collect(),
+            watched,
+            acknowledged: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
+            longest_millis: AtomicU64::new(0),
+            longest_stall_millis: AtomicU64::new(0),
+            asked: AtomicU64::new(0),
+            fresh: watch::channel((0, 0)).0,
+            found: watch::channel(None).0,
+            last: Mutex::new(Last { update: now, query: now }),
+            patient: AtomicBool::new(false),
+        })
+    }
+
+    fn last(&self) -> std::sync::MutexGuard<'_, Last> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Time begins anew: nodes were killed or started.
+    pub(super) fn restart_clocks(&self) {
+        let now = Instant::now();
+        *self.last() = Last { update: now, query: now };
+    }
+
+    /// Whether waiting is permitted, as it is while a disk fails.
+    pub(super) fn set_patient(&self, patient: bool) {
+        self.patient.store(patient, Relaxed);
+    }
+
+    pub(super) fn counter(&self) -> Principal {
+        self.watched.counter
+    }
+
+    pub(super) fn set_down(&self, node: usize, down: bool) {
+        self.down[node].store(down, Relaxed);
+    }
+
+    /// Notes what must not be; the first counts.
+    pub(super) fn find(&self, text: String) {
+        self.found.send_if_modified(|found| {
+            let first = found.is_none();
+            if first {
+                *found = Some(text);
+            }
+            first
+        });
+    }
+
+    pub(super) fn finding(&self) -> Option<String> {
+        self.found.borrow().clone()
+    }
+
+    /// Waits for a finding.
+    pub(super) async fn found(&self) -> String {
+        let mut found = self.found.subscribe();
+        let text = found.wait_for(Option::is_some).await;
+        text.ok().and_then(|text| text.clone()).unwrap_or_default()
+    }
+
+    /// Waits until a call that is sent from now on is acknowledged, and a query answered: what was
+    /// sent before was executed, or waits for its turn.
+    pub(super) async fn settled(&self) {
+        let now = (self.sent.load(Relaxed), self.asked.load(Relaxed));
+        let mut fresh = self.fresh.subscribe();
+        drop(fresh.wait_for(|(call, query)| *call > now.0 && *query > now.1).await);
+    }
+
+    /// Watches until it is dropped.
+    pub(super) async fn watch(self: Arc<Self>) {
+        tokio::join!(self.updates(), self.queries(), self.readings());
+    }
+
+    /// The next node that is not down.
+    fn next(&self, at: &mut usize) -> usize {
+        let count = self.down.len();
+        for _ in 0..count {
+            *at = (*at + 1) % count;
+            if !self.down[*at].load(Relaxed) {
+                break;
+            }
+        }
+        *at
+    }
+
+    async fn updates(&self) {
+        let mut at = 0;
+        loop {
+            sleep(ASK_EVERY).await;
+            let node = self.next(&mut at);
+            let number = self.sent.fetch_add(1, Relaxed) + 1;
+            let begun = Instant::now();
+            let call =
+                self.watched.agents[node].update(&self.watched.counter, "inc").with_arg(vec![]);
+            match timeout(ANSWER_WITHIN, call.call_and_wait()).await {
+                Ok(Ok(reply)) => {
+                    self.last().update = Instant::now();
+                    self.longest_millis.fetch_max(begun.elapsed().as_millis() as u64, Relaxed);
+                    self.acknowledge(&reply);
+                    self.fresh.send_modify(|fresh| fresh.0 = number);
+                }
+                Ok(Err(AgentError::CertifiedReject { reject, .. })) => {
+                    self.find(format!(
+                        "a call of the counter was rejected: {}",
+                        reject.reject_message
+                    ));
+                }
+                // Refused, not reached, or not in time: the clock decides.
+                _ => {}
+            }
+            let waited = self.last().update.elapsed();
+            if waited > self.watched.limit && !self.patient.load(Relaxed) {
+                self.find(format!(
+                    "no update of an idle canister was acknowledged for {} s",
+                    waited.as_secs()
+                ));
+            }
+        }
+    }
+
+    fn acknowledge(&self, reply: &[u8]) {
+        match protocol::first_word(reply) {
+            Ok(value) => {
+                let before = self.acknowledged.swap(value, Relaxed);
+                let sent = self.sent.load(Relaxed);
+                if value <= before || value > sent {
+                    self.find(format!(
+                        "the counter replied {value} after {before}, and {sent} calls were sent"
+                    ));
+                }
+            }
+            Err(error) => self.find(error),
+        }
+    }
+
+    async fn queries(&self) {
+        let mut at = 0;
+        loop {
+            sleep(ASK_EVERY * 2).await;
+            let node = self.next(&mut at);
+            let number = self.asked.fetch_add(1, Relaxed) + 1;
+            let ask = self.watched.agents[node].query(&self.watched.counter, "get");
+            let answer = timeout(ANSWER_WITHIN, ask.with_arg(vec![]).call()).await;
+            if matches!(answer, Ok(Ok(_))) {
+                self.last().query = Instant::now();
+                self.fresh.send_modify(|fresh| fresh.1 = number);
+            }
+            let waited = self.last().query.elapsed();
+            // Others' queries may be refused for a while, not for ever.
+            if waited > self.watched.limit * 2 && !self.patient.load(Relaxed) {
+                self.find(format!(
+                    "no query of an idle canister was answered for {} s",
+                    waited.as_secs()
+                ));
+            }
+        }
+    }
+
+    /// What the nodes report of rounds and memory.
+    async fn readings(&self) {
+        loop {
+            sleep(READ_EVERY).await;
+            for (node, url) in self.watched.urls.iter().enumerate() {
+                if self.down[node].load(Relaxed) {
+                    continue;
+                }
+                let asked = self.watched.http.get(format!("{url}/metrics")).send();
+                let Ok(Ok(answer)) = timeout(ANSWER_WITHIN, asked).await else { continue };
+                let Ok(text) = answer.text().await else { continue };
+                self.read(node, &text);
+            }
+        }
+    }
+
+    fn read(&self, node: usize, text: &str) {
+        let figure = |name: &str| figure(text, name);
+        let stall = figure("thimble_longest_stall_seconds").unwrap_or_default();
+        self.longest_stall_millis.fetch_max((stall * 1e3) as u64, Relaxed);
+        let rounds = figure("thimble_round_seconds_count").unwrap_or_default();
+        let short = figure("thimble_round_seconds_bucket{le=\"10.0\"}").unwrap_or(rounds);
+        let limit = self.watched.limit.as_secs();
+        let patient = self.patient.load(Relaxed);
+        if limit <= LONGEST_BUCKET_SECONDS && short < rounds && !patient {
+            self.find(format!(
+                "node {node} reports {} rounds longer than {LONGEST_BUCKET_SECONDS} s",
+                rounds - short
+            ));
+        }
+        let anonymous = figure("thimble_memory_anonymous_bytes").unwrap_or_default();
+        let budget = figure("thimble_memory_budget_bytes").unwrap_or(f64::MAX);
+        if anonymous > budget {
+            self.find(format!(
+                "node {node} holds {} MiB of anonymous memory with a budget of {} MiB",
+                anonymous as u64 >> 20,
+                budget as u64 >> 20
+            ));
+        }
+    }
+}
+
+/// The value of a line in the text of `/metrics`.
+fn figure(text: &str, name: &str) -> Option<f64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_found_by_their_whole_name() {
+        let text = "# TYPE a gauge\na_b 3\na 2.5\nh_bucket{le=\"10.0\"} 7\n";
+        assert_eq!(figure(text, "a"), Some(2.5));
+        assert_eq!(figure(text, "h_bucket{le=\"10.0\"}"), Some(7.0));
+        assert_eq!(figure(text, "b"), None);
+    }
+}

@@ -1,0 +1,485 @@
+//! One life: nodes in a fresh folder, cases on them, kills, and in the end the proof that what they
+//! recorded comes out again.
+
+use std::{fs, path::Path, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result};
+use demo::client as basics;
+use ic_agent::{Agent, hash_tree::LookupResult};
+use ic_management_canister_types::CanisterInstallMode;
+use rand::{Rng, SeedableRng, seq::SliceRandom};
+use rand_chacha::ChaCha8Rng;
+use serde_json::{Value, json};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, interval, sleep, timeout},
+};
+
+use super::{
+    GROUP, Phase, Queue, Report, Run,
+    cases::{self, Ground, Id},
+    disk,
+    judge::{Judge, Watched},
+    net::{self, Flavour, Member, Plan, START_WITHIN},
+    server, user,
+};
+
+const COUNTER: &[u8] = include_bytes!("../../../../canisters/wasm/counter-c.wasm");
+const FORWARDER: &[u8] = include_bytes!("../../../../canisters/wasm/universal-c.wasm");
+/// For one execution of all that a life recorded.
+const REPLAY_WITHIN: Duration = Duration::from_secs(240);
+/// For a case with all its calls; each of those has an end of its own.
+const CASE_WITHIN: Duration = Duration::from_secs(90);
+const CALL_EXPIRY: Duration = Duration::from_secs(60);
+/// Groups after which the canister that cases speak of is made anew: it may be spoilt.
+const VICTIM_GROUPS: u64 = 6;
+/// For the certificates of all nodes to be of the same moments.
+const ROOTS_FOR: Duration = Duration::from_secs(3);
+/// Budgets for a start after the last kill; requests to servers need more than the smallest.
+const OTHER_MEMORY: [&str; 3] = ["640MiB", "1GiB", "768MiB"];
+
+/// What a life is asked to do.
+pub(super) struct Life {
+    pub(super) phase: Phase,
+    pub(super) number: u64,
+    /// This case alone.
+    pub(super) only: Option<Id>,
+    /// From when its nodes serve.
+    pub(super) lasts: Duration,
+}
+
+/// What must not be, with the cases that ran.
+type Found = Option<(String, Vec<Id>)>;
+
+/// Nodes that serve, with what the cases need.
+pub(super) struct Scene {
+    pub(super) members: Vec<Member>,
+    /// So many of them, from the first, keep to the protocol.
+    honest: usize,
+    pub(super) judge: Arc<Judge>,
+    pub(super) http: reqwest::Client,
+    ground: Arc<Ground>,
+    /// The judge and the server; they end with the scene.
+    tasks: JoinSet<()>,
+}
+
+impl Life {
+    /// Lives it; the finding, if there is one.
+    pub(super) async fn run(
+        self,
+        run: &Run,
+        report: &mut Report,
+        queue: &mut Queue,
+        folder: &Path,
+    ) -> Result<Found> {
+        let mut random = ChaCha8Rng::seed_from_u64(run.seed);
+        random.set_stream(1_000 + self.number);
+        let plan = self.plan(run, folder, &mut random);
+        let members = match self.phase {
+            Phase::Subnet => plan.four(&mut random).await?,
+            Phase::Alone | Phase::Disk => plan.alone(self.number as usize, &mut random)?,
+        };
+        run.say(&format!(
+            "life {} ({}): {}",
+            self.number,
+            self.phase.name(),
+            members.iter().map(|one| one.flavour.words()).collect::<Vec<_>>().join("; ")
+        ));
+        let honest = if plan.byzantine.is_some() { members.len() - 1 } else { members.len() };
+        let limit = Duration::from_secs(run.options.round_within);
+        // What was begun here is named by the case that was asked for, if one was.
+        let only: Vec<Id> = self.only.iter().cloned().collect();
+        let mut scene = match Scene::start(members, honest, limit).await {
+            Ok(scene) => scene,
+            Err(error) => return Ok(Some((format!("the nodes did not start: {error:#}"), only))),
+        };
+        let mut done = Vec::new();
+        let found = match self.phase {
+            Phase::Disk => disk::attack(&self, run, report, &mut scene, &mut random).await?,
+            Phase::Alone | Phase::Subnet => {
+                self.attack(run, report, queue, &mut scene, &mut done, &mut random).await?
+            }
+        };
+        let judge = scene.judge.clone();
+        report.acknowledged += judge.acknowledged.load(std::sync::atomic::Ordering::Relaxed);
+        let longest =
+            |of: &std::sync::atomic::AtomicU64| of.load(std::sync::atomic::Ordering::Relaxed);
+        report.longest_update_millis =
+            report.longest_update_millis.max(longest(&judge.longest_millis));
+        report.longest_stall_millis =
+            report.longest_stall_millis.max(longest(&judge.longest_stall_millis));
+        if found.is_some() {
+            return Ok(found);
+        }
+        if let Some(what) = scene.end(run, report, folder, &mut random).await? {
+            return Ok(Some((what, done)));
+        }
+        Ok(None)
+    }
+
+    fn plan(&self, run: &Run, folder: &Path, random: &mut ChaCha8Rng) -> Plan {
+        Plan {
+            builds: run.builds.clone(),
+            folder: folder.into(),
+            memory: run.options.memory.clone(),
+            configuration: net::configuration(self.phase != Phase::Subnet, random),
+            outcalls: true,
+            byzantine: match self.phase {
+                Phase::Subnet if random.gen_bool(0.5) => run.options.byzantine.clone(),
+                _ => None,
+            },
+        }
+    }
+
+    /// Cases in groups, and kills between them.
+    async fn attack(
+        &self,
+        run: &Run,
+        report: &mut Report,
+        queue: &mut Queue,
+        scene: &mut Scene,
+        done: &mut Vec<Id>,
+        random: &mut ChaCha8Rng,
+    ) -> Result<Found> {
+        let mut groups = 0;
+        let until = Instant::now() + self.lasts;
+        loop {
+            let group = match &self.only {
+                Some(_) if groups > 0 => return Ok(None),
+                Some(id) => vec![id.clone()],
+                None if Instant::now() >= until => return Ok(None),
+                None => queue.take(GROUP),
+            };
+            if group.is_empty() {
+                return Ok(None);
+            }
+            groups += 1;
+            done.extend(group.iter().cloned());
+            if let Some(what) = scene.group(run, report, &group).await? {
+                return Ok(Some((what, group)));
+            }
+            if self.only.is_none() && random.gen_bool(0.2) {
+                report.kills += 1;
+                if let Some(what) = scene.kill(run, random).await? {
+                    return Ok(Some((what, group)));
+                }
+            }
+            if groups % VICTIM_GROUPS == 0
+                && let Err(error) = scene.new_victim().await
+            {
+                return Ok(Some((format!("no canister could be made: {error:#}"), group)));
+            }
+        }
+    }
+}
+
+/// An agent of the run's identity.
+async fn agent(url: &str, http: &reqwest::Client) -> Result<Agent> {
+    let agent = Agent::builder()
+        .with_url(url)
+        .with_http_client(http.clone())
+        .with_identity(super::identity())
+        .with_ingress_expiry(CALL_EXPIRY)
+        .build()?;
+    agent.fetch_root_key().await.context("reading the root key")?;
+    Ok(agent)
+}
+
+impl Scene {
+    /// Starts the nodes and makes the canisters.
+    async fn start(mut members: Vec<Member>, honest: usize, limit: Duration) -> Result<Self> {
+        let http =
+            reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(30)).build()?;
+        for member in &mut members {
+            member.start()?;
+        }
+        for member in &mut members[..honest] {
+            member.healthy(&http, START_WITHIN).await?;
+        }
+        let mut agents = Vec::new();
+        for member in &members[..honest] {
+            agents.push(agent(&member.url, &http).await?);
+        }
+        let user = user()?;
+        let first = &agents[0];
+        let mut made = Vec::new();
+        for module in [COUNTER, FORWARDER] {
+            let canister = cases::create(first, user, None).await?;
+            let mode = CanisterInstallMode::Install;
+            let install = basics::install(first, canister, mode, module.to_vec(), vec![]);
+            timeout(START_WITHIN, install).await.context("an installation did not end")??;
+            made.push(canister);
+        }
+        let victim = cases::create(first, user, Some(made[1])).await?;
+        let (port, serve) = server::start().await?;
+        let judge = Judge::new(Watched {
+            urls: members[..honest].iter().map(|member| member.url.clone()).collect(),
+            agents: agents.clone(),
+            http: http.clone(),
+            counter: made[0],
+            limit,
+        });
+        let mut tasks = JoinSet::new();
+        tasks.spawn(judge.clone().watch());
+        tasks.spawn(serve);
+        let ground = Ground { agents, user, forwarder: made[1], victim, server: port };
+        Ok(Self { members, honest, judge, http, ground: Arc::new(ground), tasks })
+    }
+
+    /// Cases whose outcome nobody waits for.
+    pub(super) fn spawn_cases(&self, run: &Run, ids: &[Id]) -> JoinSet<()> {
+        let mut running = JoinSet::new();
+        for id in ids {
+            let (id, ground, seed) = (id.clone(), self.ground.clone(), run.seed);
+            running.spawn(async move {
+                drop(timeout(CASE_WITHIN, cases::run(seed, &id, &ground)).await);
+            });
+        }
+        running
+    }
+
+    async fn new_victim(&mut self) -> Result<()> {
+        let ground = &self.ground;
+        let victim = cases::create(&ground.agents[0], ground.user, Some(ground.forwarder)).await?;
+        self.ground = Arc::new(Ground {
+            agents: ground.agents.clone(),
+            user: ground.user,
+            forwarder: ground.forwarder,
+            victim,
+            server: ground.server,
+        });
+        Ok(())
+    }
+
+    /// Runs cases at once, then waits until all that they left has had its turn; what was found.
+    pub(super) async fn group(
+        &mut self,
+        run: &Run,
+        report: &mut Report,
+        group: &[Id],
+    ) -> Result<Option<String>> {
+        let mut running = JoinSet::new();
+        for id in group {
+            let (id, ground, seed) = (id.clone(), self.ground.clone(), run.seed);
+            running.spawn(async move {
+                let begun = Instant::now();
+                let outcome = timeout(CASE_WITHIN, cases::run(seed, &id, &ground)).await;
+                (id, outcome, begun.elapsed())
+            });
+        }
+        let mut look = interval(Duration::from_millis(200));
+        let judge = self.judge.clone();
+        loop {
+            tokio::select! {
+                found = judge.found() => return Ok(Some(found)),
+                joined = running.join_next(), if !running.is_empty() => {
+                    if let Some(Ok((id, outcome, took))) = joined {
+                        let family = cases::family(run.seed, &id);
+                        let ended = outcome.as_ref().map_or("open", |outcome| outcome.ended);
+                        *report.cases.entry(family).or_default().entry(ended).or_default() += 1;
+                        log_case(run, &id, outcome.ok().as_ref(), took)?;
+                    }
+                }
+                () = judge.settled(), if running.is_empty() => return Ok(judge.finding()),
+                _ = look.tick() => {
+                    for (node, member) in self.members[..self.honest].iter_mut().enumerate() {
+                        if let Err(error) = member.check() {
+                            return Ok(Some(format!("node {node} ended by itself: {error:#}")));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// SIGKILL to a node, to all, or to a worker, and the way back.
+    async fn kill(&mut self, run: &Run, random: &mut ChaCha8Rng) -> Result<Option<String>> {
+        let count = self.honest;
+        let node = random.gen_range(0..count);
+        // Where one member misbehaves, no other may be away for long.
+        if random.gen_bool(0.4) || count < self.members.len() {
+            run.say(&format!("a worker of node {node} is killed"));
+            self.members[node].kill_worker(random);
+            return Ok(None);
+        }
+        let all = count == 1 || random.gen_bool(0.25);
+        let killed: Vec<usize> = if all { (0..count).collect() } else { vec![node] };
+        run.say(&format!("kill -9 of {killed:?}"));
+        for node in &killed {
+            self.judge.set_down(*node, true);
+            self.members[*node].kill();
+        }
+        sleep(Duration::from_millis(random.gen_range(0..1_500))).await;
+        for node in &killed {
+            self.members[*node].start()?;
+        }
+        for node in &killed {
+            if let Err(error) = self.members[*node].healthy(&self.http, START_WITHIN).await {
+                return Ok(Some(format!("node {node} did not come back after kill -9: {error:#}")));
+            }
+        }
+        self.judge.restart_clocks();
+        for node in &killed {
+            self.judge.set_down(*node, false);
+        }
+        Ok(None)
+    }
+
+    /// The proof at the end: roots agree, everything is killed, and what was recorded comes out
+    /// again with other builds, stacks, thread counts and budgets.
+    async fn end(
+        mut self,
+        run: &Run,
+        report: &mut Report,
+        folder: &Path,
+        random: &mut ChaCha8Rng,
+    ) -> Result<Option<String>> {
+        if self.members.len() > 1
+            && let Some(what) = self.roots(report).await
+        {
+            return Ok(Some(what));
+        }
+        self.tasks.shutdown().await;
+        self.members.iter_mut().for_each(Member::kill);
+        for turn in 0..self.honest.min(2) {
+            // Of four, two: one of each build.
+            let member = &self.members[self.honest - 1 - turn];
+            if let Some(what) = replays(run, report, member, folder, random).await? {
+                return Ok(Some(what));
+            }
+        }
+        self.other_memory(run, report, random).await
+    }
+
+    /// Certificates of all nodes, of the same moments as far as that comes about: one root each.
+    async fn roots(&self, report: &mut Report) -> Option<String> {
+        let mut seen = std::collections::BTreeMap::new();
+        let end = Instant::now() + ROOTS_FOR;
+        while Instant::now() < end {
+            for (node, agent) in self.ground.agents.iter().enumerate() {
+                let path = vec![vec!["time".into()]];
+                let asked = agent.read_state_raw(path, self.ground.forwarder);
+                let Ok(Ok(certificate)) = timeout(Duration::from_secs(4), asked).await else {
+                    continue;
+                };
+                let LookupResult::Found(time) = certificate.tree.lookup_path([b"time".as_slice()])
+                else {
+                    return Some(format!("a certificate of node {node} has no time"));
+                };
+                let root = certificate.tree.digest();
+                match seen.insert(time.to_vec(), (node, root)) {
+                    Some((other, before)) if before != root => {
+                        return Some(format!(
+                            "nodes {other} and {node} certify two roots of one time"
+                        ));
+                    }
+                    Some(_) => report.roots_compared += 1,
+                    None => {}
+                }
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+        None
+    }
+
+    /// Starts all with another budget: what is logged is executed by the old limits first.
+    async fn other_memory(
+        &mut self,
+        run: &Run,
+        report: &mut Report,
+        random: &mut ChaCha8Rng,
+    ) -> Result<Option<String>> {
+        let memory = *OTHER_MEMORY.choose(random).unwrap_or(&OTHER_MEMORY[0]);
+        let acknowledged = self.judge.acknowledged.load(std::sync::atomic::Ordering::Relaxed);
+        // A member that misbehaved may have been cut off; the others go on without it.
+        for (turn, member) in self.members[..self.honest].iter_mut().enumerate() {
+            member.flavour = Flavour::any(&run.builds, turn + 1, random);
+            member.set_memory(memory);
+            member.start()?;
+        }
+        run.say(&format!("killed, and started again with {memory}"));
+        for (node, member) in self.members[..self.honest].iter_mut().enumerate() {
+            if let Err(error) = member.healthy(&self.http, START_WITHIN).await {
+                return Ok(Some(format!("node {node} did not start with {memory}: {error:#}")));
+            }
+        }
+        let counter = self.judge.counter();
+        let end = Instant::now() + START_WITHIN;
+        let told = loop {
+            let call = self.ground.agents[0].update(&counter, "inc").with_arg(vec![]);
+            if let Ok(Ok(reply)) = timeout(Duration::from_secs(8), call.call_and_wait()).await {
+                break crate::hammer::protocol::first_word(&reply).unwrap_or_default();
+            }
+            if Instant::now() > end {
+                return Ok(Some(format!("no update was acknowledged after a start with {memory}")));
+            }
+        };
+        report.restarts_with_other_memory += 1;
+        if told <= acknowledged {
+            return Ok(Some(format!(
+                "the counter is at {told} after {acknowledged} acknowledged calls and a start \
+                 with {memory}"
+            )));
+        }
+        for (node, member) in self.members.iter_mut().enumerate() {
+            if let Err(error) = member.stop().await {
+                return Ok(Some(format!("node {node} did not stop: {error:#}")));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Executes what a killed node recorded, by every build, with two numbers of threads each.
+async fn replays(
+    run: &Run,
+    report: &mut Report,
+    member: &Member,
+    folder: &Path,
+    random: &mut ChaCha8Rng,
+) -> Result<Option<String>> {
+    // The builds by turns, and each with the least and the most stack over two lives.
+    let first = 2 * random.gen_range(0..2);
+    for turn in 0..run.builds.len().max(2) {
+        let flavour = Flavour::extreme(&run.builds, first + turn);
+        let threads = ["1,4", "2,3", "1,2"].choose(random).copied().unwrap_or("1,2");
+        let log = folder.join(format!("replay-{}.log", report.replays));
+        let mut command = flavour.command();
+        command.args(["replay", "--threads", threads, "--json", "--scratch"]).arg(folder);
+        command.arg(&member.data);
+        let words = format!("{} with {threads} threads", flavour.words());
+        let good = match net::finished(command, REPLAY_WITHIN, &log).await {
+            Ok(good) => good,
+            Err(error) => return Ok(Some(format!("a replay by {words}: {error:#}"))),
+        };
+        report.replays += 1;
+        let text = fs::read_to_string(&log).unwrap_or_default();
+        if good {
+            let at = text.find('[').unwrap_or_default();
+            let runs: Value = serde_json::from_str(&text[at..]).unwrap_or_default();
+            let compared = runs.as_array().into_iter().flatten();
+            report.roots_compared +=
+                compared.filter_map(|one| one["compared"].as_u64()).sum::<u64>();
+        } else if !text.contains("no block above") {
+            let last: Vec<&str> = text.lines().rev().take(3).collect();
+            return Ok(Some(format!("a replay by {words} failed: {}", last.join(" | "))));
+        }
+    }
+    Ok(None)
+}
+
+/// A line in the log of cases.
+fn log_case(run: &Run, id: &Id, outcome: Option<&cases::Outcome>, took: Duration) -> Result<()> {
+    use std::io::Write as _;
+    let line = json!({
+        "case": id.to_string(),
+        "at": run.began.elapsed().as_secs_f64(),
+        "seconds": took.as_secs_f64(),
+        "what": outcome.map(|outcome| &outcome.what),
+        "ended": outcome.map(|outcome| outcome.ended),
+        "answer": outcome.map(|outcome| &outcome.answer),
+    });
+    let path = run.folder.join("cases.jsonl");
+    let mut file = fs::File::options().create(true).append(true).open(&path)?;
+    writeln!(file, "{line}").with_context(|| format!("writing {}", path.display()))
+}

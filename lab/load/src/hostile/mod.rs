@@ -1,0 +1,421 @@
+//! `thimble-lab hostile`: one generator, seeded, that attacks one node and four real processes of
+//! different builds, stacks, budgets and thread counts, and checks that nothing stops a node or
+//! changes a result.
+//!
+//! A run is a sequence of lives. In each life, nodes are started in a fresh folder ([`net`]), cases
+//! run on them ([`cases`], with messages of [`candid`] and modules of [`wasm`]), a judge watches
+//! that updates and queries of others go on ([`judge`]), and in the end the nodes are killed and
+//! all that they recorded is executed again by other builds, stacks and thread counts, and started
+//! with another budget ([`life`]).
+//!
+//! When a group of cases comes to a finding, each of them is run again by itself in a life of its
+//! own, so that the report names the one that suffices.
+//!
+//! What it must never know: the nodes' insides. They are programs.
+
+mod candid;
+mod cases;
+mod disk;
+mod forward;
+mod judge;
+mod life;
+mod net;
+mod server;
+mod wasm;
+
+use std::{
+    collections::VecDeque,
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use ::candid::Principal;
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+use cli::Interrupts;
+use rand::Rng;
+use serde::Serialize;
+use tokio::time::Instant;
+
+use self::cases::{Id, Tally};
+
+/// Cases that run beside each other.
+const GROUP: usize = 4;
+/// Lives that isolate a finding after the time of the run is over.
+const ISOLATED_AFTER_END: u64 = 8;
+/// Shares of the time of a run that a life of each sort gets, within these bounds.
+const SHARES: [(Phase, f64); 3] = [(Phase::Alone, 0.35), (Phase::Subnet, 0.4), (Phase::Disk, 0.1)];
+const LIFE_SECONDS_MAX: f64 = 120.0;
+const LIFE_MIN: Duration = Duration::from_secs(4);
+
+/// Command line of `thimble-lab hostile`.
+#[derive(Args)]
+pub struct Options {
+    /// A build of the node; repeatable. Nodes take turns with them, and each executes again what
+    /// another one recorded. [default: thimble beside this program]
+    #[arg(long, value_name = "FILE")]
+    node: Vec<PathBuf>,
+    /// A node that does not keep to the protocol: the last of the four in every second subnet.
+    #[arg(long, value_name = "FILE")]
+    byzantine: Option<PathBuf>,
+    /// End after so long; what was begun is verified first.
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// Of all cases and faults. [default: another one each time; printed]
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Run only this case, by its number or its name; repeatable. Each has nodes of its own.
+    #[arg(long, value_name = "CASE")]
+    case: Vec<Id>,
+    /// Run only this part; repeatable. [default: all]
+    #[arg(long, value_name = "PART")]
+    on: Vec<Phase>,
+    /// Leave out the known cases, which come first otherwise.
+    #[arg(long)]
+    skip_known: bool,
+    /// Memory of each node.
+    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    memory: String,
+    /// Seconds after which a round, or an update that waits for one, is a finding.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    round_within: u64,
+    /// Findings after which the run ends.
+    #[arg(long, value_name = "COUNT", default_value_t = 20)]
+    findings: usize,
+    /// Folder for a folder with logs, data and the report.
+    #[arg(long, value_name = "DIR", default_value = "target/hostile")]
+    out: PathBuf,
+    /// Write the report as JSON to this file.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Keep the data of lives without a finding too.
+    #[arg(long)]
+    keep: bool,
+}
+
+/// A sort of life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+enum Phase {
+    /// One node.
+    Alone,
+    /// Four nodes of one subnet.
+    Subnet,
+    /// One node whose disk fails and is full now and then.
+    Disk,
+}
+
+impl Phase {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Alone => "alone",
+            Self::Subnet => "subnet",
+            Self::Disk => "disk",
+        }
+    }
+}
+
+/// Something that must not be.
+#[derive(Clone, Debug, Serialize)]
+struct Finding {
+    phase: Phase,
+    what: String,
+    /// Cases that ran at the time, or in the life.
+    cases: Vec<String>,
+    /// Whether one case sufficed, in a life of its own.
+    isolated: bool,
+    /// The command that does the same again.
+    again: String,
+    /// Logs and data.
+    folder: PathBuf,
+}
+
+/// What a run did.
+#[derive(Debug, Serialize)]
+struct Report {
+    seed: u64,
+    builds: Vec<PathBuf>,
+    seconds: f64,
+    lives: u64,
+    /// Cases by family and by how they ended.
+    cases: Tally,
+    kills: u64,
+    disk_faults: u64,
+    replays: u64,
+    roots_compared: u64,
+    restarts_with_other_memory: u64,
+    acknowledged: u64,
+    longest_update_millis: u64,
+    longest_stall_millis: u64,
+    findings: Vec<Finding>,
+    /// Parts that this machine cannot run, and why.
+    not_run: Vec<String>,
+}
+
+/// What all lives of a run have in common.
+struct Run {
+    options: Options,
+    seed: u64,
+    builds: Vec<PathBuf>,
+    folder: PathBuf,
+    began: Instant,
+}
+
+impl Run {
+    fn say(&self, words: &str) {
+        println!("hostile: {:>5.1} s: {words}", self.began.elapsed().as_secs_f64());
+    }
+
+    /// The command that runs a case again.
+    fn again(&self, phase: Phase, cases: &[Id]) -> String {
+        let program = std::env::current_exe().unwrap_or_else(|_| "thimble-lab".into());
+        let mut words = vec![program.display().to_string(), "hostile".into()];
+        for build in &self.builds {
+            words.push(format!("--node {}", build.display()));
+        }
+        if let Some(byzantine) = &self.options.byzantine {
+            words.push(format!("--byzantine {}", byzantine.display()));
+        }
+        words.push(format!("--seed {} --on {}", self.seed, phase.name()));
+        words.push(format!("--memory {}", self.options.memory));
+        words.extend(cases.iter().map(|case| format!("--case {case}")));
+        words.join(" ")
+    }
+}
+
+/// The identity of all calls of a run.
+fn identity() -> ic_agent::identity::BasicIdentity {
+    ic_agent::identity::BasicIdentity::from_raw_key(&[41; 32])
+}
+
+fn user() -> Result<Principal> {
+    use ic_agent::Identity as _;
+    identity().sender().map_err(anyhow::Error::msg)
+}
+
+/// Attacks nodes and says what came of it.
+pub async fn run(options: Options) -> Result<ExitCode> {
+    let seed = options.seed.unwrap_or_else(|| rand::thread_rng().gen_range(0..1_000_000));
+    let mut interrupts = Interrupts::listen()?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    fs::create_dir_all(&options.out)
+        .with_context(|| format!("making the folder {}", options.out.display()))?;
+    let folder = fs::canonicalize(&options.out)?.join(format!("{now}-{seed}"));
+    fs::create_dir_all(&folder)?;
+    let builds = builds(&options)?;
+    let run = Run { seed, builds, folder, began: Instant::now(), options };
+    run.say(&format!(
+        "seed {seed}, {} s; builds: {}; everything is in {}",
+        run.options.seconds,
+        run.builds.iter().map(|build| build.display().to_string()).collect::<Vec<_>>().join(", "),
+        run.folder.display()
+    ));
+    let mut report = Report {
+        seed,
+        builds: run.builds.clone(),
+        seconds: 0.0,
+        lives: 0,
+        cases: Tally::new(),
+        kills: 0,
+        disk_faults: 0,
+        replays: 0,
+        roots_compared: 0,
+        restarts_with_other_memory: 0,
+        acknowledged: 0,
+        longest_update_millis: 0,
+        longest_stall_millis: 0,
+        findings: vec![],
+        not_run: vec![],
+    };
+    let done = tokio::select! {
+        done = attack(&run, &mut report) => Some(done),
+        () = interrupts.next() => None,
+    };
+    // Nodes ended when their lives were dropped.
+    report.seconds = run.began.elapsed().as_secs_f64();
+    finish(&run, &report)?;
+    match done {
+        None => Ok(cli::interrupted()),
+        Some(Err(error)) => {
+            Err(error
+                .context(format!("seed {seed}; what there is lies in {}", run.folder.display())))
+        }
+        Some(Ok(())) if report.findings.is_empty() => Ok(ExitCode::SUCCESS),
+        Some(Ok(())) => Ok(ExitCode::FAILURE),
+    }
+}
+
+fn builds(options: &Options) -> Result<Vec<PathBuf>> {
+    let usual = || -> Result<PathBuf> {
+        Ok(std::env::current_exe().context("finding this program")?.with_file_name("thimble"))
+    };
+    let named = match options.node.as_slice() {
+        [] => vec![usual()?],
+        named => named.to_vec(),
+    };
+    named
+        .iter()
+        .map(|file| {
+            ensure!(file.is_file(), "there is no node at {}; build it, or --node", file.display());
+            Ok(fs::canonicalize(file)?)
+        })
+        .collect()
+}
+
+/// What is still to be run.
+struct Queue {
+    known: VecDeque<Id>,
+    /// Cases of groups that came to a finding: each is run by itself.
+    alone: VecDeque<(Phase, Id)>,
+    next: u64,
+    /// Cases were named: nothing else is run.
+    named: bool,
+}
+
+impl Queue {
+    fn take(&mut self, group: usize) -> Vec<Id> {
+        let mut taken = Vec::new();
+        while taken.len() < group {
+            if let Some(id) = self.known.pop_front() {
+                taken.push(id);
+            } else if self.named {
+                break;
+            } else {
+                taken.push(Id::Number(self.next));
+                self.next += 1;
+            }
+        }
+        taken
+    }
+}
+
+/// Lives one after the other until the time is over.
+async fn attack(run: &Run, report: &mut Report) -> Result<()> {
+    let options = &run.options;
+    let named = !options.case.is_empty();
+    let phases: Vec<Phase> = match options.on.as_slice() {
+        [] if named => vec![Phase::Alone],
+        [] => SHARES.iter().map(|(phase, _)| *phase).collect(),
+        phases => phases.to_vec(),
+    };
+    let mut queue = Queue { known: VecDeque::new(), alone: VecDeque::new(), next: 0, named };
+    if named {
+        for phase in &phases {
+            queue.alone.extend(options.case.iter().map(|case| (*phase, case.clone())));
+        }
+    } else if !options.skip_known {
+        queue.known.extend(cases::known());
+    }
+    let end = run.began + Duration::from_secs(options.seconds);
+    let (mut turn, mut isolated) = (0, 0);
+    loop {
+        if report.findings.len() >= options.findings {
+            run.say("there are enough findings");
+            return Ok(());
+        }
+        let over = Instant::now() >= end;
+        if let Some((phase, case)) = queue.alone.pop_front() {
+            if over && !named && isolated >= ISOLATED_AFTER_END {
+                continue;
+            }
+            isolated += u64::from(over);
+            let lasts = Duration::ZERO;
+            let single = life::Life { phase, number: report.lives, only: Some(case), lasts };
+            run_life(run, report, &mut queue, single).await?;
+            continue;
+        }
+        if over || named {
+            return Ok(());
+        }
+        let phase = phases[turn % phases.len()];
+        turn += 1;
+        let share = SHARES.iter().find(|(one, _)| *one == phase).map_or(0.3, |(_, share)| *share);
+        let seconds =
+            (options.seconds as f64 * share / phases_share(&phases)).min(LIFE_SECONDS_MAX);
+        // Counted from when its nodes serve. What is begun is done for a moment at least.
+        let lasts = end.saturating_duration_since(Instant::now());
+        let lasts = lasts.min(Duration::from_secs_f64(seconds)).max(LIFE_MIN);
+        let life = life::Life { phase, number: report.lives, only: None, lasts };
+        run_life(run, report, &mut queue, life).await?;
+    }
+}
+
+/// Of the time, the part that cases may take; the rest is for what verifies them.
+fn phases_share(phases: &[Phase]) -> f64 {
+    let all = SHARES.iter().filter(|(phase, _)| phases.contains(phase));
+    all.map(|(_, share)| share).sum::<f64>() / 0.85
+}
+
+async fn run_life(
+    run: &Run,
+    report: &mut Report,
+    queue: &mut Queue,
+    life: life::Life,
+) -> Result<()> {
+    report.lives += 1;
+    let folder = run.folder.join(format!("life{}", life.number));
+    let isolated = life.only.is_some();
+    let phase = life.phase;
+    let found = Box::pin(life.run(run, report, queue, &folder)).await?;
+    let Some((what, ids)) = found else {
+        if !run.options.keep {
+            let _ = fs::remove_dir_all(&folder);
+        }
+        return Ok(());
+    };
+    let again = run.again(phase, &ids);
+    run.say(&format!("FOUND: {what}"));
+    let names: Vec<String> = ids.iter().map(|id| cases::describe(run.seed, id)).collect();
+    run.say(&format!("  cases {}; {}", names.join(", "), folder.display()));
+    run.say(&format!("  again: {again}"));
+    if !isolated {
+        queue.alone.extend(ids.into_iter().map(|id| (phase, id)));
+    }
+    report.findings.push(Finding { phase, what, cases: names, isolated, again, folder });
+    Ok(())
+}
+
+fn finish(run: &Run, report: &Report) -> Result<()> {
+    let text = serde_json::to_string_pretty(report)?;
+    let write =
+        |path: &Path| fs::write(path, &text).with_context(|| format!("writing {}", path.display()));
+    write(&run.folder.join("report.json"))?;
+    if let Some(path) = &run.options.json {
+        write(path)?;
+    }
+    for (family, ended) in &report.cases {
+        let ways: Vec<String> = ended.iter().map(|(way, count)| format!("{count} {way}")).collect();
+        println!("hostile: cases of {family}: {}", ways.join(", "));
+    }
+    println!(
+        "hostile: {} lives, {} kills, {} disk faults, {} replays ({} roots compared), {} restarts \
+         with other memory; {} updates acknowledged, the longest after {:.1} s; longest stall \
+         reported {:.1} s",
+        report.lives,
+        report.kills,
+        report.disk_faults,
+        report.replays,
+        report.roots_compared,
+        report.restarts_with_other_memory,
+        report.acknowledged,
+        report.longest_update_millis as f64 / 1e3,
+        report.longest_stall_millis as f64 / 1e3,
+    );
+    for reason in &report.not_run {
+        println!("NOT RUN: {reason}");
+    }
+    for (number, finding) in report.findings.iter().enumerate() {
+        println!("hostile: finding {}: {}", number + 1, finding.what);
+        println!("hostile:   on {}, cases {}", finding.phase.name(), finding.cases.join(", "));
+        println!("hostile:   again: {}", finding.again);
+        println!("hostile:   data and logs: {}", finding.folder.display());
+    }
+    let seed = report.seed;
+    match report.findings.len() {
+        0 => println!("hostile: seed {seed}: nothing found"),
+        count => println!("hostile: seed {seed}: FAILED, {count} findings"),
+    }
+    Ok(())
+}

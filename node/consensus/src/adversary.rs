@@ -1,0 +1,31 @@
+//! The keys of a member as the engine uses them, for a member of tests that signs what no honest
+//! member signs.
+//!
+//! No part of the node's interface: the node itself signs within its engine.
+
+use commonware_consensus::simplex::scheme::bls12381_threshold::vrf;
+use commonware_cryptography::{bls12381::primitives::variant::MinSig, ed25519::PublicKey};
+use genesis::Summary;
+use nidkg::SecretShare;
+
+use crate::{KeyError, subnet::forms};
+
+/// Signs votes as the engine does, byte for byte.
+pub type VoteScheme = vrf::Scheme<PublicKey, MinSig>;
+
+/// Precedes everything that members of this subnet sign for the engine.
+pub fn namespace(genesis: &Summary) -> Vec<u8> {
+    forms::namespace(genesis)
+}
+
+/// The scheme of a member in the epoch of this summary.
+///
+/// # Errors
+/// When the share is not of the committee.
+pub fn vote_scheme(
+    namespace: &[u8],
+    summary: &Summary,
+    share: &SecretShare,
+) -> Result<VoteScheme, KeyError> {
+    forms::vote_scheme(namespace, summary, share)
+}

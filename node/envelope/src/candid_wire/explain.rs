@@ -1,0 +1,158 @@
+//! In which way a message differs from the expected type, as a function of both.
+
+use candid::types::{Label, Type as Expected, TypeInner};
+
+use super::Walk;
+use super::table::{
+    BOOL, EMPTY, FLOAT32, FLOAT64, INT, INT8, INT16, INT32, INT64, NAT, NAT8, NAT16, NAT32, NAT64,
+    NULL, PRINCIPAL, RESERVED, TEXT, Table, Type,
+};
+
+const OTHER: &str = "a value is not of the expected type: text that is not UTF-8, an unexpected \
+                     case of a variant, or a function of another type";
+
+/// The first difference between the types, or the kinds of differences that only values have.
+pub(super) fn explain(walk: &Walk, expected: &Expected) -> String {
+    let Some(kind) = walk.arguments.first() else {
+        return "the message has no argument, one is expected".to_owned();
+    };
+    let mut path = Vec::new();
+    difference(&walk.table, *kind, expected, &mut path).unwrap_or_else(|| OTHER.to_owned())
+}
+
+/// Recurses as deep as the expected type, which is of this program.
+fn difference(
+    table: &Table,
+    kind: i64,
+    expected: &Expected,
+    path: &mut Vec<String>,
+) -> Option<String> {
+    let found = table.get(kind);
+    match (expected.as_ref(), found) {
+        // What does not fit an option is none.
+        (TypeInner::Opt(_) | TypeInner::Reserved, _) => None,
+        (TypeInner::Record(fields), Some(Type::Record(found))) => fields.iter().find_map(|field| {
+            path.push(name(&field.id));
+            let label = field.id.get_id();
+            let of_field = table.fields(found).iter().find(|(found, _)| *found == label);
+            let different = match of_field {
+                Some((_, kind)) => difference(table, *kind, &field.ty, path),
+                None if is_optional(&field.ty) => None,
+                None => Some(format!("{} is missing", place(path))),
+            };
+            path.pop();
+            different
+        }),
+        (TypeInner::Vec(inner), Some(Type::Vec(found))) => {
+            path.push("[]".to_owned());
+            let different = difference(table, found, inner, path);
+            path.pop();
+            different
+        }
+        (TypeInner::Variant(_), Some(Type::Variant(_)))
+        | (TypeInner::Func(_), Some(Type::Func(_)))
+        | (TypeInner::Service(_), Some(Type::Service(_)))
+        | (TypeInner::Principal, Some(Type::Service(_))) => None,
+        (TypeInner::Int, None) if matches!(kind, NAT | INT) => None,
+        (expected, None) if code(expected) == Some(kind) => None,
+        (expected, _) => Some(format!(
+            "{} is of type {}, {} is expected",
+            place(path),
+            of_wire(kind, found),
+            of_expected(expected)
+        )),
+    }
+}
+
+fn name(label: &Label) -> String {
+    match label {
+        Label::Named(name) => name.clone(),
+        Label::Id(number) | Label::Unnamed(number) => number.to_string(),
+    }
+}
+
+fn place(path: &[String]) -> String {
+    if path.is_empty() {
+        return "the argument".to_owned();
+    }
+    format!("`{}`", path.join(".").replace(".[]", "[]"))
+}
+
+fn is_optional(expected: &Expected) -> bool {
+    matches!(expected.as_ref(), TypeInner::Opt(_) | TypeInner::Null | TypeInner::Reserved)
+}
+
+const PRIMITIVES: [(i64, &str); 18] = [
+    (NULL, "null"),
+    (BOOL, "bool"),
+    (NAT, "nat"),
+    (INT, "int"),
+    (NAT8, "nat8"),
+    (NAT16, "nat16"),
+    (NAT32, "nat32"),
+    (NAT64, "nat64"),
+    (INT8, "int8"),
+    (INT16, "int16"),
+    (INT32, "int32"),
+    (INT64, "int64"),
+    (FLOAT32, "float32"),
+    (FLOAT64, "float64"),
+    (TEXT, "text"),
+    (RESERVED, "reserved"),
+    (EMPTY, "empty"),
+    (PRINCIPAL, "principal"),
+];
+
+const fn code(expected: &TypeInner) -> Option<i64> {
+    Some(match expected {
+        TypeInner::Null => NULL,
+        TypeInner::Bool => BOOL,
+        TypeInner::Nat => NAT,
+        TypeInner::Int => INT,
+        TypeInner::Nat8 => NAT8,
+        TypeInner::Nat16 => NAT16,
+        TypeInner::Nat32 => NAT32,
+        TypeInner::Nat64 => NAT64,
+        TypeInner::Int8 => INT8,
+        TypeInner::Int16 => INT16,
+        TypeInner::Int32 => INT32,
+        TypeInner::Int64 => INT64,
+        TypeInner::Float32 => FLOAT32,
+        TypeInner::Float64 => FLOAT64,
+        TypeInner::Text => TEXT,
+        TypeInner::Reserved => RESERVED,
+        TypeInner::Empty => EMPTY,
+        TypeInner::Principal => PRINCIPAL,
+        _ => return None,
+    })
+}
+
+fn primitive(kind: i64) -> Option<&'static str> {
+    PRIMITIVES.iter().find(|(code, _)| *code == kind).map(|(_, name)| *name)
+}
+
+fn of_wire(kind: i64, found: Option<Type>) -> &'static str {
+    match found {
+        Some(Type::Opt(_)) => "opt",
+        Some(Type::Vec(NAT8)) => "blob",
+        Some(Type::Vec(_)) => "vec",
+        Some(Type::Record(_)) => "record",
+        Some(Type::Variant(_)) => "variant",
+        Some(Type::Func(_)) => "func",
+        Some(Type::Service(_)) => "service",
+        Some(Type::Future) => "a later version of Candid",
+        None => primitive(kind).unwrap_or("unknown"),
+    }
+}
+
+fn of_expected(expected: &TypeInner) -> &'static str {
+    match expected {
+        TypeInner::Vec(inner) if matches!(inner.as_ref(), TypeInner::Nat8) => "blob",
+        TypeInner::Vec(_) => "vec",
+        TypeInner::Record(_) => "record",
+        TypeInner::Variant(_) => "variant",
+        TypeInner::Func(_) => "func",
+        TypeInner::Service(_) => "service",
+        expected => code(expected).and_then(primitive).unwrap_or("another type"),
+    }
+}

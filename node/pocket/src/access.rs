@@ -1,0 +1,337 @@
+//! The boundary between the server and its machine: which requests are served, and which folders,
+//! networks and addresses a client may have an instance use.
+//!
+//! The server listens on the machine of a developer, who also visits web pages there. A browser
+//! sends requests of any page to any address, so the operations of the protocol are closed to
+//! pages: a foreign `Host` or `Origin` header is refused ([`dashboard::origin`]), as is a request
+//! that the browser marks as sent for another site (`Sec-Fetch-Site`). No answer has a CORS header,
+//! and a body must be declared as JSON, which a page cannot do without asking first.
+//!
+//! The endpoints of the interface specification (`/instances/<n>/api/`) are open to every page, as
+//! on the public network: agents in browsers need that. A page can therefore call canisters of an
+//! instance, and install its own where the instance makes progress by itself; so requests of live
+//! instances reach public addresses only.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    path::{Component, Path, PathBuf},
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use dashboard::origin;
+use hyper::{HeaderMap, Method, Request, StatusCode, header};
+use outcalls::Allowed;
+
+use crate::{cli::Cli, operations::Failure};
+
+/// Environment variables with the values of the options of the same name.
+const ALLOW_HOST: &str = "THIMBLE_POCKET_ALLOW_HOST";
+const ALLOW_NETWORK: &str = "THIMBLE_POCKET_ALLOW_NETWORK";
+const ALLOW_REMOTE_GATEWAYS: &str = "THIMBLE_POCKET_ALLOW_REMOTE_GATEWAYS";
+const STATE_DIR_ROOT: &str = "THIMBLE_POCKET_STATE_DIR_ROOT";
+
+/// See the module.
+pub(crate) struct Access {
+    /// Names of the server besides `localhost`.
+    hosts: Vec<String>,
+    /// Where the server listens, when it does.
+    listen: OnceLock<SocketAddr>,
+    has_refused: AtomicBool,
+    remote_gateways: bool,
+    networks: Vec<String>,
+    pub(crate) folders: Folders,
+}
+
+impl Access {
+    /// As the command line and the environment have it.
+    ///
+    /// # Errors
+    /// When a network or a folder is invalid.
+    pub(crate) fn new(cli: &Cli) -> Result<Self> {
+        let hosts = or_list(&cli.allow_host, ALLOW_HOST);
+        if let Some(host) = hosts.iter().find(|host| host.contains([':', '/', '*'])) {
+            bail!("--allow-host {host}: expected a name without scheme and port");
+        }
+        let remote_gateways = cli.allow_remote_gateways || is_set(ALLOW_REMOTE_GATEWAYS)?;
+        let access = Self {
+            hosts,
+            listen: OnceLock::new(),
+            has_refused: AtomicBool::new(false),
+            remote_gateways,
+            networks: or_list(&cli.allow_network, ALLOW_NETWORK),
+            folders: Folders::new(cli)?,
+        };
+        access.outcalls()?;
+        Ok(access)
+    }
+
+    /// The server listens at this address.
+    pub(crate) fn set_listen(&self, address: SocketAddr) {
+        // Set once, at the start.
+        let _ = self.listen.set(address);
+    }
+
+    /// What live instances may connect to.
+    ///
+    /// # Errors
+    /// When a network is invalid.
+    pub(crate) fn outcalls(&self) -> Result<Allowed> {
+        let parse = |text: &String| {
+            let network = text.parse();
+            network.with_context(|| {
+                format!("--allow-network {text}: expected a network such as 127.0.0.0/8")
+            })
+        };
+        let networks = self.networks.iter().map(parse).collect::<Result<_>>()?;
+        Ok(Allowed { http: true, networks, roots: vec![] })
+    }
+
+    /// Checks the address that an HTTP gateway is to listen at.
+    ///
+    /// # Errors
+    /// When other machines would reach it and that is not allowed.
+    pub(crate) fn check_gateway(&self, address: IpAddr) -> Result<()> {
+        ensure!(
+            self.remote_gateways || address.is_loopback(),
+            "an HTTP gateway at {address} can be reached by other machines; start the server with \
+             --allow-remote-gateways or {ALLOW_REMOTE_GATEWAYS}=1 to allow that"
+        );
+        Ok(())
+    }
+
+    /// Checks that a request does not come from another web page. Endpoints of the interface
+    /// specification (`is_public`) are open to all pages, at the server's own names.
+    ///
+    /// # Errors
+    /// When it does.
+    pub(crate) fn check<B>(&self, request: &Request<B>, is_public: bool) -> Result<(), Failure> {
+        let authority = request.uri().authority().map(|authority| authority.as_str().into());
+        let host = authority.or_else(|| text_of(request.headers(), header::HOST));
+        let origin = text_of(request.headers(), header::ORIGIN).filter(|_| !is_public);
+        let unknown = SocketAddr::from(([127, 0, 0, 1], 0));
+        let listen = *self.listen.get().unwrap_or(&unknown);
+        let checked = origin::is_own_page(host.as_deref(), origin.as_deref(), listen, &self.hosts);
+        if let Err(refusal) = checked {
+            let option = format!("--allow-host or {ALLOW_HOST}");
+            return Err(self.refused(refusal.reason(), refusal.message(&option)));
+        }
+        if !is_public && origin.is_none() && is_of_other_site(request) {
+            let message = "another web page sent the request (Sec-Fetch-Site)".to_owned();
+            return Err(self.refused("foreign_site", message));
+        }
+        Ok(())
+    }
+
+    /// The log shows the first refusal: a page may send many requests.
+    fn refused(&self, reason: &'static str, message: String) -> Failure {
+        if self.has_refused.swap(true, Ordering::Relaxed) {
+            tracing::debug!(reason, "a request of another web page was refused");
+        } else {
+            tracing::warn!(reason, "requests of another web page are refused: {message}");
+        }
+        Failure { status: StatusCode::FORBIDDEN, message }
+    }
+}
+
+/// Whether the browser marks the request as sent for another site: an image, a script or a frame in
+/// a page, which comes without `Origin`. A link to a page of the server may be followed.
+fn is_of_other_site<B>(request: &Request<B>) -> bool {
+    let is = |name: &str, value: &str| {
+        request.headers().get(name).is_some_and(|found| found.as_bytes() == value.as_bytes())
+    };
+    let is_link = *request.method() == Method::GET
+        && is("sec-fetch-mode", "navigate")
+        && is("sec-fetch-dest", "document");
+    (is("sec-fetch-site", "cross-site") || is("sec-fetch-site", "same-site")) && !is_link
+}
+
+/// Whether a body is declared as JSON. Browsers send other types of any page without asking the
+/// server first.
+pub(crate) fn is_json(headers: &HeaderMap) -> bool {
+    let declared = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let essence = declared.and_then(|text| text.split(';').next()).unwrap_or_default();
+    essence.trim().eq_ignore_ascii_case("application/json")
+}
+
+fn text_of(headers: &HeaderMap, name: header::HeaderName) -> Option<String> {
+    headers.get(name).map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
+}
+
+fn or_list(given: &[String], variable: &str) -> Vec<String> {
+    if !given.is_empty() {
+        return given.to_vec();
+    }
+    let text = std::env::var(variable).unwrap_or_default();
+    text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(Into::into).collect()
+}
+
+fn is_set(variable: &str) -> Result<bool> {
+    match std::env::var(variable).as_deref() {
+        Err(_) | Ok("" | "0" | "false") => Ok(false),
+        Ok("1" | "true") => Ok(true),
+        Ok(other) => bail!("{variable}={other}: expected 1 or 0"),
+    }
+}
+
+/// Folders below which clients may keep instances.
+pub(crate) struct Folders {
+    /// Without symbolic links.
+    roots: Vec<PathBuf>,
+    /// The working directory at the start: clients name folders relative to it.
+    current: PathBuf,
+}
+
+impl Folders {
+    fn new(cli: &Cli) -> Result<Self> {
+        let current = std::env::current_dir().context("finding the working directory")?;
+        let variable = std::env::var_os(STATE_DIR_ROOT).unwrap_or_default();
+        let named: Vec<_> = if cli.state_dir_root.is_empty() {
+            std::env::split_paths(&variable).filter(|path| !path.as_os_str().is_empty()).collect()
+        } else {
+            cli.state_dir_root.clone()
+        };
+        let mut roots = Vec::new();
+        for root in &named {
+            let root = current.join(root);
+            let real = root.canonicalize();
+            roots.push(real.with_context(|| format!("--state-dir-root {}", root.display()))?);
+        }
+        if named.is_empty() {
+            roots = default_roots(&current, &cli.parent_folder());
+        }
+        Ok(Self { roots, current })
+    }
+
+    #[cfg(test)]
+    fn of(root: &Path) -> Self {
+        let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
+        Self { roots: vec![root.clone()], current: root }
+    }
+
+    /// The folder that a client named, without symbolic links. It may be missing.
+    ///
+    /// # Errors
+    /// When it is in none of the folders that are allowed.
+    pub(crate) fn admit(&self, path: &Path) -> Result<PathBuf> {
+        let admitted =
+            self.resolve(path).with_context(|| format!("state_dir {}", path.display()))?;
+        if self.roots.iter().any(|root| admitted.starts_with(root)) {
+            return Ok(admitted);
+        }
+        let roots: Vec<_> = self.roots.iter().map(|root| root.display().to_string()).collect();
+        bail!(
+            "state_dir {} is outside the folders in which instances may be kept ({}); start the \
+             server with --state-dir-root DIR or {STATE_DIR_ROOT}=DIR to allow others",
+            admitted.display(),
+            roots.join(", ")
+        )
+    }
+
+    /// Resolves links in the part of a path that exists.
+    fn resolve(&self, path: &Path) -> Result<PathBuf> {
+        let path = self.current.join(path);
+        let mut existing = path.as_path();
+        let real = loop {
+            match existing.canonicalize() {
+                Ok(real) => break real,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error.into()),
+            }
+            existing = existing.parent().context("no part of the path exists")?;
+        };
+        let missing = path.strip_prefix(existing)?;
+        let is_plain = missing.components().all(|part| matches!(part, Component::Normal(_)));
+        ensure!(is_plain, "the part of the path that does not exist has `..`");
+        Ok(if missing.as_os_str().is_empty() { real } else { real.join(missing) })
+    }
+}
+
+/// Where the published clients' users keep instances: the project, temporary folders, the home
+/// folder. Clients start the server with fixed arguments, so this must do without an option.
+fn default_roots(current: &Path, parent: &Path) -> Vec<PathBuf> {
+    let repository = current.ancestors().find(|folder| folder.join(".git").exists());
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let candidates = [
+        Some(current.to_owned()),
+        repository.map(Path::to_owned),
+        Some(std::env::temp_dir()),
+        // States that could not be packed are left there.
+        Some(parent.to_owned()),
+        home,
+    ];
+    let mut roots: Vec<PathBuf> = candidates
+        .into_iter()
+        .flatten()
+        .filter(|folder| folder.is_absolute())
+        .filter_map(|folder| folder.canonicalize().ok())
+        // A service without a folder of its own works in the root folder.
+        .filter(|folder| folder.parent().is_some())
+        .collect();
+    roots.sort();
+    roots.dedup();
+    roots
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn folders_outside_the_roots_are_refused_however_they_are_named() {
+        let [root, outside] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let folders = Folders::of(root.path());
+        let [real, foreign] = [&root, &outside].map(|folder| folder.path().canonicalize().unwrap());
+        std::fs::create_dir(real.join("inner")).unwrap();
+        symlink(&foreign, real.join("out")).unwrap();
+        symlink(real.join("inner"), real.join("in")).unwrap();
+        symlink(foreign.join("missing"), real.join("dangling")).unwrap();
+        for (named, admitted) in [
+            ("", ""),
+            (".", ""),
+            ("inner", "inner"),
+            ("in/new", "inner/new"),
+            ("new/deep/er", "new/deep/er"),
+            ("inner/../inner/x", "inner/x"),
+        ] {
+            let expected = if admitted.is_empty() { real.clone() } else { real.join(admitted) };
+            assert_eq!(folders.admit(Path::new(named)).unwrap(), expected, "{named}");
+            assert_eq!(folders.admit(&real.join(named)).unwrap(), expected, "{named}");
+        }
+        for named in ["..", "out", "out/new", "../other", "in/../../x", "/", "/etc/thimble"] {
+            let error = format!("{:#}", folders.admit(Path::new(named)).unwrap_err());
+            assert!(error.contains("--state-dir-root"), "{named}: {error}");
+        }
+        assert!(folders.admit(&foreign).is_err());
+        assert!(folders.admit(Path::new("new/../../x")).is_err());
+        // Making the folder fails where the link leads nowhere.
+        let dangling = folders.admit(Path::new("dangling")).unwrap();
+        assert!(std::fs::create_dir_all(dangling).is_err());
+        assert_eq!(std::fs::read_dir(foreign).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn only_json_is_json() {
+        for (declared, expected) in [
+            (Some("application/json"), true),
+            (Some("Application/JSON; charset=utf-8"), true),
+            (Some("text/plain"), false),
+            (Some("application/jsonp"), false),
+            (Some("application/x-www-form-urlencoded"), false),
+            (None, false),
+        ] {
+            let mut headers = HeaderMap::new();
+            if let Some(declared) = declared {
+                headers.insert(header::CONTENT_TYPE, declared.parse().unwrap());
+            }
+            assert_eq!(is_json(&headers), expected, "{declared:?}");
+        }
+    }
+}

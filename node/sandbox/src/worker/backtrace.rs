@@ -1,0 +1,95 @@
+//! The backtrace of a trap: which functions of the canister were being called, innermost first.
+//!
+//! It is a part of what callers and logs get, so it is a function of the module and of what ran:
+//! the engine reads the frames from the stack by their frame pointers, no function is inlined, and
+//! a tail call leaves no frame behind. Names are those of the artefact, which this program wrote
+//! into it (`module/names.rs`). No text of the engine is used.
+//!
+//! The engine lists all frames, of which the innermost are used: 16 bytes each, of a stack of 4 MiB
+//! whose frames have 32 at least. So the list takes 2 MiB at most, and half of that while it grows.
+//! It is gone before the answer is encoded, whose room (`limits`, worker buffers) it takes: a message
+//! that trapped has no reply.
+//!
+//! The form is the public network's: a heading, one line for each frame, a line break behind each.
+//! A module without names has no backtrace.
+
+use std::fmt::Write;
+
+use wasmtime::{Error, WasmBacktrace};
+
+/// The heading and the lines of the frames in `error`; empty without any name.
+pub(super) fn backtrace(error: &Error, renumbering: Renumbering) -> String {
+    let Some(trace) = error.downcast_ref::<WasmBacktrace>() else { return String::new() };
+    let frames = trace.frames().iter().map(|frame| (frame.func_index(), frame.func_name()));
+    lines(frames, renumbering)
+}
+
+/// How the functions of a module are numbered in its artefact.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Renumbering {
+    /// Index of the imported function that instrumentation added; defined functions follow it.
+    pub(super) added_import: Option<u32>,
+}
+
+impl Renumbering {
+    /// The index in the module as it was uploaded.
+    fn uploaded(self, function: u32) -> u32 {
+        match self.added_import {
+            Some(added) if function > added => function - 1,
+            _ => function,
+        }
+    }
+}
+
+fn lines<'a>(
+    frames: impl Iterator<Item = (u32, Option<&'a str>)>,
+    renumbering: Renumbering,
+) -> String {
+    let mut text = String::from("Canister Backtrace:\n");
+    let mut is_named = false;
+    for (index, name) in frames {
+        // Writing to a string does not fail.
+        let _ = match name {
+            // A function that instrumentation added.
+            Some("") => Ok(()),
+            Some(name) => {
+                is_named = true;
+                writeln!(text, "{name}")
+            }
+            None => {
+                writeln!(text, "unknown function at index {}", renumbering.uploaded(index))
+            }
+        };
+    }
+    if is_named { text } else { String::new() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_without_a_name_show_the_index_in_the_uploaded_module() {
+        let renumbering = Renumbering { added_import: Some(2) };
+        let frames = [(7, Some("inner")), (9, Some("")), (1, None), (5, None)];
+        assert_eq!(
+            lines(frames.into_iter(), renumbering),
+            "Canister Backtrace:\ninner\nunknown function at index 1\nunknown function at index 4\n"
+        );
+    }
+
+    #[test]
+    fn a_module_without_names_has_no_backtrace() {
+        let frames = [(7, None), (9, None)];
+        assert_eq!(lines(frames.into_iter(), Renumbering::default()), "");
+        assert_eq!(lines([].into_iter(), Renumbering::default()), "");
+    }
+
+    #[test]
+    fn the_bound_covers_the_longest_backtrace() {
+        let name = "n".repeat(crate::module::NAME_BYTES_MAX);
+        let frames = [(0, Some(name.as_str())); crate::engine::BACKTRACE_FRAMES_MAX];
+        let longest = lines(frames.into_iter(), Renumbering::default());
+        assert!(longest.len() <= crate::BACKTRACE_BYTES_MAX, "{}", longest.len());
+    }
+}
