@@ -211,21 +211,21 @@ impl<C: Clocks> BlockClock<C> {
         (expected, now.boot, Some(Jump { ahead_nanos, steady }))
     }
 
-    /// Time of a block made now, after the newest one.
-    fn next(&self, state: &mut State, previous: Time) -> Time {
+    /// What the clock shows, and the block time now if the newest block has `previous`.
+    fn follow(&self, state: &mut State, previous: Time) -> (Time, Time) {
         let (good, boot, _) = self.read(state);
         let since = match state.newest {
             Some((time, made)) if time == previous => boot.saturating_sub(made),
             _ => Duration::ZERO,
         };
-        good.max(later(previous, since / 2)).max(Time(previous.0.saturating_add(1)))
+        (good, good.max(later(previous, since / 2)))
     }
 
     /// The time by which a call is judged now: that of a block made now, if block time is ahead.
     pub fn block_time(&self) -> Time {
         let mut state = self.lock();
         match state.newest {
-            Some((newest, _)) => self.next(&mut state, newest),
+            Some((newest, _)) => self.follow(&mut state, newest).1,
             None => self.read(&mut state).0,
         }
     }
@@ -234,7 +234,7 @@ impl<C: Clocks> BlockClock<C> {
     pub fn status(&self) -> ClockStatus {
         let mut state = self.lock();
         let (good, _, jump) = self.read(&mut state);
-        let newest = state.newest.map_or(good, |(newest, _)| self.next(&mut state, newest));
+        let newest = state.newest.map_or(good, |(newest, _)| self.follow(&mut state, newest).1);
         ClockStatus {
             jump,
             block_time_ahead: Duration::from_nanos(newest.0.saturating_sub(good.0)),
@@ -256,16 +256,16 @@ impl<C: Clocks> WallClock for BlockClock<C> {
     }
 
     fn after(&self, previous: Time) -> Time {
-        self.next(&mut self.lock(), previous)
+        let (_, time) = self.follow(&mut self.lock(), previous);
+        time.max(Time(previous.0.saturating_add(1)))
     }
 
     fn until(&self, time: Time, previous: Time) -> Duration {
         let mut state = self.lock();
-        let (good, ..) = self.read(&mut state);
-        let next = self.next(&mut state, previous);
+        let (good, block_time) = self.follow(&mut state, previous);
         // Whichever is first: the clock gets there, or block time at half its speed.
         let by_clock = Duration::from_nanos(time.0.saturating_sub(good.0));
-        by_clock.min(Duration::from_nanos(time.0.saturating_sub(next.0)).saturating_mul(2))
+        by_clock.min(Duration::from_nanos(time.0.saturating_sub(block_time.0)).saturating_mul(2))
     }
 
     fn made(&self, time: Time) {

@@ -51,7 +51,7 @@ pub use state_sync::{
     SyncProgress, Want,
 };
 pub use subnet::{
-    Attempt, ChannelName, Channels, Engine, KeyError, KeyStore, Layer, Layered, LimitsDiffer,
-    Operation, Peering, Progress, SenderLayer, StartError, Subnet, SubnetConfig, SubnetStatus,
-    Unchanged,
+    Arithmetic, Attempt, ChannelName, Channels, Engine, KeyError, KeyStore, Layer, Layered,
+    LimitsDiffer, Operation, Peering, Progress, SenderLayer, StartError, Subnet, SubnetConfig,
+    SubnetStatus, Unchanged, arithmetic,
 };

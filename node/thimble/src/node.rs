@@ -74,7 +74,7 @@ const BLOCK_SEGMENT_BYTES: u64 = 8 << 20;
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 /// A round that has not ended by then after the request to stop never may: the process ends without
 /// its result, and the next start executes the batch again.
-const STOP_DEADLINE: Duration = Duration::from_secs(30);
+const STOP_DEADLINE: Duration = Duration::from_secs(20);
 /// The same while a checkpoint is made: it ends with the disk. Below the 60 s that the lab waits and
 /// the 90 s of the systemd unit.
 const STOP_CHECKPOINT_DEADLINE: Duration = Duration::from_secs(55);
@@ -752,7 +752,7 @@ fn agreement(
         genesis: keys.genesis_summary()?,
         key,
         keys: Box::new(KeyFiles::new(&config.data_dir, arithmetic.clone())),
-        arithmetic,
+        arithmetic: consensus::arithmetic(arithmetic),
         agreed: config.agreed()?,
         genesis_time: Time(origin.time_seconds.saturating_mul(1_000_000_000)),
         listen,

@@ -61,7 +61,6 @@ use futures::{
 };
 use genesis::Summary;
 use limits::ConsensusLimits;
-use nidkg::EngineConfig;
 use rand_core::CryptoRng;
 use state::{Fault, Height, SubnetKey, Time};
 use thiserror::Error;
@@ -85,7 +84,7 @@ pub use self::{
     greeting::LimitsDiffer,
     key::KeyError,
     published::Progress,
-    resharing::KeyStore,
+    resharing::{Arithmetic, KeyStore, arithmetic},
     runtime::{Attempt, Layer, Layered, Operation},
 };
 use crate::{
@@ -147,7 +146,7 @@ pub struct SubnetConfig {
     /// This node's shares.
     pub keys: Box<dyn KeyStore>,
     /// What resharing may use of the machine.
-    pub arithmetic: EngineConfig,
+    pub arithmetic: Arithmetic,
     /// Limits that all members must have alike.
     pub agreed: Vec<(String, u64)>,
     /// Time of the first state.
@@ -427,7 +426,7 @@ impl Subnet {
         let resharing = Resharing::new(
             (summary, logged, boundary),
             config.keys,
-            resharing::arithmetic(config.arithmetic),
+            config.arithmetic,
             (namespace, me.as_ref().try_into().unwrap_or_default()),
             epocher.clone(),
             silent_until,

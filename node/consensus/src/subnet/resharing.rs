@@ -56,11 +56,11 @@ pub trait KeyStore: Send + Sync {
     fn membership_change(&self, summary: &Summary) -> Option<Vec<u8>>;
 }
 
-/// Starts the key generation's threads. Fails while this machine has no room for them.
-pub(super) type Arithmetic = Arc<dyn Fn() -> Result<Engine, String> + Send + Sync>;
+/// Starts the threads of the key's arithmetic. Fails while this machine has no room for them.
+pub type Arithmetic = Arc<dyn Fn() -> Result<Engine, String> + Send + Sync>;
 
-/// As configured.
-pub(super) fn arithmetic(config: EngineConfig) -> Arithmetic {
+/// Arithmetic as configured.
+pub fn arithmetic(config: EngineConfig) -> Arithmetic {
     Arc::new(move || Engine::new(config.clone()).map_err(|error| error.to_string()))
 }
 
@@ -563,11 +563,11 @@ mod tests {
         let (committee, shares) = nidkg::deal(MEMBERS as u32, 3, &mut rng).unwrap();
         let mut secrets: Vec<[u8; 32]> = (1..=MEMBERS).map(|number| [number as u8; 32]).collect();
         secrets.sort_by_key(|secret| SigningKey::from_bytes(secret).verifying_key().to_bytes());
-        let records = secrets.iter().map(|secret| {
+        let records = secrets.iter().zip(4_000..).map(|(secret, port)| {
             let node = SigningKey::from_bytes(secret);
             let owner = genesis::node_id(&node.verifying_key());
             let (public, _) = nidkg::generate_key_pair(owner.as_slice(), &mut rng);
-            NodeRecord::new(&node, public, "127.0.0.1:4000").unwrap()
+            NodeRecord::new(&node, public, &format!("127.0.0.1:{port}")).unwrap()
         });
         let summary = Summary::from_parts(records.collect(), committee).unwrap();
         let asked = Arc::new(AtomicUsize::new(0));

@@ -35,8 +35,8 @@ use state::{CertifiedReader, CertifiedState, SubnetKey, Time};
 use zeroize::Zeroizing;
 
 use consensus::{
-    BlockLog, Channels, ConsensusError, IngressPool, KeyStore, Layered, StateServer, Subnet,
-    SubnetConfig, Wiring,
+    Arithmetic, BlockLog, Channels, ConsensusError, IngressPool, KeyStore, Layered, StateServer,
+    Subnet, SubnetConfig, Wiring,
 };
 use disk::SimulatedDisk;
 use rounds::{Driver, RoundError, Settings};
@@ -407,13 +407,23 @@ impl Net {
         }
     }
 
+    /// Starts no threads while the node's machine is in trouble.
+    fn arithmetic(&self, place: usize) -> Arithmetic {
+        let (trouble, start) =
+            (self.members[place].trouble.clone(), consensus::arithmetic(arithmetic()));
+        Arc::new(move || match trouble.is_disk_full() {
+            true => Err("no thread can be started".into()),
+            false => start(),
+        })
+    }
+
     pub(crate) fn config(&self, place: usize, key: Option<SubnetKey>) -> SubnetConfig {
         SubnetConfig {
             node_secret: Zeroizing::new(self.members[place].secret),
             genesis: self.genesis.clone(),
             key,
             keys: Box::new(Opened(self.members[place].vault.clone())),
-            arithmetic: arithmetic(),
+            arithmetic: self.arithmetic(place),
             agreed: vec![("epoch".into(), self.blocks_per_epoch)],
             genesis_time: Time(0),
             listen: ([127, 0, 0, 1], 0).into(),
