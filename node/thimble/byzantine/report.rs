@@ -38,7 +38,7 @@ impl Report {
     pub(crate) fn made(&mut self, attack: Attack, channel: ChannelName, detail: &str, to: usize) {
         let count = self.made.entry((attack, detail.to_owned())).or_default();
         *count += 1;
-        if *count > WRITTEN_MAX && *count % ONE_IN != 0 {
+        if *count > WRITTEN_MAX && !count.is_multiple_of(ONE_IN) {
             return;
         }
         let line = json!({
