@@ -17,6 +17,7 @@ use consensus::{
     BlockLog, Certifier, Consensus, CountedQueries, IngressPool, LogReplay, SingleNode,
     SubnetConfig, SystemRandom, Wiring,
 };
+use disk::Lock;
 use envelope::CallVerifier;
 use execution::{Executor, ExecutorConfig, QueryService};
 use gateway::{Gateway, GatewayConfig, GatewayHandle, HttpGatewayConfig, Waiters};
@@ -141,15 +142,7 @@ fn serve(mut config: Config, address_file: Option<&Path>, start: StartSubnet) ->
     let started = Instant::now();
     start_logging(&config.log)?;
     let data = &config.data_dir;
-    let restricted = disk::make_private_folder(data, "keys")
-        .with_context(|| format!("making the data folder {}", data.display()))?;
-    if restricted {
-        tracing::info!(folder = %data.display(), "only the owner can read the data folder from now on");
-    }
-    let _lock = lock(data)?;
-    if let Some(shortage) = disk_budget::shortage(&config)? {
-        tracing::warn!("{shortage}");
-    }
+    let _lock = open_data_folder(&config)?;
     let keys = Keys::open_or_create(&data.join("keys"))?;
     config.features = config.features.settled(several(&keys));
     let limits = Arc::new(config.limits.clone());
@@ -329,6 +322,21 @@ fn await_rounds(
             ));
         }
     }
+}
+
+/// Takes the data folder, which is made if it is absent.
+fn open_data_folder(config: &Config) -> Result<Lock> {
+    let data = &config.data_dir;
+    let restricted = disk::make_private_folder(data, "keys")
+        .with_context(|| format!("making the data folder {}", data.display()))?;
+    if restricted {
+        tracing::info!(folder = %data.display(), "only the owner can read the data folder from now on");
+    }
+    let lock = lock(data)?;
+    if let Some(shortage) = disk_budget::shortage(config)? {
+        tracing::warn!("{shortage}");
+    }
+    Ok(lock)
 }
 
 /// What HTTP connections and timers run on.
