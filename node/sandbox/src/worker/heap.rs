@@ -2,11 +2,17 @@
 //! share.
 //!
 //! wasmtime is given host memory: [`Creator`] answers every instantiation with the heap that
-//! [`HeapCell::enter`] put in place, a mapping of the canister's files that is write-protected. The
-//! first write to a page faults; [`HeapCell::fault`] counts the page, unprotects it and lets the
-//! write happen again. Past the cap it declines, wasmtime turns the fault into a trap, and
+//! [`HeapCell::enter`] put in place, a mapping of the canister's files that is inaccessible. The
+//! first access to a Wasm page faults; [`HeapCell::fault`] counts it, makes it readable and has the
+//! access happen again. The first write to a page is counted and opened in the same way. Past the cap
+//! on written pages it declines, wasmtime turns the fault into a trap, and
 //! [`HeapCell::cap_reached`] says why. Bulk operations and the System API announce their writes
-//! with [`HeapCell::will_write`], because a fault inside the runtime could not become a trap.
+//! with [`HeapCell::will_write`], because a fault inside the runtime could not become a trap. A fault
+//! of a read inside the runtime needs to become none: nothing refuses reads.
+//!
+//! Both counts have a price, which is charged when the System API is entered or left, when the
+//! message is about to be paused, and at its end ([`HeapCell::take_uncharged`]). They are counts of
+//! what the message did: each message begins with nothing opened, whatever the kernel has mapped.
 //!
 //! The pages of a message that is paused lie in a file ([`HeapCell::spill`]) and are protected again;
 //! a write to one faults once more, is not counted, and makes the kernel copy it.
@@ -20,8 +26,8 @@
 //! # Threads
 //!
 //! A worker runs one message at a time on one thread, and the handler interrupts only that thread,
-//! only in code that holds no borrow of this module's state: a fault comes from a write to the
-//! heap, and nothing here writes to the heap except [`Undo`], to pages it made writable.
+//! only in code that holds no borrow of this module's state: a fault comes from an access to the
+//! heap, and nothing here accesses it except [`Undo`], in pages it made writable.
 
 use std::{
     cell::{Cell, UnsafeCell},
