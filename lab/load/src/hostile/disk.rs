@@ -62,11 +62,14 @@ impl Volume {
         quiet(mount.args(["-o", &format!("remount,size={bytes}")]).arg(&self.0))
     }
 
-    /// Leaves this many bytes free.
+    /// Leaves about this many bytes free. The node writes meanwhile, and a size below what is used
+    /// is refused.
     fn fill(&self, free: u64) -> bool {
-        let Ok(about) = rustix::fs::statvfs(&self.0) else { return false };
-        let used = about.f_blocks.saturating_sub(about.f_bfree) * about.f_frsize;
-        self.resize(used + free)
+        [0, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24].into_iter().any(|more| {
+            let Ok(about) = rustix::fs::statvfs(&self.0) else { return false };
+            let used = about.f_blocks.saturating_sub(about.f_bfree) * about.f_frsize;
+            self.resize(used + free + more)
+        })
     }
 
     fn empty(&self) -> bool {

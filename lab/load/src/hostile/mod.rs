@@ -249,7 +249,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     };
     // Dropping the lives killed their nodes.
     report.seconds = run.began.elapsed().as_secs_f64();
-    finish(&run, &report)?;
+    finish(&run, &report, done.is_some())?;
     match done {
         None => Ok(cli::interrupted()),
         Some(Err(error)) => {
@@ -392,7 +392,8 @@ async fn run_life(
     Ok(())
 }
 
-fn finish(run: &Run, report: &Report) -> Result<()> {
+/// Prints and writes the report.
+fn finish(run: &Run, report: &Report, whole: bool) -> Result<()> {
     let text = serde_json::to_string_pretty(report)?;
     let write =
         |path: &Path| fs::write(path, &text).with_context(|| format!("writing {}", path.display()));
@@ -430,6 +431,7 @@ fn finish(run: &Run, report: &Report) -> Result<()> {
     }
     let seed = report.seed;
     match report.findings.len() {
+        0 if !whole => println!("hostile: seed {seed}: stopped, nothing found so far"),
         0 => println!("hostile: seed {seed}: nothing found"),
         count => println!("hostile: seed {seed}: FAILED, {count} findings"),
     }
