@@ -176,7 +176,8 @@ fn fifty_thousand_functions_compile_in_the_smallest_budget() {
     let caps = Caps::new(&limits.sandbox);
     let shape = shapes::all().into_iter().find(|shape| shape.name == "empty functions").unwrap();
     let compiled = compile(&(shape.make)(50_000), &limits.module, with_headroom(caps)).unwrap();
-    assert!(compiled.anonymous_bytes <= caps.anonymous_bytes, "{compiled:?}");
+    // Constants of the node's program take up to 1.5 MiB more than those of this one.
+    assert!(compiled.anonymous_bytes <= caps.anonymous_bytes - (3 << 19), "{compiled:?}");
     // What the disk's sheet has for it.
     assert!(compiled.resident_bytes_max <= caps.memory_bytes, "{compiled:?}");
 }

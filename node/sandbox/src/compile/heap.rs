@@ -26,9 +26,12 @@ use tikv_jemalloc_sys::{extent_hooks_t, mallctl};
 /// How the allocator of a child is set up, in its environment: all of its memory in one arena, the
 /// one that is told; no address space in advance, which would be anonymous; nothing goes back
 /// before the child ends.
+/// Small allocations come in slabs of 64 pages: what the allocator knows of a slab is anonymous,
+/// 1.4 MiB less for a module of 50,000 functions than with slabs of its own choice.
 pub(super) const SETTINGS: (&str, &str) = (
     "MALLOC_CONF",
-    "narenas:1,oversize_threshold:0,retain:false,dirty_decay_ms:-1,muzzy_decay_ms:-1",
+    "narenas:1,oversize_threshold:0,retain:false,dirty_decay_ms:-1,muzzy_decay_ms:-1,\
+     slab_sizes:1-16384:64",
 );
 
 /// Where the module ends and room may begin: mappings begin at whole pages.

@@ -33,7 +33,8 @@ pub(super) const FUNCTION: u64 = 21;
 /// so that 50,000 functions, as many as a module may have, are accepted in every budget: 14 x
 /// 50,000 is less than the smallest `module.weight`. What is not counted is at most 10 x 50,000
 /// units, 122 MiB, which the file has room for: it is twice `sandbox.compile_memory_bytes`. Their
-/// anonymous memory is 3 MiB of the 4 MiB of `sandbox.compile_anonymous_bytes`.
+/// anonymous memory is 1.9 MiB of the 4 MiB of `sandbox.compile_anonymous_bytes`, the program's
+/// constants apart.
 pub(super) const KEPT_FUNCTION: u64 = 14;
 
 /// Units of a function that the host or a table can reach: code in between for each direction.

@@ -461,9 +461,13 @@ async fn a_module_too_large_to_compile_is_refused_with_the_limit_and_costs_nobod
     assert_eq!(count(&agent, counter).await, 1);
     for (name, limit, text) in [
         (
-            "as many functions as there may be",
+            "as many functions as there may be, each in a table",
             "the limit `module.weight` is ",
-            format!("(module {})", "(func)".repeat(49_900)),
+            format!(
+                "(module (table funcref (elem {})){})",
+                "0 ".repeat(49_900),
+                "(func)".repeat(49_900)
+            ),
         ),
         (
             "one function that is hard",
