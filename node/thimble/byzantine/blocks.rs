@@ -30,19 +30,22 @@ pub(crate) fn proposed(message: &Message<'_>, state: &mut State) -> Option<Sent>
     };
     // One that is passed on to a member that lacks it is another member's.
     let is_own = message.to.len() > 1 || state.peers.len() <= 1;
-    let sent = if is_own { attacked(message, state, &block) } else { None };
+    let sent = malformed_for_victim(message, state, &block)
+        .or_else(|| is_own.then(|| attacked(message, state, &block)).flatten());
     state.remember(&block.ingress);
     state.seed = block.seed.clone().or(state.seed.take());
     state.dealing = block.payload.clone().or(state.dealing.take());
     sent
 }
 
+fn malformed_for_victim(message: &Message<'_>, state: &mut State, block: &Block) -> Option<Sent> {
+    let victim = message.victim(Attack::MalformedBlocks, state)?;
+    let (other, detail) = malformed(state, block);
+    state.made(Attack::MalformedBlocks, message, detail, 1);
+    Some(message.to_victim(&victim, other))
+}
+
 fn attacked(message: &Message<'_>, state: &mut State, block: &Block) -> Option<Sent> {
-    if let Some(victim) = message.victim(Attack::MalformedBlocks, state) {
-        let (other, detail) = malformed(state, block);
-        state.made(Attack::MalformedBlocks, message, detail, 1);
-        return Some(message.to_victim(&victim, other));
-    }
     let (attack, other, detail, to) = if message.is_under(Attack::EquivocatingBlocks) {
         let other = Block { time: block.time + 1, ..block.clone() };
         (Attack::EquivocatingBlocks, other, "two blocks for one round", message.some(state))

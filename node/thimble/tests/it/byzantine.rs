@@ -226,7 +226,7 @@ async fn member_that_misbehaves_cannot_stop_or_corrupt_the_others() {
 #[tokio::test]
 async fn member_that_offers_false_states_does_not_keep_others_from_a_true_one() {
     let mut subnet = Subnet::prepared(FORGETFUL, &["--provisional", "true"], None);
-    misbehave(&mut subnet, "false-states,false-fetches", fresh_seed());
+    misbehave(&mut subnet, "false-states", fresh_seed());
     subnet.start_all().await;
     let agent = subnet.nodes[0].agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
