@@ -1064,8 +1064,8 @@ fn the_candid_library_decodes_nothing_but_what_the_reader_of_candid_gives_it() {
             }
             let source = std::fs::read_to_string(&path).unwrap();
             let code = source.split("#[cfg(test)]").next().unwrap();
-            let code = code.lines().filter(|line| !line.trim_start().starts_with("//"));
-            if code.into_iter().any(|line| DECODERS.iter().any(|decoder| line.contains(decoder))) {
+            let mut code = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+            if code.any(|line| DECODERS.iter().any(|decoder| line.contains(decoder))) {
                 found.push(name);
             }
         }
