@@ -47,7 +47,7 @@ const GROUP: usize = 4;
 const ISOLATED_AFTER_END: u64 = 8;
 /// Share of the run's time that a life of each kind gets.
 const SHARES: [(Phase, f64); 3] = [(Phase::Alone, 0.25), (Phase::Disk, 0.1), (Phase::Subnet, 0.45)];
-const LIFE_SECONDS_MAX: f64 = 120.0;
+const LIFE_SECONDS_MAX: f64 = 60.0;
 /// Maximum number of cases of one finding that are run again alone, the newest first.
 const ISOLATED_MAX: usize = 40;
 /// Runs shorter than this leave out long known cases, and replay one member with one thread count
