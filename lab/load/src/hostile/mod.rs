@@ -66,8 +66,8 @@ pub struct Options {
     /// subnets.
     #[arg(long, value_name = "FILE")]
     byzantine: Option<PathBuf>,
-    /// Duration in seconds. Each kind of life runs once at least, and the last one is verified, so a
-    /// short run takes longer.
+    /// Duration in seconds. Each kind of life runs at least once, and the last one is verified, so
+    /// a short run takes longer.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
     /// Seed of all cases and faults. [default: random, printed]
@@ -406,8 +406,8 @@ fn finish(run: &Run, report: &Report, whole: bool) -> Result<()> {
         println!("hostile: cases of {family}: {}", ways.join(", "));
     }
     println!(
-        "hostile: {} lives, {} kills, {} disk faults, {} changes of members, {} replays ({} roots compared), {} restarts \
-         with other memory; {} updates acknowledged, the longest after {:.1} s; longest stall \
+        "hostile: {} lives, {} kills, {} disk faults, {} changes of members, {} replays ({} roots \
+         compared), {} restarts with other memory; {} updates acknowledged, the longest after {:.1} s; longest stall \
          reported {:.1} s",
         report.lives,
         report.kills,
