@@ -58,7 +58,7 @@ BIN := $(CARGO_TARGET_DIR)/release
 # measured is compiled by the other targets. Its dependencies stay as they are, so that they are
 # built once.
 ARITHMETIC := nidkg compare
-# A member that does not keep to the protocol, for tests.
+# A member that violates the protocol, for tests.
 BYZANTINE := $(if $(wildcard node/thimble/byzantine/main.rs),--bin thimble-byzantine)
 EXECUTES := budget disk execution memory pages sandbox state
 names = $(shell awk -F'"' 'FNR == 1 { named = 0 } /^name/ && !named { print $$2; named = 1 }' $(wildcard ground/*/Cargo.toml node/*/Cargo.toml relay/*/Cargo.toml lab/*/Cargo.toml))
@@ -127,20 +127,20 @@ storm: build ## Storm a node that is capped at MEMORY with the hammer's MODE for
 chaos: build ## Hurt a subnet of four at random for DURATION seconds while clients work on it, and check that nothing acknowledged is lost.
 	@"$(BIN)/thimble-lab" chaos --node "$(BIN)/thimble" --memory "$(MEMORY)" --duration "$(or $(DURATION),300)" $(if $(SEED),--seed "$(SEED)")
 
-# The node as it is measured, and as it is tested: cargo has one place for both, so they are copied.
-# A history of a simulated subnet, whose clocks jump, comes first for each five minutes.
-hostile: setup ## Attack one node and four of different builds for SECONDS seconds: hostile Candid, modules, kills, full and failing disks, a member that misbehaves; replay all of it.
+# The release build and the build of the tests are copied, because cargo writes both to one place.
+# For each five minutes, one history of a simulated subnet, whose clocks jump, runs first.
+hostile: SEED := $(or $(SEED),$(shell od -An -N2 -tu2 /dev/urandom | tr -d ' '))
+hostile: HISTORIES := $(shell expr $(SECONDS) / 300)
+hostile: setup ## Attack one node and subnets of different builds for SECONDS seconds with hostile input and faults, and verify the results.
 	@mkdir -p target/hostile/builds
 	@cargo build $(CHECKED) --release --locked --workspace --bin thimble $(BYZANTINE)
 	@cp "$(BIN)/thimble" target/hostile/builds/thimble-checked
 	@$(if $(BYZANTINE),cp "$(BIN)/thimble-byzantine" target/hostile/builds/)
 	@cargo build --release --locked --workspace --bin thimble --bin thimble-lab
 	@cp "$(BIN)/thimble" target/hostile/builds/thimble
-	@seed="$(or $(SEED),$(shell od -An -N2 -tu2 /dev/urandom | tr -d ' '))"; \
-		if [ "$(SECONDS)" -ge 300 ]; then \
-			$(MAKE) --no-print-directory simulate FIRST="$$seed" SEEDS="$$(( $(SECONDS) / 300 ))" || exit 1; fi; \
-		"$(BIN)/thimble-lab" hostile --node target/hostile/builds/thimble --node target/hostile/builds/thimble-checked \
-		$(if $(BYZANTINE),--byzantine target/hostile/builds/thimble-byzantine) --seconds "$(SECONDS)" --seed "$$seed" --memory "$(MEMORY)" \
+	@$(if $(filter 0,$(HISTORIES)),,$(MAKE) --no-print-directory simulate FIRST="$(SEED)" SEEDS="$(HISTORIES)")
+	@"$(BIN)/thimble-lab" hostile --node target/hostile/builds/thimble --node target/hostile/builds/thimble-checked \
+		$(if $(BYZANTINE),--byzantine target/hostile/builds/thimble-byzantine) --seconds "$(SECONDS)" --seed "$(SEED)" --memory "$(MEMORY)" \
 		--json target/hostile/report.json
 
 bench-metering: setup ## Measure ns per counted instruction of every instruction, shape of code, first touch of pages and system function, relative to i64.add; fails above 10.

@@ -105,13 +105,14 @@ enum Command {
     /// canisters; modules against metering and compile limits, run by every entry point; management
     /// calls on canisters with paused messages; snapshots; outcalls to a server that violates HTTP.
     /// Nodes and workers are killed between cases, members join and leave, and in some lives
-    /// strace injects disk errors. All cases follow from the seed; the regression corpus runs first.
+    /// strace injects disk errors. All cases follow from the seed; the regression corpus runs
+    /// first.
     ///
     /// Findings: a node that exits by itself; an update or query of an idle canister without an
-    /// answer in time; a round over 10 s; anonymous memory above the budget; a lost update; different
-    /// roots of one height on two members, or in a replay with another build, stack or thread count;
-    /// a failed start with another budget. Each is printed with its seed, cases, the command that
-    /// reproduces it, and the folder with logs and data (docs/hostile.md).
+    /// answer in time; a round over 10 s; anonymous memory above the budget; a lost update;
+    /// different roots of one height on two members, or in a replay with another build, stack or
+    /// thread count; a failed start with another budget. Each is printed with its seed, cases, the
+    /// command that reproduces it, and the folder with logs and data (docs/hostile.md).
     ///
     /// Exit status: 0 when nothing is found, 1 when something is, 130 after Ctrl-C.
     ///

@@ -462,15 +462,16 @@ async fn run_module(plan: &Plan, ground: &Ground, random: &mut ChaCha8Rng) -> Re
 async fn paused(ground: &Ground, random: &mut ChaCha8Rng) -> Result<Outcome> {
     let agent = &ground.agents[random.gen_range(0..ground.agents.len())];
     let canister = create(agent, ground.user, None).await?;
-    let shapes =
-        [Shape::Arithmetic, Shape::TouchPages { pages: 500 }, Shape::StablePages { pages: 300 }];
-    let plan = Plan {
-        shape: shapes[random.gen_range(0..shapes.len())],
-        entry: *[Entry::Update, Entry::Timer, Entry::Heartbeat]
-            .choose(random)
-            .unwrap_or(&Entry::Update),
-        repeats: u64::MAX,
-    };
+    // Some slices long: a message without an end would hold up what comes after the case.
+    let shapes = [
+        (Shape::Arithmetic, 30_000_000),
+        (Shape::TouchPages { pages: 500 }, 1_200_000),
+        (Shape::StablePages { pages: 300 }, 200_000),
+    ];
+    let (shape, repeats) = shapes[random.gen_range(0..shapes.len())];
+    let entry =
+        *[Entry::Update, Entry::Timer, Entry::Heartbeat].choose(random).unwrap_or(&Entry::Update);
+    let plan = Plan { shape, entry, repeats };
     let first = install(agent, canister, CanisterInstallMode::Install, wasm::module(&plan)).await;
     let mut calls = tokio::task::JoinSet::new();
     for turn in 0..2_u8 {

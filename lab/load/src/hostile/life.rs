@@ -28,7 +28,7 @@ use super::{
 const COUNTER: &[u8] = include_bytes!("../../../../canisters/wasm/counter-c.wasm");
 const FORWARDER: &[u8] = include_bytes!("../../../../canisters/wasm/universal-c.wasm");
 /// Time limit for one replay.
-const REPLAY_WITHIN: Duration = Duration::from_secs(240);
+const REPLAY_WITHIN: Duration = Duration::from_secs(600);
 /// Time limit for a case with all its calls.
 const CASE_WITHIN: Duration = Duration::from_secs(90);
 const CALL_EXPIRY: Duration = Duration::from_secs(60);

@@ -47,7 +47,7 @@ const GROUP: usize = 4;
 const ISOLATED_AFTER_END: u64 = 8;
 /// Share of the run's time that a life of each kind gets.
 const SHARES: [(Phase, f64); 3] = [(Phase::Alone, 0.25), (Phase::Disk, 0.1), (Phase::Subnet, 0.45)];
-const LIFE_SECONDS_MAX: f64 = 120.0;
+const LIFE_SECONDS_MAX: f64 = 60.0;
 /// Maximum number of cases of one finding that are run again alone, the newest first.
 const ISOLATED_MAX: usize = 40;
 /// Runs shorter than this leave out long known cases, and replay one member with one thread count
@@ -66,8 +66,8 @@ pub struct Options {
     /// subnets.
     #[arg(long, value_name = "FILE")]
     byzantine: Option<PathBuf>,
-    /// Duration in seconds. Each kind of life runs once at least, and the last one is verified, so a
-    /// short run takes longer.
+    /// Duration in seconds. Each kind of life runs at least once, and the last one is verified, so
+    /// a short run takes longer.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
     /// Seed of all cases and faults. [default: random, printed]
@@ -406,8 +406,8 @@ fn finish(run: &Run, report: &Report, whole: bool) -> Result<()> {
         println!("hostile: cases of {family}: {}", ways.join(", "));
     }
     println!(
-        "hostile: {} lives, {} kills, {} disk faults, {} changes of members, {} replays ({} roots compared), {} restarts \
-         with other memory; {} updates acknowledged, the longest after {:.1} s; longest stall \
+        "hostile: {} lives, {} kills, {} disk faults, {} changes of members, {} replays ({} roots \
+         compared), {} restarts with other memory; {} updates acknowledged, the longest after {:.1} s; longest stall \
          reported {:.1} s",
         report.lives,
         report.kills,
