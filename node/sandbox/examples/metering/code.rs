@@ -571,6 +571,10 @@ fn calls(cases: &mut Vec<Case>) {
                 format!("(global $g (mut {ty}) ({ty}.const 1))")
             };
             for depth in [1, 50, 250] {
+                // The frames of others are so large that the stack has no room for so many.
+                if depth == 250 && words > 300 && ty != "i64" {
+                    continue;
+                }
                 for (how, call) in [
                     ("call", "(call $next)"),
                     ("call_indirect", "(call_indirect (type $t) (i32.const @))"),
