@@ -12,6 +12,7 @@
 //! has instructions, where the count is exact; and one whenever [`Grant::step`] instructions were
 //! used without any. There the engine does not say how far beyond the step the code is, so the count
 //! is a lower bound.
+//! Pages that the message touched count from then on, also where the engine does not know of them.
 //! The points of a message do not depend on grants; only which of them are pauses does.
 
 use serde::{Deserialize, Serialize};

@@ -8,8 +8,8 @@
 //! own worker. It ends with an error if a case takes more than [`RATIO_MAX`] times as long as
 //! `i64.add` for what is counted.
 //!
-//! Left out is what depends on the machine and not on the message: caches of the processor that miss,
-//! and the disk (see "Metering" in ARCHITECTURE.md).
+//! Left out is what depends on the machine and not on the message: caches of the processor that
+//! miss, and the disk (see "Metering" in ARCHITECTURE.md).
 #![allow(clippy::unwrap_used)]
 
 mod api;
@@ -82,7 +82,8 @@ fn complete(case: &Case) -> String {
         Way::Inspect => "canister_inspect_message",
         Way::Reject => {
             return format!(
-                "{} (table $callbacks 1 funcref) (elem (table $callbacks) (i32.const 0) func $run))",
+                "{} (table $callbacks 1 funcref) (elem (table $callbacks) (i32.const 0) func \
+                 $run))",
                 case.module
             );
         }

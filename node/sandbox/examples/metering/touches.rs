@@ -17,7 +17,8 @@ fn strides() -> Vec<(String, String, u32)> {
         all.push((format!("every {} KiB", bytes >> 10), next, times));
     }
     // Each Wasm page once, far from the one before.
-    let next = "(local.set $at (i32.and (i32.add (local.get $at) (i32.const 0x3d70000)) (i32.const 0x7ffffff)))";
+    let next = "(local.set $at (i32.and (i32.add (local.get $at) (i32.const 0x3d70000)) \
+        (i32.const 0x7ffffff)))";
     all.push(("Wasm pages out of order".into(), next.into(), 1_900));
     all
 }

@@ -4,8 +4,8 @@
 //! how many they are: a call moves parameters and results, and where two ways of control flow meet,
 //! every value that differs between them is moved to one place. So instrumentation adds charges:
 //!
-//! - a **call** (direct, indirect, in tail position) is charged [`CALL_WORD`] for each parameter and
-//!   result of the callee beyond [`CALL_WORDS_FREE`], before it;
+//! - a **call** (direct, indirect, in tail position) is charged [`CALL_WORD`] for each parameter
+//!   and result of the callee beyond [`CALL_WORDS_FREE`], before it;
 //! - a **meeting point** (the end of an `if`, the end of a block that something branches to, the
 //!   beginning of each turn of a loop) is charged [`MEETING_WORD`] for each value beyond
 //!   [`MEETING_WORDS_FREE`]: the results of the block or the parameters of the loop, and the locals
@@ -33,8 +33,8 @@ pub(crate) const NOP: u64 = 8;
 /// Units of a call of the runtime before a bulk operation on memory (`bulk.rs`).
 pub(super) const REPORT: u64 = 160;
 
-/// Units of each parameter and result of a call beyond the free ones: it is written and read once or
-/// twice on either side, in a part of the stack that others may have to bring into the cache.
+/// Units of each parameter and result of a call beyond the free ones: it is written and read once
+/// or twice on either side, in a part of the stack that others may have to bring into the cache.
 const CALL_WORD: u64 = 6;
 
 /// Parameters and results of a call that its own price covers: they travel in registers.
@@ -551,7 +551,8 @@ mod tests {
         let count = 100;
         let module = |body: String| {
             format!(
-                "(module (type $t (func (result {all}))) (type $same (func (param {all}) (result {all}))) \
+                "(module (type $t (func (result {all}))) \
+                 (type $same (func (param {all}) (result {all}))) \
                  (func (local $c i32) {body}))",
                 all = words(count)
             )

@@ -34,6 +34,7 @@
 //!
 //! # Bounds
 //!
+//! Of Wasm pages that are touched one bit and at most one range each: 1 MiB for a heap of 4 GiB.
 //! One bit per page ([`Bits`]): of a heap as many as the largest had that this worker has seen, of a
 //! stable memory those near pages that were written; one more where a message was paused; and one
 //! entry per stretch found, at most one per page of the cap. Of a heap's tracker [`Tracker::open`] and

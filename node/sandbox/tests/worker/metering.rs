@@ -50,13 +50,15 @@ const TOUCHES: &str = r#"(module
     (func (export "canister_query stable_read") (local $n i32)
         (local.set $n (call $size))
         (loop $next
-            (call $sread (i64.const 0) (i64.mul (i64.extend_i32_u (local.get $n)) (i64.const 4096)) (i64.const 1))
+            (call $sread (i64.const 0)
+                (i64.mul (i64.extend_i32_u (local.get $n)) (i64.const 4096)) (i64.const 1))
             (br_if $next (local.tee $n (i32.sub (local.get $n) (i32.const 1)))))
         (call $reply))
     (func (export "canister_query stable_write") (local $n i32)
         (local.set $n (call $size))
         (loop $next
-            (call $swrite (i64.mul (i64.extend_i32_u (local.get $n)) (i64.const 4096)) (i64.const 0) (i64.const 1))
+            (call $swrite
+                (i64.mul (i64.extend_i32_u (local.get $n)) (i64.const 4096)) (i64.const 0) (i64.const 1))
             (br_if $next (local.tee $n (i32.sub (local.get $n) (i32.const 1)))))
         (call $reply))
     ;; What the counter says before and after a page is touched.
