@@ -54,10 +54,10 @@ pub(crate) const DIRTY_PAGE_INSTRUCTIONS: u64 = 12_000;
 
 /// Instructions for the first access to a Wasm page of the heap: a fault, two system calls, and up
 /// to 16 pages that the kernel maps.
-pub(crate) const TOUCHED_WASM_PAGE_INSTRUCTIONS: u64 = 40_000;
+pub(crate) const TOUCHED_WASM_PAGE_INSTRUCTIONS: u64 = 50_000;
 
 /// Instructions for the first access to a page of stable memory, which the kernel maps.
-const STABLE_PAGE_INSTRUCTIONS: u64 = 7_000;
+const STABLE_PAGE_INSTRUCTIONS: u64 = 9_000;
 
 /// Payloads of the largest size that one message may hold at once, over its reply and all its
 /// calls.

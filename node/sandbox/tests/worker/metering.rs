@@ -5,11 +5,11 @@ use sandbox::Outcome;
 use super::{Canister, HOST, World};
 
 /// Instructions for the first access to a Wasm page of the heap.
-const TOUCHED: u64 = 40_000;
+const TOUCHED: u64 = 50_000;
 /// Instructions for the first write to a page of either memory.
 const WRITTEN: u64 = 12_000;
 /// Instructions for the first access to a page of stable memory.
-const STABLE: u64 = 7_000;
+const STABLE: u64 = 9_000;
 
 /// Methods that touch as many pages as their argument has bytes.
 const TOUCHES: &str = r#"(module
