@@ -208,7 +208,7 @@ fn ten_are_kept_and_one_may_take_the_place_of_another() {
     let all: Vec<_> = (0..10).map(|_| take(&mut node, id)).collect();
     let error = take_with(&mut node, id, None, None).unwrap_err();
     assert_eq!(error.error_code.0, 406);
-    assert!(error.message.contains("the most is 10"), "{}", error.message);
+    assert!(error.message.contains("maximum number of snapshots allowed: 10"), "{}", error.message);
     let size = node.status_of(id).memory_metrics.snapshots_size;
     let new = take_with(&mut node, id, Some(all[3].id.clone()), None).unwrap();
     let ids: Vec<_> = list(&mut node, id).into_iter().map(|snapshot| snapshot.id).collect();

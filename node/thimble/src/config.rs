@@ -437,7 +437,7 @@ mod tests {
         let text = "disk = \"20GiB\"\n";
         let file = load(text, Settings { data_dir, ..Settings::default() }).unwrap();
         assert_eq!(file.limits.disk_budget_bytes, 20 << 30);
-        assert!(file.limits.subnet.memory_capacity_bytes > 12 << 30);
+        assert!(file.limits.subnet.memory_capacity_bytes > 11 << 30);
         let flag = Settings { disk: Some("100GiB".into()), ..Settings::default() };
         let flag = load(text, flag).unwrap();
         assert_eq!((flag.limits.disk_budget_bytes, flag.disk_is_stated), (100 << 30, true));

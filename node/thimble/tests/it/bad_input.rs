@@ -157,7 +157,9 @@ async fn modules_that_are_no_canisters_are_refused_with_the_limit() {
     let error =
         install(&agent, canister, CanisterInstallMode::Install, traps, Encode!().unwrap()).await;
     let (code, text, _) = rejected(error.expect_err("start traps"));
-    let expected = format!("Error from Canister {canister}: Canister trapped: unreachable");
+    let expected = format!(
+        "Error from Canister {canister}: Canister trapped: unreachable\nCanister Backtrace:\ns\n"
+    );
     assert_eq!((code, text), (5, expected));
     still_counts(&node).await;
 }
