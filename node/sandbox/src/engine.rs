@@ -49,7 +49,7 @@ pub(crate) const BACKTRACE_FRAMES_MAX: usize = 20;
 
 /// Counts changes to [`module::instrument`](crate::module) and to the table of instruction costs
 /// that the other inputs of [`version`] do not show, and to the names in backtraces.
-const INSTRUMENTATION_VERSION: u32 = 4;
+const INSTRUMENTATION_VERSION: u32 = 5;
 
 /// The configuration. Identical for compiling and for running.
 pub fn config() -> wasmtime::Result<Config> {

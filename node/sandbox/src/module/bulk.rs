@@ -14,6 +14,10 @@
 //! the second, at most `width - 1` further, cannot wrap around; it traps exactly when the range
 //! ends outside. A trapping operation may have written its first half, which nobody sees, since a
 //! trap discards the message.
+//!
+//! The source of a longer copy is read once in each Wasm page, in ascending order, before the
+//! engine copies: first touches of pages are charged, several at once where a message touched many
+//! places, and the order in which the machine's own copy routine reads depends on its processor.
 
 use wasm_encoder::{BlockType, Function, Instruction as I, MemArg, ValType};
 
@@ -22,6 +26,9 @@ use super::charge::{NOP, REPORT};
 /// Shortest and longest ranges that are written with ordinary stores.
 const SHORT_MIN: i32 = 4;
 const SHORT_MAX: i32 = 31;
+
+/// Bytes of a Wasm page.
+const WASM_PAGE: i32 = 64 << 10;
 
 /// Operands of every bulk operation, by local.
 const DST: u32 = 0;
@@ -118,7 +125,9 @@ impl Guard {
     fn copy(&self) -> Function {
         let widths = widths();
         // A pair of temporaries for each width.
-        let mut body = Function::new(widths.iter().map(|width| (2, width.ty)));
+        let mut temporaries: Vec<_> = widths.iter().map(|width| (2, width.ty)).collect();
+        temporaries.push((2, self.address));
+        let mut body = Function::new(temporaries);
         self.short(&mut body, |body, n, width| {
             let (first, last) = (TEMPORARY + 2 * n, TEMPORARY + 2 * n + 1);
             body.instruction(&I::LocalGet(SECOND))
@@ -132,9 +141,50 @@ impl Guard {
             self.last(body, DST, width);
             body.instruction(&I::LocalGet(last)).instruction(&width.store);
         });
+        self.touch_source(&mut body, TEMPORARY + 2 * widths.len() as u32);
         self.report(&mut body);
         operate(&mut body, &I::MemoryCopy { src_mem: 0, dst_mem: 0 });
         body
+    }
+
+    /// Reads one byte in each Wasm page of the source, and the last one, in ascending order. Uses
+    /// two locals from `at` on. A source that ends outside traps here or in the operation.
+    fn touch_source(&self, body: &mut Function, at: u32) {
+        let (address, left) = (at, at + 1);
+        let [subtract, less] = self.arithmetic();
+        let is_wide = self.address == ValType::I64;
+        let add = if is_wide { I::I64Add } else { I::I32Add };
+        let is_zero = if is_wide { I::I64Eqz } else { I::I32Eqz };
+        let load = I::I32Load8U(ANYWHERE);
+        body.instruction(&I::LocalGet(SECOND))
+            .instruction(&I::LocalSet(address))
+            .instruction(&I::LocalGet(LEN))
+            .instruction(&I::LocalSet(left))
+            .instruction(&I::Block(BlockType::Empty))
+            .instruction(&I::LocalGet(left))
+            .instruction(&is_zero)
+            .instruction(&I::BrIf(0))
+            .instruction(&I::Loop(BlockType::Empty));
+        body.instruction(&I::LocalGet(address)).instruction(&load).instruction(&I::Drop);
+        body.instruction(&self.constant(WASM_PAGE))
+            .instruction(&I::LocalGet(left))
+            .instruction(&less)
+            .instruction(&I::If(BlockType::Empty));
+        for (local, operation) in [(address, &add), (left, &subtract)] {
+            body.instruction(&I::LocalGet(local))
+                .instruction(&self.constant(WASM_PAGE))
+                .instruction(operation)
+                .instruction(&I::LocalSet(local));
+        }
+        body.instruction(&I::Br(1)).instruction(&I::End).instruction(&I::End);
+        body.instruction(&I::LocalGet(address))
+            .instruction(&I::LocalGet(left))
+            .instruction(&add)
+            .instruction(&self.constant(1))
+            .instruction(&subtract)
+            .instruction(&load)
+            .instruction(&I::Drop)
+            .instruction(&I::End);
     }
 
     fn fill(&self) -> Function {

@@ -239,6 +239,9 @@ struct Flow<'a> {
     /// Stretches in the order in which their code stands.
     order: Vec<usize>,
     now: usize,
+    /// The one stretch that stands for all code that follows an unconditional branch: nothing leads
+    /// to it, so nothing is recorded of it, and code made of such branches takes no memory.
+    unreachable: usize,
     frames: Vec<Frame>,
     meetings: Vec<Meeting>,
     charges: Vec<Charge>,
@@ -257,12 +260,14 @@ impl<'a> Flow<'a> {
             next: Vec::new(),
             order: Vec::new(),
             now: 0,
+            unreachable: 0,
             frames: Vec::new(),
             meetings: Vec::new(),
             charges: Vec::new(),
         };
         let end = flow.stretch();
         flow.open(end, (0, 0), 0);
+        flow.unreachable = flow.stretch();
         let entry = flow.stretch();
         flow.enter(entry);
         flow
@@ -282,7 +287,8 @@ impl<'a> Flow<'a> {
 
     /// A way from here to `stretch`.
     fn lead(&mut self, stretch: usize) {
-        if let Some(next) = self.next.get_mut(self.now)
+        if self.now != self.unreachable
+            && let Some(next) = self.next.get_mut(self.now)
             && next.last() != Some(&stretch)
         {
             next.push(stretch);
@@ -291,10 +297,12 @@ impl<'a> Flow<'a> {
 
     /// What follows is reached from here alone, or not at all.
     fn part(&mut self, is_reached: bool) {
-        let stretch = self.stretch();
-        if is_reached {
-            self.lead(stretch);
+        if !is_reached {
+            self.now = self.unreachable;
+            return;
         }
+        let stretch = self.stretch();
+        self.lead(stretch);
         self.enter(stretch);
     }
 
@@ -326,6 +334,7 @@ impl<'a> Flow<'a> {
 
     fn read_local(&mut self, index: u32) {
         if let Some(Some(local)) = self.numbers.get(index as usize).copied()
+            && self.now != self.unreachable
             && !self.assigned.has(self.now, local)
         {
             self.alive.add(self.now, local);
@@ -334,7 +343,9 @@ impl<'a> Flow<'a> {
 
     fn assign_local(&mut self, index: u32) {
         let Some(Some(local)) = self.numbers.get(index as usize).copied() else { return };
-        self.assigned.add(self.now, local);
+        if self.now != self.unreachable {
+            self.assigned.add(self.now, local);
+        }
         if let Some(frame) = self.frames.last_mut()
             && let Some(word) = frame.assigned.get_mut((local / 64) as usize)
         {
@@ -544,6 +555,28 @@ mod tests {
         };
         assert!(tail("return_call 1") >= 92 * CALL_WORD / NOP * NOP);
         assert!(tail("i32.const 0 return_call_indirect (type $t)") >= 92 * CALL_WORD / NOP * NOP);
+    }
+
+    #[test]
+    fn code_after_unconditional_branches_takes_no_memory_per_branch() {
+        let locals = "(local i64) ".repeat(1_000);
+        let sets: String = (0..1_000).map(|n| format!("i64.const 0 local.set {n} ")).collect();
+        let module =
+            |branch: &str| format!("(module (func {locals} {sets} {}))", branch.repeat(10_000));
+        for branch in ["unreachable ", "return "] {
+            let wasm = wat::parse_str(module(branch)).unwrap();
+            for payload in Parser::new(0).parse_all(&wasm) {
+                let Payload::CodeSectionEntry(body) = payload.unwrap() else { continue };
+                let signatures = Signatures::default();
+                let mut flow = Flow::new(&signatures, assigned_locals(&body).unwrap());
+                let mut reader = body.get_operators_reader().unwrap();
+                while !reader.eof() {
+                    flow.take(0, &reader.read().unwrap());
+                }
+                assert_eq!(flow.words, 16);
+                assert!(flow.next.len() < 10, "{branch}: {} stretches", flow.next.len());
+            }
+        }
     }
 
     #[test]

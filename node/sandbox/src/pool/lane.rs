@@ -57,8 +57,8 @@ const GRACE: Duration = Duration::from_secs(30);
 const TIMEOUT_STEP: Duration = Duration::from_millis(50);
 
 fn rounded_up(left: Duration) -> Duration {
-    let step = TIMEOUT_STEP.as_millis();
-    let steps = left.as_millis().div_ceil(step).max(1);
+    let step = TIMEOUT_STEP.as_nanos();
+    let steps = left.as_nanos().div_ceil(step).max(1);
     TIMEOUT_STEP.saturating_mul(u32::try_from(steps).unwrap_or(u32::MAX))
 }
 

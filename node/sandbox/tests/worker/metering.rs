@@ -108,6 +108,37 @@ fn pages_count_the_same_in_each_message_whatever_worker_runs_it() {
     assert_eq!(counted(&world.query(&canister, "read", &[0; 20])), first);
 }
 
+/// Reads isolated Wasm pages, as many as the worker remembers one by one but for two, and copies
+/// four pages from elsewhere if the argument has a byte.
+const SCATTERED: &str = r#"(module
+    (import "ic0" "msg_reply" (func $reply))
+    (import "ic0" "msg_arg_data_size" (func $size (result i32)))
+    (memory 1200)
+    (func (export "canister_query copy") (local $n i32)
+        (local.set $n (i32.const 509))
+        (loop $next
+            (local.set $n (i32.sub (local.get $n) (i32.const 1)))
+            (drop (i32.load (i32.mul (local.get $n) (i32.const 0x20000))))
+            (br_if $next (local.get $n)))
+        (drop (i32.load (i32.const 0x44c0000)))
+        (drop (i32.load (i32.const 0x44d0000)))
+        (drop (i32.load (i32.const 0x44e0000)))
+        (drop (i32.load (i32.const 0x44f0000)))
+        (if (call $size) (then
+            (memory.copy (i32.const 0x44c0000) (i32.const 0x4100000) (i32.const 0x40000))))
+        (call $reply)))"#;
+
+#[test]
+fn pages_of_a_copy_count_in_ascending_order_whatever_the_processor_reads_first() {
+    let world = World::new(HOST);
+    let canister = world.install(SCATTERED);
+    let without = counted(&world.query(&canister, "copy", &[]));
+    let with = counted(&world.query(&canister, "copy", &[0]));
+    let bytes = 0x40000;
+    let expected = 4 * TOUCHED + 64 * WRITTEN + bytes;
+    assert!((expected..expected + TOUCHED).contains(&(with - without)), "{}", with - without);
+}
+
 #[test]
 fn the_performance_counter_shows_pages() {
     let world = World::new(HOST);
