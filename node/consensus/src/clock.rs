@@ -11,8 +11,9 @@
 //! and block time must never decrease: a state that has followed a clock that was ahead stays ahead.
 //! Where it does, block time neither stops nor continues at full speed: it advances at half the
 //! speed of `CLOCK_BOOTTIME` until the wall clock has caught up ([`BlockClock::after`]). Timers
-//! continue and calls are executed, as far as their expiry allows. An operator can set it back
-//! instead ([`crate::SingleNode::set_time_back`]).
+//! continue and calls are executed, as far as their expiry allows. An operator can set a state that
+//! is far ahead back to where it is ahead by no more than calls may be signed for
+//! ([`crate::SingleNode::set_time_back`]).
 //!
 //! In a subnet of several members a block's time is judged by the others
 //! (`subnet/application.rs`), so members use [`SystemClock`].

@@ -74,7 +74,7 @@ pub struct SingleNode {
     recorded: Option<Recorded>,
     /// Hash of the subnet's newest signature; zeros before there is one.
     signature_hash: [u8; 32],
-    /// The block after this height has the clock's time, even if that is earlier.
+    /// The block after this height is set back: see [`Self::set_time_back`].
     set_back_after: Option<Height>,
 }
 
@@ -112,26 +112,43 @@ impl SingleNode {
         })
     }
 
-    /// Gives the block after `height` the clock's time, even if that is before the time of `height`.
-    /// An operator's order for a state that is ahead of the clock. The block records it, so replays
-    /// repeat it; the order has no effect at another height.
+    /// How far ahead of block time a call may expire, with the drift that is allowed to clients.
+    pub fn ingress_window(limits: &ConsensusLimits) -> Duration {
+        let seconds = limits.ingress_expiry_seconds.saturating_add(limits.ingress_drift_seconds);
+        Duration::from_secs(seconds)
+    }
+
+    /// Sets the time of the block after this height back to the clock's time plus
+    /// [`Self::ingress_window`], if that is earlier than the time of the block before it.
+    ///
+    /// Not to the clock's time itself: the history of calls, which finds duplicates, does not reach
+    /// back beyond the time that is given up. With the window added, every call that was accepted
+    /// while the clock was right has expired for the new block time, so none is executed again.
+    /// From there block time advances at half speed until the clock has caught up
+    /// ([`crate::BlockClock`]).
+    ///
+    /// An operator's order for a state that is ahead of the clock. The block records the time, so
+    /// replays repeat it; the order has no effect at another height.
     #[must_use]
     pub fn set_time_back(mut self, after: Option<Height>) -> Self {
         self.set_back_after = after;
         self
     }
 
-    /// Time of the next block.
-    fn next_time(&mut self) -> Time {
-        if self.set_back_after.take_if(|height| *height <= self.height) == Some(self.height) {
-            let now = self.clock.now();
-            if now < self.time {
+    /// Time of the next block. The order to set it back is compared with the height, which
+    /// advances only when a block has been recorded: an attempt that fails does not use it up.
+    fn next_time(&self) -> Time {
+        if self.set_back_after == Some(self.height) {
+            let window = Self::ingress_window(&self.limits).as_nanos();
+            let window = u64::try_from(window).unwrap_or(u64::MAX);
+            let back = Time(self.clock.now().0.saturating_add(window));
+            if back < self.time {
                 tracing::warn!(
                     height = self.height.0 + 1,
-                    seconds = (self.time.0 - now.0) / 1_000_000_000,
+                    seconds = (self.time.0 - back.0) / 1_000_000_000,
                     "block time is set back by an operator's order"
                 );
-                return now;
+                return back;
             }
         }
         self.clock.after(self.time)
@@ -442,35 +459,62 @@ mod tests {
         batch.time.0
     }
 
+    /// Nanoseconds of the window of [`limits`].
+    const WINDOW: u64 = 360_000_000_000;
+    /// Time of a clock that was ahead by more than the window.
+    const AHEAD: u64 = WINDOW + 5_000;
+
     #[test]
     fn time_is_set_back_by_an_order_only_and_replays_repeat_it() {
+        assert_eq!(SingleNode::ingress_window(&limits()).as_nanos(), u128::from(WINDOW));
         let folder = tempfile::tempdir().unwrap();
-        let (mut ahead, _) = node(folder.path(), 0, 5_000);
-        assert_eq!((next_time(&mut ahead), next_time(&mut ahead)), (5_000, 5_001));
+        let (mut ahead, _) = node(folder.path(), 0, AHEAD);
+        assert_eq!((next_time(&mut ahead), next_time(&mut ahead)), (AHEAD, AHEAD + 1));
         drop(ahead);
-        // The clock is right again. Without an order, and with one for another height, time grows.
-        for order in [None, Some(Height(1)), Some(Height(7))] {
+        // The clock is right again. Without an order, with one for another height, and with one
+        // while the clock is behind by less than the window, time grows.
+        let orders =
+            [(None, 1_000), (Some(1), 1_000), (Some(7), 1_000), (Some(2), 5_001), (Some(2), 9_000)];
+        for (order, now) in orders {
             let folder_again = tempfile::tempdir().unwrap();
             for entry in std::fs::read_dir(folder.path()).unwrap() {
                 let path = entry.unwrap().path();
                 let to = folder_again.path().join(path.file_name().unwrap());
                 std::fs::copy(path, to).unwrap();
             }
-            let (node, _) = node(folder_again.path(), 0, 1_000);
-            let mut node = node.set_time_back(order);
-            assert_eq!((next_time(&mut node), next_time(&mut node)), (5_000, 5_001), "{order:?}");
-            assert_eq!(next_time(&mut node), 5_002, "{order:?}");
+            let (node, _) = node(folder_again.path(), 0, now);
+            let mut node = node.set_time_back(order.map(Height));
+            let times: Vec<_> = (0..3).map(|_| next_time(&mut node)).collect();
+            assert_eq!(times, [AHEAD, AHEAD + 1, AHEAD + 2], "{order:?}, {now}");
         }
+        let back = 1_000 + WINDOW;
         let (node, _) = self::node(folder.path(), 0, 1_000);
         let mut node = node.set_time_back(Some(Height(2)));
-        assert_eq!((next_time(&mut node), next_time(&mut node)), (5_000, 5_001));
-        assert_eq!((next_time(&mut node), next_time(&mut node)), (1_000, 1_001));
+        assert_eq!((next_time(&mut node), next_time(&mut node)), (AHEAD, AHEAD + 1));
+        assert_eq!((next_time(&mut node), next_time(&mut node)), (back, back + 1));
         drop(node);
         // The order has no effect on what was executed with it.
         let (node, _) = self::node(folder.path(), 0, 900);
         let mut node = node.set_time_back(Some(Height(2)));
         let times: Vec<_> = (0..5).map(|_| next_time(&mut node)).collect();
-        assert_eq!(times, [5_000, 5_001, 1_000, 1_001, 1_002]);
+        assert_eq!(times, [AHEAD, AHEAD + 1, back, back + 1, back + 2]);
+    }
+
+    #[test]
+    fn order_to_set_time_back_is_kept_until_its_block_is_recorded() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut ahead, _) = node(folder.path(), 0, AHEAD);
+        assert_eq!(next_time(&mut ahead), AHEAD);
+        drop(ahead);
+        let (node, _) = node(folder.path(), 0, 1_000);
+        let mut node = node.set_time_back(Some(Height(1)));
+        assert_eq!(next_time(&mut node), AHEAD);
+        // As by attempts whose block could not be written.
+        for _ in 0..3 {
+            assert_eq!(node.next_time(), Time(1_000 + WINDOW));
+        }
+        assert_eq!(next_time(&mut node), 1_000 + WINDOW);
+        assert_eq!(node.next_time(), Time(1_001 + WINDOW));
     }
 
     #[test]

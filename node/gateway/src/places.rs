@@ -8,12 +8,18 @@
 //!
 //! Work for canisters is queued by canister. A canister has at most its share of the places at a
 //! time. Of the canisters with queued work, the one that would have used least time is served next
-//! (fair queueing), where its next query counts as much as its last one took. So canisters with
-//! long queries do not delay others by more than the queries that run, however many they are and
-//! send. Where the wait is bounded, work that is still queued at its end is refused.
+//! (fair queueing), where its next query counts as much as its last one took. So known canisters
+//! with long queries do not delay others by more than the queries that run, however many they are
+//! and send. Where the wait is bounded, work that is still queued at its end is refused.
+//!
+//! A canister without work is remembered with the time it used. The number that is remembered is
+//! bounded, and a request can name any canister, so canisters that are not known must have no
+//! advantage. Their first query counts as much as such queries took lately, and each one moves the
+//! clock, from which later ones begin, by its share of the time it took. So work that is queued
+//! waits for canisters that are not known no longer than if all canisters with work took turns.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
@@ -25,8 +31,12 @@ use tokio::sync::oneshot;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Canisters without work whose used time is remembered: a few kilobytes.
-const IDLE_LINES_MAX: usize = 64;
+/// Canisters without work whose used time is remembered. Each takes 86 bytes in two trees whose
+/// nodes are about half full at worst: at most about 200 kilobytes for one kind of work.
+const IDLE_LINES_MAX: usize = 1_024;
+
+/// The mean of the first work of canisters moves by one part in so many with each.
+const MEAN_PARTS: u64 = 8;
 
 /// Places of one kind of work.
 pub(crate) struct Places {
@@ -43,20 +53,23 @@ struct Queue {
     /// Threads that work.
     running: usize,
     next: u64,
+    /// Canisters with work.
     lines: BTreeMap<Principal, Line>,
+    /// Canisters without work.
+    idle: Idle,
     /// Used time, in nanoseconds, of the lines that are served: where a line with new work begins.
     clock: u64,
+    /// Nanoseconds that the first work of canisters that were not known took lately, as a mean.
+    first_mean: u64,
 }
 
 /// Work for one canister.
-#[derive(Default)]
 struct Line {
     running: usize,
     waiting: BTreeMap<u64, Job>,
-    /// Nanoseconds, on the clock of the queue.
-    used: u64,
-    /// Nanoseconds that its last work took.
-    last: u64,
+    usage: Usage,
+    /// Whether the usage includes work of this canister that is done.
+    is_known: bool,
 }
 
 impl Line {
@@ -65,18 +78,76 @@ impl Line {
     }
 }
 
+#[derive(Clone, Copy)]
+struct Usage {
+    /// Nanoseconds, on the clock of the queue.
+    used: u64,
+    /// Nanoseconds that its last work took, or is expected to take.
+    last: u64,
+}
+
+impl Usage {
+    /// The used time once its next work is done, if that takes as long as its last.
+    fn due(self) -> u64 {
+        self.used.saturating_add(self.last)
+    }
+}
+
+/// What is remembered of canisters without work.
+#[derive(Default)]
+struct Idle {
+    usage: BTreeMap<Principal, Usage>,
+    /// The same canisters, in the order in which they are forgotten.
+    order: BTreeSet<(u64, Principal)>,
+}
+
+impl Idle {
+    /// Beyond the bound, the canister that would be served first is forgotten: it gains least.
+    fn remember(&mut self, canister: Principal, usage: Usage) {
+        self.usage.insert(canister, usage);
+        self.order.insert((usage.due(), canister));
+        if self.order.len() <= IDLE_LINES_MAX {
+            return;
+        }
+        if let Some((_, forgotten)) = self.order.pop_first() {
+            self.usage.remove(&forgotten);
+        }
+    }
+
+    /// Removes what is remembered of a canister.
+    fn recall(&mut self, canister: Principal) -> Option<Usage> {
+        let usage = self.usage.remove(&canister)?;
+        self.order.remove(&(usage.due(), canister));
+        Some(usage)
+    }
+}
+
 impl Queue {
     /// The line of a canister that has work from now on.
     fn line(&mut self, canister: Principal) -> &mut Line {
-        if self.lines.len() >= IDLE_LINES_MAX && !self.lines.contains_key(&canister) {
-            self.lines.retain(|_, line| !line.is_idle());
+        self.lines.entry(canister).or_insert_with(|| {
+            let recalled = self.idle.recall(canister);
+            let used = recalled.map_or(0, |usage| usage.used).max(self.clock);
+            let last = recalled.map_or(self.first_mean, |usage| usage.last);
+            Line {
+                running: 0,
+                waiting: BTreeMap::new(),
+                usage: Usage { used, last },
+                is_known: recalled.is_some(),
+            }
+        })
+    }
+
+    /// Moves a canister that has no more work to those without.
+    fn settle(&mut self, canister: Principal) {
+        let is_idle = self.lines.get(&canister).is_some_and(Line::is_idle);
+        if !is_idle {
+            return;
         }
-        let clock = self.clock;
-        let line = self.lines.entry(canister).or_default();
-        if line.is_idle() {
-            line.used = line.used.max(clock);
+        let known = self.lines.remove(&canister).filter(|line| line.is_known);
+        if let Some(line) = known {
+            self.idle.remember(canister, line.usage);
         }
-        line
     }
 
     /// Takes the next job, and the canister that it is for.
@@ -87,25 +158,34 @@ impl Queue {
             .filter(|(_, line)| line.running < limit_per_canister)
             .filter_map(|(canister, line)| {
                 let (first, _) = line.waiting.first_key_value()?;
-                Some((line.used.saturating_add(line.last), *first, *canister))
+                Some((line.usage.due(), *first, *canister))
             })
             .min()?;
         let (_, _, canister) = next;
         let line = self.lines.get_mut(&canister)?;
         let (_, job) = line.waiting.pop_first()?;
         line.running += 1;
-        self.clock = self.clock.max(line.used);
+        self.clock = self.clock.max(line.usage.used);
         Some((canister, job))
     }
 
     /// Notes that a job is done.
     fn leave(&mut self, canister: &Principal, took: Duration) {
-        if let Some(line) = self.lines.get_mut(canister) {
-            line.running -= 1;
-            let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-            line.used = line.used.saturating_add(took);
-            line.last = took;
+        let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        let with_work = u64::try_from(self.lines.len()).unwrap_or(u64::MAX);
+        let Some(line) = self.lines.get_mut(canister) else { return };
+        line.running -= 1;
+        line.usage.used = line.usage.used.saturating_add(took);
+        line.usage.last = took;
+        if !line.is_known {
+            line.is_known = true;
+            // The used time of known canisters moves the clock when they are served again. These
+            // may not come again, and the next one that is not known must begin later.
+            self.clock = self.clock.saturating_add((took / with_work).max(1));
+            let mean = self.first_mean;
+            self.first_mean = mean - mean / MEAN_PARTS + took / MEAN_PARTS;
         }
+        self.settle(*canister);
     }
 }
 
@@ -131,6 +211,7 @@ impl Ticket<'_> {
         let mut queue = self.places.queue();
         let line = queue.lines.get_mut(&self.canister);
         let job = line.and_then(|line| line.waiting.remove(&self.number));
+        queue.settle(self.canister);
         drop(queue);
         // Dropped outside the lock, with everything it holds.
         job.is_some()
@@ -397,17 +478,90 @@ mod tests {
         assert_eq!((order.len(), order[5]), (10, 5), "{order:?}");
     }
 
+    /// A canister that is not known.
+    fn fresh(number: u32) -> Principal {
+        Principal::from_slice(&number.to_be_bytes())
+    }
+
+    fn enqueue(queue: &mut Queue, canister: Principal) {
+        let number = queue.next;
+        queue.next += 1;
+        queue.line(canister).waiting.insert(number, Box::new(|| {}));
+    }
+
+    /// How many fresh canisters, of which four always wait, are served before the work of a known
+    /// canister.
+    fn served_before(known_takes: Duration, fresh_takes: Duration) -> Option<u32> {
+        let mut queue = Queue::default();
+        let known = canister(1);
+        enqueue(&mut queue, known);
+        assert_eq!(queue.take(1).unwrap().0, known);
+        queue.leave(&known, known_takes);
+        for number in 0..4 {
+            enqueue(&mut queue, fresh(number));
+        }
+        for number in 4..100 {
+            let (taken, _) = queue.take(1).unwrap();
+            queue.leave(&taken, fresh_takes);
+            enqueue(&mut queue, fresh(number));
+        }
+        enqueue(&mut queue, known);
+        (0..10_000).find(|served| {
+            let (taken, _) = queue.take(1).unwrap();
+            if taken != known {
+                queue.leave(&taken, fresh_takes);
+                enqueue(&mut queue, fresh(100 + served));
+            }
+            taken == known
+        })
+    }
+
+    #[test]
+    fn fresh_canisters_with_long_work_do_not_go_before_one_with_short_work() {
+        let served = served_before(Duration::from_millis(1), Duration::from_millis(100));
+        assert!(served.is_some_and(|served| served <= 4), "{served:?}");
+    }
+
+    #[test]
+    fn fresh_canisters_with_short_work_go_before_one_with_long_work_in_turns_only() {
+        // Of five canisters with work, each has used as much once the long work is done.
+        let served = served_before(Duration::from_millis(10), Duration::from_micros(100));
+        assert!(served.is_some_and(|served| served <= 600), "{served:?}");
+    }
+
+    #[test]
+    fn canister_with_long_work_is_not_forgotten_for_fresh_ones() {
+        let mut queue = Queue::default();
+        let (long, other) = (canister(1), canister(2));
+        enqueue(&mut queue, long);
+        enqueue(&mut queue, fresh(0));
+        assert_eq!(queue.take(1).unwrap().0, long);
+        queue.leave(&long, Duration::from_secs(1));
+        for number in 1..200 {
+            let (taken, _) = queue.take(1).unwrap();
+            queue.leave(&taken, Duration::from_micros(1));
+            enqueue(&mut queue, fresh(number));
+        }
+        enqueue(&mut queue, long);
+        enqueue(&mut queue, other);
+        let order: Vec<_> = (0..3).map(|_| queue.take(1).unwrap().0).collect();
+        assert_eq!(order, [fresh(199), other, long]);
+    }
+
     #[test]
     fn canisters_without_work_are_forgotten_beyond_a_number() {
         let mut queue = Queue::default();
-        for number in 0..1_000_u32 {
-            let id = Principal::from_slice(&number.to_be_bytes());
-            queue.line(id).waiting.insert(0, Box::new(|| {}));
+        for number in 0..3_000 {
+            let id = fresh(number);
+            enqueue(&mut queue, id);
             let (taken, _) = queue.take(1).unwrap();
             assert_eq!(taken, id);
             queue.leave(&id, Duration::from_millis(1));
-            assert!(queue.lines.len() <= IDLE_LINES_MAX);
+            assert!(queue.lines.is_empty());
+            assert!(queue.idle.usage.len() <= IDLE_LINES_MAX);
+            assert_eq!(queue.idle.usage.len(), queue.idle.order.len());
         }
+        assert_eq!(queue.idle.order.len(), IDLE_LINES_MAX);
     }
 
     #[tokio::test]

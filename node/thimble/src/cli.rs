@@ -148,12 +148,25 @@ enum Command {
         /// Which message that the canister takes up in the round, from 0.
         ordinal: u64,
     },
-    /// Set block time back to this machine's clock, in a node alone whose state is ahead of it.
+    /// Set block time back towards this machine's clock, in a node alone whose state is far ahead
+    /// of it.
     ///
     /// A node that followed a clock that was ahead has a state that is ahead: block time does not
     /// decrease by itself, and calls of clients whose clocks are right are refused as expired. With
-    /// this, the first block of the next start has the clock's time, and the block log records it.
-    /// The node must be stopped, and this machine's clock must be right.
+    /// this, the first block of the next start is ahead of the clock by no more than calls may be
+    /// signed ahead (5 minutes and 1 minute of drift, unless the limits say otherwise), so that no
+    /// call that was executed before can be executed again. The block log records it. Block time
+    /// then advances at half speed until the clock has caught up, 12 minutes later. A state that is
+    /// ahead by less is left alone, because that resolves itself within twice its length.
+    ///
+    /// The node must be stopped, and this machine's clock must be right. The order is in
+    /// clock-order.txt of the data folder; removing the file cancels it. The next start is refused
+    /// if the clock then shows an earlier time than now, or one that is more than 7 days later.
+    ///
+    /// At first calls of clients whose clocks are right are still refused: for 2 minutes those that
+    /// expire 5 minutes ahead, for 4 minutes those that expire 4 minutes ahead, for 6 minutes those
+    /// that expire 3 minutes ahead. /health reports it until block time is ahead by no more than a
+    /// minute.
     ///
     /// What it means for canisters and clients: time() decreases once. Timers set by
     /// ic0.global_timer_set are moved back as far; but a canister that keeps times in its own memory,

@@ -5,18 +5,21 @@
 //! clock: the others judge the times of its blocks.
 //!
 //! `thimble recover-clock` writes the order to set block time back into the data folder: the height
-//! after which it counts, in a file of text. The next start gives it to the block maker; the block
-//! that it makes records the time, so replays need no file.
+//! after which it counts and what the clock shows, in a file of text. The next start compares the
+//! clock with that and gives the order to the block maker; the block that it makes records the
+//! time, so replays need no file, and the file has no effect from then on.
 
 use std::{fs, io::ErrorKind, path::Path, sync::Arc, time::Duration};
 
-use anyhow::{Context, Result, ensure};
-use consensus::{BlockClock, ClockStatus, JUMP_BOUND, MachineClocks, SystemClock, WallClock};
+use anyhow::{Context, Result, bail, ensure};
+use consensus::{
+    BlockClock, ClockStatus, JUMP_BOUND, MachineClocks, SingleNode, SystemClock, WallClock,
+};
 use state::{Height, Time};
 
 use crate::{
     keys::{Keys, files::lock},
-    node,
+    node, rules,
 };
 
 /// The file in the data folder.
@@ -24,6 +27,9 @@ const FILE: &str = "clock-order.txt";
 /// A clock or block time that is off by more is a fault on `/health`: within it, which is what the
 /// interface allows clocks to differ by, no valid call is refused.
 const FAULT_BEYOND: Duration = Duration::from_secs(60);
+/// An order counts for so long: the longer ago it was given, the less the operator's word that the
+/// clock is right says of the clock now.
+const ORDER_VALID: Duration = Duration::from_secs(7 * 24 * 3_600);
 
 /// See the module. Clones share it.
 #[derive(Clone)]
@@ -84,26 +90,91 @@ fn fault(status: &ClockStatus) -> Option<String> {
     beyond(status.block_time_ahead.as_nanos()).then(|| {
         format!(
             "block time is {} s ahead of the wall clock; it advances at half speed until the clock \
-             has caught up, and calls that expire before it are refused: correct the clock if it \
-             is behind; if it is right and the difference too large to wait for, stop the node, \
-             run thimble recover-clock and start it again",
-            status.block_time_ahead.as_secs()
+             has caught up, in {} s, and calls that expire before it are refused: correct the \
+             clock if it is behind; if it is right and the difference too large to wait for, stop \
+             the node, run thimble recover-clock and start it again, which leaves block time ahead \
+             by as much as calls may be signed ahead",
+            status.block_time_ahead.as_secs(),
+            status.block_time_ahead.as_secs().saturating_mul(2)
         )
     })
 }
 
-/// The height after which block time is to be set back, if that was ordered.
-pub(crate) fn ordered_after(data_dir: &Path) -> Result<Option<Height>> {
+/// What the file says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Order {
+    /// The block after this height is set back.
+    after: Height,
+    /// What the clock showed when it was given, in seconds since 1970.
+    at_seconds: u64,
+}
+
+impl Order {
+    fn parse(text: &str) -> Option<Self> {
+        let mut numbers = text.split_whitespace().map(|number| number.parse::<u64>().ok());
+        let (after, at_seconds) = (Height(numbers.next()??), numbers.next()??);
+        numbers.next().is_none().then_some(Self { after, at_seconds })
+    }
+
+    fn text(&self) -> String {
+        format!("{} {}\n", self.after.0, self.at_seconds)
+    }
+
+    /// What makes the clock doubtful since the order was given. A small step back is a correction.
+    fn doubt(&self, now_seconds: u64) -> Option<String> {
+        let earlier = self.at_seconds.saturating_sub(now_seconds);
+        let later = now_seconds.saturating_sub(self.at_seconds);
+        if earlier > JUMP_BOUND.as_secs() {
+            return Some(format!("{earlier} s earlier"));
+        }
+        let days = ORDER_VALID.as_secs() / 86_400;
+        (later > ORDER_VALID.as_secs())
+            .then(|| format!("{later} s later, which is more than {days} days"))
+    }
+}
+
+fn seconds(time: Time) -> u64 {
+    time.0 / 1_000_000_000
+}
+
+/// The height after which block time is to be set back, if that was ordered and no block has been
+/// made since. `newest` is the height of the newest block.
+///
+/// # Errors
+/// The order is to be followed now, and the clock is doubtful.
+pub(crate) fn ordered_after(data_dir: &Path, newest: Height) -> Result<Option<Height>> {
+    ordered_after_at(data_dir, newest, seconds(SystemClock.now()))
+}
+
+fn ordered_after_at(data_dir: &Path, newest: Height, now_seconds: u64) -> Result<Option<Height>> {
     let path = data_dir.join(FILE);
     let text = match fs::read_to_string(&path) {
         Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error).with_context(|| format!("reading {}", path.display())),
     };
-    let height = text.trim().parse().map(Height);
-    height
-        .map(Some)
-        .with_context(|| format!("{}: `{}` is not a height", path.display(), text.trim()))
+    let Some(order) = Order::parse(&text) else {
+        bail!(
+            "{}: `{}` is not a height and a time in seconds: remove the file, and run thimble \
+             recover-clock again if block time is to be set back",
+            path.display(),
+            text.trim()
+        );
+    };
+    if order.after != newest {
+        return Ok(None);
+    }
+    if let Some(doubt) = order.doubt(now_seconds) {
+        bail!(
+            "block time was ordered to be set back when this machine's clock showed {} s since \
+             1970, and the clock shows {now_seconds} s now, {doubt}: set the clock right if it is \
+             wrong, and start the node again; if it is right, give the order again (thimble \
+             recover-clock); to cancel the order, remove {}",
+            order.at_seconds,
+            path.display()
+        );
+    }
+    Ok(Some(order.after))
 }
 
 /// Runs `thimble recover-clock`.
@@ -116,26 +187,48 @@ pub(crate) fn recover(data_dir: &Path) -> Result<()> {
         "this node is a member of a subnet of several, whose members judge each other's block \
          times: correct the clocks of the members"
     );
+    let config = rules::recorded_configuration(data_dir).context(
+        "how far ahead calls may be signed is not known: start the node once with this program \
+         and stop it",
+    )?;
+    let window = SingleNode::ingress_window(&config.limits.consensus);
     let (height, time) = node::last_block(data_dir)?;
     let now = SystemClock.now();
     if let Some(time) = time {
         let ahead = Duration::from_nanos(time.0.saturating_sub(now.0));
-        ensure!(
-            ahead > JUMP_BOUND,
-            "block time is not ahead of this machine's clock by more than {} s: nothing to recover",
-            JUMP_BOUND.as_secs()
-        );
+        check_lead(ahead, window)?;
         println!(
             "block time is {} s ahead of this machine's clock, which must be right",
             ahead.as_secs()
         );
     }
     let path = data_dir.join(FILE);
-    disk::replace_file(&path, format!("{}\n", height.0).as_bytes(), disk::Readers::All)
+    let order = Order { after: height, at_seconds: seconds(now) };
+    disk::replace_file(&path, order.text().as_bytes(), disk::Readers::All)
         .with_context(|| format!("writing {}", path.display()))?;
     println!(
-        "the block after height {} will have the time of the clock; start the node for it to count",
-        height.0
+        "the block after height {} will be ahead of the clock by {} s, which is how far ahead \
+         calls may be signed, so that none is executed again; the clock catches up with block time \
+         in {} s; start the node for it to count, or remove {} to cancel it",
+        height.0,
+        window.as_secs(),
+        window.as_secs().saturating_mul(2),
+        path.display()
+    );
+    Ok(())
+}
+
+/// Block time is set back to the clock's time plus `window`: a lead that is not larger stays.
+fn check_lead(ahead: Duration, window: Duration) -> Result<()> {
+    let least = window.saturating_add(JUMP_BOUND);
+    ensure!(
+        ahead > least,
+        "block time is {} s ahead of this machine's clock, and only what is ahead by more than \
+         {} s is set back: a smaller difference resolves itself within twice its length, and the \
+         {} s that calls may be signed ahead are kept, so that no call is executed again",
+        ahead.as_secs(),
+        least.as_secs(),
+        window.as_secs()
     );
     Ok(())
 }
@@ -168,12 +261,50 @@ mod tests {
     }
 
     #[test]
-    fn order_that_is_not_a_height_is_refused() {
+    fn only_a_lead_of_more_than_calls_are_signed_ahead_is_set_back() {
+        let window = Duration::from_secs(360);
+        for seconds in [0, 4, 360, 363] {
+            let error = check_lead(Duration::from_secs(seconds), window).unwrap_err().to_string();
+            assert!(error.contains("within twice its length"), "{error}");
+        }
+        check_lead(Duration::from_secs(364), window).unwrap();
+    }
+
+    #[test]
+    fn order_that_does_not_read_is_refused() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(ordered_after(dir.path()).unwrap(), None);
-        fs::write(dir.path().join(FILE), "12\n").unwrap();
-        assert_eq!(ordered_after(dir.path()).unwrap(), Some(Height(12)));
-        fs::write(dir.path().join(FILE), "soon\n").unwrap();
-        assert!(ordered_after(dir.path()).unwrap_err().to_string().contains(FILE));
+        let ordered = |newest| ordered_after_at(dir.path(), Height(newest), 1_000);
+        assert_eq!(ordered(12).unwrap(), None);
+        let order = Order { after: Height(12), at_seconds: 900 };
+        assert_eq!(order.text(), "12 900\n");
+        fs::write(dir.path().join(FILE), order.text()).unwrap();
+        assert_eq!(ordered(12).unwrap(), Some(Height(12)));
+        // It counts after its height only.
+        assert_eq!((ordered(11).unwrap(), ordered(13).unwrap()), (None, None));
+        for text in ["soon", "12", "12 soon", "12 900 1", ""] {
+            fs::write(dir.path().join(FILE), text).unwrap();
+            assert!(ordered(12).unwrap_err().to_string().contains(FILE), "{text}");
+        }
+    }
+
+    #[test]
+    fn order_is_refused_when_the_clock_has_become_doubtful() {
+        let dir = tempfile::tempdir().unwrap();
+        let given = 1_000_000_000;
+        let order = Order { after: Height(12), at_seconds: given };
+        fs::write(dir.path().join(FILE), order.text()).unwrap();
+        let ordered = |newest, now| ordered_after_at(dir.path(), Height(newest), now);
+        let week = ORDER_VALID.as_secs();
+        for now in [given - 3, given, given + 600, given + week] {
+            assert_eq!(ordered(12, now).unwrap(), Some(Height(12)), "{now}");
+        }
+        for (now, why) in [(given - 4, "4 s earlier"), (given + week + 1, "7 days")] {
+            let error = ordered(12, now).unwrap_err().to_string();
+            for part in [why, "thimble recover-clock", FILE] {
+                assert!(error.contains(part), "no `{part}` in {error}");
+            }
+            // One that was followed is no concern any more.
+            assert_eq!(ordered(13, now).unwrap(), None);
+        }
     }
 }

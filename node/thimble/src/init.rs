@@ -146,6 +146,8 @@ fn unit(
                its workers end with it.
 KillMode=mixed
 TimeoutStopSec=90
+# Status 3: a round or the last checkpoint did not end in time, which loses nothing.
+SuccessExitStatus=3
 ",
         killed: "# A worker that is killed for memory is replaced by the node.
 OOMPolicy=continue
@@ -206,6 +208,7 @@ mod tests {
             "MemorySwapMax=0",
             "LimitNOFILE=65536",
             "OOMPolicy=continue",
+            "SuccessExitStatus=3",
             "ExecStart=/usr/bin/thimble run --config /var/lib/thimble/thimble.toml",
             "ReadWritePaths=/var/lib/thimble",
             "PrivateTmp=yes",

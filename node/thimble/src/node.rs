@@ -76,8 +76,9 @@ const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 /// A round that has not ended by then after the request to stop never may: the process ends without
 /// its result, and the next start executes the batch again.
 const STOP_DEADLINE: Duration = Duration::from_secs(20);
-/// The same while a checkpoint is made: it ends with the disk. Below the 60 s that the lab waits and
-/// the 90 s of the systemd unit.
+/// The same once a checkpoint was being made after the request: it ends with the disk, and what
+/// follows it may end later than [`STOP_DEADLINE`]. Below the 60 s that the lab waits and the 90 s
+/// of the systemd unit.
 const STOP_CHECKPOINT_DEADLINE: Duration = Duration::from_secs(55);
 /// Time between two looks at the deadline.
 const STOP_LOOK: Duration = Duration::from_millis(100);
@@ -286,8 +287,13 @@ async fn take_stop_signal(
     let _ = asked.send(signal);
 }
 
-/// Waits for the round thread, for [`STOP_DEADLINE`] after the request to stop, and while it makes a
-/// checkpoint for [`STOP_CHECKPOINT_DEADLINE`].
+/// The deadline after a look at what the round thread does, if it was `before`.
+fn stop_deadline(before: Duration, stage: Option<Stage>) -> Duration {
+    if stage == Some(Stage::Checkpoint) { STOP_CHECKPOINT_DEADLINE } else { before }
+}
+
+/// Waits for the round thread, for [`STOP_DEADLINE`] after the request to stop, and once it was
+/// seen to make a checkpoint for [`STOP_CHECKPOINT_DEADLINE`].
 ///
 /// # Errors
 /// It has not ended by then. What it was doing.
@@ -296,14 +302,14 @@ fn await_rounds(
     asked_at: Instant,
     watchdog: &Watchdog,
 ) -> Result<(), String> {
+    let mut deadline = STOP_DEADLINE;
     loop {
         // An error other than the timeout means that the thread ended by a panic.
         if finished.recv_timeout(STOP_LOOK) != Err(mpsc::RecvTimeoutError::Timeout) {
             return Ok(());
         }
         let active = watchdog.active(Instant::now());
-        let is_checkpoint = matches!(active, Some((Stage::Checkpoint, ..)));
-        let deadline = if is_checkpoint { STOP_CHECKPOINT_DEADLINE } else { STOP_DEADLINE };
+        deadline = stop_deadline(deadline, active.map(|(stage, ..)| stage));
         if asked_at.elapsed() >= deadline {
             let doing = match active {
                 Some((Stage::Checkpoint, height, _)) => {
@@ -745,8 +751,10 @@ fn agreement(
         let kept = limits.consensus.certificates_kept as usize;
         let certifier = Certifier::new(keys.committee.clone(), keys.share_again()?, kept);
         let random = Box::new(SystemRandom);
+        let newest = wiring.log.last().filter(|last| *last > height).unwrap_or(height);
+        let order = clock::ordered_after(&config.data_dir, newest)?;
         let node = SingleNode::new(wiring, certifier, (height, time), random)?;
-        return Ok((Box::new(node.set_time_back(clock::ordered_after(&config.data_dir)?)), None));
+        return Ok((Box::new(node.set_time_back(order)), None));
     };
     let listen = config.p2p.listen.context(
         "this node is one of several and needs an address where the others reach it: --p2p-listen \
@@ -961,6 +969,16 @@ fn raise_descriptor_limit(limits: &Limits) -> Result<()> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn deadline_of_a_stop_stays_long_after_a_checkpoint_was_seen() {
+        let round = stop_deadline(STOP_DEADLINE, Some(Stage::Round));
+        assert_eq!((round, stop_deadline(round, None)), (STOP_DEADLINE, STOP_DEADLINE));
+        let checkpoint = stop_deadline(round, Some(Stage::Checkpoint));
+        assert_eq!(checkpoint, STOP_CHECKPOINT_DEADLINE);
+        assert_eq!(stop_deadline(checkpoint, None), STOP_CHECKPOINT_DEADLINE);
+        assert_eq!(stop_deadline(checkpoint, Some(Stage::Round)), STOP_CHECKPOINT_DEADLINE);
+    }
 
     #[test]
     fn a_log_filter_says_how_much_is_told_and_of_the_library_warnings_only() {

@@ -36,6 +36,8 @@ const CALLS: [&str; 6] = [
 /// Size of a [`Volume`] while it is not full.
 const VOLUME_BYTES: u64 = 2 << 30;
 const ERRORS: [&str; 3] = ["EIO", "ENOSPC", "EDQUOT"];
+const NOT_ATTACHED: &str = "injected disk errors: strace cannot attach to a running node here; \
+                            permit ptrace of other processes (kernel.yama.ptrace_scope)";
 /// Time limit for updates to be acknowledged again after the faults.
 const RECOVERS_WITHIN: Duration = Duration::from_secs(60);
 
@@ -105,20 +107,21 @@ pub(super) async fn attack(
     volume: Option<&Volume>,
     random: &mut ChaCha8Rng,
 ) -> Result<Option<(String, Vec<Id>)>> {
-    let traces = can_trace();
+    let mut traces = can_trace();
     for (possible, why) in [
         (traces, "injected disk errors: strace cannot trace here; install it, and permit ptrace"),
         (volume.is_some(), "full disks: tmpfs cannot be mounted here; that needs root"),
     ] {
-        if !possible && !report.not_run.iter().any(|one| one == why) {
-            report.not_run.push(why.to_owned());
+        if !possible {
+            report.omit(why.to_owned());
         }
     }
     if !traces && volume.is_none() {
         return Ok(None);
     }
-    // Latency is not judged while the disk fails.
-    scene.judge.set_patient(true);
+    // Latency is not judged while the disk fails, nor afterwards: the nodes' histogram of rounds
+    // keeps those of the faults.
+    scene.judge.suspend_limits();
     // Cases that write pages, snapshots and modules during the faults.
     let writing = ["touch-pages", "snapshots"].map(Id::Known);
     let until = Instant::now() + life.lasts;
@@ -128,7 +131,15 @@ pub(super) async fn attack(
         let fault = match volume {
             // Both in each life.
             Some(volume) if !traces || turn % 2 == 0 => full(run, scene, volume, random).await?,
-            _ => errors(run, scene, random).await?,
+            _ if !traces => break,
+            _ => match errors(run, scene, random).await? {
+                Some(fault) => fault,
+                None => {
+                    report.omit(NOT_ATTACHED.to_owned());
+                    traces = false;
+                    continue;
+                }
+            },
         };
         turn += 1;
         report.disk_faults += 1;
@@ -136,8 +147,6 @@ pub(super) async fn attack(
             return Ok(Some((format!("after {fault}: {what}"), vec![])));
         }
     }
-    scene.judge.restart_clocks();
-    scene.judge.set_patient(false);
     Ok(None)
 }
 
@@ -158,8 +167,13 @@ async fn full(
     Ok(fault)
 }
 
-/// Injects errors into system calls of the node for a moment; describes the fault.
-async fn errors(run: &Run, scene: &Scene, random: &mut ChaCha8Rng) -> Result<String> {
+/// Injects errors into system calls of the node for a moment; describes the fault. `None` if strace
+/// could not attach.
+async fn errors(
+    run: &Run,
+    scene: &mut Scene,
+    random: &mut ChaCha8Rng,
+) -> Result<Option<String>> {
     let calls = *CALLS.choose(random).unwrap_or(&CALLS[0]);
     let error = *ERRORS.choose(random).unwrap_or(&ERRORS[0]);
     let when = match random.gen_range(0..3) {
@@ -168,7 +182,8 @@ async fn errors(run: &Run, scene: &Scene, random: &mut ChaCha8Rng) -> Result<Str
         _ => "1+".to_owned(),
     };
     let pid = scene.members[0].pid()?;
-    let log = File::create(run.folder.join("strace.log"))?;
+    let said = run.folder.join("strace.log");
+    let log = File::create(&said)?;
     let mut strace = Command::new("strace");
     strace
         .args(["-f", "-qqq", "-o", "/dev/null", "-p", &pid.to_string(), "-e"])
@@ -183,10 +198,17 @@ async fn errors(run: &Run, scene: &Scene, random: &mut ChaCha8Rng) -> Result<Str
     run.say(&format!("disk: {fault}"));
     let mut tracer = Child::spawn(&mut strace, "strace")?;
     sleep(Duration::from_millis(random.gen_range(800..2_500))).await;
+    // An attached strace ends by itself only after the node.
+    if tracer.has_ended() && scene.members[0].check().is_ok() {
+        let said = fs::read_to_string(said).unwrap_or_default();
+        let first = said.lines().next().unwrap_or("it said nothing");
+        run.say(&format!("disk: strace did not attach: {first}"));
+        return Ok(None);
+    }
     // On SIGTERM strace detaches and the node continues.
     tracer.terminate();
     let _ = tracer.ended_within(Duration::from_secs(20)).await;
-    Ok(fault)
+    Ok(Some(fault))
 }
 
 /// Starts the node again if it exited, and waits for an acknowledged update; otherwise a finding.

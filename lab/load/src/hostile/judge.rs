@@ -42,7 +42,7 @@ pub(super) struct Judge {
     watched: Watched,
     /// Nodes that are currently killed and are not asked.
     down: Vec<AtomicBool>,
-    /// The counter's value in the newest acknowledged call.
+    /// The counter's highest value in an acknowledged call; a lower one that follows is a finding.
     pub(super) acknowledged: AtomicU64,
     pub(super) sent: AtomicU64,
     pub(super) longest_millis: AtomicU64,
@@ -93,9 +93,9 @@ impl Judge {
         *self.last() = Last { update: now, query: now };
     }
 
-    /// Suspends the latency limits, for example while a disk fails.
-    pub(super) fn set_patient(&self, patient: bool) {
-        self.patient.store(patient, Relaxed);
+    /// Suspends the latency limits from now on, for example because a disk fails.
+    pub(super) fn suspend_limits(&self) {
+        self.patient.store(true, Relaxed);
     }
 
     pub(super) fn counter(&self) -> Principal {
@@ -190,7 +190,7 @@ impl Judge {
     fn acknowledge(&self, reply: &[u8]) {
         match protocol::first_word(reply) {
             Ok(value) => {
-                let before = self.acknowledged.swap(value, Relaxed);
+                let before = self.acknowledged.fetch_max(value, Relaxed);
                 let sent = self.sent.load(Relaxed);
                 if value <= before || value > sent {
                     self.find(format!(
@@ -282,5 +282,22 @@ mod tests {
         assert_eq!(figure(text, "a"), Some(2.5));
         assert_eq!(figure(text, "h_bucket{le=\"10.0\"}"), Some(7.0));
         assert_eq!(figure(text, "b"), None);
+    }
+
+    #[test]
+    fn a_lower_reply_is_found_and_does_not_lower_what_was_acknowledged() {
+        let judge = Judge::new(Watched {
+            urls: vec![],
+            agents: vec![],
+            http: reqwest::Client::new(),
+            counter: Principal::management_canister(),
+            limit: Duration::from_secs(10),
+        });
+        judge.sent.store(9, Relaxed);
+        for (value, found) in [(5_u64, false), (6, false), (4, true)] {
+            judge.acknowledge(&value.to_le_bytes());
+            assert_eq!(judge.finding().is_some(), found, "{value}");
+        }
+        assert_eq!(judge.acknowledged.load(Relaxed), 6);
     }
 }

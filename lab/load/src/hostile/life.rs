@@ -48,6 +48,8 @@ const CHURN_FROM: Duration = Duration::from_secs(30);
 pub(super) struct Life {
     pub(super) phase: Phase,
     pub(super) number: u64,
+    /// Decides, with the seed, the nodes and the faults; see [`super::Options::like`].
+    pub(super) like: u64,
     /// This case alone.
     pub(super) only: Option<Id>,
     /// Duration, from when its nodes serve.
@@ -79,7 +81,7 @@ impl Life {
         folder: &Path,
     ) -> Result<Found> {
         let mut random = ChaCha8Rng::seed_from_u64(run.seed);
-        random.set_stream(1_000 + self.number);
+        random.set_stream(self.like.wrapping_add(1_000));
         let plan = self.plan(run, folder, &mut random);
         // Unmounted when the life is over; the nodes are dropped before.
         let volume =
@@ -87,7 +89,7 @@ impl Life {
         let volume = volume.flatten();
         let members = match self.phase {
             Phase::Subnet => plan.four(&mut random).await?,
-            Phase::Alone | Phase::Disk => plan.alone(self.number as usize, &mut random)?,
+            Phase::Alone | Phase::Disk => plan.alone(self.like as usize, &mut random)?,
         };
         run.say(&format!(
             "life {} ({}): {}",
@@ -199,7 +201,12 @@ impl Life {
             }
             if self.only.is_none() && random.gen_bool(0.2) {
                 report.kills += 1;
-                if let Some(what) = scene.kill(run, random).await? {
+                let mut found = scene.kill(run, random).await?;
+                if found.is_none() {
+                    // The next reply shows whether an update was lost.
+                    found = scene.group(run, report, &[]).await?;
+                }
+                if let Some(what) = found {
                     return Ok(Some((what, group)));
                 }
             }
@@ -396,7 +403,12 @@ impl Scene {
             return Ok(Some(what));
         }
         self.tasks.shutdown().await;
+        // What was found after the last group.
+        if let Some(what) = self.judge.finding() {
+            return Ok(Some(what));
+        }
         self.members.iter_mut().for_each(Member::kill);
+        let before = report.roots_compared;
         // Of four members two, one of each build.
         let replayed = if run.is_short() { 1 } else { 2 };
         for turn in 0..self.honest.min(replayed) {
@@ -405,12 +417,19 @@ impl Scene {
                 return Ok(Some(what));
             }
         }
+        if report.roots_compared == before {
+            report.omit(format!(
+                "the replays of {}: no node had a block above its checkpoint",
+                folder.display()
+            ));
+        }
         self.other_memory(run, report, random).await
     }
 
     /// Compares the roots that members certify for the same block time.
     async fn roots(&self, report: &mut Report) -> Option<String> {
         let mut seen = std::collections::BTreeMap::new();
+        let mut pairs = 0;
         let end = Instant::now() + ROOTS_FOR;
         while Instant::now() < end {
             for (node, agent) in self.ground.agents.iter().enumerate() {
@@ -430,11 +449,19 @@ impl Scene {
                             "nodes {other} and {node} certify two roots of one time"
                         ));
                     }
-                    Some(_) => report.roots_compared += 1,
-                    None => {}
+                    // Two certificates of one node compare nothing.
+                    Some((other, _)) if other != node => pairs += 1,
+                    _ => {}
                 }
             }
             sleep(Duration::from_millis(20)).await;
+        }
+        report.roots_compared += pairs;
+        if pairs == 0 {
+            report.omit(format!(
+                "the comparison of certified roots in {}: no two members certified one time",
+                self.folder().display()
+            ));
         }
         None
     }
@@ -517,17 +544,29 @@ async fn replays(
         report.replays += 1;
         let text = fs::read_to_string(&log).unwrap_or_default();
         if good {
-            let at = text.find('[').unwrap_or_default();
-            let runs: Value = serde_json::from_str(&text[at..]).unwrap_or_default();
-            let compared = runs.as_array().into_iter().flatten();
-            report.roots_compared +=
-                compared.filter_map(|one| one["compared"].as_u64()).sum::<u64>();
+            match compared(&text) {
+                Some(roots) if roots > 0 => report.roots_compared += roots,
+                Some(_) => return Ok(Some(format!("a replay by {words} compared no root"))),
+                None => {
+                    let log = log.display();
+                    return Ok(Some(format!("a replay by {words} printed no outcome: {log}")));
+                }
+            }
         } else if !text.contains("no block above") {
             let last: Vec<&str> = text.lines().rev().take(3).collect();
             return Ok(Some(format!("a replay by {words} failed: {}", last.join(" | "))));
         }
     }
     Ok(None)
+}
+
+/// Number of roots that a replay compared, from its output; `None` if there is no such number.
+fn compared(text: &str) -> Option<u64> {
+    // Warnings may precede and follow the list of runs.
+    let at = if text.starts_with("[\n") { 0 } else { text.rfind("\n[\n")? + 1 };
+    let mut lists = serde_json::Deserializer::from_str(&text[at..]).into_iter::<Vec<Value>>();
+    let runs = lists.next()?.ok()?;
+    runs.iter().map(|run| run["compared"].as_u64()).sum()
 }
 
 /// A line in the log of cases.
@@ -544,4 +583,19 @@ fn log_case(run: &Run, id: &Id, outcome: Option<&cases::Outcome>, took: Duration
     let path = run.folder.join("cases.jsonl");
     let mut file = fs::File::options().create(true).append(true).open(&path)?;
     writeln!(file, "{line}").with_context(|| format!("writing {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_roots_of_a_replay_are_read_between_warnings() {
+        let runs = "[\n  {\n    \"compared\": 3\n  },\n  {\n    \"compared\": 4\n  }\n]\n";
+        assert_eq!(compared(runs), Some(7));
+        assert_eq!(compared(&format!("WARN [a] b\n{runs}WARN [c]\n")), Some(7));
+        assert_eq!(compared("[\n  {}\n]\n"), None);
+        assert_eq!(compared("WARN [a] b\n"), None);
+        assert_eq!(compared(""), None);
+    }
 }

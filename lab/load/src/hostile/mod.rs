@@ -76,6 +76,11 @@ pub struct Options {
     /// Run only this case, a number or a name; repeatable. Each case gets new nodes.
     #[arg(long, value_name = "CASE")]
     case: Vec<Id>,
+    /// Start the nodes of this life of the seed (memory, builds, stacks, threads, byzantine member):
+    /// for every --case; without --case, the first life is this one and the next ones follow.
+    /// [default: 0, and the next ones follow]
+    #[arg(long, value_name = "NUMBER")]
+    life: Option<u64>,
     /// Run only lives of this kind; repeatable. [default: all, or alone with --case]
     #[arg(long, value_name = "PART")]
     on: Vec<Phase>,
@@ -100,6 +105,17 @@ pub struct Options {
     /// Keep the data of lives without a finding.
     #[arg(long)]
     keep: bool,
+}
+
+impl Options {
+    /// Number that decides, with the seed, the nodes and the faults of the life that is the
+    /// `number`th of this run.
+    fn like(&self, number: u64) -> u64 {
+        match self.life {
+            Some(life) if !self.case.is_empty() => life,
+            first => first.unwrap_or(0).wrapping_add(number),
+        }
+    }
 }
 
 /// A kind of life.
@@ -158,8 +174,17 @@ struct Report {
     longest_update_millis: u64,
     longest_stall_millis: u64,
     findings: Vec<Finding>,
-    /// Parts that this machine cannot run, with the reason.
+    /// Parts that this machine cannot run, or that had nothing to verify, with the reason.
     not_run: Vec<String>,
+}
+
+impl Report {
+    /// Records, once, a part that was not run.
+    fn omit(&mut self, why: String) {
+        if !self.not_run.contains(&why) {
+            self.not_run.push(why);
+        }
+    }
 }
 
 /// State shared by all lives of a run.
@@ -181,8 +206,8 @@ impl Run {
         println!("hostile: {:>5.1} s: {words}", self.began.elapsed().as_secs_f64());
     }
 
-    /// The command that runs a case again.
-    fn reproduce(&self, phase: Phase, cases: &[Id]) -> String {
+    /// The command that runs cases again, with the nodes of the life [`Options::like`] that number.
+    fn reproduce(&self, phase: Phase, like: u64, cases: &[Id]) -> String {
         let program = std::env::current_exe().unwrap_or_else(|_| "thimble-lab".into());
         let mut words = vec![program.display().to_string(), "hostile".into()];
         for build in &self.builds {
@@ -191,7 +216,7 @@ impl Run {
         if let Some(byzantine) = &self.options.byzantine {
             words.push(format!("--byzantine {}", byzantine.display()));
         }
-        words.push(format!("--seed {} --on {}", self.seed, phase.name()));
+        words.push(format!("--seed {} --on {} --life {like}", self.seed, phase.name()));
         words.push(format!("--memory {}", self.options.memory));
         words.extend(cases.iter().map(|case| format!("--case {case}")));
         words.join(" ")
@@ -330,13 +355,14 @@ async fn attack(run: &Run, report: &mut Report) -> Result<()> {
             return Ok(());
         }
         let over = Instant::now() >= end;
+        let (number, like) = (report.lives, options.like(report.lives));
         if let Some((phase, case)) = queue.alone.pop_front() {
             if over && !named && isolated >= ISOLATED_AFTER_END {
                 continue;
             }
             isolated += u64::from(over);
             let lasts = Duration::ZERO;
-            let single = life::Life { phase, number: report.lives, only: Some(case), lasts };
+            let single = life::Life { phase, number, like, only: Some(case), lasts };
             run_life(run, report, &mut queue, single).await?;
             continue;
         }
@@ -352,7 +378,7 @@ async fn attack(run: &Run, report: &mut Report) -> Result<()> {
         // Counted from when the nodes serve.
         let lasts = end.saturating_duration_since(Instant::now());
         let lasts = lasts.min(Duration::from_secs_f64(seconds)).max(LIFE_MIN);
-        let life = life::Life { phase, number: report.lives, only: None, lasts };
+        let life = life::Life { phase, number, like, only: None, lasts };
         run_life(run, report, &mut queue, life).await?;
     }
 }
@@ -372,7 +398,7 @@ async fn run_life(
     report.lives += 1;
     let folder = run.folder.join(format!("life{}", life.number));
     let isolated = life.only.is_some();
-    let phase = life.phase;
+    let (phase, like) = (life.phase, life.like);
     let found = Box::pin(life.run(run, report, queue, &folder)).await?;
     let Some((what, ids)) = found else {
         if !run.options.keep {
@@ -380,7 +406,7 @@ async fn run_life(
         }
         return Ok(());
     };
-    let reproduce = run.reproduce(phase, &ids);
+    let reproduce = run.reproduce(phase, like, &ids);
     run.say(&format!("FOUND: {what}"));
     let names: Vec<String> = ids.iter().map(|id| cases::describe(run.seed, id)).collect();
     run.say(&format!("  cases {}; {}", names.join(", "), folder.display()));

@@ -17,6 +17,8 @@ use testing::until_async;
 use crate::{harness::*, watchdog::health};
 
 const YEAR_SECONDS: i64 = 365 * 24 * 3_600;
+/// How far ahead calls may be signed, with the drift that is allowed.
+const WINDOW_SECONDS: i64 = 360;
 
 /// What moves a node's wall clock.
 struct WallClock {
@@ -120,11 +122,21 @@ async fn clock_that_is_wrong_for_seconds_is_reported_and_breaks_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn state_that_is_ahead_of_the_clock_is_recovered() {
-    let clock = WallClock::new(YEAR_SECONDS);
+    let clock = WallClock::new(0);
     let mut node = Node::start_as("256MiB", "", &clock.prelude()).await;
+    let agent = node.agent(1).await;
+    let counter = deploy(&agent, "counter-c.wasm").await;
+    // Sent again later, while it is valid by a right clock.
+    let signed = agent.update(&counter, "inc").with_arg(vec![]).sign().unwrap().signed_update;
+    agent.update_signed(counter, signed.clone()).await.unwrap();
+    node.stop();
+    let (done, text) = recover(&node.data);
+    assert!(!done && text.contains("within twice its length"), "{text}");
+
+    clock.set(YEAR_SECONDS);
+    node.launch().await;
     let ahead = agent_for(&node, YEAR_SECONDS as u64 + 120).await;
-    let counter = deploy(&ahead, "counter-c.wasm").await;
-    assert_eq!(count(&ahead, counter).await.unwrap(), 1);
+    assert_eq!(count(&ahead, counter).await.unwrap(), 2);
     node.stop();
 
     clock.set(0);
@@ -145,17 +157,35 @@ async fn state_that_is_ahead_of_the_clock_is_recovered() {
     node.stop();
     let (done, text) = recover(&node.data);
     assert!(done && text.contains("ahead of this machine's clock"), "{text}");
-    node.launch().await;
+    node.spawn();
+    let window_millis = WINDOW_SECONDS as u64 * 1_000;
+    let mut ahead_millis = u64::MAX;
+    until_async("block time is set back", async || {
+        let status = node.try_status().await;
+        ahead_millis = status
+            .and_then(|status| status["clock"]["block_time_ahead_millis"].as_u64())
+            .unwrap_or(u64::MAX);
+        ahead_millis <= window_millis
+    })
+    .await;
+    assert!(ahead_millis > window_millis / 2, "{ahead_millis}");
+    // What was executed before has expired, and so has every call that is valid for less.
     let agent = node.agent(1).await;
-    assert_eq!(count(&agent, counter).await.unwrap(), 2);
-    assert_eq!(node.status().await["clock"]["block_time_ahead_millis"], 0);
+    let error = agent.update_signed(counter, signed).await.unwrap_err().to_string();
+    assert!(error.contains("ahead of the wall clock"), "{error}");
+    let error = count(&agent, counter).await.unwrap_err().to_string();
+    assert!(error.contains("ahead of the wall clock"), "{error}");
 
-    // The block that set the time back is executed again like any other.
+    // The block that set the time back is executed again like any other. In place of waiting for
+    // the clock to catch up with block time, it is set to it.
     node.kill();
+    clock.set(WINDOW_SECONDS);
     node.launch().await;
     assert!(node.log().contains("every state root is as certified before"), "{}", node.log());
-    let agent = node.agent(1).await;
+    assert_eq!(node.status().await["clock"]["block_time_ahead_millis"], 0);
+    let agent = agent_for(&node, WINDOW_SECONDS as u64 + 120).await;
     let reply = query(&agent, counter, "get", vec![]).await.unwrap();
     assert_eq!(u64::from_le_bytes(reply.try_into().unwrap()), 2);
+    assert_eq!(count(&agent, counter).await.unwrap(), 3);
     node.stop();
 }
