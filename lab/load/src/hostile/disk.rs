@@ -169,11 +169,7 @@ async fn full(
 
 /// Injects errors into system calls of the node for a moment; describes the fault. `None` if strace
 /// could not attach.
-async fn errors(
-    run: &Run,
-    scene: &mut Scene,
-    random: &mut ChaCha8Rng,
-) -> Result<Option<String>> {
+async fn errors(run: &Run, scene: &mut Scene, random: &mut ChaCha8Rng) -> Result<Option<String>> {
     let calls = *CALLS.choose(random).unwrap_or(&CALLS[0]);
     let error = *ERRORS.choose(random).unwrap_or(&ERRORS[0]);
     let when = match random.gen_range(0..3) {

@@ -429,7 +429,7 @@ impl Scene {
     /// Compares the roots that members certify for the same block time.
     async fn roots(&self, report: &mut Report) -> Option<String> {
         let mut seen = std::collections::BTreeMap::new();
-        let mut pairs = 0;
+        let mut pairs = 0_u64;
         let end = Instant::now() + ROOTS_FOR;
         while Instant::now() < end {
             for (node, agent) in self.ground.agents.iter().enumerate() {

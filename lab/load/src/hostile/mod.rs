@@ -76,9 +76,9 @@ pub struct Options {
     /// Run only this case, a number or a name; repeatable. Each case gets new nodes.
     #[arg(long, value_name = "CASE")]
     case: Vec<Id>,
-    /// Start the nodes of this life of the seed (memory, builds, stacks, threads, byzantine member):
-    /// for every --case; without --case, the first life is this one and the next ones follow.
-    /// [default: 0, and the next ones follow]
+    /// Number of the seed's life whose nodes are started (memory, builds, stacks, threads, and
+    /// whether a member is byzantine): for each --case; without --case for the first life, and those of the
+    /// following numbers after it. [default: 0, and the following numbers after it]
     #[arg(long, value_name = "NUMBER")]
     life: Option<u64>,
     /// Run only lives of this kind; repeatable. [default: all, or alone with --case]
