@@ -77,8 +77,8 @@ pub struct Options {
     #[arg(long, value_name = "CASE")]
     case: Vec<Id>,
     /// Number of the seed's life whose nodes are started (memory, builds, stacks, threads, and
-    /// whether a member is byzantine): for each --case; without --case for the first life, and those of the
-    /// following numbers after it. [default: 0, and the following numbers after it]
+    /// whether a member is byzantine): for each --case; without --case for the first life, and
+    /// those of the following numbers after it. [default: 0, and the following numbers after it]
     #[arg(long, value_name = "NUMBER")]
     life: Option<u64>,
     /// Run only lives of this kind; repeatable. [default: all, or alone with --case]
