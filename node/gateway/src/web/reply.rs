@@ -10,6 +10,7 @@
 
 use std::ops::Range;
 
+use envelope::candid_wire::label as field;
 use ic_principal::Principal;
 use thiserror::Error;
 
@@ -108,16 +109,6 @@ pub(crate) struct Chunk {
     /// Where it lies in the reply.
     pub(crate) body: Range<usize>,
     pub(crate) token: Option<Token>,
-}
-
-/// The number under which Candid writes a field.
-pub(crate) const fn field(name: &str) -> u32 {
-    let (name, mut hash, mut at) = (name.as_bytes(), 0_u32, 0);
-    while at < name.len() {
-        hash = hash.wrapping_mul(223).wrapping_add(name[at] as u32);
-        at += 1;
-    }
-    hash
 }
 
 const STATUS_CODE: u32 = field("status_code");

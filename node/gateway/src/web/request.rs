@@ -4,12 +4,12 @@
 //! general encoder writes it a value at a time into one buffer that doubles, and copies that.
 
 use bytes::Bytes;
+use envelope::candid_wire::label as field;
 use hyper::{HeaderMap, Method, Uri, header, http::request::Parts};
 use ic_http_certification::HttpRequest;
 
 use super::{
     exchange::Outcomes,
-    reply::field,
     verify::{self, Line},
 };
 use crate::answer::Refused;
