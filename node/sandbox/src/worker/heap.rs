@@ -2,17 +2,19 @@
 //! share.
 //!
 //! wasmtime is given host memory: [`Creator`] answers every instantiation with the heap that
-//! [`HeapCell::enter`] put in place, a mapping of the canister's files that is inaccessible. The
-//! first access to a Wasm page faults; [`HeapCell::fault`] counts it, makes it readable and has the
-//! access happen again. The first write to a page is counted and opened in the same way. Past the cap
-//! on written pages it declines, wasmtime turns the fault into a trap, and
-//! [`HeapCell::cap_reached`] says why. Bulk operations and the System API announce their writes
-//! with [`HeapCell::will_write`], because a fault inside the runtime could not become a trap. A fault
-//! of a read inside the runtime needs to become none: nothing refuses reads.
+//! [`HeapCell::enter`] put in place, a mapping of the canister's files that is inaccessible but for
+//! its first [`READABLE_WASM_PAGES`]. The first access to a Wasm page beyond faults;
+//! [`HeapCell::fault`] counts it, makes it readable and has the access happen again. The first write
+//! to a page is counted and opened in the same way. Past the cap on written pages it declines,
+//! wasmtime turns the fault into a trap, and [`HeapCell::refused`] says why. Bulk operations
+//! and the System API announce what they read and write, because a fault inside the runtime could not
+//! become a trap.
 //!
 //! Both counts have a price, which is charged when the System API is entered or left, when the
-//! message is about to be paused, and at its end ([`HeapCell::take_uncharged`]). They are counts of
-//! what the message did: each message begins with nothing opened, whatever the kernel has mapped.
+//! message is about to be paused, and at its end ([`HeapCell::take_uncharged`]). Where that price alone
+//! is more than the message may use, the handler declines as well: code that touches pages and does
+//! nothing else ends there. The counts are of what the message did: each message begins with nothing
+//! opened, whatever the kernel has mapped.
 //!
 //! The pages of a message that is paused lie in a file ([`HeapCell::spill`]) and are protected again;
 //! a write to one faults once more, is not counted, and makes the kernel copy it.
@@ -43,9 +45,10 @@ use wasmtime::{LinearMemory, MemoryCreator, MemoryType};
 
 use super::{
     dirty::{CapReached, Tracker},
-    mapping::Mapping,
+    mapping::{Mapping, READABLE_WASM_PAGES},
 };
 use crate::{
+    MessageLimits,
     engine::{HEAP_GUARD_BYTES, HEAP_RESERVATION_BYTES},
     system_api::{DIRTY_PAGE_INSTRUCTIONS, TOUCHED_WASM_PAGE_INSTRUCTIONS},
 };
@@ -55,6 +58,15 @@ const WASM_PAGE_BYTES: u64 = 64 << 10;
 
 /// Pages of one.
 const WASM_PAGE_PAGES: u64 = WASM_PAGE_BYTES / PAGE_BYTES;
+
+/// Why an access of the canister's code to its heap was declined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refused {
+    /// The cap on dirty pages.
+    Cap,
+    /// Pages touched and written cost more than the message's instructions.
+    Instructions,
+}
 
 /// What may stop a write to the heap.
 #[derive(Debug)]
@@ -70,12 +82,14 @@ pub(crate) enum WriteRefused {
 pub(crate) struct HeapCell {
     mapping: UnsafeCell<Option<Mapping>>,
     tracker: UnsafeCell<Tracker>,
-    /// Wasm pages that are readable.
+    /// Wasm pages that the message opened.
     touched: UnsafeCell<Tracker>,
     /// Instructions that were charged for pages of this message.
     charged: Cell<u64>,
+    /// What a message may use.
+    instructions_max: Cell<u64>,
     undo: UnsafeCell<Option<Undo>>,
-    cap_reached: Cell<bool>,
+    refused: Cell<Option<Refused>>,
     kernel_refused: Cell<bool>,
 }
 
@@ -86,8 +100,9 @@ impl Default for HeapCell {
             tracker: UnsafeCell::default(),
             touched: UnsafeCell::new(Tracker::touched()),
             charged: Cell::default(),
+            instructions_max: Cell::default(),
             undo: UnsafeCell::default(),
-            cap_reached: Cell::default(),
+            refused: Cell::default(),
             kernel_refused: Cell::default(),
         }
     }
@@ -100,16 +115,18 @@ unsafe impl Send for HeapCell {}
 unsafe impl Sync for HeapCell {}
 
 impl HeapCell {
-    /// Puts `mapping` in place for a message that may write `dirty_pages_max` pages of it. With
-    /// `kept`, the pages dirty already are remembered as they are.
+    /// Puts `mapping` in place for a message within `limits`. With `kept`, the pages dirty already are
+    /// remembered as they are.
     pub(crate) fn enter(
         &self,
         mapping: Mapping,
-        dirty_pages_max: u64,
+        limits: &MessageLimits,
         kept: Option<&[Range<u64>]>,
     ) {
         let memory_pages = mapping.file_bytes() as u64 / PAGE_BYTES;
+        let dirty_pages_max = limits.heap_dirty_bytes / PAGE_BYTES;
         self.with_tracker(|tracker| tracker.begin(memory_pages, dirty_pages_max));
+        self.instructions_max.set(limits.instructions);
         let wasm_pages = memory_pages / WASM_PAGE_PAGES;
         self.with_touched(|touched| touched.begin(wasm_pages, wasm_pages));
         // SAFETY: no message runs, so nobody else refers to the cells.
@@ -124,19 +141,19 @@ impl HeapCell {
         let dirty = self.with_tracker(Tracker::take);
         let opened = self.with_touched(Tracker::take);
         self.charged.set(0);
-        self.cap_reached.set(false);
+        self.refused.set(None);
         self.kernel_refused.set(false);
         // SAFETY: the message is over, so nobody else refers to the cells.
         unsafe {
             let mut mapping = (*self.mapping.get()).take()?;
-            mapping.set_opened(opened);
+            mapping.set_opened(&opened, &dirty);
             Some((mapping, dirty, (*self.undo.get()).take()))
         }
     }
 
-    /// The message tried to write more pages than it may.
-    pub(crate) fn cap_reached(&self) -> bool {
-        self.cap_reached.get()
+    /// Why the message could not go on, if an access was declined.
+    pub(crate) fn refused(&self) -> Option<Refused> {
+        self.refused.get()
     }
 
     /// The kernel refused a change of protection: the worker cannot go on.
@@ -146,12 +163,16 @@ impl HeapCell {
 
     /// Instructions for pages touched and written that are not charged yet.
     pub(crate) fn uncharged(&self) -> u64 {
+        self.price().saturating_sub(self.charged.get())
+    }
+
+    /// Instructions for pages touched and written.
+    fn price(&self) -> u64 {
         let touched = self.with_touched(|touched| touched.pages());
         let written = self.with_tracker(|tracker| tracker.pages());
         touched
             .saturating_mul(TOUCHED_WASM_PAGE_INSTRUCTIONS)
             .saturating_add(written.saturating_mul(DIRTY_PAGE_INSTRUCTIONS))
-            .saturating_sub(self.charged.get())
     }
 
     /// The same, which count as charged from now on.
@@ -225,7 +246,7 @@ impl HeapCell {
             Ok(())
         });
         marked.map_err(|CapReached| {
-            self.cap_reached.set(true);
+            self.refused.set(Some(Refused::Cap));
             WriteRefused::Cap
         })?;
         protection.map_err(|_| {
@@ -265,9 +286,23 @@ impl HeapCell {
         else {
             return false;
         };
+        // Asked where a page is counted only: other faults depend on when the message was paused.
+        let is_too_dear = || {
+            let is_too_dear = self.price() > self.instructions_max.get();
+            if is_too_dear {
+                self.refused.set(Some(Refused::Instructions));
+            }
+            is_too_dear
+        };
         let page = offset as u64 / PAGE_BYTES;
         let memory_pages = mapping.size_bytes() as u64 / PAGE_BYTES;
-        if self.with_touched(|touched| !touched.contains(page / WASM_PAGE_PAGES)) {
+        let wasm_page = page / WASM_PAGE_PAGES;
+        if wasm_page >= READABLE_WASM_PAGES
+            && self.with_touched(|touched| !touched.contains(wasm_page))
+        {
+            if is_too_dear() {
+                return false;
+            }
             if self.open_to_read(mapping, &(page..page + 1)).is_err() {
                 self.kernel_refused.set(true);
                 return false;
@@ -282,6 +317,9 @@ impl HeapCell {
                 opened = self.open(mapping, &pages);
             }
         };
+        if self.with_tracker(|tracker| !tracker.contains(page)) && is_too_dear() {
+            return false;
+        }
         let counted = self.with_tracker(|tracker| {
             if tracker.is_spilled(page) {
                 tracker.touch(page..page + 1, open);
@@ -296,7 +334,7 @@ impl HeapCell {
         match counted {
             None => false,
             Some(Err(CapReached)) => {
-                self.cap_reached.set(true);
+                self.refused.set(Some(Refused::Cap));
                 false
             }
             Some(Ok(())) => {
@@ -308,9 +346,13 @@ impl HeapCell {
         }
     }
 
-    /// Counts the Wasm pages of `pages` as touched and makes them readable.
+    /// Counts the Wasm pages of `pages` that are not readable as touched and makes them readable.
     fn open_to_read(&self, mapping: &Mapping, pages: &Range<u64>) -> io::Result<()> {
-        let wasm_pages = pages.start / WASM_PAGE_PAGES..pages.end.div_ceil(WASM_PAGE_PAGES);
+        let start = (pages.start / WASM_PAGE_PAGES).max(READABLE_WASM_PAGES);
+        let wasm_pages = start..pages.end.div_ceil(WASM_PAGE_PAGES);
+        if wasm_pages.is_empty() {
+            return Ok(());
+        }
         let memory_wasm_pages = mapping.size_bytes() as u64 / WASM_PAGE_BYTES;
         let mut opened = Ok(());
         let counted = self.with_touched(|touched| {

@@ -243,7 +243,7 @@ impl Keeper {
         let heap_taken = heap.map(|(mapping, taken)| {
             self.heap.enter(
                 mapping,
-                order.limits.heap_dirty_bytes / PAGE_BYTES,
+                &order.limits,
                 taken.kept.as_ref().map(|(dirty, _)| dirty.as_slice()),
             );
             taken

@@ -21,10 +21,10 @@
 //! # A heap
 //!
 //! is inaccessible from its size to the end of the reservation, so that code without bounds checks
-//! faults. Between messages all of it is inaccessible; [`super::heap`] opens it as a message touches
-//! it, for reading in Wasm pages and for writing page by page, and [`Mapping::close`] closes what was
-//! opened. *Stable memory* is read and written by the System API alone, which checks and
-//! counts, so it is never protected.
+//! faults. Between messages its first [`READABLE_WASM_PAGES`] are readable and the rest inaccessible;
+//! [`super::heap`] opens it as a message touches it, for reading in Wasm pages and for writing page by
+//! page, and [`Mapping::close`] closes what was opened. *Stable memory* is read and written by the
+//! System API alone, which checks and counts, so it is never protected.
 //!
 //! # Bounds
 //!
@@ -79,6 +79,14 @@ pub(crate) fn spilled_bytes(stable_bytes: u64) -> u64 {
 /// Set by a probe: memories grow no more, as if the kernel refused.
 pub(super) static REFUSE_GROWTH: AtomicBool = AtomicBool::new(false);
 
+/// Wasm pages from the beginning of a heap that a message may read without opening them: 4 MiB, the
+/// stack, the data and the first objects of most canisters. To open a Wasm page costs a fault and two
+/// system calls, which would be a fifth of what a short query takes.
+pub(super) const READABLE_WASM_PAGES: u64 = 64;
+
+/// The same in bytes.
+const READABLE_BYTES: usize = READABLE_WASM_PAGES as usize * (64 << 10);
+
 /// Pages of a Wasm page.
 const WASM_PAGE_PAGES: u64 = (64 << 10) / PAGE_BYTES;
 
@@ -105,7 +113,7 @@ pub(crate) struct Mapping {
     file_bytes: usize,
     /// Bytes accessible to the canister from the beginning, at most `file_bytes`.
     size_bytes: usize,
-    /// Wasm pages of a heap that the last message opened, disjoint.
+    /// Pages of a heap that the last message opened, disjoint.
     opened: Vec<Range<u64>>,
     append: Option<(SegmentId, File)>,
     /// Committed pages still held as private copies, and where in the append file they lie.
@@ -156,7 +164,7 @@ impl Mapping {
             opened: Vec::new(),
             append: None,
             retained: BTreeMap::new(),
-            mappings: 3,
+            mappings: 4,
             copied: false,
             broken: false,
             spilled: false,
@@ -182,7 +190,7 @@ impl Mapping {
             let start = usize::try_from(part.start_page * PAGE_BYTES).map_err(|_| too_large())?;
             if start < end {
                 let at = part.start_page * PAGE_BYTES;
-                self.map_file(file, at, start..end, self.mapped())?;
+                self.map_file(file, at, start..end, ProtFlags::empty())?;
                 self.restrict(start..end)?;
                 self.mappings += 2;
             }
@@ -206,7 +214,7 @@ impl Mapping {
             let range = self.run_bytes(run)?;
             let mappable = self.mappings + 2 <= MAPPINGS_MAX;
             if mappable {
-                self.map_file(file, run.offset_page * PAGE_BYTES, range.clone(), self.mapped())?;
+                self.map_resting(file, run.offset_page * PAGE_BYTES, range.clone())?;
                 self.mappings += 2;
             } else {
                 self.protect(range.clone(), MprotectFlags::READ | MprotectFlags::WRITE)?;
@@ -231,12 +239,12 @@ impl Mapping {
     fn restrict(&self, range: Range<usize>) -> io::Result<()> {
         let accessible = range.start.min(self.size_bytes)..range.end.min(self.size_bytes);
         let beyond = range.start.max(self.size_bytes)..range.end.max(self.size_bytes);
-        self.protect(accessible, self.resting())?;
+        self.rest(accessible)?;
         self.protect(beyond, MprotectFlags::empty())
     }
 
-    /// Makes exactly the first `bytes` accessible: of a heap those that are opened, of stable memory
-    /// all.
+    /// Makes exactly the first `bytes` accessible: of a heap those that are readable or opened, of
+    /// stable memory all.
     pub(crate) fn set_size(&mut self, bytes: usize) -> io::Result<()> {
         if bytes > self.file_bytes {
             return Err(io::Error::other(format!(
@@ -248,10 +256,7 @@ impl Mapping {
             if REFUSE_GROWTH.load(Ordering::Relaxed) {
                 return Err(io::ErrorKind::OutOfMemory.into());
             }
-            // Nothing of a heap is opened by that.
-            if self.kind == Kind::Stable {
-                self.protect(self.size_bytes..bytes, self.resting())?;
-            }
+            self.rest(self.size_bytes..bytes)?;
         } else {
             self.protect(bytes..self.size_bytes, MprotectFlags::empty())?;
         }
@@ -359,7 +364,7 @@ impl Mapping {
         // What was written is opened.
         let protection = match self.kind {
             Kind::Heap => ProtFlags::READ,
-            Kind::Stable => self.mapped(),
+            Kind::Stable => ProtFlags::READ | ProtFlags::WRITE,
         };
         for range in pages {
             let bytes = self.page_bytes(range)?;
@@ -404,9 +409,9 @@ impl Mapping {
         for (index, run) in runs.iter().enumerate() {
             let range = self.run_bytes(run)?;
             if index < mappable {
-                self.map_file(file, run.offset_page * PAGE_BYTES, range, self.mapped())?;
+                self.map_resting(file, run.offset_page * PAGE_BYTES, range)?;
             } else {
-                self.protect(range, self.resting())?;
+                self.rest(range)?;
             }
         }
         self.mappings += 2 * mappable;
@@ -497,15 +502,26 @@ impl Mapping {
         self.protect(self.page_bytes(pages)?, MprotectFlags::READ | MprotectFlags::WRITE)
     }
 
-    /// Notes which Wasm pages the message opened that is over.
-    pub(crate) fn set_opened(&mut self, opened: Vec<Range<u64>>) {
-        self.opened = opened;
+    /// Notes what the message opened that is over: Wasm pages, and `written` pages of those that are
+    /// readable.
+    pub(crate) fn set_opened(&mut self, wasm_pages: &[Range<u64>], written: &[Range<u64>]) {
+        let pages = |wasm_pages: &Range<u64>| {
+            wasm_pages.start * WASM_PAGE_PAGES..wasm_pages.end * WASM_PAGE_PAGES
+        };
+        self.opened = wasm_pages.iter().map(pages).collect();
+        let readable = READABLE_WASM_PAGES * WASM_PAGE_PAGES;
+        let written = written.iter().take_while(|range| range.start < readable);
+        // In one call: what lies between is at rest already, and the kernel joins the pieces.
+        let bounds = written.map(|range| range.start..range.end.min(readable));
+        self.opened.extend(bounds.reduce(|first, last| first.start..last.end));
     }
 
-    /// Makes a heap inaccessible again, keeping private copies as they are.
+    /// Puts a heap at rest again, keeping private copies as they are.
     pub(crate) fn close(&mut self) -> io::Result<()> {
-        for wasm_pages in std::mem::take(&mut self.opened) {
-            self.protect(self.wasm_page_bytes(&wasm_pages)?, self.resting())?;
+        for pages in std::mem::take(&mut self.opened) {
+            let bytes = self.page_bytes(&pages)?;
+            // A message that failed may have opened what it grew by.
+            self.rest(bytes.start.min(self.size_bytes)..bytes.end.min(self.size_bytes))?;
         }
         Ok(())
     }
@@ -565,11 +581,29 @@ impl Mapping {
         self.id
     }
 
-    /// Protection of what is accessible while no message writes to it.
-    fn resting(&self) -> MprotectFlags {
+    /// Gives what is accessible the protection it has while no message has opened it.
+    fn rest(&self, range: Range<usize>) -> io::Result<()> {
         match self.kind {
-            Kind::Heap => MprotectFlags::empty(),
-            Kind::Stable => MprotectFlags::READ | MprotectFlags::WRITE,
+            Kind::Heap => {
+                let end = range.end.min(READABLE_BYTES);
+                self.protect(range.start.min(end)..end, MprotectFlags::READ)?;
+                self.protect(range.start.max(end)..range.end, MprotectFlags::empty())
+            }
+            Kind::Stable => self.protect(range, MprotectFlags::READ | MprotectFlags::WRITE),
+        }
+    }
+
+    /// Maps `file` over `range`, which is accessible, at rest.
+    fn map_resting(&self, file: &File, offset: u64, range: Range<usize>) -> io::Result<()> {
+        let protection = match self.kind {
+            Kind::Heap if range.end <= READABLE_BYTES => ProtFlags::READ,
+            Kind::Heap => ProtFlags::empty(),
+            Kind::Stable => ProtFlags::READ | ProtFlags::WRITE,
+        };
+        self.map_file(file, offset, range.clone(), protection)?;
+        match range.start < READABLE_BYTES && READABLE_BYTES < range.end {
+            true => self.rest(range),
+            false => Ok(()),
         }
     }
 
@@ -592,14 +626,6 @@ impl Mapping {
         match (bytes(pages.start), bytes(pages.end)) {
             (Some(start), Some(end)) if start <= end => Ok(start..end),
             _ => Err(too_large()),
-        }
-    }
-
-    /// [`Self::resting`], for a new mapping.
-    fn mapped(&self) -> ProtFlags {
-        match self.kind {
-            Kind::Heap => ProtFlags::empty(),
-            Kind::Stable => ProtFlags::READ | ProtFlags::WRITE,
         }
     }
 

@@ -46,7 +46,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-pub(crate) use heap::{HeapCell, WriteRefused};
+pub(crate) use heap::{HeapCell, Refused, WriteRefused};
 pub(crate) use mapping::spilled_bytes;
 pub(crate) use pacer::Pacer;
 pub(crate) use stable::{Stable, StableRefused};

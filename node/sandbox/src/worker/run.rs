@@ -24,7 +24,7 @@ use wasmtime::{
 };
 
 use super::{
-    HeapCell, Stable,
+    HeapCell, Refused, Stable,
     backtrace::{Renumbering, backtrace},
     pacer::Pacer,
 };
@@ -363,8 +363,12 @@ fn failure_of(
     if let Some(failure) = error.downcast_ref::<Failure>() {
         return Ok(failure.clone().with_backtrace(|| backtrace(&error, renumbering)));
     }
-    if host.heap.cap_reached() {
-        return Ok(host.heap_cap());
+    match host.heap.refused() {
+        Some(Refused::Cap) => return Ok(host.heap_cap()),
+        Some(Refused::Instructions) => {
+            return Ok(Failure::instructions(host.limits.instructions));
+        }
+        None => {}
     }
     let failure = match error.downcast_ref::<Trap>() {
         Some(Trap::OutOfFuel) => Failure::instructions(host.limits.instructions),

@@ -1,10 +1,10 @@
 //! What a message is charged for besides its instructions: values that move, pages it touches.
 
-use sandbox::Outcome;
+use sandbox::{Entry, Outcome};
 
 use super::{Canister, HOST, World};
 
-/// Instructions for the first access to a Wasm page of the heap.
+/// Instructions for the first access to a Wasm page of the heap, beyond the first 64.
 const TOUCHED: u64 = 50_000;
 /// Instructions for the first write to a page of either memory.
 const WRITTEN: u64 = 12_000;
@@ -20,33 +20,51 @@ const TOUCHES: &str = r#"(module
     (import "ic0" "stable64_grow" (func $grow (param i64) (result i64)))
     (import "ic0" "stable64_read" (func $sread (param i64 i64 i64)))
     (import "ic0" "stable64_write" (func $swrite (param i64 i64 i64)))
-    (memory 64)
+    (memory 192)
     (func (export "canister_init") (drop (call $grow (i64.const 16))))
     (func $read (export "canister_query read") (local $n i32)
         (local.set $n (call $size))
         (loop $next
-            (drop (i32.load (i32.mul (local.get $n) (i32.const 0x10000))))
+            (drop (i32.load offset=0x400000 (i32.mul (local.get $n) (i32.const 0x10000))))
             (br_if $next (local.tee $n (i32.sub (local.get $n) (i32.const 1)))))
         (call $reply))
     (func (export "canister_query twice") (local $n i32)
         (local.set $n (call $size))
         (loop $next
-            (drop (i32.load (i32.mul (local.get $n) (i32.const 0x10000))))
-            (drop (i32.load offset=4096 (i32.mul (local.get $n) (i32.const 0x10000))))
+            (drop (i32.load offset=0x400000 (i32.mul (local.get $n) (i32.const 0x10000))))
+            (drop (i32.load offset=0x401000 (i32.mul (local.get $n) (i32.const 0x10000))))
             (br_if $next (local.tee $n (i32.sub (local.get $n) (i32.const 1)))))
         (call $reply))
     (func (export "canister_query copy")
-        (memory.copy (i32.const 0) (i32.const 0x100000) (i32.mul (call $size) (i32.const 0x10000)))
+        (memory.copy
+            (i32.const 0x400000) (i32.const 0x600000) (i32.mul (call $size) (i32.const 0x10000)))
         (call $reply))
     (func (export "canister_query append")
-        (call $append (i32.const 0x10000) (i32.mul (call $size) (i32.const 0x10000)))
+        (call $append (i32.const 0x410000) (i32.mul (call $size) (i32.const 0x10000)))
         (call $reply))
     (func (export "canister_query write") (local $n i32)
         (local.set $n (call $size))
         (loop $next
-            (i32.store offset=0x10000 (i32.mul (local.get $n) (i32.const 0x1000)) (i32.const 7))
+            (i32.store offset=0x410000 (i32.mul (local.get $n) (i32.const 0x1000)) (i32.const 7))
             (br_if $next (local.tee $n (i32.sub (local.get $n) (i32.const 1)))))
         (call $reply))
+    ;; The first pages of the heap.
+    (func (export "canister_query near") (local $n i32)
+        (local.set $n (call $size))
+        (loop $next
+            (drop (i32.load (i32.mul (local.get $n) (i32.const 0x10000))))
+            (br_if $next (local.tee $n (i32.sub (local.get $n) (i32.const 1)))))
+        (call $reply))
+    (func (export "canister_query near_write") (local $n i32)
+        (local.set $n (call $size))
+        (loop $next
+            (i32.store (i32.mul (local.get $n) (i32.const 0x1000)) (i32.const 7))
+            (br_if $next (local.tee $n (i32.sub (local.get $n) (i32.const 1)))))
+        (call $reply))
+    ;; Reads or writes far pages, then traps.
+    (func (export "canister_query read_and_trap")
+        (call $read)
+        (unreachable))
     (func (export "canister_query stable_read") (local $n i32)
         (local.set $n (call $size))
         (loop $next
@@ -64,7 +82,7 @@ const TOUCHES: &str = r#"(module
     ;; What the counter says before and after a page is touched.
     (func (export "canister_query counter") (local $before i64)
         (local.set $before (call $counter (i32.const 0)))
-        (drop (i32.load (i32.const 0x20000)))
+        (drop (i32.load (i32.const 0x420000)))
         (i64.store (i32.const 0) (i64.sub (call $counter (i32.const 0)) (local.get $before)))
         (call $append (i32.const 0) (i32.const 8))
         (call $reply)))"#;
@@ -88,6 +106,8 @@ fn each_page_of_a_message_is_charged_when_it_is_first_touched() {
     assert_eq!(ten_more(&world, &canister, "read", TOUCHED), 10);
     assert_eq!(ten_more(&world, &canister, "twice", TOUCHED), 10, "once for each");
     assert_eq!(ten_more(&world, &canister, "write", WRITTEN), 10);
+    assert_eq!(ten_more(&world, &canister, "near_write", WRITTEN), 10);
+    assert_eq!(ten_more(&world, &canister, "near", 1_000), 0, "the first pages are readable");
     assert_eq!(ten_more(&world, &canister, "stable_read", STABLE), 10);
     assert_eq!(ten_more(&world, &canister, "stable_write", STABLE + WRITTEN), 10);
     // What the runtime and the system read counts as well: what is read and written, and each byte.
@@ -108,24 +128,24 @@ fn pages_count_the_same_in_each_message_whatever_worker_runs_it() {
     assert_eq!(counted(&world.query(&canister, "read", &[0; 20])), first);
 }
 
-/// Reads isolated Wasm pages, as many as the worker remembers one by one but for two, and copies
-/// four pages from elsewhere if the argument has a byte.
+/// Reads isolated Wasm pages, of those beyond the first 64 as many as the worker remembers one by one
+/// but for two, and copies four pages from elsewhere if the argument has a byte.
 const SCATTERED: &str = r#"(module
     (import "ic0" "msg_reply" (func $reply))
     (import "ic0" "msg_arg_data_size" (func $size (result i32)))
     (memory 1200)
     (func (export "canister_query copy") (local $n i32)
-        (local.set $n (i32.const 509))
+        (local.set $n (i32.const 541))
         (loop $next
             (local.set $n (i32.sub (local.get $n) (i32.const 1)))
             (drop (i32.load (i32.mul (local.get $n) (i32.const 0x20000))))
             (br_if $next (local.get $n)))
-        (drop (i32.load (i32.const 0x44c0000)))
-        (drop (i32.load (i32.const 0x44d0000)))
-        (drop (i32.load (i32.const 0x44e0000)))
-        (drop (i32.load (i32.const 0x44f0000)))
+        (drop (i32.load (i32.const 0x4800000)))
+        (drop (i32.load (i32.const 0x4810000)))
+        (drop (i32.load (i32.const 0x4820000)))
+        (drop (i32.load (i32.const 0x4830000)))
         (if (call $size) (then
-            (memory.copy (i32.const 0x44c0000) (i32.const 0x4100000) (i32.const 0x40000))))
+            (memory.copy (i32.const 0x4800000) (i32.const 0x4600000) (i32.const 0x40000))))
         (call $reply)))"#;
 
 #[test]
@@ -137,6 +157,24 @@ fn pages_of_a_copy_count_in_ascending_order_whatever_the_processor_reads_first()
     let bytes = 0x40000;
     let expected = 4 * TOUCHED + 64 * WRITTEN + bytes;
     assert!((expected..expected + TOUCHED).contains(&(with - without)), "{}", with - without);
+}
+
+#[test]
+fn code_ends_at_the_page_that_costs_more_than_its_limit() {
+    let world = World::new(HOST);
+    let canister = world.install(TOUCHES);
+    let run = |instructions| {
+        let entry = Entry::Query("read_and_trap".into());
+        let outcome = world.run(&mut canister.clone(), entry, |request| {
+            request.context.arg = vec![0; 100];
+            request.limits.instructions = instructions;
+        });
+        outcome.result.unwrap_err().reject.message
+    };
+    let enough = run(102 * TOUCHED);
+    assert!(enough.contains("unreachable"), "{enough}");
+    let short = run(98 * TOUCHED);
+    assert!(short.contains("instructions"), "{short}");
 }
 
 #[test]
