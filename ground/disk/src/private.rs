@@ -50,7 +50,8 @@ pub(crate) fn mode_for_all() -> Option<fs::Permissions> {
 /// keeps in its folder, that is not empty, and one that many users share.
 ///
 /// # Errors
-/// Those of the file system. A folder of another user that this process may use stays as it is.
+/// Those of the file system. A folder of another user that this process may use stays as it is, and so
+/// does one of a file system without modes.
 pub fn make_private_folder(path: &Path, marker: &str) -> io::Result<bool> {
     fs::DirBuilder::new().recursive(true).mode(0o777 & !OTHERS).create(path)?;
     let metadata = fs::metadata(path)?;
@@ -63,7 +64,15 @@ pub fn make_private_folder(path: &Path, marker: &str) -> io::Result<bool> {
     }
     match fs::set_permissions(path, fs::Permissions::from_mode(mode & 0o7777 & !OTHERS)) {
         Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(false),
+        // Or of a file system without modes.
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported
+            ) =>
+        {
+            Ok(false)
+        }
         Err(error) => Err(error),
     }
 }

@@ -36,6 +36,10 @@ pub const STEADY_FOR: Duration = Duration::from_secs(120);
 /// The good reading that the next ones are compared with is replaced after so long. With
 /// [`JUMP_BOUND`] it bounds the drift that is followed.
 const RENEW_AFTER: Duration = Duration::from_secs(30);
+/// The two clocks are read again if that took longer.
+const READING_SPREAD: Duration = Duration::from_millis(100);
+/// Times that they are read again; the closest reading counts.
+const READINGS_MAX: usize = 8;
 
 /// Where block times come from.
 pub trait WallClock: Send + Sync {
@@ -97,13 +101,47 @@ impl Clocks for MachineClocks {
 }
 
 /// Both clocks at one moment.
-#[derive(Clone, Copy, Debug)]
-struct Reading {
-    wall: Time,
-    boot: Duration,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClockReading {
+    /// The wall clock.
+    pub wall: Time,
+    /// `CLOCK_BOOTTIME`.
+    pub boot: Duration,
 }
 
-impl Reading {
+impl ClockReading {
+    /// What `clocks` show now. A process that is not scheduled between two readings of its clocks
+    /// would see a jump, so the second is read between two of the first.
+    fn of(clocks: &impl Clocks) -> Self {
+        let mut reading = Self::once(clocks);
+        for _ in 0..READINGS_MAX {
+            let (Self { wall, boot }, spread) = reading;
+            if spread <= READING_SPREAD {
+                return Self { wall, boot };
+            }
+            let next = Self::once(clocks);
+            if next.1 < spread {
+                reading = next;
+            }
+        }
+        reading.0
+    }
+
+    /// A reading, and how long it took.
+    fn once(clocks: &impl Clocks) -> (Self, Duration) {
+        let before = clocks.boot();
+        let wall = clocks.wall();
+        let boot = clocks.boot();
+        (Self { wall, boot }, boot.saturating_sub(before))
+    }
+
+    /// By how many nanoseconds the wall clock was set between this reading and `other`.
+    pub fn set_between(&self, other: &Self) -> i128 {
+        let wall = i128::from(other.wall.0) - i128::from(self.wall.0);
+        let boot = |reading: &Self| i128::try_from(reading.boot.as_nanos()).unwrap_or(i128::MAX);
+        wall.saturating_sub(boot(other).saturating_sub(boot(self)))
+    }
+
     /// What the wall clock shows at `boot` if it is not set meanwhile.
     fn expected_at(&self, boot: Duration) -> Time {
         later(self.wall, boot.saturating_sub(self.boot))
@@ -113,9 +151,9 @@ impl Reading {
 #[derive(Debug)]
 struct State {
     /// The wall clock was right here.
-    good: Reading,
+    good: ClockReading,
     /// The first reading after a jump.
-    jumped: Option<Reading>,
+    jumped: Option<ClockReading>,
     /// Time of the newest block, and the moment at which it was made.
     newest: Option<(Time, Duration)>,
 }
@@ -161,9 +199,10 @@ pub struct BlockClock<C> {
 }
 
 impl<C: Clocks> BlockClock<C> {
-    /// Takes the wall clock to be right now.
-    pub fn new(clocks: C) -> Self {
-        let good = Reading { wall: clocks.wall(), boot: clocks.boot() };
+    /// Takes the wall clock to have been right at `good`, which is of this start of the machine, or
+    /// to be right now.
+    pub fn new(clocks: C, good: Option<ClockReading>) -> Self {
+        let good = good.unwrap_or_else(|| ClockReading::of(&clocks));
         Self { clocks, state: Mutex::new(State { good, jumped: None, newest: None }) }
     }
 
@@ -171,9 +210,16 @@ impl<C: Clocks> BlockClock<C> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The last reading at which the wall clock was right.
+    pub fn good(&self) -> ClockReading {
+        let mut state = self.lock();
+        self.read(&mut state);
+        state.good
+    }
+
     /// The time to follow, and what is wrong with the wall clock.
     fn read(&self, state: &mut State) -> (Time, Duration, Option<Jump>) {
-        let now = Reading { boot: self.clocks.boot(), wall: self.clocks.wall() };
+        let now = ClockReading::of(&self.clocks);
         let expected = state.good.expected_at(now.boot);
         let ahead_nanos = i128::from(now.wall.0) - i128::from(expected.0);
         if !is_beyond_bound(ahead_nanos) {
@@ -185,8 +231,9 @@ impl<C: Clocks> BlockClock<C> {
             }
             return (now.wall, now.boot, None);
         }
-        let off =
-            |since: &Reading| i128::from(now.wall.0) - i128::from(since.expected_at(now.boot).0);
+        let off = |since: &ClockReading| {
+            i128::from(now.wall.0) - i128::from(since.expected_at(now.boot).0)
+        };
         let jumped = match state.jumped {
             Some(since) if !is_beyond_bound(off(&since)) => since,
             _ => {
@@ -320,7 +367,7 @@ mod tests {
 
     fn clock() -> (Moved, BlockClock<Moved>) {
         let moved = Moved::default();
-        (moved.clone(), BlockClock::new(moved))
+        (moved.clone(), BlockClock::new(moved, None))
     }
 
     fn at(seconds: u64) -> Time {
@@ -365,6 +412,47 @@ mod tests {
         moved.set_by(-HOUR);
         assert_eq!(clock.now(), followed);
         assert!(clock.status().jump.is_some());
+    }
+
+    #[test]
+    fn jump_is_known_to_the_next_start() {
+        let (moved, clock) = clock();
+        moved.pass(40.0);
+        let good = clock.good();
+        moved.set_by(HOUR);
+        moved.pass(5.0);
+        assert_eq!(clock.good(), good, "a jump is no good reading");
+        let next = BlockClock::new(moved.clone(), Some(good));
+        assert_eq!(next.now(), at(45));
+        assert!(next.status().jump.is_some());
+        assert_eq!(next.good().set_between(&good), 0);
+        moved.pass(STEADY_FOR.as_secs_f64());
+        assert_eq!(next.now(), moved.wall());
+        assert_eq!(good.set_between(&next.good()), i128::from(HOUR) * i128::from(SECOND));
+        // Without the reading, the clock is taken to be right.
+        assert_eq!(BlockClock::new(moved.clone(), None).status(), ClockStatus::default());
+    }
+
+    #[test]
+    fn process_that_is_not_scheduled_between_two_readings_sees_no_jump() {
+        /// Clocks between whose readings ten seconds pass, for some readings.
+        struct Slow(Moved, AtomicU64);
+        impl Clocks for Slow {
+            fn wall(&self) -> Time {
+                if self.1.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok() {
+                    self.0.pass(10.0);
+                }
+                self.0.wall()
+            }
+            fn boot(&self) -> Duration {
+                self.0.boot()
+            }
+        }
+        let clock = BlockClock::new(Slow(Moved::default(), AtomicU64::new(0)), None);
+        for slow in [1, 2, 5] {
+            clock.clocks.1.store(slow, Relaxed);
+            assert_eq!(clock.status(), ClockStatus::default(), "{slow} slow readings");
+        }
     }
 
     #[test]

@@ -35,8 +35,8 @@ mod subnet;
 pub use block_log::{BlockLog, LogError, Logged};
 pub use certifier::{Accepted, Certificate, Certifier, CertifyError};
 pub use clock::{
-    BlockClock, ClockStatus, Clocks, JUMP_BOUND, Jump, MachineClocks, STEADY_FOR, SystemClock,
-    WallClock,
+    BlockClock, ClockReading, ClockStatus, Clocks, JUMP_BOUND, Jump, MachineClocks, STEADY_FOR,
+    SystemClock, WallClock,
 };
 pub use outcalls::{OpenOutcall, Outcalls};
 pub use pool::{HELD_FOR, IngressPool, NextHeld, PoolRefusal, PoolStatus, Submitted, TakenCall};

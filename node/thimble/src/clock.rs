@@ -8,12 +8,23 @@
 //! after which it counts and what the clock shows, in a file of text. The next start compares the
 //! clock with that and gives the order to the block maker; the block that it makes records the
 //! time, so replays need no file, and the file has no effect from then on.
+//!
+//! A node that is started again while the wall clock is wrong must not take it to be right: the last
+//! reading at which it was is kept in the data folder ([`NodeClock::keep`]), with the kernel's name of
+//! this start of the machine. It is written when the clock was set, not as time passes.
 
-use std::{fs, io::ErrorKind, path::Path, sync::Arc, time::Duration};
+use std::{
+    fs,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail, ensure};
 use consensus::{
-    BlockClock, ClockStatus, JUMP_BOUND, MachineClocks, SingleNode, SystemClock, WallClock,
+    BlockClock, ClockReading, ClockStatus, JUMP_BOUND, MachineClocks, SingleNode, SystemClock,
+    WallClock,
 };
 use state::{Height, Time};
 
@@ -24,6 +35,12 @@ use crate::{
 
 /// The file in the data folder.
 const FILE: &str = "clock-order.txt";
+/// The file of the last reading at which the wall clock was right.
+const READING_FILE: &str = "clock-reading.txt";
+/// What the kernel calls this start of the machine.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+/// A reading is kept anew when the wall clock was set, or slewed, by so much.
+const KEEP_BEYOND: Duration = Duration::from_millis(500);
 /// A clock or block time that is off by more is a fault on `/health`: within it, which is what the
 /// interface allows clocks to differ by, no valid call is refused.
 const FAULT_BEYOND: Duration = Duration::from_secs(60);
@@ -35,28 +52,66 @@ const ORDER_VALID: Duration = Duration::from_secs(7 * 24 * 3_600);
 #[derive(Clone)]
 pub(crate) enum NodeClock {
     /// Of a node alone.
-    Alone(Arc<BlockClock<MachineClocks>>),
+    Alone(Arc<Alone>),
     /// Of a member of a subnet of several.
     Member,
 }
 
+/// The clock of a node alone.
+pub(crate) struct Alone {
+    clock: Arc<BlockClock<MachineClocks>>,
+    data_dir: PathBuf,
+    /// The reading in the data folder.
+    kept: Mutex<Option<ClockReading>>,
+}
+
 impl NodeClock {
-    pub(crate) fn new(several: bool) -> Self {
-        if several { Self::Member } else { Self::Alone(Arc::new(BlockClock::new(MachineClocks))) }
+    /// Of the node whose data folder this is.
+    pub(crate) fn new(several: bool, data_dir: &Path) -> Self {
+        if several {
+            return Self::Member;
+        }
+        let kept = boot_id().and_then(|boot| kept_reading(data_dir, &boot));
+        Self::Alone(Arc::new(Alone {
+            clock: Arc::new(BlockClock::new(MachineClocks, kept)),
+            data_dir: data_dir.to_owned(),
+            kept: Mutex::new(kept),
+        }))
     }
 
     /// For consensus.
     pub(crate) fn block_times(&self) -> Arc<dyn WallClock> {
         match self {
-            Self::Alone(clock) => clock.clone(),
+            Self::Alone(alone) => alone.clock.clone(),
             Self::Member => Arc::new(SystemClock),
+        }
+    }
+
+    /// Keeps the last reading at which the wall clock was right for the next start, if it differs from
+    /// the one that is kept.
+    pub(crate) fn keep(&self) {
+        let Self::Alone(alone) = self else { return };
+        let good = alone.clock.good();
+        let mut kept = alone.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let same =
+            |kept: &ClockReading| kept.set_between(&good).unsigned_abs() <= KEEP_BEYOND.as_nanos();
+        if kept.as_ref().is_some_and(same) {
+            return;
+        }
+        let Some(boot) = boot_id() else { return };
+        let path = alone.data_dir.join(READING_FILE);
+        match disk::replace_file(&path, reading_text(&boot, &good).as_bytes(), disk::Readers::Owner)
+        {
+            Ok(()) => *kept = Some(good),
+            // A full disk, say, of which others report: the next look tries again.
+            Err(error) => tracing::debug!(%error, "cannot keep a reading of the clock"),
         }
     }
 
     /// The wall clock, without a jump.
     pub(crate) fn now(&self) -> Time {
         match self {
-            Self::Alone(clock) => clock.now(),
+            Self::Alone(alone) => alone.clock.now(),
             Self::Member => SystemClock.now(),
         }
     }
@@ -64,14 +119,14 @@ impl NodeClock {
     /// The time by which calls are judged.
     pub(crate) fn block_time(&self) -> Time {
         match self {
-            Self::Alone(clock) => clock.block_time(),
+            Self::Alone(alone) => alone.clock.block_time(),
             Self::Member => SystemClock.now(),
         }
     }
 
     pub(crate) fn status(&self) -> ClockStatus {
         match self {
-            Self::Alone(clock) => clock.status(),
+            Self::Alone(alone) => alone.clock.status(),
             Self::Member => ClockStatus::default(),
         }
     }
@@ -80,6 +135,26 @@ impl NodeClock {
     pub(crate) fn fault(&self) -> Option<String> {
         fault(&self.status())
     }
+}
+
+fn boot_id() -> Option<String> {
+    fs::read_to_string(BOOT_ID).ok().map(|boot| boot.trim().to_owned())
+}
+
+fn reading_text(boot: &str, reading: &ClockReading) -> String {
+    format!("{boot} {} {}\n", reading.wall.0, reading.boot.as_nanos())
+}
+
+/// The reading in the data folder, if it is of this start of the machine. One that cannot be read
+/// counts as none.
+fn kept_reading(data_dir: &Path, boot: &str) -> Option<ClockReading> {
+    let text = fs::read_to_string(data_dir.join(READING_FILE)).ok()?;
+    let mut parts = text.split_whitespace();
+    if parts.next()? != boot {
+        return None;
+    }
+    let mut number = || parts.next()?.parse::<u64>().ok();
+    Some(ClockReading { wall: Time(number()?), boot: Duration::from_nanos(number()?) })
 }
 
 fn fault(status: &ClockStatus) -> Option<String> {
@@ -206,6 +281,13 @@ pub(crate) fn recover(data_dir: &Path) -> Result<()> {
     let order = Order { after: height, at_seconds: seconds(now) };
     disk::replace_file(&path, order.text().as_bytes(), disk::Readers::All)
         .with_context(|| format!("writing {}", path.display()))?;
+    // By the operator's word the clock is right now, whatever it was when the node ran.
+    match fs::remove_file(data_dir.join(READING_FILE)) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            return Err(error).with_context(|| format!("removing {READING_FILE}"));
+        }
+        _ => {}
+    }
     println!(
         "the block after height {} will be ahead of the clock by {} s, which is how far ahead \
          calls may be signed, so that none is executed again; the clock catches up with block time \
@@ -268,6 +350,21 @@ mod tests {
             assert!(error.contains("within twice its length"), "{error}");
         }
         check_lead(Duration::from_secs(364), window).unwrap();
+    }
+
+    #[test]
+    fn reading_of_another_start_of_the_machine_counts_as_none() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(kept_reading(dir.path(), "this"), None);
+        let reading = ClockReading { wall: Time(7_000), boot: Duration::from_nanos(5_000) };
+        let write = |text: &str| fs::write(dir.path().join(READING_FILE), text).unwrap();
+        write(&reading_text("this", &reading));
+        assert_eq!(kept_reading(dir.path(), "this"), Some(reading));
+        assert_eq!(kept_reading(dir.path(), "other"), None);
+        for text in ["", "this", "this 7000", "this 7000 x"] {
+            write(text);
+            assert_eq!(kept_reading(dir.path(), "this"), None, "{text}");
+        }
     }
 
     #[test]

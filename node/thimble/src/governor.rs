@@ -103,6 +103,7 @@ impl Worker {
         }
         let watch = self.watched.watch.clone();
         let now = watch.record.started.elapsed();
+        watch.clock.keep();
         let counted = self.counted();
         // Empty rounds of an idle node are not work.
         let work = counted.messages + counted.queries;

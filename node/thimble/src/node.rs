@@ -533,7 +533,7 @@ fn open(
         }
         Role::Replay | Role::Copy { .. } => None,
     };
-    let clock = NodeClock::new(several(&keys));
+    let clock = NodeClock::new(several(&keys), data);
     let wiring = Wiring {
         pool: ingress.clone(),
         log,

@@ -2,6 +2,10 @@
 //! attacked, one at a time, and reads rounds and memory from the nodes' metrics.
 //!
 //! The first violation is kept as the finding, which the run awaits while cases are running.
+//!
+//! Four nodes on one machine share its cores, and a machine with fewer cores than threads that want to
+//! run is slow, not stuck: limits of time are multiplied by how many there are for each core
+//! ([`Crowd`]). A node that never ends a round is found all the same.
 
 use std::{
     sync::{
@@ -22,10 +26,11 @@ use crate::hammer::protocol;
 
 const ASK_EVERY: Duration = Duration::from_millis(150);
 const READ_EVERY: Duration = Duration::from_millis(500);
-/// Time limit for one answer of one node; the next node is asked after it.
-const ANSWER_WITHIN: Duration = Duration::from_secs(4);
-/// Bound of the last bucket of the nodes' histogram of rounds.
-const LONGEST_BUCKET_SECONDS: u64 = 10;
+/// Time limit for metrics.
+const METRICS_WITHIN: Duration = Duration::from_secs(4);
+/// Weight of a new reading of how many threads want to run; with one every [`ASK_EVERY`], a change is
+/// seen to nine tenths after seven seconds.
+const CROWD_WEIGHT: f64 = 0.05;
 
 /// The nodes under attack, and the limit that applies to them.
 pub(super) struct Watched {
@@ -57,6 +62,45 @@ pub(super) struct Judge {
     last: Mutex<Last>,
     /// Latency limits are suspended.
     patient: AtomicBool,
+    /// The same while nodes recover that were killed.
+    recovering: AtomicBool,
+    crowd: Mutex<Crowd>,
+}
+
+/// How many threads of this machine want to run, on the average of the last seconds.
+struct Crowd {
+    cores: f64,
+    runnable: f64,
+}
+
+impl Crowd {
+    fn new() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { cores: cores as f64, runnable: 0.0 }
+    }
+
+    /// Reads the number of runnable threads, if the kernel says it.
+    fn look(&mut self) {
+        let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        if let Some(runnable) = runnable(&text) {
+            self.add(runnable);
+        }
+    }
+
+    fn add(&mut self, runnable: f64) {
+        self.runnable += (runnable - self.runnable) * CROWD_WEIGHT;
+    }
+
+    /// By how much slower than on a machine of its own a thread is.
+    fn factor(&self) -> f64 {
+        (self.runnable / self.cores).max(1.0)
+    }
+}
+
+/// Runnable threads in the text of `/proc/loadavg`, without the one that reads it.
+fn runnable(text: &str) -> Option<f64> {
+    let (running, _) = text.split_whitespace().nth(3)?.split_once('/')?;
+    Some((running.parse::<f64>().ok()? - 1.0).max(0.0))
 }
 
 #[derive(Clone, Copy)]
@@ -80,6 +124,8 @@ impl Judge {
             found: watch::channel(None).0,
             last: Mutex::new(Last { update: now, query: now }),
             patient: AtomicBool::new(false),
+            recovering: AtomicBool::new(false),
+            crowd: Mutex::new(Crowd::new()),
         })
     }
 
@@ -87,10 +133,31 @@ impl Judge {
         self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Resets the clocks after nodes were killed or started.
+    /// Nodes are killed, and have their own time limit to recover.
+    pub(super) fn begin_recovery(&self) {
+        self.recovering.store(true, Relaxed);
+    }
+
+    /// Resets the clocks: answers were late for a reason that is over.
     pub(super) fn restart_clocks(&self) {
         let now = Instant::now();
         *self.last() = Last { update: now, query: now };
+    }
+
+    /// They are healthy again.
+    pub(super) fn end_recovery(&self) {
+        self.restart_clocks();
+        self.recovering.store(false, Relaxed);
+    }
+
+    fn is_suspended(&self) -> bool {
+        self.patient.load(Relaxed) || self.recovering.load(Relaxed)
+    }
+
+    /// The limit for a round and for an answer, on this machine now.
+    fn limit(&self) -> Duration {
+        let crowd = self.crowd.lock().unwrap_or_else(PoisonError::into_inner);
+        self.watched.limit.mul_f64(crowd.factor())
     }
 
     /// Suspends the latency limits from now on, for example because a disk fails.
@@ -156,12 +223,13 @@ impl Judge {
         let mut at = 0;
         loop {
             sleep(ASK_EVERY).await;
+            self.crowd.lock().unwrap_or_else(PoisonError::into_inner).look();
             let node = self.next(&mut at);
             let number = self.sent.fetch_add(1, Relaxed) + 1;
             let begun = Instant::now();
             let call =
                 self.watched.agents[node].update(&self.watched.counter, "inc").with_arg(vec![]);
-            match timeout(ANSWER_WITHIN, call.call_and_wait()).await {
+            match timeout(self.limit(), call.call_and_wait()).await {
                 Ok(Ok(reply)) => {
                     self.last().update = Instant::now();
                     self.longest_millis.fetch_max(begun.elapsed().as_millis() as u64, Relaxed);
@@ -178,7 +246,7 @@ impl Judge {
                 _ => {}
             }
             let waited = self.last().update.elapsed();
-            if waited > self.watched.limit && !self.patient.load(Relaxed) {
+            if waited > self.limit() && !self.is_suspended() {
                 self.find(format!(
                     "no update of an idle canister was acknowledged for {} s",
                     waited.as_secs()
@@ -209,14 +277,14 @@ impl Judge {
             let node = self.next(&mut at);
             let number = self.asked.fetch_add(1, Relaxed) + 1;
             let ask = self.watched.agents[node].query(&self.watched.counter, "get");
-            let answer = timeout(ANSWER_WITHIN, ask.with_arg(vec![]).call()).await;
+            let answer = timeout(self.limit(), ask.with_arg(vec![]).call()).await;
             if matches!(answer, Ok(Ok(_))) {
                 self.last().query = Instant::now();
                 self.fresh.send_modify(|fresh| fresh.1 = number);
             }
             let waited = self.last().query.elapsed();
             // Queries may be refused for a while, but not indefinitely.
-            if waited > self.watched.limit * 2 && !self.patient.load(Relaxed) {
+            if waited > self.limit() * 2 && !self.is_suspended() {
                 self.find(format!(
                     "no query of an idle canister was answered for {} s",
                     waited.as_secs()
@@ -234,7 +302,7 @@ impl Judge {
                     continue;
                 }
                 let asked = self.watched.http.get(format!("{url}/metrics")).send();
-                let Ok(Ok(answer)) = timeout(ANSWER_WITHIN, asked).await else { continue };
+                let Ok(Ok(answer)) = timeout(METRICS_WITHIN, asked).await else { continue };
                 let Ok(text) = answer.text().await else { continue };
                 self.read(node, &text);
             }
@@ -245,15 +313,9 @@ impl Judge {
         let figure = |name: &str| figure(text, name);
         let stall = figure("thimble_longest_stall_seconds").unwrap_or_default();
         self.longest_stall_millis.fetch_max((stall * 1e3) as u64, Relaxed);
-        let rounds = figure("thimble_round_seconds_count").unwrap_or_default();
-        let short = figure("thimble_round_seconds_bucket{le=\"10.0\"}").unwrap_or(rounds);
-        let limit = self.watched.limit.as_secs();
-        let patient = self.patient.load(Relaxed);
-        if limit <= LONGEST_BUCKET_SECONDS && short < rounds && !patient {
-            self.find(format!(
-                "node {node} reports {} rounds longer than {LONGEST_BUCKET_SECONDS} s",
-                rounds - short
-            ));
+        let running = figure("thimble_round_running_seconds").unwrap_or_default();
+        if running > self.limit().as_secs_f64() && !self.is_suspended() {
+            self.find(format!("a round of node {node} has not ended for {running:.0} s"));
         }
         let anonymous = figure("thimble_memory_anonymous_bytes").unwrap_or_default();
         let budget = figure("thimble_memory_budget_bytes").unwrap_or(f64::MAX);
@@ -282,6 +344,17 @@ mod tests {
         assert_eq!(figure(text, "a"), Some(2.5));
         assert_eq!(figure(text, "h_bucket{le=\"10.0\"}"), Some(7.0));
         assert_eq!(figure(text, "b"), None);
+    }
+
+    #[test]
+    fn limits_grow_with_the_threads_for_each_core() {
+        assert_eq!(runnable("0.50 0.40 0.30 5/312 4711\n"), Some(4.0));
+        assert_eq!(runnable("nothing"), None);
+        let mut crowd = Crowd { cores: 2.0, runnable: 0.0 };
+        for (runnable, least, most) in [(1.0, 1.0, 1.0), (8.0, 3.9, 4.0), (0.0, 1.0, 1.01)] {
+            (0..100).for_each(|_| crowd.add(runnable));
+            assert!((least..=most).contains(&crowd.factor()), "{runnable}: {}", crowd.factor());
+        }
     }
 
     #[test]

@@ -368,6 +368,7 @@ impl Scene {
         let all = count == 1 || random.gen_bool(0.25);
         let killed: Vec<usize> = if all { (0..count).collect() } else { vec![node] };
         run.say(&format!("kill -9 of {killed:?}"));
+        self.judge.begin_recovery();
         for node in &killed {
             self.judge.set_down(*node, true);
             self.members[*node].kill();
@@ -381,7 +382,7 @@ impl Scene {
                 return Ok(Some(format!("node {node} did not come back after kill -9: {error:#}")));
             }
         }
-        self.judge.restart_clocks();
+        self.judge.end_recovery();
         for node in &killed {
             self.judge.set_down(*node, false);
         }

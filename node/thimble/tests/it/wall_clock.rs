@@ -76,6 +76,11 @@ async fn count(agent: &Agent, counter: Principal) -> Result<u64, AgentError> {
     Ok(u64::from_le_bytes(reply.try_into().unwrap()))
 }
 
+/// The next start is the first since the machine started, as far as the node knows.
+fn machine_started(node: &Node) {
+    std::fs::remove_file(node.data.join("clock-reading.txt")).unwrap();
+}
+
 /// Whether `thimble recover-clock` succeeded, and what it printed.
 fn recover(data: &Path) -> (bool, String) {
     let done = thimble().arg("recover-clock").arg("--data-dir").arg(data).output().unwrap();
@@ -117,6 +122,20 @@ async fn clock_that_is_wrong_for_seconds_is_reported_and_breaks_nothing() {
     node.launch().await;
     let agent = node.agent(1).await;
     assert_eq!(count(&agent, counter).await.unwrap(), counted + 1);
+    // A node that is started again meanwhile knows that the clock jumped.
+    clock.set(YEAR_SECONDS);
+    node.kill();
+    node.spawn();
+    until_async("the jump is reported", async || health(&node).await.0 == 503).await;
+    let (_, status) = health(&node).await;
+    assert!(status.contains("the wall clock jumped ahead"), "{status}");
+    let agent = node.agent(1).await;
+    assert_eq!(count(&agent, counter).await.unwrap(), counted + 2);
+    node.stop();
+    clock.set(0);
+    node.launch().await;
+    let agent = node.agent(1).await;
+    assert_eq!(count(&agent, counter).await.unwrap(), counted + 3);
     node.stop();
 }
 
@@ -134,12 +153,14 @@ async fn state_that_is_ahead_of_the_clock_is_recovered() {
     assert!(!done && text.contains("within twice its length"), "{text}");
 
     clock.set(YEAR_SECONDS);
+    machine_started(&node);
     node.launch().await;
     let ahead = agent_for(&node, YEAR_SECONDS as u64 + 120).await;
     assert_eq!(count(&ahead, counter).await.unwrap(), 2);
     node.stop();
 
     clock.set(0);
+    machine_started(&node);
     node.spawn();
     until_async("the state is reported", async || {
         node.try_status().await.is_some_and(|status| {
@@ -180,6 +201,7 @@ async fn state_that_is_ahead_of_the_clock_is_recovered() {
     // the clock to catch up with block time, it is set to it.
     node.kill();
     clock.set(WINDOW_SECONDS);
+    machine_started(&node);
     node.launch().await;
     assert!(node.log().contains("every state root is as certified before"), "{}", node.log());
     assert_eq!(node.status().await["clock"]["block_time_ahead_millis"], 0);
