@@ -534,6 +534,9 @@ fn open(
         Role::Replay | Role::Copy { .. } => None,
     };
     let clock = NodeClock::new(several(&keys), data);
+    if matches!(role, Role::Member(_)) {
+        clock.keep();
+    }
     let wiring = Wiring {
         pool: ingress.clone(),
         log,
