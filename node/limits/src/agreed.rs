@@ -1,11 +1,11 @@
-//! The limits that nodes of one subnet must have alike: what a batch comes to depends on them, or
-//! what fits on the wire between nodes.
+//! The limits that nodes of one subnet must have alike, because the result of a batch depends on
+//! them, or because they bound messages between nodes.
 
 use serde_json::Value;
 
 use crate::Limits;
 
-/// Groups whose every limit decides what a batch comes to, but for those in [`OWN`].
+/// Groups whose every limit affects the result of a batch, except those in [`OWN`].
 const GROUPS: [&str; 3] = ["subnet", "execution", "module"];
 
 /// Of those groups: only queries see them, or only the machine does.

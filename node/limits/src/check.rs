@@ -651,7 +651,7 @@ impl Limits {
         rules.at_most(
             limit!(self.http_gateway.stream_millis),
             86_400_000,
-            "who never comes to an end would hold a place for ever",
+            "a response that never ends would hold its place forever",
         );
         for limit in
             [limit!(self.http_gateway.verify_millis), limit!(self.http_gateway.update_wait_millis)]

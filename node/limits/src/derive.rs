@@ -12,15 +12,15 @@ use sheet::{GRANULE_BYTES, HandBackLimits, HeapLimits, Preset};
 
 use crate::{lines::STATE_LINE, scale, *};
 
-/// All presets. They are derived like any other size; tests pin what they come to.
+/// All presets. They are derived like any other size; tests pin their values.
 pub const PRESETS: [Preset; 3] = [
     Preset { name: "micro", memory_bytes: 256 * MIB },
     Preset { name: "nano", memory_bytes: 512 * MIB },
     Preset { name: "small", memory_bytes: 1024 * MIB },
 ];
 
-/// The most lanes that a round spreads canisters over, and the most paused messages that go on in
-/// it: a notion of the state machine, the same on every machine.
+/// The most lanes that a round spreads canisters over, and the most paused messages that continue
+/// in it: a notion of the state machine, the same on every machine.
 pub const VIRTUAL_LANES: u64 = 4;
 
 // Instructions. A round is what fits between two certificates, so it is kept short: a slice is about
@@ -36,9 +36,9 @@ const INSTRUCTIONS_PER_QUERY: u64 = 5_000_000_000;
 const INSTRUCTIONS_PER_INSPECT: u64 = 200_000_000;
 
 // Checkpoints. Rounds come as fast as work arrives, more than a hundred a second, so a checkpoint
-// every few rounds would be nothing but checkpoints. What an operator feels is how long a restart
-// after a crash replays: so many instructions (those that ran again included), rounds, and delta, and
-// what one round adds.
+// every few rounds would be nothing but checkpoints. The cost to an operator is the time that a
+// restart after a crash replays. It depends on instructions (those that ran again included),
+// rounds, and delta, and what one round adds.
 const CHECKPOINT_INTERVAL_ROUNDS: u64 = 500;
 /// Rounds of a subnet are slower, tens of milliseconds at least, and who fetches a state should
 /// have few blocks to execute after it.
@@ -66,9 +66,8 @@ const WORKER_BASE_BYTES: u64 = 4 * MIB - PROGRAM_BYTES;
 // Compilation. Measured peaks: 30 MB for a module of 0.4 MB, 93 MB for 3.4 MB, 184 MB for 6.3 MB.
 // The line above all of them is 20 MiB + 28 x module.
 const COMPILE_BASE_BYTES: u64 = 20 * MIB;
-/// Beside the heap, which lies in a file: constants of the program that hold addresses, and what
-/// the allocator keeps of its heap.
-/// Measured: 1 to 2.8 MiB, and the program's constants.
+/// Memory outside the heap, which is in a file: constants of the program that hold addresses, and
+/// the allocator's own records. Measured: 1 to 2.8 MiB, and the program's constants.
 pub(crate) const COMPILE_ANONYMOUS_BYTES: u64 = 4 * MIB;
 const COMPILE_BYTES_PER_BYTE: u64 = 28;
 /// Of the compile child's memory: what it takes at rest, and how often it has the module's bytes in
@@ -95,8 +94,7 @@ const GOVERNOR: GovernorLimits = GovernorLimits {
     pause_execution_percent: 95,
 };
 
-/// What a canister without messages, methods of note or logs is expected to take of the metadata
-/// line.
+/// Metadata line taken by a canister without messages, logs or a notable number of methods.
 const METADATA_BYTES_PER_CANISTER: u64 = 8 << 10;
 
 /// Several times what a query at its instruction limit takes on a slow machine.
@@ -114,8 +112,8 @@ const CAPACITY_BYTES_MIN: u64 = 64 * MIB;
 /// The most state for each byte of memory: hashes of its leaves, kept while a state is fetched, and
 /// the layouts of its memories stay a small part of the memory so.
 const CAPACITY_BYTES_PER_MEMORY_BYTE: u64 = 256;
-/// The part of a disk budget that compiled code may take, one in so many, and the most that is of
-/// use: with 1 MB each, code of four thousand modules.
+/// Compiled code may take one `COMPILED_PART`th of a disk budget, and at most `COMPILED_BYTES_MAX`,
+/// beyond which more is of no use: with 1 MB each, code of four thousand modules.
 const COMPILED_PART: u64 = 16;
 const COMPILED_BYTES_MAX: u64 = 4 << 30;
 /// The part of a disk budget that blocks may take for members that were away, and the most.
@@ -127,8 +125,9 @@ const BLOCKS_BYTES_MAX: u64 = 1 << 30;
 const HISTORY_PART: u64 = 64;
 const HISTORY_MEMORY_PART: u64 = 2;
 const BESIDE_HISTORY_BYTES: u64 = 32 * MIB;
-/// The part of a disk budget beyond the least that the metadata of canisters may take, and the most: a canister for
-/// each 4 KiB of memory, because lists of those that changed lie in memory, and a million in all.
+/// The part of a disk budget beyond the least that the metadata of canisters may take, and the
+/// most: a canister for each 4 KiB of memory, because lists of the changed ones are in memory, and
+/// a million in all.
 const METADATA_PART: u64 = 64;
 /// On a disk of no more than this the canisters follow from the memory.
 const BESIDE_METADATA_BYTES: u64 = 4 << 30;
@@ -136,19 +135,20 @@ const METADATA_BYTES_PER_MEMORY_BYTE: u64 = 2;
 const METADATA_BYTES_MAX: u64 = 8 << 30;
 /// A canister's interface is a fourth of what else is known of it.
 const METADATA_BYTES_OF_SECTION_BYTE: u64 = 4;
-/// Messages with guaranteed responses get one part in so many of a disk budget beyond the larger of
-/// so many bytes and so many times the memory: their files take some five parts of four of that, and
-/// more than four times that where a fetched state may lie beside the old one and snapshots keep
-/// what is over, so that they get less there.
+/// Messages with guaranteed responses get one `MESSAGES_PART`th of a disk budget beyond the larger
+/// of `BESIDE_MESSAGES_BYTES` and `BESIDE_MESSAGES_PER_MEMORY_BYTE` times the memory: their files
+/// take about five fourths of that. Where a fetched state may be stored alongside the old one and
+/// snapshots keep finished messages, files take more than four times that, so that they get
+/// `SHARED_MESSAGES_PART`.
 const MESSAGES_PART: u64 = 4;
 const SHARED_MESSAGES_PART: u64 = 12;
 const BESIDE_MESSAGES_BYTES: u64 = 20 << 30;
 const BESIDE_MESSAGES_PER_MEMORY_BYTE: u64 = 4;
-/// On a small disk they get no more than one part in so many of it.
+/// On a small disk they get at most one `SMALL_DISK_MESSAGES_PART`th of it.
 const SMALL_DISK_MESSAGES_PART: u64 = 32;
-/// The most for each byte of memory, and for each byte beyond what small nodes need for everything
-/// else, and the most at all: page tables of the heap in which the rest of these messages lies stay
-/// a part of the memory so, and lists of their files short.
+/// The most for each byte of memory, for each byte of memory beyond the needs of small nodes, and
+/// in total. This keeps page tables of the heap with the rest of these messages a part of the
+/// memory, and lists of their files short.
 const MESSAGES_PER_MEMORY_BYTE: u64 = 40;
 const MESSAGES_PER_FREE_BYTE: u64 = 128;
 const BESIDE_MESSAGES_MEMORY: u64 = 256 * MIB;
@@ -170,7 +170,7 @@ const _: () = {
     assert!(CHECKPOINT_INSTRUCTIONS >= INSTRUCTIONS_PER_ROUND);
     assert!(
         MESSAGE_PAYLOAD_BYTES * 3 / 2 <= BODY_BYTES,
-        "an envelope with all its delegations fits beside the largest argument"
+        "an envelope with all its delegations fits in addition to the largest argument"
     );
     assert!(
         RUNS_PER_MEMORY * 2 * 2 < 65_530 / 8,
@@ -211,10 +211,10 @@ impl Limits {
         Self::preset("micro")
     }
 
-    /// Gives the node `disk_bytes` (whole MiB of it) for all that it keeps on disk, with room for
-    /// so many states: two where a state that is fetched lies beside the old one. Compiled code,
-    /// blocks and the capacity of the subnet follow from it, but for what was set otherwise before.
-    /// Whether it is enough, [`Self::check_disk`] says.
+    /// Gives the node `disk_bytes` (whole MiB of it) for everything on disk, with room for `states`
+    /// states: two where a fetched state is stored alongside the old one. Compiled code, blocks and
+    /// the capacity of the subnet follow from it, except limits that were set before.
+    /// [`Self::check_disk`] checks whether it is enough.
     pub fn set_disk(&mut self, disk_bytes: u64, states: u64) {
         sheet::restate(self, |table| {
             // Whole MiB, and never 0, which would mean that none is stated.
@@ -238,12 +238,12 @@ impl Limits {
         Err(LimitsError::DiskTooSmall { disk_bytes, beside_bytes, smallest_bytes })
     }
 
-    /// The smallest disk for this table, with room for so many states.
+    /// The smallest disk for this table, with room for `states` states.
     pub fn smallest_disk_bytes(&self, states: u64) -> u64 {
         self.disk_bytes(states, self.least_capacity_bytes())
     }
 
-    /// The smallest disk for a capacity of so many bytes, with room for so many states.
+    /// The smallest disk for `capacity_bytes`, with room for `states` states.
     pub fn disk_bytes(&self, states: u64, capacity_bytes: u64) -> u64 {
         let state = states.saturating_mul(capacity_bytes);
         // Compiled code and blocks take a small part of the disk, so that each step adds less than
@@ -289,16 +289,17 @@ impl Limits {
             .saturating_add(self.execution.stable_dirty_bytes_per_query)
     }
 
-    /// What a round may write beyond `heap_delta_bytes_per_round`. Messages that were paused come to
+    /// The most that a round may write beyond `heap_delta_bytes_per_round`. Paused messages run to
     /// their end before anything is counted, and count as half of that at most. Then each lane may
-    /// have begun a message when the round was used up, or the desk an upgrade, of two phases:
-    /// [`Self::lanes_beside`] and [`Self::has_room_for_upgrade`] see to it that both together are no
-    /// more than five messages.
+    /// have begun a message when the round was used up, or the management dispatcher an upgrade,
+    /// which has two phases. [`Self::lanes_beside`] and [`Self::has_room_for_upgrade`] ensure that
+    /// both together are at most five messages.
     pub fn delta_beyond_round_bytes(&self) -> u64 {
         let lanes = self.message_dirty_bytes().saturating_mul(VIRTUAL_LANES);
         let counted = self.execution.heap_delta_bytes_per_round / 2;
         let beside_paused = self.delta_with_paused_bytes().saturating_sub(counted);
-        // An installation that was paused is counted like a message, and a lane begins beside it.
+        // An installation that was paused is counted like a message, and a lane starts one in
+        // addition.
         let installed = self.upgrade_dirty_bytes().saturating_add(self.message_dirty_bytes());
         let beside_installed = installed.saturating_sub(counted);
         lanes.max(self.upgrade_dirty_bytes()).max(beside_paused).max(beside_installed)
@@ -314,19 +315,22 @@ impl Limits {
         self.install_dirty_bytes().saturating_mul(2)
     }
 
-    /// Lanes of a round in which paused messages that ended wrote so much. At least one.
+    /// Number of lanes of a round in which finished paused messages wrote `paused_delta_bytes`. At
+    /// least one.
     pub fn lanes_beside(&self, paused_delta_bytes: u64) -> u64 {
         let left = self.delta_with_paused_bytes().saturating_sub(paused_delta_bytes);
         (left / self.message_dirty_bytes().max(1)).clamp(1, VIRTUAL_LANES)
     }
 
-    /// Paused messages that may go on in a round in which installations that ended wrote so much.
+    /// Number of paused messages that may continue in a round in which finished installations wrote
+    /// `delta_bytes`.
     pub fn paused_beside(&self, delta_bytes: u64) -> u64 {
         let left = self.delta_with_paused_bytes().saturating_sub(delta_bytes);
         (left / self.message_dirty_bytes().max(1)).saturating_sub(1).min(VIRTUAL_LANES)
     }
 
-    /// Whether an upgrade may begin or end in a round in which paused messages that ended wrote so much.
+    /// Whether an upgrade may begin or end in a round in which finished paused messages wrote
+    /// `paused_delta_bytes`.
     pub fn has_room_for_upgrade(&self, paused_delta_bytes: u64) -> bool {
         let left = self.delta_with_paused_bytes().saturating_sub(self.upgrade_dirty_bytes());
         paused_delta_bytes <= left
@@ -496,7 +500,7 @@ impl Limits {
         }
     }
 
-    /// What messages with guaranteed responses get in any case; less where the disk is small.
+    /// The least that messages with guaranteed responses get; less where the disk is small.
     fn least_messages_bytes(&self) -> u64 {
         let (disk, memory) = (self.disk_budget_bytes, self.memory_budget_bytes);
         let least = scale::GUARANTEED_MESSAGES.bytes_at(memory);
@@ -507,7 +511,7 @@ impl Limits {
         least.min((disk / SMALL_DISK_MESSAGES_PART).max(floor))
     }
 
-    /// What a disk budget gives to messages with guaranteed responses.
+    /// The part of a disk budget for messages with guaranteed responses.
     fn messages_part_bytes(&self) -> u64 {
         let (disk, memory) = (self.disk_budget_bytes, self.memory_budget_bytes);
         let beside = memory.saturating_mul(BESIDE_MESSAGES_PER_MEMORY_BYTE);
@@ -530,7 +534,7 @@ impl Limits {
         CAPACITY_BYTES_MIN.max(callbacks.saturating_mul(2))
     }
 
-    /// What lies on disk besides the state.
+    /// Bytes on disk other than the state.
     fn beside_state_bytes(&self) -> u64 {
         let sheet = self.sheet();
         let state = sheet.line(STATE_LINE).map_or(0, |line| line.bytes);
@@ -538,14 +542,14 @@ impl Limits {
     }
 }
 
-/// What compiling a module takes, above every measured peak.
+/// Memory to compile a module, above every measured peak.
 pub(crate) fn compile_need_bytes(wasm_uncompressed_bytes: u64) -> u64 {
     wasm_uncompressed_bytes
         .saturating_mul(COMPILE_BYTES_PER_BYTE)
         .saturating_add(COMPILE_BASE_BYTES)
 }
 
-/// What compiling a module of these limits takes at most.
+/// The most memory that compiling a module of these limits takes.
 pub(crate) fn compile_peak_bytes(module: &ModuleLimits) -> u64 {
     let weights =
         module.function_weight.saturating_add(module.weight).saturating_mul(WEIGHT_UNIT_BYTES);
@@ -553,29 +557,29 @@ pub(crate) fn compile_peak_bytes(module: &ModuleLimits) -> u64 {
     COMPILE_REST_BYTES.saturating_add(copies).saturating_add(weights)
 }
 
-/// Instructions charged for compiling a module of so many bytes, unpacked, and of that weight.
+/// Instructions charged for compiling a module of `wasm_bytes` bytes, unpacked, and of that weight.
 pub fn compile_instructions(wasm_bytes: u64, weight: u64) -> u64 {
     let by_size = wasm_bytes.saturating_mul(COMPILE_INSTRUCTIONS_PER_BYTE);
     by_size.saturating_add(weight.saturating_mul(COMPILE_INSTRUCTIONS_PER_WEIGHT))
 }
 
-/// Instructions charged for judging a module of at most so many bytes, unpacked, that is then
-/// refused.
+/// Instructions charged for validating a module of at most `wasm_bytes` bytes, unpacked, that is
+/// then refused.
 pub fn validate_instructions(wasm_bytes: u64) -> u64 {
     wasm_bytes.saturating_mul(VALIDATE_INSTRUCTIONS_PER_BYTE)
 }
 
 impl ExecutionLimits {
-    /// What of the execution threads canisters may have allocated, in percent of one: all but one
-    /// of them, or half of a single one.
+    /// The share of the execution threads that canisters may have allocated, in percent of one: all
+    /// but one of them, or half of a single one.
     pub fn allocatable_percent(&self) -> u64 {
         self.threads.saturating_sub(1).saturating_mul(100).max(50)
     }
 }
 
 impl ModuleLimits {
-    /// The most that may be charged for a module of at most so many bytes, unpacked: what an
-    /// installer must be able to pay before anybody looks at it.
+    /// The most that may be charged for a module of at most `wasm_bytes` bytes, unpacked. An
+    /// installer must be able to pay it before the module is examined.
     pub fn compile_instructions_max(&self, wasm_bytes: u64) -> u64 {
         compile_instructions(wasm_bytes, self.weight).max(validate_instructions(wasm_bytes))
     }

@@ -9,17 +9,17 @@
 //!    (`derive`). [`Limits::preset`] names three sizes.
 //! 2. [`Limits::apply_overrides`] lays the operator's own values over it, by name, and lets the
 //!    consequences follow.
-//! 3. [`Limits::sheet`] lists what memory all of it comes to, line by line: the **budget sheet**.
+//! 3. [`Limits::sheet`] lists the memory that the table takes, line by line: the **budget sheet**.
 //!    [`Limits::check`] refuses a table whose lines sum to more than the budget, or whose limits
 //!    contradict one another, and names every limit concerned.
 //! 4. [`Limits::ledger`] makes the memory pools ([`budget::Ledger`]) that hold the node to the
 //!    sheet while it runs.
 //!
-//! What bounds it: the table has a fixed number of fields, the sheet a fixed number of lines;
-//! nothing here is kept per message or per canister.
+//! Bounds: the table has a fixed number of fields, the sheet a fixed number of lines; nothing here
+//! is kept per message or per canister.
 //!
-//! What it must never know: how any limit is enforced. It is arithmetic over numbers and names; it
-//! reads no file, no clock and no machine. The same size gives the same table on every node.
+//! It must never know how any limit is enforced. It is arithmetic over numbers and names; it reads
+//! no file, no clock and no machine. The same size gives the same table on every node.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

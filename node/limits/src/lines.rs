@@ -11,35 +11,35 @@ use crate::{Limits, SubnetLimits, VIRTUAL_LANES, pool};
 
 /// Buffers of one open connection: read and write buffer, HTTP state.
 pub const CONNECTION_BYTES: u64 = 16 << 10;
-/// What a request to the HTTP gateway holds beside bodies while its canister is asked: its headers,
-/// those of the response, hashes of pieces, and the certificate with its trees while they are
-/// verified.
+/// Memory of a request to the HTTP gateway in addition to bodies while its canister is asked: its
+/// headers, those of the response, hashes of pieces, and the certificate with its trees while they
+/// are verified.
 pub const HTTP_REQUEST_BYTES: u64 = 512 << 10;
-/// What a response of several replies holds beside the one that is written: the request with its
-/// headers and a body of [`HTTP_STREAM_BODY_BYTES`], those of the response, and a token with its
-/// copy.
+/// Memory of a response of several replies in addition to the one that is written: the request with
+/// its headers and a body of [`HTTP_STREAM_BODY_BYTES`], those of the response, and a token with
+/// its copy.
 pub const HTTP_STREAM_BYTES: u64 = 256 << 10;
 /// The longest request body that a response of several replies may answer.
 pub const HTTP_STREAM_BODY_BYTES: u64 = 64 << 10;
-/// What is kept of each piece of a response that was verified before it is sent.
+/// Memory for each piece of a response that was verified before it is sent.
 pub const HTTP_PIECE_BYTES: u64 = 32;
-/// What a header line takes beside its name and value.
+/// Memory of a header line in addition to its name and value.
 pub const HTTP_LINE_BYTES: u64 = 128;
 /// Responses up to this are small: they have room of their own, which long ones cannot take.
 pub const HTTP_SMALL_BYTES: u64 = 64 << 10;
-/// What a response's head has beside the canister's header lines: the gateway's own.
+/// The gateway's own part of a response's head, in addition to the canister's header lines.
 pub(crate) const HTTP_HEAD_BESIDE_BYTES: u64 = 1 << 10;
 /// Most bytes of a canister's request to a server outside, and of the response (interface
 /// specification, `http_request`).
 pub const OUTCALL_REQUEST_BYTES: u64 = 2_000_000;
 /// See [`OUTCALL_REQUEST_BYTES`].
 pub const OUTCALL_RESPONSE_BYTES: u64 = 2_000_000;
-/// Most bytes of the context of a transform beside the largest response. A smaller response leaves
-/// more for it: both are handed to the transform together.
+/// Most bytes of the context of a transform in addition to the largest response. A smaller response
+/// leaves more for it: both are passed to the transform together.
 pub const OUTCALL_CONTEXT_BYTES: u64 = 8 << 10;
-/// What an outcall holds besides its response: buffers of its connection and of TLS, headers.
+/// Memory of an outcall in addition to its response: buffers of its connection and of TLS, headers.
 pub const OUTCALL_BESIDE_BYTES: u64 = 256 << 10;
-/// What a reply of a canister has beside what counts as its payload.
+/// Memory of a canister's reply in addition to its counted payload.
 pub const HTTP_REPLY_BESIDE_BYTES: u64 = 64 << 10;
 /// Queries of one canister in the table of those that were counted: an entry of an ordered map that
 /// may be half full.
@@ -55,15 +55,15 @@ const PAGE_BYTES: u64 = 4096;
 /// Checkpoints whose records are on disk at once: the store writes new pages before it lets the old
 /// ones go.
 const RECORD_VERSIONS: u64 = 2;
-/// What the store takes for each byte of messages with guaranteed responses that are no files: its
+/// Bytes of the store for each byte of messages with guaranteed responses that are not files: its
 /// pages are powers of two, and those that were freed in a transaction are used again in later
-/// ones. Where there are several nodes, those stay besides that were freed since the snapshot that
-/// is hashed or shown.
+/// ones. With several nodes, pages freed since the snapshot that is being hashed or served stay as
+/// well.
 const STORE_PER_MESSAGE_BYTE: u64 = 3;
 const SHOWN_STORE_PER_MESSAGE_BYTE: u64 = 8;
 /// Bytes of such a message that are in no file, at most: without its payload, if that is larger.
 const SMALL_MESSAGE_BYTES: u64 = 8 << 10;
-/// What a file of a payload takes beyond its bytes: the rest of its last page, an inode and a name.
+/// Additional bytes of a payload's file: the rest of its last page, an inode and a name.
 const FILE_BESIDE_BYTES: u64 = PAGE_BYTES + 1024;
 /// Of the messages, the part that comes between two checkpoints at most, so that one checkpoint
 /// stays bounded; and so much more may one round bring.
@@ -73,31 +73,31 @@ const CHECKPOINT_MESSAGES_MIN: u64 = 4 << 20;
 const CHECKPOINT_MESSAGES_COUNT_MIN: u64 = 1_024;
 /// The same while a manifest is computed: small calls alone do not make every round wait for it.
 const LATE_CHECKPOINT_MESSAGES_COUNT_MIN: u64 = 10_000;
-/// What may come while a manifest is computed, which a checkpoint would wait for: all that may
-/// wait, if that is no more than this.
+/// Messages that may arrive while a manifest is computed, which a checkpoint would wait for: all
+/// that may wait, if that is no more than this.
 const LATE_CHECKPOINT_MESSAGES: u64 = 256 << 20;
-/// What a snapshot that is kept for a lease may keep of messages that are over, in files and in the
-/// store: a part of the messages, and at least so much, so that ordinary traffic ends none.
+/// Finished messages that a snapshot kept for a lease may retain, in files and in the store: a part
+/// of the messages, and at least `LEASED_BYTES_MIN`, so that ordinary traffic ends no lease.
 const LEASED_PART: u64 = 4;
 const LEASED_BYTES_MIN: u64 = 256 << 20;
-/// Calls that wait for the management canister take as many times the largest argument, or as much
-/// as messages that may be dropped if that is more; small ones find room besides.
+/// Calls that wait for the management canister take this multiple of the largest argument, or as
+/// much as messages that may be dropped if that is more; small ones have room of their own.
 const LARGE_MANAGEMENT_CALLS: u64 = 4;
-/// What small calls of the management canister may take where larger ones find no room any more.
+/// Room for small calls of the management canister when larger ones no longer fit.
 pub const SMALL_MANAGEMENT_CALLS_BYTES: u64 = 1 << 20;
 /// Payloads that are under way within a round before they are in files: what four lanes have done
 /// before it is merged, each up to 4 MiB and one message more, of eight payloads and a reply; and 4
 /// MiB that wait.
 const ROUND_PAYLOAD_BYTES: u64 = 96 << 20;
-/// What one message sends at most: eight payloads and a reply.
+/// The most that one message sends: eight payloads and a reply.
 const PAYLOADS_PER_MESSAGE: u64 = 9;
-/// Payloads of calls and answers after which a lane takes up no further message in an iteration:
-/// they lie in the state's heap until it is over.
+/// Payloads of calls and answers after which a lane starts no further message in an iteration: they
+/// are in the state's heap until it is over.
 pub const LANE_PAYLOAD_BYTES: u64 = 4 << 20;
 /// The line of canister state, on disk.
 pub(crate) const STATE_LINE: &str = "canister_state";
-/// The lines of what lies in the state's heap, in this order: messages with guaranteed responses,
-/// other messages, the status of clients' calls, canisters beside their memories.
+/// Names of the lines of the state's heap, in this order: messages with guaranteed responses, other
+/// messages, the status of clients' calls, canisters apart from their memories.
 pub const HEAP_LINES: [&str; 5] = [
     "guaranteed_messages",
     "best_effort_messages",
@@ -105,17 +105,16 @@ pub const HEAP_LINES: [&str; 5] = [
     "canister_metadata",
     "custom_sections",
 ];
-/// The line of what the state's heap takes besides.
+/// The line of everything else in the state's heap.
 pub const STATE_HEAP_LINE: &str = "state_heap";
-/// The line of what messages carry in files.
+/// The line of message payloads in files.
 pub const MESSAGE_FILES_LINE: &str = "message_files";
-/// Of what lies in the heap, the part that gaps and forks may take besides.
+/// Gaps and forks may take this additional part of the heap's contents.
 const HEAP_GAPS_PART: u64 = 4;
-/// What the heap takes for each byte of such messages: states that are read,
-/// or not certified yet, hold what was taken from the queues since; and blocks are of certain sizes
-/// and leave holes.
+/// Heap bytes for each byte of such messages: states that are read, or not certified yet, retain
+/// messages taken from the queues since; and blocks have fixed sizes and leave holes.
 const HEAP_PER_MESSAGE_BYTE: u64 = 8;
-/// What the heap takes with nothing in it: the allocator's own, and blocks that are there ahead.
+/// Size of an empty heap: the allocator's own memory, and blocks allocated ahead.
 const HEAP_REST_BYTES: u64 = 16 << 20;
 /// Bytes of a heap that one byte of the kernel's page tables maps, and the part of the kernel's line
 /// that is there for them.
@@ -123,34 +122,34 @@ const HEAP_BYTES_PER_TABLE_BYTE: u64 = 512;
 const KERNEL_TABLES_PART: u64 = 4;
 /// The stack of a message: what a canister may use, and what functions of the system need below.
 pub const STACK_BYTES: u64 = 5 << 20;
-/// What a worker knows of a page that a message wrote: where it is in up to five lists.
+/// A worker's record of a page that a message wrote: its place in up to five lists.
 const DIRTY_PAGE_BYTES: u64 = 80;
-/// What it takes besides for a page of stable memory that a message touched far from all others: a
+/// An additional record for a page of stable memory that a message touched far from all others: a
 /// piece of three sets of bits each.
 const LONE_PAGE_BYTES: u64 = 3 * 144;
-/// The part of its file that extents of a paused message may take besides, one in so many.
+/// Extents of a paused message may take one `SPILL_BESIDE_PART`th of its file in addition.
 const SPILL_BESIDE_PART: u64 = 64;
-/// A call beside what it carries, in a file.
+/// A call without its payload, in a file.
 const CALL_BYTES: u64 = 512;
 /// One element of a table of an instance.
 const TABLE_ELEMENT_BYTES: u64 = 8;
 
-/// The most that the index of so much delta takes.
+/// The most memory that the index of `delta_bytes` of delta takes.
 pub fn delta_index_bytes(delta_bytes: u64) -> u64 {
     delta_bytes.div_ceil(PAGE_BYTES).saturating_mul(RUN_BYTES)
 }
 
-const _: () = assert!(RUN_BYTES * 64 < PAGE_BYTES, "an index costs little beside what it indexes");
+const _: () = assert!(RUN_BYTES * 64 < PAGE_BYTES, "an index is much smaller than its pages");
 
 impl Limits {
-    /// What one worker holds beside its base and its dirty pages: an argument, an answer, and the
-    /// tables of the instance.
+    /// Memory of one worker in addition to its base and its dirty pages: an argument, an answer,
+    /// and the tables of the instance.
     pub(crate) fn worker_buffer_bytes(&self) -> u64 {
         let tables = self.module.table_elements.saturating_mul(TABLE_ELEMENT_BYTES);
         self.subnet.message_payload_bytes.saturating_mul(2).saturating_add(tables)
     }
 
-    /// What a worker takes that keeps a paused message, whose pages, calls and answer lie in a file.
+    /// Memory of a worker that keeps a paused message, whose pages, calls and answer are in a file.
     fn paused_worker_bytes(&self) -> u64 {
         self.process
             .worker_base_bytes
@@ -159,7 +158,7 @@ impl Limits {
             .saturating_add(self.paused_index_bytes())
     }
 
-    /// What a worker knows of the pages that a paused message wrote.
+    /// A worker's record of the pages that a paused message wrote.
     fn paused_index_bytes(&self) -> u64 {
         let stable_pages = self.execution.stable_accessed_bytes_per_message / PAGE_BYTES;
         (self.paused_page_bytes() / PAGE_BYTES)
@@ -172,9 +171,9 @@ impl Limits {
         self.message_dirty_bytes().max(self.install_dirty_bytes())
     }
 
-    /// What paused messages may take of the disk together: pages that they wrote, their calls with
-    /// the one that each is making, and their answers. Of installations, which write more, as many are
-    /// kept as [`Self::installations_kept`] says.
+    /// Disk that paused messages may take together: pages that they wrote, their calls with the one
+    /// that each is making, and their answers. Installations write more;
+    /// [`Self::installations_kept`] of them are kept.
     pub fn paused_spill_bytes(&self) -> u64 {
         let payloads = self.subnet.message_payload_bytes.saturating_mul(PAYLOADS_PER_MESSAGE + 1);
         let calls = self.subnet.callback_soft_limit.saturating_mul(CALL_BYTES);
@@ -217,7 +216,7 @@ impl Limits {
         messages.max(self.install_dirty_bytes())
     }
 
-    /// The most that lies in delta segments.
+    /// The most bytes in delta segments.
     fn delta_bytes(&self) -> u64 {
         self.pages.delta_capacity_bytes.saturating_add(self.in_flight_bytes())
     }
@@ -325,7 +324,7 @@ impl Limits {
                 "sandbox",
                 Pool,
                 times(sandbox.compile_threads, sandbox.compile_anonymous_bytes),
-                "compile children beside their heaps, which lie on disk; messages run meanwhile",
+                "compile children without their heaps, which are on disk; messages run meanwhile",
             ),
             line(
                 pool::QUERIES,
@@ -485,8 +484,8 @@ impl Limits {
         self.heap_lines().iter().fold(0, |sum, line| sum.saturating_add(line.bytes))
     }
 
-    /// What of the replicated state is kept in a heap on disk, of which the kernel has in memory
-    /// what was touched last.
+    /// The parts of the replicated state that are kept in a heap on disk, of which the kernel keeps
+    /// the recently touched pages in memory.
     fn heap_lines(&self) -> Vec<SheetLine> {
         use LineKind::Disk;
         let SubnetLimits {
@@ -617,7 +616,7 @@ impl Limits {
         ]
     }
 
-    /// What is on disk while something runs, in files that nobody finds again.
+    /// Temporary unlinked files on disk.
     fn work_lines(&self) -> Vec<SheetLine> {
         use LineKind::Disk;
         let Limits { sandbox, .. } = self;
@@ -699,15 +698,15 @@ impl Limits {
         self.file_bytes().saturating_mul(2).saturating_add(self.leased_message_bytes())
     }
 
-    /// What the payloads of all messages take that may wait, in files.
+    /// File bytes for the payloads of all messages that may wait.
     fn file_bytes(&self) -> u64 {
         let beside = self.subnet.guaranteed_response_calls.saturating_mul(FILE_BESIDE_BYTES);
         self.subnet.guaranteed_response_message_bytes.saturating_add(beside)
     }
 
-    /// What one round may put into files: its delta and its payloads are counted together, those of
-    /// messages that were paused as half of them at most; then four lanes may have begun a
-    /// message. And what a block brings. Each file takes more than it has.
+    /// File bytes that one round may add. Its delta and its payloads are counted together, those of
+    /// paused messages as half of them at most; then four lanes may have begun a message. A block's
+    /// payloads are added. Each file takes more than its content.
     fn round_file_bytes(&self) -> u64 {
         let counted = self.execution.heap_delta_bytes_per_round;
         let message = self.subnet.message_payload_bytes.saturating_mul(PAYLOADS_PER_MESSAGE);
@@ -725,15 +724,15 @@ impl Limits {
         calls.saturating_add(self.outcalls.open_bytes)
     }
 
-    /// What messages with guaranteed responses take beside payloads in files.
+    /// Bytes of messages with guaranteed responses apart from payloads in files.
     fn small_message_bytes(&self) -> u64 {
         let calls = self.subnet.guaranteed_response_calls;
         calls.saturating_mul(SMALL_MESSAGE_BYTES).saturating_add(self.management_bytes())
     }
 
-    /// Payloads in files. Those of the newest checkpoint stay until the next, and what came since
-    /// lies beside them: a part of all, and what one round brings. Where there are several nodes,
-    /// snapshots keep what they were made of, and those of a state that is fetched lie beside.
+    /// Payloads in files. Those of the newest checkpoint stay until the next, in addition to those
+    /// that came since: a part of all, and those of one round. With several nodes, snapshots keep
+    /// the files they were made of, and the files of a fetched state are added.
     fn payloads_line(&self) -> SheetLine {
         let messages = self.file_bytes();
         let states = self.pages.states_on_disk.max(1);
@@ -762,9 +761,9 @@ impl Limits {
         )
     }
 
-    /// The store of checkpoints. A message apart is written once, and its room is used again; the
-    /// other records are there in two versions. Where there are several nodes, the stream of a
-    /// state that is fetched and the store made of it lie beside.
+    /// The store of checkpoints. A large message is written once, and its room is used again; the
+    /// other records are there in two versions. With several nodes, the stream of a fetched state
+    /// and the store made of it are added.
     fn records_line(&self) -> SheetLine {
         let messages = self.small_message_bytes();
         let (others, states) = (self.records_bytes(), self.pages.states_on_disk.max(1));
@@ -787,7 +786,7 @@ impl Limits {
         )
     }
 
-    /// What all members may have reported of queries in a period.
+    /// Query reports of all members in a period.
     fn query_report_bytes(&self) -> u64 {
         let members = if self.pages.states_on_disk > 1 { MEMBERS_MAX } else { 1 };
         let canisters = self.execution.query_stats_canisters.saturating_mul(members);
@@ -795,7 +794,7 @@ impl Limits {
         canisters.saturating_mul(2 * QUERY_COUNTS_BYTES)
     }
 
-    /// What the records of one checkpoint come to, however full all pools are, beside messages with
+    /// Size of the records of one checkpoint when all pools are full, without messages with
     /// guaranteed responses.
     fn records_bytes(&self) -> u64 {
         [

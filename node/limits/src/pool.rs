@@ -1,5 +1,4 @@
-//! Names of the memory pools, for whoever takes from them:
-//! `ledger.pool(limits::pool::REQUEST_BODIES)`.
+//! Names of the memory pools, for their users: `ledger.pool(limits::pool::REQUEST_BODIES)`.
 //!
 //! A pool's cap is the line of the same name in the budget sheet. Pools marked *observed* are held
 //! to their cap by deterministic rules of the replicated state, which every node must apply alike;
@@ -13,8 +12,8 @@ pub const PROGRAM: &str = "program";
 /// before an install or upgrade, [`crate::Limits::install_dirty_bytes`]. Wait with
 /// [`budget::Pool::reserve_within`].
 pub const EXECUTIONS: &str = "executions";
-/// Compile children: [`crate::SandboxLimits::compile_anonymous_bytes`] each. Apart from
-/// [`EXECUTIONS`], so that messages run beside them.
+/// Compile children: [`crate::SandboxLimits::compile_anonymous_bytes`] each. Separate from
+/// [`EXECUTIONS`], so that messages run at the same time.
 pub const COMPILATIONS: &str = "compilations";
 /// Pages that queries dirty and drop: [`crate::Limits::query_dirty_bytes`] each.
 pub const QUERIES: &str = "queries";
@@ -33,7 +32,7 @@ pub const CONNECTIONS: &str = "connections";
 /// Buffers of open connections to the HTTP gateway:
 /// [`crate::HttpGatewayLimits::connection_bytes`] each.
 pub const HTTP_CONNECTIONS: &str = "http_connections";
-/// What requests to the HTTP gateway hold, in the parts of [`crate::HttpGatewayLimits::parts`].
+/// Memory of requests to the HTTP gateway, in the parts of [`crate::HttpGatewayLimits::parts`].
 pub const HTTP_REQUESTS: &str = "http_requests";
 /// HTTPS outcalls under way: [`crate::OutcallLimits::request_bytes`] each, then what there is of the
 /// answer until a block has one.

@@ -136,7 +136,7 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
         "follows the dirty limits; a worker above it has a fault and is restarted",
     ),
     ("sandbox.paused_workers", "each is a process with dirty memory of its own"),
-    ("sandbox.compile_threads", "compilations at once; messages run beside them"),
+    ("sandbox.compile_threads", "compilations at once; messages run at the same time"),
     (
         "sandbox.compile_memory_bytes",
         "heap of one compile child, in a file; measured need is 20 MiB and 28 times the module",
@@ -210,7 +210,7 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ("pages.metadata_cache_bytes", "the metadata store's own cache"),
     (
         "pages.states_on_disk",
-        "2 in a subnet of several: a state that is fetched is laid down beside the old one",
+        "2 in a subnet of several: a fetched state is stored alongside the old one",
     ),
     (
         "pages.disk_reserve_bytes",
@@ -255,7 +255,7 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ("module.heap32_bytes", "what 32 bits address; address space, not memory"),
     ("module.heap64_bytes", "as on the Internet Computer; address space, not memory"),
     ("module.stable_bytes", "as on the Internet Computer; a sparse file, not memory"),
-    ("consensus.ingress_pool_bytes", "held in memory; clients are told to retry when it is full"),
+    ("consensus.ingress_pool_bytes", "held in memory; clients get a retry error when it is full"),
     ("consensus.ingress_pool_messages", "bounds the bookkeeping of very small calls"),
     ("consensus.block_ingress_bytes", "the largest call and room for others"),
     ("consensus.block_ingress_messages", "bounds what one round has to induct"),

@@ -1,7 +1,7 @@
 //! Every limit that depends on the memory size, as values at a few sizes.
 //!
-//! A row names its value at each of the sizes of [`SCALE`]; what lies between them, [`sheet::Row`]
-//! says.
+//! A row names its value at each of the sizes of [`SCALE`]; [`sheet::Row`] defines the values
+//! between them.
 //!
 //! How the sizes are used: up to 192 MiB half and more goes to processes and buffers that cannot
 //! shrink, and a canister gets what is left. At 512 MiB half is working memory.
@@ -111,14 +111,14 @@ pub(crate) const HTTP_REQUESTS_IN_FLIGHT: Row<9> =
     SCALE.values([0, 0, 32, 32, 64, 128, 256, 512, 1024]);
 pub(crate) const HTTP_REQUESTS: Row<9> = SCALE.mib([0, 0, 10, 10, 16, 32, 64, 128, 256]);
 
-// HTTPS outcalls. Below 512 MiB there is no memory for them beside the HTTP gateway: what an operator
-// takes for them there, he takes from something else.
+// HTTPS outcalls. Below 512 MiB there is no memory for them in addition to the HTTP gateway: an
+// operator who enables them there takes their memory from something else.
 pub(crate) const OUTCALLS: Row<9> = SCALE.mib([0, 0, 0, 0, 16, 32, 64, 128, 256]);
 pub(crate) const OUTCALLS_IN_FLIGHT: Row<9> = SCALE.values([0, 0, 0, 0, 48, 96, 192, 384, 512]);
 /// In the state, on disk.
 pub(crate) const OUTCALLS_OPEN: Row<9> = SCALE.mib([0, 0, 4, 4, 8, 8, 8, 16, 16]);
 
-// What one row promises another.
+// Relations between rows.
 const _: () = {
     assert!(
         DELTA_PER_ROUND.covers(&HEAP_DIRTY_PER_MESSAGE)

@@ -17,15 +17,15 @@ use crate::{PRESETS, derive::COMPILE_ANONYMOUS_BYTES, reasons::REASONS};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    /// What the operator stated: the most memory the node's processes may take together.
+    /// The most memory the node's processes may take together, stated by the operator.
     pub memory_budget_bytes: u64,
-    /// The most that the node may keep on disk ([`Self::set_disk`]). 0 where nothing was stated:
-    /// what lies on disk then follows from the memory.
+    /// The most that the node may keep on disk ([`Self::set_disk`]). 0 if not stated: the size on
+    /// disk then follows from the memory.
     #[serde(default)]
     pub disk_budget_bytes: u64,
-    /// What one subnet may hold.
+    /// Limits of one subnet.
     pub subnet: SubnetLimits,
-    /// What one message and one round may do.
+    /// Limits of one message and one round.
     pub execution: ExecutionLimits,
     /// Worker processes and compilation.
     pub sandbox: SandboxLimits,
@@ -43,11 +43,11 @@ pub struct Limits {
     /// Requests of canisters to servers outside.
     #[serde(default)]
     pub outcalls: OutcallLimits,
-    /// What is set aside for the process itself.
+    /// Reserve for the process itself.
     pub process: ProcessLimits,
     /// When freed memory goes back to the operating system, and when work is held back.
     pub governor: GovernorLimits,
-    /// What sampling allocations may cost, in a node that does (`--heap-profile`).
+    /// Cost of sampling allocations, in a node that does (`--heap-profile`).
     pub heap: HeapLimits,
 }
 
@@ -69,7 +69,8 @@ impl Limits {
         Sheet::of(self)
     }
 
-    /// The pools that hold the node to the sheet. What is not a pool is taken off the budget first.
+    /// The pools that hold the node to the sheet. Lines that are not pools are taken off the budget
+    /// first.
     pub fn ledger(&self) -> Result<Ledger, LimitsError> {
         self.sheet().ledger()
     }
@@ -129,7 +130,7 @@ pub struct SubnetLimits {
     pub ingress_unfinished_max: u64,
     /// Custom sections of all modules together.
     pub wasm_custom_sections_bytes: u64,
-    /// Metadata of all canisters (queues, controllers, globals ...), besides messages.
+    /// Metadata of all canisters (queues, controllers, globals ...), without messages.
     pub canister_metadata_bytes: u64,
     /// Outstanding callbacks per canister above which new calls are refused.
     pub callback_soft_limit: u64,
@@ -272,8 +273,8 @@ pub struct PagesLimits {
     /// more than `pinned_delta_bytes`. Then they are cut off and fail with a reject that names
     /// this limit.
     pub pin_seconds: u64,
-    /// Rounds after which a checkpoint comes at the latest; in a subnet one comes with every
-    /// manifest besides, mostly sooner.
+    /// Rounds after which a checkpoint comes at the latest; in a subnet each manifest also has one,
+    /// mostly sooner.
     pub checkpoint_interval_rounds: u64,
     /// Rounds between states of a subnet that are given a manifest, and with it a checkpoint: what
     /// peers can fetch. The same on every node of a subnet.
@@ -302,8 +303,8 @@ pub struct PagesLimits {
     pub metadata_cache_bytes: u64,
     /// Free disk below which new updates are refused.
     pub disk_reserve_bytes: u64,
-    /// States that have room on the disk budget: 2 where a state that is fetched from peers lies
-    /// beside the old one.
+    /// Number of states that fit into the disk budget: 2 where a state fetched from peers is stored
+    /// alongside the old one.
     #[serde(default = "one")]
     pub states_on_disk: u64,
 }
@@ -448,7 +449,7 @@ pub struct HttpGatewayLimits {
     pub connections: u64,
     /// Requests being served.
     pub requests_in_flight: u64,
-    /// What they hold together: bodies, arguments, replies, what is verified.
+    /// Memory of these requests together: bodies, arguments, replies, data being verified.
     pub requests_bytes: u64,
     /// Body of one request.
     pub body_bytes: u64,
@@ -483,9 +484,9 @@ impl HttpGatewayLimits {
         crate::CONNECTION_BYTES.saturating_add(head.saturating_mul(2))
     }
 
-    /// What a request takes while its canister is asked, beside its body of so many bytes: that is in
-    /// the argument of a query when the reply comes, and in the argument and the envelope of an
-    /// update call. A reply has `reply_bytes` at most.
+    /// Memory of a request while its canister is asked, in addition to its body of `body_bytes`
+    /// bytes: the body is in the argument of a query when the reply comes, and in the argument and
+    /// the envelope of an update call. A reply has `reply_bytes` at most.
     pub fn asking_bytes(body_bytes: u64, reply_bytes: u64) -> u64 {
         let query = body_bytes.saturating_add(reply_most(reply_bytes));
         crate::HTTP_REQUEST_BYTES.saturating_add(query.max(body_bytes.saturating_mul(2)))
@@ -499,7 +500,7 @@ impl HttpGatewayLimits {
         reply_most(reply_bytes).saturating_add(head)
     }
 
-    /// What a response of several replies takes beside.
+    /// Memory that a response of several replies takes in addition.
     pub fn stream_bytes(&self) -> u64 {
         let pieces = self.response_chunks.saturating_mul(crate::HTTP_PIECE_BYTES);
         crate::HTTP_STREAM_BYTES.saturating_add(pieces)
@@ -519,8 +520,8 @@ impl HttpGatewayLimits {
     }
 
     /// How [`Self::requests_bytes`] are divided, where a reply has `reply_bytes` at most. Whatever
-    /// bodies and responses hold, there is room to ask: so requests never wait for one another in a
-    /// circle, and readers that are slow keep nobody from asking.
+    /// bodies and responses hold, there is room to ask: so requests cannot deadlock on one another,
+    /// and slow readers do not block other requests.
     pub fn parts(&self, reply_bytes: u64) -> HttpParts {
         let all = self.requests_bytes;
         let asking = Self::asking_bytes(self.body_bytes, reply_bytes);
@@ -565,13 +566,13 @@ fn reply_most(reply_bytes: u64) -> u64 {
 pub struct OutcallLimits {
     /// Requests of all canisters that are not answered.
     pub open: u64,
-    /// What these take in the state.
+    /// Bytes of these in the state.
     pub open_bytes: u64,
     /// From the block that has a request to the last that may answer it.
     pub timeout_seconds: u64,
     /// Requests that this node makes at once.
     pub in_flight: u64,
-    /// What these and the answers that are not agreed on yet hold together. 0 where the node has no
+    /// Memory of these and the answers that are not agreed on yet together. 0 where the node has no
     /// memory for outcalls.
     pub bytes: u64,
     /// Time for this node to have one response.
@@ -584,10 +585,10 @@ impl OutcallLimits {
         self.bytes > 0
     }
 
-    /// What a request takes while it is made: its body beside the response that is read, whose memory
-    /// may be twice as much while it grows; then the response twice while it is encoded; and where
-    /// there is a transform with so many bytes of context, the argument in three places, as a query
-    /// has it. Then buffers.
+    /// Memory of a request while it is made: its body in addition to the response that is read,
+    /// whose memory may be twice as much while it grows; then the response twice while it is
+    /// encoded; and with a transform that has `transform_context` bytes of context, the argument in
+    /// three places, as a query has it. Then buffers.
     pub fn request_bytes(body: u64, response_max: u64, transform_context: Option<u64>) -> u64 {
         let read = body.saturating_add(response_max.saturating_mul(2));
         let handed = transform_context
@@ -612,8 +613,8 @@ pub struct ProcessLimits {
     pub page_cache_floor_bytes: u64,
 }
 
-/// When memory goes back, and when work is held back. Unknown fields are refused by
-/// [`sheet::apply_overrides`]: serde cannot where a struct lies flat in another.
+/// When memory is returned, and when work is held back. Unknown fields are refused by
+/// [`sheet::apply_overrides`]: serde cannot for a flattened struct.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GovernorLimits {
     /// When freed memory goes back.

@@ -1,4 +1,4 @@
-//! The table as a whole: what sizes come to, that they add up everywhere, and what is refused.
+//! The table as a whole: values at each size, that they add up everywhere, and rejected values.
 
 use std::collections::BTreeSet;
 
@@ -55,8 +55,8 @@ fn nano_is_the_reference_profile_or_better() {
     );
     assert_eq!((execution.paused_executions, sandbox.paused_workers), (4, 4));
     // Better than the reference: the log is on disk, and its reserve covers what a started round
-    // may still write (the reference's 32 of 96 MiB do not cover one install): half of its own 64 MiB,
-    // and 96 MiB of each of four messages that were paused and of one that began beside them.
+    // may still write (the reference's 32 of 96 MiB do not cover one install): half of its own 64
+    // MiB, and 96 MiB of each of four messages that were paused and of one that began in addition.
     assert_eq!(
         (nano.pages.delta_capacity_bytes, nano.pages.delta_reserve_bytes),
         (576 * MIB, 512 * MIB)
@@ -73,7 +73,8 @@ fn whatever_paused_messages_wrote_a_round_stays_within_the_reserve() {
         assert!(limits.lanes_beside(0) == 4 && limits.has_room_for_upgrade(0));
         assert_eq!(limits.lanes_beside(4 * message), 1);
         assert_eq!(limits.paused_beside(0), 4);
-        // Installations end before messages go on, each only if there is room for all it may write.
+        // Installations end before messages continue, each only if there is room for all it may
+        // write.
         for installed in (0..=upgrade).step_by(4096) {
             let messages = limits.paused_beside(installed) * message;
             let paused = installed + messages;
@@ -104,7 +105,7 @@ fn every_budget_installs_a_module_of_ten_megabytes() {
         let compilations = limits.sheet().line(pool::COMPILATIONS).unwrap().bytes;
         assert!(limits.sandbox.compile_anonymous_bytes <= compilations);
     }
-    // What is accepted does not depend on the memory, up to where larger ones take more.
+    // The accepted sizes do not depend on the memory, up to where larger ones take more.
     let (smallest, nano) = (Limits::derive(Limits::smallest_bytes()).unwrap(), Limits::nano());
     assert_eq!(smallest.module.weight, nano.unwrap().module.weight);
 }
@@ -442,7 +443,7 @@ fn a_disk_budget_adds_up_for_every_memory_and_leaves_the_rest_to_the_state() {
                 limits.check().unwrap_or_else(|error| panic!("{memory} {disk}: {error}"));
                 let sheet = limits.sheet();
                 assert!(sheet.disk_sum_bytes() <= disk);
-                // Of the memory, the disk takes the tables of the heap that lies on it and no more.
+                // The only memory that the disk takes is the page tables of the heap on it.
                 let without_tables =
                     |sheet: &Sheet| sheet.sum_bytes() - sheet.line("heap_tables").unwrap().bytes;
                 assert_eq!(without_tables(&sheet), without_tables(&plain.sheet()), "memory stays");
@@ -538,14 +539,14 @@ fn open_calls_follow_from_the_disk_and_leave_it_to_the_canisters() {
     let files = limits.sheet().line("message_files").unwrap().bytes;
     assert!(files > 25 * GIB && files < 26 * GIB, "{files}");
     // What came since the newest checkpoint, and what one round writes and its lanes had begun,
-    // beside what waits.
+    // without waiting messages.
     let beside_waiting = limits.pressing_message_bytes()
         + limits.execution.heap_delta_bytes_per_round
         + 4 * (crate::LANE_PAYLOAD_BYTES + 9 * limits.subnet.message_payload_bytes);
     let waiting = limits.subnet.guaranteed_response_message_bytes;
     assert_eq!(limits.pressing_message_bytes(), waiting / 4);
     assert!(files >= waiting + beside_waiting, "{files}");
-    // Where a fetched state needs room beside the old one, they are fewer.
+    // Where a fetched state needs room in addition to the old one, they are fewer.
     let mut shared = limits.clone();
     shared.set_disk(100 * GIB, 2);
     shared.check().unwrap();
@@ -559,7 +560,7 @@ fn open_calls_follow_from_the_disk_and_leave_it_to_the_canisters() {
     assert!(files >= 4 * all + all / 2 && files < 32 * GIB, "{files}");
     assert_eq!(shared.pressing_message_bytes(), shared.late_checkpoint_message_bytes());
     println!("{}", shared.sheet().to_text(&shared));
-    // What is the reference's number can be stated, and gives its disk back.
+    // The reference's number can be stated, and gives its disk back.
     let overrides = json!({"subnet": {"guaranteed_response_message_bytes": "64MiB"}});
     limits.apply_overrides(&overrides).unwrap();
     limits.check().unwrap();
