@@ -1,7 +1,7 @@
-//! What is served, and how each of it is certified.
+//! The assets, and how each is certified.
 //!
-//! The certified data is the root of one tree: `http_assets` of version 1 and `http_expr` of version 2 beside each
-//! other. Nothing of it is kept over an upgrade; it is made again.
+//! The certified data is the root of one tree that holds `http_assets` of version 1 and `http_expr`
+//! of version 2. The tree is not kept over an upgrade; it is rebuilt.
 
 use ic_certification::{HashTree, fork, labeled, leaf, pruned};
 use ic_http_certification::{
@@ -172,7 +172,7 @@ impl Certified {
         Self { certifications, second, first }
     }
 
-    /// What the canister has certified.
+    /// The root hash of the certified tree.
     pub fn root(&self) -> [u8; 32] {
         fork(self.first.clone(), pruned(self.second.root_hash())).digest()
     }

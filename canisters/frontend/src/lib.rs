@@ -4,8 +4,9 @@
 //!
 //! - [`assets`]: what is there and how it is certified
 //!
-//! `/hostile?WHAT` is certified to be not certified. WHAT is what it does: `split` a header into two, lie about the
-//! `length`, have the `status` 42, stream without an `end`, stream from `elsewhere`.
+//! `/hostile?KIND` is certified to be not certified. KIND is the misbehaviour: `split` a header
+//! into two, send a false `length`, have the `status` 42, stream without an `end`, stream from
+//! `elsewhere`.
 
 mod assets;
 
@@ -18,7 +19,7 @@ use ic_http_certification::{HttpRequest, HttpUpdateRequest};
 use serde::Deserialize;
 use serde_bytes::ByteBuf;
 
-/// What the callback is asked with.
+/// Argument of the streaming callback.
 #[derive(CandidType, Deserialize, Clone)]
 pub struct Token {
     /// Number of the piece.
@@ -29,7 +30,7 @@ pub struct Token {
 
 define_function!(pub Callback : (Token) -> (Piece) query);
 
-/// How to go on.
+/// How the client gets the rest of the body.
 #[derive(CandidType)]
 pub enum StreamingStrategy {
     /// By a query.
@@ -41,7 +42,7 @@ pub enum StreamingStrategy {
     },
 }
 
-/// What the callback gives.
+/// Result of the streaming callback.
 #[derive(CandidType, Deserialize)]
 pub struct Piece {
     body: ByteBuf,

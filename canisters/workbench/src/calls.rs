@@ -1,7 +1,7 @@
 //! Calls to other canisters.
 //!
-//! Failures come back as text and not as traps, except where a method exists to trap, so that a driver can tell which
-//! call of many was refused and why.
+//! Failures are returned as text and not as traps, except where a method exists to trap, so that a
+//! driver can distinguish which call of many was refused and why.
 
 use candid::{CandidType, Decode, Nat, Principal};
 use futures_util::future::join_all;
@@ -63,7 +63,7 @@ async fn chain(ring: Vec<Principal>, depth: u32) -> u64 {
     or_trap(or_trap(reply).candid::<u64>()) + 1
 }
 
-/// What became of the calls of one fan-out.
+/// Outcomes of the calls of one fan-out.
 #[derive(CandidType, Deserialize, Default)]
 pub struct FanoutReport {
     /// Calls that were answered.

@@ -145,7 +145,7 @@ fn env_var_names() -> Vec<String> {
     (0..ic_cdk::api::env_var_count()).map(ic_cdk::api::env_var_name).collect()
 }
 
-/// What the System API says of where and how this message runs.
+/// The environment of this message, as the System API reports it.
 #[derive(CandidType, Deserialize)]
 pub struct Environment {
     pub caller: Principal,
@@ -162,7 +162,7 @@ pub struct Environment {
     pub deadline: Option<u64>,
     pub balance: Nat,
     pub liquid_balance: Nat,
-    /// What a call with an 11-byte method name and a 100-byte argument costs.
+    /// Cost of a call with an 11-byte method name and a 100-byte argument.
     pub call_cost: Nat,
     pub instructions: u64,
     pub call_context_instructions: u64,

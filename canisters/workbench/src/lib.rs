@@ -1,5 +1,5 @@
-//! The workbench: one canister that can be told to do anything a replica must survive. Tests and load drivers call it;
-//! it knows nothing of them.
+//! The workbench: one canister with a method for everything that a replica must survive. Tests and
+//! load drivers call it; it knows nothing of them.
 //!
 //! Every method does one thing and says what it returns, so that a test can state the right answer beforehand. State
 //! falls in three places on purpose: plain heap values that survive an upgrade because [`state`] saves them in stable
@@ -8,7 +8,7 @@
 //!
 //! - [`state`]: counter, text, certified value, upgrade hooks
 //! - [`memory`]: fill, read and grow stable memory and heap
-//! - [`compute`]: instructions, traps, rejects, what the System API says of the environment
+//! - [`compute`]: instructions, traps, rejects, the environment that the System API reports
 //! - [`calls`]: calls to other canisters, chains, fan-out, cleanup, cycles
 //! - [`timers`]: one-shot and repeating timers
 

@@ -63,8 +63,8 @@ fn grow_memory(pages: u64) -> &'static mut [u8] {
     if first == usize::MAX {
         ic_cdk::trap(format!("memory.grow refused {pages} pages"));
     }
-    // SAFETY: memory.grow returned fresh, zeroed pages at the end of memory; the allocator does not know them and
-    // nobody else is given them.
+    // SAFETY: memory.grow returned fresh, zeroed pages at the end of memory; the allocator does not
+    // know them and gives them to no other user.
     unsafe { core::slice::from_raw_parts_mut((first * CHUNK_BYTES) as *mut u8, pages as usize * CHUNK_BYTES) }
 }
 

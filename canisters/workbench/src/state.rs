@@ -1,9 +1,9 @@
 //! Small heap state and how it survives an upgrade.
 //!
-//! Before an upgrade the state is written to the *last* pages of stable memory, because everything below belongs to the
-//! callers of `stable_fill`. The last 16 bytes of stable memory are the trailer: length of the state, then a magic
-//! number. The first upgrade grows stable memory by one page for this; later ones reuse that page as long as nobody has
-//! grown stable memory in between.
+//! Before an upgrade the state is written to the *last* pages of stable memory, because everything
+//! below belongs to the callers of `stable_fill`. The last 16 bytes of stable memory are the
+//! trailer: length of the state, then a magic number. The first upgrade grows stable memory by one
+//! page for this; later ones reuse that page as long as stable memory has not grown in between.
 
 use candid::{CandidType, Decode, Encode, Principal};
 use ic_cdk::{post_upgrade, pre_upgrade, query, update};
@@ -16,7 +16,7 @@ const TRAILER_BYTES: u64 = 16;
 /// ASCII "thimblWB": stable memory that does not end in it holds no saved state.
 const TRAILER_MAGIC: u64 = u64::from_le_bytes(*b"thimblWB");
 
-/// What an upgrade keeps.
+/// The state that survives an upgrade.
 #[derive(CandidType, Deserialize, Default)]
 pub struct State {
     /// Counted up by `inc` and `counter_inc`.
