@@ -1,17 +1,17 @@
 //! The memory control group this process lives in, of version 1 or 2.
 //!
-//! Which version rules memory is found out, not configured: `/proc/self/cgroup` says where the
-//! process is in each hierarchy, `/proc/self/mountinfo` where the hierarchies are mounted. A
+//! Which version rules memory is detected, not configured: `/proc/self/cgroup` gives the place of
+//! the process in each hierarchy, `/proc/self/mountinfo` where the hierarchies are mounted. A
 //! machine may mount both (hybrid); then memory belongs to version 1 when a version 1 hierarchy
-//! carries the memory controller, and the version 2 group of the same process still tells its
+//! carries the memory controller, and the version 2 group of the same process still provides its
 //! pressure. A process in the root group of version 2, or without any mounted hierarchy, has no
-//! group: its readings are those of the machine, and there is no limit to speak of.
+//! group: its readings are those of the machine, and there is no limit.
 //!
 //! A limit may be set on any ancestor. Version 1 reports the smallest itself; for version 2 the
 //! ancestors are asked one by one, at most [`ANCESTORS_MAX`] of them.
 //!
-//! A group that somebody else made can be read too: [`Cgroup::at`] for one whose place is known,
-//! [`Cgroup::of`] for that of another process.
+//! Groups made by other programs can be read too: [`Cgroup::at`] opens a group at a known path,
+//! [`Cgroup::of`] that of another process.
 
 use std::{
     path::{Component, Path, PathBuf},
@@ -55,7 +55,7 @@ pub struct Cgroup {
     unified: Option<PathBuf>,
 }
 
-/// What the group says, in bytes.
+/// Memory of the group, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CgroupMemory {
     /// The smallest limit of the group and its ancestors; `None` without one.
@@ -69,8 +69,8 @@ pub struct CgroupMemory {
     pub file_bytes: u64,
     /// The part of `file_bytes` that is shared memory and tmpfs.
     pub shared_bytes: u64,
-    /// Kernel memory charged to the group, where it tells (version 2 from Linux 5.18, version 1
-    /// with kernel accounting).
+    /// Kernel memory charged to the group, where the kernel reports it (version 2 from Linux 5.18,
+    /// version 1 with kernel accounting).
     pub kernel_bytes: Option<u64>,
     /// Swap used, where it is counted for the group.
     pub swap_bytes: Option<u64>,
@@ -150,8 +150,8 @@ impl Cgroup {
         Ok(Self::choose(GroupPaths::of(pid)?, &Path::exists))
     }
 
-    /// A group whose place is known. `unified` is the version 2 group of the same processes when
-    /// `version` is 1: it tells their pressure and CPU time.
+    /// A group at a known path. `unified` is the version 2 group of the same processes when
+    /// `version` is 1: it provides their pressure and CPU time.
     pub fn at(version: Version, place: GroupPath, unified: Option<PathBuf>) -> Self {
         let unified = match version {
             Version::V1 => unified,
@@ -170,7 +170,7 @@ impl Cgroup {
         &self.directory
     }
 
-    /// What it says now.
+    /// Reads the group's current memory.
     pub fn memory(&self) -> Result<CgroupMemory, ReadError> {
         match self.version {
             Version::V1 => self.memory_v1(),
@@ -178,8 +178,8 @@ impl Cgroup {
         }
     }
 
-    /// Stalls for memory: of the version 2 group if there is one that tells, else of the machine,
-    /// else none.
+    /// Stalls for memory: of the version 2 group if it reports them, else of the machine, else
+    /// `None`.
     pub fn pressure(&self) -> Option<Pressure> {
         self.unified
             .as_ref()
@@ -188,7 +188,7 @@ impl Cgroup {
     }
 
     /// The most that was ever charged at once, between readings too; `None` on kernels that do not
-    /// tell (version 2 before Linux 5.19).
+    /// report it (version 2 before Linux 5.19).
     pub fn peak_bytes(&self) -> Option<u64> {
         match self.version {
             Version::V1 => self.number("memory.max_usage_in_bytes").ok(),
@@ -594,7 +594,7 @@ mod tests {
         fs::remove_file(group.directory().join("cgroup.procs")).unwrap();
         assert!(
             group.processes().unwrap_err().is_gone(),
-            "a group that is gone is told from an empty one"
+            "a missing group is distinguished from an empty one"
         );
     }
 

@@ -26,7 +26,7 @@ pub struct GovernorConfig {
     /// The least time between two hand-backs under pressure: handing back is work, and pressure
     /// does not end within one step.
     pub pressure_interval: Duration,
-    /// Share of the last 10 seconds in which somebody waited for memory, in hundredths of a
+    /// Share of the last 10 seconds in which some task waited for memory, in hundredths of a
     /// percent, from which on memory counts as short.
     pub pressure_hundredths: u32,
     /// Share of the budget, in percent, that anonymous memory may reach before memory counts as
@@ -37,23 +37,23 @@ pub struct GovernorConfig {
 /// Freed bytes kept by the allocator below which handing back is not worth it even under pressure.
 const WORTH_BYTES: u64 = 256 << 10;
 
-/// What the governor is shown.
+/// Readings for one decision of the governor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     /// Time since the node started, from a monotonic clock.
     pub now: Duration,
     /// When something last happened, on the same clock.
     pub last_activity: Duration,
-    /// What the program holds, as its allocator counts.
+    /// Bytes allocated by the program, as its allocator counts.
     pub live_bytes: u64,
-    /// What the allocator keeps resident for it.
+    /// Bytes that the allocator keeps resident for it.
     pub resident_bytes: u64,
     /// Anonymous memory of all processes of the node.
     pub anonymous_bytes: u64,
     /// The memory budget.
     pub budget_bytes: u64,
     /// Stalls over the last 10 seconds, in hundredths of a percent; `None` where the kernel does
-    /// not tell.
+    /// not report them.
     pub stalled_hundredths: Option<u32>,
 }
 

@@ -21,7 +21,7 @@ use crate::{
     wait::{Line, WAITERS_MAX},
 };
 
-/// Most pools of a ledger; a sheet nobody can read is no sheet.
+/// Most pools of a ledger, so that a sheet stays readable.
 pub const POOLS_MAX: usize = 64;
 
 /// A pool to be made.
@@ -48,7 +48,7 @@ pub enum LedgerError {
         cap_bytes: u64,
         /// Sum of all caps.
         sum_bytes: u64,
-        /// What they may sum to.
+        /// Limit of the sum of their caps.
         budget_bytes: u64,
     },
     /// Two pools of one name.
@@ -65,11 +65,11 @@ pub enum LedgerError {
 pub struct PoolFull {
     /// Name of the pool that refused.
     pub pool: &'static str,
-    /// What it may hold.
+    /// Cap of the pool.
     pub cap_bytes: u64,
-    /// What it held at that moment.
+    /// Bytes in use at that moment.
     pub used_bytes: u64,
-    /// What was asked on top.
+    /// Bytes of the failed reservation.
     pub asked_bytes: u64,
 }
 
@@ -124,12 +124,12 @@ impl Ledger {
         self.pools.iter().find(|pool| pool.name() == name).cloned()
     }
 
-    /// What all pools together may hold.
+    /// Budget of all pools together.
     pub fn budget_bytes(&self) -> u64 {
         self.budget_bytes
     }
 
-    /// What all pools hold now.
+    /// Bytes in use in all pools.
     pub fn used_bytes(&self) -> u64 {
         self.pools.iter().fold(0, |sum, pool| sum.saturating_add(pool.used_bytes()))
     }
@@ -149,9 +149,9 @@ impl Ledger {
 /// A ledger's figures at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// What all pools together may hold.
+    /// Budget of all pools together.
     pub budget_bytes: u64,
-    /// What they held.
+    /// Bytes in use.
     pub used_bytes: u64,
     /// Pool by pool.
     pub pools: Vec<PoolSnapshot>,
@@ -162,9 +162,9 @@ pub struct Snapshot {
 pub struct PoolSnapshot {
     /// Name of the pool, as metrics and messages show it.
     pub name: &'static str,
-    /// What it may hold.
+    /// Cap of the pool.
     pub cap_bytes: u64,
-    /// What it holds.
+    /// Bytes in use.
     pub used_bytes: u64,
     /// The most it held since start.
     pub high_water_bytes: u64,
@@ -212,17 +212,17 @@ impl Pool {
         self.0.name
     }
 
-    /// What it may hold.
+    /// Cap of the pool.
     pub fn cap_bytes(&self) -> u64 {
         self.0.cap_bytes
     }
 
-    /// What it holds.
+    /// Bytes in use.
     pub fn used_bytes(&self) -> u64 {
         self.0.used_bytes.load(Ordering::SeqCst)
     }
 
-    /// What could be reserved now.
+    /// Bytes that could be reserved now.
     pub fn free_bytes(&self) -> u64 {
         self.cap_bytes().saturating_sub(self.used_bytes())
     }

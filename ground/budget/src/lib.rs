@@ -9,8 +9,8 @@
 //!   what is used and what was asked, and which the caller turns into its own answer (HTTP 503, a
 //!   canister reject, a dropped peer). A ledger whose caps sum to more than the budget is refused
 //!   when it is made, so the sum holds at run time without anyone watching it.
-//! * **Readings** ([`process`], [`cgroup`], [`pressure`]). What the kernel says: anonymous and file
-//!   memory of processes and of the group, kills for lack of memory, stalls. Parsers are pure
+//! * **Readings** ([`process`], [`cgroup`], [`pressure`]). Figures of the kernel: anonymous and
+//!   file memory of processes and of the group, kills for lack of memory, stalls. Parsers are pure
 //!   functions over bounded text; files are read up to a fixed length.
 //! * **The comparison** ([`unaccounted`]) and the **governor** ([`Governor`]). Anonymous memory
 //!   that no pool explains is itself a figure that tests and operators watch; the governor says
@@ -18,11 +18,11 @@
 //!
 //! * **[`processor`]**: threads that take turns with a worker process stay on its processor.
 //!
-//! What bounds it: the number of pools is fixed at start; a pool is a handful of atomics; a reading
+//! Bounds: the number of pools is fixed at start; a pool is a handful of atomics; a reading
 //! allocates at most [`READ_BYTES_MAX`].
 //!
-//! What it must never know: what the pools are for. Names and caps are handed in (by `limits`), and
-//! nothing here allocates, frees or evicts anybody's memory.
+//! It must never know the purpose of the pools. Names and caps are passed in (by `limits`), and
+//! nothing here allocates, frees or evicts memory of other crates.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

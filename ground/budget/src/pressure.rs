@@ -1,4 +1,4 @@
-//! Pressure stall information: how much of the time somebody waited for memory.
+//! Pressure stall information: the share of time in which some task waited for memory.
 //!
 //! It is the only reading that says "too little" before something dies: usage at the limit is
 //! normal when it is page cache. A kernel built without it, or a cgroup of version 1, has none;
@@ -31,7 +31,7 @@ pub struct Pressure {
     pub full: Stall,
 }
 
-/// Memory pressure of the whole machine; `None` where the kernel does not tell.
+/// Memory pressure of the whole machine; `None` where the kernel does not report it.
 pub fn machine_memory() -> Option<Pressure> {
     read(Path::new("/proc/pressure/memory"))
 }

@@ -43,7 +43,7 @@ pub struct ProcessMemory {
     pub file_bytes: u64,
     /// Shared anonymous memory (memfd, tmpfs, System V).
     pub shared_bytes: u64,
-    /// Private memory in swap (`VmSwap`); 0 where the kernel does not tell. Not resident.
+    /// Private memory in swap (`VmSwap`); 0 where the kernel does not report it. Not resident.
     pub swap_bytes: u64,
 }
 
@@ -69,7 +69,7 @@ impl ProcessMemory {
 pub struct ProportionalMemory {
     /// All resident pages (`Pss`): anonymous, file and shared.
     pub all_bytes: u64,
-    /// Anonymous pages; 0 on kernels before 5.13 which do not tell.
+    /// Anonymous pages; 0 on kernels before 5.13, which do not report them.
     pub anonymous_bytes: u64,
     /// File pages; 0 on kernels before 5.13.
     pub file_bytes: u64,
@@ -123,7 +123,7 @@ pub fn cpu_time(pid: Pid) -> Result<Duration, ReadError> {
         .ok_or(ReadError::Missing { path, wanted: "utime" })
 }
 
-/// When the process was started, in clock ticks since the machine was: tells it from a later one
+/// When the process was started, in clock ticks since boot: distinguishes it from a later process
 /// with the same id.
 pub fn started_ticks(pid: Pid) -> Result<u64, ReadError> {
     let path = pid.file("stat");
@@ -135,8 +135,8 @@ pub fn started_ticks(pid: Pid) -> Result<u64, ReadError> {
     ticks.ok_or(ReadError::Missing { path, wanted: "starttime" })
 }
 
-/// What a process is, for a person: the name of its program, and its first argument when that is a
-/// word (a subcommand, as in `thimble run`). At most [`ROLE_CHARS_MAX`] characters.
+/// Description of a process for display: the name of its program, and its first argument when that
+/// is a word (a subcommand, as in `thimble run`). At most [`ROLE_CHARS_MAX`] characters.
 pub fn role(pid: Pid) -> Result<String, ReadError> {
     let command = read_text(&pid.file("cmdline"))?;
     // A kernel thread, or a process that ended but was not waited for, has no command line.

@@ -1,14 +1,14 @@
 //! Keeping a thread on one processor, with the worker process that it hands work to.
 //!
-//! The two take turns: one of them always waits. The kernel looks for an idle processor for whoever
-//! is woken, and waking an idle processor costs more than a short message does: an interrupt, on a
-//! virtual machine by way of its host (50 us for each hand-over were measured, 150 of 280 us of CPU
-//! for each message). On one processor a hand-over is a switch of context.
+//! The two take turns: one of them always waits. The kernel looks for an idle processor for each
+//! woken thread, and waking an idle processor costs more than a short message does: an interrupt,
+//! on a virtual machine by way of its host (50 us for each hand-over were measured, 150 of 280 us
+//! of CPU for each message). On one processor a hand-over is a switch of context.
 //!
-//! So a thread that begins to hand over work stays where it is, workers are brought there, and
-//! when there is no more work it goes again where the kernel puts it. Under a load without pauses it
-//! shares its processor with whatever else the kernel has put there. Nothing here has an influence
-//! on what is computed, and whatever the system refuses is done without.
+//! So a thread that begins to hand over work stays where it is, workers are brought there, and when
+//! there is no more work the kernel places it again. Under a load without pauses it shares its
+//! processor with whatever else the kernel has put there. Nothing here has an influence on what is
+//! computed, and whatever the system refuses is done without.
 
 use std::cell::Cell;
 

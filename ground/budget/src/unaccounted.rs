@@ -1,13 +1,13 @@
 //! Memory that no pool explains.
 
-/// What the kernel counts as anonymous, beside what the ledger and the fixed costs explain.
+/// Anonymous memory as the kernel counts it, compared with the ledger and the fixed costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unaccounted {
     /// Anonymous memory of all processes of the node.
     pub anonymous_bytes: u64,
     /// Reserved in pools.
     pub ledger_bytes: u64,
-    /// The difference. Positive: memory nobody reserved (runtime, stacks, fragmentation, or a
+    /// The difference. Positive: memory without a reservation (runtime, stacks, fragmentation, or a
     /// leak). Negative: reserved but not touched yet, or touched and swapped or returned.
     pub unaccounted_bytes: i64,
 }

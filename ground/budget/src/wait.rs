@@ -1,9 +1,9 @@
-//! The line in front of a full pool: whoever came first is served first.
+//! The line in front of a full pool: waiters are served in order of arrival.
 //!
 //! Executions and compilations would rather wait than be refused, and a large reservation must not
-//! starve behind a stream of small ones. So waiters stand in a line; only its head tries, everyone
-//! behind waits for it. Threads that do not wait (the refusing kind) pass beside the line, because
-//! refusing them for somebody else's wait would make their answer depend on who else is there.
+//! starve behind a stream of small ones. So waiters stand in a line; only its head tries, the
+//! others wait for it. Threads that do not wait (the refusing kind) bypass the line, because
+//! refusing them while another thread waits would make their answer depend on the other threads.
 
 use std::{
     collections::BTreeSet,
@@ -20,7 +20,7 @@ pub(crate) const WAITERS_MAX: usize = 256;
 
 #[derive(Debug, Default)]
 pub(crate) struct Line {
-    /// Read by whoever gives memory back, to skip the lock when nobody waits.
+    /// Read by threads that return memory, to skip the lock when no thread waits.
     waiters: AtomicUsize,
     tickets: Mutex<Tickets>,
     moved: Condvar,
@@ -69,12 +69,12 @@ impl Line {
         tickets.waiting.remove(&own);
         self.waiters.fetch_sub(1, Ordering::SeqCst);
         drop(tickets);
-        // The next in line may fit beside what was taken, or take our place if we gave up.
+        // The next in line may fit into the rest, or take our place if we gave up.
         self.moved.notify_all();
         taken
     }
 
-    /// Whether somebody stands in line.
+    /// Whether a thread waits in line.
     pub(crate) fn is_occupied(&self) -> bool {
         self.waiters.load(Ordering::SeqCst) > 0
     }

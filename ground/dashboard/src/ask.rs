@@ -13,8 +13,9 @@ pub const REPORT_BYTES_MAX: usize = 4 << 20;
 /// A program that is alive answers sooner.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The status report at `address`, unread. `flag` is the argument that states the address, for
-/// whoever stated the wrong one. Errors: nobody answers, not in time, not 200, or not so little.
+/// The status report at `address`, unparsed. `flag` is the argument that states the address; error
+/// messages name it. Errors: no answer, an answer after the deadline, a status other than 200, or a
+/// body over the limit.
 fn report(address: SocketAddr, flag: &str) -> Result<Bytes> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

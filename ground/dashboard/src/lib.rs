@@ -1,15 +1,15 @@
-//! What an operator sees of a running program: the parts of a status report that every program has,
+//! The operator's view of a running program: the parts of a status report that every program has,
 //! the page that draws the report, and asking a program for it on the command line.
 //!
 //! A program's `/status.json` is an object with the parts of [`report`] and sections of its own;
 //! the page ([`page`]) shows the sections that the report has. [`ask`] fetches the report, [`text`]
-//! prints the common parts of it for people. What serves it over HTTP gives up a peer that does not
-//! read ([`paced`]), and serves it to the program's own pages only ([`origin`]).
+//! prints the common parts of it for people. The HTTP server drops a peer that does not read
+//! ([`paced`]), and serves the report to the program's own pages only ([`origin`]).
 //!
-//! What bounds it: a report has at most [`HISTORY_MAX`] samples and [`EVENTS_MAX`] events, and one
-//! that is asked for at most [`ask::REPORT_BYTES_MAX`] bytes.
+//! Bounds: a report has at most [`HISTORY_MAX`] samples and [`EVENTS_MAX`] events, and a fetched
+//! report at most [`ask::REPORT_BYTES_MAX`] bytes.
 //!
-//! What it must never know: where the figures come from.
+//! It must never know the source of the figures.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,8 +1,8 @@
 //! The check that a request to an operator page comes from that page or from a program, and not
 //! from another web page in the operator's browser.
 //!
-//! A browser sends requests of any page to any address, loopback included. Two headers tell them
-//! apart. `Origin` names the page that sends the request. `Host` names the server as the page knows
+//! A browser sends requests of any page to any address, loopback included. Two headers distinguish
+//! them. `Origin` names the page that sends the request. `Host` names the server as the page knows
 //! it: a page that had its own name resolve to this address (DNS rebinding) is same-origin with
 //! this server, but its requests carry its own name. A page cannot set either header.
 //!

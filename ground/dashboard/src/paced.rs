@@ -19,7 +19,7 @@ use tokio::{
 /// Bytes per second that a peer must take at least of a response that it stalled.
 pub const WRITE_RATE_MIN: u64 = 16 * 1024;
 
-/// How long so many bytes may take.
+/// Time allowed to send `bytes` bytes.
 pub fn at_least_rate(bytes: u64) -> Duration {
     Duration::from_millis(bytes.saturating_mul(1000) / WRITE_RATE_MIN)
 }

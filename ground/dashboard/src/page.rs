@@ -49,13 +49,13 @@ pub fn style_policy(style: &str) -> HeaderValue {
     HeaderValue::try_from(policy).unwrap_or(HeaderValue::from_static("default-src 'none'"))
 }
 
-/// What stands in the page's only element `tag`.
+/// Content of the page's only element `tag`.
 fn inline<'a>(page: &'a str, tag: &str) -> Option<&'a str> {
     let (_, rest) = page.split_once(&format!("<{tag}>"))?;
     rest.split_once(&format!("</{tag}>")).map(|(content, _)| content)
 }
 
-/// Headers of the page, beside those of every answer.
+/// Headers of the page, in addition to those of every answer.
 pub fn headers() -> [(HeaderName, HeaderValue); 3] {
     [
         (header::CONTENT_SECURITY_POLICY, POLICY.clone()),
@@ -64,8 +64,8 @@ pub fn headers() -> [(HeaderName, HeaderValue); 3] {
     ]
 }
 
-/// Whether this is somebody who typed the program's address into a browser. Programs that ask for
-/// `/` are told which endpoints there are.
+/// Whether the request is from a person who entered the program's address in a browser. Other
+/// programs that request `/` get the list of endpoints.
 pub fn is_where_a_browser_starts<B>(request: &Request<B>) -> bool {
     let accepts_html = || {
         let accept = request.headers().get(header::ACCEPT).and_then(|value| value.to_str().ok());

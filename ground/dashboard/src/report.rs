@@ -12,13 +12,13 @@ pub const HISTORY_MAX: usize = 600;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Memory {
-    /// What the operator stated.
+    /// The memory budget that the operator stated.
     pub budget_bytes: u64,
     /// Private memory the kernel cannot take back, all processes.
     pub anonymous_bytes: u64,
     /// Mapped files, which it can; shared pages are counted in every process.
     pub file_bytes: u64,
-    /// What the ledger's pools hold.
+    /// Bytes in use in the ledger's pools.
     pub accounted_bytes: u64,
     /// Anonymous minus accounted; negative while reservations are not used up.
     pub unaccounted_bytes: i64,
@@ -26,7 +26,7 @@ pub struct Memory {
     /// is not the program's alone.
     pub group: Option<Group>,
     /// Share of the last 10 s in which some task waited for memory, in percent; `null` where the
-    /// kernel does not tell.
+    /// kernel does not report it.
     pub stalled_percent: Option<f64>,
 }
 
@@ -86,7 +86,7 @@ pub struct Pool {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Process {
-    /// What it is: `node`, `relay`, `update worker`, `query worker`, `compiler`.
+    /// Role of the process: `node`, `relay`, `update worker`, `query worker`, `compiler`.
     pub role: String,
     /// Process id, as the kernel counts.
     pub pid: u32,
@@ -96,7 +96,7 @@ pub struct Process {
     pub file_bytes: u64,
 }
 
-/// What is held back. `L` is a level as the program names it.
+/// Throttling of the program's work. `L` is a level as the program names it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Throttling<L> {

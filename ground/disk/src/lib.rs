@@ -1,20 +1,22 @@
-//! Files, and what is left of them after a crash.
+//! Files, and their content after a crash.
 //!
 //! [`Disk`] is the seam between the parts of the node that must not lose anything and the machine's
 //! file systems: every write, sync, rename and removal that durability depends on goes through it.
-//! [`RealDisk`] hands them on. [`SimulatedDisk`] hands them on too, into a folder of a test, and
-//! remembers what was not synced, so that a power cut can be simulated without rights or devices;
-//! it also fails on demand (no space, a failed sync, the power gone after so many operations).
+//! [`RealDisk`] passes them to the operating system. [`SimulatedDisk`] does so too, in a folder of
+//! a test, and records unsynced changes, so that a power cut can be simulated without rights or
+//! devices; it also fails on demand (no space, a failed sync, power off after a number of
+//! operations).
 //!
 //! Most files are used through [`DiskFile`]. A file that is mapped, or whose descriptor other
 //! processes write to, has to be a file of the operating system: [`Disk::open_raw`] opens such a
-//! one, and [`Disk::raw`] is it on the disk, for the writes and syncs that durability depends on.
+//! file, and [`Disk::raw`] represents it on the disk, for the writes and syncs that durability
+//! depends on.
 //!
-//! On top of it stand two formats that everything durable of the node's own uses: [`records`]
-//! (files of records that are appended to, with one rule that tells a write that a crash cut short
-//! from damage) and [`Remembered`] (one number that is overwritten in place).
+//! Two formats for all durable files of the node are built on it: [`records`] (files of records
+//! that are appended to, with one rule that distinguishes a write cut short by a crash from damage)
+//! and [`Remembered`] (one number that is overwritten in place).
 //!
-//! This crate must never know what the bytes mean.
+//! This crate must never know the meaning of the bytes.
 
 mod lock;
 mod private;
@@ -61,10 +63,10 @@ pub enum Open {
 
 /// Operations on files and folders. Paths are absolute. Errors are those of the operating system.
 ///
-/// What a power cut leaves of operations that returned: of a file, what [`DiskFile::sync_data`] or
-/// [`DiskFile::sync_all`] covered, and of what was written since any part, in units smaller than a
-/// write; of a folder, what [`Disk::sync_folder`] covered, and of later creations, renames and
-/// removals any subset.
+/// A power cut leaves of operations that returned: of a file, everything that
+/// [`DiskFile::sync_data`] or [`DiskFile::sync_all`] covered, and of later writes any part, in
+/// units smaller than a write; of a folder, everything that [`Disk::sync_folder`] covered, and of
+/// later creations, renames and removals any subset.
 pub trait Disk: Send + Sync + fmt::Debug {
     /// Makes a folder and those above it.
     fn create_folder(&self, path: &Path) -> io::Result<()>;
@@ -72,11 +74,11 @@ pub trait Disk: Send + Sync + fmt::Debug {
     fn list(&self, folder: &Path) -> io::Result<Vec<PathBuf>>;
     /// Opens a file.
     fn open(&self, path: &Path, how: Open) -> io::Result<Box<dyn DiskFile>>;
-    /// Opens a file of the operating system, to be mapped or handed to other processes. What is
-    /// written to it other than through [`Self::raw`] may only be appended, and counts as
-    /// written and not synced, like any other write.
+    /// Opens a file of the operating system, to be mapped or passed to other processes. Writes to
+    /// it other than through [`Self::raw`] may only append, and count as written and not synced,
+    /// like any other write.
     fn open_raw(&self, path: &Path, how: Open) -> io::Result<File>;
-    /// Such a file, which lies at `path`, on this disk.
+    /// Such a file at `path`, on this disk.
     fn raw<'a>(&self, path: &Path, file: &'a File) -> Box<dyn DiskFile + 'a>;
     /// Renames a file or a folder; a file at `to` is replaced.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
@@ -86,15 +88,15 @@ pub trait Disk: Send + Sync + fmt::Debug {
     fn remove_folder(&self, path: &Path) -> io::Result<()>;
     /// Makes the entries of a folder durable.
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
-    /// Makes files of one folder, and their names, durable. `handle` is the folder, open since
-    /// before they were written. All of their file system is synced (as of Linux 5.8, which tells
-    /// of what could not be written, also of files that nobody had open; an error of another file
-    /// on it counts as one of these). When it fails, nothing is known of any of them, as of a file
-    /// whose sync failed. A file that is not there is passed over.
+    /// Makes files of one folder, and their names, durable. `handle` is the folder, opened before
+    /// they were written. Their whole file system is synced (since Linux 5.8 this reports failed
+    /// writes, also those of files that were not open; an error of another file on it counts as an
+    /// error of these). After a failure the state of all of them is unknown, as after a failed sync
+    /// of one file. Missing files are skipped.
     fn sync_files(&self, folder: &Path, handle: &File, files: &[PathBuf]) -> io::Result<()>;
-    /// Whether the file system of an open file or folder failed to write anything since this was
-    /// asked last with this handle, or since it was opened (as of Linux 5.8; before it is not told).
-    /// Waits until all of the file system is written.
+    /// Whether the file system of an open file or folder failed to write anything since the last
+    /// check with this handle, or since it was opened (since Linux 5.8; earlier kernels do not
+    /// report it). Waits until the whole file system is written.
     fn check_writeback(&self, handle: &File) -> io::Result<()>;
 }
 

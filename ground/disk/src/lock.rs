@@ -5,16 +5,16 @@ use std::{
     io,
 };
 
-/// Held for as long as it lives. The kernel lets go of it however the process ends.
+/// A lock held for the lifetime of this value. The kernel releases it however the process ends.
 ///
-/// It is given back in words, not by closing the file: a child that was just forked has a copy of
-/// every descriptor until it executes its program, and the lock would outlive its holder for as
-/// long.
+/// It is released explicitly, not by closing the file: a child that was just forked has a copy of
+/// every descriptor until it executes its program, and the lock would outlive its holder until
+/// then.
 #[derive(Debug)]
 pub struct Lock(File);
 
 impl Lock {
-    /// The lock of this file or folder; none if somebody holds it.
+    /// The lock of this file or folder; `None` if another process holds it.
     ///
     /// # Errors
     /// Those of the operating system.
@@ -26,7 +26,7 @@ impl Lock {
         }
     }
 
-    /// What is locked.
+    /// The locked file.
     pub fn file(&self) -> &File {
         &self.0
     }

@@ -16,8 +16,8 @@ use crate::{COPY_BYTES_MAX, Disk, DiskFile, Open, SharedDisk};
 const ZEROS_BYTES: usize = 256 << 10;
 /// Bytes that pass through this process at once where the file system does not copy.
 const COPIED_AT_ONCE: usize = 1 << 20;
-/// Files that are synced one by one before their file system is, which tells of errors on systems
-/// where that does not; more of them wait for the file system alone.
+/// Up to this many files are synced one by one before their file system is, which reports errors on
+/// systems where syncing the file system does not; for more files only the file system is synced.
 const SYNCED_ALONE: usize = 32;
 
 /// Hands every operation on.
@@ -80,7 +80,7 @@ pub(crate) fn copy(
     let (mut read_at, mut write_at) = (from_offset, offset);
     match copy_file_range(from, Some(&mut read_at), to, Some(&mut write_at), most) {
         Ok(done) if done > 0 => return Ok(done as u64),
-        // None at all may be the end of a file that is too short: reading it tells.
+        // A length of zero may mean that the file is too short: reading it returns the error.
         Ok(_)
         | Err(
             Errno::INTR
@@ -143,8 +143,8 @@ impl Disk for RealDisk {
                 Err(error) => return Err(error),
             }
         }
-        // A file that nobody had open may have lost what the kernel failed to write, and with it
-        // the error: its file system alone knows then.
+        // A file that was not open may have lost a failed write, and with it the error: then only
+        // its file system reports it.
         self.check_writeback(handle)
     }
 

@@ -16,27 +16,27 @@
 //!
 //! # The rule for damage
 //!
-//! Reading ends at the first record that does not check, at offset `B`. The rest of the file is
-//! then searched, byte by byte, for records that do.
+//! Reading ends at the first invalid record, at offset `B`. The rest of the file is then searched,
+//! byte by byte, for valid records.
 //!
 //! - One whose `synced` is greater than `B` shows that `B` was durable when it was written: `B` was
-//!   changed since. That is **damage**: [`RecordError::Damaged`], and the reader may go on behind
+//!   changed since. That is **damage**: [`RecordError::Damaged`], and the reader may continue after
 //!   it ([`Reader::skip_damage`]).
 //! - Otherwise everything from `B` on was written after the last sync that is known to have ended,
 //!   and a power cut may have left any part of it: a **tear**. It is cut off; nothing in it was
-//!   acknowledged, if whoever acknowledges has synced before and appended something since, be it an
-//!   empty record ([`RecordFile::mark`]).
+//!   acknowledged, provided that the writer syncs before it acknowledges and appends something
+//!   after the sync, such as an empty record ([`RecordFile::mark`]).
 //!
-//! So a changed bit is noticed from the first append after its sync on. What the file by itself
-//! cannot notice is that its end is missing up to a record boundary; whoever acknowledges keeps the
-//! newest acknowledged number elsewhere ([`crate::Remembered`]) and compares.
+//! So a changed bit is detected from the first append after its sync. The file by itself cannot
+//! detect that its end is missing up to a record boundary; a writer that acknowledges records keeps
+//! the newest acknowledged number elsewhere ([`crate::Remembered`]) and compares.
 //!
 //! # A failed sync
 //!
-//! After it nothing is known of what was written since the last success, and the operating system
-//! may report a later sync as done though the pages were dropped. A [`RecordFile`] whose sync
-//! failed takes nothing more ([`RecordError::SyncLost`]): the caller writes what it still needs to
-//! a new file.
+//! After it the state of everything written since the last success is unknown, and the operating
+//! system may report a later sync as done though the pages were dropped. A [`RecordFile`] whose
+//! sync failed accepts no further record ([`RecordError::SyncLost`]): the caller writes the records
+//! it still needs to a new file.
 //!
 //! Bounds: a reader holds one record and a buffer of [`BUFFER_BYTES`]; searching takes as much.
 
@@ -51,16 +51,16 @@ use crate::{Disk, DiskFile, Open, SharedDisk, read_full};
 
 /// Bytes before the first record.
 pub const HEADER_BYTES: u64 = 32;
-/// Bytes of a record besides its payload.
+/// Bytes of a record in addition to its payload.
 pub const HEAD_BYTES: u64 = 20;
 /// Bytes read at once.
 const BUFFER_BYTES: usize = 256 << 10;
 const MAGIC: &[u8; 8] = b"records\x01";
 
-/// What kind of records a file holds.
+/// Kind of the records of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kind {
-    /// Told from those of other kinds by this name.
+    /// Name that distinguishes this kind from others.
     pub name: [u8; 8],
     /// Of the payloads' encoding; files of another version are refused.
     pub version: u32,
@@ -76,19 +76,19 @@ pub enum RecordError {
     Io {
         /// File or folder.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         doing: &'static str,
         /// Error of the operating system.
         source: io::Error,
     },
-    /// What was durable does not check any more.
+    /// A durable record no longer passes its check.
     #[error("{path} is damaged at byte {offset}: {what}")]
     Damaged {
         /// Path of the damaged file.
         path: PathBuf,
         /// Of the record that does not check.
         offset: u64,
-        /// What was found.
+        /// Description of the damage.
         what: String,
     },
     /// Another version wrote it, or it is of another kind.
@@ -349,7 +349,7 @@ impl Reader {
         Ok(true)
     }
 
-    /// At most so many bytes at `offset`, fewer at the end.
+    /// At most `count` bytes at `offset`, fewer at the end.
     fn bytes(&mut self, offset: u64, count: usize) -> Result<&[u8], RecordError> {
         let left = usize::try_from(self.length.saturating_sub(offset)).unwrap_or(usize::MAX);
         let count = count.min(left);
@@ -424,7 +424,7 @@ impl Reader {
                 Some(next) => {
                     self.resume = Some(next);
                     self.damaged(format!(
-                        "{what}; it was whole once, and the next record that is lies at byte {next}"
+                        "{what}; it was valid once, and the next valid record is at byte {next}"
                     ))
                 }
             },
@@ -463,7 +463,7 @@ impl Reader {
         Ok(None)
     }
 
-    /// After [`RecordError::Damaged`] of [`Self::next`]: goes on with the next record that checks.
+    /// After [`RecordError::Damaged`] of [`Self::next`]: continues with the next valid record.
     pub fn skip_damage(&mut self) {
         if let Some(next) = self.resume.take() {
             self.offset = next;
@@ -570,7 +570,7 @@ impl RecordFile {
         Ok(begun)
     }
 
-    /// Goes on with a file that `reader` has read to its end: a tear is cut off.
+    /// Continues with a file that `reader` has read to its end: a tear is cut off.
     ///
     /// # Errors
     /// Those of the disk.
@@ -673,7 +673,7 @@ impl RecordFile {
         let _ = self.append([[].as_slice()]);
     }
 
-    /// Where it lies.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -697,7 +697,7 @@ impl RecordFile {
 /// A file with one record, for what is written as a whole.
 #[derive(Clone, Debug)]
 pub struct RecordSlot {
-    /// Where the file lies.
+    /// Disk that holds the file.
     pub disk: SharedDisk,
     /// Path of the file; none is there before the first [`Self::write`].
     pub path: PathBuf,
@@ -706,10 +706,10 @@ pub struct RecordSlot {
 }
 
 impl RecordSlot {
-    /// What was written last; `None` if nothing was.
+    /// The newest record; `None` if none was written.
     ///
     /// # Errors
-    /// [`RecordError::Damaged`] when a record was there and does not check.
+    /// [`RecordError::Damaged`] when the record is invalid.
     pub fn read(&self) -> Result<Option<Vec<u8>>, RecordError> {
         let mut reader = match Reader::open(self.disk.as_ref(), &self.path, self.kind, None) {
             Err(RecordError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
@@ -720,7 +720,7 @@ impl RecordSlot {
         let record = reader.next()?.map(|(_, payload)| payload.to_vec());
         match record {
             Some(record) => Ok(Some(record)),
-            // The file came to its name with its record in it, durable.
+            // The file got its name after its record was durable.
             None => reader.damaged("its one record does not check"),
         }
     }

@@ -7,7 +7,7 @@ use crate::{RealDisk, SimulatedDisk};
 
 const KIND: Kind = Kind { name: *b"numbers\0", version: 3, bytes_max: 1 << 20 };
 
-/// A number of any size, so that records lie at all sorts of offsets.
+/// A number of any size, so that records start at many different offsets.
 fn number(value: u32) -> Vec<u8> {
     let mut bytes = value.to_le_bytes().to_vec();
     bytes.resize(4 + (value as usize * 7919) % 61, value as u8);

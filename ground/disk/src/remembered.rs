@@ -1,10 +1,10 @@
 //! One number that is overwritten in place, in a file of its own.
 //!
-//! Two slots in different sectors are written in turns, each `sequence: u64, value: u64, crc32:
-//! u32` (little-endian); the newest that checks counts. So a write that a crash tore leaves the
-//! value before it, and one flipped bit at most takes back the last write. Writing is not syncing:
-//! it survives the process at once, and a power cut from the next [`Remembered::sync`] on. Whoever
-//! relies on the number must be content with an older one.
+//! Two slots in different sectors are written in turns, each
+//! `sequence: u64, value: u64, crc32: u32` (little-endian); the newest that checks counts. So a
+//! write that a crash tore leaves the value before it, and one flipped bit at most takes back the
+//! last write. Writing is not syncing: it survives the process at once, and a power cut from the
+//! next [`Remembered::sync`] on. Callers must tolerate an older number.
 
 use std::{io, path::Path};
 

@@ -1,5 +1,4 @@
-//! Files that are written whole: whoever reads one sees the old content or the new, after a crash
-//! too.
+//! Files that are written whole: a reader sees the old content or the new, after a crash too.
 
 use std::{
     fs,
@@ -18,11 +17,11 @@ pub enum Readers {
     All,
 }
 
-/// Writes a file under another name beside it, syncs it, and gives it its name; durable on return.
-/// What is no file (a terminal, a pipe) is written as it is.
+/// Writes the content to a temporary file in the same folder, syncs it, and renames it; durable on
+/// return. A path that is not a regular file (a terminal, a pipe) is written directly.
 ///
 /// # Errors
-/// Those of the file system; the old content is there then.
+/// Those of the file system; the old content stays then.
 pub fn replace_file(path: &Path, bytes: &[u8], readers: Readers) -> io::Result<()> {
     replace_file_on(&RealDisk, path, bytes, readers)
 }
@@ -79,7 +78,7 @@ mod tests {
         replace_file(&path, b"one", Readers::Owner).unwrap();
         let first = fs::metadata(&path).unwrap();
         assert_eq!(first.permissions().mode() & 0o777, 0o600);
-        // What a crash left is no obstacle.
+        // A file left by a crash does not prevent the next write.
         fs::write(folder.path().join(".file.new"), "half").unwrap();
         replace_file(&path, b"two", Readers::All).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"two");

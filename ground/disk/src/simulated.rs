@@ -1,32 +1,31 @@
 //! A disk that loses what was not synced, fills up, and fails.
 //!
-//! Its files are real files in a folder of a test, so whatever maps or reads them sees them. What a
-//! power cut may take back is kept beside: of every file the content of each page (4 KiB) as of the
-//! last sync, and the operations on names since their folder was synced.
+//! Its files are real files in a folder of a test, so they can be mapped and read as usual. Content
+//! that a power cut may revert is kept separately: of every file the content of each page (4 KiB)
+//! as of the last sync, and the operations on names since their folder was synced.
 //! [`SimulatedDisk::cut_power`] then leaves of each page written since the new content, the old, or
-//! sectors (512 bytes) of both; a length that the file had since, or that lies, at a page, within a
-//! write that extended it; and any subset of the operations on names.
+//! sectors (512 bytes) of both; a length that the file had since, or one at a page boundary within
+//! a write that extended it; and any subset of the operations on names.
 //!
 //! A failed sync is modelled as Linux does it: the pages count as written from then on, so later
 //! syncs that succeed do not cover them, and a power cut may take them back for as long as they are
 //! not written again.
 //!
 //! A file that others write to ([`Disk::open_raw`]) is compared with its length as of the last
-//! sync: whatever lies behind was appended since, by whomever, and a power cut may leave any part
-//! of it. So nothing needs to be kept of it, and base files that are sparse and as long as a memory
-//! may grow cost what was written to them.
+//! sync: everything after it was appended since, by any writer, and a power cut may leave any part
+//! of it. So no copy of it is needed, and sparse base files as long as a memory may grow cost only
+//! their written bytes.
 //!
 //! In use: give the parts under test this disk, let them work, end with
 //! [`SimulatedDisk::end_after`] or whenever the test likes, drop them, call `cut_power`, and open
-//! them again on the same disk. Handles from before the cut fail, those of [`Disk::open_raw`]
-//! excepted, which nobody may have kept.
+//! them again on the same disk. Handles from before the cut fail, except those of
+//! [`Disk::open_raw`], which must not be kept.
 //!
 //! All choices come from the seed, the number of the cut and the file's name, not from the order of
 //! operations: parts that write from threads of their own meet the same choices in every run.
 //!
-//! What is not modelled: folders are durable when they are made or renamed; what others write
-//! before the last synced end of a file (through a memory map, or another process) counts as
-//! durable.
+//! Not modelled: folders are durable when they are made or renamed; writes of others before the
+//! last synced end of a file (through a memory map, or another process) count as durable.
 
 use std::{
     borrow::Borrow,
@@ -48,14 +47,14 @@ const PAGE: u64 = 4096;
 const SECTOR: usize = 512;
 /// Bytes of a copy that are one write.
 const COPIED_AT_ONCE: u64 = 64 << 10;
-/// Where removed files lie until their removal is durable; hidden.
+/// Folder of removed files until their removal is durable; hidden.
 const REMOVED: &str = ".removed-and-not-synced";
 
 /// See the module. Copies share everything.
 #[derive(Clone, Debug)]
 pub struct SimulatedDisk(Arc<Mutex<State>>);
 
-/// What a power cut took back.
+/// Effects of a power cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PowerCut {
     /// Pages that were written and are, at least in part, as they were before.
@@ -83,12 +82,12 @@ struct State {
     /// Operations until the power goes, and whether the last is carried out.
     ends: Option<(u64, bool)>,
     off: bool,
-    /// Below this folder files may grow by so many bytes.
+    /// Files below this folder may grow by this many bytes.
     free: Option<(PathBuf, u64)>,
     /// Below this folder nothing is written.
     refused: Option<PathBuf>,
     failing_syncs: u64,
-    /// The kernel failed to write something of a file that nobody has open.
+    /// The kernel failed to write part of a file that is not open.
     writeback_failed: bool,
 }
 
@@ -167,7 +166,8 @@ impl Node {
         }
     }
 
-    /// What a page held when it was last synced, as far as that is known of a page nobody kept.
+    /// The content of a page when it was last synced, as far as it is known for a page without a
+    /// copy.
     fn old_page(&self, file: &File, page: u64) -> io::Result<Page> {
         let mut old = page_of(file, page)?;
         if self.shared {
@@ -177,7 +177,7 @@ impl Node {
         Ok(old)
     }
 
-    /// What was appended since the last sync to a file that others write to.
+    /// The range appended since the last sync to a file that others write to.
     fn appended(&self, length: u64) -> Option<(u64, u64)> {
         (self.shared && length > self.length).then_some((self.length, length))
     }
@@ -208,8 +208,8 @@ fn data(file: &File, from: u64, to: u64) -> Vec<Range<u64>> {
 }
 
 impl SimulatedDisk {
-    /// A disk whose files lie in `root`, which is made if it is absent; files that are there count
-    /// as durable.
+    /// A disk whose files are in `root`, which is created if absent; existing files count as
+    /// durable.
     ///
     /// # Errors
     /// Those of the operating system.
@@ -256,8 +256,8 @@ impl SimulatedDisk {
         self.state().operations
     }
 
-    /// After so many more operations the power goes, and every further one fails. The last is
-    /// carried out, or not even begun.
+    /// The power fails after `operations` more operations; every further one returns an error. The
+    /// last is either carried out or not begun.
     pub fn end_after(&self, operations: u64, last_is_done: bool) {
         self.state().ends = Some((operations, last_is_done));
     }
@@ -267,7 +267,7 @@ impl SimulatedDisk {
         self.state().off = true;
     }
 
-    /// Files may grow by so many bytes in all from here on; none: without bound.
+    /// Limits the growth of all files from here on to `bytes` in total; `None`: no limit.
     pub fn limit_growth(&self, bytes: Option<u64>) {
         let mut state = self.state();
         state.free = bytes.map(|bytes| (state.root.clone(), bytes));
@@ -284,13 +284,13 @@ impl SimulatedDisk {
         self.state().refused = folder.map(Path::to_path_buf);
     }
 
-    /// The kernel fails to write something of a file that nobody has open: no sync of the file
-    /// tells, only [`Disk::check_writeback`] does, once.
+    /// The kernel fails to write part of a file that is not open: no sync of the file reports it,
+    /// only [`Disk::check_writeback`] does, once.
     pub fn fail_writeback(&self) {
         self.state().writeback_failed = true;
     }
 
-    /// So many of the next syncs of files fail.
+    /// The next `count` syncs of files fail.
     pub fn fail_syncs(&self, count: u64) {
         self.state().failing_syncs = count;
     }
@@ -359,8 +359,8 @@ impl State {
         if self.off || self.life != life { Err(off()) } else { Ok(()) }
     }
 
-    /// Counts an operation; whether it is the last, which is carried out and whose success nobody
-    /// learns.
+    /// Counts an operation. Returns whether it is the last, which is carried out but returns an
+    /// error.
     fn operation(&mut self, life: u64) -> io::Result<bool> {
         self.powered(life)?;
         let last = match &mut self.ends {
@@ -439,7 +439,7 @@ impl State {
         Ok(())
     }
 
-    /// What a power cut leaves of a file; how many pages it took back.
+    /// Applies a power cut to a file; returns how many pages were reverted.
     fn take_back(&mut self, id: Id) -> io::Result<u64> {
         let Some(node) = self.nodes.get(&id) else { return Ok(0) };
         let mut choices = self.choices("content", &node.name);
@@ -461,7 +461,7 @@ impl State {
             },
         };
         let mut taken = 0;
-        // What others appended lies in the file alone. It is taken back page by page, before the
+        // Data appended by others is only in the file. It is reverted page by page, before the
         // length is.
         if let Some((from, to)) = appended {
             for part in data(&file, from / PAGE * PAGE, to) {
@@ -507,8 +507,8 @@ impl State {
     }
 }
 
-/// What a power cut leaves of a page in a file of which it leaves `left` of `length` bytes; whether
-/// it took any of it back.
+/// Applies a power cut to a page in a file of which `left` of `length` bytes stay; returns whether
+/// any of it was reverted.
 fn take_page_back(
     file: &File,
     page: u64,
@@ -576,7 +576,7 @@ impl Disk for SimulatedDisk {
 
     fn raw<'a>(&self, path: &Path, file: &'a File) -> Box<dyn DiskFile + 'a> {
         let state = self.state();
-        // One that lost its name meanwhile is nobody's.
+        // An unlinked file has no owner.
         let id = state.names.get(path).copied().unwrap_or(Id::MAX);
         let life = state.life;
         drop(state);
@@ -588,8 +588,8 @@ impl Disk for SimulatedDisk {
         let life = state.life;
         let last = state.operation(life)?;
         let Some(id) = state.names.remove(from) else {
-            // A folder: everything in it moves along. What it takes the place of is gone for good,
-            // as the folder itself is durable.
+            // A folder: everything in it moves along. A replaced entry is gone for good, as the
+            // folder itself is durable.
             state.settle(|folder| folder.starts_with(to));
             fs::rename(from, to)?;
             state.move_folder(from, to);
@@ -745,7 +745,7 @@ impl SimulatedDisk {
         let id = match known {
             Some(_) if how == Open::New => return Err(io::ErrorKind::AlreadyExists.into()),
             Some(id) => id,
-            // Made by somebody who does not use this disk.
+            // Created by a program that does not use this disk.
             None if path.exists() => state.import(path)?,
             None if matches!(how, Open::Read | Open::Write) => {
                 return Err(io::ErrorKind::NotFound.into());
@@ -784,7 +784,7 @@ impl<F: Borrow<File>> SimulatedFile<F> {
         let fails = state.failing_syncs > 0;
         state.failing_syncs = state.failing_syncs.saturating_sub(1);
         let length = self.file().metadata()?.len();
-        // A file without a name any more is nobody's.
+        // An unlinked file has no owner.
         let Ok(node) = state.node(self.id) else { return State::ended(last, ()) };
         let mut written = std::mem::take(&mut node.written);
         if fails {

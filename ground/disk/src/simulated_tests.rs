@@ -26,7 +26,7 @@ fn what_was_synced_stays_and_what_was_not_may_stay_go_or_tear() {
         disk.cut_power().unwrap();
         assert!(file.length().is_err(), "a handle of before the cut");
         let bytes = fs::read(&path).unwrap();
-        assert_eq!(bytes[..4096], [1; 4096], "what nobody wrote since");
+        assert_eq!(bytes[..4096], [1; 4096], "unchanged since the sync");
         match &bytes[4096..8192] {
             page if page.iter().all(|byte| *byte == 2) => kept += 1,
             page if page.iter().all(|byte| *byte == 1) => lost += 1,
@@ -254,7 +254,7 @@ fn it_fills_up_and_ends_when_told() {
         disk.end_after(2, done);
         file.write_at(&[value; 1], 0).unwrap();
         let now = disk.operations();
-        assert!(file.write_at(&[value; 1], 1).is_err(), "nobody learns what became of the last");
+        assert!(file.write_at(&[value; 1], 1).is_err(), "the last operation returns an error");
         assert_eq!(disk.operations() - now, u64::from(done));
         assert_eq!(fs::read(&path).unwrap()[1] == value, done);
         assert!(file.sync_data().is_err() && disk.list(path.parent().unwrap()).is_err());

@@ -43,20 +43,20 @@ pub struct Program {
 /// Which bytes decide the order, and the widths of the picture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum By {
-    /// What is not freed: where memory is.
+    /// Bytes not freed yet: current memory use.
     #[default]
     Live,
     /// All that was allocated, freed or not: where work is.
     Total,
 }
 
-/// Flags of the command, besides the node's address.
+/// Flags of the command, in addition to the node's address.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// Number of allocation sites to show.
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     pub top: usize,
-    /// What decides the order of sites and the widths in the picture.
+    /// Quantity that decides the order of sites and the widths in the picture.
     #[arg(long, value_name = "BYTES", value_enum, default_value_t)]
     pub by: By,
     /// Only what happened since this profile of the same process was saved.

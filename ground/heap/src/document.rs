@@ -11,11 +11,11 @@
 //! 55d0c0000000-55d0c0aa0000 r-xp 003c6000 fe:00 12345 /usr/bin/thimble-relay
 //! ```
 //!
-//! jemalloc writes counts for each thread besides and maps of data, which are left out.
+//! jemalloc also writes counts for each thread and maps of data, which are left out.
 //!
-//! What bounds it: a line has at most [`LINE_BYTES_MAX`], a document [`DOCUMENT_BYTES_MAX`] and
-//! [`STACKS_MAX`] stacks of [`FRAMES_MAX`] addresses, whether it is written or read. It may come
-//! from anywhere: what is not of this form is refused with the number of its line.
+//! Bounds: a line has at most [`LINE_BYTES_MAX`], a document [`DOCUMENT_BYTES_MAX`] and
+//! [`STACKS_MAX`] stacks of [`FRAMES_MAX`] addresses, both when written and when read. A document
+//! may come from an untrusted source: invalid input is refused with the number of its line.
 
 use std::io::{self, BufRead, Read, Write};
 
@@ -39,7 +39,7 @@ pub const MAPPINGS_MAX: usize = 256;
 const STACKS: &str = "heap_v2/";
 const MAPPINGS: &str = "MAPPED_LIBRARIES:";
 
-/// What a node says of itself and of its samples.
+/// A node's description of itself and of its samples.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
     /// Version of the form; set when it is written.
@@ -58,9 +58,9 @@ pub struct Head {
     pub taken_millis: u64,
     /// Bytes allocated for each sample, on average.
     pub sample_bytes: u64,
-    /// What the allocator's records grew by since sampling began.
+    /// Growth of the allocator's records since sampling began.
     pub profiler_bytes: u64,
-    /// What they may grow by.
+    /// Limit of that growth.
     pub profiler_bytes_max: u64,
     /// Whether sampling stopped because they did.
     pub stopped: bool,
@@ -75,12 +75,12 @@ pub struct Count {
     pub bytes: u64,
 }
 
-/// What was sampled at one stack.
+/// Samples of one stack.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stack {
     /// Return addresses, the allocation's first.
     pub addresses: Vec<u64>,
-    /// What is not freed.
+    /// Not freed yet.
     pub live: Count,
     /// All since sampling began.
     pub total: Count,
@@ -104,7 +104,7 @@ pub struct Mapping {
 pub struct Document {
     /// Who, when, how.
     pub head: Head,
-    /// What was sampled where.
+    /// Samples by stack.
     pub stacks: Vec<Stack>,
     /// Code in memory.
     pub mappings: Vec<Mapping>,

@@ -1,11 +1,10 @@
 //! The picture: who called whom from the top down, each as wide as its share of the bytes. One SVG
 //! without anything outside it, light or dark as the reader's screen is.
 //!
-//! Stacks of asynchronous programs are mostly their runtime's. So that the program's own functions
-//! are seen, functions of one library that call each other are drawn as one, by the name of the
-//! last, and those of the standard library only where a stack ends. What is narrower than
-//! [`NARROWEST`] is not drawn, what is deeper than [`ROWS_MAX`] ends there, and both are said
-//! below.
+//! Stacks of asynchronous programs are mostly their runtime's. To show the program's own functions,
+//! functions of one library that call each other are drawn as one, by the name of the last, and
+//! those of the standard library only where a stack ends. Parts narrower than [`NARROWEST`] are not
+//! drawn, stacks deeper than [`ROWS_MAX`] are cut there, and a note below reports both.
 
 use std::collections::BTreeMap;
 
@@ -184,7 +183,7 @@ impl Page {
         let y = HEAD + depth as f64 * ROW;
         let (bytes, share) = (table::size(node.value), table::share(node.value, self.sum));
         let title: String = name.chars().take(TITLE_CHARS_MAX).collect();
-        // Narrow parts are drawn to a hundredth of a pixel, so that they lie beside each other.
+        // Narrow parts are drawn to a hundredth of a pixel, so that they are adjacent.
         self.svg.raw(format_args!(
             "<g><title>{}\n{bytes}, {share}</title><rect class=\"f {class}\" x=\"{x:.2}\" \
              y=\"{y}\" width=\"{width:.2}\" height=\"{ROW}\"/>",
@@ -211,7 +210,7 @@ impl Page {
     }
 }
 
-/// What fits of a name: all of it with the bytes, its end, or nothing.
+/// The part of a name that fits: the whole with its bytes, its end, or nothing.
 fn label(name: &str, bytes: &str, width: f64) -> Option<String> {
     let room = ((width - 8.0) / LETTER).max(0.0) as usize;
     let end = |parts: usize| {

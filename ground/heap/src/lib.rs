@@ -1,12 +1,12 @@
 //! Where a running program's memory went, by the place that allocated it. It must never know what
 //! the program does: the program says its name and which functions are its own.
 //!
-//! The allocator (jemalloc) draws a sample of allocations, one for every so many bytes, and keeps
-//! for each the addresses of the functions that led to it. Three parts make a picture of that:
+//! The allocator (jemalloc) draws a sample of allocations, one per number of bytes, and keeps for
+//! each the addresses of the functions that led to it. Three parts turn them into a profile:
 //!
-//! - in the node, [`Sampler`]: starts sampling, bounds what it costs, and writes what was sampled
-//!   as a document of addresses, which is small and takes no symbols;
-//! - the document ([`document`]): what goes over HTTP and into files;
+//! - in the node, [`Sampler`]: starts sampling, bounds its cost, and writes the samples as a
+//!   document of addresses, which is small and needs no symbols;
+//! - the document ([`document`]): the format sent over HTTP and written to files;
 //! - in the command (`thimble heap`), [`command`]: asks a node for its document, names the
 //!   addresses by the symbol table of the program's file, and shows sites as a table, JSON, a
 //!   profile for `go tool pprof`, or a picture. So a node never pays for symbols.

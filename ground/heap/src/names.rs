@@ -4,7 +4,7 @@
 //! map's. The **site** is the nearest one that is of no such crate, its **caller** the nearest one
 //! of the program's own crates.
 
-/// Crates whose functions allocate for whoever calls them.
+/// Crates whose functions allocate on behalf of their callers.
 const PLUMBING: [&str; 11] = [
     "alloc",
     "core",
@@ -59,7 +59,7 @@ pub(crate) enum Owner {
 
 /// The name that people know, without the linker's.
 pub(crate) fn readable(linker: &str) -> String {
-    // What the compiler split off a function is that function.
+    // A part that the compiler split off a function counts as that function.
     let linker = linker.find(".llvm.").map_or(linker, |at| &linker[..at]);
     match rustc_demangle::try_demangle(linker) {
         Ok(name) => format!("{name:#}"),
@@ -125,7 +125,8 @@ pub(crate) fn short(name: &str) -> String {
     if out.is_empty() { name.to_owned() } else { out.to_owned() }
 }
 
-/// What follows ` as ` where the type before it is a parameter: `<T as library::Upgrade>::upgrade`.
+/// The text after ` as ` when the type before it is a parameter:
+/// `<T as library::Upgrade>::upgrade`.
 fn trait_of_parameter(name: &str) -> Option<&str> {
     let (parameter, rest) = name.strip_prefix('<')?.split_once(" as ")?;
     parameter.chars().all(char::is_alphanumeric).then_some(rest)

@@ -85,7 +85,7 @@ pub(crate) struct Frame {
     pub(crate) mapping: Option<usize>,
 }
 
-/// What was allocated by one sequence of functions.
+/// Allocations of one sequence of functions.
 #[derive(Clone, Debug)]
 pub(crate) struct Sampled {
     /// Numbers of frames, the allocation's first, without the allocator's.

@@ -60,7 +60,7 @@ struct Segment {
     address: u64,
 }
 
-/// What is known of a program's file.
+/// Symbols of a program's file.
 #[derive(Debug)]
 pub(crate) struct Symbols {
     pub(crate) build_id: String,
@@ -144,13 +144,14 @@ impl Symbols {
     pub(crate) fn function(&self, address: u64) -> Option<(&str, u64)> {
         let behind = self.functions.partition_point(|function| function.start <= address);
         let function = self.functions.get(behind.checked_sub(1)?)?;
-        // What assembler wrote has no size: it reaches to the next.
+        // Assembler functions have no size: they reach to the next.
         let inside = function.bytes == 0 || address - function.start < function.bytes;
         inside.then_some((&function.name, function.start))
     }
 }
 
-/// Where the symbols of a stripped program are looked for: beside it, and where debuggers look.
+/// Where the symbols of a stripped program are looked for: in the program's folder, and where
+/// debuggers look.
 fn split_off(path: &Path) -> [PathBuf; 2] {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".debug");

@@ -1,18 +1,18 @@
-//! In the node: sampling, what it may cost, and the answer to who asks. The only file here that
-//! knows that the allocator is jemalloc.
+//! In the node: sampling, its limits, and the answer to requests. The only file here that knows
+//! that the allocator is jemalloc.
 //!
 //! Whether jemalloc samples at all is decided when a process starts, before `main` (`opt.prof`),
-//! and so is whether it keeps totals (`opt.prof_accum`). So a node that is told to sample replaces
-//! itself by the same program with jemalloc's settings in its environment: the process id stays. A
-//! node that is not told has `opt.prof:false`, where every allocation tests one constant.
+//! and so is whether it keeps totals (`opt.prof_accum`). So a node that is configured to sample
+//! replaces itself by the same program with jemalloc's settings in its environment: the process id
+//! stays. Other nodes have `opt.prof:false`, where every allocation tests one constant.
 //!
-//! What bounds it: with totals jemalloc frees none of its records while the process lives, so they
-//! grow with every new call stack and with every thread that ended. [`Sampler::tend`] compares them
-//! with [`Settings::profiler_bytes`] and stops sampling when they are more; what was counted stays
-//! and is still shown. Besides, each sampled allocation that is alive takes a slab of its own,
+//! Bounds: with totals jemalloc frees none of its records while the process lives, so they grow
+//! with every new call stack and with every thread that ended. [`Sampler::tend`] compares them with
+//! [`Settings::profiler_bytes`] and stops sampling when they exceed it; existing samples stay and
+//! are still shown. In addition, each sampled allocation that is alive takes a slab of its own,
 //! whose share of live memory is at most 16 KiB in `sample_bytes`. An answer is at most
-//! `answer_bytes`, one is made at a time and one in a second; what the allocator writes goes
-//! through a file in the data folder, line by line.
+//! `answer_bytes`; answers are made one at a time, at most one per second; the allocator's output
+//! goes through a file in the data folder, line by line.
 
 use std::{
     ffi::{CString, OsString},
@@ -38,7 +38,7 @@ use crate::{
     program,
 };
 
-/// Time for an answer; who waits longer is told that it takes too long.
+/// Time for an answer; a request that waits longer gets an error.
 pub const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// Least time between two answers: each reads everything that was sampled.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -46,15 +46,16 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const SETTINGS_VARIABLE: &str = "MALLOC_CONF";
 /// Says to the process that starts again why it did, so that it does not do so for ever.
 const STARTED_AGAIN_VARIABLE: &str = "THIMBLE_HEAP_PROFILE";
-/// What the allocator wrote is read through a buffer of this size.
+/// The allocator's output is read through a buffer of this size.
 const BUFFER_BYTES: usize = 64 << 10;
 /// Bounds of [`Settings::sample_bytes`].
 const SAMPLE_BYTES: std::ops::RangeInclusive<u64> = 16 * KIB..=16 * MIB;
 
-/// What sampling may cost. The fields are limits of the program's table.
+/// Bounds of the cost of sampling. The fields are limits of the program's table.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// One allocation is sampled for every so many bytes allocated, on average. A power of two.
+    /// One allocation is sampled for each such number of bytes allocated, on average. A power of
+    /// two.
     pub sample_bytes: u64,
     /// The allocator's records may grow by so much; then sampling stops.
     pub profiler_bytes: u64,
@@ -76,20 +77,20 @@ pub enum Refused {
     Failed(String),
 }
 
-/// Sampling, in a process that was told to.
+/// Sampling, in a process that is configured for it.
 pub struct Sampler {
     settings: Settings,
     /// Where the allocator writes.
     file: PathBuf,
     head: Head,
-    /// What the allocator had for itself when sampling began.
+    /// The allocator's own memory when sampling began.
     own_bytes_before: u64,
     stopped: AtomicBool,
-    /// When the answer before was made. Held while one is.
+    /// When the previous answer was made. Locked while an answer is being made.
     answered: Mutex<Option<Instant>>,
 }
 
-/// What a node says that does not sample. `name` is how its program is called.
+/// The answer of a node that does not sample. `name` is the name of its program.
 pub fn off(name: &str) -> String {
     format!(
         "this node does not sample its allocations; start it with `{name} run --heap-profile`, or \
@@ -163,8 +164,8 @@ impl Sampler {
         self.settings.answer_bytes
     }
 
-    /// What was sampled, as a compressed [`document`]. Blocks for some milliseconds; the answer's
-    /// memory is at most [`Settings::answer_bytes`] and a buffer's.
+    /// The samples, as a compressed [`document`]. Blocks for some milliseconds; the answer's memory
+    /// is at most [`Settings::answer_bytes`] and a buffer's.
     pub fn answer(&self) -> Result<Vec<u8>, Refused> {
         let mut answered = match self.answered.try_lock() {
             Ok(answered) => answered,
@@ -187,7 +188,7 @@ impl Sampler {
         // call.
         let written = unsafe { raw::write(b"prof.dump\0", path.as_ptr()) };
         let opened = File::open(&self.file);
-        // What could not be written may still be there.
+        // A partial file may still be there.
         let _ = fs::remove_file(&self.file);
         let file = self.file.display();
         if written.is_err() {
@@ -217,7 +218,7 @@ impl Sampler {
     }
 }
 
-/// What the allocator takes for records of its own, of all arenas.
+/// Memory that the allocator takes for its own records, of all arenas.
 fn own_bytes() -> u64 {
     // Figures are of the moment of the last advance. A failure leaves the ones before.
     let _ = epoch::advance();
@@ -258,7 +259,7 @@ fn unix_millis() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
 }
 
-/// Bytes that are at most so many.
+/// Bytes, up to a limit.
 struct Bounded {
     bytes: Vec<u8>,
     most: usize,

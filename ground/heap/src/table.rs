@@ -27,14 +27,14 @@ pub(crate) struct Site {
     pub(crate) total_samples: i64,
 }
 
-/// What sampling costs the node.
+/// Cost of sampling to the node.
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct Cost {
     /// The allocator's records of stacks, as grown since sampling began.
     pub(crate) profiler_bytes: u64,
     /// At which sampling stops.
     pub(crate) profiler_bytes_max: u64,
-    /// What live samples take more than what was asked for, at most.
+    /// The most that live samples take beyond their requested bytes.
     pub(crate) slab_bytes: u64,
     /// Whether sampling stopped.
     pub(crate) stopped: bool,
@@ -64,7 +64,7 @@ pub(crate) struct Report {
     between: bool,
 }
 
-/// A sampled allocation is alone in so many bytes, if it is smaller.
+/// Each sampled allocation that is smaller takes this many bytes of its own.
 const SLAB_BYTES: i64 = 16 << 10;
 
 /// Sums up by site; the largest first.
@@ -176,7 +176,7 @@ fn grouped(value: i64) -> String {
 }
 
 impl Report {
-    /// What was looked at, in a sentence.
+    /// Title of the report, in one sentence.
     pub(crate) fn title(&self) -> String {
         let time = duration(self.taken_millis.saturating_sub(self.since_millis));
         if self.between {
@@ -211,7 +211,7 @@ impl Report {
         let whole = |bytes: u64| size(i64::try_from(bytes).unwrap_or(i64::MAX));
         let _ = writeln!(
             out,
-            "cost        {} of {} for records of call stacks; up to {} because samples lie apart",
+            "cost        {} of {} for records of call stacks; up to {} as each sample has its own slab",
             whole(self.cost.profiler_bytes),
             whole(self.cost.profiler_bytes_max),
             whole(self.cost.slab_bytes)

@@ -1,12 +1,13 @@
-//! Errors of the operating system, told apart by whether waiting helps.
+//! Errors of the operating system, classified by whether waiting helps.
 
 use std::io::{Error, ErrorKind};
 
-/// Whether the same call may succeed later in the same process: somebody frees disk, memory or
-/// descriptors, raises a quota, mends permissions or mounts the file system for writing again.
+/// Whether the same call may succeed later in the same process: after disk, memory or descriptors
+/// are freed, a quota is raised, permissions are repaired or the file system is mounted for writing
+/// again.
 ///
-/// A device that reports errors (EIO) does not count: after a failed sync the system may take pages
-/// for written that are not, so a later success would say nothing.
+/// A device that reports errors (EIO) does not count: after a failed sync the system may treat
+/// unwritten pages as written, so a later success would prove nothing.
 pub fn can_heal(error: &Error) -> bool {
     matches!(
         error.kind(),

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// Who has a reason. When there are several the first of this list is told.
+/// Parts of the node that can have a reason. Of several, the first of this list is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cause {
     /// The node is shutting down.
@@ -16,9 +16,9 @@ pub enum Cause {
     Randomness,
     /// A checkpoint cannot be made.
     Checkpoint,
-    /// The block log takes nothing.
+    /// The block log accepts no writes.
     Log,
-    /// What agreement keeps of votes and blocks cannot be kept.
+    /// The records of votes and blocks for agreement cannot be stored.
     Agreement,
     /// A state that is fetched cannot be written.
     StateSync,

@@ -33,7 +33,7 @@ struct State {
 }
 
 impl Stop {
-    /// Nobody asked for it yet.
+    /// A stop that is not requested yet.
     pub fn new() -> Self {
         Self::default()
     }

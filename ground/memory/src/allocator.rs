@@ -1,11 +1,11 @@
-//! What the allocator of this process holds, and handing freed memory back. What lies in a file
-//! ([`crate::FileHeap`]) is left out: nothing of it can be handed back, nor need it be.
+//! Figures of this process's allocator, and returning freed memory to the system. Memory in a file
+//! ([`crate::FileHeap`]) is left out: it cannot and need not be returned.
 
 use tikv_jemalloc_ctl::{epoch, stats};
 
 use crate::filed::file_heap;
 
-/// What the allocator of a process holds.
+/// Figures of a process's allocator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Heap {
     /// Allocated by the program.

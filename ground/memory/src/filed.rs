@@ -1,27 +1,27 @@
 //! A heap in a file, for what lives long and is touched seldom.
 //!
-//! Anonymous memory without swap is there until it is freed. In a shared mapping of a file, the
-//! kernel writes pages back and takes them whenever memory is short, and reads them when they are
-//! touched again. So what is kept there may be larger than the memory; what is being worked on is
-//! in memory, because it was touched last.
+//! Anonymous memory without swap stays resident until it is freed. In a shared mapping of a file,
+//! the kernel writes pages back and takes them whenever memory is short, and reads them when they
+//! are touched again. So the data there may be larger than the memory; the working set is in
+//! memory, because it was touched last.
 //!
-//! The program's allocator is [`Allocator`]: jemalloc, as everywhere, but for what a thread
-//! allocates while it holds an [`Entered`], which comes from an arena whose extents are blocks of
-//! the file. Such an allocation is freed and shared like any other, by any thread; nothing about
-//! its type says where it lies. What is freed goes back to that arena at once, and past the caches of
-//! threads, so that nothing else is ever allocated in the file.
+//! The program's allocator is [`Allocator`]: jemalloc, except that the allocations of a thread that
+//! holds an [`Entered`] come from an arena whose extents are blocks of the file. Such an allocation
+//! is freed and shared like any other, by any thread; its type does not show its location. Freed
+//! memory returns to that arena at once, bypassing the caches of threads, so that nothing else is
+//! ever allocated in the file.
 //!
 //! The file has no name and is gone with the process: it is memory, and nothing in it is durable.
 //!
-//! # What bounds it
+//! # Bounds
 //!
 //! [`FileHeap::bound`], and the size given to [`FileHeap::create`], which is address space. Blocks
 //! of the disk are taken [`STEP_BYTES`] at a time before they are used, so that a page that is
 //! written has its block (on a file system that writes pages to new places each time, btrfs or ZFS,
-//! only the first time: there a full disk can end the program); they are never given back before
-//! the end, freed ones are used again. What finds no block, or lies beyond the bound, is allocated
-//! as usual, in anonymous memory, and stays there until it is freed. While the disk has no block,
-//! [`FileHeap::ready`] fails: a program asks it before it begins work that would allocate more.
+//! only the first time: there a full disk can end the program); they are never returned before the
+//! end; freed ones are used again. Allocations without a block, or beyond the bound, are made as
+//! usual, in anonymous memory, and stay there until they are freed. While the disk has no block,
+//! [`FileHeap::ready`] fails: a program calls it before it begins work that would allocate more.
 
 use std::{
     alloc::{GlobalAlloc, Layout},
@@ -49,9 +49,9 @@ use tikv_jemalloc_sys::{
 };
 use tikv_jemallocator::Jemalloc;
 
-/// Blocks of the disk are taken in steps of so many bytes, and so many are there ahead.
+/// Blocks of the disk are taken in steps of this many bytes, one step ahead.
 pub const STEP_BYTES: usize = 4 << 20;
-/// What a file system that cannot reserve blocks is written instead.
+/// Written to a file system that cannot reserve blocks.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// Where the mapping begins, and its bytes; zero before there is one.
@@ -94,7 +94,7 @@ unsafe impl GlobalAlloc for Allocator {
             // SAFETY: as promised by the caller.
             return unsafe { Jemalloc.alloc_zeroed(layout) };
         }
-        // SAFETY: as promised by the caller; the block has so many bytes.
+        // SAFETY: as promised by the caller; the block has `size` bytes.
         unsafe {
             let block = self.alloc(layout);
             if !block.is_null() {
@@ -139,7 +139,7 @@ unsafe impl GlobalAlloc for Allocator {
     }
 }
 
-/// What the hooks work with. Lives as long as the process, as jemalloc demands.
+/// State of the hooks. Lives as long as the process, as jemalloc demands.
 #[repr(C)]
 struct Room {
     /// The first field: the pointer that hooks are given is one to the whole.
@@ -196,7 +196,7 @@ impl Drop for Entered {
     }
 }
 
-/// What the file heap of this process holds.
+/// Figures of the file heap of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileHeapFigures {
     /// Allocated and not freed.
@@ -234,8 +234,8 @@ impl FileHeap {
         let base = unsafe {
             rustix::mm::mmap(ptr::null_mut(), bytes, protection, MapFlags::SHARED, &file, 0)
         }?;
-        // SAFETY: the whole of that mapping. What is touched is touched here and there, so reading
-        // ahead would read what nobody wants.
+        // SAFETY: the whole of that mapping. Accesses are scattered, so reading ahead would read
+        // unused pages.
         unsafe { rustix::mm::madvise(base, bytes, Advice::Random) }?;
         let room = Box::leak(Box::new(Room {
             hooks: extent_hooks_t {
@@ -279,8 +279,8 @@ impl FileHeap {
         MALLOCX_ARENA(self.arena) | MALLOCX_TCACHE_NONE
     }
 
-    /// From now on at most so many bytes of the disk are taken, in whole steps; what is taken
-    /// already stays.
+    /// From now on at most `bytes` bytes of the disk are taken, in whole steps; blocks already
+    /// taken stay.
     pub fn bound(&self, bytes: u64) {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).min(self.room.bytes);
         self.room.bound.store(bytes, Relaxed);
@@ -295,7 +295,7 @@ impl FileHeap {
         self.room.ready()
     }
 
-    /// Whether this allocation lies in the file.
+    /// Whether this allocation is in the file.
     pub fn holds<T>(&self, what: *const T) -> bool {
         is_in_file(what.cast())
     }
@@ -348,12 +348,12 @@ pub fn file_heap_ready() -> io::Result<()> {
     HEAP.get().map_or(Ok(()), FileHeap::ready)
 }
 
-/// What the file heap of this process holds; nothing if it has none.
+/// Figures of the file heap of this process; zeros if it has none.
 pub fn file_heap() -> FileHeapFigures {
     HEAP.get().map(FileHeap::figures).unwrap_or_default()
 }
 
-/// A file that nobody else can open and that is gone with this process.
+/// A file that no other process can open and that is gone with this process.
 fn unnamed_file(folder: &Path) -> io::Result<File> {
     let mode = Mode::RUSR | Mode::WUSR;
     match rustix::fs::open(folder, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, mode) {
@@ -377,8 +377,8 @@ fn new_arena(room: &'static Room) -> io::Result<usize> {
     let mut arena: u32 = 0;
     let mut bytes = size_of::<u32>();
     let mut hooks: *const Room = room;
-    // SAFETY: the name is a C string; the arena's number is an unsigned integer of so many bytes,
-    // and the value that is given a pointer to a table that lives as long as the process.
+    // SAFETY: the name is a C string; the arena's number is an unsigned integer of that size, and
+    // the value that is given a pointer to a table that lives as long as the process.
     let failed = unsafe {
         mallctl(
             c"arenas.create".as_ptr(),
@@ -391,8 +391,8 @@ fn new_arena(room: &'static Room) -> io::Result<usize> {
     if failed != 0 {
         return Err(io::Error::from_raw_os_error(failed));
     }
-    // What is freed is retained at once, where neighbours are joined and any part may be used
-    // again: there are no hooks by which it could go back.
+    // Freed extents are retained at once, where neighbours are joined and any part may be used
+    // again: there are no hooks by which they could be returned.
     for decay in ["dirty", "muzzy"] {
         let name = format!("arena.{arena}.{decay}_decay_ms\0");
         // SAFETY: the option is of the type `ssize_t`.
@@ -446,7 +446,7 @@ impl Room {
     }
 }
 
-/// The next `size` bytes at that alignment, or null when there are not so many.
+/// The next `size` bytes at that alignment, or null when there are fewer.
 ///
 /// # Safety
 /// Called by jemalloc, with the table of a [`Room`] and pointers to two truth values.
@@ -468,7 +468,7 @@ unsafe extern "C" fn alloc(
             false => anonymous(size, alignment, zero, commit),
         };
     };
-    // SAFETY: jemalloc's own. What was never handed out before reads as zeros.
+    // SAFETY: jemalloc's own. Memory that was never allocated before reads as zeros.
     unsafe {
         zero.write(true);
         commit.write(true);
@@ -559,7 +559,7 @@ mod tests {
         assert!(!heap.holds(outside.as_ptr()));
         assert!(heap.holds(&raw const *small) && heap.holds(large.as_ptr()));
         assert!(large.iter().all(|byte| *byte == 0));
-        // What grows outside leaves the file, and keeps what it holds.
+        // An allocation that grows outside leaves the file, and keeps its contents.
         assert!(heap.holds(grown.as_ptr()));
         grown.resize(MIB, 2);
         assert!(!heap.holds(grown.as_ptr()));

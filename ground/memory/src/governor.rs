@@ -69,7 +69,8 @@ impl Drop for GovernorThread {
     }
 }
 
-/// What the looks have in common, and what the last one saw. Times are since the program started.
+/// State shared by all looks, and the readings of the last one. Times are since the program
+/// started.
 #[derive(Debug)]
 pub struct Steps {
     governor: Governor,

@@ -1,4 +1,4 @@
-//! Whether the process group has room for what the program was told it may take.
+//! Whether the process group has room for the program's memory budget.
 
 use std::path::PathBuf;
 

@@ -1,21 +1,21 @@
-//! The memory of a running program: what its allocator holds, what its process group allows, how
+//! The memory of a running program: its allocator's figures, the limit of its process group, how
 //! far work is held back, and the governor's thread that decides it.
 //!
-//! The rules are `budget`'s and pure. Here is what reads for them and does what they say, as far as
-//! it is the same in every program:
+//! The rules are in `budget` and are pure. This crate takes the readings for them and carries out
+//! their decisions, as far as this is the same in every program:
 //!
 //! * [`allocator`] reads jemalloc's figures and hands freed memory back.
-//! * [`FileHeap`] is memory in a file, which the kernel can take while nobody touches it.
+//! * [`FileHeap`] is memory in a file, which the kernel can take while it is not touched.
 //! * [`check_group`] refuses a start in a process group that is too small.
-//! * [`Record`] is what is known at a moment: the level and why, the changes of the level, counters
-//!   of what was handed back, and the samples of the last ten minutes. The governor writes it,
-//!   services, metrics and status reports read it.
+//! * [`Record`] is the state at a moment: the level and why, the changes of the level, counters of
+//!   returned memory, and the samples of the last ten minutes. The governor writes it, services,
+//!   metrics and status reports read it.
 //! * [`Steps`] are the steps of one look at the memory; [`GovernorThread`] looks again and again. A
-//!   program adds what it alone has: other processes, caches to drop, what a sample holds.
+//!   program adds its own parts: other processes, caches to drop, the contents of a sample.
 //!
-//! What bounds it: [`dashboard::HISTORY_MAX`] samples and [`dashboard::EVENTS_MAX`] events.
+//! Bounds: [`dashboard::HISTORY_MAX`] samples and [`dashboard::EVENTS_MAX`] events.
 //!
-//! What it must never know: what the memory is for, and what is refused at which level.
+//! It must never know the purpose of the memory, nor which work is refused at which level.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,4 +1,4 @@
-//! What is known of the program's memory at a moment, for everybody who asks.
+//! The current state of the program's memory, for all readers.
 
 use std::{
     collections::VecDeque,
@@ -20,12 +20,12 @@ pub struct Record<S, L> {
     // Configuration.
     /// The program's own group, if it has one.
     pub cgroup: Option<Cgroup>,
-    /// What the operator stated.
+    /// The memory budget that the operator stated.
     pub budget_bytes: u64,
     // Counters.
     /// When the program started.
     pub started: Instant,
-    /// What was handed back.
+    /// Returned memory.
     pub purges: Purges,
     // State.
     level: AtomicU8,
@@ -33,7 +33,7 @@ pub struct Record<S, L> {
     history: Mutex<VecDeque<S>>,
 }
 
-/// What was handed back to the operating system.
+/// Memory returned to the operating system.
 #[derive(Debug, Default)]
 pub struct Purges {
     /// Hand-backs while idle.
@@ -152,7 +152,7 @@ impl<S: Clone, L: Clone + From<Level>> Record<S, L> {
         lock(&self.history).iter().cloned().collect()
     }
 
-    /// What a report says of throttling.
+    /// Throttling, for a report.
     pub fn throttling(&self) -> Throttling<L> {
         let held = lock(&self.throttling);
         Throttling {

@@ -23,14 +23,14 @@ fn a_heap_that_finds_no_disk_says_so_allocates_elsewhere_and_goes_on_when_there_
     let Some(disk) = SmallDisk::mount(mount_point.path(), "48m") else { return };
     let heap = FileHeap::create(disk.path(), 1 << 30).unwrap();
     heap.ready().unwrap();
-    // Somebody takes the rest of the disk.
+    // Another file takes the rest of the disk.
     let filler = disk.path().join("filler");
     let mut file = fs::File::create(&filler).unwrap();
     for size in [64 << 10, 4 << 10] {
         let chunk = vec![0; size];
         while file.write_all(&chunk).is_ok() {}
     }
-    // What has its blocks can still be used; nothing that is written goes where there is none.
+    // Memory that has its blocks can still be used; nothing is written where there is no block.
     let mut blocks: Vec<Vec<u8>> = Vec::new();
     while heap.ready().is_ok() {
         let _here = heap.enter();
@@ -68,7 +68,7 @@ fn a_heap_that_finds_no_disk_says_so_allocates_elsewhere_and_goes_on_when_there_
     assert!(beyond.iter().zip(0..).all(|(block, byte)| block.iter().all(|at| *at == byte)));
     assert_eq!(file_heap().disk_bytes, taken);
 
-    // What grows there moves out, and leaves its place to nobody but the heap.
+    // An allocation that grows there moves out, and only the heap uses its place again.
     let here = heap.enter();
     let mut growing: Vec<Vec<u8>> = (0..200).map(|_| vec![3; 64]).collect();
     let inside = growing.iter().filter(|block| heap.holds(block.as_ptr())).count();

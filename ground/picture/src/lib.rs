@@ -3,7 +3,7 @@
 //! A picture is a file of its own ([`Svg::file`]), without anything outside it, or a part of a page
 //! ([`Svg::part`]) whose style sheet colours it. Lengths are pixels, rounded to a tenth.
 //!
-//! What it must never know: what is drawn.
+//! It must never know what is drawn.
 
 use std::fmt::{self, Write};
 
@@ -33,7 +33,7 @@ impl Anchor {
     }
 }
 
-/// A picture that is being drawn: later shapes lie over earlier ones.
+/// A picture that is being drawn: later shapes cover earlier ones.
 #[derive(Clone, Debug, Default)]
 pub struct Svg(String);
 

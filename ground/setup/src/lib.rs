@@ -1,10 +1,10 @@
 //! Files that a program writes for its operator: a configuration file, a unit for systemd whose
 //! memory cap is the budget, manual pages and shell completions. Addresses that an operator states.
 //!
-//! Writing again is no harm: a file that says the same stays as it is, and one that says something
-//! else is not touched ([`keep_or_write`]).
+//! Writing again is safe: a file with the same content stays as it is, and one with other content
+//! is not touched ([`keep_or_write`]).
 //!
-//! What it must never know: what stands in a configuration file.
+//! It must never know the contents of a configuration file.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -28,7 +28,7 @@ pub use unit::{Unit, escaped};
 /// A file larger than this was not written by this.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Where a service lies, and whom it runs as.
+/// Paths of a service, and the user it runs as.
 pub struct Installation {
     /// The program's file.
     pub program: PathBuf,

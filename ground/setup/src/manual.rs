@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use clap_complete::Shell;
 
 /// Writes them below `share`, where systems look for them: `man/man1`, `bash-completion`, `zsh` and
-/// `fish`. What is there is replaced. Returns the files.
+/// `fish`. Existing files are replaced. Returns the files.
 ///
 /// # Errors
 /// When a file cannot be written.

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-/// What a unit says.
+/// Contents of a unit.
 pub struct Unit<'a> {
-    /// What the service is, in a few words.
+    /// Short description of the service.
     pub description: &'a str,
     /// The program's file.
     pub program: PathBuf,
@@ -38,7 +38,7 @@ impl Unit<'_> {
         let Self {
             description, user, group, memory_bytes, descriptors, stop, killed, needs, ..
         } = self;
-        // A private /tmp would hide what lies there.
+        // A private /tmp would hide files there.
         let in_tmp = |path: &PathBuf| path.starts_with("/tmp") || path.starts_with("/var/tmp");
         let private_tmp =
             if [&self.program, &self.data].into_iter().any(in_tmp) { "no" } else { "yes" };

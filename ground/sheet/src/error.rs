@@ -24,9 +24,9 @@ pub enum LimitsError {
         memory_bytes: u64,
         /// The first line that does not fit.
         line: &'static str,
-        /// What it needs.
+        /// Bytes of that line.
         line_bytes: u64,
-        /// What the lines before it leave.
+        /// Bytes that the lines before it leave.
         left_bytes: u64,
         /// The smallest size that can be derived.
         smallest_bytes: u64,
@@ -42,7 +42,7 @@ pub enum LimitsError {
     DiskTooSmall {
         /// The disk budget that was asked for.
         disk_bytes: u64,
-        /// What all other lines of the disk take.
+        /// Bytes of all other lines of the disk.
         beside_bytes: u64,
         /// The smallest disk budget of this table.
         smallest_bytes: u64,
@@ -94,7 +94,7 @@ pub enum LimitsError {
     BadValue {
         /// The limit as `group.field`, or the group alone, cut to 80 characters.
         field: String,
-        /// What is wrong and what would be right.
+        /// The violated rule and a valid value.
         problem: String,
     },
     /// Limits that contradict one another or the budget.

@@ -11,7 +11,7 @@ use crate::{Named, Rules};
 /// How far below its threshold a level is taken back, in percent of the budget.
 const RELEASE_PERCENT: u32 = 5;
 
-/// Part of the group `governor` of a table. A program lays it flat into the group, beside its own
+/// Part of the group `governor` of a table. A program flattens it into the group, alongside its own
 /// thresholds; serde cannot refuse unknown fields of such a group, and [`crate::apply_overrides`]
 /// does it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

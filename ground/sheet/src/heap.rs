@@ -5,12 +5,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Named, Rules};
 
-/// What sampling allocations may cost a program. Nothing of it in one that does not
+/// Limits of sampling allocations. They do not apply to a program that does not sample
 /// (`--heap-profile`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeapLimits {
-    /// One allocation is sampled for every so many bytes allocated, on average; a power of two.
+    /// One allocation is sampled for each such number of bytes allocated, on average; a power of
+    /// two.
     pub sample_bytes: u64,
     /// The allocator's records of call stacks, of the line of the process. Beyond it nothing new is
     /// sampled.
@@ -20,7 +21,7 @@ pub struct HeapLimits {
 }
 
 impl HeapLimits {
-    /// The limits where the records of call stacks may take so many bytes.
+    /// The limits where the records of call stacks may take `profiler_bytes` bytes.
     pub fn with_profiler_bytes(profiler_bytes: u64) -> Self {
         Self { sample_bytes: 128 * KIB, profiler_bytes, answer_bytes: 256 * KIB }
     }
@@ -28,7 +29,7 @@ impl HeapLimits {
     /// The rules between these limits, the room for responses, and half of what the process has.
     pub fn check(&self, rules: &mut Rules, responses: Named, half: Named) {
         let sample = Named::limit("heap.sample_bytes", self.sample_bytes);
-        rules.at_least(sample, 16 * KIB, "each sample that is alive lies in as much");
+        rules.at_least(sample, 16 * KIB, "each live sample takes this much");
         rules.at_most(sample, 16 * MIB, "hardly anything would be sampled");
         let answer = Named::limit("heap.answer_bytes", self.answer_bytes);
         rules.at_least(answer, 16 * KIB, "no answer would fit");

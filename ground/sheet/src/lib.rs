@@ -6,22 +6,22 @@
 //! 1. The program's table is a struct of groups of limits and implements [`Table`]. Limits that
 //!    depend on the memory size are rows of values at a few sizes ([`Scale`], [`Row`]).
 //!    [`derive()`] makes the table of any size, [`preset`] that of a named one.
-//! 2. [`apply_overrides`] lays the operator's own values over it, by name, and lets the limits that
-//!    are consequences of others follow.
-//!    A program whose state lies on disk may have a second budget, for the disk ([`restate`]).
-//! 3. [`Sheet::of`] lists what memory all limits together come to, line by line: the **budget
-//!    sheet**, and what they come to on disk. [`check`] refuses a table whose lines sum to more than the budget, or whose limits
-//!    contradict one another ([`Rules`]), and names every limit concerned.
+//! 2. [`apply_overrides`] applies the operator's own values by name, and recomputes the limits that
+//!    are consequences of others. A program with its state on disk may have a second budget, for
+//!    the disk ([`restate`]).
+//! 3. [`Sheet::of`] lists the memory that all limits together take, line by line: the **budget
+//!    sheet**, and the disk space they take. [`check`] refuses a table whose lines sum to more than
+//!    the budget, or whose limits contradict one another ([`Rules`]), and names every limit
+//!    concerned.
 //! 4. [`Sheet::ledger`] makes the memory pools ([`budget::Ledger`]) that hold the program to the
 //!    sheet while it runs. [`Sheet::to_text`] and [`Sheet::to_json`] show it.
 //!
-//! What bounds it: a table has a fixed number of fields and a sheet a fixed number of lines; texts
-//! of the operator are quoted up to a fixed length.
+//! Bounds: a table has a fixed number of fields and a sheet a fixed number of lines; texts of the
+//! operator are quoted up to a fixed length.
 //!
-//! What it must never know: any limit of one program alone, and how limits are enforced. Limits
-//! that every program has, and their rules, are here ([`HandBackLimits`]). It is arithmetic
-//! over numbers and names; it reads no file, no clock and no machine. The same size gives the same
-//! table everywhere.
+//! It must never know a limit of only one program, nor how limits are enforced. Limits that every
+//! program has, and their rules, are here ([`HandBackLimits`]). It is arithmetic over numbers and
+//! names; it reads no file, no clock and no machine. The same size gives the same table everywhere.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,8 +1,8 @@
 //! Limits that depend on the memory size, as values at a few sizes.
 //!
 //! A program names its sizes once, in a [`Scale`]. A [`Row`] names a limit's value at each of them.
-//! Between two sizes the value lies on the straight line between them (or, for counts of threads,
-//! is that of the smaller one); below the first and above the last it stays. Two things follow. All
+//! Between two sizes the value is on the straight line between them (or, for counts of threads, is
+//! that of the smaller one); below the first and above the last it stays. Two things follow. All
 //! rows rise, so more memory never means a smaller limit. And a sum of rows that fits the budget at
 //! two neighbouring sizes fits it at every size between them, because both sides of the comparison
 //! are straight lines; a maximum or a product of rows, which bends upwards, stays below the line
@@ -110,7 +110,7 @@ impl<const ANCHORS: usize> Row<ANCHORS> {
         let past = u128::from(memory_bytes.saturating_sub(low_bytes));
         let more =
             u128::from(high_value - low_value) * past / u128::from((high_mib - low_mib) * MIB);
-        // At most `high_value`, because `memory_bytes` lies below the upper anchor.
+        // At most `high_value`, because `memory_bytes` is below the upper anchor.
         low_value + more as u64
     }
 

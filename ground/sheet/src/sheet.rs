@@ -1,23 +1,23 @@
-//! The budget sheets: what memory, and what disk, all limits of a table together come to.
+//! The budget sheets: the memory and the disk space that all limits of a table take together.
 //!
 //! Every line is a name, an amount (a cap times a count), an owner and a reason. Four kinds:
 //!
-//! * **pool**: anonymous memory behind a pool of the ledger; it is asked before it is taken.
-//! * **fixed**: memory that is there whatever happens (processes, kernel), or that its owner was
-//!   told once and keeps to.
-//! * **file**: pages of files that the kernel may drop at any time. Not part of the sum: they live
-//!   in whatever is free.
+//! * **pool**: anonymous memory behind a pool of the ledger; it is reserved before it is taken.
+//! * **fixed**: memory that is always in use (processes, kernel), or whose owner got its limit at
+//!   the start and keeps to it.
+//! * **file**: pages of files that the kernel may drop at any time. Not part of the sum: they use
+//!   free memory.
 //! * **disk**: bytes on disk. Not part of the sum of memory; where the operator stated a disk
 //!   budget, these lines are a sheet of their own, with a sum of its own.
 //!
-//! The lines stand in the order in which the program needs them, so that the first line a budget
-//! cannot pay says what the budget lacks.
+//! The lines are in the order in which the program needs them, so that the first line that does not
+//! fit shows the shortage.
 
 use budget::{Ledger, PoolSpec};
 
 use crate::{LimitsError, Table};
 
-/// What kind of line it is; see the module.
+/// Kind of a line; see the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineKind {
     /// Anonymous memory behind a pool.
@@ -60,16 +60,16 @@ pub struct SheetLine {
     pub made_of: String,
     /// Why it is there.
     pub reason: &'static str,
-    /// What it is.
+    /// Kind of the line.
     pub kind: LineKind,
 }
 
 /// The budget sheet of one table of limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sheet {
-    /// What the operator stated.
+    /// The memory budget that the operator stated.
     pub memory_budget_bytes: u64,
-    /// The most that may lie on disk; 0 where no disk budget was stated.
+    /// The most bytes on disk; 0 where no disk budget was stated.
     pub disk_budget_bytes: u64,
     /// In the order the program needs them.
     pub lines: Vec<SheetLine>,
@@ -90,17 +90,17 @@ impl Sheet {
         self.lines.iter().filter(|line| line.kind.counts())
     }
 
-    /// Lines of what lies on disk.
+    /// Lines of the disk.
     pub fn disk_lines(&self) -> impl Iterator<Item = &SheetLine> {
         self.lines.iter().filter(|line| line.kind == LineKind::Disk)
     }
 
-    /// What the lines of the disk sum to.
+    /// Sum of the lines of the disk.
     pub fn disk_sum_bytes(&self) -> u64 {
         self.disk_lines().fold(0, |sum, line| sum.saturating_add(line.bytes))
     }
 
-    /// What of the disk budget no line takes.
+    /// The part of the disk budget that no line takes.
     pub fn disk_left_bytes(&self) -> u64 {
         self.disk_budget_bytes.saturating_sub(self.disk_sum_bytes())
     }
@@ -110,12 +110,12 @@ impl Sheet {
         self.lines.iter().find(|line| line.name == name)
     }
 
-    /// What the memory lines sum to.
+    /// Sum of the memory lines.
     pub fn sum_bytes(&self) -> u64 {
         self.memory_lines().fold(0, |sum, line| sum.saturating_add(line.bytes))
     }
 
-    /// What of the budget no line takes.
+    /// The part of the budget that no line takes.
     pub fn left_bytes(&self) -> u64 {
         self.memory_budget_bytes.saturating_sub(self.sum_bytes())
     }
@@ -132,8 +132,8 @@ impl Sheet {
         })
     }
 
-    /// The pools that hold the program to the sheet. What is not a pool is taken off the budget
-    /// first. An error names the first pool that does not fit.
+    /// The pools that hold the program to the sheet. Lines that are not pools are taken off the
+    /// budget first. An error names the first pool that does not fit.
     pub fn ledger(&self) -> Result<Ledger, LimitsError> {
         let fixed = self.memory_lines().filter(|line| line.kind == LineKind::Fixed);
         let fixed_bytes = fixed.fold(0_u64, |sum, line| sum.saturating_add(line.bytes));

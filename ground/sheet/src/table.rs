@@ -1,4 +1,4 @@
-//! What a program's table of limits must say of itself, and the table of a memory size.
+//! Methods that a program's table of limits must have, and the table of a memory size.
 
 use budget::MIB;
 use serde::{Serialize, de::DeserializeOwned};
@@ -31,10 +31,10 @@ pub trait Table: Clone + Serialize + DeserializeOwned {
     /// fall when the size grows, and stay below the first size the program names.
     fn scaled(memory_bytes: u64) -> Self;
 
-    /// What the operator stated: the most memory the program's processes may take together.
+    /// The most memory the program's processes may take together, stated by the operator.
     fn memory_budget_bytes(&self) -> u64;
 
-    /// The most that may lie on disk; 0 where the program has no disk budget, or none was stated.
+    /// The most bytes on disk; 0 where the program has no disk budget, or none was stated.
     fn disk_budget_bytes(&self) -> u64 {
         0
     }

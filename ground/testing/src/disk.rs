@@ -12,8 +12,8 @@ pub struct SmallDisk(PathBuf);
 
 impl SmallDisk {
     /// Mounts one of `size` (as mount takes it: `2m`; `1m,ro` is read-only) at a folder, which is
-    /// made if there is none. `None` where none can be mounted, which was told as
-    /// [`crate::missing`] does.
+    /// created if absent. `None` where none can be mounted, which was reported by
+    /// [`crate::missing`].
     #[track_caller]
     pub fn mount(at: &Path, size: &str) -> Option<Self> {
         let made = fs::create_dir_all(at).is_ok();
@@ -45,7 +45,7 @@ impl SmallDisk {
     ///
     /// If it cannot be looked at.
     pub fn free_bytes(&self) -> u64 {
-        let room = rustix::fs::statvfs(&self.0).expect("a file system tells its room");
+        let room = rustix::fs::statvfs(&self.0).expect("a file system reports its free space");
         room.f_bavail * room.f_frsize
     }
 }

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 ///
 /// # Panics
 ///
-/// If the bytes are others. The format then needs another version, whose hash the text tells.
+/// If the bytes differ. The format then needs another version, whose hash the message contains.
 #[track_caller]
 pub fn check(format: &str, version: u64, samples: &[(&str, Vec<u8>)], pinned: &str) {
     let found = hash(version, samples);

@@ -1,6 +1,6 @@
 //! A memory control group of a test's own, of whichever version rules memory here.
 
-// What a test cannot read or write of its own group fails the test.
+// A failed read or write of the group fails the test.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -19,7 +19,7 @@ pub struct Group {
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
 impl Group {
-    /// `None` where none can be made, which [`crate::missing`] was told.
+    /// `None` where none can be made, which was reported by [`crate::missing`].
     pub fn new() -> Option<Self> {
         let made = Self::make();
         if made.is_none() {
@@ -45,7 +45,7 @@ impl Group {
         };
         let group = Self { directory: parent.join(name), version_2 };
         fs::create_dir(&group.directory).ok()?;
-        // Without this, anonymous memory would move to a swap and nobody would be killed.
+        // Without this, anonymous memory would move to a swap and no process would be killed.
         let (file, value) =
             if version_2 { ("memory.swap.max", "0") } else { ("memory.swappiness", "0") };
         let _ = fs::write(group.directory.join(file), value);
@@ -61,7 +61,7 @@ impl Group {
         &self.directory
     }
 
-    /// What its processes may take together from now on.
+    /// Limits the memory of its processes together from now on.
     pub fn cap(&self, bytes: u64) {
         fs::write(self.directory.join(self.cap_file()), bytes.to_string()).unwrap();
     }
@@ -82,7 +82,7 @@ impl Group {
         self.field(file, "oom_kill")
     }
 
-    /// What is charged to it that the kernel cannot drop.
+    /// Memory charged to it that the kernel cannot drop.
     pub fn held_bytes(&self) -> u64 {
         let (usage, file, shared) = if self.version_2 {
             ("memory.current", "file", "shmem")

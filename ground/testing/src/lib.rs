@@ -1,8 +1,8 @@
-//! What a test does on a machine that lacks what it needs: fails where everything is required,
-//! and otherwise says on standard error that it was not run. And what many tests do: control groups
-//! of their own ([`group`]), disks that can be full ([`SmallDisk`]), waiting for what must happen
-//! ([`until`]), signals to processes ([`process`]), pinned bytes ([`formats`]). A dependency of
-//! tests only.
+//! Handling of tests that lack a requirement on this machine: they fail where everything is
+//! required, and otherwise report on standard error that they were not run. And common helpers of
+//! tests: control groups of their own ([`group`]), disks that can be full ([`SmallDisk`]), waiting
+//! for what must happen ([`until`]), signals to processes ([`process`]), pinned bytes
+//! ([`formats`]). A dependency of tests only.
 //!
 //! A test that returns early passes, and libtest hides what a passing test prints. So a gate that
 //! runs without the right to mount, say, would be green and have checked nothing. Every early
@@ -48,7 +48,7 @@ fn is_demand(value: &str) -> bool {
     !matches!(value, "" | "0" | "false")
 }
 
-/// What is said, as an error where every test is demanded by this variable.
+/// The message, as an error where every test is demanded by the variable `demanded`.
 fn report(what: &str, test: Option<&str>, demanded: Option<&&str>) -> Result<String, String> {
     let test = test.unwrap_or("a test");
     match demanded {

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-/// What has not happened by then will not, even on an emulated processor.
+/// A condition that is not met by then will not be met, even on an emulated processor.
 pub const TIMEOUT: Duration = Duration::from_secs(300);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
