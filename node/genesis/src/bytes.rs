@@ -42,7 +42,7 @@ pub enum BytesError {
         bytes_max: usize,
     },
     /// The same value has a shorter encoding.
-    #[error("{what} is written in a way in which nobody writes it")]
+    #[error("{what}: non-canonical encoding")]
     NotCanonical {
         /// Name of the part, for the message.
         what: &'static str,

@@ -52,7 +52,7 @@ pub enum GenesisError {
     EncryptionKey {
         /// The node that the encryption key belongs to.
         node: Principal,
-        /// What is wrong with it.
+        /// Error of the key.
         error: KeyError,
     },
     /// Signature of a record.
@@ -69,7 +69,7 @@ pub enum GenesisError {
     Address {
         /// The address as given, cut to 60 characters.
         address: String,
-        /// What is wrong with the address.
+        /// The violated rule.
         why: &'static str,
     },
     /// Number of nodes.

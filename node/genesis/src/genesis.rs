@@ -82,7 +82,8 @@ impl Genesis {
         Ok(Self { plan, dealings, transcript: file.transcript.0 })
     }
 
-    /// As a file. The same dealings for the same plan give the same bytes, whoever assembles them.
+    /// The content of the genesis file. The same dealings for the same plan give the same bytes on
+    /// every node.
     pub fn to_json(&self) -> String {
         encoding::write(&GenesisFile {
             version: VERSION,
@@ -112,7 +113,7 @@ impl Genesis {
         Ok(self.verified(transcript))
     }
 
-    /// What it is once it was checked.
+    /// The genesis as verified, with its transcript.
     fn verified(self, transcript: Transcript) -> Verified {
         let head = Message::new("thimble-genesis")
             .number(u64::from(VERSION))

@@ -1,39 +1,39 @@
-//! The ceremony in which the nodes of a subnet make their key without a dealer to trust, and how
-//! they hand it on: files and payloads, and every check on them.
+//! The ceremony in which the nodes of a subnet make their key without a dealer to trust, and
+//! reshare it: files and payloads, and every check on them.
 //!
-//! Four files pass between people, by whatever means they have; none is secret, and none needs a
-//! channel to trust, because what matters is signed or hashed:
+//! Four files pass between people, by any means; none is secret, and none needs a trusted channel,
+//! because the relevant content is signed or hashed:
 //!
 //! 1. Each node has a [`NodeRecord`]: its Ed25519 key, its encryption key with the proof that it
 //!    knows the secret, the address where peers reach it. The record is signed with the node's key,
-//!    so that nobody can put another encryption key beside it and receive that node's share.
-//! 2. Somebody lays the records together into a [`Plan`]: the nodes by rising node key (the order
-//!    in which agreement counts them), the threshold that follows from their number, the time of
-//!    genesis. The plan's hash is what people compare, and it is the identifier of the NIDKG
-//!    session: a dealing for one plan is none for another.
+//!    so that no other party can add an encryption key of its own and receive that node's share.
+//! 2. One person combines the records into a [`Plan`]: the nodes by rising node key (the order in
+//!    which agreement counts them), the threshold that follows from their number, the time of
+//!    genesis. People compare the plan's hash, which is the identifier of the NIDKG session: a
+//!    dealing for one plan is invalid for another.
 //! 3. Each node makes a [`SignedDealing`]: its NIDKG dealing, with a signature of its node key over
 //!    plan and dealing.
-//! 4. Somebody lays the dealings together into a [`Genesis`]. Whoever verifies it does everything
-//!    again: records, signatures, proofs, and the transcript, which must come out byte for byte.
-//!    The genesis hash covers all of it.
+//! 4. One person combines the dealings into a [`Genesis`]. A verifier repeats everything: records,
+//!    signatures, proofs, and the transcript, which must match byte for byte. The genesis hash
+//!    covers all of it.
 //!
 //! Then each node opens its share with its own encryption key ([`Verified::open_share`]). The key
 //! is secret as long as one dealer of those in the genesis was honest; one more than may be faulty
 //! is the least number of dealings, all is better.
 //!
-//! From then on the key is handed on, in every epoch of agreement, by its holders to those of the
-//! next epoch, who may be others: [`Summary`] is what all nodes know of it, computed from the
-//! payloads of blocks; [`MembershipChange`] is how the members come to be others.
+//! From then on the key is reshared in every epoch of agreement, by its holders to those of the
+//! next epoch, who may be other nodes: [`Summary`] is the common record of it on all nodes,
+//! computed from the payloads of blocks; [`MembershipChange`] changes the members.
 //!
 //! # Bounds
 //!
-//! At most [`NODES_MAX`] nodes; each file has a size above which it is not looked at
+//! At most [`NODES_MAX`] nodes; each file has a maximum size above which it is not read
 //! ([`RECORD_BYTES_MAX`] and its like); decoders refuse unknown fields, other versions, longer
-//! lists before they are kept, and any order but the one there is: a value has one encoding, up to
+//! lists before they are kept, and any order but the defined one: a value has one encoding, up to
 //! white space and the case of hexadecimal digits.
 //!
-//! What it must never know: the disk, the network, clocks. Time and randomness are arguments;
-//! secrets are borrowed for the step that needs them.
+//! It must never know the disk, the network, or clocks. Time and randomness are arguments; secrets
+//! are borrowed for the step that needs them.
 
 mod bytes;
 mod dealing;
@@ -65,7 +65,7 @@ pub use summary::{Checked, SUMMARY_BYTES_MAX, Summary, SummaryError};
 pub const NODES_MAX: usize = 64;
 
 /// The epoch that dealings of a ceremony are encrypted to. A node that holds its share moves its
-/// encryption key past it, after which nobody opens them again.
+/// encryption key past it, after which they cannot be opened again.
 pub const GENESIS_EPOCH: nidkg::Epoch = nidkg::Epoch(0);
 
 const _: () = assert!(NODES_MAX <= nidkg::RECEIVERS_MAX as usize);

@@ -1,25 +1,25 @@
 //! A signed change of a subnet's members: who is added, who is removed, and the signatures of as
 //! many current members as sign together.
 //!
-//! The file passes between people like those of the ceremony: somebody makes it, each member that
-//! agrees signs it, and whoever brings it to a block hands it to all. It is for one subnet (its
-//! key) and one place in the subnet's history (how many changes came before), so it can be neither
-//! carried elsewhere nor played again.
+//! The file passes between people like those of the ceremony: one person makes it, each member that
+//! agrees signs it, and the member that puts it into a block distributes it to all. It is for one
+//! subnet (its key) and one place in the subnet's history (how many changes came before), so it can
+//! be neither used elsewhere nor replayed.
 //!
 //! A change does not move the key by itself. It names the receivers of the dealings of the next
-//! epoch; they become members when the key is handed to them, see [`crate::Summary`].
+//! epoch; they become members when the key is reshared to them, see [`crate::Summary`].
 //!
-//! # What a change may come to
+//! # Permitted changes
 //!
 //! * The members after it number 1, or 4 to [`NODES_MAX`], or as many as before. Two or three
 //!   tolerate no fault, while each of them can halt the subnet: worse than one. A subnet that began
 //!   so may still replace its nodes.
 //! * One member stays at least, of those that hold the key now and of those that are to hold it
-//!   next: the state must be with somebody the new members can fetch it from.
+//!   next: a node with the state must remain, from which the new members can fetch it.
 //! * How many change at once is not limited: the key passes as soon as a threshold of the *old*
-//!   members has dealt. It is for the people who sign to see that enough of the *new* members run
-//!   when they take over, because those must agree among themselves from then on.
-//!   [`crate::threshold`] tells how many that is.
+//!   members has dealt. The people who sign must ensure that enough of the *new* members run when
+//!   they take over, because those must agree among themselves from then on. [`crate::threshold`]
+//!   returns that number.
 //! * A node that is removed and added by the same change gets a new record: another address, or
 //!   another encryption key when the old one was lost.
 
@@ -138,7 +138,7 @@ pub enum ChangeError {
         /// Number of members after the change.
         after: usize,
     },
-    /// Nobody has the state.
+    /// No remaining member has the state.
     #[error("no member stays: one at least must, for the others to fetch the state from")]
     NobodyStays,
     /// An address twice.
@@ -147,8 +147,8 @@ pub enum ChangeError {
     /// The members cannot be dealt to.
     #[error("the members after the change cannot hold a key together: {0}")]
     Session(#[from] SessionError),
-    /// A signature of somebody else.
-    #[error("the change is signed by node {0}, which is no member")]
+    /// A signature of a node that is not a member.
+    #[error("signer {0} is not a member")]
     Signer(Principal),
     /// A false signature.
     #[error(
@@ -173,8 +173,8 @@ pub enum ChangeError {
 }
 
 impl MembershipChange {
-    /// A change that nobody signed yet, for the subnet with this public key, after `number` others.
-    /// Nodes may come in any order.
+    /// An unsigned change, for the subnet with this public key, after `number` others. Nodes may
+    /// come in any order.
     pub fn new(
         subnet_key: &nidkg::PublicKey,
         number: u64,

@@ -1,4 +1,4 @@
-//! What a block carries for the subnet's key: opaque to the block, one byte for the kind, then a
+//! The payload of a block for the subnet's key: opaque to the block, one byte for the kind, then a
 //! dealing or a change of members.
 
 use nidkg::{Dealing, DecodeError};
@@ -25,7 +25,7 @@ pub enum Payload {
         /// The dealing of the leader, decoded but not verified.
         dealing: Box<Dealing>,
     },
-    /// A change of members, whoever's block it is in.
+    /// A change of members, in a block of any leader.
     Change(Box<MembershipChange>),
 }
 

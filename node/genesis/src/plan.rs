@@ -1,4 +1,4 @@
-//! What all nodes agree on before they deal.
+//! The plan: everything that all nodes agree on before they deal.
 
 use ed25519_dalek::VerifyingKey;
 use ic_principal::Principal;
@@ -116,7 +116,7 @@ impl Plan {
         encoding::write(&PlanFile::from(self))
     }
 
-    /// What people compare, and what dealings are signed for.
+    /// The hash that people compare, and that signed dealings cover.
     pub fn hash(&self) -> &[u8; 32] {
         &self.hash
     }

@@ -1,4 +1,4 @@
-//! What a node says of itself.
+//! A node's description of itself.
 
 use ed25519_dalek::{Signature, Signer, SigningKey, VerifyingKey};
 use ic_principal::Principal;
@@ -115,12 +115,12 @@ impl NodeRecord {
         node_id(&self.node_key)
     }
 
-    /// What it signs with.
+    /// The key that verifies its signatures.
     pub fn node_key(&self) -> &VerifyingKey {
         &self.node_key
     }
 
-    /// What dealings are encrypted to.
+    /// The key that dealings for it are encrypted to.
     pub fn encryption_key(&self) -> &EncryptionPublicKey {
         &self.encryption
     }
@@ -219,7 +219,7 @@ struct Unchecked {
 
 impl Unchecked {
     fn key(&self) -> Result<VerifyingKey, GenesisError> {
-        // Keys of small order sign everything; they belong to nobody.
+        // Keys of small order verify any message; they identify no signer.
         VerifyingKey::from_bytes(&self.node_key)
             .ok()
             .filter(|key| !key.is_weak())

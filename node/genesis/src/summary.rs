@@ -1,27 +1,27 @@
-//! The key summary: who holds the subnet's key, who will hold it next, and how far the handing on
+//! The key summary: who holds the subnet's key, who will hold it next, and how far the resharing
 //! has come. A value that all nodes compute from the payloads of final blocks.
 //!
-//! Agreement runs in epochs. In each the committee that holds the key hands it on to that of the
+//! Agreement runs in epochs. In each the committee that holds the key reshares it to that of the
 //! next: the same members, or others after a change of members. The public key stays; the shares of
-//! two epochs do not fit together, so whoever collects shares has to have enough of one epoch.
+//! two epochs cannot be combined, so a node that collects shares needs enough of one epoch.
 //!
 //! 1. Each member deals its share once in an epoch, in a block that it leads ([`Summary::deal`]).
 //!    Voters check it ([`Summary::check`]): a block with a false payload gets no votes.
 //! 2. A final block's payload is applied, in the order of the chain ([`Summary::apply`]). The first
-//!    dealings of as many dealers as sign together make the next transcript; what comes later is
-//!    surplus. Those that may be faulty can stay silent, and the key moves all the same.
+//!    dealings of as many dealers as sign together make the next transcript; later dealings are
+//!    surplus. Those that may be faulty can stay silent, and the key is reshared all the same.
 //! 3. After the last block of the epoch ([`Summary::close_epoch`]) the next committee takes over,
-//!    if its transcript is there. Else the old one goes on for another epoch, and all of it is
-//!    tried again.
+//!    if its transcript is complete. Otherwise the old one stays for another epoch, and the
+//!    resharing is tried again.
 //! 4. Each member opens its share out of the transcript, which stays in the summary while it is in
 //!    use ([`Summary::open_share`]), and moves its encryption key past it.
 //!
 //! A change of members ([`MembershipChange`]) accepted in epoch `e` names the receivers of the
 //! dealings of `e + 1`; so it is in effect from `e + 2` on, or from the epoch after the first
-//! handing on that comes to an end. One change is accepted per epoch, so that what a payload is
-//! checked against is fixed for the whole epoch: members, committee, receivers, number of
-//! changes. Within it a summary that is some blocks behind differs from the newest only in what it
-//! does not yet know to be surplus.
+//! completed resharing. One change is accepted per epoch, so that the inputs of a payload's check
+//! are fixed for the whole epoch: members, committee, receivers, number of changes. Within it a
+//! summary that is some blocks behind differs from the newest only in what it does not yet know to
+//! be surplus.
 //!
 //! # Determinism
 //!
@@ -66,7 +66,7 @@ const TRANSCRIPT_BYTES_MAX: usize = 4 << 20;
 const _: () = assert!(
     (NODES_MAX - NODES_MAX.div_ceil(3)) * PAYLOAD_BYTES_MAX + TRANSCRIPT_BYTES_MAX
         < SUMMARY_BYTES_MAX,
-    "dealings that are still short of a transcript fit in, beside the transcript in use"
+    "dealings of an incomplete transcript fit in, in addition to the transcript in use"
 );
 
 /// The key summary. Public data only.
@@ -86,7 +86,7 @@ pub struct Summary {
     progress: Progress,
 }
 
-/// How the members of this epoch came to hold the key.
+/// How the members of this epoch got the key.
 #[derive(Clone)]
 #[expect(clippy::large_enum_variant, reason = "there is one per summary")]
 enum Key {
@@ -118,7 +118,7 @@ enum Progress {
 #[derive(Clone)]
 enum Dealt {
     Verified(Arc<VerifiedDealing>),
-    /// Out of stored bytes: verified once before, by whoever applied it, and again when it is used.
+    /// From stored bytes: verified before by the node that applied it, and again when it is used.
     Stored(Arc<Dealing>),
 }
 
@@ -192,7 +192,7 @@ pub enum SummaryError {
         /// Threshold of the committee: shares that sign together.
         threshold: u32,
     },
-    /// The committee is none.
+    /// The committee is invalid.
     #[error("the committee: {0}")]
     Key(#[from] nidkg::BlsError),
     /// The encoding of a stored summary is refused.
@@ -273,8 +273,8 @@ impl Summary {
         Principal::self_authenticating(nidkg::public_key_to_der(self.public_key()))
     }
 
-    /// What the shares in use were encrypted to: that of the ceremony, or the epoch of agreement
-    /// they were made for.
+    /// The epoch that the shares in use were encrypted to: that of the ceremony, or the epoch of
+    /// agreement they were made for.
     pub fn key_epoch(&self) -> Epoch {
         match &self.key {
             Key::Given(_) => GENESIS_EPOCH,
@@ -348,13 +348,13 @@ impl Summary {
         Ok(Payload::Dealing { target, dealing: Box::new(dealing) }.to_bytes())
     }
 
-    /// A payload with this change of members. [`Self::check`] tells whether it would pass.
+    /// A payload with this change of members. [`Self::check`] decides whether it would pass.
     pub fn change(change: &MembershipChange) -> Vec<u8> {
         Payload::Change(Box::new(change.clone())).to_bytes()
     }
 
     /// Everything a voter checks of the payload in a block of `leader`. `rng` must be unpredictable
-    /// to others. What comes of it spares [`Self::apply_checked`] the same work.
+    /// to others. The result spares [`Self::apply_checked`] the same work.
     pub fn check(
         &self,
         engine: &Engine,
@@ -366,9 +366,9 @@ impl Summary {
         Ok(Checked { epoch: self.epoch, leader, judged })
     }
 
-    /// The same as [`Self::apply`] of a payload that this node checked. What was checked in another
-    /// epoch is judged again: a block that was voted on need not become final, and a change
-    /// that it carried may come again.
+    /// The same as [`Self::apply`] of a payload that this node checked. A payload checked in
+    /// another epoch is checked again: a block that was voted on need not become final, and a
+    /// change that it carried may come again.
     pub fn apply_checked(
         &mut self,
         engine: &Engine,
@@ -455,7 +455,7 @@ impl Summary {
         Ok(resharing.transcript.load(engine, &session, me, key)?)
     }
 
-    /// The members that this change would make, whoever signed it.
+    /// The members that this change would make, regardless of its signatures.
     pub fn members_after(&self, change: &MembershipChange) -> Result<Vec<NodeRecord>, ChangeError> {
         if self.accepted.is_some() {
             return Err(ChangeError::UnderWay);
@@ -463,13 +463,13 @@ impl Summary {
         change.applied(self.public_key(), self.changes, &self.members, &self.next_members)
     }
 
-    /// How many members of this epoch signed this change, and how many must. A false signature, or
-    /// that of somebody else, is an error.
+    /// How many members of this epoch signed this change, and how many must. An invalid signature,
+    /// or one of a node that is not a member, is an error.
     pub fn signatures_of(&self, change: &MembershipChange) -> Result<(usize, u32), ChangeError> {
         Ok((change.signed_by(&self.members)?, self.committee().threshold))
     }
 
-    /// What a payload comes to, before it is taken in.
+    /// The effect of a payload, before it is applied.
     fn judge(
         &self,
         engine: &Engine,

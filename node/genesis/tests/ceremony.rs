@@ -127,7 +127,7 @@ fn one_node_alone_and_the_most_nodes_fit() {
     let refused = Plan::from_json(file.to_string().as_bytes()).err().unwrap().to_string();
     assert!(refused.contains("a list of at most 64"), "{refused}");
 
-    // What the largest files come to, with room for longer addresses.
+    // Sizes of the largest files, with room for longer addresses.
     assert!(plan.to_json().len() * 3 / 2 < PLAN_BYTES_MAX, "{}", plan.to_json().len());
     assert!(most[0].record.to_json().len() * 2 < RECORD_BYTES_MAX);
     let dealing = SignedDealing::create(&ENGINE, &plan, &most[0].key, &mut rng(1)).unwrap();
@@ -171,7 +171,7 @@ fn a_record_that_was_changed_is_refused() {
     assert!(swapped("address").contains("signature of the record"));
     assert!(swapped("signature").contains("signature of the record"));
 
-    // A key pair of somebody else's, with a proof for this node: only the node's signature tells.
+    // Another party's key pair, with a proof for this node: only the node's signature shows it.
     let (public, _) = generate_key_pair(record.node_id().as_slice(), &mut rng(99));
     let mut file: Value = serde_json::from_str(&record.to_json()).unwrap();
     file["encryption_key"] = json!(hex::encode(public.to_bytes()));
@@ -251,7 +251,7 @@ fn a_genesis_that_was_changed_is_refused_and_what_was_changed_is_named() {
             "order of the plan's nodes",
             None,
         ),
-        // A dealing fewer is another key: the transcript tells.
+        // One dealing fewer makes another key: the transcript differs.
         (
             |file| drop(file["dealings"].as_array_mut().unwrap().pop()),
             "not the one that the dealings give",

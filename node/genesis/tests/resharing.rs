@@ -51,7 +51,7 @@ impl Subnet {
             .unwrap()
     }
 
-    /// In the block of `leader`, as voters and then everybody see it.
+    /// Applies the payload in the block of `leader`: voters check it, then all members apply it.
     fn apply(&mut self, leader: usize, payload: &[u8]) -> bool {
         let leader = NodeIndex(leader as u32);
         let checked = self.summary.check(&ENGINE, leader, payload, &mut rng(1));
@@ -78,7 +78,7 @@ impl Subnet {
         self.summary.check(&ENGINE, leader, payload, &mut rng(1)).err().unwrap().to_string()
     }
 
-    /// As the epoch ends: everybody opens its share and moves its key on.
+    /// Ends the epoch: each member opens its share and advances its key.
     fn close(&mut self) {
         let before = self.summary.key_epoch();
         self.summary.close_epoch();
@@ -200,7 +200,7 @@ fn what_must_not_count_is_refused_and_changes_nothing() {
     let mut subnet = Subnet::new(4, 4);
     let [zero, one, two, three] = [0, 1, 2, 3].map(|dealer| subnet.deal(dealer));
     for (leader, payload, words) in [
-        // Somebody else's: the proofs are bound to their dealer.
+        // Another dealer's: the proofs are bound to their dealer.
         (1, zero.clone(), "dealer 1 fails"),
         (4, zero.clone(), "member 4 is not one of the 4"),
         (0, vec![], "cut off"),
@@ -287,7 +287,7 @@ fn the_first_in_the_chain_count_whatever_anybody_saw_first() {
         }
         assert_eq!(other.summary.to_bytes(), one.summary.to_bytes());
     }
-    // Another order of the same three comes to the same; other three do not.
+    // Another order of the same three gives the same result; other three do not.
     for (order, same) in [([3, 2, 0], true), ([1, 2, 0], false)] {
         let mut other = Subnet::new(4, 4).summary;
         for dealer in order {
@@ -457,7 +457,7 @@ fn a_change_that_must_not_be_is_refused_and_says_why() {
     assert!(refusal(&subnet, &subnet.change(&many, &[], &all)).contains("65 members after"));
     assert!(subnet.summary.members_after(&subnet.change(&many[1..], &[], &all)).is_ok());
 
-    // An address or an encryption key that somebody has.
+    // An address or an encryption key of another member.
     let key = *subnet.summary.public_key();
     let of = |record: NodeRecord| MembershipChange::new(&key, 0, vec![record], vec![]).unwrap();
     let five = node(5);
@@ -471,7 +471,7 @@ fn a_change_that_must_not_be_is_refused_and_says_why() {
     );
     let mut strange = subnet.change(&[5], &[], &all);
     strange.sign(&five.key).unwrap();
-    assert!(refusal(&subnet, &strange).contains("which is no member"));
+    assert!(refusal(&subnet, &strange).contains("is not a member"));
     let good = subnet.change(&[5], &[], &all);
     let mut file: serde_json::Value = serde_json::from_str(&good.to_json()).unwrap();
     file["add"][0] = serde_json::from_str(&record(6).to_json()).unwrap();
