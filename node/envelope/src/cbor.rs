@@ -1,11 +1,11 @@
 //! CBOR (RFC 8949), read strictly and within bounds, and written canonically enough.
 //!
-//! The reader turns a body into [`Value`]s that borrow from it. What it accepts is what the
+//! The reader turns a body into [`Value`]s that borrow from it. It accepts everything that the
 //! interface specification's encodings can contain: unsigned and negative integers, byte and text
 //! strings, arrays, maps, and null or undefined, which both mean "field omitted". Indefinite
 //! lengths are accepted because some clients' encoders write nothing else. Floats, booleans,
-//! unknown tags, duplicate keys, map keys that are neither text nor integers, bytes after the
-//! item and truncated items are refused, each with the offset at which reading stopped.
+//! unknown tags, duplicate keys, map keys that are neither text nor integers, bytes after the item
+//! and truncated items are refused, each with the offset at which reading stopped.
 //!
 //! Two bounds keep a small body from becoming a large tree: nesting depth, which also bounds the
 //! stack, and the number of items. Lengths announced by the body are compared with what is left of
@@ -109,13 +109,13 @@ pub enum CborError {
     Unexpected {
         /// Byte offset in the body, at or within the refused item.
         offset: usize,
-        /// What was found, for the message.
+        /// The unexpected item, for the message.
         what: &'static str,
     },
 }
 
 impl<'a> Value<'a> {
-    /// What the item is, for error messages.
+    /// Kind of the item, for error messages.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Nat(_) => "a natural number",

@@ -3,16 +3,16 @@
 //!
 //! Decoding checks form only: that fields exist, have their types and keep their bounds. Nothing
 //! here is trusted; whether the signatures hold is decided in [`crate::auth`]. The request id is
-//! always computed here from the content as sent, never taken from outside.
+//! always computed here from the content as sent, never taken from the request.
 //!
-//! Fields the specification does not name are hashed into the request id when they stand in the
-//! content, and ignored when they stand in the envelope around it, which no signature covers. In a
+//! Fields the specification does not name are hashed into the request id when they are in the
+//! content, and ignored when they are in the envelope around it, which no signature covers. In a
 //! delegation they are refused: a restriction that is not understood must not be dropped.
 //!
-//! What goes on from here to the ingress pool, to other nodes and into blocks is the canonical form
-//! ([`canonical`]): content and the three known fields around it, nothing else, and written in one
-//! way. So what nobody signed and nobody reads takes no room anywhere, and a peer that hands on
-//! anything else is at fault.
+//! The canonical form ([`canonical`]) is passed on to the ingress pool, to other nodes and into
+//! blocks: content and the three known fields around it, nothing else, in a single encoding. So
+//! data that is not signed or not read takes no room anywhere, and a peer that forwards any other
+//! form is at fault.
 
 use ic_principal::Principal;
 use limits::GatewayLimits;
@@ -26,7 +26,7 @@ use crate::{
 
 /// Levels of nesting; the deepest form of the interface has six.
 const DEPTH_MAX: usize = 16;
-/// Items of an envelope besides paths and delegations.
+/// Items of an envelope in addition to paths and delegations.
 const ITEMS_BASE: usize = 128;
 
 /// Bounds of one envelope, taken from the limits table.
@@ -71,7 +71,7 @@ impl EnvelopeBounds {
 /// A decoded envelope.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Envelope {
-    /// What is asked.
+    /// The content of the request.
     pub content: Content,
     /// Hash of the content as it was sent.
     pub request_id: RequestId,
@@ -95,7 +95,7 @@ pub struct Content {
     pub request: Request,
 }
 
-/// What is asked.
+/// The kind of a request, with its fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
     /// An update call, `request_type: "call"`.
@@ -141,7 +141,7 @@ pub struct SignedSenderInfo {
     pub sig: Vec<u8>,
 }
 
-/// What a delegation allows besides its targets.
+/// Permissions of a delegation in addition to its targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Permissions {
     /// Every kind of request.
@@ -195,9 +195,9 @@ pub enum EnvelopeError {
     WrongType {
         /// Name of the field with the wrong type.
         field: &'static str,
-        /// What it is.
+        /// The type found.
         found: &'static str,
-        /// What it must be.
+        /// The type expected.
         expected: &'static str,
     },
     /// A byte string longer than the 29 bytes of a principal.
@@ -211,7 +211,7 @@ pub enum EnvelopeError {
     /// Unknown kind of request.
     #[error("`request_type` is \"{found}\"; it must be \"call\", \"query\" or \"read_state\"")]
     UnknownRequestType {
-        /// What was sent, cut to 32 characters.
+        /// The type as sent, cut to 32 characters.
         found: String,
     },
     /// A list or blob beyond its limit.
@@ -230,7 +230,7 @@ pub enum EnvelopeError {
          so the delegation is invalid"
     )]
     UnknownPermissions {
-        /// What was sent, cut to 32 characters.
+        /// The value as sent, cut to 32 characters.
         found: String,
     },
     /// A delegation with a field that is not defined.

@@ -16,7 +16,7 @@ use thiserror::Error;
 use crate::MethodCall;
 use crate::candid_wire::{self, Bounds, Cost, Refusal};
 
-/// What the URL names.
+/// The target in the URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effective {
     /// The effective canister id of a URL with `/canister/<id>/`.
@@ -92,7 +92,7 @@ pub enum EffectiveError {
          (aaaaa-aa); use /canister/<effective canister id>/"
     )]
     NotForSubnet {
-        /// What it serves.
+        /// The methods served there.
         allowed: &'static str,
     },
 }

@@ -21,7 +21,7 @@ pub type Hash = [u8; 32];
      maps with text keys"
 )]
 pub struct NotHashable {
-    /// What was met.
+    /// The unsupported item.
     pub what: &'static str,
 }
 

@@ -1,10 +1,10 @@
-//! Envelopes: what a client signs, and what follows from it.
+//! Envelopes: the signed requests of clients, and the facts derived from them.
 //!
 //! A request of the interface specification comes as an envelope around its content. This crate
-//! says what an envelope is, what its request id is, whether its sender is who it claims to be, and
-//! which canister it is for; and it reads the Candid messages of clients and canisters
-//! ([`candid_wire`]). It is one set of rules for whoever meets envelopes: the HTTP
-//! interface, agreement between nodes, and the replay of a block log.
+//! defines envelopes and their request ids, authenticates the sender, and determines the canister
+//! that a request is for; and it reads the Candid messages of clients and canisters
+//! ([`candid_wire`]). The HTTP interface, agreement between nodes, and the replay of a block log
+//! use the same rules.
 //!
 //! ```text
 //! bytes -> cbor -> decode: Envelope -> auth: Authenticated -> effective: the id it is for
@@ -12,11 +12,11 @@
 //!                    hash: request id, canonical form            verify: a call as execution takes it in
 //! ```
 //!
-//! Everything here is a function of the bytes, a key, ids and limits that are handed in. Input is
-//! bounded before it is decoded ([`EnvelopeBounds`]), and what cannot be decoded is refused with
-//! the place and the reason.
+//! Everything here is a function of the bytes, a key, ids and limits that are passed in. Input is
+//! bounded before it is decoded ([`EnvelopeBounds`]), and undecodable input is refused with the
+//! place and the reason.
 //!
-//! What it must never know: HTTP, clocks, the state, how calls are ordered.
+//! It must never know HTTP, clocks, the state, or how calls are ordered.
 
 pub mod auth;
 pub mod candid_wire;

@@ -28,7 +28,7 @@ impl<'a> Encoded<'a> {
         cbor::decode(bytes, hash_tree_bounds()).map(Self)
     }
 
-    /// The tree, if it is one. Whether its labels are in order nobody looks at.
+    /// The tree, if it is one. The order of its labels is not checked.
     pub fn tree(&self) -> Option<HashTree<&[u8]>> {
         crate::auth::hash_tree(&self.0)
     }

@@ -1,7 +1,7 @@
-//! Calls that did not come over HTTP: from another node of the subnet, or out of the block log.
+//! Calls that did not come over HTTP: from another node of the subnet, or from the block log.
 //!
-//! Nodes hand calls on as their senders signed them, and each verifies for itself, by the rules of
-//! the call endpoint. What was verified once and is read again (to execute it) is only decoded.
+//! Nodes forward calls as their senders signed them, and each verifies them itself, by the rules of
+//! the call endpoint. A verified call that is read again (to execute it) is only decoded.
 
 use std::time::Duration;
 
@@ -40,13 +40,13 @@ enum Reason {
     Effective(#[from] EffectiveError),
 }
 
-/// What agreement asks of envelopes, which it carries and does not look into. Its tests put calls
+/// The interface of agreement to envelopes, which it carries as opaque bytes. Its tests put calls
 /// of their own there; in a node it is [`CallVerifier`].
 pub trait Envelopes: Send + Sync {
-    /// What a call asks for that was verified before.
+    /// Decodes a call that was verified before.
     ///
     /// # Errors
-    /// When it cannot have been.
+    /// When it cannot have been verified.
     fn read(&self, signed: &SignedIngress) -> Result<Ingress, String>;
 
     /// The name of a call, and at which block times it may be in a block, if its sender signed it
@@ -58,10 +58,10 @@ pub trait Envelopes: Send + Sync {
     /// Why no block may hold it.
     fn verify(&self, signed: &SignedIngress) -> Result<(IngressId, Validity), String>;
 
-    /// What an unverified call claims to be, and when it would be valid. Cheap.
+    /// Identity of an unverified call as it claims, and when it would be valid. Cheap.
     ///
     /// # Errors
-    /// When it is no call.
+    /// When it is not a call.
     fn claim(&self, signed: &SignedIngress) -> Result<(IngressId, Validity), String>;
 }
 
@@ -123,10 +123,10 @@ impl CallVerifier {
         Ok(Envelope::decode(&signed.envelope, &self.bounds)?)
     }
 
-    /// What the envelope asks for and when that may be, if its sender signed it and the subnet
-    /// would take it from a client. Takes the time of a signature or two. The same on every
-    /// node and at any time: it depends on the bytes, the subnet's key and ids, and limits that
-    /// members compare.
+    /// The call of the envelope and its validity, if its sender signed it and the subnet would
+    /// accept it from a client. Takes the time of a signature or two. The same on every node and at
+    /// any time: it depends on the bytes, the subnet's key and ids, and limits that members
+    /// compare.
     pub fn verify(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), CallError> {
         let envelope = self.decode(signed)?;
         if canonical(&signed.envelope, &self.bounds).map_err(Reason::from)? != signed.envelope {
@@ -154,8 +154,8 @@ impl CallVerifier {
         Ok((ingress(id, expiry, signed.effective_canister_id, call, authenticated), validity))
     }
 
-    /// What the envelope claims to ask for, and when that would be valid; [`Self::verify`] says
-    /// whether it holds.
+    /// The unverified call of the envelope, and when it would be valid; [`Self::verify`] verifies
+    /// it.
     pub fn read_claim(&self, signed: &SignedIngress) -> Result<(Ingress, Validity), CallError> {
         let envelope = self.decode(signed)?;
         let validity = auth::validity(&envelope, &self.auth);

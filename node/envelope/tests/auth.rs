@@ -127,7 +127,7 @@ fn assertion(payload: &[u8], sign: impl Fn(&[u8]) -> Vec<u8>) -> Vec<u8> {
 }
 
 #[test]
-#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+#[expect(clippy::too_many_lines, reason = "one story, in order")]
 fn web_authentication_keys_of_all_three_kinds() {
     use serde_cbor::Value::{Bytes, Integer};
     let random = ring::rand::SystemRandom::new();
@@ -325,7 +325,7 @@ fn canister_signatures_with_and_without_a_subnet_delegation() {
     refused(&Canister { range: (canister(1), canister(6)), sharded: false, ..delegated() });
     refused(&Canister { subnet_type: Some("cloud_engine"), ..delegated() });
     refused(&Canister { subnet_type: None, ..delegated() });
-    // More than 4,096 items are not decoded, whoever signed them.
+    // More than 4,096 items are not decoded, whatever the signer.
     ok(&Canister { beside: 100, ..delegated() });
     refused(&Canister { beside: 1_000, ..delegated() });
 
@@ -484,7 +484,7 @@ impl Chain {
 }
 
 #[test]
-#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+#[expect(clippy::too_many_lines, reason = "one story, in order")]
 fn delegation_chains_and_their_restrictions() {
     let chain = Chain::of(&[1, 2, 3]);
     let sender = chain.sender();

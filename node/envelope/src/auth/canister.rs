@@ -63,7 +63,7 @@ struct Certificate<'a> {
     delegation: Option<(&'a [u8], &'a [u8])>,
 }
 
-/// What a certificate says of a canister, once it is verified.
+/// Verified content of a certificate about a canister.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertifiedData {
     /// The canister's certified data, at most 32 bytes.
@@ -100,7 +100,7 @@ pub(crate) fn tree<'a>(value: &'a Value<'a>) -> Option<Tree<'a>> {
     }
 }
 
-/// Whether labels rise strictly on each level and no leaf stands beside another node
+/// Whether labels rise strictly on each level and each leaf is the only node of its level
 /// (specification, `well_formed`).
 fn well_formed(node: &HashTreeNode<&[u8]>) -> bool {
     fn forest<'t>(node: &'t HashTreeNode<&[u8]>, last: &mut Option<&'t [u8]>) -> bool {
@@ -141,7 +141,7 @@ fn found<'t>(tree: &'t Tree<'_>, path: &[&[u8]]) -> Option<&'t [u8]> {
     }
 }
 
-/// Whether `canister` lies in one of the ranges of a CBOR-encoded list of closed intervals.
+/// Whether `canister` is in one of the ranges of a CBOR-encoded list of closed intervals.
 fn in_ranges(encoded: &[u8], canister: &[u8]) -> bool {
     let Ok(ranges) = cbor::decode(encoded, RANGES_BOUNDS) else { return false };
     ranges.as_array().is_some_and(|ranges| {
@@ -204,7 +204,7 @@ impl CertificateVerifier {
         self.check_certificate(&certificate, &key.canister_id)
     }
 
-    /// What `encoded`, a certificate in CBOR, says of the canister; `None` unless it is signed for
+    /// Data about the canister in `encoded`, a certificate in CBOR; `None` unless it is signed for
     /// it.
     pub(crate) fn certified_data(
         &self,

@@ -52,7 +52,7 @@ pub(crate) fn hash_tree<'a>(value: &'a Value<'a>) -> Option<HashTree<&'a [u8]>> 
     canister::tree(value)
 }
 
-/// What authentication rests on.
+/// Parameters of authentication.
 #[derive(Debug)]
 pub struct AuthConfig {
     /// How far ahead of the node's clock a request may expire.
@@ -63,7 +63,7 @@ pub struct AuthConfig {
 }
 
 impl AuthConfig {
-    /// `root_key` is what canister signatures are verified against.
+    /// `root_key` verifies canister signatures.
     pub fn new(
         root_key: nidkg::PublicKey,
         ingress_expiry: Duration,
@@ -72,9 +72,9 @@ impl AuthConfig {
         Self { ingress_expiry, ingress_drift, certificates: CertificateVerifier::new(root_key) }
     }
 
-    /// What a certificate in CBOR says of a canister, by the root key; `None` when it is no
-    /// certificate, not signed for that canister, or silent about it. Takes a millisecond the first
-    /// time a certificate is seen.
+    /// Data about a canister in a certificate in CBOR, verified with the root key; `None` when it
+    /// is an invalid certificate, not signed for that canister, or without data about it. Takes a
+    /// millisecond the first time a certificate is seen.
     pub fn certified_data(
         &self,
         certificate: &[u8],
@@ -125,7 +125,7 @@ pub enum AuthError {
          are nanoseconds since 1970-01-01. Sign the request again with a later expiry."
     )]
     Expired {
-        /// What was sent.
+        /// The expiry as sent.
         expiry: u64,
         /// The node's time.
         now: u64,
@@ -137,7 +137,7 @@ pub enum AuthError {
          the request again with an earlier expiry."
     )]
     TooFarAhead {
-        /// What was sent.
+        /// The expiry as sent.
         expiry: u64,
         /// The node's time.
         now: u64,
@@ -157,7 +157,7 @@ pub enum AuthError {
     Unsigned {
         /// The `sender` that the content states.
         sender: Principal,
-        /// What is missing.
+        /// The missing field.
         field: &'static str,
     },
     /// The key does not belong to the sender.
@@ -171,9 +171,9 @@ pub enum AuthError {
     /// An unacceptable key.
     #[error("{which}: {error}")]
     Key {
-        /// Where it stands.
+        /// The field or delegation of the key.
         which: String,
-        /// What is wrong with it.
+        /// Error of the key.
         error: KeyError,
     },
     /// A key occurs twice in the chain.
@@ -221,7 +221,7 @@ pub enum AuthError {
         which: String,
         /// Scheme of the key that should have signed.
         scheme: &'static str,
-        /// What should have been signed.
+        /// The content that should have been signed.
         over: &'static str,
     },
     /// Sender information without a canister key.
@@ -376,8 +376,7 @@ fn sender_info(request: &Request) -> Option<SenderInfo> {
         .map(|signed| SenderInfo { info: signed.info.clone(), signer: signed.signer })
 }
 
-/// What can be said of a chain without verifying a signature. Returns the intersection of its
-/// targets.
+/// Checks of a chain that need no signature verification. Returns the intersection of its targets.
 fn check_chain(
     pubkey: &[u8],
     chain: &[SignedDelegation],

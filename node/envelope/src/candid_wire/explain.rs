@@ -29,7 +29,7 @@ fn difference(
 ) -> Option<String> {
     let found = table.get(kind);
     match (expected.as_ref(), found) {
-        // What does not fit an option is none.
+        // A value that does not fit an option becomes null.
         (TypeInner::Opt(_) | TypeInner::Reserved, _) => None,
         (TypeInner::Record(fields), Some(Type::Record(found))) => fields.iter().find_map(|field| {
             path.push(name(&field.id));

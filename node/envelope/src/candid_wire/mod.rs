@@ -75,14 +75,14 @@ impl VectorBound {
     }
 }
 
-/// What one message may hold beyond the fixed bounds of this module.
+/// Bounds of one message in addition to the fixed bounds of this module.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Bounds<'a> {
     /// Bounds of vectors by the name of their field.
     pub vectors: &'a [VectorBound],
 }
 
-/// What reading messages took.
+/// Cost of reading messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     /// Types, fields and values.
@@ -116,7 +116,7 @@ pub enum Refusal {
     Invalid {
         /// Where reading stopped.
         at: usize,
-        /// What is wrong there.
+        /// The violated rule.
         what: &'static str,
     },
     /// More of something than a bound of this module.

@@ -22,7 +22,7 @@ pub(super) struct Walk {
     pub(super) number_bytes: u64,
 }
 
-/// What is left of a value that has values in it.
+/// The rest of a composite value.
 #[derive(Clone, Copy, Debug)]
 enum Frame {
     /// Of a record.
@@ -51,8 +51,8 @@ impl Walk {
     /// Reads all of `message`.
     ///
     /// # Errors
-    /// When it is not within `bounds` or those of this module. What it took is added to `cost` in
-    /// any case.
+    /// When it is not within `bounds` or those of this module. The cost is added to `cost` in any
+    /// case.
     pub(super) fn run(
         message: &[u8],
         bounds: Bounds<'_>,

@@ -1,4 +1,4 @@
-//! What clients and subnets sign, for tests: keys, certificates, envelopes.
+//! Signed data of clients and subnets, for tests: keys, certificates, envelopes.
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
