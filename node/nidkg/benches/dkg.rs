@@ -1,7 +1,7 @@
-//! What each step of a key generation costs: `make bench-dkg`.
+//! Cost of each step of a key generation: `make bench-dkg`.
 //!
 //! Criterion runs every step; each run's CPU time (of the whole process) and wall time are kept,
-//! and the table at the end has their medians beside the target and the reference's figure.
+//! and the table at the end has their medians, the target and the reference's figure.
 //! `DKG_BENCH_NODES=4,13` measures fewer sizes, a filter as argument fewer steps.
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -217,9 +217,9 @@ fn measure(criterion: &mut Criterion, nodes: u32, threads: usize) -> u64 {
     engine.table_bytes()
 }
 
-/// What a second thread gains, on create, verify and load at 40 nodes. One thread, two threads, and
-/// two independent single threads take turns, so that whatever else the machine does meets all
-/// alike: the last says what its second core gives to this arithmetic when nothing is shared or
+/// The gain of a second thread, on create, verify and load at 40 nodes. One thread, two threads,
+/// and two independent single threads take turns, so that other load on the machine affects all
+/// alike: the last shows the gain of a second core for this arithmetic when nothing is shared or
 /// waited for.
 #[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 fn compare_threads() {

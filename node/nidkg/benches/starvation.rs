@@ -1,5 +1,5 @@
-//! What others on the machine notice of a key generation that runs flat out: `make
-//! bench-dkg-starvation`.
+//! Effect of a key generation at full load on other work of the machine:
+//! `make bench-dkg-starvation`.
 //!
 //! Two threads sign on a schedule, one with Ed25519 as a TLS server does for a handshake, one a
 //! share of the subnet's signature. Latency counts from when the signature was due, so that waiting
@@ -25,7 +25,7 @@ use rand_chacha::ChaCha20Rng;
 const NODES: u32 = 40;
 const INTERVAL: Duration = Duration::from_millis(2);
 
-/// Signs on schedule until told to stop; latencies in nanoseconds.
+/// Signs on schedule until `stop` is set; latencies in nanoseconds.
 fn on_schedule(stop: &AtomicBool, mut sign: impl FnMut()) -> Histogram<u64> {
     let mut latencies = Histogram::new(3).unwrap();
     let mut due = Instant::now() + INTERVAL;
@@ -44,7 +44,7 @@ fn measure(share: &SecretShare, beside: impl FnOnce()) -> [Histogram<u64>; 2] {
     let key = SigningKey::from_bytes(&[7; 32]);
     let message = state_root_message(&[7; 32]);
     thread::scope(|scope| {
-        // What a TLS 1.3 server signs is 64 spaces, a context string and a hash.
+        // A TLS 1.3 server signs 64 spaces, a context string and a hash.
         let handshake = scope.spawn(|| {
             on_schedule(&stop, || {
                 black_box(key.sign(&[32; 130]));

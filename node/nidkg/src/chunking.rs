@@ -12,7 +12,7 @@
 //!   y0^{z_beta}`
 //!
 //! `y0` is one hashed constant, where the paper draws it per proof: it only has to be a key whose
-//! secret nobody knows.
+//! secret is unknown.
 
 use rand::{CryptoRng, Rng, RngCore};
 use rayon::prelude::*;

@@ -35,7 +35,7 @@ pub(crate) struct Ciphertext {
     pub(crate) z: [G2Affine; CHUNKS],
 }
 
-/// What its maker knows and the proofs need.
+/// The dealer's secrets of a ciphertext, which the proofs need.
 pub(crate) struct Witness {
     pub(crate) r: Zeroizing<Vec<Scalar>>,
     pub(crate) chunks: Zeroizing<Vec<[u32; CHUNKS]>>,
@@ -91,7 +91,7 @@ fn identity(epoch: Epoch, hash: &Scalar) -> G2 {
     identity_of(LEVELS, epoch.0).add(&Parameters::get().f_hash.to_point().mul(hash))
 }
 
-/// What one ciphertext hides its chunks behind.
+/// Random scalars that hide the chunks of one ciphertext.
 pub(crate) struct Randomness {
     r: Zeroizing<Vec<Scalar>>,
     s: Zeroizing<Vec<Scalar>>,
@@ -151,7 +151,7 @@ fn row_of(points: &[G1Affine]) -> Row {
     row
 }
 
-/// What one receiver takes of one ciphertext: its own row, what is shared, and the hash.
+/// One receiver's part of one ciphertext: its own row, the shared points, and the hash.
 pub(crate) struct Received {
     pub(crate) row: Row,
     pub(crate) r: Row,

@@ -29,7 +29,7 @@ use crate::{
     threshold::{NodeIndex, PublicKey, SecretShare},
 };
 
-/// What one dealer sends to everybody. Decoded, not verified: see [`verify_dealings`].
+/// A dealer's message to all nodes. Decoded, not verified: see [`verify_dealings`].
 #[derive(Clone, PartialEq, Eq)]
 pub struct Dealing {
     /// `A_k`, as many as the threshold.
@@ -247,7 +247,7 @@ impl VerifiedDealing {
         self.dealer
     }
 
-    /// What was verified.
+    /// The verified dealing.
     pub fn dealing(&self) -> &Dealing {
         &self.dealing
     }
@@ -294,7 +294,7 @@ pub fn verify_dealings(
         .collect()
 }
 
-/// What needs no arithmetic.
+/// Checks that need no arithmetic.
 fn shape(session: &Session, dealer: NodeIndex, dealing: &Dealing) -> Result<(), DealingError> {
     if dealer.0 >= session.dealers() {
         return Err(DealingError::UnknownDealer { dealer, dealers: session.dealers() });

@@ -8,7 +8,7 @@ use crate::curve::{G1Affine, G2Affine, Scalar};
 /// Version of every encoding of this crate. A decoder knows this one only.
 pub(crate) const VERSION: u8 = 1;
 
-/// What an encoding holds.
+/// Kind of the encoded value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {

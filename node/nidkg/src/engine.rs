@@ -1,17 +1,17 @@
-//! Where the heavy work runs, and the memory it may hold.
+//! Where the heavy work runs, and its memory limit.
 //!
-//! Key generation would take every core for seconds, and whoever signs handshakes beside it would
-//! miss its deadlines. So it has a pool of its own with a stated share of the cores, at least one
-//! of which is left to others, and its threads run at a lower priority. Where there is a single
-//! core, the one thread also yields between items of work, each of which is bounded by a few
+//! Key generation would take every core for seconds, and threads that sign handshakes meanwhile
+//! would miss their deadlines. So it has a pool of its own with a stated share of the cores, at
+//! least one of which is left to others, and its threads run at a lower priority. Where there is a
+//! single core, the one thread also yields between items of work, each of which is bounded by a few
 //! milliseconds. Signing never enters this pool: see [`crate::SecretShare::sign`],
 //! [`crate::Committee::verify_share`] and [`crate::combine`], which run on the thread that calls
 //! them.
 //!
 //! Tables of receivers' keys are kept while the ledger's pool has room; without room the work is
-//! done without them, slower. They can be dropped at any time with [`Engine::drop_tables`] and come
-//! back when needed. The table of small logarithms is made for the moment of a search that needs a
-//! large one, out of the same pool.
+//! done without them, slower. They can be dropped at any time with [`Engine::drop_tables`] and are
+//! made again when needed. The table of small logarithms is made for the moment of a search that
+//! needs a large one, out of the same pool.
 
 use std::{
     collections::BTreeMap,
@@ -70,10 +70,10 @@ pub fn share_of_cores(cores: usize, percent: usize) -> NonZeroUsize {
     NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN)
 }
 
-/// Lets others go first: the calling thread becomes batch work of the given niceness with the
-/// longest time slice there is. A thread that wakes up to answer somebody has a shorter one, and
-/// need not wait until this one has used up its own. A kernel that does not know slices of tasks
-/// still takes the niceness; not being allowed to step back is no reason not to work.
+/// Yields to other threads: the calling thread becomes batch work of the given niceness with the
+/// longest time slice. A thread that wakes up to answer a request has a shorter one, and need not
+/// wait until this one has used up its slice. A kernel without slices per task still takes the
+/// niceness; if lowering the priority is not permitted, the thread works at its old one.
 fn step_back(nice: i32) {
     let nice = nice.clamp(0, 19);
     if nice == 0 {
@@ -179,7 +179,7 @@ impl Engine {
         self.memory.used_bytes()
     }
 
-    /// Gives all tables back. Whoever needs one makes it again.
+    /// Frees all tables. They are made again when needed.
     pub fn drop_tables(&mut self) {
         self.kept().clear();
         self.logarithms.take();

@@ -42,7 +42,7 @@ impl<P: Copy> Sum<P> {
     }
 }
 
-/// What is left of one dealing's equations.
+/// The remaining equations of one dealing.
 #[derive(Clone)]
 pub(crate) struct Folded {
     /// Coefficients of the generator of G1, of `y_0`, and of the receivers' keys.

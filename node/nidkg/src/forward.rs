@@ -2,16 +2,16 @@
 //! hierarchy of Boneh, Boyen and Goh).
 //!
 //! A secret key for a node of the tree opens everything encrypted to the leaves under it, and makes
-//! keys for its children, never for its parent. What is stored at epoch `e` is the smallest set of
+//! keys for its children, never for its parent. The key stored at epoch `e` is the smallest set of
 //! nodes that covers the leaves from `e` on: at most one per level. Moving on derives the new
-//! cover, each node with fresh randomness, and drops the old one; nothing that is left opens an
+//! cover, each node with fresh randomness, and drops the old one; the remaining keys open no
 //! earlier epoch.
 //!
-//! The node at path `t` holds, for `r` known to nobody, `a = g1^r`, `b = g2^x * F(t)^r`, and
-//! `f_i^r` for every level below it, with `F(t) = f_0 * product of f_i^{t_i}`. Below the leaves is
-//! one more level whose "bit" is a whole scalar, the hash of a ciphertext: see [`crate::cipher`].
-//! Without fresh randomness per node two nodes of a cover would give their parent away: the deeper
-//! one's level points divide the path back out of `b`.
+//! The node at path `t` holds, for an unknown `r`, `a = g1^r`, `b = g2^x * F(t)^r`, and `f_i^r` for
+//! every level below it, with `F(t) = f_0 * product of f_i^{t_i}`. Below the leaves is one more
+//! level whose "bit" is a whole scalar, the hash of a ciphertext: see [`crate::cipher`]. Without
+//! fresh randomness per node two nodes of a cover would reveal their parent: the deeper one's level
+//! points divide the path back out of `b`.
 
 use std::fmt;
 
@@ -116,8 +116,8 @@ impl fmt::Debug for EncryptionSecretKey {
     }
 }
 
-/// Makes a key pair. `owner` is bound into the proof of possession: whoever checks the key states
-/// whose it is.
+/// Makes a key pair. `owner` is bound into the proof of possession: a verifier of the key must
+/// state its owner.
 pub fn generate_key_pair(
     owner: &[u8],
     rng: &mut (impl RngCore + CryptoRng),
@@ -266,7 +266,7 @@ pub(crate) fn identity_of(depth: usize, path: u32) -> G2 {
         .fold(parameters.f0.to_point(), |sum, level| sum.add_affine(&parameters.f[level - 1]))
 }
 
-/// What opens ciphertexts of one epoch. Wiped when dropped.
+/// Decryption key of one epoch. Wiped when dropped.
 pub(crate) struct EpochKey {
     pub(crate) a: G1Affine,
     pub(crate) b: G2Affine,
@@ -326,9 +326,8 @@ impl EncryptionSecretKey {
         Ok(())
     }
 
-    /// Moves to the earliest epoch that is still needed, so that everything older is gone. Needs
-    /// that lie in the past are refused, because keeping them is impossible; with no need at
-    /// all nothing happens.
+    /// Moves to the earliest epoch that is still needed, so that everything older is gone. Needs in
+    /// the past are refused, because keeping them is impossible; without needs nothing happens.
     pub fn retain_active_keys(
         &mut self,
         needed: &[Epoch],
@@ -340,7 +339,7 @@ impl EncryptionSecretKey {
         Ok(self.epoch)
     }
 
-    /// What opens ciphertexts of `epoch`. Made for the moment, so it needs no fresh randomness.
+    /// Decryption key of `epoch`. Made for immediate use, so it needs no fresh randomness.
     pub(crate) fn for_epoch(&self, epoch: Epoch) -> Result<EpochKey, KeyError> {
         let past = KeyError::Past { asked: epoch.0, current: self.epoch.0 };
         if epoch < self.epoch {

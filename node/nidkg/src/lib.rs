@@ -16,17 +16,17 @@
 //! (Groth, ePrint 2021/339):
 //!
 //! 1. Every node has an encryption key pair with a proof of possession ([`generate_key_pair`]). Its
-//!    secret key moves forward through [`Epoch`]s, and what was encrypted to an epoch it has left
-//!    stays closed, whoever steals the key.
+//!    secret key moves forward through [`Epoch`]s, and ciphertexts of an epoch it has left stay
+//!    closed to anyone who steals the key.
 //! 2. All agree on a [`Session`]: who receives, the threshold, the epoch, and whether the key is
 //!    new or that of an older committee.
 //! 3. Dealers deal ([`create_dealing`]): each a random polynomial, or one through its share of the
 //!    old key; in public its coefficients in G2, encrypted to each receiver its share, in 16 chunks
 //!    of 16 bits, and the proofs that the chunks are small and are those shares.
-//! 4. Everybody verifies ([`verify_dealings`]); a refusal names the dealer and the check.
-//! 5. From enough verified dealings everybody makes the same [`Transcript`]
-//!    ([`create_transcript`]), which has the public keys of the new committee.
-//! 6. Each receiver loads its share out of it ([`Transcript::load`]).
+//! 4. All nodes verify ([`verify_dealings`]); a refusal names the dealer and the check.
+//! 5. From enough verified dealings all nodes make the same [`Transcript`] ([`create_transcript`]),
+//!    which has the public keys of the new committee.
+//! 6. Each receiver loads its share from it ([`Transcript::load`]).
 //!
 //! Heavy steps run in an [`Engine`], a pool of threads with a stated share of the cores and a
 //! ledger for its tables. Signing, verification and combination of signatures run on the thread

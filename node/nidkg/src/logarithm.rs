@@ -108,7 +108,7 @@ impl Table {
         None
     }
 
-    /// The logarithm of `element` if it lies in `low..=high`.
+    /// The logarithm of `element` if it is in `low..=high`.
     pub(crate) fn solve(&self, element: &Gt, low: i64, high: i64) -> Option<i64> {
         let centre = low + (high - low) / 2;
         let centred = element.mul(&self.power(-centre));
@@ -116,7 +116,7 @@ impl Table {
         self.segment(&centred, 0, half / self.stride() + 1).map(|found| found + centre)
     }
 
-    /// What one giant step covers.
+    /// Width of one giant step.
     fn stride(&self) -> u64 {
         2 * u64::from(self.count) - 1
     }

@@ -1,5 +1,4 @@
-//! What everybody computes the same: sizes of the scheme, and points whose discrete logarithms
-//! nobody knows.
+//! Common parameters: sizes of the scheme, and points with unknown discrete logarithms.
 
 use std::sync::LazyLock;
 
@@ -31,7 +30,7 @@ pub(crate) const fn sum_bound(receivers: usize) -> u64 {
     (receivers * CHUNKS) as u64 * ((1 << CHUNK_BITS) - 1) * ((1 << CHALLENGE_BITS) - 1)
 }
 
-/// Responses lie in `0..response_bound` (paper: `Z`). Twice `repetitions * S`, so that a prover has
+/// Responses are in `0..response_bound` (paper: `Z`). Twice `repetitions * S`, so that a prover has
 /// to draw its masks again in less than half of all cases.
 pub(crate) const fn response_bound(receivers: usize) -> u64 {
     2 * REPETITIONS as u64 * sum_bound(receivers)
@@ -82,7 +81,7 @@ impl Parameters {
         &PARAMETERS
     }
 
-    /// Bytes that stay resident once made, beside the engine's tables.
+    /// Bytes that stay resident once made, in addition to the engine's tables.
     const BYTES: usize =
         size_of::<Self>() + 2 * FixedBase::<G1>::BYTES + 2 * FixedBase::<G2>::BYTES;
 }

@@ -1,9 +1,8 @@
-//! The public polynomial of a committee, out of the public keys of its shares.
+//! The public polynomial of a committee, from the public keys of its shares.
 //!
-//! Share `i` is the value at `i + 1` of a polynomial whose value at 0 is the key. What a committee
-//! keeps are the values, times the generator of G2; software that wants the coefficients instead
-//! gets them by interpolation in the exponent: everything is public, so there is no more to it than
-//! arithmetic.
+//! Share `i` is the value at `i + 1` of a polynomial whose value at 0 is the key. A committee keeps
+//! the values, times the generator of G2; software that wants the coefficients instead gets them by
+//! interpolation in the exponent: everything is public, so this is only arithmetic.
 //!
 //! Bounds: `threshold^2` scalars of work, and as many multi-scalar multiplications of `threshold`
 //! points as there are coefficients. For 27 of 40 that is a fifth of a second on one thread, done

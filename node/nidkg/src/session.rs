@@ -1,4 +1,4 @@
-//! What all participants of one key generation agree on before it starts.
+//! A session: everything that all participants of one key generation agree on before it starts.
 
 use thiserror::Error;
 
@@ -119,12 +119,12 @@ impl Session {
         Ok(Self { id, epoch, threshold, receivers, source, digest: oracle.digest() })
     }
 
-    /// What was given.
+    /// The id given at construction.
     pub fn id(&self) -> &[u8; 32] {
         &self.id
     }
 
-    /// What dealings are encrypted to.
+    /// The epoch that dealings are encrypted to.
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
@@ -168,7 +168,7 @@ impl Session {
         &self.digest
     }
 
-    /// What a ciphertext of `dealer` is bound to.
+    /// The context that a ciphertext of `dealer` is bound to.
     pub(crate) fn context(&self, dealer: NodeIndex) -> [u8; 32] {
         Oracle::new("nidkg-v1-context")
             .bytes("session", &self.digest)

@@ -266,7 +266,7 @@ fn chunks_that_make_another_share_do_not_verify() {
     let shares: Vec<_> =
         (1..=4).map(|place| evaluate(&polynomial, &Scalar::from_u64(place))).collect();
     let mut chunks: Vec<_> = shares.iter().map(chunks_of).collect();
-    // Small, tied to its context, and wrong: only the proof of sharing can tell.
+    // Small, tied to its context, and wrong: only the proof of sharing detects it.
     chunks[0][4] ^= 1;
     let Stage { engine, session, rng, .. } = &mut stage;
     let wrong =

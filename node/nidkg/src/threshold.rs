@@ -94,7 +94,7 @@ static MINUS_G2: LazyLock<PreparedG2> =
     LazyLock::new(|| PreparedG2::new(&G2Affine::generator().neg()));
 
 /// A public key of G2: the subnet's, or that of one share. Always a member of the prime-order
-/// group, also when it was deserialized. Its point stays decoded beside the bytes, as every
+/// group, also when it was deserialized. Its point stays decoded alongside the bytes, as every
 /// verification needs it.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(try_from = "ByteArray<96>", into = "ByteArray<96>")]
@@ -143,8 +143,7 @@ pub struct SecretShare {
     key: min_sig::SecretKey,
 }
 
-/// What everybody knows of a dealt key: the public key, the threshold, and the public key of each
-/// share.
+/// Public data of a dealt key: the public key, the threshold, and the public key of each share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Committee {
     /// The subnet's public key.
@@ -223,7 +222,7 @@ impl SecretShare {
     }
 
     pub(crate) fn scalar(&self) -> Scalar {
-        // What a secret key holds is below the group order.
+        // The value of a secret key is below the group order.
         Scalar::from_be_bytes(&Zeroizing::new(self.to_bytes())).unwrap_or_default()
     }
 
@@ -241,8 +240,8 @@ impl SecretShare {
     }
 }
 
-/// Deals a fresh key to a committee of `nodes` with the given threshold. Whoever runs this knows
-/// the key for as long as it runs: a node may deal for itself alone, never for others.
+/// Deals a fresh key to a committee of `nodes` with the given threshold. The caller knows the key
+/// while this runs: a node may deal for itself alone, never for others.
 pub fn deal(
     nodes: u32,
     threshold: u32,

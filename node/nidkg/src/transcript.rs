@@ -1,10 +1,10 @@
-//! Transcripts: the outcome of a key generation, and how a node takes its share out of one.
+//! Transcripts: the outcome of a key generation, and how a node gets its share from one.
 //!
 //! A transcript holds the new committee's public keys and the ciphertexts of the dealings it is
 //! made of, compressed. A receiver decodes its own row and the randomizers of each ciphertext, and
 //! hashes the bytes of all other rows: a changed byte anywhere changes the identity the ciphertext
-//! was encrypted to, so that nothing comes out. What comes out is checked against the public key of
-//! the receiver's share.
+//! was encrypted to, so that nothing can be decrypted. The result is checked against the public key
+//! of the receiver's share.
 //!
 //! Nodes must agree on a transcript before they load it; this crate does not say how.
 
@@ -200,8 +200,8 @@ impl Sealed {
         Self { dealer: dealing.dealer, bytes }
     }
 
-    /// What `receiver` needs. Membership in the group is what verification established; the pairing
-    /// ignores nothing but what it would have refused.
+    /// The part that `receiver` needs. Verification established membership in the group; the
+    /// pairing ignores only inputs that verification would have refused.
     fn received(
         &self,
         session: &Session,

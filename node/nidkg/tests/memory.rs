@@ -1,5 +1,5 @@
-//! What key generation holds in memory: tables take what was reserved of the ledger's pool and no
-//! more, and without room in the pool the same bytes come out.
+//! Memory of key generation: tables take only the memory reserved in the ledger's pool, and without
+//! room in the pool the results are the same.
 //!
 //! The program counts what it allocates, so there is one test in it: another one at the same time
 //! would be counted too.
@@ -54,13 +54,14 @@ const NODES: u32 = 40;
 /// The table of small logarithms, which is made without room too: nothing could be opened without
 /// it.
 const SMALL_TABLE_BYTES: usize = 64 << 10;
-/// Bookkeeping beside the tables themselves: maps, reference counts, reservations.
+/// Bookkeeping in addition to the tables themselves: maps, reference counts, reservations.
 const BOOKKEEPING_BYTES: usize = 16 << 10;
-/// What one run of the protocol may take beside the tables and the values it returns, however much
-/// room the pool has: the multiples, challenges and masks of the proofs of 14 dealings at once.
+/// The most that one run of the protocol may take in addition to the tables and the values it
+/// returns, however much room the pool has: the multiples, challenges and masks of the proofs of 14
+/// dealings at once.
 const WORKING_BYTES_MAX: usize = 8 << 20;
 
-/// What came out of a run, and what it took.
+/// Results and memory use of a run.
 struct Run {
     dealing: Vec<u8>,
     transcript: Vec<u8>,
@@ -90,7 +91,7 @@ fn run(cap_bytes: u64) -> Run {
     let share = transcript.load(&engine, &session, nidkg::NodeIndex(1), &nodes.secret[1]).unwrap();
     let peak = PEAK.load(SeqCst) - before;
 
-    // What is kept is what was reserved: giving the tables back frees that much and no more.
+    // The tables take exactly the reserved memory: dropping them frees that much and no more.
     let reserved = engine.table_bytes();
     assert!(reserved <= cap_bytes, "{reserved} of {cap_bytes}");
     assert_eq!(reserved, pool.used_bytes());
@@ -127,10 +128,10 @@ fn tables_take_what_was_reserved_and_a_pool_without_room_changes_no_byte() {
         assert!(other.signature == full.signature, "the share differs");
     }
     for run in others.iter().chain([&full]) {
-        println!("{} bytes of tables, {} besides", run.table_bytes, run.working_bytes);
+        println!("{} bytes of tables, {} in addition", run.table_bytes, run.working_bytes);
         assert!(
             run.working_bytes <= WORKING_BYTES_MAX,
-            "{} bytes besides {} of tables",
+            "{} bytes in addition to {} of tables",
             run.working_bytes,
             run.table_bytes
         );

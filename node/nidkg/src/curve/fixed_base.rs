@@ -14,7 +14,7 @@ const ROW: usize = 1 << (DIGIT_BITS - 1);
 /// 255 bits and the carry of the signed form.
 const ROWS: usize = 52;
 
-/// What a table needs of a group.
+/// Group operations that a table needs.
 pub(crate) trait TableGroup: Copy {
     type Affine: Copy + Default + PartialEq;
     const LIMBS: usize;

@@ -11,7 +11,8 @@ const SCALAR_BITS: usize = 255;
 /// Below this number of points a sum is one item of work.
 const DIGITS_MIN: usize = 32;
 
-/// Bits of a digit that make a sum of so many points cheapest: a few less than their number has.
+/// Bits of a digit that make a sum of `points` points cheapest: a few less than the bits of
+/// `points`.
 fn window(points: usize) -> usize {
     let bits = points.ilog2() as usize;
     if bits > 12 { bits - 3 } else { bits.saturating_sub(2).max(2) }
@@ -184,7 +185,7 @@ macro_rules! group {
                 })
             }
 
-            /// Hashes to a point of the group whose discrete logarithm nobody knows (RFC 9380).
+            /// Hashes to a point of the group with an unknown discrete logarithm (RFC 9380).
             pub(crate) fn hash(message: &[u8], domain: &[u8]) -> Self {
                 let mut out = $raw::default();
                 // SAFETY: lengths are those of the slices; there is no augmentation.

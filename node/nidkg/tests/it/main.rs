@@ -1,4 +1,4 @@
-//! Stories of key generations, told from outside the crate.
+//! Stories of key generations, through the public interface of the crate.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod support;
