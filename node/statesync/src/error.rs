@@ -40,7 +40,7 @@ pub enum ManifestError {
 }
 
 impl ManifestError {
-    /// Whether what lacks is descriptors of this process: they come back when others let go.
+    /// Whether this process is short of descriptors: they become available when others are closed.
     pub(crate) fn wants_descriptors(&self) -> bool {
         matches!(self, Self::Pages(pages::PagesError::TooManyOpenFiles { .. }))
     }

@@ -9,16 +9,16 @@
 //! sync/records                  the stream of records
 //! sync/pages/<id>.base          memories, where the page store will want them
 //! sync/state/blobs/<hash>       modules and chunks
-//! sync/state/messages/<number>  what large messages carry
+//! sync/state/messages/<number>  payloads of large messages
 //! sync/state/state.redb         made of the records at the end
 //! sync/complete                 everything above is durable: from here on the new state counts
 //! ```
 //!
-//! Every chunk is checked against the certified root before a byte of it is written, so whoever
-//! sent a wrong one is known at once. Which chunks are there already is not written down anywhere:
-//! whoever begins again, after a crash or with a newer manifest, looks at what is in the files,
-//! leaf by leaf, and believes hashes alone. Files that were cut short, written over or half written
-//! cost fetching what is wrong in them.
+//! Every chunk is checked against the certified root before a byte of it is written, so the sender
+//! of a wrong one is known at once. The set of fetched chunks is not recorded anywhere: a new
+//! attempt, after a crash or with a newer manifest, reads the files leaf by leaf, and trusts hashes
+//! alone. For files that were cut short, overwritten or half written, only their wrong parts are
+//! fetched again.
 //!
 //! A leaf that this node's own state has with the same hash is copied from there.
 //!
@@ -69,7 +69,7 @@ const STORE_CACHE_BYTES: u64 = 4 << 20;
 /// Rows read from the body at once.
 const ROWS_AT_ONCE: usize = 1024;
 
-/// Why an installation cannot go on. What is there stays, and beginning again goes on from it.
+/// Why an installation cannot continue. Fetched data stays, and a new attempt continues from it.
 #[derive(Debug, Error)]
 pub enum InstallError {
     /// The disk is full.
@@ -85,7 +85,7 @@ pub enum InstallError {
         action: &'static str,
         /// On which file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// A memory's file.
@@ -97,7 +97,7 @@ pub enum InstallError {
     /// The old state's modules.
     #[error(transparent)]
     Blobs(#[from] BlobError),
-    /// What the old state's messages carry.
+    /// The payloads of the old state's messages.
     #[error(transparent)]
     Payloads(#[from] PayloadError),
     /// The manifest has the certified root and cannot be read: the nodes that certified it run
@@ -116,7 +116,7 @@ pub enum InstallError {
          nodes of a subnet must have the same limits"
     )]
     Limit {
-        /// What is too large.
+        /// The object that is too large.
         what: &'static str,
         /// Bytes that it has.
         bytes: u64,
@@ -176,13 +176,13 @@ impl InstallError {
 /// Why a chunk was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Rejected {
-    /// It is not what the certified root leads to: whoever sent it is faulty.
+    /// It does not match the certified root: its sender is faulty.
     #[error("{chunk} has another hash than the certified manifest says")]
     Wrong {
         /// The chunk that came.
         chunk: ChunkId,
     },
-    /// It was not asked for, or is there already. Nobody's fault.
+    /// It was not requested, or is there already. Not a fault of the sender.
     #[error("{chunk} is not wanted")]
     NotWanted {
         /// The chunk that came.
@@ -190,19 +190,19 @@ pub enum Rejected {
     },
 }
 
-/// What came of a chunk that was not taken.
+/// Why a chunk was not accepted.
 #[derive(Debug, Error)]
 pub enum OfferError {
-    /// The chunk is not what was asked for, and whoever sent it is to blame.
+    /// The chunk was refused; [`Self::is_peer_fault`] decides whether its sender is at fault.
     #[error(transparent)]
     Rejected(#[from] Rejected),
-    /// This node failed; nobody is to blame.
+    /// This node failed; no peer is at fault.
     #[error(transparent)]
     Install(#[from] InstallError),
 }
 
 impl OfferError {
-    /// Whether whoever sent the chunk is to blame.
+    /// Whether the sender of the chunk is at fault.
     pub fn is_peer_fault(&self) -> bool {
         matches!(self, Self::Rejected(Rejected::Wrong { .. }))
     }
@@ -230,7 +230,8 @@ pub struct Installed {
     pub height: Height,
 }
 
-/// What this node has already, to be copied instead of fetched. Holds the files of its memories.
+/// State that this node has already, to be copied instead of fetched. Holds the files of its
+/// memories.
 pub struct LocalState {
     checkpoint: LoadedCheckpoint,
     layouts: BTreeMap<MemoryId, HeldLayout>,
@@ -330,9 +331,9 @@ pub struct StateInstaller {
 }
 
 impl StateInstaller {
-    /// Begins to install the state of `height` whose manifest has this certified root, or goes on:
-    /// whatever an earlier attempt fetched, for this height or another, is used as far as it is
-    /// right. `local` is a state to copy from.
+    /// Begins to install the state of `height` whose manifest has this certified root, or
+    /// continues: data that an earlier attempt fetched, for this height or another, is used as far
+    /// as it is correct. `local` is a state to copy from.
     ///
     /// # Errors
     /// When the disk fails, or another installation into this directory runs.
@@ -482,9 +483,9 @@ impl StateInstaller {
         Ok(())
     }
 
-    /// Makes the state durable and puts it in the place of the one that is there, which nobody may
-    /// have open. On an error before the swap the old state counts and everything fetched is
-    /// kept; after a crash in the middle of it [`complete_install`] ends it.
+    /// Makes the state durable and replaces the old one, which must not be open. On an error before
+    /// the swap the old state stays valid and everything fetched is kept; after a crash during the
+    /// swap [`complete_install`] completes it.
     ///
     /// # Errors
     /// When chunks are missing, the old state is in use, or the disk fails.
@@ -500,13 +501,13 @@ impl StateInstaller {
         Ok(installed)
     }
 
-    /// Makes the state durable and whole beside the one that is there, which may be in use. From
-    /// here on it counts: the next [`complete_install`] puts it in place, and whatever the old
-    /// one becomes until then is lost.
+    /// Makes the state durable and complete alongside the old one, which may be in use. From here
+    /// on the new state is valid: the next [`complete_install`] puts it in place, and changes of
+    /// the old one until then are lost.
     ///
     /// # Errors
-    /// When chunks are missing or the disk fails: then the old state counts, and everything fetched
-    /// is kept.
+    /// When chunks are missing or the disk fails: then the old state stays valid, and everything
+    /// fetched is kept.
     pub fn prepare(mut self) -> Result<Installed, InstallError> {
         let Stage::Leaves { header, plan, .. } = &self.stage else {
             return Err(InstallError::Incomplete { missing: 1 });
@@ -776,7 +777,7 @@ impl std::fmt::Debug for StateInstaller {
     }
 }
 
-/// What a look at a leaf found.
+/// Result of a look at a leaf.
 enum Look {
     Missing(ChunkId),
     There,

@@ -1,4 +1,4 @@
-//! A state at the height of a manifest, kept as it was while the node goes on, and its chunks.
+//! A state at the height of a manifest, kept unchanged while the node continues, and its chunks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,13 +19,13 @@ pub struct Pinned {
     pub layouts: BTreeMap<MemoryId, HeldLayout>,
     /// Modules and uploaded chunks that the state names.
     pub blobs: BTreeSet<BlobHash>,
-    /// Where those lie.
+    /// Store of those blobs.
     pub blob_store: Arc<BlobStore>,
-    /// What large messages of that state carry, by number.
+    /// Payloads of large messages of that state, by number.
     pub payloads: Vec<Shared<StoredPayload>>,
-    /// Where it lies.
+    /// Store of those payloads.
     pub payload_store: Arc<PayloadStore>,
-    /// Keeps it there.
+    /// Keeps them there.
     pub payload_pin: PayloadPin,
 }
 
@@ -35,9 +35,9 @@ pub enum ServeError {
     /// Another height is shown, or none.
     #[error("the state of height {} is not kept{}", .asked.0, .newest.map_or_else(String::new, |newest| format!("; the newest is that of height {}", newest.0)))]
     NotKept {
-        /// What was asked for.
+        /// The requested height.
         asked: Height,
-        /// What there is.
+        /// The newest height that is kept.
         newest: Option<Height>,
     },
     /// The state has no such chunk.
@@ -45,7 +45,7 @@ pub enum ServeError {
     NoChunk {
         /// Of the state.
         height: Height,
-        /// What was asked for.
+        /// The requested chunk.
         chunk: ChunkId,
     },
     /// This node cannot read it.
@@ -53,9 +53,9 @@ pub enum ServeError {
     Unreadable {
         /// Of the state.
         height: Height,
-        /// What was asked for.
+        /// The requested chunk.
         chunk: ChunkId,
-        /// What the disk or the store said.
+        /// Error of the disk or the store.
         reason: String,
     },
 }

@@ -76,7 +76,8 @@ impl SnapshotSource {
     /// # Errors
     /// When the height is not kept, has no such chunk, or cannot be read.
     pub fn chunk(&self, height: Height, chunk: ChunkId) -> Result<Vec<u8>, ServeError> {
-        // Held for this chunk alone: a snapshot that is given up goes as soon as nobody is reading.
+        // Held for this chunk alone: a released snapshot is dropped as soon as it is not being
+        // read.
         self.find(height)?.chunk(chunk)
     }
 
@@ -107,7 +108,7 @@ impl SnapshotSource {
     /// A manifest is known; its state can be shown once the root is certified.
     pub fn computed(&self, snapshot: Arc<Snapshot>) {
         let before = self.lock().computed.replace(snapshot);
-        // What it held is freed outside the lock.
+        // Its resources are freed outside the lock.
         drop(before);
     }
 
@@ -147,8 +148,9 @@ impl SnapshotSource {
         drop(gone);
     }
 
-    /// A checkpoint wrote so many bytes of messages. A snapshot that is kept for a lease keeps what is
-    /// deleted in the store, so it goes when more than `bytes_max` came since it was replaced.
+    /// A checkpoint wrote `bytes` bytes of messages. A snapshot that is kept for a lease retains
+    /// deleted messages in the store, so it is released when more than `bytes_max` were written
+    /// since it was replaced.
     pub fn wrote_messages(&self, bytes: u64, bytes_max: u64) {
         let mut kept = self.lock();
         kept.written_beside_older = kept.written_beside_older.saturating_add(bytes);
@@ -160,7 +162,7 @@ impl SnapshotSource {
         drop(gone);
     }
 
-    /// Lets go of the snapshot that is kept for leases beside the newest.
+    /// Releases the snapshot that is kept for leases in addition to the newest.
     pub fn give_up_older(&self) {
         let mut kept = self.lock();
         let gone = kept.older.take();
@@ -170,7 +172,7 @@ impl SnapshotSource {
         drop(gone);
     }
 
-    /// Lets go of every snapshot, for this reason. The next manifest brings another.
+    /// Releases every snapshot, for this reason. The next manifest makes another.
     pub fn give_up(&self, reason: &'static str) {
         let mut kept = self.lock();
         let gone = (kept.computed.take(), kept.newest.take(), kept.older.take());
@@ -186,7 +188,7 @@ impl SnapshotSource {
         drop(gone);
     }
 
-    /// Lets go of every snapshot because the node stops.
+    /// Releases every snapshot because the node stops.
     pub fn close(&self) {
         let gone = std::mem::take(&mut *self.lock());
         drop(gone);

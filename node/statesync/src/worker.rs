@@ -135,7 +135,7 @@ impl Drop for ManifestWorker {
 
 fn work_on(shared: &Shared, store: &StateStore, snapshots: &SnapshotSource, job: Job) {
     let height = job.height;
-    // Should this thread panic, whoever waits is told.
+    // If this thread panics, waiting threads are notified.
     let told = TellOnPanic { shared, armed: true };
     let (mut attempts, mut without_descriptors) = (0, 0);
     let outcome = loop {
@@ -175,7 +175,7 @@ fn show(
         Ok(Some(checkpoint)) if checkpoint.height == height => {
             snapshots.computed(Arc::new(Snapshot::new(header, checkpoint, job.pinned)));
         }
-        // Nobody can fetch it here; what it is the root of is not less known.
+        // Peers cannot fetch it here; the root is known all the same.
         Ok(_) => {}
         Err(error) => tracing::warn!(%error, "a snapshot cannot be shown"),
     }

@@ -1,4 +1,4 @@
-//! What has to be there: an index over the manifest's body, which stays on disk, and two bits per
+//! The required leaves: an index over the manifest's body, which stays on disk, and two bits per
 //! leaf.
 
 use std::fs::File;
@@ -35,7 +35,7 @@ impl Planned {
         leaves_of(self.length)
     }
 
-    /// What a leaf counts for.
+    /// Bytes of a leaf in the progress.
     pub(super) fn leaf_bytes(&self, index: u32) -> u64 {
         stream_leaf_bytes(self.length, index).unwrap_or(LEAF_BYTES) as u64
     }

@@ -1,9 +1,9 @@
-//! Moving a complete state into the place of the old one, by steps any of which may be the last
-//! before a crash.
+//! Replacing the old state by a complete new one, in steps any of which may be the last before a
+//! crash.
 //!
 //! For each of `pages` and `state`: as long as `sync/<name>` is there it has not been moved in.
 //! Then whatever is at `<name>` is the old one, or nothing, because it was moved aside before the
-//! crash. So the same two renames, taken up anywhere, come to the same end.
+//! crash. So the same two renames, resumed at any point, have the same result.
 
 use std::io;
 use std::path::Path;
@@ -18,16 +18,16 @@ use super::staging::remove_dir;
 pub(super) const STAGING: &str = "sync";
 /// The file that says that the new state counts.
 pub(super) const COMPLETE: &str = "complete";
-/// What is moved in, and the names under which what was there is moved aside.
+/// Folders that are moved in, and the names to which the old ones are moved.
 const MOVED: [&str; 2] = ["pages", "state"];
 pub(super) const OLD: [&str; 2] = ["old-pages", "old-state"];
 
 /// Ends an installation that a crash interrupted after its state was complete. Every start of a
 /// node calls this before it opens its stores; without such an installation it does nothing, and
-/// what one that is not complete has fetched stays. True if a new state was put in place.
+/// the data of an incomplete one stays. True if a new state was put in place.
 ///
 /// # Errors
-/// When the disk fails; the next call goes on.
+/// When the disk fails; the next call continues.
 pub fn complete_install(data_dir: &Path) -> Result<bool, InstallError> {
     complete_install_on(&RealDisk, data_dir)
 }
@@ -35,7 +35,7 @@ pub fn complete_install(data_dir: &Path) -> Result<bool, InstallError> {
 /// The same on another disk.
 ///
 /// # Errors
-/// When the disk fails; the next call goes on.
+/// When the disk fails; the next call continues.
 pub fn complete_install_on(disk: &dyn Disk, data_dir: &Path) -> Result<bool, InstallError> {
     let staging = data_dir.join(STAGING);
     let complete = staging.join(COMPLETE);
