@@ -1,9 +1,9 @@
 //! Which addresses canisters may reach: those of the public network, and what the operator allows.
 //!
 //! A node stands in a network with services that trust their neighbours (its own among them), and
-//! whoever writes a canister chooses the URL. So an address is looked at after its name was resolved,
-//! and the connection goes to that very address: a name that says one thing now and another a moment
-//! later gains nothing.
+//! the author of a canister chooses the URL. So an address is checked after its name was resolved,
+//! and the connection goes to exactly that address: a name that resolves differently a moment later
+//! gains nothing.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -17,7 +17,7 @@ pub(crate) fn is_allowed(address: IpAddr, networks: &[IpNet]) -> bool {
         return true;
     }
     match (address, inner) {
-        // What is reached is the inner one.
+        // The inner address is the one that is reached.
         (_, Some(inner)) => is_public(inner),
         (address, None) => is_public(address),
     }

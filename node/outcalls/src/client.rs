@@ -37,7 +37,7 @@ use crate::{
     turns::{Turn, Turns},
 };
 
-/// What of a response is read before its headers are complete.
+/// Bytes of a response that are read before its headers are complete.
 const READ_BUFFER_BYTES: usize = 64 << 10;
 /// Addresses of one name that are tried.
 const ADDRESSES_MAX: usize = 4;
@@ -181,7 +181,7 @@ impl Client {
     }
 }
 
-/// What this machine lacks, whoever the server is.
+/// Whether the error is a shortage of this machine, independent of the server.
 fn is_of_this_machine(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let own = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS].map(Errno::raw_os_error);

@@ -16,7 +16,7 @@ use crate::certificates;
 
 const TIME: Duration = Duration::from_secs(20);
 
-/// A server that says the same to everybody, and tells what it was asked.
+/// A server that sends every client the same response, and reports the requests it got.
 struct Server {
     port: u16,
     asked: mpsc::Receiver<String>,
@@ -123,7 +123,7 @@ async fn a_response_comes_as_the_server_sent_it() {
     let header =
         |name: &str| got.headers.iter().find(|it| it.name == name).map(|it| it.value.as_str());
     assert_eq!((header("content-encoding"), header("x-a")), (Some("gzip"), Some("ä")));
-    // Nobody is followed.
+    // Redirects are not followed.
     let moved = plain(response("302 Found\r\nLocation: http://10.0.0.1/", b"")).await.unwrap();
     assert_eq!(moved.status, 302_u16);
     // In pieces, and until the connection closes.
@@ -276,7 +276,7 @@ async fn the_wait_for_the_resolver_is_no_time_of_the_request() {
     let outcall = outcall("https://localhost:1/".into());
     let asked = client.ask(&outcall, Duration::from_millis(1));
     let told = timeout(Duration::from_millis(200), asked).await;
-    assert!(told.is_err(), "it waits, and tells nothing: {told:?}");
+    assert!(told.is_err(), "it waits, and has no result: {told:?}");
     drop(turn);
     assert!(client.ask(&outcall, Duration::from_millis(1)).await.is_err());
 }

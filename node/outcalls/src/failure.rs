@@ -1,9 +1,10 @@
-//! Why there is no response, in words that are the same on every node that finds the same.
+//! Reasons for a missing response, in texts that are the same on every node that has the same
+//! failure.
 
 use state::{OutcallAnswer, Reject, RejectCode};
 use thiserror::Error;
 
-/// See the module. The texts are what the calling canister reads.
+/// See the module. The calling canister receives these texts.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Failure {
     /// Not a URL.
@@ -18,13 +19,13 @@ pub enum Failure {
     /// Private, local, or otherwise none that a canister may reach.
     #[error("Connecting to {0} is not allowed: it has no public address")]
     Address(String),
-    /// No name, no route, nobody who answers.
+    /// No name, no route, or no answer.
     #[error("Connecting to {0} failed")]
     Connect(String),
     /// No certificate that counts, or no common version.
     #[error("TLS with {0} failed")]
     Tls(String),
-    /// What came is no HTTP response, or ended early.
+    /// The data is not an HTTP response, or ended early.
     #[error("The http request to {0} failed")]
     Http(String),
     /// The server took too long.

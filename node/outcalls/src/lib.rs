@@ -5,15 +5,15 @@
 //!   -> client: connection, TLS, response within its bounds -> transform (a query) -> answer
 //! ```
 //!
-//! What a node finds out is its answer alone; whether it is the subnet's is agreed elsewhere. So two
-//! nodes that find the same must say the same: a failure is told in one of a few fixed texts
-//! ([`Failure`]), and what the machine says of it goes to the log. What this machine lacks
-//! (descriptors, a query worker) is no answer: the request is made again.
+//! The result of a node is only its own answer; the subnet's answer is agreed elsewhere. So two
+//! nodes with the same result must give the same answer: a failure is one of a few fixed texts
+//! ([`Failure`]), and the machine's own error goes to the log. A shortage of this machine
+//! (descriptors, a query worker) is not an answer: the request is made again.
 //!
-//! Bounds: requests made at once, and what they hold together, by `limits`; the response of each by
-//! what the canister asked for, while it is read, headers included; time for each. A request that
-//! finds no room waits. Redirects are not followed, and bodies are handed on as they came, packed or
-//! not. One connection serves one request: nothing is kept between requests.
+//! Bounds: requests made at once, and their memory together, by `limits`; the response of each by
+//! the canister's own limit, while it is read, headers included; time for each. A request without
+//! room waits. Redirects are not followed, and bodies are passed on as received, compressed or not.
+//! One connection serves one request: nothing is kept between requests.
 //!
 //! | to change | start at |
 //! |---|---|
@@ -41,14 +41,14 @@ pub use client::Client;
 pub use failure::Failure;
 pub use service::{Answers, NotTransformed, Service, Transform};
 
-/// What an operator allows beyond requests to public addresses by HTTPS.
+/// Requests that an operator allows beyond those to public addresses by HTTPS.
 #[derive(Clone, Debug, Default)]
 pub struct Allowed {
     /// Plain HTTP too, which anybody on the way can read and change.
     pub http: bool,
     /// Networks that may be reached although they are not public.
     pub networks: Vec<IpNet>,
-    /// Authorities that servers' certificates may come from, beside those that are built in.
+    /// Authorities that servers' certificates may come from, in addition to the built-in ones.
     pub roots: Vec<CertificateDer<'static>>,
 }
 

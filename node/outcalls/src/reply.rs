@@ -1,5 +1,6 @@
-//! What a canister gets of a server's response: the bounds of a response, what the canister's transform
-//! is handed, and the bounds of what comes back. The same of the same, whoever had the response.
+//! The canister's view of a server's response: the bounds of a response, the argument of the
+//! canister's transform, and the bounds of its result. The same input gives the same result on
+//! every node.
 
 use ic_management_canister_types::{HttpHeader, HttpRequestResult, TransformArgs};
 use state::{
@@ -16,7 +17,7 @@ const HEADERS_BYTES_MAX: usize = 48 << 10;
 /// Types and lengths in the encoding of a response.
 const ENCODING_BESIDE_BYTES: usize = 512;
 
-/// What is to be done with a response.
+/// The next step for a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Handed<'a> {
     /// The canister gets it so.
@@ -53,7 +54,7 @@ pub(crate) fn body_bytes_max(headers: &[HttpHeader], bytes_max: u64) -> Result<u
     bytes_max.checked_sub(bytes as u64).ok_or(Failure::HeaderBytes(bytes_max))
 }
 
-/// What is to be done with a response that is within its bounds.
+/// The next step for a response that is within its bounds.
 ///
 /// # Errors
 /// When it has no encoding: that is the answer.
@@ -67,7 +68,7 @@ pub fn handed(outcall: &Outcall, response: HttpRequestResult) -> Result<Handed<'
     encode(TransformArgs { response, context }, bytes).map(|arg| Handed::Transform(transform, arg))
 }
 
-/// What the canister gets of what its transform replied.
+/// The result for the canister of its transform's reply.
 ///
 /// # Errors
 /// When that is over the bound: that is the answer.
@@ -98,8 +99,8 @@ fn response_bytes(response: &HttpRequestResult) -> usize {
     response.body.len() + headers.sum::<usize>()
 }
 
-/// Of so many bytes, and little beside. Memory is taken at once, as growing would take more of it, and
-/// no more than two copies are there at a time.
+/// Encodes a value of `bytes` bytes and little more. Memory is taken at once, as growing would take
+/// more of it, and at most two copies exist at a time.
 fn encode<T: candid::CandidType>(value: T, bytes: usize) -> Result<Vec<u8>, Reject> {
     let failed = || {
         let what = "The response has no encoding in Candid".to_owned();

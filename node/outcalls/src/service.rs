@@ -40,7 +40,7 @@ const AGAIN: Duration = Duration::from_millis(500);
 const AGAIN_MOST: Duration = Duration::from_secs(8);
 /// Tries of a transform in which workers ended. Then this node has no answer.
 const DEATHS_MAX: u32 = 2;
-/// Of the places, and of the memory, a canister has one in so many.
+/// A canister may take one `PARTS`th of the places, and of the memory.
 const PARTS: u64 = 4;
 /// Between two looks for room, while requests wait for some.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -60,8 +60,8 @@ pub enum NotTransformed {
 
 /// Runs query methods of canisters.
 pub trait Transform: Send + Sync {
-    /// What the method of this canister makes of `arg`, asked by the management canister, in a state of
-    /// this height or later. Blocks.
+    /// Calls this method of the canister with `arg`, on behalf of the management canister, in a
+    /// state of this height or later. Blocks.
     ///
     /// # Errors
     /// See [`NotTransformed`].
@@ -73,12 +73,13 @@ pub trait Transform: Send + Sync {
     ) -> Result<Vec<u8>, NotTransformed>;
 }
 
-/// Takes what this node found out, with the memory that it holds.
+/// Takes this node's answer, with the memory that it holds.
 pub trait Answers: Send + Sync {
     /// See the trait.
     fn answer(&self, answer: OutcallAnswer, held: Reservation);
 
-    /// A request needs so many bytes of the room and does not find them: what can go leaves it.
+    /// A request needs `bytes` bytes of memory that are not free: releases memory that can be
+    /// released.
     fn make_room(&self, bytes: u64);
 }
 
@@ -104,11 +105,11 @@ struct Inner {
     news: Notify,
 }
 
-/// A request that was begun, until it is open no more.
+/// A started request, until it is no longer open.
 struct Begun {
     caller: CanisterId,
     task: JoinHandle<()>,
-    /// What it holds of the room; its answer does so when it is over.
+    /// Memory that it holds; its answer takes it over at the end.
     bytes: Arc<AtomicU64>,
 }
 
@@ -118,14 +119,14 @@ impl Drop for Begun {
     }
 }
 
-/// What was begun, and for whom last.
+/// Started requests, and the canister of the last one.
 #[derive(Default)]
 struct Begins {
     begun: BTreeMap<OutcallId, Begun>,
     last: Option<CanisterId>,
 }
 
-/// What a canister has of places and room.
+/// A canister's use of places and memory.
 #[derive(Clone, Copy, Default)]
 struct Part {
     places: u64,
@@ -264,7 +265,7 @@ impl Begins {
     }
 }
 
-/// What a request may hold until it is answered.
+/// The most memory that a request holds until it is answered.
 fn bytes_held(outcall: &Outcall) -> u64 {
     let context = outcall.transform.as_ref().map(|transform| transform.context.len() as u64);
     OutcallLimits::request_bytes(outcall.body.len() as u64, outcall.response_bytes_max(), context)
@@ -341,7 +342,7 @@ impl Place {
         Some(reply.and_then(|reply| reply::transformed(outcall, reply)))
     }
 
-    /// What the canister's own method makes of it.
+    /// Applies the canister's own method.
     async fn transform(
         &self,
         id: OutcallId,
@@ -361,7 +362,7 @@ impl Place {
             let ran = spawn_blocking(move || {
                 let run = || runs.transform((canister_id, since), &name, &arg);
                 let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
-                    Err(NotTransformed::Died("a defect of the node, which its log tells".into()))
+                    Err(NotTransformed::Died("a defect of the node; see its log".into()))
                 });
                 drop(turn);
                 (result, kept)

@@ -8,7 +8,7 @@ use state::{CallbackId, Origin, OutcallMethod, Time};
 use super::*;
 use crate::Allowed;
 
-/// Ends what it is asked as it was told to.
+/// Ends every transform with the configured result.
 struct Told(NotTransformed, AtomicU32);
 
 impl Transform for Told {
@@ -32,7 +32,7 @@ impl Answers for Nobody {
     fn make_room(&self, _: u64) {}
 }
 
-/// Keeps what is found out, and gives up what it holds besides when somebody needs it.
+/// Keeps the answers, and releases its extra memory when a request needs it.
 #[derive(Default)]
 struct Kept {
     answers: Mutex<Vec<OutcallAnswer>>,
@@ -168,7 +168,7 @@ impl Transform for Panics {
         _: &str,
         _: &[u8],
     ) -> Result<Vec<u8>, NotTransformed> {
-        panic!("as it was told to")
+        panic!("as configured")
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is sent, and to whom: the URL and the headers of a request.
+//! The target of a request and its content: the URL and the headers.
 
 use bytes::Bytes;
 use http_body_util::Full;

@@ -1,5 +1,5 @@
-//! Turns at what few may do at once, such as asking the system's resolver: one for each canister, so
-//! that none keeps all others from it.
+//! Turns at an operation with limited concurrency, such as a call of the system's resolver: one for
+//! each canister, so that none blocks all others.
 
 use std::{
     collections::BTreeSet,
@@ -26,7 +26,7 @@ pub(crate) struct Turn {
 }
 
 impl Turns {
-    /// So many at once.
+    /// At most `most` turns at once.
     pub(crate) fn new(most: usize) -> Self {
         Self(Arc::new(Inner { most, taken: Mutex::default(), over: Notify::new() }))
     }
