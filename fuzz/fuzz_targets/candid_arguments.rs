@@ -22,7 +22,7 @@ const VECTORS: &[VectorBound] = &[
 const BOUNDS: Bounds<'_> = Bounds { vectors: VECTORS };
 /// Types, fields and values.
 const ALL_STEPS_MAX: u64 = STEPS_MAX + (TYPES_MAX + FIELDS_MAX) as u64;
-/// What reading takes, however short the message is: types and fields here and in the library.
+/// Fixed memory of reading, for any message: types and fields here and in the library.
 const BESIDE_BYTES: usize = 4 << 20;
 
 #[derive(CandidType, Deserialize)]

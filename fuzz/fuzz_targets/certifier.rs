@@ -1,6 +1,6 @@
-//! Shares and certificates in any order, true and false, of members and of nobody: whatever a peer
-//! sends, a certificate that comes out verifies and is of the root this node signed, nothing is
-//! kept without bound, and the node thinks that it diverged only when more members than may be
+//! Shares and certificates in any order, valid and invalid, of members and of non-members: for any
+//! input of a peer, a resulting certificate verifies and has the root that this node signed, all
+//! retained data is bounded, and the node reports divergence only when more members than may be
 //! faulty signed another root.
 //!
 //! The input is a list of steps, four bytes each: what is done, a height, a member, a root.
@@ -34,7 +34,7 @@ fn root(number: u8) -> [u8; 32] {
     [number % 3; 32]
 }
 
-/// What a member that tells the truth signs for a root; made once for each.
+/// The share of an honest member for a root; made once for each.
 fn share(member: u32, number: u8) -> SignatureShare {
     static SHARES: LazyLock<Vec<SignatureShare>> = LazyLock::new(|| {
         let sign =
@@ -79,7 +79,7 @@ fuzz_target!(|bytes: &[u8]| {
                 own.insert(at.0, root(number));
                 certifier.sign(at, root(number)).map(|(_, certificate)| certificate)
             }
-            // A member's share; 4 and up is nobody's place.
+            // A member's share; 4 and up is not a member.
             1 | 2 => {
                 let from = u32::from(member % 6);
                 if from == 0 {
@@ -114,7 +114,7 @@ fuzz_target!(|bytes: &[u8]| {
         match done {
             Ok(Some(certificate)) => check(&certificate, &own),
             Ok(None) => {}
-            // It may be of an earlier height's shares, told when that height is executed.
+            // It may result from an earlier height's shares, returned when that height is executed.
             Err(_) => {
                 let dissents = own.iter().any(|(height, own)| {
                     let differs = |from: &u32| {
@@ -123,7 +123,7 @@ fuzz_target!(|bytes: &[u8]| {
                     };
                     (1..NODES).filter(differs).count() > (NODES - THRESHOLD) as usize
                 });
-                assert!(dissents, "nobody signed anything else");
+                assert!(dissents, "no member signed another root");
                 return;
             }
         }

@@ -1,4 +1,4 @@
-//! Comparisons of any values: every test gets one verdict, no probability lies outside 0 and 1, and
+//! Comparisons of any values: every test gets one verdict, no probability is outside 0 and 1, and
 //! the page has no markup of names.
 #![no_main]
 
@@ -10,7 +10,7 @@ use compare::{
 };
 use libfuzzer_sys::fuzz_target;
 
-/// A run from so many bytes: a name and a unit of one byte, and a value of eight.
+/// A run from these bytes: a name and a unit of one byte, and a value of eight.
 fn run(bytes: &[u8]) -> Run {
     let list = bytes.chunks_exact(9).map(|chunk| {
         let value = f64::from_le_bytes(chunk[1..].try_into().unwrap_or_default());

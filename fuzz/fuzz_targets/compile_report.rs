@@ -1,5 +1,5 @@
-//! What a compile child prints before it ends: whatever it is, and however the child ended, the
-//! node makes an artefact or an error of it, and the text of an error is bounded.
+//! The report that a compile child prints before it ends: for any report and any exit, the node
+//! makes an artefact or an error of it, and the text of an error is bounded.
 //!
 //! The first four bytes are the child's wait status.
 

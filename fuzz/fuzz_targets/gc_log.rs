@@ -1,5 +1,4 @@
-//! What a collector logs: a line of whatever kind is read without a fault, and what it says is
-//! finite.
+//! The log of a garbage collector: any line is read without a fault, and its figures are finite.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

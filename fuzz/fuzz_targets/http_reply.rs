@@ -1,5 +1,6 @@
-//! What a canister answers a browser's request, in Candid: it is read within bounds of memory and
-//! steps, what is said to lie in the reply does, and a token goes back no longer than it came.
+//! A canister's answer to a browser's request, in Candid: it is read within bounds of memory and
+//! steps, the ranges found are within the reply, and a token is returned no longer than it was
+//! received.
 //!
 //! The first byte says whether the rest is a response or a further piece of one.
 
@@ -20,7 +21,7 @@ const BOUNDS: HeaderBounds = HeaderBounds { lines: 96, bytes: 32 << 10 };
 const REPLY_BYTES_MAX: usize = 2 << 20;
 /// A token as it goes back: what is kept of it, and a few bytes around it.
 const TOKEN_BYTES_MAX: usize = (64 << 10) + 64;
-/// What reading takes, however long the reply is: types, header lines, a token and a name.
+/// Fixed memory of reading, for any length of the reply: types, header lines, a token and a name.
 const BESIDE_BYTES: usize = 512 << 10;
 
 fn check_token(token: &Token, reply: &[u8]) {
@@ -30,7 +31,7 @@ fn check_token(token: &Token, reply: &[u8]) {
 
 fn response(bytes: &[u8]) -> Result<(), BadReply> {
     let read = within(BESIDE_BYTES, || reply::http(bytes, BOUNDS))?;
-    assert!(bytes.get(read.body).is_some(), "the body lies in the reply");
+    assert!(bytes.get(read.body).is_some(), "the body is within the reply");
     assert!(read.headers.len() as u64 <= BOUNDS.lines);
     let header_bytes: usize = read.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
     assert!(header_bytes as u64 <= BOUNDS.bytes);
@@ -43,7 +44,7 @@ fn response(bytes: &[u8]) -> Result<(), BadReply> {
 
 fn piece(bytes: &[u8]) -> Result<(), BadReply> {
     let read = within(BESIDE_BYTES, || reply::chunk(bytes))?;
-    assert!(bytes.get(read.body).is_some(), "the body lies in the reply");
+    assert!(bytes.get(read.body).is_some(), "the body is within the reply");
     if let Some(token) = read.token {
         check_token(&token, bytes);
     }

@@ -24,7 +24,7 @@ fuzz_target!(|bytes: &[u8]| {
             assert!(content.len() + 1024 <= bytes.len());
         }
     }
-    // Whatever the layers say of themselves: what comes out is bounded by whoever reads.
+    // Whatever the layers' headers state: the reader bounds the output.
     if let Ok(layers) = images::open_layers(std::io::Cursor::new(bytes.to_vec())) {
         let _ = std::io::copy(&mut layers.disk.take(1 << 20), &mut std::io::sink());
     }

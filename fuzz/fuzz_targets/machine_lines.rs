@@ -1,6 +1,6 @@
-//! What a machine sends its host: its console, its samples, what QEMU says of it; and the disk with
-//! which a machine is told. Lines stay bounded whatever the pieces, nothing that a terminal obeys
-//! gets through.
+//! Output of a machine to its host: its console, its samples, QEMU's messages; and the disk that
+//! configures a machine. Lines stay bounded for any split of the input, and no control sequence of
+//! a terminal passes.
 #![no_main]
 
 use guest::{config, line};
@@ -21,7 +21,7 @@ fuzz_target!(|bytes: &[u8]| {
         read.push(part, |text| {
             assert!(text.len() <= line::LINE_BYTES_MAX && !text.contains(&b'\n'));
             if let Some(line) = line::parse(text) {
-                // What is understood can be said again.
+                // A parsed line can be encoded again.
                 assert!(serde_json::to_vec(&line).is_ok());
             }
             let _ = qmp::parse(text);

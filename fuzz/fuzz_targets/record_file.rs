@@ -50,7 +50,7 @@ fn read(path: &std::path::Path, bytes: usize) -> Option<(Reader, Vec<Vec<u8>>, u
             Ok(None) => return Some((reader, records, damages)),
             Err(RecordError::Damaged { .. }) => {
                 damages += 1;
-                assert!(damages <= bytes as u64, "it goes on behind damage");
+                assert!(damages <= bytes as u64, "it continues after damage");
                 reader.skip_damage();
             }
             Err(error) => panic!("reading what is there fails: {error}"),

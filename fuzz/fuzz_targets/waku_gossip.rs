@@ -25,7 +25,7 @@ fuzz_target!(|bytes: &[u8]| {
     assert!(ids + rpc.iwant.len() + rpc.idontwant.len() <= LIMITS.ids);
     assert!(rpc.prune.iter().map(|prune| prune.peers.len()).sum::<usize>() <= LIMITS.peers);
 
-    // What was left out is not written, and so not left out again.
+    // Skipped entries are not written, and so not skipped again.
     rpc.skipped = Default::default();
     assert_eq!(Rpc::decode(rpc.encode().into(), &LIMITS).expect("it was written here"), rpc);
 

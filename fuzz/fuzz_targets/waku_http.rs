@@ -1,5 +1,5 @@
-//! What a client of the relay's HTTP interface sends: messages in JSON, lists of names, paths and
-//! the parameters of a query. The first byte says which of them the rest is.
+//! Requests of a client of the relay's HTTP interface: messages in JSON, lists of names, paths and
+//! the parameters of a query. The first byte selects which of them the rest is.
 
 #![no_main]
 #![allow(
@@ -29,12 +29,12 @@ const TOPIC: &str = "/app/1/name/proto";
 /// Of a request's head; no path is longer.
 const HEAD_BYTES_MAX: usize = 8 << 10;
 
-/// What is read of a message in JSON, encoded as the log holds it.
+/// The message read from JSON, encoded as in the log.
 fn encoded(json: &[u8]) -> Option<Vec<u8>> {
     let read: MessageJson<'_> = decoding(json.len(), || serde_json::from_slice(json)).ok()?;
     let topic = read.content_topic().unwrap_or(TOPIC).to_owned();
     let most = read.encoded_bytes_max(&topic);
-    // The message, and once more what stands beside its payload.
+    // The message, and once more everything except its payload.
     let bytes = within(2 * most + allocated::BESIDE_BYTES, || read.encode(&topic, 77)).ok()?;
     assert!(bytes.len() <= most, "{} bytes, {most} were planned", bytes.len());
     Some(bytes)

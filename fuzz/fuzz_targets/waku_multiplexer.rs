@@ -1,5 +1,5 @@
-//! Bytes of a peer for the relay's multiplexers, below which what nobody has read is counted: they
-//! take whatever comes, hold no more than the count allows, and give everything back.
+//! Bytes of a peer for the relay's multiplexers, which count unread bytes: they accept any input,
+//! hold no more than the count allows, and release everything.
 //!
 //! The first byte chooses: its lowest bit the multiplexer, its next whether the peer closes at the
 //! end. The second is the length of the pieces that arrive, in 16 bytes; a bit of the third says
@@ -87,7 +87,7 @@ impl AsyncWrite for Peer {
     }
 }
 
-/// Polls it for so many rounds.
+/// Polls it for `rounds` rounds.
 fn drive<M>(mut muxer: Metered<M>, pool: &Pool, rounds: usize, reads: u8)
 where
     M: StreamMuxer<Substream: AsyncRead + AsyncWrite + Unpin> + Unpin,
@@ -147,5 +147,5 @@ fuzz_target!(|bytes: &[u8]| {
             drive(muxer, &pool, rounds, *reads);
         }
     });
-    assert_eq!(pool.used_bytes(), 0, "nobody holds anything any more");
+    assert_eq!(pool.used_bytes(), 0, "everything is released");
 });

@@ -31,8 +31,8 @@ const KIND: Kind = Kind {
     version: 1,
     bytes_max: (FIXED_BYTES + 2 * TOPIC_BYTES_MAX + MESSAGE_BYTES_MAX) as u32,
 };
-/// What one page of a query shows. Behind it stands a cursor, which is a hash, and two messages of
-/// one hash are made here alone.
+/// Length of one page of a query. The next page starts at a cursor, which is a hash, and two
+/// messages of one hash occur only here.
 const RECORDS_MAX: usize = 100;
 const NOW_NS: i64 = 1_700_000_000_000_000_000;
 
@@ -110,7 +110,7 @@ fn write(path: &Path, payloads: &[&[u8]]) {
     file.sync().expect("a sync");
 }
 
-/// What a payload says; none when it is not that of a message.
+/// Key and content of a payload; `None` when it is not that of a message.
 fn read(payload: &[u8]) -> Option<((String, i64, [u8; 32]), (String, Vec<u8>))> {
     let number = |at: usize| {
         Some(usize::from(u16::from_le_bytes([*payload.get(at)?, *payload.get(at + 1)?])))

@@ -1,10 +1,9 @@
-//! What a worker answers, from the frame on the socket to the pages that are taken from it:
-//! whatever comes, nothing panics; what is believed adds up, and the page store takes it or refuses
-//! it.
+//! A worker's answer, from the frame on the socket to the pages that are taken from it: no input
+//! causes a panic; accepted values are consistent, and the page store accepts or refuses the pages.
 //!
 //! An even first byte takes the rest as a frame. An odd one takes an honest outcome, changed: a
-//! list of changes of three bytes, a place in the frame (two bytes) and what is added to the byte
-//! there.
+//! list of changes of three bytes, a place in the frame (two bytes) and the number added to the
+//! byte there.
 
 #![no_main]
 
@@ -111,7 +110,7 @@ fn context() -> SystemContext {
     }
 }
 
-/// What a message that wrote two pages and kept its cycles comes to.
+/// The outcome of a message that wrote two pages and kept its cycles.
 fn honest(request: &Request) -> Outcome {
     let run = |mount: &Mount| {
         let append = mount.append.as_ref().expect("an update appends");
@@ -179,7 +178,7 @@ fuzz_target!(|bytes: &[u8]| {
         // Taken or refused; dropped targets give their space back.
         let _ = store.commit(&target, &runs);
     }
-    // What was taken is folded away again, so that the log never fills.
+    // Accepted pages are folded again, so that the log never fills.
     if store.needs_checkpoint() {
         let ticket = store.begin_checkpoint().expect("a checkpoint");
         ticket.sync().expect("a sync");

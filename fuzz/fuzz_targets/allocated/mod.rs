@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-/// What a decoder may take beside a multiple of its input.
+/// Memory that a decoder may take in addition to a multiple of its input.
 pub(crate) const BESIDE_BYTES: usize = 512 << 10;
 
 struct Counting;
