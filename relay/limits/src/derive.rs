@@ -10,7 +10,7 @@ use sheet::{HandBackLimits, HeapLimits, Preset, Rules, SheetLine, Table};
 
 use crate::{reasons::REASONS, scale, *};
 
-/// All presets. They are derived like any other size; tests pin what they come to.
+/// All presets. They are derived like any other size; tests pin their values.
 pub const PRESETS: [Preset; 5] = [
     Preset { name: "tiny", memory_bytes: 64 * MIB },
     Preset { name: "micro", memory_bytes: 128 * MIB },
@@ -21,7 +21,7 @@ pub const PRESETS: [Preset; 5] = [
 
 /// Largest Waku message, serialised.
 pub(crate) const MESSAGE_BYTES: u64 = 150 * KIB;
-/// What a gossip frame may hold beside one message: control messages, topics.
+/// Bytes of a gossip frame in addition to one message: control messages, topics.
 const FRAME_EXTRA_BYTES: u64 = 64 * KIB;
 /// Stock clients take frames of up to 4 MiB; a page is a frame.
 const PAGE_BYTES: u64 = 3 * MIB;

@@ -2,24 +2,24 @@
 //! take.
 //!
 //! [`Limits::derive`] turns a memory size into a whole table: rows of values at a few sizes
-//! (`scale`) and what follows from them (`derive`). [`Limits::apply_overrides`] lays the operator's
-//! own values over it. [`Limits::sheet`] lists what memory all of it comes to, line by line, and
-//! [`Limits::check`] refuses a table that does not add up or contradicts itself. [`Limits::ledger`]
-//! makes the memory pools; their names are in [`pool`]. What tables of all programs have in common
-//! is in the crate `sheet`.
+//! (`scale`) and the limits derived from them (`derive`). [`Limits::apply_overrides`] applies the
+//! operator's own values. [`Limits::sheet`] lists the memory that the table takes, line by line,
+//! and [`Limits::check`] refuses a table that does not add up or contradicts itself.
+//! [`Limits::ledger`] makes the memory pools; their names are in [`pool`]. The common parts of the
+//! tables of all programs are in the crate `sheet`.
 //!
 //! # Where 128 MiB go
 //!
-//! Given: at rest the process is to take less than 8 MiB of anonymous memory; an idle connection
-//! (noise and yamux) takes at most 40 KiB; a message at most 150 KiB, a gossip frame at most 214
-//! KiB. A payload lies once, in a file, so queues hold references of [`REFERENCE_BYTES`]: a
-//! reference and the SHA-256 of its message.
+//! Given: an idle process takes less than 8 MiB of anonymous memory; an idle connection (noise and
+//! yamux) takes at most 40 KiB; a message at most 150 KiB, a gossip frame at most 214 KiB. A
+//! payload is stored once, in a file, so queues hold references of [`REFERENCE_BYTES`]: a reference
+//! and the SHA-256 of its message.
 //!
-//! * **A connection** is 40 KiB, so 256 of them are 10 MiB. Streams cost more than they look: each
-//!   may hold [`STREAM_BYTES`] while protocols are negotiated and a request is served, so open
-//!   streams are bounded over all connections, 1,024 in 4 MiB. What a multiplexer has received and
-//!   nobody read is bounded for one connection by a little more than the largest frame, or nothing
-//!   could be received, and for all by the pool `unread`, 6 MiB.
+//! * **A connection** is 40 KiB, so 256 of them are 10 MiB. Streams are expensive: each may hold
+//!   [`STREAM_BYTES`] while protocols are negotiated and a request is served, so open streams are
+//!   bounded over all connections, 1,024 in 4 MiB. Received bytes that were not read yet are
+//!   bounded for one connection by a little more than the largest frame, as no frame could be
+//!   received otherwise, and for all by the pool `unread`, 6 MiB.
 //! * **Flow of payloads.** 1,000 messages of 150 KiB a second are 150 MB/s. A frame of that size
 //!   arrives over a local link within a few milliseconds, so 8 MiB of `receiving` are some fifty at
 //!   once; the writer that appends them to the log needs a batch of some milliseconds, so 8 MiB of
@@ -33,24 +33,24 @@
 //! * **Seen messages.** 250 a second for 120 s, and half as long again until a generation of ids
 //!   leaves, are 45,000 ids. A hash set of 32-byte ids takes 38 to 75 bytes for each, as it doubles
 //!   when it is full, and 113 while it does; of three generations one grows: [`SEEN_BYTES`]. 64 Ki
-//!   entries are 6 MiB. In a flood the oldest leave early, and a message that comes back after that
-//!   is taken again.
+//!   entries are 6 MiB. In a flood the oldest leave early, and a message that returns after that is
+//!   accepted again.
 //! * **The kernel** charges sockets to the control group. A peer that does not read lets its socket
-//!   fill, so sockets are told their buffer sizes: at 64 KiB, doubled by the kernel for its own
-//!   structures, 64 of 256 peers that do not read are 8 MiB; page tables, threads and the sockets
-//!   at rest take the rest of 12 MiB.
+//!   fill, so sockets get explicit buffer sizes: at 64 KiB, doubled by the kernel for its own
+//!   structures, 64 of 256 peers that do not read are 8 MiB; page tables, threads and idle sockets
+//!   take the rest of 12 MiB.
 //! * **Page cache.** Some 6 MiB of code run hot; the rest of 20 MiB are pages of the log that are
 //!   written and sent a moment later, a tenth of a second of the largest flow. With less the kernel
 //!   writes back sooner and senders wait for the disk; nothing fails.
 //!
-//! All lines but the kernel's two sum to less than 96 MiB: that is the most a flood can take that
-//! fills every pool. A larger budget is shared between more peers and receivers, which may be
+//! All lines but the kernel's two sum to less than 96 MiB: that is the most that a flood that fills
+//! every pool can take. A larger budget is shared between more peers and receivers, which may be
 //! later.
 //!
-//! What bounds it: the table has a fixed number of fields, the sheet a fixed number of lines.
+//! Bounds: the table has a fixed number of fields, the sheet a fixed number of lines.
 //!
-//! What it must never know: how any limit is enforced. It is arithmetic over numbers and names; it
-//! reads no file, no clock and no machine.
+//! It must never know how any limit is enforced. It is arithmetic over numbers and names; it reads
+//! no file, no clock and no machine.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

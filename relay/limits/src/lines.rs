@@ -8,7 +8,8 @@ use crate::{Limits, pool};
 
 /// A stream: its multiplexer's state, the negotiation of its protocol, the task that serves it.
 pub const STREAM_BYTES: u64 = 4 * KIB;
-/// A push being served, beside its message, which is in `receiving` and then in `appending`.
+/// A push being served, in addition to its message, which is in `receiving` and then in
+/// `appending`.
 pub const REQUEST_BYTES: u64 = 4 * KIB;
 /// A reference in a queue: the SHA-256 of its message, and topic, segment, offset and length.
 pub const REFERENCE_BYTES: u64 = 64;
@@ -23,9 +24,9 @@ pub const GOSSIP_PEER_BYTES: u64 = 4 * KIB;
 pub const GOSSIP_TOPIC_BYTES: u64 = 128;
 /// An id that a gossip peer offered and was asked for, or does not want.
 pub const GOSSIP_ID_BYTES: u64 = 64;
-/// A criterion of a filter subscription, beside its content topic.
+/// A criterion of a filter subscription, without its content topic.
 pub const CRITERION_BYTES: u64 = 128;
-/// A connection to an index database, beside its cache: lookaside memory, schema, statements.
+/// A connection to an index database, without its cache: lookaside memory, schema, statements.
 pub const INDEX_CONNECTION_BYTES: u64 = 192 * KIB;
 /// A spare segment of the store, on disk.
 pub(crate) const SPARE_BYTES: u64 = 4 * MIB;
@@ -55,7 +56,7 @@ fn whole(bytes: u64) -> (u64, String) {
 }
 
 impl Limits {
-    /// What one gossip peer takes at most.
+    /// The most memory that one gossip peer takes.
     fn gossip_peer_bytes(&self) -> u64 {
         let gossip = &self.gossip;
         let topics = gossip.topics_per_peer.saturating_mul(GOSSIP_TOPIC_BYTES);

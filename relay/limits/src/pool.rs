@@ -1,5 +1,4 @@
-//! Names of the memory pools, for whoever takes from them:
-//! `ledger.pool(relay_limits::pool::UNREAD)`.
+//! Names of the memory pools, for their users: `ledger.pool(relay_limits::pool::UNREAD)`.
 //!
 //! A pool's cap is the line of the same name in the budget sheet. Pools marked *observed* are
 //! bounded by a count of entries already; the ledger only counts them ([`budget::Pool::observe`]).
@@ -24,8 +23,7 @@ pub const APPENDING: &str = "appending";
 pub const SENDING: &str = "sending";
 /// Requests of light push being served: [`crate::REQUEST_BYTES`] each. Full: 429.
 pub const PUSH_REQUESTS: &str = "push_requests";
-/// What is known of each gossip peer: topics, ids it offered, was asked for or does not want
-/// (observed).
+/// State of each gossip peer: topics, ids it offered, was asked for or does not want (observed).
 pub const GOSSIP_PEERS: &str = "gossip_peers";
 /// Ids of messages seen: [`crate::SEEN_BYTES`] each (observed). Full: the oldest leave.
 pub const SEEN: &str = "seen";

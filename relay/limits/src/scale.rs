@@ -1,7 +1,7 @@
 //! Every limit that depends on the memory size, as values at a few sizes.
 //!
-//! A row names its value at each of the sizes of [`SCALE`]; what lies between them, [`sheet::Row`]
-//! says.
+//! A row names its value at each of the sizes of [`SCALE`]; [`sheet::Row`] defines the values
+//! between them.
 //!
 //! How the sizes are used: at 64 MiB nearly half goes to the process, the kernel and the page
 //! cache, and the pools hold what one busy relay needs of each thing at least. Up to 1 GiB pools
@@ -83,7 +83,7 @@ pub(crate) const RESPONSES: Sized = SCALE.granules([16, 24, 32, 64, 128, 256, 51
 pub(crate) const HTTP_SUBSCRIPTIONS: Sized = SCALE.values([32, 48, 64, 128, 256, 512, 1024]);
 pub(crate) const CACHE_MESSAGES: Sized = SCALE.values([64, 64, 64, 128, 128, 256, 256]);
 
-// What one row promises another.
+// Relations between rows.
 const _: () = {
     assert!(CONNECTIONS.covers(&HANDSHAKES) && CONNECTIONS.covers(&GOSSIP_PEERS));
     assert!(CONNECTIONS.covers(&RECEIVERS) && GOSSIP_PEERS.covers(&OUTBOUND));

@@ -13,9 +13,9 @@ use sheet::{HandBackLimits, HeapLimits, LimitsError, Sheet};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limits {
-    /// What the operator stated: the most memory the relay may take.
+    /// The most memory the relay may take, stated by the operator.
     pub memory_budget_bytes: u64,
-    /// What is set aside for the process itself.
+    /// Reserve for the process itself.
     pub process: ProcessLimits,
     /// Connections, streams and multiplexers.
     pub connections: ConnectionLimits,
@@ -35,7 +35,7 @@ pub struct Limits {
     pub http: HttpLimits,
     /// When freed memory goes back to the operating system, and when work is held back.
     pub governor: GovernorLimits,
-    /// What sampling allocations may cost, in a relay that does (`--heap-profile`).
+    /// Limits of sampling allocations, in a relay that does (`--heap-profile`).
     pub heap: HeapLimits,
 }
 
@@ -73,8 +73,8 @@ impl Limits {
         Sheet::of(self)
     }
 
-    /// The pools that hold the relay to the sheet. What is not a pool is taken off the budget
-    /// first.
+    /// The pools that hold the relay to the sheet. Lines that are not pools are taken off the
+    /// budget first.
     pub fn ledger(&self) -> Result<Ledger, LimitsError> {
         self.sheet().ledger()
     }
@@ -84,7 +84,8 @@ impl Limits {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProcessLimits {
-    /// The process beside its pools: runtime, stacks, what the allocator keeps between uses.
+    /// The process without its pools: runtime, stacks, memory that the allocator keeps between
+    /// uses.
     pub base_bytes: u64,
     /// Constants of the program that hold addresses.
     pub program_bytes: u64,
@@ -112,8 +113,7 @@ pub struct ConnectionLimits {
     pub handshakes: u64,
     /// Time to negotiate a connection; then it is closed.
     pub handshake_seconds: u64,
-    /// What one open connection is reckoned at in the pool `connections`: noise, multiplexer,
-    /// state.
+    /// Charge of one open connection in the pool `connections`: noise, multiplexer, state.
     pub connection_bytes: u64,
     /// Open streams over all connections. Beyond it a new one is reset.
     pub streams: u64,
@@ -124,8 +124,8 @@ pub struct ConnectionLimits {
     pub unread_bytes_per_connection: u64,
     /// The same over all connections: the pool `unread`.
     pub unread_bytes: u64,
-    /// Send buffer and receive buffer of a socket, each, as the kernel is told it. Bounds what it
-    /// holds for a peer that does not read.
+    /// Send buffer and receive buffer of a socket, each, as set in the kernel. Bounds the kernel's
+    /// memory for a peer that does not read.
     pub socket_buffer_bytes: u64,
     /// A stream with bytes to write that takes none for so long is reset, and its peer
     /// disconnected if it takes none at all.
@@ -173,9 +173,9 @@ pub struct GossipLimits {
     pub d_low: u64,
     /// With more, peers are pruned.
     pub d_high: u64,
-    /// When pruning, so many of the best scored stay.
+    /// When pruning, this many of the best scored stay.
     pub d_score: u64,
-    /// Of a mesh, so many are peers that this relay dialled.
+    /// Number of peers of a mesh that this relay dialled.
     pub d_out: u64,
     /// Peers outside the mesh that hear of history at each heartbeat, at least.
     pub d_lazy: u64,
@@ -248,7 +248,7 @@ pub struct FilterLimits {
 }
 
 impl FilterLimits {
-    /// What one criterion takes of the pool `subscriptions`, with the longest content topic.
+    /// Charge of one criterion in the pool `subscriptions`, with the longest content topic.
     pub fn criterion_bytes(&self) -> u64 {
         self.content_topic_bytes.saturating_add(crate::CRITERION_BYTES)
     }
@@ -304,7 +304,7 @@ pub struct StoreLimits {
     pub requests_per_second: u64,
     /// Queries of one peer at once after a pause.
     pub requests_burst: u64,
-    /// Free disk below which messages are refused with the reason; relay goes on.
+    /// Free disk below which messages are refused with the reason; relaying continues.
     pub disk_reserve_bytes: u64,
     /// Files of 4 MiB made while there is room: what relay peers bring is passed on in them while
     /// the disk has no byte left.
@@ -361,8 +361,8 @@ pub struct HttpLimits {
     pub read_timeout_millis: u64,
 }
 
-/// When memory goes back, and when work is held back. Unknown fields are refused by
-/// [`sheet::apply_overrides`]: serde cannot where a struct lies flat in another.
+/// When memory is returned, and when work is held back. Unknown fields are refused by
+/// [`sheet::apply_overrides`]: serde cannot for a flattened struct.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GovernorLimits {
     /// When freed memory goes back.

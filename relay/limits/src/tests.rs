@@ -1,4 +1,4 @@
-//! The table as a whole: what sizes come to, that they add up everywhere, and what is refused.
+//! The table as a whole: values at each size, that they add up everywhere, and rejected values.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use sheet::{as_object, flatten, numbers};
 
 use crate::{reasons::REASONS, *};
 
-/// What anonymous memory a relay takes at most: all lines but the kernel's.
+/// The most anonymous memory that a relay takes: all lines but the kernel's.
 fn anonymous_bytes(limits: &Limits) -> u64 {
     let process = &limits.process;
     limits.sheet().sum_bytes() - process.kernel_bytes - process.page_cache_floor_bytes
