@@ -1,7 +1,7 @@
 //! The values of Waku's keys in node records: `waku2`, `rs`, `rsv` and `multiaddrs`.
 //!
-//! What bounds it: a record has at most 300 bytes, so no value is longer; shards are 0 to 1023.
-//! What it must never know: the record itself, its signature and its other keys.
+//! Bounds: a record has at most 300 bytes, so no value is longer; shards are 0 to 1023. It must
+//! never know the record itself, its signature and its other keys.
 //!
 //! Source: vacp2p/rfc-index 31 (`waku2`, `multiaddrs`), waku-org/specs relay-sharding (`rs`,
 //! `rsv`).

@@ -1,7 +1,7 @@
-//! Filter, version 2: a client subscribes to content topics and is sent the messages on them.
+//! Filter, version 2: a client subscribes to content topics and receives the messages on them.
 //!
-//! What bounds it: [`CONTENT_TOPICS_PER_REQUEST_MAX`] topics in a request; frame lengths by the
-//! constants below; nothing is copied. What it must never know: who is subscribed.
+//! Bounds: [`CONTENT_TOPICS_PER_REQUEST_MAX`] topics in a request; frame lengths by the constants
+//! below; nothing is copied. It must never know who is subscribed.
 //!
 //! Source: vacp2p/rfc-index 12.
 
@@ -24,8 +24,8 @@ pub const PUSH_PROTOCOL: &str = "/vac/waku/filter-push/2.0.0-beta1";
 /// Most content topics in one request. Source: vacp2p/rfc-index 12.
 pub const CONTENT_TOPICS_PER_REQUEST_MAX: usize = 100;
 
-/// Longest request, in bytes: twice what [`CONTENT_TOPICS_PER_REQUEST_MAX`] topics of full length
-/// take, so that one that lists too many is still read and refused in words.
+/// Longest request, in bytes: twice the length of [`CONTENT_TOPICS_PER_REQUEST_MAX`] topics of full
+/// length, so that one that lists too many is still read and refused with an error message.
 pub const REQUEST_BYTES_MAX: usize = 64 * 1024;
 
 /// Longest reply, in bytes: a request id, a text and a number.
@@ -39,7 +39,7 @@ const _: () = assert!(
 );
 const _: () = assert!(REQUEST_ID_BYTES_MAX + STATUS_TEXT_BYTES_MAX + 64 < REPLY_BYTES_MAX);
 
-/// What a client asks for.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Action {
     /// 0: am I still subscribed? Keeps the subscriptions.
@@ -82,7 +82,7 @@ impl Action {
 pub struct Request {
     /// Chosen by the client, repeated in the reply.
     pub request_id: Text,
-    /// What is asked for.
+    /// The requested action.
     pub action: Action,
     /// Where the messages are; absent where shards follow from content topics.
     pub pubsub_topic: Option<Text>,
@@ -135,7 +135,7 @@ impl Request {
 pub struct Reply {
     /// That of the request.
     pub request_id: Text,
-    /// What became of it.
+    /// Result of the request.
     pub status: StatusCode,
     /// Why, for a person; at most [`STATUS_TEXT_BYTES_MAX`] bytes.
     pub status_text: Option<Text>,
@@ -208,8 +208,8 @@ impl Push {
     }
 }
 
-/// What stands around a serialised message of `message_bytes` bytes that is pushed. The head
-/// starts with the length prefix: head, message and tail are the whole frame.
+/// The bytes around a serialised message of `message_bytes` bytes that is pushed. The head starts
+/// with the length prefix: head, message and tail are the whole frame.
 pub fn push_frame(message_bytes: usize, pubsub_topic: &str) -> SplitFrame {
     let mut tail = Vec::with_capacity(pubsub_topic.len() + 4);
     wire::put_bytes(2, pubsub_topic.as_bytes(), &mut tail);

@@ -1,8 +1,8 @@
-//! Frames: a message behind its length as a varint, as all Waku protocols send them.
+//! Frames: a message prefixed with its length as a varint, as all Waku protocols send them.
 //!
-//! What bounds it: the caller states the longest frame it takes; a length above it, or one that
-//! is not finished after five bytes, is refused from its prefix alone, before anything is
-//! allocated. What it must never know: what is in a frame, or where its bytes come from.
+//! Bounds: the caller states the longest frame it takes; a length above it, or one that is not
+//! finished after five bytes, is refused from its prefix alone, before anything is allocated. It
+//! must never know the content of a frame, or the source of its bytes.
 
 use thiserror::Error;
 
@@ -20,7 +20,7 @@ pub enum FrameError {
         /// Most bytes that the caller takes.
         bytes_max: usize,
     },
-    /// The prefix goes on after five bytes.
+    /// The prefix is longer than five bytes.
     #[error("a length prefix of more than {LENGTH_PREFIX_BYTES_MAX} bytes is no length")]
     PrefixTooLong,
 }
@@ -88,8 +88,8 @@ pub fn with_length(body: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// What stands before and after bytes that are sent from elsewhere. Whether `head` starts with a
-/// length prefix is said where one is made: frames do, entries of a frame do not.
+/// The bytes before and after bytes that are sent from another source. Whether `head` starts with a
+/// length prefix depends on the constructor: frames do, entries of a frame do not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SplitFrame {
     /// Bytes that stand before those from elsewhere.

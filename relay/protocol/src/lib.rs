@@ -1,19 +1,19 @@
 //! Messages, topics, hashes and codecs of the Waku protocols.
 //!
-//! What it is for: everything that travels between a Waku node and its peers is read and written
-//! here, for both sides of each protocol. A decoder takes [`bytes::Bytes`] and answers with a
-//! value whose byte fields are slices of that input, so that a payload is never copied; whoever
-//! keeps one of them longer than the frame keeps the whole frame in memory and should copy it.
+//! Purpose: everything that is sent between a Waku node and its peers is read and written here, for
+//! both sides of each protocol. A decoder takes [`bytes::Bytes`] and returns a value whose byte
+//! fields are slices of that input, so that a payload is never copied; a caller that keeps one of
+//! them longer than the frame keeps the whole frame in memory and should copy it.
 //!
-//! What bounds it: every list has a stated maximum that is checked before the list grows, every
-//! text and every frame has a maximum length in bytes. Nothing recurses: the messages nest at
-//! most three deep, by code rather than by input, and unknown groups are refused.
+//! Bounds: every list has a stated maximum that is checked before the list grows, every text and
+//! every frame has a maximum length in bytes. Nothing recurses: the messages nest at most three
+//! deep, by code rather than by input, and unknown groups are refused.
 //!
-//! What it must never know: sockets, files, clocks, threads, peers and configuration. The same
-//! bytes give the same value everywhere.
+//! It must never know sockets, files, clocks, threads, peers and configuration. The same bytes give
+//! the same value everywhere.
 //!
 //! A message is kept once, in a file. [`filter::push_frame`], [`store::entry_parts`] and
-//! [`gossip::publish_frame`] therefore write what stands around a message from its length alone.
+//! [`gossip::publish_frame`] therefore write the bytes around a message from its length alone.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -43,7 +43,7 @@ pub use wire::DecodeError;
 /// Longest request id that is read, in bytes. Stock clients send 32 to 64 hexadecimal digits.
 pub const REQUEST_ID_BYTES_MAX: usize = 256;
 
-/// Longest text beside a status code that is read, in bytes.
+/// Longest text with a status code that is read, in bytes.
 pub const STATUS_TEXT_BYTES_MAX: usize = 4096;
 
 /// The request id of a request whose decoding failed, so that the refusal can carry it: field 1

@@ -1,8 +1,8 @@
-//! Light push, versions 3 and 2: a client hands a message to this node to relay it.
+//! Light push, versions 3 and 2: a client sends a message to this node to relay it.
 //!
-//! What bounds it: [`REQUEST_BYTES_MAX`] and [`REPLY_BYTES_MAX`]; nothing is copied. The message
-//! itself is left as the bytes that came, which are what is relayed and stored; read them by
-//! [`crate::WakuMessage::decode`]. What it must never know: what becomes of a message.
+//! Bounds: [`REQUEST_BYTES_MAX`] and [`REPLY_BYTES_MAX`]; nothing is copied. The message itself is
+//! left as the bytes received, which are relayed and stored; [`crate::WakuMessage::decode`] reads
+//! them. It must never know the fate of a message.
 //!
 //! Source: waku-org/specs lightpush (version 3), vacp2p/rfc-index 19 (version 2).
 
@@ -76,7 +76,7 @@ impl Request {
 pub struct Reply {
     /// That of the request.
     pub request_id: Text,
-    /// What became of it.
+    /// Result of the push.
     pub status: StatusCode,
     /// Why, for a person; at most [`STATUS_TEXT_BYTES_MAX`] bytes.
     pub status_text: Option<Text>,

@@ -1,8 +1,8 @@
 //! The Waku message and its hash.
 //!
-//! What bounds it: [`MESSAGE_BYTES_MAX`] for the whole, [`META_BYTES_MAX`] and
-//! [`crate::topic::CONTENT_TOPIC_BYTES_MAX`] for its parts; decoding copies and allocates
-//! nothing. What it must never know: whether a message is timely, relayed or stored.
+//! Bounds: [`MESSAGE_BYTES_MAX`] for the whole, [`META_BYTES_MAX`] and
+//! [`crate::topic::CONTENT_TOPIC_BYTES_MAX`] for its parts; decoding copies and allocates nothing.
+//! It must never know whether a message is timely, relayed or stored.
 //!
 //! Source: vacp2p/rfc-index 14 (format, hash) and 64 (150 KiB).
 
@@ -22,8 +22,8 @@ pub const MESSAGE_BYTES_MAX: usize = 150 * 1024;
 /// Largest `meta` attribute, in bytes.
 pub const META_BYTES_MAX: usize = 64;
 
-/// What a frame may hold beside its message, in bytes: as other nodes allow, and so much that a
-/// message slightly over the limit is read and refused in words instead of by a reset stream.
+/// Bytes of a frame in addition to its message: as other nodes allow, and enough to read a message
+/// slightly over the limit and refuse it with an error message instead of a stream reset.
 pub const FRAME_OVERHEAD_BYTES: usize = 64 * 1024;
 
 mod tag {
@@ -56,9 +56,9 @@ pub enum MessageError {
 /// A Waku message. A decoded one shares the memory of its input.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WakuMessage {
-    /// What the application sends; may be empty.
+    /// The application's data; may be empty.
     pub payload: Bytes,
-    /// What filters select by: 1 to [`crate::topic::CONTENT_TOPIC_BYTES_MAX`] bytes.
+    /// The topic that filters select by: 1 to [`crate::topic::CONTENT_TOPIC_BYTES_MAX`] bytes.
     pub content_topic: Text,
     /// How the payload is encrypted; absent means 0.
     pub version: Option<u32>,

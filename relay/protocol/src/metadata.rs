@@ -1,8 +1,8 @@
 //! Metadata: which cluster and shards a node takes part in. Peers that do not answer it, or that
 //! are of another cluster, are dropped by other nodes.
 //!
-//! What bounds it: shards are 0 to 1023 and counted once, so a decoded list has at most 1024
-//! entries whatever was sent. What it must never know: the shards of this node.
+//! Bounds: shards are 0 to 1023 and counted once, so a decoded list has at most 1024 entries for
+//! any input. It must never know the shards of this node.
 //!
 //! Source: vacp2p/rfc-index 66. The specification's list of shards was once unpacked (field 2)
 //! and is now packed (field 3); some peers read the one and some the other, so both are written.

@@ -1,13 +1,13 @@
 //! Lists of nodes in the DNS (EIP-1459): a tree of text records under a domain, whose root is
-//! signed by a key that stands in the list's URL, `enrtree://KEY@DOMAIN`.
+//! signed by a key in the list's URL, `enrtree://KEY@DOMAIN`.
 //!
 //! The root names two subtrees by the hash of their first entry: node records, and links to other
 //! lists. An entry is a branch (hashes of further entries), a record or a link, and is found at
 //! `HASH.DOMAIN`. As every entry must hash to its name, all that can be read is what the key
 //! signed.
 //!
-//! What bounds it: [`ENTRY_BYTES_MAX`], and with it the children of a branch. What it must never
-//! know: how entries are looked up, how many, and in which order.
+//! Bounds: [`ENTRY_BYTES_MAX`], and with it the children of a branch. It must never know how
+//! entries are looked up, how many, and in which order.
 
 use std::{fmt, str::FromStr};
 
@@ -166,7 +166,7 @@ pub struct ListRoot {
 }
 
 impl ListRoot {
-    /// What is signed.
+    /// The signed text.
     fn signed_text(&self) -> String {
         format!("{ROOT_PREFIX}e={} l={} seq={}", self.records, self.links, self.sequence)
     }
@@ -196,8 +196,8 @@ impl ListRoot {
         Ok((Self { records, links, sequence }, signature))
     }
 
-    /// Reads a root that `public_key` signed. Errors: too long, another form, signed by nobody or
-    /// by another key.
+    /// Reads a root that `public_key` signed. Errors: too long, another form, unsigned or signed by
+    /// another key.
     pub fn decode(text: &str, public_key: &[u8; PUBLIC_KEY_BYTES]) -> Result<Self, ListError> {
         let (root, signature) = Self::split(text)?;
         let key = VerifyingKey::from_sec1_bytes(public_key).map_err(|_| ListError::Signature)?;

@@ -1,7 +1,7 @@
 //! Peer exchange: a client asks for the node records of some peers.
 //!
-//! What bounds it: [`PEERS_MAX`] records of at most [`RECORD_BYTES_MAX`] bytes. What it must never
-//! know: what a record says (it stays as bytes), or which peers there are.
+//! Bounds: [`PEERS_MAX`] records of at most [`RECORD_BYTES_MAX`] bytes. It must never know the
+//! content of a record (it stays as bytes), or which peers there are.
 //!
 //! Source: waku-org/specs peer-exchange; status codes as the reference node has them, within the
 //! response.
@@ -67,7 +67,7 @@ impl Request {
 pub struct Reply {
     /// Node records in their RLP form, at most [`PEERS_MAX`].
     pub records: Vec<Bytes>,
-    /// What became of the request; older peers send none.
+    /// Result of the request; older peers send none.
     pub status: Option<StatusCode>,
     /// Why, for a person; at most [`STATUS_TEXT_BYTES_MAX`] bytes.
     pub status_text: Option<Text>,

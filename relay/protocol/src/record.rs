@@ -1,8 +1,8 @@
-//! Node records (EIP-778) as Waku nodes write them: who a node is, where it is reached, what it
-//! serves. Signed by the node, so that they can be had from anybody.
+//! Node records (EIP-778) as Waku nodes write them: a node's identity, its addresses, its services.
+//! Signed by the node, so that they can be obtained from any party.
 //!
-//! What bounds it: [`RECORD_BYTES_MAX`]; a record that is longer is refused before it is read. A
-//! record is read only with a valid signature of the scheme `v4`.
+//! Bounds: [`RECORD_BYTES_MAX`]; a record that is longer is refused before it is read. A record is
+//! read only with a valid signature of the scheme `v4`.
 //!
 //! Source: EIP-778; the keys of Waku in [`crate::enr_keys`].
 
@@ -46,7 +46,7 @@ pub enum NodeRecordError {
     /// Not a record, not signed by its key, or followed by something.
     #[error("damaged record: {why}")]
     Damaged {
-        /// What is wrong with it.
+        /// The violated rule.
         why: String,
     },
     /// A value of Waku in it.
@@ -148,7 +148,7 @@ impl fmt::Display for NodeRecord {
     }
 }
 
-/// What a node says of itself.
+/// A node's description of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecordContent {
     /// Number of this version of the record; the highest one of a node is in force.
@@ -163,7 +163,8 @@ pub struct RecordContent {
     pub ip6: Option<(Ipv6Addr, Option<u16>)>,
     /// UDP ports of discovery, by IPv4 and IPv6.
     pub udp: (Option<u16>, Option<u16>),
-    /// Binary multiaddresses beside, the most important first; those that do not fit are left out.
+    /// Additional binary multiaddresses, the most important first; those that do not fit are left
+    /// out.
     pub addresses: Vec<Vec<u8>>,
 }
 

@@ -1,7 +1,7 @@
 //! Status codes of light push, filter, store and peer exchange replies.
 //!
-//! What it is for: one set of names; the protocols take their codes from one space, as HTTP has
-//! it. What bounds it: nothing to bound. What it must never know: when a code is answered.
+//! Purpose: one set of names; the protocols take their codes from one space, as in HTTP. Bounds:
+//! nothing to bound. It must never know when a code is sent.
 //!
 //! Source: waku-org/specs lightpush; vacp2p/rfc-index 12, 13 and 34; codes of the reference node.
 

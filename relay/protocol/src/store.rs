@@ -1,9 +1,9 @@
 //! Store, version 3: a client asks for messages of the past, page by page.
 //!
-//! What bounds it: [`PAGE_MAX`] entries in a reply, [`CONTENT_TOPICS_MAX`] and [`HASHES_MAX`] in a
-//! request, frame lengths by the constants below. Messages are left as the bytes they are; a
-//! reply can be written around messages that are not in memory ([`reply_frame`],
-//! [`entry_parts`]). What it must never know: which messages there are.
+//! Bounds: [`PAGE_MAX`] entries in a reply, [`CONTENT_TOPICS_MAX`] and [`HASHES_MAX`] in a request,
+//! frame lengths by the constants below. Messages are left as the bytes they are; a reply can be
+//! written around messages that are not in memory ([`reply_frame`], [`entry_parts`]). It must never
+//! know which messages there are.
 //!
 //! Source: vacp2p/rfc-index 13.
 
@@ -177,13 +177,13 @@ impl Entry {
 pub struct Reply {
     /// That of the query.
     pub request_id: Text,
-    /// What became of it. Clients refuse a reply without one; it is then `Other(0)`.
+    /// Result of the query. Clients refuse a reply without one; it is then `Other(0)`.
     pub status: StatusCode,
     /// Why, for a person; at most [`crate::STATUS_TEXT_BYTES_MAX`] bytes.
     pub status_text: Option<Text>,
     /// At most [`PAGE_MAX`].
     pub entries: Vec<Entry>,
-    /// What the next query starts after; absent at the end.
+    /// The position after which the next query starts; absent at the end.
     pub cursor: Option<MessageHash>,
 }
 
@@ -225,7 +225,7 @@ impl Reply {
     }
 }
 
-/// What stands around the entries of a reply, whose lengths by [`entry_len`] sum up to
+/// The bytes around the entries of a reply, whose lengths by [`entry_len`] sum up to
 /// `entries_bytes`. The head starts with the length prefix: head, entries and tail are the whole
 /// frame.
 pub fn reply_frame(
@@ -246,8 +246,8 @@ pub fn reply_frame(
     SplitFrame { head, tail }
 }
 
-/// What stands around a serialised message of `message_bytes` bytes as one entry of a reply,
-/// without a length prefix of its own. Without a message, head and tail are the entry.
+/// The bytes around a serialised message of `message_bytes` bytes as one entry of a reply, without
+/// a length prefix of its own. Without a message, head and tail are the entry.
 pub fn entry_parts(
     hash: &MessageHash,
     message_bytes: Option<usize>,

@@ -1,7 +1,7 @@
-//! Text that lies in a received frame.
+//! Text within a received frame.
 //!
-//! What it is for: request ids, topics and status texts are read without a copy. What bounds it:
-//! each decoder states a maximum length. What it must never know: what the text means.
+//! Purpose: request ids, topics and status texts are read without a copy. Bounds: each decoder
+//! states a maximum length. It must never know the meaning of the text.
 
 use std::fmt;
 
@@ -102,7 +102,7 @@ pub(crate) fn read_content_topic(input: &Bytes, field: &Field<'_>) -> Result<Tex
     Text::read(input, field, "content_topic", CONTENT_TOPIC_BYTES_MAX)
 }
 
-/// The text beside a status code, of at most [`STATUS_TEXT_BYTES_MAX`] bytes.
+/// The text with a status code, of at most [`STATUS_TEXT_BYTES_MAX`] bytes.
 pub(crate) fn read_status_text(input: &Bytes, field: &Field<'_>) -> Result<Text, DecodeError> {
     Text::read(input, field, "status_desc", STATUS_TEXT_BYTES_MAX)
 }

@@ -1,7 +1,7 @@
 //! Pubsub topics, content topics and the map from one to the other.
 //!
-//! What bounds it: a pubsub topic is two numbers; a content topic has at most
-//! [`CONTENT_TOPIC_BYTES_MAX`] bytes. What it must never know: which topics this node relays.
+//! Bounds: a pubsub topic is two numbers; a content topic has at most [`CONTENT_TOPIC_BYTES_MAX`]
+//! bytes. It must never know which topics this node relays.
 //!
 //! Source: vacp2p/rfc-index 23 (names) and waku-org/specs relay-sharding (shards, autosharding).
 
@@ -90,9 +90,9 @@ fn number(text: &str) -> Result<u16, TopicError> {
     text.parse().map_err(|_| TopicError::NotSharded)
 }
 
-/// A content topic of the form `/application/version/name/encoding`, optionally with the
-/// generation `/0` before it. Content topics of any other form are plain text to this crate, and
-/// need a pubsub topic beside them.
+/// A content topic of the form `/application/version/name/encoding`, optionally with the generation
+/// `/0` before it. Content topics of any other form are plain text to this crate, and need a pubsub
+/// topic in addition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContentTopic<'a> {
     /// Name of the application.

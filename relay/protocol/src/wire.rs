@@ -1,12 +1,12 @@
 //! Protocol buffers, as far as the Waku protocols need them: an iterator over the fields of one
 //! message, and writers of single fields.
 //!
-//! What bounds it: the iterator allocates nothing and visits each byte once; lengths are checked
-//! against what is left before anything is sliced. Groups, deprecated and unused by any Waku
-//! protocol, are refused rather than skipped, because skipping them takes recursion.
+//! Bounds: the iterator allocates nothing and visits each byte once; lengths are checked against
+//! what is left before anything is sliced. Groups, deprecated and unused by any Waku protocol, are
+//! refused rather than skipped, because skipping them takes recursion.
 //!
-//! What it must never know: which message it reads. Decoders ignore fields they do not know, take
-//! the last of a scalar field that is repeated, and refuse a known field of a wrong type.
+//! It must never know which message it reads. Decoders ignore fields they do not know, take the
+//! last of a scalar field that is repeated, and refuse a known field of a wrong type.
 //!
 //! Source: the encoding guide of protocol buffers; varints and keys by `prost::encoding`.
 
@@ -92,7 +92,7 @@ pub enum DecodeError {
     OutOfRange {
         /// Name of the field in its specification.
         field: &'static str,
-        /// What was sent.
+        /// The value as sent.
         value: u64,
         /// The largest value that is accepted.
         value_max: u64,

@@ -1,4 +1,4 @@
-//! Frames around messages that lie elsewhere, and what hostile peers send.
+//! Frames around messages that are stored elsewhere, and input of hostile peers.
 #![allow(clippy::unwrap_used)]
 
 use bytes::Bytes;

@@ -141,7 +141,7 @@ fn recommended_peers_are_bounded_over_all_prunes() {
     assert_eq!((rpc.skipped.entries, rpc.skipped.over_limit), (4, 16));
 }
 
-/// Bytes on the heap that a decoded RPC has besides its input.
+/// Bytes on the heap of a decoded RPC in addition to its input.
 fn heap_bytes(rpc: &Rpc) -> usize {
     let ids = |ids: &Vec<MessageId>| ids.capacity() * size_of::<MessageId>();
     rpc.subscriptions.capacity() * size_of::<Subscription>()
@@ -259,7 +259,7 @@ proptest! {
                 let last = arrived.ihave.len();
                 let total: usize = arrived.ihave.iter().map(|ihave| ihave.ids.len()).sum();
                 let begun: usize = rpc.ihave[..last].iter().map(|ihave| ihave.ids.len()).sum();
-                // A list that was divided goes on where it stopped.
+                // A list that was divided continues where it stopped.
                 match arrived.ihave.last_mut() {
                     Some(open) if total < begun => open.ids.extend(ihave.ids),
                     _ => arrived.ihave.push(ihave),

@@ -18,7 +18,7 @@ const _: () = assert!(
     PUBSUB_TOPIC_BYTES_MAX + ID_FIELD_BYTES + 4 * HEAD_BYTES_MAX + 16 < CONTROL_FRAME_BYTES_MIN
 );
 
-/// What is to be said to a peer.
+/// A control message for a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control<'a> {
     /// This node joins or leaves a topic.
@@ -205,9 +205,9 @@ fn prune_body(
     body
 }
 
-/// What stands around a serialised message of `data_bytes` bytes that is published on `topic`:
-/// an RPC with one message, unsigned. The head starts with the length prefix: head, data and tail
-/// are the whole frame.
+/// The bytes around a serialised message of `data_bytes` bytes that is published on `topic`: an RPC
+/// with one message, unsigned. The head starts with the length prefix: head, data and tail are the
+/// whole frame.
 pub fn publish_frame(topic: &str, data_bytes: usize) -> SplitFrame {
     let mut tail = Vec::with_capacity(topic.len() + 4);
     wire::put_bytes(tag::TOPIC, topic.as_bytes(), &mut tail);

@@ -2,14 +2,14 @@
 //!
 //! # Reading
 //!
-//! [`Rpc::decode`] reads one RPC within [`Limits`]. What no peer that follows the protocol sends
-//! is an error, for which the peer may be dropped: damage, or more subscriptions, messages or
+//! [`Rpc::decode`] reads one RPC within [`Limits`]. Input that no peer that follows the protocol
+//! sends is an error, for which the peer may be dropped: damage, or more subscriptions, messages or
 //! topics than the limits have. Message ids beyond the limit are skipped and counted instead: the
 //! specification lets a node ignore gossip, and peers with other parameters announce more. So are
-//! entries that mean nothing: ids that are not 32 bytes, messages without data, entries whose
-//! topic is absent, too long or not UTF-8.
+//! meaningless entries: ids that are not 32 bytes, messages without data, entries whose topic is
+//! absent, too long or not UTF-8.
 //!
-//! # What bounds it
+//! # Bounds
 //!
 //! Topics and data are slices of the input; ids are copied, 32 bytes for the 34 they have on the
 //! wire. With the default limits a decoded RPC has no more than twice the bytes of its input plus
@@ -17,11 +17,11 @@
 //!
 //! # Writing
 //!
-//! [`control_frames`] packs control messages into frames of a stated size. [`publish_frame`]
-//! writes what stands around a message that lies elsewhere.
+//! [`control_frames`] packs control messages into frames of a stated size. [`publish_frame`] writes
+//! the bytes around a message that is stored elsewhere.
 //!
-//! What it must never know: peers, scores, meshes and time. Waku relays sign nothing: a published
-//! message with an author, a sequence number, a signature or a key is read and marked
+//! It must never know peers, scores, meshes and time. Waku relays sign nothing: a published message
+//! with an author, a sequence number, a signature or a key is read and marked
 //! ([`Publish::signed`]).
 //!
 //! Source: libp2p/specs pubsub, gossipsub 1.0 to 1.2; vacp2p/rfc-index 11.
@@ -131,7 +131,7 @@ pub struct Rpc {
     pub prune: Vec<Prune>,
     /// Messages the peer does not want, of all IDONTWANT entries.
     pub idontwant: Vec<MessageId>,
-    /// What was left out.
+    /// Entries that were left out.
     pub skipped: Skipped,
 }
 
