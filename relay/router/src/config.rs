@@ -11,9 +11,9 @@ pub struct Config {
     pub d_low: usize,
     /// More than these: peers are pruned.
     pub d_high: usize,
-    /// When pruning, so many of the best scored stay.
+    /// When pruning, this many of the best scored stay.
     pub d_score: usize,
-    /// Of a mesh, so many are peers that this node dialled: a mesh of strangers only could cut the
+    /// Number of peers of a mesh that this node dialled: a mesh of only unknown peers could cut the
     /// node off. Below `d_low`, and at most half of `d`.
     pub d_out: usize,
     /// Peers outside the mesh that hear of history at each heartbeat, at least.
@@ -55,8 +55,8 @@ pub struct Config {
     pub iwant_ids: usize,
     /// How often one peer may fetch the same message.
     pub retransmissions: u8,
-    /// What a peer offered and was asked for comes within this time, or counts as a broken
-    /// promise.
+    /// A message that a peer offered and was asked for must arrive within this time, or counts as a
+    /// broken promise.
     pub iwant_followup: Duration,
     /// Messages from this size on are announced by IDONTWANT before they are forwarded.
     pub idontwant_bytes: usize,
@@ -131,7 +131,7 @@ pub struct ScoreConfig {
     pub decay_to_zero: f64,
     /// Scores below zero of peers that left are kept for so long.
     pub retain: Duration,
-    /// And of so many peers.
+    /// The number of such peers.
     pub retained: usize,
     /// P1: weight of a quantum of time in the mesh.
     pub mesh_time_weight: f64,

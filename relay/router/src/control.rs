@@ -1,4 +1,4 @@
-//! What waits to be told to a peer.
+//! Control messages that wait to be sent to a peer.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +25,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Whether there is nothing to tell.
+    /// Whether nothing waits to be sent.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -58,7 +58,7 @@ impl Control {
     }
 }
 
-/// What to send to a peer next.
+/// The next item to send to a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outgoing<M> {
     /// All control messages that wait for the peer.

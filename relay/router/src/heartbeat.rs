@@ -1,4 +1,4 @@
-//! What happens once a second: meshes, scores, gossip, forgetting.
+//! The heartbeat, once a second: meshes, scores, gossip, expiry.
 
 use std::{cmp::Ordering, collections::BTreeSet, time::Duration};
 

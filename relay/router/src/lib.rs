@@ -23,16 +23,16 @@
 //!
 //! # Bounds
 //!
-//! Topics are shards of one cluster, of which there are 1,024: what a peer subscribed to is a set
-//! of bits. Queues hold `queue_messages` references each; the oldest leaves first, and is counted.
-//! The set of seen messages, the history, promises, back-offs and retained scores have a number of
+//! Topics are shards of one cluster, of which there are 1,024: a peer's subscriptions are a set of
+//! bits. Queues hold `queue_messages` references each; the oldest leaves first, and is counted. The
+//! set of seen messages, the history, promises, back-offs and retained scores have a number of
 //! entries each, in [`Config`]; when one is full its oldest entries leave early. Control messages
 //! waiting for a peer are bounded by kind ([`Control`]). Nothing grows with uptime.
 //!
-//! # What it must never know
+//! # Out of scope
 //!
-//! Sockets, payloads, clocks. Time and randomness are handed in, and iteration is over ordered
-//! maps: the same calls give the same network.
+//! It must never know sockets, payloads, clocks. Time and randomness are passed in, and iteration
+//! is over ordered maps: the same calls give the same network.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -54,6 +54,6 @@ pub use protocol::gossip::MessageId;
 pub use router::{Counters, Held, Offer, PeerView, Refusal, Router};
 pub use topics::{SHARDS, Shard, Topics};
 
-/// A connected peer, numbered by whoever holds the connections. A number is never used again.
+/// A connected peer, numbered by the owner of the connections. A number is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Peer(pub u64);

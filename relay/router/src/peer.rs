@@ -1,4 +1,4 @@
-//! What is known of one connected peer.
+//! State of one connected peer.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -19,7 +19,7 @@ pub(crate) struct PeerState<M> {
     pub(crate) outbound: bool,
     /// The heartbeat after which it came.
     pub(crate) since_heartbeat: u64,
-    /// What it subscribed to.
+    /// Topics it subscribed to.
     pub(crate) topics: Topics,
     pub(crate) score: Score,
     /// Until when a topic's mesh is closed to it. At most as many as this node's topics.
@@ -37,8 +37,8 @@ pub(crate) struct PeerState<M> {
     pub(crate) ids_fetched: usize,
     /// Of messages asked of it: one id of each request, and when it is due.
     pub(crate) promises: Vec<(MessageId, Duration)>,
-    /// What it does not want, with the heartbeat after which that is forgotten.
-    /// Looked up only, never walked in an order that matters.
+    /// Messages it does not want, with the heartbeat after which the entry expires. Looked up only,
+    /// never iterated in an order that matters.
     pub(crate) unwanted: HashMap<MessageId, u64>,
 }
 

@@ -17,10 +17,10 @@ use crate::{
 /// Added to back-offs of this side: for peers whose clock is a little ahead.
 pub(crate) const BACKOFF_SLACK: Duration = Duration::from_secs(1);
 
-/// What becomes of a message that a peer brought.
+/// How to handle a message that a peer sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offer {
-    /// Nobody brought it yet: validate it, then accept, reject or forget it.
+    /// Not received before: validate it, then accept, reject or forget it.
     New,
     /// It was seen before.
     Duplicate,
@@ -37,7 +37,7 @@ pub enum Refusal {
     NotSubscribed,
 }
 
-/// What happened since the start.
+/// Events since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// New messages that were valid, those of this node's own clients included.
@@ -86,7 +86,7 @@ pub struct PeerView {
     pub peer: Peer,
     /// Its score at the moment of the view.
     pub score: f64,
-    /// What it subscribed to.
+    /// Topics it subscribed to.
     pub topics: Topics,
     /// In whose mesh it is.
     pub mesh: Vec<Shard>,
@@ -103,7 +103,7 @@ pub struct Router<M> {
     pub(crate) decayed: Duration,
     pub(crate) counters: Counters,
 
-    /// What this node subscribed to, with the mesh of each.
+    /// Topics this node subscribed to, with the mesh of each.
     pub(crate) meshes: BTreeMap<Shard, BTreeSet<Peer>>,
     /// Topics this node publishes to without subscribing, with when that was last.
     pub(crate) fanout: BTreeMap<Shard, (BTreeSet<Peer>, Duration)>,
@@ -120,7 +120,7 @@ pub struct Router<M> {
 impl<M: Clone> Router<M> {
     /// A router without peers or topics. `seed` decides all its choices.
     pub fn new(config: Config, seed: [u8; 32]) -> Self {
-        assert!(config.d_low <= config.d && config.d <= config.d_high, "d lies in its range");
+        assert!(config.d_low <= config.d && config.d <= config.d_high, "d is within its range");
         assert!(config.d_out < config.d_low && config.d_out * 2 <= config.d, "d_out is possible");
         assert!(config.history_gossip <= config.history, "what is offered can be fetched");
         Self {
@@ -288,7 +288,7 @@ impl<M: Clone> Router<M> {
         }
     }
 
-    // What peers say.
+    // Input of peers.
 
     /// A peer subscribed to a topic, or left it.
     pub fn on_subscription(&mut self, peer: Peer, shard: Shard, subscribed: bool, now: Duration) {
@@ -505,8 +505,8 @@ impl<M: Clone> Router<M> {
         peers.filter(|(peer, _)| self.scores_at_least(**peer, threshold, now)).count()
     }
 
-    /// Whether a message of this node's clients would get to somebody: any peer of the topic's mesh
-    /// has room in its queue for as many as wait in it, or there is none.
+    /// Whether a message of this node's clients would reach a peer: any peer of the topic's mesh
+    /// has room in its queue for as many as wait in it, or the mesh is empty.
     pub fn has_room(&self, shard: Shard) -> bool {
         let mesh =
             self.meshes.get(&shard).or_else(|| self.fanout.get(&shard).map(|(peers, _)| peers));
@@ -569,7 +569,7 @@ impl<M: Clone> Router<M> {
 
     // Sending.
 
-    /// What to send to a peer next; nothing more ever when it is gone.
+    /// The next item to send to a peer; nothing more once it is gone.
     pub fn poll_next(&mut self, peer: Peer, cx: &mut Context<'_>) -> Poll<Option<Outgoing<M>>> {
         match self.next(peer) {
             None => Poll::Ready(None),
@@ -592,7 +592,7 @@ impl<M: Clone> Router<M> {
         }
         let next = state.pop();
         if state.queue.is_empty() {
-            // What a burst took goes back.
+            // Memory taken by a burst is released.
             state.queue.shrink_to(16);
         }
         Some(next.map(|(shard, message)| Outgoing::Message(shard, message)))

@@ -1,4 +1,4 @@
-//! What a peer is worth: the peer score of gossipsub 1.1.
+//! The peer score of gossipsub 1.1.
 //!
 //! P1 (time in meshes), P2 (first to bring a message), P4 (invalid messages), P6 (peers at one
 //! address) and P7 (broken rules). P3, the deficit of deliveries in a mesh, is off in the Waku
@@ -58,7 +58,7 @@ impl Score {
         self.behaviour = decayed(self.behaviour, config.behaviour_decay);
     }
 
-    /// What is kept of a peer that left: nothing in its favour.
+    /// The part of a departed peer's score that is kept: nothing in its favour.
     pub(crate) fn debts(&self) -> Option<Self> {
         let owes = self.invalid > 0.0 || self.behaviour > 0.0;
         owes.then(|| Self { in_mesh: BTreeMap::new(), first_deliveries: 0.0, ..self.clone() })

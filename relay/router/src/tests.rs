@@ -12,7 +12,7 @@ const TOPIC: Shard = 7;
 /// Routers that are connected in pairs. Peer `n` of a router is router `n` of the network.
 struct Network {
     routers: Vec<Router<MessageId>>,
-    /// What each router delivered, with how often it was offered it.
+    /// Deliveries of each router, with how often each message was offered to it.
     delivered: Vec<BTreeMap<MessageId, u32>>,
     now: Duration,
     /// Messages sent over wires.
@@ -145,7 +145,7 @@ fn meshes_form_and_stay_in_their_range() {
 
 #[test]
 fn a_message_reaches_everybody_in_a_sparse_network() {
-    // A ring in which everybody knows the next five.
+    // A ring in which each node knows the next five.
     let links = |low: usize, high: usize| high - low <= 5 || low + 50 - high <= 5;
     let mut network = Network::new(50, &Config::default(), links);
     network.subscribe_all();
@@ -256,7 +256,7 @@ fn there_is_room_while_one_peer_of_the_mesh_keeps_up() {
     assert!(!router.has_room(TOPIC) && router.has_room(TOPIC + 1));
     router.disconnected(Peer(1), Duration::from_secs(1));
     router.disconnected(Peer(2), Duration::from_secs(1));
-    assert!(router.has_room(TOPIC), "there is nobody to wait for");
+    assert!(router.has_room(TOPIC), "there is no peer to wait for");
 }
 
 #[test]
@@ -340,7 +340,7 @@ fn promises_that_are_not_kept_cost_until_nobody_listens() {
     assert!(heard < 15, "it was asked {heard} times");
     assert!(router.counters().broken_promises > 0);
     assert!(router.score(Peer(1), now).unwrap() < -100.0);
-    // One that another peer kept is nobody's fault.
+    // A promise that another peer kept is not counted against any peer.
     let mut router = router_with(2, Config::default());
     router.on_ihave(Peer(1), TOPIC, [id(1)], now);
     assert_eq!(router.offer(Peer(2), TOPIC, id(1), 10, now), Offer::New);
