@@ -16,10 +16,10 @@ use crate::message::Segment;
 
 /// File name of a partition's index.
 const INDEX: &str = "index.sqlite";
-/// Ending of what was set aside.
+/// Ending of files that were set aside.
 pub(crate) const ASIDE: &str = "damaged";
 
-/// What one stretch of time brought.
+/// Messages of one period.
 pub(crate) struct Partition {
     /// When it was begun, by the arrival clock; its name.
     pub(crate) start_ns: i64,
@@ -42,7 +42,7 @@ pub(crate) struct Partition {
     pub(crate) generation: AtomicU64,
 }
 
-/// What is indexed of a partition.
+/// Figures of the indexed messages of a partition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Figures {
     pub(crate) messages: u64,
@@ -78,7 +78,7 @@ impl Partition {
         self.folder.join(INDEX)
     }
 
-    /// The index and the files SQLite keeps beside it.
+    /// The index and SQLite's additional files.
     pub(crate) fn index_files(&self) -> [PathBuf; 3] {
         ["", "-wal", "-shm"].map(|ending| self.folder.join(format!("{INDEX}{ending}")))
     }
@@ -129,7 +129,7 @@ impl Partition {
         if self.take_segment(segment.number).is_some() {
             self.count_aside(segment.length());
         }
-        // Whoever writes to it begins another one.
+        // The writer begins another one.
         segment.sync_lost.store(true, Ordering::Release);
         segment.pin()?;
         disk.rename(&segment.path, &aside)?;
@@ -142,7 +142,7 @@ impl Partition {
         remove_if_there(disk, &segment.path)
     }
 
-    /// Removes its files. Segments that somebody refers to stay readable.
+    /// Removes its files. Segments with references stay readable.
     pub(crate) fn remove(&self, disk: &dyn Disk) -> io::Result<()> {
         self.dropped.store(true, Ordering::Release);
         for segment in self.segments() {

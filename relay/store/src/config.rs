@@ -1,4 +1,4 @@
-//! What an operator may set, with units and consequences. It knows of no file.
+//! Settings for the operator, with units and consequences. This module does not read files.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -26,14 +26,15 @@ pub struct Config {
     /// eighth of it. It is passed for a moment by what arrives until they are removed. At least 8
     /// MiB.
     pub retention_bytes: u64,
-    /// Interval of syncs: what a power cut may take at most, beside the duration of a sync.
+    /// Interval of syncs: a power cut loses at most the messages of this interval and of the
+    /// duration of a sync.
     pub sync_interval: Duration,
     /// How long messages that are not kept stay on disk for those that ask for a reference late. A
     /// reference that was handed out works for as long as it lives.
     pub keep_transit: Duration,
-    /// Most bytes of messages that are not kept, beside `retention_bytes`; the oldest lose their
-    /// names first, and their space when nobody refers to them. A flood shortens `keep_transit` by
-    /// it. At least two segments.
+    /// Most bytes of messages that are not kept, in addition to `retention_bytes`; the oldest are
+    /// unlinked first, and their space is freed when they have no references. In a flood this
+    /// shortens `keep_transit`. At least two segments.
     pub transit_bytes: u64,
     /// Bytes of all SQLite page caches together: half for writing, half for queries. Below 1 MiB a
     /// partition with many messages is indexed slowly.
@@ -42,8 +43,8 @@ pub struct Config {
     /// may use three quarters of it. It has to cover what the index writes for the messages in
     /// its queue; 16 MiB or more.
     pub disk_reserve_bytes: u64,
-    /// Files of 4 MiB that are made while there is room for them besides the reserve. Messages
-    /// that are not kept are written over them while the disk has no room; 0 to 64.
+    /// Files of 4 MiB that are made while there is room for them in addition to the reserve.
+    /// Messages that are not kept overwrite them while the disk has no room; 0 to 64.
     pub spare_segments: usize,
     /// Threads that answer queries, 1 to 64. More answer more queries at once and share the page
     /// cache.
@@ -61,7 +62,7 @@ pub struct Config {
     /// Hashes remembered of the last two minutes, about 150 bytes each, so that a message that
     /// arrives twice is written once. Beyond, it may be written twice, and is found once.
     pub recent_messages: usize,
-    /// Segments kept open for reading. References to unlinked segments hold their files besides.
+    /// Segments kept open for reading. References to unlinked segments hold further files open.
     pub open_segments: usize,
 }
 

@@ -1,4 +1,4 @@
-//! What the store refuses, and how it says so.
+//! Errors of the store, and their texts.
 
 use std::{io, path::PathBuf, sync::Arc};
 
@@ -23,7 +23,7 @@ pub enum OpenError {
     Io {
         /// File or folder.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         doing: &'static str,
         /// The error of the operating system.
         source: io::Error,
@@ -60,7 +60,7 @@ pub enum AppendError {
         path: PathBuf,
         /// Free for the process.
         free_bytes: u64,
-        /// What the write and the reserve need.
+        /// Bytes for the write and the reserve.
         needed_bytes: u64,
     },
     /// The operating system said no.
@@ -125,7 +125,7 @@ pub enum QueryError {
     Index {
         /// The index, or the segment that does not check.
         path: PathBuf,
-        /// What was found.
+        /// Description of the damage.
         what: String,
     },
     /// The store was closed.

@@ -60,7 +60,7 @@ pub(crate) struct Row {
     pub(crate) place: RecordPosition,
 }
 
-/// What the index knows of a segment.
+/// The index's record of a segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Position {
     pub(crate) number: u32,
@@ -192,7 +192,7 @@ impl Index {
     /// Adds rows and moves the positions of their segments, in one transaction. Returns how many
     /// were new.
     pub(crate) fn insert(&mut self, rows: &[Row]) -> rusqlite::Result<u64> {
-        // Ids handed out in a transaction that fails are nobody's.
+        // Ids assigned in a failed transaction are unused.
         let inserted = self.insert_all(rows);
         if inserted.is_err() || self.topics.len() > TOPICS_CACHED {
             self.topics.clear();
@@ -280,7 +280,7 @@ impl Index {
         Ok(())
     }
 
-    /// Folds its log into it. What readers hold back stays in the log.
+    /// Folds its log into it. Pages that readers hold back stay in the log.
     pub(crate) fn fold(&self) -> rusqlite::Result<()> {
         self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
     }

@@ -19,9 +19,10 @@ use crate::{
 
 /// Rows of one transaction.
 const BATCH_ROWS_MAX: usize = 4096;
-/// Rows gather for so long, unless a query waits for them: a transaction costs as much as its rows.
+/// Rows gather for this long, unless a query waits for them: a transaction costs as much as its
+/// rows.
 const GATHER: Duration = Duration::from_millis(100);
-/// So many rows do not gather any longer.
+/// This many rows end the gathering.
 const GATHER_ROWS: usize = 512;
 /// Looked after when nothing happens.
 const IDLE: Duration = Duration::from_secs(1);
@@ -30,7 +31,7 @@ const RETRY: Duration = Duration::from_millis(500);
 /// Partitions whose indexes are open at once.
 const OPEN_MAX: usize = 2;
 
-/// What the index thread is told.
+/// Events for the index thread.
 pub(crate) enum Event {
     /// A message was written.
     Row(Arc<Partition>, Row),
@@ -118,7 +119,7 @@ impl Indexer {
                 let path = partition.index_path();
                 tracing::warn!(path = %path.display(), %error, attempt, "indexing failed");
             }
-            // What follows is not indexed either, so that there is no gap.
+            // Later rows are not indexed either, so that there is no gap.
             self.given_up = self.shared.appends.is_closed() && attempt > 3;
             if is_damage(&error) {
                 partition.broken.store(true, Ordering::Release);

@@ -96,9 +96,9 @@ fn sync(shared: &Shared) {
                 Err(error) => {
                     failed = true;
                     shared.sync_errors.fetch_add(1, Ordering::Relaxed);
-                    // What was written since the last success may be lost in a power cut, and a
-                    // later sync would not say so. It takes nothing more, and is read through at
-                    // the next start.
+                    // Data written since the last success may be lost in a power cut, and a later
+                    // sync would not report it. The segment accepts nothing more, and is read
+                    // through at the next start.
                     let path = segment.path.display();
                     tracing::warn!(%path, %error, "a sync failed; a new segment is begun");
                     segment.sync_lost.store(true, Ordering::Release);
@@ -129,8 +129,8 @@ fn retire_partitions(shared: &Shared) {
     let now_ns = (shared.clock)();
     let mut bytes: u64 = all.iter().map(|partition| partition.bytes()).sum();
     for (position, partition) in all.iter().enumerate() {
-        // What it holds had arrived when the next was begun, or when the writer left it. The writer
-        // comes back to none that is as old as this.
+        // Its messages had arrived when the next was begun, or when the writer left it. The writer
+        // does not return to a segment as old as this.
         let next = all.get(position + 1);
         let end_ns = partition.end_ns.load(Ordering::Acquire);
         let end_ns = next.map_or(end_ns, |next| end_ns.min(next.start_ns));
@@ -170,11 +170,11 @@ fn retire_transit(shared: &Shared) {
         }
         bytes = bytes.saturating_sub(segment.length());
         if segment.spare {
-            // It is written over when nobody refers to it.
+            // It is overwritten when it has no references.
             shared.transit().retain(|other| other.number != segment.number);
             continue;
         }
-        // Whoever has a reference, the writer included, goes on reading and writing it.
+        // Holders of a reference, including the writer, continue to read and write it.
         let removed: io::Result<()> =
             segment.pin().and_then(|()| remove_if_there(shared.disk.as_ref(), &segment.path));
         match removed {

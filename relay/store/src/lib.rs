@@ -1,8 +1,8 @@
 //! The relay's messages on disk: a segment log and its index.
 //!
-//! An accepted message is written once, to a segment file. Whatever sends it later (gossip, pushes,
-//! store answers, HTTP) reads it from there through a [`Message`], a reference of fixed size, so
-//! that the bytes lie in the page cache, which the kernel may reclaim, and not in the heap.
+//! An accepted message is written once, to a segment file. All later senders (gossip, pushes, store
+//! answers, HTTP) read it from there through a [`Message`], a reference of fixed size, so that the
+//! bytes are in the page cache, which the kernel may reclaim, and not in the heap.
 //!
 //! # Layout
 //!
@@ -13,7 +13,7 @@
 //! <folder>/spare/<number>.spare                                the same, while the disk is full
 //! ```
 //!
-//! A partition holds what arrived in one stretch of time (an hour, less when it grows large).
+//! A partition holds the messages that arrived in one period (an hour, less when it grows large).
 //! Retention removes whole partitions, never rows. A message's timestamp is its sender's, so
 //! timestamps of neighbouring partitions overlap; queries merge them.
 //!
@@ -29,17 +29,17 @@
 //! - **queries** ([`Config::query_threads`]): four SQLite connections each.
 //!
 //! All page caches together hold at most [`Config::index_cache_bytes`]. SQLite's memory map is off:
-//! a file that is cut short under a mapping kills the process, and one that is read fails in words.
+//! truncating a mapped file kills the process, while a failed read returns an error.
 //!
-//! # What survives
+//! # Durability
 //!
-//! What [`Store::append`] answered for was written to the file: it survives the process. It
+//! A message that [`Store::append`] accepted was written to the file: it survives the process. It
 //! survives a power cut from the next sync on ([`Config::sync_interval`]). At start, segments that
-//! were not sealed and synced are read through; a torn end is cut off; what the index lacks is
-//! added; an index that is missing, damaged or ahead of its segments is made anew. A message is
+//! were not sealed and synced are read through; a torn end is cut off; rows missing in the index
+//! are added; an index that is missing, damaged or ahead of its segments is rebuilt. A message is
 //! served when its checksum held at that reading, or holds at the query.
 //!
-//! This crate must never know what a message means: it is handed hash, timestamp and topics.
+//! This crate must never know the meaning of a message: it receives hash, timestamp and topics.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

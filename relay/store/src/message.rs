@@ -1,9 +1,9 @@
 //! References to messages, and the files behind them.
 //!
-//! A [`Message`] is an [`Arc`] of its segment and a place in it. A segment's file is opened when
-//! somebody reads, and closed when too many are open ([`Files`]); a segment that is about to lose
-//! its name is opened before and stays open for as long as anybody refers to it. Never knows what
-//! is in a message.
+//! A [`Message`] is an [`Arc`] of its segment and a place in it. A segment's file is opened for a
+//! read, and closed when too many are open ([`Files`]); a segment that is about to be unlinked is
+//! opened before and stays open as long as it has references. It must never know the content of a
+//! message.
 
 use std::{
     fmt, io,
@@ -96,7 +96,7 @@ impl fmt::Debug for Message {
     }
 }
 
-/// Where a message lies in its segment.
+/// Position of a message in its segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RecordPosition {
     pub(crate) record: u32,
@@ -131,7 +131,7 @@ pub(crate) struct Segment {
     pub(crate) checked: AtomicBool,
     /// Of the last message, by the arrival clock.
     pub(crate) newest_arrival_ns: AtomicI64,
-    /// It lies in a spare file ([`crate::spare`]), which keeps its name.
+    /// It is in a spare file ([`crate::spare`]), which keeps its name.
     pub(crate) spare: bool,
 }
 
@@ -210,7 +210,7 @@ impl Segment {
     }
 }
 
-/// Segments that are open for reading, at most so many.
+/// Segments that are open for reading, up to a maximum.
 pub(crate) struct Files {
     max: usize,
     clock: AtomicU64,

@@ -41,7 +41,7 @@ const CURSORS_MAX: usize = 1024;
 /// Interval at which an idle thread closes connections to partitions that are gone.
 const IDLE: Duration = Duration::from_secs(2);
 
-/// What is asked.
+/// A query.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Query {
     /// Of this pubsub topic alone.
@@ -83,7 +83,7 @@ pub struct Found {
     pub pubsub_topic: Arc<str>,
     /// Its content topic.
     pub content_topic: Arc<str>,
-    /// Where it lies.
+    /// The stored message.
     pub message: Message,
 }
 
@@ -138,7 +138,7 @@ pub(crate) fn run(shared: &Shared) {
     while let Some(jobs) = shared.jobs.take(1, u64::MAX, IDLE) {
         connections.close_what_is_over();
         for job in jobs {
-            // Nobody waits for it any more.
+            // The caller no longer waits.
             if job.answer.is_closed() {
                 continue;
             }
@@ -263,7 +263,7 @@ impl Connections<'_> {
             Some(cursor) => Some((self.cursor(cursor)?, cursor)),
             None => None,
         };
-        // One more tells whether there is another page.
+        // One more shows whether there is another page.
         let mut hits = if query.hashes.is_empty() {
             self.filtered(query, cursor, limit + 1)?
         } else {

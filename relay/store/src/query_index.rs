@@ -1,5 +1,4 @@
-//! What a query asks one partition's index, in SQL, and the check of what it answers against the
-//! segment.
+//! The SQL of a query for one partition's index, and the check of its results against the segment.
 //!
 //! Every statement is a range of one tree, ended by the page's size: its cost does not depend on
 //! what else the partition holds.

@@ -20,7 +20,7 @@ struct State<T> {
     items: VecDeque<(T, u64)>,
     bytes: u64,
     closed: bool,
-    /// Whoever takes items wants to be woken by so many.
+    /// Number of items at which the taker is to be woken.
     enough: usize,
     /// Items must not be left to gather.
     hurried: bool,
@@ -100,9 +100,9 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Lets items gather until so many wait, for `linger` from the first one on at most; not when
-    /// somebody hurries, or waits for room. Returns without items after `timeout`. For a queue
-    /// with one taker.
+    /// Lets items gather until `enough` wait, for `linger` from the first one on at most; not when
+    /// [`Self::hurry`] was called, or a thread waits for room. Returns without items after
+    /// `timeout`. For a queue with one taker.
     pub(crate) fn gather(&self, enough: usize, timeout: Duration, linger: Duration) {
         let mut state = self.wait(self.state(), timeout);
         if state.items.is_empty() {
@@ -112,7 +112,7 @@ impl<T> Queue<T> {
         self.wait(state, linger).enough = 1;
     }
 
-    /// What waits now, and what comes until it is taken, is not left to gather.
+    /// Waiting items, and those that arrive until they are taken, do not gather.
     pub(crate) fn hurry(&self) {
         self.state().hurried = true;
         self.filled.notify_all();
@@ -239,7 +239,7 @@ mod tests {
         while let Some(more) = gather_and_take(&queue, LONG) {
             taken.extend(more);
         }
-        // What had no room when the queue was closed is dropped.
+        // Items without room when the queue was closed are dropped.
         assert!(taken.len() >= 3 && taken.len() <= 5);
     }
 }

@@ -1,10 +1,10 @@
-//! What a store finds at start: partitions, their segments, their indexes, and what a crash left of
-//! them.
+//! The contents of a store at start: partitions, their segments, their indexes, and the effects of
+//! a crash on them.
 //!
 //! A segment whose index says that it is complete and synced is taken as it is, if its length
-//! agrees; its messages are checked when they are asked for. Every other one is read through: a
-//! torn end is cut, damage sets the segment aside, and what the index lacks is added. An index that
-//! is missing or damaged, or that knows more than the segments hold, is made anew.
+//! agrees; its messages are checked when they are queried. Every other one is read through: a torn
+//! end is cut, damage sets the segment aside, and rows missing in the index are added. An index
+//! that is missing or damaged, or that knows more than the segments hold, is rebuilt.
 
 use std::{
     io,
@@ -42,7 +42,7 @@ pub(crate) fn recover(shared: &Arc<Shared>) -> Result<Vec<Arc<Partition>>, OpenE
         let list = shared.disk.list(path);
         list.map_err(|source| OpenError::Io { path: path.clone(), doing: "listing", source })
     };
-    // Nobody has references to messages of an earlier process.
+    // There are no references to messages of an earlier process.
     for path in listing(&transit)? {
         if let Err(error) = remove_if_there(shared.disk.as_ref(), &path) {
             tracing::warn!(path = %path.display(), %error, "a transit segment was not removed");

@@ -116,7 +116,7 @@ impl SegmentWriter {
         Ok(Self::begin(segment, file, u64::from_le_bytes(salt), length, bytes_max))
     }
 
-    /// Writes over a spare file. It has no header: nobody reads it through.
+    /// Overwrites a spare file. It has no header, as it is never read through.
     pub(crate) fn over_spare(
         disk: &SharedDisk,
         files: &Arc<Files>,
@@ -139,7 +139,7 @@ impl SegmentWriter {
         Self { segment, file, salt, length, bytes_max, buffer, large, pending: 0, broken: false }
     }
 
-    /// Whether a record of so many bytes fits behind what is encoded.
+    /// Whether a record of `record_bytes` bytes fits after the encoded ones.
     pub(crate) fn fits(&self, record_bytes: u64) -> bool {
         self.bytes() + record_bytes <= self.bytes_max
     }
@@ -246,7 +246,7 @@ impl SegmentWriter {
     }
 }
 
-/// What a payload holds before the message.
+/// The part of a payload before the message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Header<'a> {
     pub(crate) hash: [u8; 32],

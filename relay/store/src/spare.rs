@@ -1,11 +1,11 @@
-//! Spare segments: files whose space was taken while there was some. While the file system has no
-//! byte left, messages that are passed on and not kept are written over them.
+//! Spare segments: files whose space was allocated while the disk had room. While the file system
+//! is full, messages that are passed on and not kept overwrite them.
 //!
-//! A spare is written to anew when nobody refers to what it held, so it may fall short: messages
-//! are refused then. Its content is never read by another process.
+//! A spare is reused when its messages have no references, so spares may run out: messages are
+//! refused then. Its content is never read by another process.
 //!
-//! Bounds: [`Config::spare_segments`] files of [`SPARE_BYTES`], made by the keeper, which go on
-//! lying there when the store is closed: a disk may be full at the next start already.
+//! Bounds: [`Config::spare_segments`] files of [`SPARE_BYTES`], made by the keeper, which stay when
+//! the store is closed: the disk may already be full at the next start.
 //!
 //! [`Config::spare_segments`]: crate::Config::spare_segments
 
@@ -33,12 +33,12 @@ struct Slot {
     path: PathBuf,
     /// Its space is taken.
     made: bool,
-    /// What is written to it, as long as somebody refers to that.
+    /// The segment in it, as long as it has references.
     segment: Weak<Segment>,
 }
 
 impl Spares {
-    /// So many in this folder, which need not be there.
+    /// `count` files in this folder, which need not exist.
     pub(crate) fn new(disk: &dyn Disk, folder: &Path, count: usize) -> Self {
         let slot = |number| {
             let path = folder.join(format!("{number}.spare"));
@@ -68,7 +68,7 @@ impl Spares {
         }
     }
 
-    /// One that nobody refers to; `begin` makes a segment of it.
+    /// Takes one without references; `begin` makes a segment of it.
     pub(crate) fn begin(
         &self,
         begin: impl FnOnce(PathBuf) -> io::Result<Arc<Segment>>,
@@ -79,7 +79,7 @@ impl Spares {
         match begin(slot.path.clone()) {
             Ok(segment) => slot.segment = Arc::downgrade(&segment),
             Err(error) => {
-                // Somebody removed it; it is made anew when there is room.
+                // It was removed; it is made again when there is room.
                 slot.made = error.kind() != io::ErrorKind::NotFound;
                 return Err(error);
             }

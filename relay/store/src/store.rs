@@ -36,7 +36,7 @@ use crate::{
 /// The arrival clock: nanoseconds since 1970.
 pub type Clock = Arc<dyn Fn() -> i64 + Send + Sync>;
 
-/// What the store has to know of a message.
+/// The store's metadata of a message.
 #[derive(Clone, Debug)]
 pub struct Arrival {
     /// Its hash; two messages with one hash are the same message.
@@ -47,14 +47,14 @@ pub struct Arrival {
     pub pubsub_topic: Arc<str>,
     /// At most [`TOPIC_BYTES_MAX`].
     pub content_topic: Arc<str>,
-    /// Whether queries find it, for the time of retention. Otherwise it lies on disk for
-    /// [`Config::keep_transit`] and as long as a reference to it lives.
+    /// Whether queries find it, for the time of retention. Otherwise it is on disk for
+    /// [`Config::keep_transit`] and as long as it has references.
     pub kept: bool,
     /// Whether it is not kept, instead of being refused, while there is no room to keep it.
     pub may_pass: bool,
 }
 
-/// What became of a message that was appended.
+/// Result of appending a message.
 #[derive(Clone, Debug)]
 pub struct Appended {
     /// The message in the log.
@@ -66,7 +66,7 @@ pub struct Appended {
     pub kept: bool,
 }
 
-/// What the threads share.
+/// State shared by the threads.
 pub(crate) struct Shared {
     // Configuration and what was handed in.
     pub(crate) config: Config,
@@ -110,13 +110,13 @@ impl Shared {
         self.config.folder.join("partitions")
     }
 
-    /// What the process may still write to the file system; unknown of some.
+    /// Bytes that the process may still write to the file system; unknown on some.
     pub(crate) fn free_bytes(&self) -> Option<u64> {
         let stat = rustix::fs::statvfs(&self.config.folder).ok()?;
         Some(stat.f_bavail.saturating_mul(stat.f_frsize))
     }
 
-    /// A failed write in words.
+    /// The error of a failed write.
     pub(crate) fn failed(&self, source: io::Error, bytes: u64) -> AppendError {
         use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
         let path = self.config.folder.clone();
@@ -185,7 +185,7 @@ impl Shared {
         offset: u64,
         what: &str,
     ) {
-        // Once, whoever else noticed.
+        // Only once, even if several threads detect the damage.
         if partition.dropped.load(Ordering::Acquire) || partition.segment(segment.number).is_none()
         {
             return;
@@ -354,8 +354,8 @@ impl Store {
         })
     }
 
-    /// A page of kept messages, as of store v3: ordered by timestamp and hash. What was appended
-    /// before the query is found by it. Needs a tokio runtime with its clock enabled.
+    /// A page of kept messages, as of store v3: ordered by timestamp and hash. Messages appended
+    /// before the query are found. Needs a tokio runtime with its clock enabled.
     ///
     /// # Errors
     /// See [`QueryError`].
@@ -464,7 +464,7 @@ impl Drop for Running {
     }
 }
 
-/// What waits in a store.
+/// Work that waits in a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
     /// Bytes of messages to be written.

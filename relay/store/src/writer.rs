@@ -29,7 +29,7 @@ use crate::{
 
 /// Messages of one batch.
 const BATCH_MESSAGES_MAX: usize = 1024;
-/// One part in so many of the reserve stays free of messages that are not kept, too.
+/// This fraction of the reserve, one part in four, stays free of messages that are not kept, too.
 const TRANSIT_RESERVE_OF: u64 = 4;
 /// How long a message that arrived is remembered.
 const RECENT_NS: i64 = 120 * 1_000_000_000;
@@ -172,8 +172,8 @@ impl Writer {
         }
     }
 
-    /// Sees to a segment that takes a record of so many bytes: a spare one for what is not kept and
-    /// has no room.
+    /// Provides a segment with room for a record of `bytes` bytes: a spare one for messages that
+    /// are not kept and have no room.
     fn make_ready(&mut self, kept: bool, bytes: u64, now_ns: i64) -> Result<(), AppendError> {
         let no_room = match self.has_room(kept, bytes) {
             Err(error) if kept => return Err(self.shared.disk_full(error)),
@@ -210,7 +210,7 @@ impl Writer {
         }
     }
 
-    /// Writes over a spare file from now on; false when all hold what somebody refers to.
+    /// Overwrites a spare file from now on; false when all hold messages with references.
     fn begin_spare(&mut self, now_ns: i64) -> io::Result<bool> {
         let shared = self.shared.clone();
         self.transit.leave(&shared.config, now_ns);
@@ -224,7 +224,7 @@ impl Writer {
             if done {
                 break;
             }
-            // What was passed on longest ago is forgotten, so that it may leave.
+            // The messages passed on longest ago are forgotten, so that their file can be reused.
             let oldest = {
                 let mut transit = shared.transit();
                 let position = transit.iter().position(|segment| segment.spare);
@@ -274,7 +274,7 @@ impl Writer {
         }
         lane.begun_ns = now_ns;
         lane.writer = Some(writer);
-        // What this one brings may be too much.
+        // This message may exceed a limit.
         shared.keeper.ring();
         Ok(())
     }
@@ -352,7 +352,7 @@ impl Lane {
     }
 }
 
-/// What arrived lately.
+/// Messages that arrived recently.
 struct Recent {
     /// Entries at most.
     max: usize,
@@ -366,8 +366,8 @@ struct Recent {
 impl Recent {
     fn new(max: usize) -> Self {
         // Seven eighths of a table's buckets, a power of two, are room. Once the places of entries
-        // that left are used up, a table that is not half empty doubles: with so many it
-        // does so once.
+        // that left are used up, a table that is not half empty doubles: with this maximum it does
+        // so once.
         let max = max.min((max.next_power_of_two() * 7).div_ceil(8));
         Self { max, settled: false, known: HashMap::new(), order: VecDeque::new(), now_ns: 0 }
     }

@@ -1,4 +1,4 @@
-//! Stores for tests, and messages that can be told from one another.
+//! Stores for tests, and distinguishable messages.
 
 use std::{
     future::Future,

@@ -120,7 +120,7 @@ fn an_end_torn_at_any_byte_is_cut_off_and_never_served() {
         let segment = files(&torn, ".segment").remove(0);
         let mut bytes = whole.clone();
         match end % 3 {
-            // Cut short; or long enough, with what lay there before.
+            // Cut short; or long enough, with the old content.
             0 | 1 => bytes.truncate(end),
             _ => bytes[end..].fill(0),
         }
@@ -191,7 +191,7 @@ fn the_power_goes_and_what_was_synced_is_there() {
         assert!((0..30).all(|number| found.contains(&number)), "seed {seed}: {found:?}");
         assert_eq!(store.status().damaged_segments + store.status().damaged_partitions as u64, 0);
         lost += u64::from(found.len() < 60);
-        // Its life goes on, and the next power cut takes nothing that was synced.
+        // The store continues, and the next power cut takes nothing that was synced.
         append(&store, 1000, hand.now());
         store.sync();
         disk.switch_off();

@@ -1,4 +1,4 @@
-//! Bytes that change on disk: said, set aside, and the store goes on with the rest.
+//! Bytes that change on disk: reported, set aside, and the store continues with the rest.
 
 use std::path::Path;
 

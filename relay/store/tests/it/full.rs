@@ -141,7 +141,7 @@ fn what_may_pass_is_passed_on_while_the_disk_has_no_byte_left() {
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
         let refused = try_append(&store, arrival(1, hand.now()), body(1, 10)).unwrap_err();
         assert!(matches!(refused, AppendError::DiskFull { .. }), "{refused}");
-        // For as long as somebody refers to them, so many and no more.
+        // As long as they have references, exactly this many.
         let mut held = Vec::new();
         let refused = loop {
             let number = 1000 * (start + 1) + held.len() as u64;

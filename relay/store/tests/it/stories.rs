@@ -1,4 +1,4 @@
-//! What happens to a message: appended, found, read through a reference, retired.
+//! The life of a message: appended, found, read through a reference, retired.
 
 use std::{
     future::Future,
@@ -121,7 +121,7 @@ fn retention_by_time_removes_whole_partitions_and_references_outlive_them() {
     for (number, message) in references.iter().enumerate() {
         assert_eq!(message.read_all().unwrap(), body(number as u64, 200));
     }
-    // Two for reading besides.
+    // In addition to two for reading.
     assert!(store.status().open_segments <= 2);
     let query = Query { cursor: Some(hash(0)), ..Query::default() };
     assert!(
@@ -202,7 +202,7 @@ fn messages_that_are_not_kept_take_so_much_space_and_no_more() {
     let status = store.status();
     assert!((4 << 20..=6 << 20).contains(&status.transit_bytes), "{}", status.transit_bytes);
     assert_eq!(files(folder.path(), ".segment").len(), status.transit_segments);
-    // Whoever has a reference reads on.
+    // Holders of a reference can still read.
     for (number, message) in messages.iter().enumerate() {
         assert_eq!(message.read_all().unwrap(), body(number as u64, 500_000));
     }
