@@ -1,8 +1,10 @@
-//! What a node record means to this node: whether its node can be a peer, and where it is dialled.
+//! Evaluation of node records: whether a node can be a peer of this one, and at which addresses it
+//! is dialled.
 //!
-//! Records come from strangers. What bounds one here: [`ADDRESSES_MAX`] addresses, each no longer
-//! than a record. An address is dialled only if it is of a form this node's transports take, and of
-//! a network this node is itself in: nobody on the Internet can have a node dial into itself.
+//! Records come from unknown nodes. Bounds of one: [`ADDRESSES_MAX`] addresses, each no longer than
+//! a record. An address is dialled only if it is of a form this node's transports take, and of a
+//! network this node is itself in: no party on the Internet can make a node dial into its own
+//! network.
 
 use std::net::IpAddr;
 
@@ -19,7 +21,7 @@ use thiserror::Error;
 /// Addresses kept of one node.
 pub(crate) const ADDRESSES_MAX: usize = 4;
 
-/// What makes a node one to know.
+/// Criteria for a node to be known as a peer.
 #[derive(Clone, Debug)]
 pub(crate) struct Terms {
     pub(crate) own: PeerId,

@@ -1,12 +1,12 @@
 //! The discovery protocol (discv5 with Waku's protocol id): other nodes find this one, and this one
-//! finds them. The protocol itself is a published crate; here are its limits and what is done with
-//! what it finds.
+//! finds them. The protocol itself is a published crate; here are its limits and the handling of
+//! its results.
 //!
-//! What bounds it. Its table is cut to [`Options::table`] records at each look; the crate itself
-//! holds 16 for each of 256 distances. As many sessions are kept. Packets that nobody waited for
-//! are taken at [`Options::packets`] a second, whoever sends them, and half of it of one node; that
-//! bounds handshakes under way and what is noted of strangers. Limits by address are off: the
-//! sender's address can be forged, so a flood would have others banned, and would grow the table of
+//! Bounds. Its table is cut to [`Options::table`] records at each look; the crate itself holds 16
+//! for each of 256 distances. As many sessions are kept. Unsolicited packets are taken at
+//! [`Options::packets`] a second from all senders, and at half of it from one node; that bounds
+//! handshakes in flight and records of unknown nodes. Limits by address are off: the sender's
+//! address can be forged, so a flood would have others banned, and would grow the table of
 //! addresses. Packets of an address from which an answer is waited for pass at any rate; those are
 //! bounded by how often the tasks run ([`super::paced`]). One search runs at a time, every
 //! [`SEARCH_WANTED`] while peers are wanted, else every [`SEARCH_IDLE`].
@@ -43,14 +43,14 @@ const FOUND_MAX: usize = 16;
 /// programs search without a pause while their network is small.
 const BAN: Duration = Duration::from_secs(60);
 
-/// What it runs with.
+/// Options of the protocol.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     /// Records in the table, and sessions.
     pub(crate) table: usize,
-    /// Packets a second that nobody waited for.
+    /// Unsolicited packets a second.
     pub(crate) packets: u64,
-    /// Whether peers may tell this node its address: not if the operator did.
+    /// Whether this node may learn its address from peers: not if the operator stated it.
     pub(crate) learn_address: bool,
 }
 
@@ -173,7 +173,8 @@ impl Service {
         }
     }
 
-    /// The own record as the protocol has it by now: peers may have told this node its address.
+    /// The own record as the protocol has it now: this node may have learned its address from
+    /// peers.
     fn note_own(&self) {
         if let Ok(record) = self.discv5.local_enr().to_base64().parse() {
             self.node.set_own_record(record);

@@ -1,21 +1,22 @@
-//! The peers this node knows, and whom it dials next. A state machine: times, outcomes and
-//! randomness are handed in.
+//! The peers this node knows, and which it dials next. A state machine: times, outcomes and
+//! randomness are passed in.
 //!
-//! There are two kinds. *Static* peers were named by the operator: they are dialled first, for
-//! ever, and never leave. *Found* peers come by their signed records, from the discovery protocol,
-//! node lists and other peers; all of them are of this node's cluster and share a shard with it.
+//! There are two kinds. *Static* peers were named by the operator: they are dialled first, forever,
+//! and never leave. *Found* peers are learned from their signed records, from the discovery
+//! protocol, node lists and other peers; all of them are of this node's cluster and share a shard
+//! with it.
 //!
 //! Rules. A dial is begun while fewer than [`Bounds::dials`] are under way. Found peers are dialled
 //! while fewer than [`Bounds::outbound`] relay peers were dialled, or while a shard has too few
-//! relay peers and somebody is known who serves it; first those who serve such a shard, then those
-//! who failed least, otherwise in random order. A peer that could not be reached, or was lost soon
-//! after, is dialled again after a time that doubles with each failure, plus up to a quarter of it
-//! at random so that nodes that lost the same peer do not come back together.
+//! relay peers and a peer that serves it is known; first those that serve such a shard, then those
+//! with the fewest failures, otherwise in random order. A peer that could not be reached, or was
+//! lost soon after, is dialled again after a time that doubles with each failure, plus up to a
+//! quarter of it at random so that nodes that lost the same peer do not redial it at once.
 //!
-//! What bounds it: [`Bounds`]. When a found peer is one too many, the one leaves that has been
-//! failing longest; if none fails, the one that was heard of longest ago; never a connected one.
-//! Nothing is written to disk: records age, the operator's peers and lists bring others within
-//! seconds of a start, and nobody can fill a store that is empty after each restart for good.
+//! Bounds: [`Bounds`]. When there is one found peer too many, the one that has been failing longest
+//! is removed; if none fails, the one that was heard of longest ago; never a connected one. Nothing
+//! is written to disk: records age, the operator's peers and lists bring others within seconds of a
+//! start, and an attacker cannot permanently fill a store that is empty after each restart.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -47,7 +48,7 @@ pub(crate) struct Bounds {
     pub(crate) retry_max: Duration,
 }
 
-/// How a peer became known, as REST clients are told.
+/// How a peer became known, as reported to REST clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
     Static,
@@ -75,7 +76,8 @@ pub(crate) enum Target {
     Found(PeerId),
 }
 
-/// A dial to begin. Its outcome must be told: [`KnownPeers::failed`] or [`KnownPeers::connected`].
+/// A dial to begin. Its outcome must be reported: [`KnownPeers::failed`] or
+/// [`KnownPeers::connected`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Dial {
     pub(crate) target: Target,
@@ -93,7 +95,7 @@ pub(crate) struct Connections {
     pub(crate) short: Topics,
 }
 
-/// What is known of attempts to reach a peer.
+/// State of the attempts to reach a peer.
 #[derive(Clone, Copy, Debug, Default)]
 struct Attempts {
     dialling: Option<Duration>,
@@ -204,7 +206,7 @@ impl KnownPeers {
     /// Names a peer to stay connected to. Says whether it is one: not beyond [`Bounds::statics`].
     pub(crate) fn add_static(&mut self, address: Multiaddr) -> bool {
         if let Some(known) = self.statics.iter_mut().find(|known| known.address == address) {
-            // Whoever names it again wants it now.
+            // Naming it again requests a dial now.
             known.attempts.next = Duration::ZERO;
             return true;
         }
@@ -228,7 +230,7 @@ impl KnownPeers {
                 let moved = candidate.addresses != known.candidate.addresses;
                 known.candidate = candidate;
                 if moved && known.attempts.failures > 0 {
-                    // What failed was its old addresses.
+                    // The failures were at its old addresses.
                     known.attempts.next = known.attempts.next.min(now);
                 }
             }
@@ -346,7 +348,7 @@ impl KnownPeers {
         }
     }
 
-    /// A dial came to nothing.
+    /// A dial failed.
     pub(crate) fn failed(&mut self, target: Target, now: Duration) {
         self.counts.dials_failed += 1;
         let jitter = self.random.gen_range(0.0..1.0);
@@ -409,8 +411,8 @@ impl KnownPeers {
         (missing > 0 || short) && self.found.values().filter(ready).count() < missing.max(1)
     }
 
-    /// Records for somebody who asks, at most `most`, in random order: of peers that are connected
-    /// or did not fail.
+    /// Records for a peer that requests them, at most `most`, in random order: of peers that are
+    /// connected or did not fail.
     pub(crate) fn records(&mut self, asking: &PeerId, most: usize) -> Vec<Bytes> {
         let good = |known: &&Found| {
             let attempts = &known.attempts;

@@ -1,10 +1,10 @@
 //! Finding peers: records of nodes from the discovery protocol, from lists in the DNS and from
-//! other peers, and the choice of whom to dial.
+//! other peers, and the choice of peers to dial.
 //!
 //! `known` and `walk` decide, without sockets, clocks or randomness of their own; `discv5`,
 //! `node_lists` and [`crate::services::peer_exchange`] bring records; the swarm's task asks `known`
-//! once per heartbeat whom to dial, and tells it what came of it. A node that was told of no
-//! bootstrap node and no list runs none of this but `known`, which then holds static peers.
+//! once per heartbeat which peers to dial, and reports the outcomes to it. A node without bootstrap
+//! nodes and lists runs only `known`, which then holds static peers.
 
 pub(crate) mod candidate;
 pub(crate) mod discv5;

@@ -34,7 +34,7 @@ const AGAIN_SOON: Duration = Duration::from_secs(60);
 /// Records looked at that stand at one name.
 const TEXTS_MAX: usize = 16;
 
-/// What is read, and from whom.
+/// The lists to read, and the resolver to read them from.
 #[derive(Clone, Debug)]
 pub(crate) struct Lists {
     pub(crate) lists: Vec<ListLink>,

@@ -13,8 +13,8 @@ use crate::settings::Settings;
 /// The content of the record.
 ///
 /// `announced` are the addresses that the operator stated, `listening` those of its sockets, `udp`
-/// the sockets of discovery. What was announced counts alone if there is any. An address of this
-/// machine only, or of a private network, stands in the record only if there is no better one.
+/// the sockets of discovery. If there are announced addresses, only they count. An address of this
+/// machine only, or of a private network, is in the record only if there is no better one.
 pub(crate) fn content(
     settings: &Settings,
     announced: &[Multiaddr],

@@ -1,11 +1,12 @@
-//! The tasks of the discovery protocol, woken at most so often.
+//! The tasks of the discovery protocol, woken at a limited rate.
 //!
-//! The protocol's crate takes packets of strangers at a rate, and all packets of an address from
-//! which it waits for an answer. A stranger becomes such an address by its first packet, as that is
-//! answered by a challenge; each further one, under another id, then makes another challenge, which
-//! is kept for a second. Only how often the tasks run bounds that: in one go a task takes at most
-//! as many packets as tokio's budget for a task allows (128 operations, two for a packet). What
-//! comes faster waits in the socket's buffer, and is dropped by the kernel when that is full.
+//! The protocol's crate takes packets of unknown nodes at a rate, and all packets of an address
+//! from which it waits for an answer. An unknown node becomes such an address by its first packet,
+//! as that is answered by a challenge; each further one, under another id, then makes another
+//! challenge, which is kept for a second. Only the rate at which the tasks run bounds that: in one
+//! run a task takes at most as many packets as tokio's budget for a task allows (128 operations,
+//! two for a packet). Faster packets wait in the socket's buffer, and are dropped by the kernel
+//! when that is full.
 
 use std::{
     future::Future,
@@ -17,9 +18,9 @@ use std::{
 use discv5::Executor;
 use tokio::time::{Instant, Sleep};
 
-/// A task goes on at most once in this time, on average.
+/// A task runs at most once in this time, on average.
 const PACE: Duration = Duration::from_millis(40);
-/// So often it may go on at once after a rest.
+/// Number of times that it may run at once after idling.
 const BURST: u32 = 25;
 
 /// Starts tasks that are woken at most so often.
@@ -76,7 +77,7 @@ mod tests {
             context.waker().wake_by_ref();
             Poll::Pending
         })));
-        // It goes on at all, and never faster than it may, however slow the machine is.
+        // It keeps running, and never faster than allowed, however slow the machine is.
         while polls.load(Relaxed) < BURST + 20 {
             tokio::time::sleep(Duration::from_millis(1)).await;
             let seen = polls.load(Relaxed);

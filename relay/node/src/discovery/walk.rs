@@ -1,8 +1,8 @@
-//! The way through a list of nodes in the DNS: which name is asked for next, and what an answer
-//! comes to. A state machine: texts and randomness are handed in.
+//! The walk through a list of nodes in the DNS: which name is queried next, and how an answer is
+//! handled. A state machine: texts and randomness are passed in.
 //!
-//! What bounds it: names that are asked for ([`Walk::new`]), lists that are followed by links
-//! ([`LISTS_MAX`]), the depth of a tree ([`DEPTH_MAX`]). No name is asked for twice. The order is
+//! Bounds: names that are queried ([`Walk::new`]), lists that are followed by links
+//! ([`LISTS_MAX`]), the depth of a tree ([`DEPTH_MAX`]). No name is queried twice. The order is
 //! random, so that of a list larger than the bound each walk sees another part.
 //!
 //! Source: EIP-1459, "Client Protocol".
@@ -31,14 +31,14 @@ pub(crate) enum WalkError {
     Older { before: u64, now: u64 },
     #[error("a record where links are, or a link where records are")]
     Misplaced,
-    #[error("branches lie deeper than {DEPTH_MAX}")]
+    #[error("branches are deeper than {DEPTH_MAX}")]
     TooDeep,
 }
 
 /// The versions of lists that were seen, by domain: none is followed by an older one.
 pub(crate) type Versions = BTreeMap<String, u64>;
 
-/// What stands at a name.
+/// The entry at a name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ListNode {
     Root,
@@ -73,7 +73,7 @@ impl Walk {
         }
     }
 
-    /// What is to be asked next; `None` at the end.
+    /// The next question; `None` at the end.
     pub(crate) fn next(&mut self) -> Option<Question> {
         if self.waiting.is_empty() || self.left == 0 {
             return None;
@@ -92,13 +92,13 @@ impl Walk {
         }
     }
 
-    /// Whether a text can be the answer: beside a root there may be other records.
+    /// Whether a text can be the answer: there may be other records in addition to a root.
     pub(crate) fn is_answer(&self, question: &Question, text: &str) -> bool {
         question.node != ListNode::Root || ListRoot::is_root(text)
     }
 
-    /// Takes an answer; a record, if it is one. Errors: see [`WalkError`]. What is below it is then
-    /// not asked for, and the walk goes on.
+    /// Takes an answer; a record, if it is one. Errors: see [`WalkError`]. The names below it are
+    /// then not queried, and the walk continues.
     pub(crate) fn answer(
         &mut self,
         question: Question,
@@ -256,7 +256,7 @@ mod tests {
             zone.walk(&mut Walk::new(stranger, 100, [1; 32]), &mut versions);
         assert_eq!((found.len(), asked), (0, 1));
         assert_eq!(failed, [WalkError::List(ListError::Signature)]);
-        // An entry that somebody changed on the way.
+        // An entry that was changed on the way.
         let name = zone.0.iter().find(|(_, text)| text.starts_with("enr:")).unwrap().0.clone();
         zone.0.insert(name, node(77).to_string());
         let (found, failed, _) =

@@ -1,7 +1,7 @@
-//! What the operator asks of peers: who is connected, who is in which mesh, who is subscribed.
+//! The operator's queries about peers: connected peers, members of each mesh, subscribers.
 //!
-//! A peer here is a connection, or a known peer that is not connected. What bounds it: connections,
-//! known peers, and rows that are made as they are sent. Dialling waits [`DIAL_TIME`] at most.
+//! A peer here is a connection, or a known peer that is not connected. Bounds: connections, known
+//! peers, and rows that are made as they are sent. Dialling waits [`DIAL_TIME`] at most.
 //!
 //! Source: `/admin/v1` of the OpenAPI files in waku-org/waku-rest-api.
 
@@ -30,7 +30,7 @@ const DIALS_MAX: usize = 16;
 const DIAL_TIME: Duration = Duration::from_secs(5);
 /// Between two looks whether they are there.
 const LOOK: Duration = Duration::from_millis(50);
-/// What the JSON of a peer holds beside its address and its shards.
+/// Bytes of the JSON of a peer in addition to its address and its shards.
 const PEER_BYTES_MAX: usize = 384;
 
 /// `WakuPeer` of the specification.
@@ -118,7 +118,7 @@ impl<T: Row> Pieces for Rows<T> {
     }
 }
 
-/// Everybody who is connected, as the swarm and the router know them.
+/// All connected peers, as the swarm and the router know them.
 #[derive(Clone)]
 struct Known {
     connected: Arc<Vec<Connected>>,

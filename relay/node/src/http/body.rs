@@ -1,9 +1,9 @@
 //! Bodies of answers: whole ones, and lists that are made piece by piece as the client takes them.
 //!
-//! What bounds it: every piece is charged to the pool `responses` before it is made and until it is
+//! Bounds: every piece is charged to the pool `responses` before it is made and until it is
 //! written; hyper asks for the next one when the one before is nearly gone. A list waits
-//! [`TIMEOUT`] for a full pool and then breaks off, which the client sees as a torn answer. What
-//! it must never know: what is in a piece.
+//! [`TIMEOUT`] for a full pool and then breaks off, which the client sees as a truncated answer. It
+//! must never know the content of a piece.
 
 use std::{
     io,
@@ -24,7 +24,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two looks at it.
 const RETRY: Duration = Duration::from_millis(2);
 
-/// What an answer carries.
+/// Content of an answer.
 pub(crate) enum Body {
     /// All of it, once.
     Whole(Option<Bytes>),
@@ -87,8 +87,8 @@ pub(crate) struct List {
 impl List {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         let Some(bytes) = self.pieces.next_bytes() else { return Poll::Ready(None) };
-        // The largest piece fits the pool with room beside it; an operator may have made the pool
-        // as small as the piece alone, and then it is charged that.
+        // The largest piece fits the pool with room to spare; if the operator made the pool as
+        // small as that piece alone, the piece is charged the whole pool.
         let wanted = (bytes as u64).min(self.responses.cap_bytes());
         let mut held = loop {
             match self.take(wanted) {
@@ -197,7 +197,7 @@ mod tests {
 
     use super::*;
 
-    /// Pieces of so many bytes.
+    /// Pieces of these lengths.
     struct Lengths(Vec<usize>);
 
     impl Pieces for Lengths {

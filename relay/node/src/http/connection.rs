@@ -1,11 +1,10 @@
 //! One connection: its bounds in time and bytes, and its orderly end.
 //!
-//! hyper reads and writes; this file decides how long that may take. A connection is closed when it
-//! has not sent a whole head within the read timeout (from being accepted, or from the end of the
-//! answer before), and when its client takes an answer more slowly than
+//! hyper reads and writes; this file bounds the time for it. A connection is closed when it has not
+//! sent a whole head within the read timeout (from being accepted, or from the end of the answer
+//! before), and when its client takes an answer more slowly than
 //! [`dashboard::paced::WRITE_RATE_MIN`] after [`WRITE_STALL`]: a stalled reader would pin the
-//! answer's memory. Bodies have their own timeout where they are read. What it must never know:
-//! routes.
+//! answer's memory. Bodies have their own timeout where they are read. It must never know routes.
 
 use std::{convert::Infallible, future::poll_fn, io, pin::Pin, sync::Arc, time::Duration};
 

@@ -1,7 +1,7 @@
-//! `/debug/heap`: where memory went, as addresses; `thimble-relay heap` names them.
+//! `/debug/heap`: the memory profile, as addresses; `thimble-relay heap` names them.
 //!
-//! Refused unless the node was started to sample its allocations. What bounds it is in
-//! [`::heap::Sampler`]; the answer is charged to the pool `responses`.
+//! Refused unless the node was started to sample its allocations. [`::heap::Sampler`] has its
+//! bounds; the answer is charged to the pool `responses`.
 
 use ::heap::{ANSWER_TIME, Refused as NoAnswer, off};
 use hyper::{Response, StatusCode};

@@ -1,8 +1,8 @@
-//! Waku messages in JSON: as clients send them, and as they are answered.
+//! Waku messages in JSON: as clients send them, and as they are returned.
 //!
 //! A payload is in memory twice at most, as base64 text in its request and as bytes of the encoded
-//! message: the text is decoded straight into the place that it has there. What bounds it: the
-//! request's body; [`NAMES_MAX`] for lists of names. What it must never know: topics' shards.
+//! message: the text is decoded directly into its place there. Bounds: the request's body;
+//! [`NAMES_MAX`] for lists of names. It must never know topics' shards.
 //!
 //! Source: `WakuMessage` and `RelayWakuMessage` of the OpenAPI files in waku-org/waku-rest-api.
 
@@ -23,9 +23,9 @@ use serde::{
 pub(crate) const NAMES_MAX: usize = 256;
 /// Number of the payload's field in an encoded message.
 const PAYLOAD_TAG: u32 = 1;
-/// What an encoded message holds beside its texts and byte strings.
+/// Bytes of an encoded message in addition to its texts and byte strings.
 const FIELDS_BYTES_MAX: usize = 80;
-/// What the JSON of a message holds beside its texts and byte strings.
+/// Bytes of the JSON of a message in addition to its texts and byte strings.
 const JSON_FIELDS_BYTES_MAX: usize = 256;
 /// Bytes of JSON for one byte of text, at most: a control character is written `\u0001`.
 const JSON_BYTES_PER_BYTE: usize = 6;
@@ -35,7 +35,7 @@ const CONFIG: GeneralPurposeConfig =
 const PLAIN: GeneralPurpose = GeneralPurpose::new(&alphabet::STANDARD, CONFIG);
 const URL_SAFE: GeneralPurpose = GeneralPurpose::new(&alphabet::URL_SAFE, CONFIG);
 
-/// Text that lies in the request where it can.
+/// Text, borrowed from the request where possible.
 #[derive(Debug, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Name<'a>(#[serde(borrow)] pub(crate) Cow<'a, str>);

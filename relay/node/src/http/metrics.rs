@@ -3,7 +3,7 @@
 //! Two families of names. `waku_*`, `libp2p_*` and `process_*` are those that dashboards of
 //! reference nodes look up, where the figure means the same; `thimble_relay_*` is this node's own.
 //! Light push of all versions and of HTTP is one thing here and counts under the newest version's
-//! name. What bounds it: the report, and the shards served.
+//! name. Bounds: the report, and the shards served.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -396,7 +396,7 @@ impl Readings {
         out.counter("thimble_relay_dials", "Dials begun", peers.dials)?;
         out.counter(
             "thimble_relay_dials_failed",
-            "Dials that came to nothing",
+            "Dials that failed",
             peers.dials_failed,
         )?;
         out.counter(

@@ -1,23 +1,24 @@
 //! The HTTP interface: REST as reference nodes publish it, metrics, health, and one status report.
 //!
-//! Routes are those of the OpenAPI files in waku-org/waku-rest-api; beside them `/metrics`
-//! (Prometheus text), `/status.json`, and `/dashboard`, which draws it. HTTP/1.1 alone is spoken:
-//! clients are tools of the operator, each with a connection or two.
+//! Routes are those of the OpenAPI files in waku-org/waku-rest-api; in addition there are
+//! `/metrics` (Prometheus text), `/status.json`, and `/dashboard`, which draws it. Only HTTP/1.1 is
+//! spoken: clients are tools of the operator, each with a connection or two.
 //!
-//! What bounds it:
+//! Bounds:
 //!
 //! - connections: [`relay_limits::HttpLimits::connections`], each charged to the pool
-//!   `http_connections`; the next one is told 503 by one of [`REFUSALS_MAX`] short-lived tasks;
+//!   `http_connections`; the next one gets 503 from one of [`REFUSALS_MAX`] short-lived tasks;
 //! - heads: [`connection::HEAD_BYTES_MAX`] and the read timeout, bodies: `http.body_bytes` (413),
 //!   the pool `request_bodies` (503) and the read timeout (408);
 //! - responses: the pool `responses`. A list of messages is never in memory as a whole: each is
 //!   read from the log and encoded when the socket takes it;
-//! - readers: who takes a response more slowly than [`dashboard::paced::WRITE_RATE_MIN`] is cut.
+//! - readers: a client that reads a response more slowly than [`dashboard::paced::WRITE_RATE_MIN`]
+//!   is disconnected.
 //!
 //! Operator pages (`/admin`, metrics, report, heap profile, dashboard) are served to programs and
 //! to the relay's own page only: other values of `Host` and `Origin` are refused (421, 403).
 //!
-//! What it must never know: streams, protocols of peers, and how a message is kept.
+//! It must never know streams, protocols of peers, and how a message is stored.
 
 mod admin;
 mod answer;
@@ -54,9 +55,9 @@ use crate::{
     node::{Ask, Node},
 };
 
-/// Connections being told that there is no place, at once; more are closed without a word.
+/// Connections that get the 503 answer at once; more are closed without an answer.
 const REFUSALS_MAX: usize = 8;
-/// Time for telling, and for the client to read it.
+/// Time to send the refusal, and for the client to read it.
 const REFUSAL_TIME: Duration = Duration::from_secs(1);
 /// Accepting pauses this long when the process has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -170,7 +171,7 @@ fn take(
     service.answered.refused_connection();
     if refusals.len() < REFUSALS_MAX {
         refusals.spawn(async move {
-            // The client may leave before it is told.
+            // The client may leave before it gets the refusal.
             let _ = timeout(REFUSAL_TIME, refuse(stream, &refused)).await;
         });
     }

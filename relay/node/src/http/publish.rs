@@ -1,9 +1,9 @@
 //! Publishing: relay by pubsub topic or by content topic, and light push of both versions.
 //!
-//! All are one thing here: the message goes the way of every client's message
-//! ([`crate::node::Node::publish`]) and is answered for when it is in the log. Rates per peer do
-//! not count: clients of this interface are the operator's. What bounds it: the request's body, and
-//! the pool `receiving` for the encoded message.
+//! All are handled alike: the message is published like every client's message
+//! ([`crate::node::Node::publish`]) and acknowledged when it is in the log. Rates per peer do not
+//! count: clients of this interface are the operator's. Bounds: the request's body, and the pool
+//! `receiving` for the encoded message.
 
 use hyper::{Response, StatusCode};
 use protocol::StatusCode as Status;

@@ -1,7 +1,7 @@
-//! One report of how the node is: what `/status.json` answers with, and what metrics are made of.
+//! One report of the node's state: the answer of `/status.json`, and the source of metrics.
 //!
-//! Everything in it is read when somebody asks; only the counters behind rates are noted once a
-//! second ([`Samples`]). What bounds it: [`PEERS_MAX`] peers are named, [`WINDOW`] samples kept.
+//! Everything in it is read on request; only the counters behind rates are noted once a second
+//! ([`Samples`]). Bounds: [`PEERS_MAX`] peers are named, [`WINDOW`] samples kept.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -68,14 +68,14 @@ pub(crate) struct Report {
     pub(crate) history: Vec<Sample>,
 }
 
-/// The process; zeros where the kernel does not tell.
+/// The process; zeros where the kernel does not report them.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ProcessFigures {
     pub(crate) resident_bytes: u64,
     pub(crate) cpu_seconds: f64,
 }
 
-/// What happens in a second.
+/// Rates per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Rates {
     pub(crate) window_seconds: f64,
@@ -384,7 +384,7 @@ impl Service {
     fn memory(&self) -> (Memory, ProcessFigures) {
         let pid = process::Pid::own();
         let record = &self.node.watch.record;
-        // A kernel that does not tell shows as zeros, which no process has.
+        // A kernel that does not report them shows as zeros, which no process has.
         let memory = process::memory(pid).unwrap_or_default();
         let anonymous_bytes = memory.anonymous_bytes + memory.shared_bytes;
         let accounted_bytes = self.node.ledger.used_bytes();

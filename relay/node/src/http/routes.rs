@@ -1,9 +1,8 @@
-//! Which path and method mean what.
+//! The routes: paths and methods.
 //!
 //! Paths are those of the OpenAPI files in waku-org/waku-rest-api. A topic in a path is
-//! percent-encoded; since it is the last part of its path, one with plain slashes is understood
-//! too. What bounds it: a head, and with it a path, is at most
-//! [`super::connection::HEAD_BYTES_MAX`].
+//! percent-encoded; since it is the last part of its path, one with plain slashes is accepted too.
+//! Bounds: a head, and with it a path, is at most [`super::connection::HEAD_BYTES_MAX`].
 
 use hyper::{Method, StatusCode};
 

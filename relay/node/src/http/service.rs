@@ -55,7 +55,7 @@ const DISCARD_TIME: Duration = Duration::from_secs(2);
 /// The swarm's task answers within this time.
 const ASK_TIME: Duration = Duration::from_secs(5);
 
-/// What `/version` says, and what other nodes hear.
+/// The version in `/version`, also sent to other nodes.
 pub(crate) const VERSION: &str = concat!("thimble-relay/", env!("CARGO_PKG_VERSION"));
 
 /// Everything endpoints need. One per node.
@@ -83,7 +83,7 @@ pub(crate) struct Service {
     pub(crate) samples: Samples,
 }
 
-/// A request body and its share of the pool, to be kept for as long as what lies in it.
+/// A request body and its share of the pool, to be kept as long as data borrowed from it.
 pub(crate) struct ReceivedBody {
     bytes: Bytes,
     held: Reservation,
@@ -372,7 +372,8 @@ impl Service {
 }
 
 impl ReceivedBody {
-    /// The body as what the endpoint takes; it may lie in the body. Errors: 400 with the place.
+    /// The body as the type that the endpoint takes, which may borrow from the body. Errors: 400
+    /// with the place.
     pub(crate) fn json<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Refused> {
         debug_assert!(self.held.bytes() >= self.bytes.len() as u64);
         serde_json::from_slice(&self.bytes)

@@ -1,7 +1,7 @@
-//! `GET /store/v3/messages`: what was sent before, page by page.
+//! `GET /store/v3/messages`: past messages, page by page.
 //!
-//! This node answers for itself. Hashes are written as reference nodes write them, `0x` and 64
-//! hexadecimal digits. What bounds it: the head of a request, and the bounds of [`store::Query`].
+//! This node answers from its own store. Hashes are written as reference nodes write them, `0x` and
+//! 64 hexadecimal digits. Bounds: the head of a request, and the bounds of [`store::Query`].
 //! Messages are read from the log as the client takes them.
 
 use std::{io, sync::atomic::Ordering::Relaxed, time::Instant};
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{counters::Reason, governor::Work, latencies, node::Ask};
 
-/// What an entry holds beside its message and its topic.
+/// Bytes of an entry in addition to its message and its topic.
 const ENTRY_BYTES_MAX: usize = 160;
 
 impl Service {

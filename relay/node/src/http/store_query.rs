@@ -1,8 +1,8 @@
 //! The parameters of `GET /store/v3/messages`.
 //!
-//! Hashes are `0x` and 64 hexadecimal digits, as reference nodes write them, or base64, which is
-//! what the specification's text says. What bounds it: the head of a request. What it must never
-//! know: the store, beyond what a query is.
+//! Hashes are `0x` and 64 hexadecimal digits, as reference nodes write them, or base64, as the
+//! specification's text requires. Bounds: the head of a request. It must never know the store,
+//! beyond the definition of a query.
 
 use libp2p::Multiaddr;
 use protocol::{MessageHash, store::PAGE_MAX};
@@ -10,7 +10,7 @@ use store::Query;
 
 use super::{message::decode, routes::percent_decoded};
 
-/// What is asked.
+/// The parsed parameters.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asked {
     /// Whose messages; this node's when absent.

@@ -1,10 +1,11 @@
-//! Subscriptions of HTTP clients, under relay and under filter, and reading what came.
+//! Subscriptions of HTTP clients, under relay and under filter, and reading their messages.
 //!
 //! This node is its own filter service, so both are references that wait in
-//! [`crate::subscribers::Subscribers`]. A topic has one queue: subscribed under both names, whoever
-//! reads first takes what is there, and it stays until both have unsubscribed. What bounds it: the
-//! topics there may be (`http.subscriptions`, 503), the references of each (the oldest leave), and
-//! [`NAMES_MAX`] names in a request. A message is read from the log when its reader takes it.
+//! [`crate::subscribers::Subscribers`]. A topic has one queue: if it is subscribed under both
+//! names, the first reader takes the queued messages, and the queue stays until both have
+//! unsubscribed. Bounds: the topics there may be (`http.subscriptions`, 503), the references of
+//! each (the oldest leave), and [`NAMES_MAX`] names in a request. A message is read from the log
+//! when its reader takes it.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -84,7 +85,7 @@ impl Service {
         Ok(answer::text("OK"))
     }
 
-    /// `DELETE` of the same. Topics that nobody subscribed to are left alone.
+    /// `DELETE` of the same. Topics without a subscription are left alone.
     pub(crate) fn relay_unsubscribe(
         &self,
         body: &ReceivedBody,
@@ -251,7 +252,7 @@ impl Service {
         any
     }
 
-    /// Drops the queue of a topic that nobody subscribes to any more.
+    /// Drops the queue of a topic that no longer has a subscription.
     fn leave(&self, subscribed: &Subscribed, topic: &Topic) {
         if !subscribed.relay.contains(topic) && !subscribed.filter.contains(topic) {
             self.node.subscribers.unsubscribe(topic);
@@ -276,7 +277,7 @@ impl Service {
             if topics.is_empty() {
                 let name: String = name.chars().take(CONTENT_TOPIC_BYTES_MAX).collect();
                 return Err(Refused::not_found(format!(
-                    "nobody subscribed to {name} here; subscribe first, then read what comes"
+                    "no subscription to {name}; subscribe first, then read its messages"
                 )));
             }
             for topic in topics {
@@ -334,7 +335,7 @@ impl Pieces for MessageList {
     fn next_bytes(&mut self) -> Option<usize> {
         match self.state {
             State::After => None,
-            // What is read from the log, and its JSON.
+            // The message read from the log, and its JSON.
             _ => Some(self.messages.front().map_or(0, read_bytes_max) + 2),
         }
     }

@@ -32,8 +32,8 @@ use super::{
 };
 use crate::{governor::Work, node::Node};
 
-/// Of all places, one in so many is kept free for whoever comes next, as long as connections of no
-/// use can give way.
+/// One place in `FREE_OF` is kept free for the next connection, as long as idle connections can
+/// give way.
 const FREE_OF: usize = 16;
 
 /// Why a connection was not taken.
@@ -68,7 +68,7 @@ pub(crate) struct Open {
     activity: Arc<Activity>,
     /// Whether it is being closed.
     leaving: bool,
-    /// What it takes of the ledger.
+    /// Its reservation in the ledger.
     _held: Reservation,
 }
 
@@ -295,7 +295,7 @@ fn leave<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, usize>, key: &K) {
     }
 }
 
-/// The address that limits and scores go by: none on this machine, where everybody shares one.
+/// The address that limits and scores go by: `None` on this machine, where all peers share one.
 fn counted_address(address: &Multiaddr) -> Option<IpAddr> {
     let ip = address.iter().find_map(|part| match part {
         Protocol::Ip4(ip) => Some(IpAddr::V4(ip)),

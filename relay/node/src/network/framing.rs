@@ -26,7 +26,7 @@ pub(crate) struct Framing {
     arrived: u64,
 }
 
-/// What was in bytes that arrived.
+/// Content of the bytes that arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Arrived {
     /// Bytes for streams.

@@ -76,7 +76,7 @@ impl OutboundUpgrade<Stream> for Protocols {
     }
 }
 
-/// What a stream that this node opens is for.
+/// Purpose of a stream that this node opens.
 #[derive(Debug)]
 pub(crate) enum Purpose {
     Gossip,
@@ -85,7 +85,7 @@ pub(crate) enum Purpose {
     Push(Shard, Message),
 }
 
-/// What the connection tells the swarm's task.
+/// Events from the connection to the swarm's task.
 #[derive(Debug)]
 pub(crate) enum Told {
     /// The peer speaks the relay protocol; is it to be gossiped with?
@@ -98,7 +98,7 @@ pub(crate) enum Told {
     Close(String),
 }
 
-/// What the swarm's task tells the connection.
+/// Commands from the swarm's task to the connection.
 #[derive(Debug)]
 pub(crate) enum Tell {
     /// Open the gossip stream.
@@ -264,7 +264,7 @@ impl ConnectionHandler for Handler {
             }
         }
         if self.activity.goes_on() {
-            self.tell.push_back(Told::Close("the peer goes on after its request".into()));
+            self.tell.push_back(Told::Close("the peer keeps sending after its request".into()));
         }
         while let Poll::Ready(Some(taken)) = self.pushes.poll_next_unpin(cx) {
             self.push_ended(taken);

@@ -1,32 +1,33 @@
-//! Bytes that were received and that no stream has consumed yet, and bytes that were handed to a
+//! Bytes that were received and that no stream has consumed yet, and bytes that were passed to a
 //! multiplexer and not sent yet: per connection, and the former over all.
 //!
-//! A multiplexer buffers what arrives for streams that nobody reads. The protocols allow a peer to
-//! fill 256 KiB for each of its streams (yamux), or any number of frames of 1 MiB (mplex), so that
-//! a few hundred connections could take any machine's memory. Here every connection is read through
-//! a [`Gate`] that counts, and stops reading while the connection holds too much or the pool
-//! `unread` is used up, or while nothing is read at all because memory is short. TCP then holds the
-//! peer back. It also buffers what streams write, several frames for each: streams of a connection
-//! wait while more than [`UNSENT_BYTES`] of it have not been sent, and one that is closed waits
-//! until most of it was.
+//! A multiplexer buffers data for streams that are not read. The protocols allow a peer to fill 256
+//! KiB for each of its streams (yamux), or any number of frames of 1 MiB (mplex), so that a few
+//! hundred connections could take any machine's memory. Here every connection is read through a
+//! [`Gate`] that counts, and stops reading while the connection holds too much or the pool `unread`
+//! is used up, or while nothing is read at all because memory is short. TCP then holds the peer
+//! back. It also buffers what streams write, several frames for each: streams of a connection wait
+//! while more than [`UNSENT_BYTES`] of it have not been sent, and one that is closed waits until
+//! most of it was.
 //!
-//! What arrives for streams is counted below the multiplexer, what is consumed above it; in between
-//! is what came for streams that are gone. That is settled by what streams are known to hold. A
-//! stream is known to be empty when it said so and was not woken since; one that was woken, and one
-//! that was opened and not accepted yet, holds at most what arrived for all streams since it was
-//! last empty. So a connection holds at most the frame that has not arrived whole, and what arrived
-//! since the first of its streams that may hold something was last empty. Streams may be left alone
-//! for as long as their users like, as the one for pings is: what they hold is counted.
+//! Bytes that arrive for streams are counted below the multiplexer, consumed bytes above it; the
+//! difference includes bytes for streams that are gone. It is corrected by the known contents of
+//! streams. A stream is known to be empty when it returned no data and was not woken since; one
+//! that was woken, and one that was opened and not accepted yet, holds at most the bytes that
+//! arrived for all streams since it was last empty. So a connection holds at most the incomplete
+//! frame, and the bytes that arrived since the first of its streams that may hold something was
+//! last empty. Streams may be left alone for any time, as the one for pings is: their bytes are
+//! counted.
 //!
-//! Streams that peers opened and nobody accepted yet are counted too, as they take memory before
-//! they are in anybody's place: while there are more than a stated number over all connections, one
+//! Streams that peers opened and that were not accepted yet are counted too, as they take memory
+//! before they have a slot: while there are more than a stated number over all connections, one
 //! that has more than [`UNACCEPTED_STREAMS`] is closed.
 //!
 //! A connection that holds [`STALL_BYTES`] for a set time without any stream getting something is
 //! closed: it is filling buffers and nothing else. While the pool `unread` is used up, which keeps
 //! others from being read, a quarter of that time is enough.
 //!
-//! What it must never know: protocols, peers.
+//! It must never know protocols or peers.
 
 use std::{
     collections::BTreeSet,
@@ -50,8 +51,8 @@ use super::framing::Framing;
 const READ_BYTES: u64 = 64 << 10;
 /// Held for longer than `connections.stalled_seconds`, a connection with so much is closed.
 const STALL_BYTES: u64 = 32 << 10;
-/// What a multiplexer may have read from the connection beside the frame that has not arrived
-/// whole, and not handed to a stream yet.
+/// Bytes that a multiplexer may have read from the connection in addition to the incomplete frame,
+/// and not passed to a stream yet.
 const UNDELIVERED_BYTES: u64 = 8 << 10;
 /// See the module.
 const CROWDED: u32 = 4;
@@ -83,7 +84,7 @@ pub(crate) struct Meters {
     unaccepted: Arc<Unaccepted>,
 }
 
-/// Streams that peers opened and nobody accepted yet, over all connections.
+/// Streams that peers opened and that were not accepted yet, over all connections.
 #[derive(Debug)]
 struct Unaccepted {
     count: AtomicU64,
@@ -191,8 +192,8 @@ struct State {
     not_empty: BTreeSet<(u64, u64)>,
     /// Streams so far; the next one's number.
     streams: u64,
-    /// Streams that the peer opened and nobody accepted yet, and what had arrived before the
-    /// first.
+    /// Streams that the peer opened and that were not accepted yet, and the bytes that had arrived
+    /// before the first.
     unaccepted: u64,
     unaccepted_since: u64,
     waiting: Option<Waker>,
@@ -204,13 +205,13 @@ struct State {
 }
 
 impl State {
-    /// What had arrived at least of what streams that are empty now were given.
+    /// Least number of bytes that had arrived and were delivered to streams that are empty now.
     fn delivered_bytes(&self) -> u64 {
         self.arrived.saturating_sub(self.framing.partial() + UNDELIVERED_BYTES)
     }
 
-    /// What is reserved and not held goes back. Whoever waits keeps no more than it holds: many
-    /// that each kept room to read would wait for one another.
+    /// Returns reserved bytes that are not held. A waiting connection keeps no more than it holds:
+    /// many that each kept room to read would wait for one another.
     fn release(&mut self) {
         if self.held == 0 {
             self.reservation = None;
@@ -485,7 +486,7 @@ where
     }
 }
 
-/// What is known of a stream.
+/// State of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum What {
     /// It may hold something.
@@ -496,7 +497,7 @@ enum What {
     Gone,
 }
 
-/// What is known of a stream, and how much had arrived when it was last empty.
+/// State of a stream, and how much had arrived when it was last empty.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     what: What,
@@ -516,7 +517,8 @@ impl Reader {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The stream is about to be looked at. What had arrived by now, if it turns out to be empty.
+    /// The stream is about to be polled. Returns the bytes that had arrived by now, for the case
+    /// that it turns out to be empty.
     fn look(&self) -> u64 {
         let mut known = self.known();
         if known.what == What::NotEmpty {
@@ -578,7 +580,7 @@ impl Wake for Reader {
 /// Read ahead of a stream, at most: only to know whether there is more.
 const AHEAD_BYTES: usize = 32;
 
-/// What was read ahead of a stream.
+/// Bytes that were read ahead of a stream.
 enum Ahead {
     Nothing,
     Bytes([u8; AHEAD_BYTES], std::ops::Range<usize>),
@@ -599,8 +601,8 @@ impl<S> Drop for MeteredStream<S> {
 }
 
 impl<S: AsyncRead + Unpin> MeteredStream<S> {
-    /// Begins to look at the stream: what arrives from now on wakes. What had arrived before, and
-    /// the waker with which to look.
+    /// Begins to poll the stream: data that arrives from now on wakes. Returns the bytes that had
+    /// arrived before, and the waker to poll with.
     fn look(&self, cx: &Context<'_>) -> (u64, Waker) {
         *self.reader.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(cx.waker().clone());
         (self.reader.look(), Waker::from(self.reader.clone()))
@@ -653,7 +655,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for MeteredStream<S> {
             this.look_ahead(since, &waker);
             return Poll::Ready(Ok(taken));
         }
-        // What follows comes with it: a few bytes at a time would cost a large frame dearly.
+        // Following bytes are read at once: a few bytes at a time would make a large frame
+        // expensive.
         match Pin::new(&mut this.inner).poll_read(&mut Context::from_waker(&waker), room) {
             Poll::Ready(Ok(read)) if read > 0 => {
                 this.reader.meter.consumed(read);
@@ -738,7 +741,7 @@ mod tests {
         assert_eq!(read(&mut gate), Some(60_000));
         reading.store(false, Relaxed);
         let later = Instant::now() + 2 * stall;
-        assert_eq!(meters.sweep(later), 0, "nobody reads, so nobody stalls");
+        assert_eq!(meters.sweep(later), 0, "no connection is read, so none stalls");
         reading.store(true, Relaxed);
         assert_eq!(meters.sweep(later + stall / 2), 0);
         assert_eq!(meters.sweep(later + stall), 1, "now it does");

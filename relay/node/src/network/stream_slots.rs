@@ -1,16 +1,17 @@
 //! Streams that peers opened, and which of them give way when there are too many.
 //!
 //! There are a number of streams over all connections (the pool `streams`). Half of them are shared
-//! out evenly: a connection has its share whatever others do. The other half is for whoever comes
-//! first. A stream on which nothing was asked yet is idle; stock clients open streams and abandon
-//! them, or keep them for later. An idle stream gives way, which resets it, to one of the same
-//! connection that has as many as it may, and to one of any connection when all are taken: then the
-//! connection that has the most gives up its oldest.
+//! out evenly: a connection has its share regardless of others. The other half is first come, first
+//! served. A stream without a request is idle; stock clients open streams and abandon them, or keep
+//! them for later. An idle stream gives way, which resets it, to one of the same connection that
+//! has its maximum, and to one of any connection when all are taken: then the connection that has
+//! the most gives up its oldest.
 //!
-//! A stream carries one request. What its peer says after it, while the reply is written, is read
-//! and dropped, so that it takes no memory; who says more than [`DISCARDED_BYTES`] is disconnected.
+//! A stream carries one request. Bytes that its peer sends after it, while the reply is written,
+//! are read and dropped, so that they take no memory; a peer that sends more than
+//! [`DISCARDED_BYTES`] is disconnected.
 //!
-//! What it must never know: protocols, and what a stream carries.
+//! It must never know protocols, and the content of a stream.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -39,7 +40,7 @@ pub(crate) struct StreamSlots(Arc<Inner>);
 struct Inner {
     pool: Pool,
     stream_bytes: u64,
-    /// What a connection has whatever others do.
+    /// Streams that a connection has regardless of others.
     share: usize,
     /// Streams beyond the shares, over all connections.
     beyond_max: usize,
@@ -221,7 +222,7 @@ impl Activity {
         }
     }
 
-    /// Whether the peer went on and on after a request. Said once.
+    /// Whether the peer kept sending after a request. Returned once.
     pub(crate) fn goes_on(&self) -> bool {
         self.goes_on.swap(false, Relaxed)
     }
@@ -270,7 +271,7 @@ impl<S: AsyncRead + Unpin> Placed<S> {
             };
             if self.discarded.is_some_and(|bytes| bytes > DISCARDED_BYTES) {
                 self.activity.goes_on.store(true, Relaxed);
-                return Err(io::Error::other("the peer goes on after its request"));
+                return Err(io::Error::other("the peer keeps sending after its request"));
             }
         }
         Ok(())
@@ -330,7 +331,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Placed<S> {
 mod tests {
     use super::*;
 
-    /// Twenty streams in all, five connections: two for each, and ten for whoever comes first.
+    /// Twenty streams in all, five connections: two for each, and ten first come, first served.
     fn places() -> StreamSlots {
         StreamSlots::new(Pool::standalone("streams", 20 * 10), 10, 5, 12)
     }
@@ -349,7 +350,7 @@ mod tests {
     fn everybody_has_a_share_whatever_others_do() {
         let places = places();
         let first: Vec<StreamSlot> = std::iter::from_fn(|| busy(&places, 1)).collect();
-        assert_eq!(first.len(), 12, "its share and all that is for whoever comes first");
+        assert_eq!(first.len(), 12, "its share and all that are first come, first served");
         for connection in 2..=5 {
             let few: Vec<StreamSlot> = std::iter::from_fn(|| busy(&places, connection)).collect();
             assert_eq!(few.len(), 2);

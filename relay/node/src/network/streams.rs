@@ -2,9 +2,9 @@
 //!
 //! A frame is a varint length and as many bytes. Its length is checked before anything is
 //! allocated; memory for it is taken from the pool `receiving` in two steps, so that a peer which
-//! announces much and sends next to nothing holds next to nothing. A message that is sent is read
-//! from the log in pieces of `messages.sending_chunk_bytes`, each taken from the pool `sending`;
-//! what the multiplexer buffers besides is bounded for each connection ([`super::meter`]).
+//! announces a long frame and sends little holds little. A message that is sent is read from the
+//! log in pieces of `messages.sending_chunk_bytes`, each taken from the pool `sending`; further
+//! buffers of the multiplexer are bounded for each connection ([`super::meter`]).
 
 use std::{io, time::Duration};
 
@@ -145,7 +145,7 @@ pub(crate) async fn write_small(
 }
 
 /// Writes `head`, the message from the log, and `tail`, holding a piece of `chunk_bytes` at a time
-/// of the pool `sending`, for which it waits as long as whoever calls does.
+/// of the pool `sending`, for which it waits as long as the caller does.
 pub(crate) async fn write_message(
     stream: &mut (impl AsyncWrite + Unpin),
     sending: &Pool,

@@ -73,8 +73,8 @@ pub(crate) fn transport(
         .boxed())
 }
 
-/// A socket of which the kernel holds no more than it is told (and as much again for its own
-/// structures), whoever does not read.
+/// A socket for which the kernel holds at most `bytes` (and as much again for its own structures),
+/// even if the peer does not read.
 fn bounded(socket: tcp::tokio::TcpStream, bytes: usize) -> tcp::tokio::TcpStream {
     let set = sockopt::set_socket_recv_buffer_size(&socket.0, bytes)
         .and_then(|()| sockopt::set_socket_send_buffer_size(&socket.0, bytes));
@@ -128,7 +128,7 @@ where
 
     fn upgrade_inbound(self, socket: C, name: Self::Info) -> Self::Future {
         let Self { yamux, mplex, meters } = self;
-        // Both upgrades are ready at once; `now_or_never` cannot come to nothing.
+        // Both upgrades are ready at once; `now_or_never` cannot return `None`.
         let mut failed = None;
         let muxer = metered(&meters, framing(name), socket, |gate| {
             if name == MPLEX {
@@ -167,7 +167,7 @@ fn framing(name: &str) -> Framing {
     if name == MPLEX { Framing::mplex() } else { Framing::yamux() }
 }
 
-/// What a future that is ready at once comes to.
+/// Result of a future that is ready at once.
 fn ready<T, E: Into<io::Error>>(
     upgrading: impl Future<Output = Result<T, E>>,
     failed: &mut Option<io::Error>,
