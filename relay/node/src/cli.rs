@@ -103,13 +103,13 @@ enum Command {
         #[command(flatten)]
         settings: Box<Settings>,
     },
-    /// Print where a running node's memory went, by the functions that allocated it.
+    /// Print a running node's memory use, by the functions that allocated it.
     ///
     /// For each site: live bytes, which are not freed, and total bytes, which are all that were
     /// allocated since the node started, freed or not. The node must have been started with
     /// --heap-profile. --svg draws a flame graph, --pprof writes a profile for `go tool pprof`. For
-    /// what happens between two moments: --save before, later --since before. All figures are
-    /// estimates from samples, with what sampling costs beside them.
+    /// the changes between two moments: --save before, later --since before. All figures are
+    /// estimates from samples, and the cost of sampling is printed with them.
     ///
     /// Example: thimble-relay heap --http 127.0.0.1:8645 --svg heap.svg
     Heap {
@@ -146,10 +146,10 @@ enum Command {
     },
 }
 
-/// What may stand in the configuration file and on the command line.
+/// Settings of the configuration file and the command line.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct Settings {
-    /// Configuration file (TOML). Flags stand above it.
+    /// Configuration file (TOML). Command-line flags override it.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Memory the node may take: 64MiB, 128MiB, 1GiB ... [default: 128MiB]
@@ -235,8 +235,8 @@ pub(crate) struct Settings {
 
 impl Cli {
     pub(crate) fn run(self) -> Result<()> {
-        // A relay that runs does it itself: it may become another process first. What the others
-        // write is for users of all kinds.
+        // A running relay does this itself: it may become another process first. Files written by
+        // the other commands are for all users.
         if !matches!(
             self.command,
             Command::Run { .. } | Command::Manual { .. } | Command::Heap { .. }

@@ -24,10 +24,10 @@ const DISCV5_PORT: u16 = 9000;
 const DNS_PORT: u16 = 53;
 /// Bootstrap nodes, node lists and DNS servers that may be named, of each.
 const NAMED_MAX: usize = 64;
-/// Shards of a cluster whose number nobody stated.
+/// Default number of shards of a cluster.
 const SHARDS_IN_CLUSTER: NonZeroU16 = NonZeroU16::new(8).expect("not zero");
 
-/// What the node runs with.
+/// Configuration of the node.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Config {
     pub(crate) memory: String,
@@ -211,12 +211,12 @@ impl Config {
         stated.unwrap_or(usize::from(!self.peers.is_empty() || self.finds_peers()))
     }
 
-    /// Whether the discovery protocol runs: as stated; else if it was told where to begin.
+    /// Whether the discovery protocol runs: as stated; else if it has bootstrap nodes.
     pub(crate) fn runs_discv5(&self) -> bool {
         self.discv5.unwrap_or(!self.discv5_bootstrap.is_empty())
     }
 
-    /// Whether this node looks for peers that nobody named to it.
+    /// Whether this node looks for peers that were not configured.
     pub(crate) fn finds_peers(&self) -> bool {
         self.runs_discv5() || !self.dns_discovery_urls.is_empty() || self.ask_peers == Some(true)
     }

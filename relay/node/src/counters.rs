@@ -101,7 +101,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// What was done, by kind: messages of clients, of relay peers, filter pushes, store queries.
+    /// Work done, by kind: messages of clients, of relay peers, filter pushes, store queries.
     pub(crate) fn done(&self) -> [u64; 4] {
         [&self.client_messages, &self.relay_messages, &self.pushed, &self.store_queries]
             .map(|count| count.load(Relaxed))

@@ -1,13 +1,12 @@
 //! Filter subscriptions, and the queues of pushes.
 //!
-//! A receiver is a peer with at least one criterion: a shard and a content topic. What it is to be
-//! sent waits in its queue as references; the oldest leave when there are too many, and are
-//! counted. A receiver that reads holds publishers of its topics back before that
-//! ([`Filter::has_room`], within the bounds of [`crate::pace`]): what was accepted reaches whoever
-//! reads.
+//! A receiver is a peer with at least one criterion: a shard and a content topic. Messages for it
+//! wait in its queue as references; the oldest leave when there are too many, and are counted. A
+//! receiver that reads holds publishers of its topics back before that ([`Filter::has_room`],
+//! within the bounds of [`crate::pace`]): accepted messages reach every receiver that reads.
 //!
-//! Bounds: receivers, criteria of one and of all, references in each queue; all in [`Bounds`].
-//! What it must never know: streams and connections.
+//! Bounds: receivers, criteria of one and of all, references in each queue; all in [`Bounds`]. It
+//! must never know streams and connections.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -104,7 +103,7 @@ pub(crate) struct Filter {
     pub(crate) dropped: AtomicU64,
 }
 
-/// What is subscribed and what waits.
+/// Subscriptions and waiting messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Held {
     pub(crate) receivers: usize,
@@ -241,7 +240,7 @@ impl Filter {
         peers.len()
     }
 
-    /// The next message for a receiver. Whoever polls last is woken.
+    /// The next message for a receiver. The last poller is woken.
     pub(crate) fn poll_next(&self, peer: &PeerId, cx: &Context<'_>) -> Poll<(Shard, Message)> {
         let mut state = self.lock();
         // A peer that is no receiver wakes its connection by subscribing: that is a stream on it.
@@ -325,7 +324,7 @@ impl Filter {
         self.lock().receivers.keys().copied().collect()
     }
 
-    /// What a peer is subscribed to; nothing when it is none of the receivers.
+    /// A peer's criteria; empty when it is not a receiver.
     pub(crate) fn criteria_of(&self, peer: &PeerId) -> Vec<(Shard, Arc<str>)> {
         let state = self.lock();
         let receiver = state.receivers.get(peer);

@@ -1,8 +1,8 @@
-//! The governor: looks at the relay's memory a few times a second, hands freed memory back, says
-//! how far work is held back, and samples for the dashboard.
+//! The governor: checks the relay's memory a few times a second, returns freed memory, decides how
+//! far work is held back, and samples for the dashboard.
 //!
-//! Its steps are those of every program ([`memory::Steps`]). What is refused at which level is said
-//! here ([`Work`]) and asked where the work comes in; nothing that was accepted is lost by it.
+//! Its steps are those of every program ([`memory::Steps`]). [`Work`] defines the work refused at
+//! each level; it is checked where work arrives; accepted work is not lost.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -40,7 +40,7 @@ impl From<budget::Level> for Level {
     }
 }
 
-/// What may be held back.
+/// Kinds of work that may be held back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
     /// Store queries and REST reads.
@@ -70,7 +70,7 @@ pub(crate) struct Sample {
     pub(crate) level: Level,
 }
 
-/// What the relay's parts ask of the governor.
+/// The governor's state, as read by the relay's parts.
 pub(crate) struct Watch {
     pub(crate) record: memory::Record<Sample, Level>,
     levels: [u64; 3],
@@ -144,7 +144,7 @@ impl Worker {
         // Refused work is work, too: it is read and answered.
         let refused = node.counters.refused();
         self.steps.worked(now, counts.iter().sum::<u64>() + refused, false);
-        // A kernel that does not tell shows as nothing taken: then pools alone hold work back.
+        // A kernel that does not report memory shows as no use: then pools alone hold work back.
         let memory = process::memory(Pid::own()).unwrap_or_default();
         let anonymous_bytes = memory.anonymous_bytes + memory.shared_bytes;
         let (stalled, own) = record.stalled();

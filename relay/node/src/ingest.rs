@@ -35,7 +35,7 @@ pub(crate) enum Source {
     Relay(Peer),
 }
 
-/// What became of a message that was taken.
+/// Result of an accepted message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Accepted {
     /// Its deterministic hash.
@@ -162,9 +162,9 @@ impl Node {
         let (hash, Appended { message: stored, known, .. }) =
             self.append(Source::Client, shard, &message, bytes, held).await?;
         if known {
-            // It was handed on when it came first. What came now may be other bytes under the same
-            // hash, of which the log has none: whoever fetched them by their id would
-            // get something else.
+            // It was passed on when it first arrived. This copy may be other bytes with the same
+            // hash, which are not in the log: a peer that fetched them by their id would get
+            // different bytes.
             return Ok(Accepted { hash, relay_peers: 0, known });
         }
         let relay_peers = self.router().publish(shard, id, stored.clone(), self.now());
@@ -254,11 +254,11 @@ impl Node {
         }
     }
 
-    /// This node may take less than the network does; that is no fault of whoever sends more.
+    /// This node may take less than the network does; a sender of more is not at fault.
     fn check_size(&self, bytes: &Bytes) -> Result<(), Rejected> {
         let (bytes, most) = (bytes.len(), self.settings.message_bytes);
-        // What is too large for everybody is refused where it is decoded, and counts against its
-        // peer.
+        // A message too large for the network is refused where it is decoded, and counts against
+        // its peer.
         if bytes > most && bytes <= protocol::message::MESSAGE_BYTES_MAX {
             return Err(Rejected::TooLarge { bytes, most });
         }
@@ -286,7 +286,7 @@ impl Node {
             pubsub_topic: topic,
             content_topic: Arc::from(message.content_topic.as_str()),
             kept,
-            // A client is told, and tries elsewhere; a peer's message goes on to others.
+            // A client gets an error, and tries elsewhere; a peer's message is passed on to others.
             may_pass: matches!(source, Source::Relay(_)),
         };
         // Its memory stays held until the bytes are written.

@@ -45,7 +45,7 @@ fn main() -> ExitCode {
     match cli::Cli::parse().run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Standard error may be gone or on a full disk; the exit code still tells.
+            // Standard error may be gone or on a full disk; the exit code still reports it.
             let _ = writeln!(std::io::stderr(), "thimble-relay: {error:#}");
             ExitCode::FAILURE
         }

@@ -1,4 +1,4 @@
-//! What all parts of the running node share, and the task that drives the swarm.
+//! State shared by all parts of the running node, and the task that drives the swarm.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -72,7 +72,7 @@ pub(crate) struct Pools {
     pub(crate) sending: Pool,
 }
 
-/// What all parts share.
+/// State shared by all parts.
 pub(crate) struct Node {
     pub(crate) settings: Settings,
     pub(crate) shards: Topics,
@@ -299,7 +299,7 @@ struct All {
     ping: ping::Behaviour,
 }
 
-/// What other tasks ask of the swarm.
+/// Requests of other tasks to the swarm.
 pub(crate) enum Ask {
     /// Connect to a peer, and keep connecting.
     Dial(Multiaddr),
@@ -334,7 +334,7 @@ pub(crate) struct Network {
     asks: mpsc::Receiver<Ask>,
     /// Dials under way: at most as many as the known peers allow.
     dials: HashMap<ConnectionId, Target>,
-    /// Whether there can be peers that nobody named to this node.
+    /// Whether there can be peers that were not configured.
     finds_peers: bool,
     /// Whether peers are asked for further ones, and when they were last.
     asks_peers: bool,
@@ -429,7 +429,7 @@ impl Network {
                 event = self.swarm.select_next_some() => {
                     self.on_event(event);
                     if self.listening.len() >= self.listeners && let Some(ready) = ready.take() {
-                        // Whoever waited may have given up.
+                        // The waiting task may have given up.
                         let _ = ready.send(self.addresses());
                     }
                 }
@@ -478,7 +478,7 @@ impl Network {
                 result: Err(error),
                 ..
             })) if !matches!(error, ping::Failure::Unsupported) => {
-                // Nobody is at the other end any more; pushes would wait for it.
+                // The peer is gone; pushes would wait for it.
                 self.swarm.close_connection(connection);
             }
             SwarmEvent::OutgoingConnectionError { error, peer_id, connection_id } => {

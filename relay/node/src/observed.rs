@@ -1,7 +1,7 @@
-//! What tables that are bounded by a count hold, told to the ledger once a second.
+//! Memory of tables that are bounded by a count, reported to the ledger once a second.
 //!
-//! Their pools are marked *observed* in [`relay_limits::pool`]: nothing is refused by them, so that
-//! they are counted here and not where an entry is made.
+//! Their pools are marked *observed* in [`relay_limits::pool`]: they refuse nothing, so they are
+//! counted here and not where an entry is made.
 
 use std::sync::atomic::Ordering::Relaxed;
 

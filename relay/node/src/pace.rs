@@ -1,13 +1,12 @@
-//! How fast messages go to those who get them, and whether publishers wait for those who are slow.
+//! The pace of receivers, and whether publishers wait for slow ones.
 //!
-//! A receiver that reads is waited for, so that what was accepted reaches it. But whoever
-//! subscribes to a topic could slow its publishers down by reading slowly. So a receiver is waited
-//! for only while it takes [`LIVE_MESSAGES`] a second, and only while it is sent at least the
-//! messages or the bytes per second of [`Floor`]: publishers are never slowed down below that on
-//! its account.
+//! A receiver that reads is waited for, so that accepted messages reach it. But any subscriber of a
+//! topic could slow its publishers down by reading slowly. So a receiver is waited for only while
+//! it takes [`LIVE_MESSAGES`] a second, and only while it is sent at least the messages or the
+//! bytes per second of [`Floor`]: publishers are never slowed down below that on its account.
 //!
-//! Counted by windows of a second: this one, and the share of the one before that lies within a
-//! second of now. What it must never know: queues, topics, peers.
+//! Counted by windows of a second: this one, and the share of the one before that is within a
+//! second of now. It must never know queues, topics, peers.
 
 use std::{
     collections::BTreeMap,
@@ -22,7 +21,7 @@ use router::Shard;
 pub(crate) const LIVE_MESSAGES: u64 = 20;
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// Rates below which nobody waits for a receiver.
+/// Rates below which publishers do not wait for a receiver.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Floor {
     pub(crate) messages_per_second: u64,
@@ -66,7 +65,7 @@ impl Pace {
         }
     }
 
-    /// A message of so many bytes was put into its queue.
+    /// A message of `bytes` bytes was put into its queue.
     pub(crate) fn queued(&mut self, bytes: usize, now: Instant) {
         self.turn(now);
         self.this.messages += 1;
@@ -119,7 +118,7 @@ impl Paces {
         Self { floor, shards: Mutex::default() }
     }
 
-    /// A message of so many bytes was handed to relay peers.
+    /// A message of `bytes` bytes was passed to relay peers.
     pub(crate) fn published(&self, shard: Shard, bytes: usize) {
         let now = Instant::now();
         let mut shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);

@@ -21,7 +21,7 @@ pub(crate) struct RateLimited {
 }
 
 /// One kind of request. Holds a number for each peer that asked within the last seconds, at most
-/// `peers` of them; with more, whoever asked longest ago is forgotten, to its advantage.
+/// `peers` of them; with more, the peer that asked longest ago is forgotten, to its advantage.
 #[derive(Debug)]
 pub(crate) struct Rate {
     limit: RateLimited,

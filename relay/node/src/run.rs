@@ -1,4 +1,4 @@
-//! `thimble-relay run`: opens what there is, serves until told to stop, and closes it.
+//! `thimble-relay run`: opens the store, serves until a stop is requested, and closes it.
 
 use std::{io::IsTerminal, path::Path, sync::Arc};
 
@@ -18,8 +18,8 @@ use crate::{
     node::{Network, Node},
 };
 
-/// Threads that drive connections. Two: one would let a slow disk read hold everybody up, more take
-/// stacks and allocator caches.
+/// Threads that drive connections. Two: with one a slow disk read would delay all connections, more
+/// take stacks and allocator caches.
 const THREADS: usize = 2;
 
 /// See the module.
@@ -80,7 +80,7 @@ async fn serve(
     let (ready, addresses) = oneshot::channel();
     let (stop, stopping) = oneshot::channel::<()>();
     let running = tokio::spawn(network.run(ready, async {
-        // That nobody can stop it any more is a reason to stop.
+        // A dropped sender is a reason to stop, too.
         let _ = stopping.await;
     }));
     let http = http::start(node.clone(), asks, sampler, config).await?;
@@ -115,8 +115,8 @@ async fn serve(
 }
 
 fn close(node: Arc<Node>) -> Result<()> {
-    // Connections that are being served may hold it for a moment; the store is closed by whoever is
-    // last, and what it was told is on disk already.
+    // Connections that are being served may hold it for a moment; the last holder closes the store,
+    // and its messages are on disk already.
     if let Some(node) = Arc::into_inner(node) {
         node.store.close();
     }
@@ -141,9 +141,9 @@ fn tls(config: &Config) -> Result<Option<Tls>> {
     }
     let key = PrivateKeyDer::from_pem_file(key)
         .with_context(|| format!("reading the key of {}", key.display()))?;
-    // The transport takes bytes, and insists on telling the kind of key by them.
+    // The transport takes bytes, and detects the kind of key from them.
     if PrivateKeyDer::try_from(key.secret_der().to_vec()).is_err() {
-        bail!("the key beside {} is of no known kind: PKCS#8, PKCS#1 or SEC1 is", chain.display());
+        bail!("the key of {} has an unknown kind: expected PKCS#8, PKCS#1 or SEC1", chain.display());
     }
     let chain = certificates.into_iter().map(|certificate| certificate.to_vec()).collect();
     Ok(Some(Tls { key: key.secret_der().to_vec(), chain }))

@@ -1,4 +1,5 @@
-//! What the node does, taken from the configuration and the table of limits, in the types of use.
+//! Settings of the node, from the configuration and the table of limits, in the types that use
+//! them.
 
 use std::{num::NonZeroU16, time::Duration};
 

@@ -1,4 +1,4 @@
-//! What HTTP clients subscribed to, and the messages that wait for them as references.
+//! Subscriptions of HTTP clients, and the messages that wait for them as references.
 //!
 //! Bounds: topics subscribed, references of each; the oldest leave, counted.
 
@@ -13,7 +13,7 @@ use std::{
 use router::Shard;
 use store::Message;
 
-/// What a client asked for.
+/// Topic of a subscription.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Topic {
     /// Every message of a shard.
@@ -56,7 +56,7 @@ impl Subscribers {
         self.lock().remove(topic).is_some()
     }
 
-    /// What came since the last call; `None` if nobody subscribed.
+    /// Messages since the last call; `None` without a subscription.
     pub(crate) fn take(&self, topic: &Topic) -> Option<Vec<(Shard, Message)>> {
         self.lock().get_mut(topic).map(|queue| std::mem::take(queue).into())
     }

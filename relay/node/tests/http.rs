@@ -391,7 +391,7 @@ fn what_was_answered_for_is_in_the_store_after_the_process_was_killed() {
 }
 
 #[test]
-#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+#[expect(clippy::too_many_lines, reason = "one story, in order")]
 fn what_cannot_be_served_is_refused_by_its_name() {
     let node = start("store = false\n", &["--shard", "0,1,2,3,4,5,6"]);
     let served = "/waku/2/rs/16/1";
@@ -596,7 +596,7 @@ fn a_full_pool_is_an_answer_that_names_it() {
     assert_eq!((refused.status, &*refused.headers["retry-after"]), (503, "1"));
     assert!(refused.text().contains("request_bodies"), "{}", refused.text());
     first.write_all(&body.as_bytes()[body.len() - 1..]).unwrap();
-    assert_eq!(Answer::read(&mut first).status, 200, "whoever has room is served");
+    assert_eq!(Answer::read(&mut first).status, 200, "the request that has room is served");
     assert_eq!(node.request("POST", "/relay/v1/auto/messages", Some(body.as_bytes())).status, 200);
     assert!(node.metric("thimble_relay_pool_refused_total{pool=\"request_bodies\"}") >= 1.0);
 }

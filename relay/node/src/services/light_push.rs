@@ -32,7 +32,7 @@ pub(crate) async fn serve(node: Arc<Node>, peer: PeerId, mut stream: Stream) -> 
             let topic = asked.pubsub_topic.as_ref().map(|topic| topic.as_str().to_owned());
             let request_id = asked.request_id.to_owned_text();
             let message = asked.message.clone();
-            // What the request held besides is not needed while the message is written.
+            // The rest of the request is not needed while the message is written.
             drop((asked, body));
             let (status, status_text, relay_peers) =
                 push(&node, &peer, topic.as_deref(), message, held).await;

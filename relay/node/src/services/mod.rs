@@ -26,7 +26,7 @@ pub(crate) mod store;
 /// How long the end of a stream without a request is waited for.
 const END_TIME: Duration = Duration::from_secs(5);
 
-/// What became of a stream.
+/// How serving a stream ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Served {
     /// It ended; that its peer broke it off counts as an end.

@@ -28,7 +28,7 @@ const KNOWN_RETRY: Duration = Duration::from_millis(5);
 
 /// Takes what a peer gossips.
 pub(crate) async fn receive(node: Arc<Node>, peer: Peer, mut stream: Stream) -> Served {
-    // What a peer subscribed to it says once, and perhaps before this node knows that it gossips.
+    // A peer sends its subscriptions once, and perhaps before this node knows that it gossips.
     let known = tokio::time::Instant::now() + KNOWN_TIME;
     while node.router().score(peer, node.now()).is_none() && tokio::time::Instant::now() < known {
         tokio::time::sleep(KNOWN_RETRY).await;

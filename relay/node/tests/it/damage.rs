@@ -62,7 +62,7 @@ fn requests() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// What can be wrong with a request, as it goes over the stream.
+/// Damaged forms of a request, as sent over the stream.
 fn damaged(request: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
     let mut flipped = request.to_vec();
     for at in (0..flipped.len()).step_by(3) {

@@ -142,7 +142,7 @@ fn a_go_node_finds_the_relay_and_dials_it() {
 fn go_nodes_and_relays_find_each_other_through_one_of_them() {
     let hub = Relay::start(&[&["--cluster", "2", "--shard", "0"], &DISCV5[..]].concat());
     let begin = record(&hub).to_string();
-    // It asks nobody, so that what it finds it finds by the protocol.
+    // It asks no peer, so that it finds nodes only by the protocol.
     let alone = ["--ask-peers", "false", "--discv5-bootstrap", &begin];
     let relay =
         Relay::start(&[&["--cluster", "2", "--shard", "0"], &alone[..], &DISCV5[1..]].concat());
@@ -164,7 +164,7 @@ fn go_nodes_and_relays_find_each_other_through_one_of_them() {
     });
     assert_eq!(get(&stranger, "/admin/v1/peers"), serde_json::json!([]));
 
-    // What the relays found they hand on to the published clients.
+    // The relays pass on the records they found to the published clients.
     let (tcp, web) = (hub.address(false), hub.address(true));
     let text = clients::go(&[
         "-peer",
@@ -192,8 +192,8 @@ fn go_nodes_and_relays_find_each_other_through_one_of_them() {
     assert!(text.contains("peer-exchange: 2 records"), "{text}");
 }
 
-/// An ordinary message of a node nobody has heard of, which nobody has the key of (discv5, wire
-/// protocol: masking iv, masked header, message).
+/// An ordinary message of an unknown node, with an unknown key (discv5, wire protocol: masking iv,
+/// masked header, message).
 fn of_a_stranger(number: usize, to: &discv5::Enr) -> Vec<u8> {
     let (iv, mut id, mut nonce) = ([3; 16], [7; 32], [0; 12]);
     id[..8].copy_from_slice(&number.to_le_bytes());
@@ -231,7 +231,7 @@ fn a_flood_of_strangers_takes_little_memory_and_ends_nothing() {
     assert!(sent > 100_000, "{sent} packets are no flood");
     assert!(after < before + (8 << 20), "{before} bytes, and {after} after {sent} packets");
     memory.stayed_inside("a flood of discovery packets");
-    // Whoever comes then is heard.
+    // A node that arrives then is served.
     let begin = begin.to_string();
     let found = ["--cluster", "2", "--shard", "0", "--discv5-bootstrap", &begin];
     let found = Relay::start(&[&found[..], &DISCV5[1..]].concat());
@@ -343,7 +343,7 @@ fn a_list_that_another_key_signed_is_not_believed() {
     let one = Relay::start(&["--shard", "0"]);
     let dns = Dns::start();
     let url = dns.list("nodes.example.org", &[record(&one)], [5; 32]);
-    // The same list, signed by somebody else.
+    // The same list, signed by another key.
     dns.list("nodes.example.org", &[record(&one)], [6; 32]);
     // A second list that is fine shows when the first one has been read.
     let two = Relay::start(&["--shard", "0"]);

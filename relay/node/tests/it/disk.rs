@@ -61,7 +61,7 @@ async fn a_full_disk_refuses_messages_and_heals_without_a_restart() {
     assert_eq!(receiver.pushed().await, passing);
     relay.reaches("thimble_relay_messages_not_kept_total{reason=\"disk_full\"}", 1).await;
 
-    // Somebody else fills the disk.
+    // Another program fills the disk.
     let filled = fs::write(&filler, vec![1; 64 << 20]);
     assert!(filled.is_err(), "the disk is full now");
     for _ in 0..5 {

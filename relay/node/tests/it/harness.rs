@@ -18,8 +18,7 @@ use tempfile::TempDir;
 
 /// Starting takes no longer, on the slowest machine.
 const START: Duration = Duration::from_secs(30);
-/// What the sheet of 64 MiB leaves for anonymous memory: all but the kernel's part and the page
-/// cache.
+/// Anonymous memory in the sheet of 64 MiB: all but the kernel's part and the page cache.
 pub(crate) const ANONYMOUS_BYTES: u64 = 47 << 20;
 /// Between two looks at a process's memory.
 const WATCH: Duration = Duration::from_millis(10);
@@ -59,7 +58,7 @@ impl Relay {
         Self { process, folder, arguments, prelude, addresses, http }
     }
 
-    /// What it has logged.
+    /// Its log.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("log")).unwrap()
     }

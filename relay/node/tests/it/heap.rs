@@ -87,7 +87,7 @@ async fn an_operator_sees_which_functions_took_memory() {
         })
     };
     assert!(named("thimble_relay::") && named("store::"), "{all:#}");
-    // The allocator's own functions are nobody's site.
+    // The allocator's own functions are not a site.
     assert!(!named("_rjem") && !named("malloc") && !named("prof_"), "{all:#}");
 
     let svg = text(svg.as_ref());
@@ -147,7 +147,7 @@ async fn sampling_that_would_take_too_much_stops_and_says_so() {
         if stopped {
             break;
         }
-        assert!(started.elapsed() < TIMEOUT, "sampling goes on beyond its limit");
+        assert!(started.elapsed() < TIMEOUT, "sampling continues beyond its limit");
     }
     let at_the_end = report(&relay, &[])["total_bytes"].as_i64().unwrap();
     work(&relay).await;

@@ -1,4 +1,4 @@
-//! What strangers try.
+//! Attacks of unknown peers.
 
 use futures::AsyncWriteExt;
 use protocol::{StatusCode, WakuMessage, filter, frame, gossip, light_push, metadata, store};

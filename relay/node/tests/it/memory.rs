@@ -1,4 +1,5 @@
-//! What a relay does when its process group is small, and when measured memory is near its budget.
+//! Behaviour of a relay when its process group is small, and when measured memory is near its
+//! budget.
 
 use std::{process::Command, time::Duration};
 

@@ -179,7 +179,7 @@ fn drive(
             return Poll::Pending;
         };
         if let Some(done) = opening.take() {
-            // Whoever asked may have gone. What the stream sends is noticed at the next look.
+            // The caller may be gone. Data on the stream is noticed at the next poll.
             let _ = done.send(opened.ok());
             cx.waker().wake_by_ref();
         }

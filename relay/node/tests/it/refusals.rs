@@ -1,4 +1,4 @@
-//! What the relay does not start with, and what it says then.
+//! Configurations that the relay refuses to start with, and their error messages.
 
 use std::{
     fs,

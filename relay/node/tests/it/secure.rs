@@ -1,5 +1,5 @@
-//! Secure WebSocket, with a certificate that nobody signed: the published client in Node and in a
-//! browser. `tests/waku/setup.sh` installs the client and makes the page's bundle,
+//! Secure WebSocket, with a self-signed certificate: the published client in Node and in a browser.
+//! `tests/waku/setup.sh` installs the client and makes the page's bundle,
 //! `scripts/setup.sh clients` the browser and openssl (`make test` runs both).
 
 use std::{path::PathBuf, process::Command};

@@ -1,4 +1,4 @@
-//! What a relay does for those who use it.
+//! Stories of a relay's users.
 
 use std::{
     fs,
@@ -116,7 +116,7 @@ async fn relays_pass_messages_on() {
     let mut receiver = Client::connect(first.address(false)).await;
     assert_eq!(receiver.filter(Action::Subscribe, &[TOPIC]).await, 200);
     let mut sender = Client::connect(third.address(false)).await;
-    // Until the relays know of one another there is nobody to pass a message on to.
+    // Until the relays know of one another there is no peer to pass a message on to.
     let mut sent = message(TOPIC, b"from afar");
     loop {
         let reply = sender.push(&sent).await.unwrap();

@@ -142,7 +142,7 @@ async fn half_closed_streams_are_answered() {
             let mut stream = raw.open(name).await.unwrap();
             stream.write_all(&frame::with_length(&[0xff; 20])).await.unwrap();
             stream.close().await.unwrap();
-            // What is no metadata is not answered: the connection ends.
+            // Invalid metadata is not answered: the connection ends.
             assert_eq!(read(&mut stream).await.is_some(), name != metadata::PROTOCOL, "{name}");
         }
         let raw = Raw::connect(relay.address(false), multiplexer, &[]).await;
