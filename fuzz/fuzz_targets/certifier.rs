@@ -56,7 +56,7 @@ fuzz_target!(|bytes: &[u8]| {
         SecretShare::from_bytes(NodeIndex(0), &shares[0].to_bytes()).expect("its own bytes");
     let mut certifier = Certifier::new(committee.clone(), share, HEIGHTS_MAX);
     let mut own: BTreeMap<u64, [u8; 32]> = BTreeMap::new();
-    // Who truly signed which other root, by height.
+    // The members that really signed another root, by height.
     let mut others: BTreeMap<(u64, u32), BTreeSet<u8>> = BTreeMap::new();
     let check = |certificate: &Certificate, own: &BTreeMap<u64, [u8; 32]>| {
         assert_eq!(

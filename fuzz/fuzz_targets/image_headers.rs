@@ -1,5 +1,5 @@
 //! Headers of disk images and tar archives from outside: read, or refused, within the bounds of
-//! their forms; what a reader of an archive gives is no more than there is.
+//! their forms; a reader of an archive returns no more than there is.
 #![no_main]
 
 use std::io::Read;

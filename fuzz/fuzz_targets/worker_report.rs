@@ -164,8 +164,8 @@ fuzz_target!(|bytes: &[u8]| {
         }
     }
     let Some(outcome) = worker_frame(&frame, &request) else { return };
-    // Believed: it says the same again, and cycles are not made. (Bytes are compared: a global may
-    // be no number.)
+    // Accepted: it encodes to the same bytes again, and no cycles are created. (Bytes are compared:
+    // a global may be NaN.)
     let encoded = outcome_frame(&outcome).expect("what was decoded encodes");
     let again = worker_frame(&encoded, &request).expect("it was believed before");
     assert_eq!(outcome_frame(&again), Some(encoded));
@@ -175,7 +175,7 @@ fuzz_target!(|bytes: &[u8]| {
     for (mount, runs) in [(request.heap, changes.heap_runs), (request.stable, changes.stable_runs)]
     {
         let target = mount.append.expect("an update appends");
-        // Taken or refused; dropped targets give their space back.
+        // Accepted or refused; dropped targets release their space.
         let _ = store.commit(&target, &runs);
     }
     // Accepted pages are folded again, so that the log never fills.

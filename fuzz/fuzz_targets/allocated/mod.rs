@@ -19,8 +19,8 @@ fn took(bytes: usize) {
     PEAK.fetch_max(LIVE.fetch_add(bytes, Relaxed) + bytes, Relaxed);
 }
 
-// SAFETY: every call is handed on unchanged to the system's allocator; counting touches no memory
-// that it handed out.
+// SAFETY: every call is passed unchanged to the system's allocator; counting touches no memory that
+// it handed out.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         took(layout.size());
