@@ -311,7 +311,7 @@ impl Cgroup {
         {
             let path = group.join("memory.max");
             match read_text(&path) {
-                // `max` is no number: no limit here.
+                // `max` is not a number: no limit here.
                 Ok(text) => {
                     smallest = smallest.into_iter().chain(text.trim().parse::<u64>().ok()).min()
                 }

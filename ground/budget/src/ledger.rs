@@ -339,7 +339,7 @@ impl Inner {
     }
 }
 
-/// Memory held of a pool; dropping it gives it back.
+/// Memory held of a pool; dropping it releases it.
 #[derive(Debug)]
 #[must_use = "dropping a reservation gives its memory back"]
 pub struct Reservation {
@@ -405,7 +405,7 @@ impl Drop for Reservation {
     }
 }
 
-/// Memory counted in a pool, never refused; dropping it counts nothing any more.
+/// Memory counted in a pool, never refused; dropping it ends the count.
 #[derive(Debug)]
 #[must_use = "dropping an observation counts its memory as gone"]
 pub struct Observation {

@@ -1,5 +1,5 @@
-//! The memory ledger: who may take how much, who took how much, and what the operating system says
-//! about it.
+//! The memory ledger: caps of consumers, their use, and the figures of the operating system about
+//! it.
 //!
 //! Three ideas, each in its own place:
 //!

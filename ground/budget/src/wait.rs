@@ -79,7 +79,7 @@ impl Line {
         self.waiters.load(Ordering::SeqCst) > 0
     }
 
-    /// To be called after memory was given back.
+    /// To be called after memory was returned.
     pub(crate) fn wake(&self) {
         if self.is_occupied() {
             // Taking the lock orders this after any attempt under way, so that its waiter is asleep

@@ -24,7 +24,7 @@ pub fn at_least_rate(bytes: u64) -> Duration {
     Duration::from_millis(bytes.saturating_mul(1000) / WRITE_RATE_MIN)
 }
 
-/// Who wants to know that bytes came or went.
+/// Receives notice that bytes were received or sent.
 pub trait Progress {
     /// Some bytes were read.
     fn bytes_read(&self) {}

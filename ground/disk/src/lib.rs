@@ -113,7 +113,7 @@ pub trait DiskFile: Send + Sync + fmt::Debug {
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
     /// Cuts or extends (with zeros).
     fn set_len(&self, length: u64) -> io::Result<()>;
-    /// Makes bytes within the file zero, and gives their space back where the file system can.
+    /// Makes bytes within the file zero, and frees their space where the file system can.
     fn clear(&self, offset: u64, bytes: u64) -> io::Result<()>;
     /// Copies bytes of another file to `offset`, where the file system can without looking at them:
     /// some share the blocks then. How many it copied, at least one. One call copies no more than

@@ -668,7 +668,7 @@ impl RecordFile {
     }
 
     /// Appends an empty record that is not synced: from here on a change of what was synced is
-    /// noticed. A failure is no matter, the next append does the same.
+    /// noticed. A failure is harmless, as the next append does the same.
     pub fn mark(&mut self) {
         let _ = self.append([[].as_slice()]);
     }

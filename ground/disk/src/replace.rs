@@ -8,7 +8,7 @@ use std::{
 
 use crate::{Disk, Open, RealDisk};
 
-/// Who may read a file.
+/// Users that may read a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readers {
     /// The owner alone: it is a secret.

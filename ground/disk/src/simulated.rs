@@ -193,7 +193,7 @@ fn page_of(file: &File, page: u64) -> io::Result<Page> {
     Ok(bytes)
 }
 
-/// Parts of a range that are no holes.
+/// Parts of a range that are not holes.
 fn data(file: &File, from: u64, to: u64) -> Vec<Range<u64>> {
     let (mut found, mut at) = (Vec::new(), from);
     while at < to {
@@ -295,7 +295,7 @@ impl SimulatedDisk {
         self.state().failing_syncs = count;
     }
 
-    /// Cuts the power and gives it back: files and names are then what a crash may have left.
+    /// Cuts the power and restores it: files and names are then in a state that a crash may leave.
     /// Faults that were ordered are over.
     ///
     /// # Errors
@@ -393,7 +393,7 @@ impl State {
         self.nodes.get_mut(&id).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
     }
 
-    /// Files whose name is nowhere any more go.
+    /// Unlinked files are removed.
     fn collect(&mut self) {
         let named: BTreeSet<Id> =
             self.names.values().chain(self.durable.values()).copied().collect();
@@ -557,7 +557,7 @@ impl Disk for SimulatedDisk {
                 listed.push(path);
             }
         }
-        // The order of a real folder is no function of the seed.
+        // The order of a real folder does not depend on the seed.
         listed.sort();
         Ok(listed)
     }

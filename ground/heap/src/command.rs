@@ -72,7 +72,7 @@ pub struct Options {
     /// Write a profile for `go tool pprof` and everything else that reads its form.
     #[arg(long, value_name = "FILE")]
     pub pprof: Option<PathBuf>,
-    /// Write a flame graph: who called whom, as wide as its share of the bytes.
+    /// Write a flame graph: callers above their callees, each as wide as its share of the bytes.
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
     /// The program that the node runs, for the names of its functions. [default: this program]

@@ -102,7 +102,7 @@ pub struct Mapping {
 /// See the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Document {
-    /// Who, when, how.
+    /// The node, the time, the settings.
     pub head: Head,
     /// Samples by stack.
     pub stacks: Vec<Stack>,
@@ -274,7 +274,7 @@ impl<'a, R: BufRead> Lines<'a, R> {
         Ok(Some(self.line()))
     }
 
-    /// The line that was read last; a path may be no text.
+    /// The line that was read last; a path may not be text.
     fn line(&self) -> &str {
         let whole = std::str::from_utf8(&self.line);
         whole

@@ -1,4 +1,4 @@
-//! The picture: who called whom from the top down, each as wide as its share of the bytes. One SVG
+//! The picture: callers above their callees, each as wide as its share of the bytes. One SVG
 //! without anything outside it, light or dark as the reader's screen is.
 //!
 //! Stacks of asynchronous programs are mostly their runtime's. To show the program's own functions,

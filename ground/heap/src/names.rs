@@ -109,7 +109,7 @@ pub(crate) fn short(name: &str) -> String {
     for letter in name.chars() {
         match letter {
             '<' | '[' => depth += 1,
-            // The arrow of a function's type is no bracket.
+            // The arrow of a function's type is not a bracket.
             '>' if before == '-' => {}
             '>' | ']' => depth = depth.saturating_sub(1),
             _ if depth == 0 => out.push(letter),

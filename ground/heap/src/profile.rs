@@ -186,7 +186,7 @@ impl Profile {
         found.or_else(|| frames.first()).copied()
     }
 
-    /// Who had the site allocate: the nearest function of the program's own, if it is not the site.
+    /// The caller of the site: the nearest function of the program's own, if it is not the site.
     pub(crate) fn caller(&self, stack: &Sampled) -> Option<usize> {
         let own =
             stack.frames.iter().find(|frame| self.frames[**frame].owner == Owner::Own).copied();

@@ -71,7 +71,7 @@ pub(crate) struct Symbols {
 
 impl Symbols {
     /// Reads them from a file, and the names of one that was stripped from the file that packages
-    /// put them into. Errors: it cannot be read, is no program of 64 bits, is damaged.
+    /// put them into. Errors: it cannot be read, is not a program of 64 bits, is damaged.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let mut symbols = Self::of_file(path)?;
         if symbols.functions.is_empty() {

@@ -44,7 +44,7 @@ pub const ANSWER_TIME: Duration = Duration::from_secs(10);
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The variable by which jemalloc takes settings at the start of a process.
 const SETTINGS_VARIABLE: &str = "MALLOC_CONF";
-/// Says to the process that starts again why it did, so that it does not do so for ever.
+/// Records for the restarted process why it restarted, so that it does not restart forever.
 const STARTED_AGAIN_VARIABLE: &str = "THIMBLE_HEAP_PROFILE";
 /// The allocator's output is read through a buffer of this size.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -63,7 +63,7 @@ pub struct Settings {
     pub answer_bytes: u64,
 }
 
-/// Why there is no answer. The text is shown to who asked.
+/// Why there is no answer. The text is shown to the client.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
     /// Time cures it.
@@ -180,7 +180,7 @@ impl Sampler {
         answer.map_err(|error| Refused::Failed(format!("{error:#}")))
     }
 
-    /// Has the allocator write what it sampled; the file has no name any more.
+    /// Makes the allocator write its samples; the file is already unlinked.
     fn dumped(&self) -> Result<File> {
         let path =
             CString::new(self.file.as_os_str().as_bytes()).context("the data folder's name")?;
@@ -238,7 +238,7 @@ fn start_again(sample_bytes: u64) -> Result<()> {
     if !settings.is_empty() {
         settings.push(",");
     }
-    // Not active until the program says so: what there is before is no site of the node's work.
+    // Not active until the program starts it: earlier allocations are not sites of the node's work.
     let exponent = sample_bytes.ilog2();
     settings.push(OsString::from(format!(
         "prof:true,prof_active:false,prof_accum:true,lg_prof_sample:{exponent}"

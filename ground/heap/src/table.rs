@@ -144,7 +144,7 @@ pub(crate) fn size(bytes: i64) -> String {
     }
 }
 
-/// A part of a sum in percent; nothing where there is no sum to be a part of.
+/// A part of a sum in percent; empty where the sum is zero.
 pub(crate) fn share(part: i64, sum: i64) -> String {
     if sum <= 0 || part < 0 {
         return String::from("-");

@@ -51,7 +51,7 @@ impl Health {
         is_new
     }
 
-    /// The cause has no reason any more. Whether it had one.
+    /// Withdraws the cause's reason. Returns whether it had one.
     pub fn withdraw(&self, cause: Cause) -> bool {
         self.lock().remove(&cause).is_some()
     }

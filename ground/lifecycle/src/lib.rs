@@ -8,7 +8,7 @@
 //! - [`StopSignals`]: the signals by which an operator or a service manager requests the stop.
 //! - [`can_heal`]: whether the same call may succeed later in the same process.
 //!
-//! This crate must not know who waits, or for what.
+//! This crate must not know the waiting parts, nor the purpose of their waits.
 
 mod heal;
 mod health;

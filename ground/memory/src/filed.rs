@@ -330,7 +330,7 @@ impl FileHeap {
 }
 
 /// Has this thread allocate from the heap of that [`FileHeap::number`], or as usual for 0. Returns
-/// what it did before. For those who cannot hold a [`FileHeap`].
+/// what it did before. For callers that cannot hold a [`FileHeap`].
 pub fn switch_heap(number: i32) -> i32 {
     FLAGS.replace(number)
 }

@@ -57,7 +57,7 @@ fn a_heap_that_finds_no_disk_says_so_allocates_elsewhere_and_goes_on_when_there_
     assert!(heap.holds(again.as_ptr()));
     assert!(file_heap().disk_bytes >= before);
 
-    // Beyond its bound it takes nothing more, and that is no trouble of the disk's.
+    // Beyond its bound it takes nothing more, and that is not a fault of the disk.
     let taken = file_heap().disk_bytes;
     heap.bound(taken);
     heap.ready().unwrap();
