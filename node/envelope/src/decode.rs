@@ -167,7 +167,7 @@ pub struct SignedDelegation {
     pub signature: Vec<u8>,
 }
 
-/// Why a body is no envelope.
+/// Why a body is not an envelope.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum EnvelopeError {
     /// No acceptable CBOR.

@@ -329,7 +329,7 @@ fn canister_signatures_with_and_without_a_subnet_delegation() {
     ok(&Canister { beside: 100, ..delegated() });
     refused(&Canister { beside: 1_000, ..delegated() });
 
-    // A signature over another payload, another canister's, and trees that are no signature.
+    // A signature over another payload, another canister's, and trees that are not signatures.
     let canister = Canister::at_root(&root);
     let good = canister.envelope(content(&canister));
     let bad = |signature: Vec<u8>| {

@@ -1,5 +1,5 @@
-//! Who sent a request: the envelope authentication of the interface specification, with no HTTP in
-//! it.
+//! The sender of a request: the envelope authentication of the interface specification, with no
+//! HTTP in it.
 //!
 //! [`authenticate`] decides, for an envelope and a time, whether its sender is who it claims to be
 //! and may send this kind of request to this canister. Cheap checks come first: expiry, the
@@ -260,7 +260,7 @@ impl AuthError {
     }
 }
 
-/// Decides who sent `envelope`, which came at `now`.
+/// Determines the sender of `envelope`, which arrived at `now`.
 pub fn authenticate(
     envelope: &Envelope,
     now: Time,
@@ -269,8 +269,8 @@ pub fn authenticate(
     check(envelope, Some(now), config)
 }
 
-/// Decides who signed `envelope`, whatever the time: the answer is the same on every node, and
-/// stays. When it counts is for [`validity`] to say.
+/// Determines the signer of `envelope`, independent of the time: the answer is the same on every
+/// node, and stays. When it counts is for [`validity`] to say.
 pub fn authenticate_signer(
     envelope: &Envelope,
     config: &AuthConfig,
@@ -328,7 +328,7 @@ fn check(
     Ok(authenticated)
 }
 
-/// Who an envelope says sent it, for one that was authenticated before.
+/// The claimed sender of an envelope that was authenticated before.
 pub(crate) fn claimed(envelope: &Envelope) -> Authenticated {
     Authenticated {
         sender: envelope.content.sender,
