@@ -46,7 +46,7 @@ struct GenesisFile {
     version: u32,
     plan: PlanFile,
     dealings: BoundedList<DealingFile, NODES_MAX>,
-    /// Bytes of the NIDKG transcript. They follow from the dealings; here for those who do not
+    /// Bytes of the NIDKG transcript. They follow from the dealings; here for readers that do not
     /// verify dealings.
     transcript: Blob,
 }
@@ -189,7 +189,7 @@ impl Verified {
         Principal::self_authenticating(self.root_key_der())
     }
 
-    /// Covers plan, dealings and transcript: who has the same hash has the same subnet.
+    /// Covers plan, dealings and transcript: nodes with the same hash have the same subnet.
     pub fn hash(&self) -> &[u8; 32] {
         &self.hash
     }

@@ -1,5 +1,5 @@
-//! A signed change of a subnet's members: who is added, who is removed, and the signatures of as
-//! many current members as sign together.
+//! A signed change of a subnet's members: the added nodes, the removed nodes, and the signatures of
+//! as many current members as sign together.
 //!
 //! The file passes between people like those of the ceremony: one person makes it, each member that
 //! agrees signs it, and the member that puts it into a block distributes it to all. It is for one
@@ -118,10 +118,10 @@ pub enum ChangeError {
     /// Nothing to do.
     #[error("the change leaves the members as they are")]
     Nothing,
-    /// Removing who is not there.
+    /// Removing a node that is not a member.
     #[error("node {0} is to be removed and is no member")]
     NoMember(Principal),
-    /// Adding who is there.
+    /// Adding a node that is a member.
     #[error(
         "node {0} is to be added and is a member: to give it a new record, remove it in the same \
          change"
@@ -282,17 +282,17 @@ impl MembershipChange {
         self.number
     }
 
-    /// Who is added, by rising node key.
+    /// The added nodes, by rising node key.
     pub fn added(&self) -> &[NodeRecord] {
         &self.add
     }
 
-    /// Who is removed, by rising node id.
+    /// The removed nodes, by rising node id.
     pub fn removed(&self) -> &[Principal] {
         &self.remove
     }
 
-    /// Who signed it, or is said to have.
+    /// The signers, unverified.
     pub fn signers(&self) -> impl Iterator<Item = Principal> + '_ {
         self.signatures.iter().map(|(id, _)| *id)
     }
@@ -327,7 +327,7 @@ impl MembershipChange {
             .fold(head.number(self.remove.len() as u64), |message, id| message.part(id.as_slice()))
     }
 
-    /// The members it makes of `next`, those who are to hold the key next; `current` hold it now.
+    /// The members that result from `next`, which are to hold the key next; `current` hold it now.
     /// Signatures are not looked at.
     pub(crate) fn applied(
         &self,

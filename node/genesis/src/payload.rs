@@ -18,7 +18,7 @@ const CHANGE: u8 = 2;
 /// A payload. Decoded only: what it is worth is for [`crate::Summary`] to say.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Payload {
-    /// A dealing of the block's own leader: it hands on its share.
+    /// A dealing of the block's own leader: it reshares its share.
     Dealing {
         /// Epoch of agreement that begins with the key in the hands of the receivers.
         target: u64,
@@ -29,7 +29,7 @@ pub enum Payload {
     Change(Box<MembershipChange>),
 }
 
-/// Why bytes are no payload.
+/// Why bytes are not a payload.
 #[derive(Debug, Error)]
 pub enum PayloadError {
     /// The encoding of a payload is refused.

@@ -1,4 +1,4 @@
-//! The key summary: who holds the subnet's key, who will hold it next, and how far the resharing
+//! The key summary: the holders of the subnet's key, the next holders, and how far the resharing
 //! has come. A value that all nodes compute from the payloads of final blocks.
 //!
 //! Agreement runs in epochs. In each the committee that holds the key reshares it to that of the
@@ -32,7 +32,7 @@
 //! # Bounds
 //!
 //! [`SUMMARY_BYTES_MAX`], and in memory about as much. A subnet of four has 22 kB of it once the
-//! key was handed on, and up to 65 kB while dealings come in.
+//! key was reshared, and up to 65 kB while dealings come in.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -99,14 +99,14 @@ enum Key {
 struct Resharing {
     /// Epoch of agreement that it was made for.
     target: u32,
-    /// Key epoch of those who dealt.
+    /// Key epoch of the dealers.
     source: u32,
     /// The committee whose members dealt.
     previous: Committee,
     transcript: Transcript,
 }
 
-/// How far the handing on has come in this epoch.
+/// How far the resharing has come in this epoch.
 #[derive(Clone)]
 enum Progress {
     /// Fewer than are needed, by dealer.
@@ -291,12 +291,12 @@ impl Summary {
         }
     }
 
-    /// Who will hold the key next: the receivers of this epoch's dealings.
+    /// The next holders of the key: the receivers of this epoch's dealings.
     pub fn next_members(&self) -> &[NodeRecord] {
         &self.next_members
     }
 
-    /// Who will receive in the next epoch, when a change of members was accepted in this one.
+    /// The receivers of the next epoch, when a change of members was accepted in this one.
     pub fn accepted_members(&self) -> Option<&[NodeRecord]> {
         self.accepted.as_deref()
     }
@@ -330,7 +330,7 @@ impl Summary {
         }
     }
 
-    /// A payload in which `dealer` hands on its share.
+    /// A payload in which `dealer` reshares its share.
     pub fn deal(
         &self,
         engine: &Engine,
@@ -559,7 +559,7 @@ impl Summary {
         next.filter(|next| *next < u32::MAX).ok_or(SummaryError::LastEpoch(self.epoch))
     }
 
-    /// This epoch's handing on.
+    /// This epoch's resharing.
     fn session(&self) -> Result<Session, SummaryError> {
         session(self.committee(), self.target()?, &self.next_members)
     }
@@ -619,9 +619,8 @@ impl Summary {
         writer.finish()
     }
 
-    /// Reads what [`Self::to_bytes`] gave. Every record and key is checked, and that the parts
-    /// belong together; whether it is this subnet's and the newest is for those to know who brought
-    /// it.
+    /// Reads the output of [`Self::to_bytes`]. Every record and key is checked, and that the parts
+    /// belong together; the caller must ensure that it is this subnet's and the newest.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, SummaryError> {
         let mut reader = Reader::new(bytes, SUMMARY_BYTES_MAX)?;
         let version = reader.tag("the version", u8::MAX)?;
@@ -685,7 +684,7 @@ impl Resharing {
         epoch: u64,
         members: &[NodeRecord],
     ) -> Result<Self, SummaryError> {
-        // Nothing is handed on before the first epoch is over, nor ahead of time.
+        // Nothing is reshared before the first epoch is over, nor ahead of time.
         let max = u32::try_from(epoch).unwrap_or(u32::MAX).min(u32::MAX - 1);
         let target = reader.u32_within("the epoch of the key", 1, max)?;
         let source = reader.u32_within("the epoch of the key before", 0, target - 1)?;
@@ -719,7 +718,7 @@ impl Progress {
     }
 }
 
-/// The handing on of the key of `previous` to `receivers`, who hold it from epoch `target` on.
+/// The resharing of the key of `previous` to `receivers`, which hold it from epoch `target` on.
 fn session(
     previous: &Committee,
     target: u32,
@@ -734,7 +733,7 @@ fn session(
     Ok(Session::new(id, Epoch(target), threshold(receivers.len()), keys, source)?)
 }
 
-/// Whether a transcript is that of this handing on.
+/// Whether a transcript is that of this resharing.
 fn fits(
     transcript: &Transcript,
     previous: &Committee,

@@ -1,5 +1,5 @@
-//! A key that is handed on in every epoch, to the same members and to others; and every payload
-//! that must not count.
+//! A key that is reshared in every epoch, to the same members and to others; and every payload that
+//! must not count.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
