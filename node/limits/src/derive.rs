@@ -40,8 +40,8 @@ const INSTRUCTIONS_PER_INSPECT: u64 = 200_000_000;
 // restart after a crash replays. It depends on instructions (those that ran again included),
 // rounds, and delta, and what one round adds.
 const CHECKPOINT_INTERVAL_ROUNDS: u64 = 500;
-/// Rounds of a subnet are slower, tens of milliseconds at least, and who fetches a state should
-/// have few blocks to execute after it.
+/// Rounds of a subnet are slower, tens of milliseconds at least, and a node that fetches a state
+/// should have few blocks to execute after it.
 const MANIFEST_INTERVAL_ROUNDS: u64 = 50;
 const CHECKPOINT_INSTRUCTIONS: u64 = 20_000_000_000;
 /// At thirty rounds a second, time to hash some hundred MiB that changed.
@@ -70,8 +70,7 @@ const COMPILE_BASE_BYTES: u64 = 20 * MIB;
 /// the allocator's own records. Measured: 1 to 2.8 MiB, and the program's constants.
 pub(crate) const COMPILE_ANONYMOUS_BYTES: u64 = 4 * MIB;
 const COMPILE_BYTES_PER_BYTE: u64 = 28;
-/// Of the compile child's memory: what it takes at rest, and how often it has the module's bytes in
-/// hand.
+/// Memory of the compile child: its size when idle, and the number of copies of the module's bytes.
 const COMPILE_REST_BYTES: u64 = 4 * MIB;
 const COMPILE_COPIES: u64 = 3;
 /// The unit of `module.function_weight` and `module.weight`.
@@ -185,7 +184,7 @@ impl Limits {
         sheet::derive(memory_bytes)
     }
 
-    /// The smallest size that can be derived. Below the first anchor nothing shrinks any more: what
+    /// The smallest size that can be derived. Below the first anchor nothing shrinks further: what
     /// that table sums to is what a node needs at least.
     pub fn smallest_bytes() -> u64 {
         sheet::smallest_bytes::<Self>()

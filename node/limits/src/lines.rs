@@ -221,7 +221,7 @@ impl Limits {
         self.pages.delta_capacity_bytes.saturating_add(self.in_flight_bytes())
     }
 
-    /// The processes at rest.
+    /// The idle processes.
     fn process_lines(&self) -> Vec<SheetLine> {
         use LineKind::{Fixed, Pool};
         let Limits { process, .. } = self;

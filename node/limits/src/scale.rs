@@ -104,8 +104,8 @@ pub(crate) const SYNC_CALLS_WAITING: Row<9> =
 pub(crate) const BODIES: Row<9> = SCALE.mib([4, 4, 4, 5, 8, 16, 40, 64, 128]);
 pub(crate) const RESPONSES: Row<9> = SCALE.mib([3, 3, 4, 5, 8, 16, 40, 64, 128]);
 
-// HTTP gateway. Below 192 MiB there is no memory for it: what an operator takes for it there, he
-// takes from something else.
+// HTTP gateway. Below 192 MiB there is no memory for it: an operator who enables it there takes its
+// memory from something else.
 pub(crate) const HTTP_CONNECTIONS: Row<9> = SCALE.values([0, 0, 64, 64, 128, 256, 512, 1024, 2048]);
 pub(crate) const HTTP_REQUESTS_IN_FLIGHT: Row<9> =
     SCALE.values([0, 0, 32, 32, 64, 128, 256, 512, 1024]);

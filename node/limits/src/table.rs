@@ -218,7 +218,7 @@ pub struct ExecutionLimits {
 
 impl SandboxLimits {
     /// Room in the file of a compile child's heap. Twice the heap: what a growing buffer leaves
-    /// behind is too small for its next size, and nothing is given back before the child ends.
+    /// behind is too small for its next size, and nothing is released before the child ends.
     pub fn compile_room_bytes(&self) -> u64 {
         self.compile_memory_bytes.saturating_mul(2)
     }
@@ -389,8 +389,8 @@ pub struct ConsensusLimits {
     pub execution_lag_blocks: u64,
     /// Certificates kept in memory.
     pub certificates_kept: u64,
-    /// Blocks that one set of shares signs; then the subnet's key is handed on. The same for as
-    /// long as the subnet lives.
+    /// Blocks that one set of shares signs; then the subnet's key is reshared. The same for as long
+    /// as the subnet lives.
     pub blocks_per_epoch: u64,
     /// Ingress bytes in blocks since the last checkpoint that bring the next one early: bounds the
     /// block log and what a restart reads.
@@ -603,9 +603,9 @@ impl OutcallLimits {
 pub struct ProcessLimits {
     /// Constants of the program that hold addresses, in each process.
     pub program_bytes: u64,
-    /// Node process at rest: runtime, stacks, allocator slack.
+    /// Idle node process: runtime, stacks, allocator slack.
     pub node_base_bytes: u64,
-    /// One worker at rest.
+    /// One idle worker.
     pub worker_base_bytes: u64,
     /// Kernel memory charged to the group: page tables, sockets, dentries.
     pub kernel_bytes: u64,

@@ -560,7 +560,7 @@ fn open_calls_follow_from_the_disk_and_leave_it_to_the_canisters() {
     assert!(files >= 4 * all + all / 2 && files < 32 * GIB, "{files}");
     assert_eq!(shared.pressing_message_bytes(), shared.late_checkpoint_message_bytes());
     println!("{}", shared.sheet().to_text(&shared));
-    // The reference's number can be stated, and gives its disk back.
+    // The reference's number can be stated, and then frees its disk.
     let overrides = json!({"subnet": {"guaranteed_response_message_bytes": "64MiB"}});
     limits.apply_overrides(&overrides).unwrap();
     limits.check().unwrap();
