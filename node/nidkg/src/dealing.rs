@@ -110,7 +110,7 @@ pub enum DealingError {
         "a resharing is dealt from the dealer's share of the old key, a fresh dealing from none"
     )]
     WrongSource,
-    /// The random numbers handed in are not random.
+    /// The random numbers passed in are not random.
     #[error("the randomness handed in does not look random: no attempt at a proof succeeded")]
     Randomness,
 }
@@ -410,7 +410,7 @@ impl Batch<'_> {
         }
     }
 
-    /// The equations of the named checks. None if something is wrong that is no equation.
+    /// The equations of the named checks. `None` if an error is not in an equation.
     fn fold(&self, index: usize, checks: &[Check], rng: &mut impl RngCore) -> Option<Folded> {
         let (dealer, dealing) = &self.dealings[index];
         let ciphertext = &dealing.ciphertext;

@@ -1,5 +1,5 @@
 //! The subnet's key: made by its nodes without a dealer to trust, used by threshold BLS signatures,
-//! handed on to other nodes. Over BLS12-381.
+//! reshared to other nodes. Over BLS12-381.
 //!
 //! A subnet of `n` nodes holds one key that no node knows. Each node owns a share; any `t` valid
 //! shares of a signature on the same message combine into the one signature that verifies under the

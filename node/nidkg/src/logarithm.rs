@@ -1,14 +1,14 @@
 //! Small logarithms in the target group: baby steps in a table, giant steps through the range.
 //!
-//! An honest chunk is below 2^16 and found within a few steps. A dealer who cheats within the slack
-//! of the proof of chunking leaves a chunk `z / d` with a small divisor `d` and `|z|` below the
-//! response bound; it is found by trying divisors in rising order. A dealing whose smallest divisor
-//! is `d` verifies with probability about `d^-32` (one repetition accepts if the challenge falls
-//! into one residue class modulo `d`), so that large divisors, which are the expensive ones to
-//! find, do not occur: see docs/nidkg-security.md.
+//! An honest chunk is below 2^16 and found within a few steps. A dealer that cheats within the
+//! slack of the proof of chunking leaves a chunk `z / d` with a small divisor `d` and `|z|` below
+//! the response bound; it is found by trying divisors in rising order. A dealing whose smallest
+//! divisor is `d` verifies with probability about `d^-32` (one repetition accepts if the challenge
+//! falls into one residue class modulo `d`), so that large divisors, which are the expensive ones
+//! to find, do not occur: see docs/nidkg-security.md.
 //!
-//! Variable time and memory access by secret values: what leaks, to who shares the processor's
-//! caches, is about the receiver's own chunks.
+//! Variable time and memory access by secret values: a leak to processes that share the processor's
+//! caches is limited to the receiver's own chunks.
 
 use budget::{Pool, Reservation};
 use rayon::prelude::*;
@@ -148,7 +148,7 @@ impl Table {
     }
 }
 
-/// The chunk of a dealer who cheated within the slack of the proof, as the scalar it stands for.
+/// The chunk of a dealer that cheated within the slack of the proof, as the scalar it stands for.
 /// `divisors` bounds the search.
 pub(crate) fn solve_cheated(
     engine: &Engine,

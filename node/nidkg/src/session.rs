@@ -18,7 +18,7 @@ pub enum Source {
     Fresh {
         /// How many dealers there may be; their indices are below it.
         dealers: u32,
-        /// Dealings a transcript is made of at least: one more than the number of dealers who may
+        /// Dealings a transcript is made of at least: one more than the number of dealers that may
         /// be corrupt, so that one is honest.
         dealings: u32,
     },

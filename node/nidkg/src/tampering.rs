@@ -1,4 +1,4 @@
-//! Tests: dealers who cheat. Every field of a dealing is changed by itself; each change must be
+//! Tests: dealers that cheat. Every field of a dealing is changed by itself; each change must be
 //! refused, and by the check that is there for it.
 #![allow(clippy::unwrap_used)]
 

@@ -35,7 +35,7 @@ pub struct NodeIndex(pub u32);
 /// Why a key, share or signature was refused.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum BlsError {
-    /// The bytes are no point of the prime-order group.
+    /// The bytes are not a point of the prime-order group.
     #[error("{what} is not the encoding of a point in the prime-order subgroup")]
     NotAPoint {
         /// Public key, signature ...

@@ -63,7 +63,8 @@ pub enum TranscriptError {
     /// A dealing, or the transcript, of another session.
     #[error("{0} belongs to another session")]
     OtherSession(String),
-    /// The sum of the dealt keys is no key. With an honest dealer among them that does not happen.
+    /// The sum of the dealt keys is an invalid key. With an honest dealer among them that does not
+    /// happen.
     #[error("the dealings cancel out: {0}")]
     NoKey(BlsError),
     /// The result of a resharing is another key.
@@ -279,8 +280,8 @@ impl Transcript {
         Ok(undecoded.with(keys))
     }
 
-    /// The same on the thread that calls, for those who have no engine at hand: a tenth of a
-    /// millisecond for each receiver.
+    /// The same on the thread that calls, for callers without an engine: a tenth of a millisecond
+    /// for each receiver.
     pub fn from_bytes_here(bytes: &[u8]) -> Result<Self, DecodeError> {
         let undecoded = Undecoded::read(bytes)?;
         let keys = undecoded.keys.iter().map(key).collect::<Result<_, _>>()?;

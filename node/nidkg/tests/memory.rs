@@ -30,12 +30,12 @@ fn taken(bytes: usize) {
     PEAK.fetch_max(live, SeqCst);
 }
 
-// SAFETY: every call is handed on to the system's allocator as it came; the counters are atomic and
+// SAFETY: every call is passed unchanged to the system's allocator; the counters are atomic and
 // allocate nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         taken(layout.size());
-        // SAFETY: the caller's promise about `layout` is handed on.
+        // SAFETY: the caller's promise about `layout` is passed on.
         unsafe { System.alloc(layout) }
     }
 
