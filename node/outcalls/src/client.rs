@@ -134,7 +134,7 @@ impl Client {
     /// The addresses of a name, as the system has them.
     async fn resolve(name: &str, port: u16, turn: Option<Turn>) -> io::Result<Vec<SocketAddr>> {
         let name = name.to_owned();
-        // Who does not wait for it any more leaves the thread to its end, and its turn with it.
+        // If the caller no longer waits, the thread runs to its end, and keeps its turn until then.
         let found = spawn_blocking(move || {
             let _turn = turn;
             (name.as_str(), port).to_socket_addrs().map(Iterator::collect)

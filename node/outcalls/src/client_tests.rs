@@ -22,7 +22,7 @@ struct Server {
     asked: mpsc::Receiver<String>,
 }
 
-/// Reads a request up to its body, answers, and closes, or waits for ever if it is not to close.
+/// Reads a request up to its body, answers, and closes, or waits forever if it is not to close.
 async fn talk(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     says: Vec<u8>,

@@ -232,7 +232,7 @@ impl Service {
         self.0.room.try_reserve(bytes).ok()
     }
 
-    /// Whose turn it is: the next after the last one, of those who wait and have not their part.
+    /// The next canister: the one after the last, of those that wait and are below their share.
     fn next_caller(
         &self,
         waiting: &BTreeMap<CanisterId, VecDeque<OutcallId>>,

@@ -9,7 +9,7 @@ use std::{
 use state::CanisterId;
 use tokio::sync::Notify;
 
-/// Who has a turn. Copies share everything.
+/// The canisters that have a turn. Clones share state.
 #[derive(Clone)]
 pub(crate) struct Turns(Arc<Inner>);
 
