@@ -15,9 +15,9 @@
 //!
 //! Which heights get a manifest is replicated ([`state::ManifestClock`]); subnets of one node have
 //! none, as no peer could fetch it. After such a height the driver must make the checkpoint before
-//! it executes another batch: a state that was passed over cannot be hashed any more. Other
-//! checkpoints come whenever a node likes. One that comes while a manifest is computed waits for
-//! it, because the hashes in the store belong to the state that is there.
+//! it executes another batch: a state that was skipped can no longer be hashed. Other checkpoints
+//! come whenever a node likes. One that comes while a manifest is computed waits for it, because
+//! the hashes in the store belong to the state that is there.
 //!
 //! The root is computed on a thread of its own and enters the tree a fixed number of rounds later
 //! (or with the next manifest, if that comes first); a round that needs it sooner than it is there

@@ -1,4 +1,4 @@
-//! The thread that computes manifests, one at a time, and who waits for them.
+//! The thread that computes manifests, one at a time, and waiting for them.
 //!
 //! A disk that is full or does not answer does not end the node: the computation is tried again,
 //! with a warning, and a round that needs the root waits meanwhile. Only when that has gone on for
@@ -21,7 +21,7 @@ use crate::source::SnapshotSource;
 
 /// Attempts on a disk that does not take it.
 const ATTEMPTS_MAX: u32 = 60;
-/// The same for want of descriptors, which others give back in their own time.
+/// The same for lack of descriptors, which others release at their own pace.
 const DESCRIPTOR_ATTEMPTS_MAX: u32 = 300;
 /// Between two attempts.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -103,7 +103,7 @@ impl ManifestWorker {
     }
 
     /// The root of the manifest of this height, waited for. A computation that failed for good
-    /// fails everyone who asks.
+    /// fails every caller.
     ///
     /// # Errors
     /// When the computation failed for good, or none was begun for this height.
