@@ -28,8 +28,8 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// Reads a request or reply without its length prefix. Either list of shards is read, packed
-    /// or not; a number over 1023 is no shard and left out. Errors: damaged.
+    /// Reads a request or reply without its length prefix. Either list of shards is read, packed or
+    /// not; a number over 1023 is not a shard and is left out. Errors: damaged.
     pub fn decode(input: Bytes) -> Result<Self, DecodeError> {
         let mut cluster = None;
         let mut present = [false; SHARDS_PER_CLUSTER_MAX as usize];

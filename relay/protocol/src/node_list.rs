@@ -75,7 +75,7 @@ fn keccak(text: &str) -> [u8; 32] {
     Keccak256::digest(text.as_bytes()).into()
 }
 
-/// Where a list is, and who signs it.
+/// The domain of a list, and the key that signs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListLink {
     /// secp256k1 key, compressed.
@@ -176,7 +176,7 @@ impl ListRoot {
         text.starts_with(ROOT_PREFIX)
     }
 
-    /// Reads a root, without looking at who signed it; the signature is the second part.
+    /// Reads a root, without checking its signer; the signature is the second part.
     fn split(text: &str) -> Result<(Self, [u8; SIGNATURE_BYTES]), ListError> {
         if text.len() > ENTRY_BYTES_MAX {
             return Err(ListError::TooLong { bytes: text.len() });

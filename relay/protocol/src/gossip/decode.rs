@@ -205,7 +205,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// A usable topic, or nothing. Errors: the field is no text by its wire type.
+    /// A usable topic, or nothing. Errors: the field is not text by its wire type.
     fn topic(&self, field: &Field<'_>) -> Result<Option<Text>, DecodeError> {
         field.bytes()?;
         let topic = text::read_pubsub_topic(self.input, field).ok();
