@@ -20,7 +20,7 @@ pub(crate) struct History<M> {
 struct Kept<M> {
     shard: Shard,
     message: M,
-    /// Who fetched it how often. At most as many as peers.
+    /// Number of fetches by each peer. At most as many as peers.
     fetched: Vec<(Peer, u8)>,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! An implementation of gossipsub 1.1 (libp2p specifications, `pubsub/gossipsub`), with the
 //! IDONTWANT message of version 1.2, for a service node that holds every payload once, in a file.
-//! The router never sees a payload: it moves references `M` of fixed size that its user hands in,
+//! The router never sees a payload: it moves references `M` of fixed size that its user passes in,
 //! and its user reads the bytes when a peer's stream takes them.
 //!
 //! # Path of a message
