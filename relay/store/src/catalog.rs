@@ -32,13 +32,13 @@ pub(crate) struct Partition {
     index_bytes: AtomicU64,
     /// Bytes of segments that were set aside.
     aside_bytes: AtomicU64,
-    /// Its index cannot be used and is being made anew.
+    /// Its index cannot be used and is being rebuilt.
     pub(crate) broken: AtomicBool,
     /// Its files are gone, or about to go.
     pub(crate) dropped: AtomicBool,
     /// The whole of it was set aside: nothing is served from it.
     pub(crate) aside: bool,
-    /// How often its index was made anew: connections to an earlier one are of no use.
+    /// How often its index was rebuilt: connections to an earlier one are of no use.
     pub(crate) generation: AtomicU64,
 }
 

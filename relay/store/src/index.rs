@@ -23,7 +23,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension as _, params}
 
 use crate::{catalog::Figures, message::RecordPosition};
 
-/// Version of the tables; another one is made anew.
+/// Version of the tables; an index of another version is rebuilt.
 const VERSION: i64 = 1;
 /// Topics remembered by the writer, with their names at most 8 KiB each, 100 bytes as a rule.
 const TOPICS_CACHED: usize = 1024;
@@ -75,8 +75,8 @@ pub(crate) fn prefix(hash: &[u8; 32]) -> i64 {
     i64::from_be_bytes(prefix)
 }
 
-/// Whether the file itself is the trouble: the index has to be made anew. Otherwise trying again
-/// may help.
+/// Whether the file itself is damaged: the index has to be rebuilt. Otherwise trying again may
+/// help.
 pub(crate) fn is_damage(error: &rusqlite::Error) -> bool {
     match error {
         rusqlite::Error::SqliteFailure(failure, _) => {
@@ -93,7 +93,7 @@ pub(crate) fn is_damage(error: &rusqlite::Error) -> bool {
     }
 }
 
-/// An error after which the index is made anew.
+/// An error after which the index is rebuilt.
 fn unusable(what: &str) -> rusqlite::Error {
     let failure = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CORRUPT);
     rusqlite::Error::SqliteFailure(failure, Some(what.to_string()))

@@ -44,7 +44,7 @@ pub(crate) enum Event {
 pub(crate) struct Indexer {
     shared: Arc<Shared>,
     open: Vec<(Arc<Partition>, Index)>,
-    /// Partitions whose indexes could not be made anew yet.
+    /// Partitions whose indexes could not be rebuilt yet.
     unbuilt: Vec<Arc<Partition>>,
     /// Partitions that could not be opened at start.
     unopened: Vec<Arc<Partition>>,

@@ -47,7 +47,7 @@ impl Message {
         self.length as usize
     }
 
-    /// Its hash, as handed in with its arrival; read from disk.
+    /// Its hash, as passed in with its arrival; read from disk.
     ///
     /// # Errors
     /// Those of the disk.

@@ -1,6 +1,6 @@
 //! A queue between threads, bounded by count and by bytes. It never grows past either, one item
-//! excepted that alone is over the bound of bytes; those who push choose between waiting and being
-//! refused.
+//! excepted that alone is over the bound of bytes; callers that push choose between waiting and
+//! being refused.
 
 use std::{
     collections::VecDeque,

@@ -171,7 +171,7 @@ fn open_partition(shared: &Arc<Shared>, partition: &Arc<Partition>) -> Result<()
     Ok(())
 }
 
-/// The index that is there, brought up to its segments; none when it has to be made anew.
+/// The index that is there, brought up to its segments; `None` when it has to be rebuilt.
 fn open_index(
     shared: &Arc<Shared>,
     partition: &Arc<Partition>,
@@ -202,8 +202,8 @@ fn open_index(
     Ok(Some(index))
 }
 
-/// Reads a segment through, and adds what the index lacks. False when the index has to be made
-/// anew.
+/// Reads a segment through, and adds the rows missing in the index. False when the index has to be
+/// rebuilt.
 fn bring_up(
     shared: &Arc<Shared>,
     partition: &Arc<Partition>,
@@ -282,7 +282,7 @@ fn sync_and_seal(
     Ok(())
 }
 
-/// Makes the index of a partition anew from its segments; those that are damaged are set aside.
+/// Rebuilds the index of a partition from its segments; those that are damaged are set aside.
 pub(crate) fn rebuild(
     shared: &Arc<Shared>,
     partition: &Arc<Partition>,

@@ -1,4 +1,4 @@
-//! The store as its callers have it, and what its threads share.
+//! The store's interface, and the state that its threads share.
 
 use std::{
     fs::File,
@@ -50,7 +50,8 @@ pub struct Arrival {
     /// Whether queries find it, for the time of retention. Otherwise it is on disk for
     /// [`Config::keep_transit`] and as long as it has references.
     pub kept: bool,
-    /// Whether it is not kept, instead of being refused, while there is no room to keep it.
+    /// Whether it may be passed on without being kept, instead of refused, while there is no room
+    /// to keep it.
     pub may_pass: bool,
 }
 
@@ -68,7 +69,7 @@ pub struct Appended {
 
 /// State shared by the threads.
 pub(crate) struct Shared {
-    // Configuration and what was handed in.
+    // Configuration and interfaces passed in.
     pub(crate) config: Config,
     pub(crate) disk: SharedDisk,
     pub(crate) clock: Clock,
@@ -177,7 +178,7 @@ impl Shared {
         self.transit().push(segment);
     }
 
-    /// Takes a damaged segment out of service, and has the index of its partition made anew.
+    /// Takes a damaged segment out of service, and has the index of its partition rebuilt.
     pub(crate) fn set_aside(
         &self,
         partition: &Arc<Partition>,
@@ -199,7 +200,7 @@ impl Shared {
         self.rebuild(partition);
     }
 
-    /// Has a partition's index made anew; queries that need it are refused until then.
+    /// Has a partition's index rebuilt; queries that need it are refused until then.
     pub(crate) fn rebuild(&self, partition: &Arc<Partition>) {
         if !partition.broken.swap(true, Ordering::AcqRel)
             && self.rows.try_push(Event::Rebuild(partition.clone()), 0).is_err()
@@ -224,7 +225,7 @@ struct Running {
 
 impl Store {
     /// Opens the store, recovers what a crash left, and starts its threads. Blocks: segments that
-    /// were not sealed are read through, and indexes that are missing or damaged are made anew.
+    /// were not sealed are read through, and indexes that are missing or damaged are rebuilt.
     ///
     /// # Errors
     /// A setting out of bounds, a folder in use, or those of the disk. Damage is none: what is
@@ -306,7 +307,7 @@ impl Store {
 
     /// Queues a message to be written. The future answers with a reference when it is written: it
     /// survives the process then, and a power cut from the next sync on. The message is written
-    /// whether the future is polled or not. `held` is given back when the message is written or
+    /// whether the future is polled or not. `held` is released when the message is written or
     /// refused. A hash that arrived in the last two minutes is answered with the message that is
     /// there ([`Appended::known`]).
     ///
@@ -512,7 +513,7 @@ pub struct Status {
     pub transit_bytes: u64,
     /// Set aside since start, those found at start included.
     pub damaged_segments: u64,
-    /// Indexes made anew since start.
+    /// Indexes rebuilt since start.
     pub rebuilt_indexes: u64,
     /// Removed by retention since start.
     pub dropped_partitions: u64,

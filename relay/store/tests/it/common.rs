@@ -117,7 +117,7 @@ pub(crate) fn ask(store: &Store, query: Query) -> Result<Page, QueryError> {
     block_on(store.query(query))
 }
 
-/// The same, while an index is made anew.
+/// The same, while an index is rebuilt.
 pub(crate) fn ask_until_built(store: &Store, query: &Query) -> Page {
     for _ in 0..600 {
         match ask(store, query.clone()) {
