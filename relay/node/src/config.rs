@@ -192,7 +192,7 @@ impl Config {
         Ok(())
     }
 
-    /// What the node does, in the types of use.
+    /// Settings of the node, in the types that use them.
     pub(crate) fn settings(&self) -> crate::settings::Settings {
         crate::settings::Settings::new(
             self.cluster,

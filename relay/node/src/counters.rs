@@ -1,4 +1,4 @@
-//! Counters of what was taken, refused and handed on, for metrics and for people.
+//! Counters of messages accepted, refused and passed on, for metrics and for people.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -243,7 +243,8 @@ impl Filter {
     /// The next message for a receiver. The last poller is woken.
     pub(crate) fn poll_next(&self, peer: &PeerId, cx: &Context<'_>) -> Poll<(Shard, Message)> {
         let mut state = self.lock();
-        // A peer that is no receiver wakes its connection by subscribing: that is a stream on it.
+        // A peer that is not a receiver wakes its connection by subscribing: that is a stream on
+        // it.
         let Some(receiver) = state.receivers.get_mut(peer) else { return Poll::Pending };
         match receiver.queue.pop_front() {
             Some(next) => Poll::Ready(next),

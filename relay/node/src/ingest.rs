@@ -1,8 +1,8 @@
-//! The one way of a message into the node: validated, written to the log once, then handed to
+//! The only path of a message into the node: validated, written to the log once, then passed to
 //! gossip, to filters, and to the index of the store.
 //!
-//! Nothing is accepted that was not then handed on, or counted with its reason. A message is
-//! accepted when it is in the log: from there it survives this process.
+//! Every accepted message is then passed on, or counted with its reason. A message is accepted when
+//! it is in the log: from there it survives this process.
 
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -40,9 +40,9 @@ pub(crate) enum Source {
 pub(crate) struct Accepted {
     /// Its deterministic hash.
     pub(crate) hash: MessageHash,
-    /// Relay peers it was handed to.
+    /// Relay peers it was passed to.
     pub(crate) relay_peers: usize,
-    /// It had come before, and was handed on then.
+    /// It had arrived before, and was passed on then.
     pub(crate) known: bool,
 }
 
@@ -128,7 +128,7 @@ impl Node {
 
     /// Takes a message of a client. `held` is the memory of `bytes`.
     ///
-    /// In a task of its own: a message that was written is handed on, also when the connection that
+    /// In a task of its own: a message that was written is passed on, also when the connection that
     /// brought it ends meanwhile.
     pub(crate) async fn publish(
         self: &Arc<Self>,

@@ -16,7 +16,7 @@ pub(crate) struct Latencies {
     pub(crate) light_push: Histogram,
     /// A store query, from the whole request until its page was found.
     pub(crate) store_query: Histogram,
-    /// A filter push, from the opened stream until it was handed over.
+    /// A filter push, from the opened stream until it was written.
     pub(crate) filter_push: Histogram,
 }
 

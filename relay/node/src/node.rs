@@ -303,7 +303,7 @@ struct All {
 pub(crate) enum Ask {
     /// Connect to a peer, and keep connecting.
     Dial(Multiaddr),
-    /// Who is connected.
+    /// Connected peers.
     Peers(oneshot::Sender<Vec<Connected>>),
     /// Where this node is reached.
     Addresses(oneshot::Sender<Vec<Multiaddr>>),

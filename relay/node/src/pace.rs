@@ -60,7 +60,7 @@ impl Pace {
         if age >= WINDOW {
             self.before = if age < WINDOW * 2 { self.this } else { Counted::default() };
             self.this = Counted::default();
-            // Windows follow one another without gaps, or begin anew after a pause.
+            // Windows follow one another without gaps, or start over after a pause.
             self.window = if age < WINDOW * 2 { self.window + WINDOW } else { now };
         }
     }
@@ -79,7 +79,7 @@ impl Pace {
         self.this.taken += 1;
     }
 
-    /// Nothing waits for it any more.
+    /// No message waits for it.
     pub(crate) fn emptied(&mut self) {
         self.waiting_since = None;
     }

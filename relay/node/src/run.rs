@@ -143,7 +143,7 @@ fn tls(config: &Config) -> Result<Option<Tls>> {
         .with_context(|| format!("reading the key of {}", key.display()))?;
     // The transport takes bytes, and detects the kind of key from them.
     if PrivateKeyDer::try_from(key.secret_der().to_vec()).is_err() {
-        bail!("the key of {} has an unknown kind: expected PKCS#8, PKCS#1 or SEC1", chain.display());
+        bail!("the key of {} is of unknown kind; use PKCS#8, PKCS#1 or SEC1", chain.display());
     }
     let chain = certificates.into_iter().map(|certificate| certificate.to_vec()).collect();
     Ok(Some(Tls { key: key.secret_der().to_vec(), chain }))

@@ -253,7 +253,7 @@ fn what_is_published_is_read_by_everybody_who_subscribed() {
     assert_eq!(node.post("/lightpush/v3/message", &pushed).ok(), json!({ "relayPeerCount": 0 }));
     assert_eq!(payload(&node.get(&filter).ok()[0]), b"pushed");
 
-    // Who unsubscribes leaves the others theirs.
+    // Unsubscribing leaves other subscriptions in place.
     assert_eq!(
         node.send("DELETE", "/filter/v2/subscriptions/all", &json!({ "requestId": "r2" })).status,
         200
@@ -654,7 +654,7 @@ fn slow_clients_are_cut_off() {
     assert!(answer.text().contains("http.read_timeout_millis = 400"), "{}", answer.text());
     assert_eq!(node.metric("thimble_relay_pool_used_bytes{pool=\"request_bodies\"}"), 0.0);
 
-    // A connection without a request gives its place back too.
+    // A connection without a request frees its place too.
     let mut idle = node.connect();
     idle.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     idle.write_all(b"GET /version HTTP/1.1\r\nhost: node\r\n\r\n").unwrap();

@@ -228,7 +228,7 @@ fn enr_of(record: &NodeRecord) -> Result<Enr> {
 
 /// Adds a node to the table; it is asked at the next search.
 pub(crate) fn add(discv5: &Discv5, record: &NodeRecord) {
-    // A record without a UDP socket is asked for nothing, which is no fault.
+    // A node without a UDP socket in its record is not asked, which is not an error.
     if record.udp.is_some()
         && let Ok(enr) = enr_of(record)
         && let Err(why) = discv5.add_enr(enr)

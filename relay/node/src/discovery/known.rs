@@ -30,7 +30,7 @@ use super::candidate::Candidate;
 
 /// A static peer is dialled again after this time at the latest.
 const STATIC_RETRY_MAX: Duration = Duration::from_secs(60);
-/// A connection that lasted so long was no failure.
+/// A connection that lasted this long was not a failure.
 const SETTLED: Duration = Duration::from_secs(60);
 /// A dial without an outcome counts as failed after so long; transports give up sooner.
 const DIAL_LOST: Duration = Duration::from_secs(120);

@@ -44,7 +44,7 @@ pub(crate) struct Lists {
     pub(crate) names: usize,
 }
 
-/// Runs for ever. Records go to the known peers, and to the table of the discovery protocol.
+/// Runs forever. Records go to the known peers, and to the table of the discovery protocol.
 pub(crate) async fn run(node: Arc<Node>, lists: Lists, discv5: Option<Arc<Discv5>>) {
     let mut versions = Versions::new();
     loop {

@@ -68,7 +68,7 @@ pub(crate) fn content(
     }
 }
 
-/// Who reaches an address, the fewest first.
+/// The scope of an address, the narrowest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Reach {
     Machine,

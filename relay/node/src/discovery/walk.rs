@@ -142,7 +142,7 @@ impl Walk {
     }
 
     fn ask(&mut self, list: usize, hash: EntryHash, links: bool, depth: u8) {
-        // Names that will not be asked for any more are not kept.
+        // Names that will not be queried again are not kept.
         if self.waiting.len() < self.left && self.asked.insert((list, hash.clone())) {
             self.waiting.push(Question { list, node: ListNode::Entry { hash, links, depth } });
         }

@@ -1,4 +1,4 @@
-//! Whether the node does its work, and who it is.
+//! Health and identity of the node.
 //!
 //! Health is 200 with a report whenever the interface answers, as reference nodes have it; what is
 //! not ready is said inside, with the reason. Never dials, never waits for a peer.

@@ -396,7 +396,7 @@ impl Readings {
         out.counter("thimble_relay_dials", "Dials begun", peers.dials)?;
         out.counter(
             "thimble_relay_dials_failed",
-            "Dials that failed",
+            "Dials that did not succeed",
             peers.dials_failed,
         )?;
         out.counter(

@@ -177,8 +177,8 @@ fn take(
     }
 }
 
-/// Says that there is no place, and lets the client read it: closing with unread bytes would reset
-/// the connection under the answer.
+/// Sends 503, and lets the client read it: closing with unread bytes would reset the connection
+/// under the answer.
 async fn refuse(mut stream: TcpStream, why: &str) -> io::Result<()> {
     let message = format!("{why} (pool http_connections); try again in a second\n");
     let head = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\n\

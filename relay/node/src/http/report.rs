@@ -161,7 +161,7 @@ pub(crate) struct ShardPeers {
     pub(crate) mesh: usize,
 }
 
-/// Who is connected.
+/// Connected peers.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Peers {
     pub(crate) connections: u64,

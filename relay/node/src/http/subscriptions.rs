@@ -29,7 +29,7 @@ use crate::subscribers::Topic;
 /// Longest request id that is answered with.
 const REQUEST_ID_BYTES_MAX: usize = protocol::REQUEST_ID_BYTES_MAX;
 
-/// Who subscribed to what; every topic in it is in the node's subscribers.
+/// Subscribers and their topics; every topic in it is in the node's subscribers.
 #[derive(Debug, Default)]
 pub(crate) struct Subscribed {
     relay: HashSet<Topic>,

@@ -36,7 +36,7 @@ pub(crate) struct Arrived {
 }
 
 const YAMUX_HEAD_BYTES: usize = 12;
-/// Bytes of a varint; a longer one is no varint.
+/// Bytes of a varint; a longer one is not a varint.
 const VARINT_BYTES_MAX: usize = 10;
 
 impl Framing {

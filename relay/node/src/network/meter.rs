@@ -220,8 +220,8 @@ impl State {
         }
     }
 
-    /// Counts no more than can be held. Who waits for that is to be woken without the lock: it may
-    /// be a stream, which notes that it was woken.
+    /// Counts no more than can be held. The waiting task is to be woken without the lock: it may be
+    /// a stream, which notes that it was woken.
     #[must_use]
     fn settle(&mut self) -> Option<Waker> {
         let unaccepted = (self.unaccepted > 0).then_some(self.unaccepted_since);
@@ -504,7 +504,7 @@ struct Known {
     since: u64,
 }
 
-/// Who reads a stream, and whether the stream is known to be empty.
+/// The reader of a stream, and whether the stream is known to be empty.
 struct Reader {
     meter: Arc<Meter>,
     number: u64,

@@ -26,7 +26,7 @@ const FRAME_TIME: Duration = Duration::from_secs(20);
 pub(crate) const SEND_TIME: Duration = Duration::from_secs(20);
 /// How long a request waits for memory of a full pool.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long gossip does: it is taken up again whenever there is memory.
+/// The same for gossip, which is retried whenever there is memory.
 pub(crate) const GOSSIP_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Why there is no frame.
@@ -54,7 +54,7 @@ pub(crate) struct Frame {
 /// The next frame of a stream; `None` at its end, which may come before any byte: stock clients
 /// open streams and abandon them, or keep them for later.
 ///
-/// Waiting for memory of this node is no fault of the peer: it does not count against its time.
+/// Waiting for memory of this node is not a fault of the peer: it does not count against its time.
 pub(crate) async fn read_frame(
     stream: &mut (impl AsyncRead + Unpin),
     bytes_max: usize,

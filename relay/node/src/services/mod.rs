@@ -65,7 +65,7 @@ pub(crate) fn serve(
     }
 }
 
-/// The one request of a stream; `None` when there is none, which is no fault of anybody.
+/// The one request of a stream; `None` when there is none, which is not an error.
 pub(crate) async fn request(
     node: &Node,
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),

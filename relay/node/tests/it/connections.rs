@@ -67,7 +67,7 @@ async fn five_thousand_idle_connections_keep_nobody_out() {
         .collect()
         .await;
     assert!(silent.len() > 4_000, "{} connected", silent.len());
-    // Who was there and in use stays, and newcomers get in while all of them are there.
+    // Connections in use stay, and newcomers get in while all of them are there.
     assert_eq!(known.push(&message(TOPIC, b"meanwhile")).await.unwrap().status.code(), 200);
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {

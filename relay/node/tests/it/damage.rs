@@ -1,4 +1,4 @@
-//! Bytes that are no messages, on every protocol.
+//! Invalid messages, on every protocol.
 
 use bytes::Bytes;
 use futures::AsyncWriteExt;
@@ -90,7 +90,7 @@ fn damaged(request: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
         ("4 GB announced", vec![0xff, 0xff, 0xff, 0xff, 0x0f, 1, 2, 3]),
         ("a length that does not end", vec![0xff; 40]),
         // Less than the window of a stream: a peer that waits for more room than there is waits
-        // for ever.
+        // forever.
         ("no frame at all", vec![1; 200_000]),
     ]
 }
@@ -128,7 +128,7 @@ async fn damaged_answers_to_what_the_relay_asks_hurt_nobody() {
     let mut relay = Relay::start(&[]);
     let memory = relay.watch();
     for (what, bytes) in damaged(&requests()[7].1) {
-        // The relay asks who this is as soon as it connects.
+        // The relay asks for the peer's identity as soon as it connects.
         let mut raw =
             Raw::connect(relay.address(false), Multiplexer::Yamux, &[IDENTIFY, PING]).await;
         for _ in 0..2 {

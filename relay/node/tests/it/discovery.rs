@@ -133,7 +133,8 @@ fn a_go_node_is_found_and_dialled() {
 fn a_go_node_finds_the_relay_and_dials_it() {
     let relay = Relay::start(&[&["--cluster", "2", "--shard", "0"], &DISCV5[..]].concat());
     let go = GoPeer::start(&["-bootstrap", &record(&relay).to_string()]);
-    // Which of both dials depends on who finds whom first; that both know each other does not.
+    // Which of both dials depends on which finds the other first; that both know each other does
+    // not.
     let peer = connected(&relay, go.id());
     assert_eq!(peer["origin"], "Discv5");
 }
@@ -223,7 +224,7 @@ fn a_flood_of_strangers_takes_little_memory_and_ends_nothing() {
     let (began, mut sent) = (Instant::now(), 0_u64);
     while began.elapsed() < Duration::from_secs(6) {
         for packet in &packets {
-            // A full buffer of the sender's is no fault of the relay's.
+            // A full buffer of the sender's is not a fault of the relay.
             sent += u64::from(socket.send_to(packet, to).is_ok());
         }
     }

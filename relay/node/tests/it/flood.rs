@@ -241,7 +241,7 @@ async fn who_never_reads_holds_nobody_up() {
     }
     let memory = relay.watch();
     let mut sender = Client::connect(relay.address(false)).await;
-    // More than the sockets of all who do not read can hold.
+    // More than the sockets of all peers that do not read can hold.
     for number in 0..120_u8 {
         let one = message(TOPIC, &[number; 140_000]);
         let reply = sender.push(&one).await.unwrap();
@@ -281,7 +281,7 @@ async fn a_place_in_the_gossip_is_given_to_who_shares_a_shard() {
         }
     }
     assert_eq!(strangers.iter().filter(|peer| peer.raw.is_closed()).count(), 4);
-    // Who shares a shard keeps its place.
+    // A peer that shares a shard keeps its place.
     let another = GossipPeer::connect(relay.address(false), &["/waku/2/rs/0/999"]).await;
     assert!(peers.iter().all(|peer| !peer.raw.is_closed()) && !another.raw.is_closed());
 }

@@ -16,7 +16,7 @@ use testing::eventually;
 const MIB: u64 = 1 << 20;
 const TOPIC: &str = "/test/1/memory/proto";
 
-/// Thresholds in percent of 64 MiB; a relay at rest holds more than 3 % of them and less than 40 %.
+/// Thresholds in percent of 64 MiB; an idle relay holds more than 3 % of them and less than 40 %.
 fn levels(queries: u64, pushes: u64, reading: u64) -> String {
     format!(
         "[limits.governor]\nshort_percent = 1\nrefuse_queries_percent = {queries}\n\

@@ -1,4 +1,4 @@
-//! Whom a node dials, when, and who is forgotten.
+//! Peers that a node dials, the times of dials, and the peers that are forgotten.
 
 use std::collections::BTreeSet;
 
