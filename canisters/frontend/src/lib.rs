@@ -1,8 +1,9 @@
-//! The frontend: a canister that serves a page to browsers, through an HTTP gateway, and everything that a gateway must
-//! know how to take: assets certified in both versions, a long one piece by piece and one by ranges, an answer by an
-//! update call, and what a hostile canister would answer. Tests open it; it knows nothing of them.
+//! The frontend: a canister that serves a page to browsers, through an HTTP gateway, and everything
+//! that a gateway must handle: assets certified in both versions, a long one piece by piece and one
+//! by ranges, an answer by an update call, and the answers of a hostile canister. Tests open it; it
+//! knows nothing of them.
 //!
-//! - [`assets`]: what is there and how it is certified
+//! - [`assets`]: the assets and their certification
 //!
 //! `/hostile?KIND` is certified to be not certified. KIND is the misbehaviour: `split` a header
 //! into two, send a false `length`, have the `status` 42, stream without an `end`, stream from

@@ -12,7 +12,7 @@ use serde_bytes::ByteBuf;
 
 use crate::state;
 
-/// A raw reply, or the text of what went wrong.
+/// A raw reply, or the text of the error.
 #[derive(CandidType, Deserialize)]
 pub enum CallResult {
     Ok(ByteBuf),
@@ -185,14 +185,14 @@ fn accept_cycles() -> Nat {
     ic_cdk::api::msg_cycles_accept(ic_cdk::api::msg_cycles_available()).into()
 }
 
-/// Sends cycles to another workbench; returns what it accepted.
+/// Sends cycles to another workbench; returns the accepted amount.
 #[update]
 async fn send_cycles(callee: Principal, amount: Nat) -> Nat {
     let reply = Call::unbounded_wait(callee, "accept_cycles").with_cycles(cycles_of(amount)).await;
     or_trap(or_trap(reply).candid::<Nat>())
 }
 
-/// Sends cycles to a method that accepts none; returns what came back.
+/// Sends cycles to a method that accepts none; returns the refund.
 #[update]
 async fn send_cycles_refunded(callee: Principal, amount: Nat) -> Nat {
     let _ = Call::unbounded_wait(callee, "inc").with_cycles(cycles_of(amount)).await;

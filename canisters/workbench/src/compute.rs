@@ -1,4 +1,4 @@
-//! Instructions, traps, rejects, and what the System API says of the environment.
+//! Instructions, traps, rejects, and the environment that the System API reports.
 
 use candid::{CandidType, Nat, Principal};
 use ic_cdk::{inspect_message, query, update};

@@ -1,10 +1,10 @@
 //! The workbench: one canister with a method for everything that a replica must survive. Tests and
 //! load drivers call it; it knows nothing of them.
 //!
-//! Every method does one thing and says what it returns, so that a test can state the right answer beforehand. State
-//! falls in three places on purpose: plain heap values that survive an upgrade because [`state`] saves them in stable
-//! memory, stable memory that the caller addresses directly ([`memory`]), and a bulk heap region that an upgrade loses
-//! ([`memory`]).
+//! Every method does one thing and documents its result, so that a test can state the right answer
+//! beforehand. State falls in three places on purpose: plain heap values that survive an upgrade
+//! because [`state`] saves them in stable memory, stable memory that the caller addresses directly
+//! ([`memory`]), and a bulk heap region that an upgrade loses ([`memory`]).
 //!
 //! - [`state`]: counter, text, certified value, upgrade hooks
 //! - [`memory`]: fill, read and grow stable memory and heap
