@@ -1,6 +1,6 @@
-//! HTTPS outcalls with the published `pocket-ic`: listed, answered, timed out, and made while an instance
-//! is live. `POCKET_ASKER` names the module of a canister whose `relay` hands its argument to
-//! `http_request`, and what comes back to the caller.
+//! HTTPS outcalls with the published `pocket-ic`: listed, answered, timed out, and made while an
+//! instance is live. `POCKET_ASKER` names the module of a canister whose `relay` passes its
+//! argument to `http_request`, and the result to the caller.
 
 use std::{
     io::{Read as _, Write as _},
