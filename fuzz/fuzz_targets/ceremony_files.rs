@@ -1,5 +1,5 @@
 //! The files that a ceremony's nodes send each other (records, plans, dealings, a genesis), changed
-//! anywhere: reading and checking return, and what is accepted is what was written.
+//! anywhere: reading and checking return, and an accepted file is the one that was written.
 //!
 //! The first byte chooses the file. The rest is a list of changes, four bytes each: a place in the
 //! text (three bytes) and the byte that stands there then. Even choices take the bytes as they are.

@@ -3,7 +3,7 @@
 //! retained data is bounded, and the node reports divergence only when more members than may be
 //! faulty signed another root.
 //!
-//! The input is a list of steps, four bytes each: what is done, a height, a member, a root.
+//! The input is a list of steps, four bytes each: the action, a height, a member, a root.
 
 #![no_main]
 

@@ -8,7 +8,7 @@
 use libfuzzer_sys::fuzz_target;
 use sandbox::fuzz::compile_output;
 
-/// Longest text of an error: what a report may carry, and some words.
+/// Longest text of an error: the maximum of a report, and some words.
 const TEXT_BYTES_MAX: usize = 1 << 20;
 
 fuzz_target!(|bytes: &[u8]| {

@@ -1,5 +1,5 @@
-//! Dealings, transcripts and keys of the key generation: decoding whatever arrives returns, and
-//! what it accepts has that one encoding.
+//! Dealings, transcripts and keys of the key generation: decoding whatever arrives returns, and an
+//! accepted value has that one encoding.
 //!
 //! The first byte chooses the decoder. A stored secret key ends with a checksum that no mutation
 //! would find, so it is put in place.

@@ -19,7 +19,7 @@ use reply::{BadReply, HeaderBounds, Token};
 const BOUNDS: HeaderBounds = HeaderBounds { lines: 96, bytes: 32 << 10 };
 /// A reply is no longer.
 const REPLY_BYTES_MAX: usize = 2 << 20;
-/// A token as it goes back: what is kept of it, and a few bytes around it.
+/// A token as it is returned: its kept part, and a few bytes around it.
 const TOKEN_BYTES_MAX: usize = (64 << 10) + 64;
 /// Fixed memory of reading, for any length of the reply: types, header lines, a token and a name.
 const BESIDE_BYTES: usize = 512 << 10;

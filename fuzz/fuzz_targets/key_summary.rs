@@ -1,5 +1,5 @@
 //! Summaries of a subnet's key, payloads of blocks and changes of members as another node or a file
-//! has them: decoding whatever arrives returns, and what it accepts has that one encoding (a file
+//! has them: decoding returns for any input, and an accepted value has that one encoding (a file
 //! has one up to white space).
 //!
 //! The first byte chooses the decoder.

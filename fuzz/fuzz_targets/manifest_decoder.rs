@@ -1,5 +1,5 @@
 //! Manifests, leaves, names of chunks and streams of records as another node sends them: decoding
-//! whatever arrives returns, and what it accepts has that one encoding.
+//! any input returns, and an accepted value has that one encoding.
 //!
 //! The first byte chooses the decoder.
 

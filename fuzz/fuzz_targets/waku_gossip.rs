@@ -1,5 +1,5 @@
-//! A gossip RPC as a peer sends it: reading it stays within the limits and within memory, and
-//! what is read is written again to bytes that read the same, whole and divided into frames.
+//! A gossip RPC as a peer sends it: reading it stays within the limits and within memory, and a
+//! decoded RPC is encoded again to bytes that decode to the same, whole and divided into frames.
 
 #![no_main]
 

@@ -1,7 +1,7 @@
 //! A Waku message as a peer sends it, and the values of a peer's node record: what decodes is
 //! written again to bytes that decode to the same.
 //!
-//! The first byte says what the rest is: a message, `waku2`, `rs`, `rsv` or `multiaddrs`.
+//! The first byte selects the kind of the rest: a message, `waku2`, `rs`, `rsv` or `multiaddrs`.
 
 #![no_main]
 

@@ -36,7 +36,7 @@ use network::{
     meter::{Metered, Meters, metered},
 };
 
-/// What a connection may hold, and what is read of it at once.
+/// Bytes that a connection may hold, and that are read of it at once.
 const HELD_BYTES: u64 = 512 << 10;
 const READ_BYTES: u64 = 64 << 10;
 /// Streams that are kept; further ones are dropped, which resets them.
@@ -44,7 +44,7 @@ const STREAMS_MAX: usize = 16;
 /// Of a multiplexer with all its streams, whatever is sent to it.
 const MEMORY_BYTES: usize = 8 << 20;
 
-/// A peer that sends what it was given and takes everything.
+/// A peer that sends the given bytes and accepts everything.
 struct Peer {
     bytes: Vec<u8>,
     sent: usize,

@@ -1,8 +1,8 @@
-//! Node records and entries of node lists in the DNS, as strangers write them: what is read is
-//! written again to the same, and nothing is read that is not signed.
+//! Node records and entries of node lists in the DNS, from unknown nodes: what is read is written
+//! again to the same, and nothing is read that is not signed.
 //!
-//! The first byte says what the rest is: a record, its text, the content of a record that is signed
-//! here, a link, an entry, a root, or the texts of a root that is signed here.
+//! The first byte selects the kind of the rest: a record, its text, the content of a record that is
+//! signed here, a link, an entry, a root, or the texts of a root that is signed here.
 
 #![no_main]
 
@@ -71,7 +71,7 @@ fn signed(content: &[u8]) -> Vec<u8> {
     list(&[&signature, content].concat())
 }
 
-/// An RLP list of what is encoded already.
+/// An RLP list of encoded items.
 fn list(content: &[u8]) -> Vec<u8> {
     let length = content.len();
     let head = match length {

@@ -23,7 +23,7 @@ macro_rules! again {
 fuzz_target!(|bytes: &[u8]| {
     let Some((selector, rest)) = bytes.split_first() else { return };
     let rest = Bytes::copy_from_slice(rest);
-    // What a refusal of it would say, whether it decodes or not.
+    // The text of a refusal, whether the request decodes or not.
     assert!(request_id(&rest).len() <= protocol::REQUEST_ID_BYTES_MAX);
     match selector % 7 {
         0 => again!(rest, light_push::Request),

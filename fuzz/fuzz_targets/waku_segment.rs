@@ -1,7 +1,7 @@
 //! A segment file of the relay's store, whatever it holds at start: the store opens, what it serves
 //! is what the file says, and opening it once more changes nothing.
 //!
-//! The first byte chooses what the rest is: 0 the file as it is; 1 changes of a whole file (the
+//! The first byte selects the kind of the rest: 0 the file as it is; 1 changes of a whole file (the
 //! second byte is where it is cut off, then three bytes each: a place, and what is added to the
 //! byte there); 2 payloads of records, each behind its length in two bytes.
 
@@ -36,7 +36,7 @@ const KIND: Kind = Kind {
 const RECORDS_MAX: usize = 100;
 const NOW_NS: i64 = 1_700_000_000_000_000_000;
 
-/// Messages by what an index has as their key: pubsub topic, timestamp and hash.
+/// Messages by their key in an index: pubsub topic, timestamp and hash.
 type Messages = BTreeMap<(String, i64, [u8; 32]), (String, Vec<u8>)>;
 
 struct Stage {
@@ -128,7 +128,7 @@ fn read(payload: &[u8]) -> Option<((String, i64, [u8; 32]), (String, Vec<u8>))> 
 }
 
 static STAGE: LazyLock<Stage> = LazyLock::new(|| {
-    // In memory where there is such a folder: what is synced here proves nothing about disks.
+    // In memory where there is such a folder: syncs here prove nothing about disks.
     let memory = Path::new("/dev/shm");
     let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();

@@ -1,5 +1,5 @@
-//! A topic as a peer or an operator writes it: what is taken apart is put together to the same
-//! text, and every content topic of the right form has a shard.
+//! A topic as a peer or an operator writes it: the parsed parts are joined to the same text, and
+//! every content topic of the right form has a shard.
 
 #![no_main]
 

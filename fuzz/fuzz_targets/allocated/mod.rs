@@ -48,7 +48,8 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Does it, and holds it to `most` bytes above what was allocated before, at any moment.
+/// Runs it, and asserts that it never allocates more than `most` bytes above those allocated
+/// before.
 pub(crate) fn within<T>(most: usize, work: impl FnOnce() -> T) -> T {
     let before = LIVE.load(Relaxed);
     PEAK.store(before, Relaxed);
