@@ -1,4 +1,4 @@
-//! Pools with caps, and what is held of them.
+//! Pools with caps, and memory held of them.
 //!
 //! A pool is a cap and a counter. Reserving adds to the counter if the sum stays within the cap, in
 //! one atomic step without a lock; dropping the [`Reservation`] subtracts. Reservations grow,
@@ -414,7 +414,7 @@ pub struct Observation {
 }
 
 impl Observation {
-    /// What is counted.
+    /// The counted bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

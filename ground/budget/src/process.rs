@@ -9,7 +9,7 @@ use std::{fmt, path::PathBuf, time::Duration};
 
 use crate::read::{ReadError, field_kib, read_text};
 
-/// Longest name of what a process is.
+/// Longest description of a process.
 pub const ROLE_CHARS_MAX: usize = 48;
 
 /// A process id.

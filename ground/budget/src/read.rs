@@ -30,7 +30,7 @@ pub enum ReadError {
         /// Path of the file that is longer than [`READ_BYTES_MAX`].
         path: PathBuf,
     },
-    /// The file does not say what it should.
+    /// The file does not have the expected format.
     #[error(
         "{path} does not hold `{wanted}`; the kernel may be older than this node expects (Linux \
          4.14), or the file is not the kernel's"

@@ -20,7 +20,7 @@ const TEXT_BYTES_MAX: usize = 40;
 /// Digits after the point; more would say less than a byte of any unit in use.
 const FRACTION_DIGITS_MAX: usize = 6;
 
-/// Why a text is not a size. The message says what would be.
+/// Why a text is not a size. The message shows the valid form.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
     /// Nothing was written.

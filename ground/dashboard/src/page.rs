@@ -1,4 +1,4 @@
-//! The operator's page: one file that draws what `/status.json` says.
+//! The operator's page: one file that draws the report of `/status.json`.
 //!
 //! It is part of the binary and loads nothing but that document. The content security policy holds
 //! it to this: scripts and styles run by their hash only, so that nothing that comes with the data

@@ -60,7 +60,7 @@ pub fn memory(out: &mut String, memory: &Memory, allocator: &Allocator) {
     );
 }
 
-/// Line `throttling`; `held_back` says what is held back, if anything is.
+/// Line `throttling`; `held_back` describes the work held back, if any.
 pub fn throttling(out: &mut String, held_back: Option<&str>, reason: Option<&str>, events: usize) {
     let throttling = match held_back {
         None => "nothing is held back".into(),

@@ -84,7 +84,7 @@ pub trait Disk: Send + Sync + fmt::Debug {
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
-    /// Removes a folder and what is in it.
+    /// Removes a folder and its contents.
     fn remove_folder(&self, path: &Path) -> io::Result<()>;
     /// Makes the entries of a folder durable.
     fn sync_folder(&self, path: &Path) -> io::Result<()>;
@@ -119,9 +119,9 @@ pub trait DiskFile: Send + Sync + fmt::Debug {
     /// some share the blocks then. How many it copied, at least one. One call copies no more than
     /// [`COPY_BYTES_MAX`].
     fn copy_from(&self, from: &File, from_offset: u64, offset: u64, bytes: u64) -> io::Result<u64>;
-    /// Makes content and length durable. When it fails, nothing is known of what was written since
-    /// the last success, and a later success of the same file does not cover it: the operating
-    /// system may have dropped the pages.
+    /// Makes content and length durable. After a failure the state is unknown of everything written
+    /// since the last success, and a later success of the same file does not cover it: the
+    /// operating system may have dropped the pages.
     fn sync_data(&self) -> io::Result<()>;
     /// The same, with times and permissions.
     fn sync_all(&self) -> io::Result<()>;

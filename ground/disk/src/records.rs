@@ -1,5 +1,5 @@
-//! Record files: what is appended to them is there after a crash, or was not acknowledged, or its
-//! absence is noticed.
+//! Record files: an appended record is there after a crash, or was not acknowledged, or its absence
+//! is noticed.
 //!
 //! A file is a header of [`HEADER_BYTES`], then records, each a head of [`HEAD_BYTES`] and its
 //! payload (integers little-endian):
@@ -506,7 +506,7 @@ impl RecordFile {
     /// on return.
     ///
     /// # Errors
-    /// Those of the disk; what was begun is removed again.
+    /// Those of the disk; a partial file is removed again.
     pub fn create(disk: &dyn Disk, path: &Path, kind: Kind) -> Result<Self, RecordError> {
         let begun = Self::write_new(disk, path, kind, &[]);
         if begun.is_err() {
@@ -586,8 +586,8 @@ impl RecordFile {
         if file.length().map_err(failed)? != reader.offset {
             file.set_len(reader.offset).map_err(failed)?;
         }
-        // What the process before wrote and did not sync is read from memory: it is made durable
-        // before anything is built on it.
+        // Records that the previous process wrote and did not sync are read from memory: they are
+        // made durable before anything depends on them.
         file.sync_all().map_err(failed)?;
         Ok(Self {
             path: path.clone(),
@@ -654,7 +654,7 @@ impl RecordFile {
     /// Makes everything appended durable.
     ///
     /// # Errors
-    /// When the disk fails: see the module for what the file is then.
+    /// When the disk fails: see the module for the state of the file then.
     pub fn sync(&mut self) -> Result<(), RecordError> {
         if self.sync_lost {
             return Err(RecordError::SyncLost { path: self.path.clone() });
@@ -694,7 +694,7 @@ impl RecordFile {
     }
 }
 
-/// A file with one record, for what is written as a whole.
+/// A file with one record, for data that is written as a whole.
 #[derive(Clone, Debug)]
 pub struct RecordSlot {
     /// Disk that holds the file.
@@ -725,10 +725,10 @@ impl RecordSlot {
         }
     }
 
-    /// Writes `record` in place of what is there; whole or not at all, and durable on return.
+    /// Replaces the content by `record`; entirely or not at all, and durable on return.
     ///
     /// # Errors
-    /// Those of the disk; what was there is kept then.
+    /// Those of the disk; the old content is kept then.
     pub fn write(&self, record: &[u8]) -> Result<(), RecordError> {
         let disk = self.disk.as_ref();
         if let Some(folder) = self.path.parent() {

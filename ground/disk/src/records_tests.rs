@@ -157,7 +157,7 @@ fn bytes_of_another_file_or_of_a_payload_are_no_records() {
         &other
     })
     .unwrap();
-    // A torn record, and behind it what an earlier file left at the same offsets.
+    // A torn record, followed by the remains of an earlier file at the same offsets.
     let mut bytes = fs::read(&path).unwrap();
     let end = file.length() as usize;
     bytes.extend_from_slice(&[0xff; 30]);

@@ -66,7 +66,7 @@ impl Remembered {
         Ok(())
     }
 
-    /// Makes what was written durable.
+    /// Makes all writes durable.
     ///
     /// # Errors
     /// Those of the disk.

@@ -1,4 +1,4 @@
-//! A disk that loses what was not synced, fills up, and fails.
+//! A disk that loses unsynced writes, fills up, and fails.
 //!
 //! Its files are real files in a folder of a test, so they can be mapped and read as usual. Content
 //! that a power cut may revert is kept separately: of every file the content of each page (4 KiB)
@@ -488,7 +488,7 @@ impl State {
         Ok(taken)
     }
 
-    /// Makes the folder what `durable` says.
+    /// Restores the folder to the names in `durable`.
     fn lay_down(&mut self) -> io::Result<()> {
         let ids: Vec<_> = self.nodes.keys().copied().collect();
         for id in ids {
@@ -648,7 +648,7 @@ impl Disk for SimulatedDisk {
         let mut state = self.state();
         let life = state.life;
         let last = state.operation(life)?;
-        // With a folder that was removed from this one goes what was in it.
+        // Removing a folder from this one removes its contents.
         state.settle(|folder| folder == path || folder.starts_with(path) && !folder.exists());
         state.collect();
         State::ended(last, ())

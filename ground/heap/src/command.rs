@@ -1,4 +1,4 @@
-//! `thimble heap`, `thimble-relay heap`: asks a running node what it sampled, names the functions,
+//! `thimble heap`, `thimble-relay heap`: asks a running node for its samples, names the functions,
 //! and shows or writes it. All of it happens in this process: the node sends addresses.
 
 use std::{
@@ -59,7 +59,7 @@ pub struct Options {
     /// Quantity that decides the order of sites and the widths in the picture.
     #[arg(long, value_name = "BYTES", value_enum, default_value_t)]
     pub by: By,
-    /// Only what happened since this profile of the same process was saved.
+    /// Only changes since this profile of the same process was saved.
     #[arg(long, value_name = "FILE")]
     pub since: Option<PathBuf>,
     /// Write the profile as the node sent it, to compare with later (--since), or to look at again

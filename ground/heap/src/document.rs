@@ -1,4 +1,4 @@
-//! The document: what was sampled, as addresses. One line of JSON ([`Head`]), then what matters of
+//! The document: the samples, as addresses. One line of JSON ([`Head`]), then what matters of
 //! jemalloc's dump in jemalloc's form (`heap_v2`), all of it compressed (gzip):
 //!
 //! ```text

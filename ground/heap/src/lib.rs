@@ -1,5 +1,5 @@
-//! Where a running program's memory went, by the place that allocated it. It must never know what
-//! the program does: the program says its name and which functions are its own.
+//! Memory of a running program, by the place that allocated it. It must never know the purpose of
+//! the program: the program supplies its name and the list of its own crates.
 //!
 //! The allocator (jemalloc) draws a sample of allocations, one per number of bytes, and keeps for
 //! each the addresses of the functions that led to it. Three parts turn them into a profile:

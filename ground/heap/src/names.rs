@@ -44,7 +44,7 @@ const ALLOCATOR: [&str; 22] = [
     "arena_",
 ];
 
-/// Whose a function is.
+/// Owner of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Owner {
     /// The allocator's, or a wrapper of it.
@@ -88,7 +88,7 @@ pub(crate) fn crate_of(name: &str) -> &str {
     if rest.starts_with("::") { crate_name } else { "" }
 }
 
-/// Whose a function is, in a program with these crates of its own.
+/// Owner of a function, in a program with these crates of its own.
 pub(crate) fn owner(name: &str, own: &[&str]) -> Owner {
     match crate_of(name) {
         "" if ALLOCATOR.iter().any(|start| name.starts_with(start)) => Owner::Allocator,
@@ -100,7 +100,7 @@ pub(crate) fn owner(name: &str, own: &[&str]) -> Owner {
     }
 }
 
-/// A name without what is in `<...>`, `{{closure}}` and the hashes of crates.
+/// A name without the parts in `<...>`, `{{closure}}` and the hashes of crates.
 pub(crate) fn short(name: &str) -> String {
     let name = self_type(name);
     let mut out = String::with_capacity(name.len());

@@ -1,7 +1,7 @@
 //! The profile in the form of pprof, for `go tool pprof` and everything else that reads it.
 //!
 //! Source: `profile.proto` of github.com/google/pprof. Sample types are those of Go's heap
-//! profiles, so that its options (`-sample_index=alloc_space`) do what people expect.
+//! profiles, so that its options (`-sample_index=alloc_space`) work as expected.
 
 use std::{collections::HashMap, io::Write};
 
@@ -149,7 +149,7 @@ fn file(profile: &Profile) -> File {
     for (frame, id) in profile.frames.iter().zip(1..) {
         let function_id = *functions.entry(frame.name.as_str()).or_insert_with(|| {
             let id = function.len() as u64 + 1;
-            // The tool leaves out what stands in `<...>`, and would leave nothing of some.
+            // The tool leaves out the parts in `<...>`, and would leave nothing of some names.
             let name = texts.number(&names::short(&frame.name));
             function.push(Function { id, name, system_name: texts.number(&frame.name) });
             id

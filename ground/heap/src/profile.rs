@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Allocations of a stack or a site, extrapolated from its samples. Live ones are negative where a
-/// profile is of what happened between two documents and more was freed than allocated.
+/// profile is of the changes between two documents and more was freed than allocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Amount {
     pub(crate) live_bytes: i64,
@@ -69,7 +69,7 @@ fn estimate(count: Count, sample_bytes: u64) -> (i64, i64) {
     }
     let mean = count.bytes as f64 / count.samples as f64;
     let probability = -(-mean / sample_bytes as f64).exp_m1();
-    // A conversion of what is too large is the largest.
+    // A conversion saturates at the largest value.
     ((count.samples as f64 / probability) as i64, (count.bytes as f64 / probability) as i64)
 }
 
@@ -99,7 +99,7 @@ pub(crate) struct Profile {
     pub(crate) head: Head,
     /// Where it begins, in milliseconds since 1970.
     pub(crate) since_millis: u64,
-    /// Whether it is of what happened between two documents.
+    /// Whether it is of the changes between two documents.
     pub(crate) between: bool,
     pub(crate) frames: Vec<Frame>,
     pub(crate) stacks: Vec<Sampled>,
@@ -109,7 +109,7 @@ pub(crate) struct Profile {
 
 impl Profile {
     /// Names the addresses by the program's file. `before` is subtracted. Errors: the documents are
-    /// of two processes; the file is another build than what runs.
+    /// of two processes; the file is another build than the running program.
     pub(crate) fn new(
         document: Document,
         before: Option<Document>,

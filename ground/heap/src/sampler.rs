@@ -147,8 +147,8 @@ impl Sampler {
         })
     }
 
-    /// Stops sampling when its records have taken what they may. To be called about once a second;
-    /// takes some microseconds.
+    /// Stops sampling when its records reach their limit. To be called about once a second; takes
+    /// some microseconds.
     pub fn tend(&self) {
         if self.stopped.load(Relaxed) || self.profiler_bytes() <= self.settings.profiler_bytes {
             return;

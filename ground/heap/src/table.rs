@@ -10,8 +10,8 @@ use crate::{
     profile::{Amount, Profile},
 };
 
-/// A site, and what it allocated. Bytes and objects are estimates; live ones are negative where the
-/// profile is of what happened between two moments and more was freed than allocated.
+/// A site, and its allocations. Bytes and objects are estimates; live ones are negative where the
+/// profile is of the changes between two moments and more was freed than allocated.
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct Site {
     /// The nearest function that allocates for itself.
@@ -96,7 +96,7 @@ pub(crate) fn report(profile: &Profile, by: By, top: usize) -> Report {
         })
         .collect();
     match by {
-        // Between two moments what was freed is as much of a change as what was allocated.
+        // Between two moments freed memory is as much of a change as allocated memory.
         By::Live if profile.between => {
             sites.sort_by_key(|site| Reverse((site.live_bytes.unsigned_abs(), site.total_bytes)));
         }

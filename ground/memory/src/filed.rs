@@ -1,4 +1,4 @@
-//! A heap in a file, for what lives long and is touched seldom.
+//! A heap in a file, for data that lives long and is rarely touched.
 //!
 //! Anonymous memory without swap stays resident until it is freed. In a shared mapping of a file,
 //! the kernel writes pages back and takes them whenever memory is short, and reads them when they
@@ -269,7 +269,7 @@ impl FileHeap {
         Ok(*HEAP.get_or_init(|| heap))
     }
 
-    /// From now on this thread allocates from the file, until what is returned is dropped.
+    /// From now on this thread allocates from the file, until the returned guard is dropped.
     pub fn enter(&self) -> Entered {
         Entered { before: switch_heap(self.number()), of_this_thread: PhantomData }
     }
@@ -436,7 +436,7 @@ impl Room {
         let base = self.base.addr();
         let at = base.checked_add(taken.next)?.checked_next_multiple_of(alignment.max(1))? - base;
         let end = at.checked_add(size).filter(|end| *end <= self.bound.load(Relaxed))?;
-        // It may ask for what follows an extent it has.
+        // It may ask for the range after an extent it has.
         if !wanted.is_null() && wanted.addr() != base + at {
             return None;
         }
@@ -582,7 +582,7 @@ mod tests {
         assert!(blocks.iter().all(|block| heap.holds(block.as_ptr())));
         assert!(blocks.iter().zip(0..).all(|(block, byte)| block.iter().all(|at| *at == byte)));
         drop(blocks);
-        // What was large is cut for what is small, and joined again for what is large.
+        // Large extents are split for small ones, and joined again for large ones.
         let disk = file_heap().disk_bytes;
         for size in [MIB, 3000, 100 << 10, 64, MIB, 8 << 10, 2 * MIB] {
             let here = heap.enter();

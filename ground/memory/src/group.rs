@@ -26,7 +26,8 @@ pub struct GroupTooSmall {
 }
 
 /// Refuses a group that may take less than the smallest budget. A cap between that and the budget
-/// will be hit before the program's own limits are: `hit_first` says what that means, in a warning.
+/// will be hit before the program's own limits are: `hit_first` explains the consequence, in a
+/// warning.
 pub fn check_group(
     group: Option<&Cgroup>,
     smallest_bytes: u64,

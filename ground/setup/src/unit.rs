@@ -14,7 +14,7 @@ pub struct Unit<'a> {
     pub file: PathBuf,
     /// The only folder it writes to.
     pub data: PathBuf,
-    /// Whom it runs as.
+    /// User that it runs as.
     pub user: u32,
     /// With which group.
     pub group: u32,
@@ -24,7 +24,7 @@ pub struct Unit<'a> {
     pub descriptors: u64,
     /// Lines on how it is stopped.
     pub stop: &'a str,
-    /// Lines on what happens when a process of it is killed for memory.
+    /// Lines on the handling of a process of it that is killed for memory.
     pub killed: &'a str,
     /// Lines before the directives that shut it in.
     pub needs: &'a str,

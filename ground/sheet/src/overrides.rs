@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(limits.door.keys, 5);
         apply_overrides(&mut limits, &json!({"door": {"guests": 6, "keys": 2}})).unwrap();
         assert_eq!(limits.door.keys, 2);
-        // What was stated once is not forgotten by the next call.
+        // Values stated once are kept by the next call.
         apply_overrides(&mut limits, &json!({"door": {"guests": 7}})).unwrap();
         assert_eq!((limits.door.guests, limits.door.keys), (7, 2));
     }
