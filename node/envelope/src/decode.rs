@@ -84,7 +84,7 @@ pub struct Envelope {
     pub sender_delegation: Option<Vec<SignedDelegation>>,
 }
 
-/// Fields all requests share, and what is asked.
+/// Fields all requests share, and the request itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
     /// The principal that claims to send the request; not authenticated.
@@ -161,7 +161,7 @@ pub struct SignedDelegation {
     pub targets: Option<Vec<Principal>>,
     /// Requests it is restricted to.
     pub permissions: Permissions,
-    /// Hash of the delegation map: what was signed.
+    /// Hash of the delegation map, which is signed.
     pub hash: Hash,
     /// By the key before it.
     pub signature: Vec<u8>,
@@ -217,7 +217,7 @@ pub enum EnvelopeError {
     /// A list or blob beyond its limit.
     #[error("{what}: {found} exceeds the limit of {limit}")]
     TooMany {
-        /// What is counted.
+        /// The counted items.
         what: &'static str,
         /// How much was sent.
         found: usize,

@@ -184,7 +184,7 @@ impl CallVerifier {
         Ok((answer.ingress_id(), answer.validity()))
     }
 
-    /// What an envelope asks for that was verified before.
+    /// Decodes the call of an envelope that was verified before.
     pub fn read(&self, signed: &SignedIngress) -> Result<Ingress, CallError> {
         Ok(self.read_claim(signed)?.0)
     }

@@ -1,5 +1,5 @@
-//! Envelope authentication, scheme by scheme: what holds, and what each falsification is refused
-//! with.
+//! Envelope authentication, scheme by scheme: valid envelopes, and what each falsification is
+//! refused with.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

@@ -1,4 +1,4 @@
-//! Whatever arrives, decoding and authentication return; and what decodes is what was sent.
+//! Decoding and authentication return for any input; and a decoded envelope equals the one sent.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

@@ -44,7 +44,7 @@ pub enum KeyError {
     /// The key's bytes do not fit its algorithm.
     #[error("the public key's bytes are not {expected}")]
     Malformed {
-        /// What they should be.
+        /// The expected form.
         expected: &'static str,
     },
 }

@@ -149,7 +149,7 @@ pub enum AuthError {
     /// The anonymous principal with a signature.
     #[error("the sender is anonymous (04), so `{field}` must be omitted")]
     AnonymousWith {
-        /// What must go.
+        /// The field to omit.
         field: &'static str,
     },
     /// A signature is missing.

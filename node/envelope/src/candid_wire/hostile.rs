@@ -77,7 +77,7 @@ pub fn empty_variables(canister_id: &[u8], variables: u64) -> Vec<u8> {
     message
 }
 
-/// All of them, each with what is hostile about it.
+/// All of them, each with a description of its attack.
 pub fn messages() -> Vec<(&'static str, Vec<u8>)> {
     // Two values in each of 20 levels: 2^20 values without a byte.
     let mut tree = begin(20);

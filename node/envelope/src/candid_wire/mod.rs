@@ -122,7 +122,7 @@ pub enum Refusal {
     /// More of something than a bound of this module.
     #[error("the message has more than {most} {what}")]
     TooMany {
-        /// What was counted.
+        /// The counted items.
         what: &'static str,
         /// The bound.
         most: u64,
@@ -147,7 +147,7 @@ pub enum Refusal {
     Mismatch(String),
 }
 
-/// Reads `message` within `bounds` and adds what that took to `cost`.
+/// Reads `message` within `bounds` and adds the cost to `cost`.
 ///
 /// # Errors
 /// When it is not within the bounds, or not one value of type `T`. The cost is added in any case.

@@ -311,7 +311,7 @@ impl Table {
     }
 }
 
-/// What is wrong with a message that ends too early.
+/// The error of a message that ends too early.
 pub(super) const CUT_OFF: &str = "the message is cut off";
 const FIELDS: &str = "fields in its types";
 pub(super) const METHOD_BYTES: &str = "bytes in the name of a method";

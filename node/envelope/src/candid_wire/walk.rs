@@ -215,7 +215,7 @@ impl Values<'_, '_> {
             Type::Opt(kind) => match self.reader.byte()? {
                 0 => Ok(()),
                 1 => {
-                    // The Candid library copies what it knows of functions' types for each option.
+                    // The Candid library copies its types of functions for each option.
                     self.step(self.table.references())?;
                     self.push(Frame::One { kind, name })
                 }
