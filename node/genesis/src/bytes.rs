@@ -1,8 +1,8 @@
-//! Bytes of what passes between nodes and stays with them: lengths before their parts, numbers with
-//! the highest byte first, one encoding for one value.
+//! Encodings of values that nodes exchange and store: lengths before their parts, numbers with the
+//! highest byte first, one encoding for one value.
 //!
-//! A reader takes nothing that is not there, and no list longer than it may be: what comes out is
-//! bounded by what went in.
+//! A reader takes nothing that is not there, and no list longer than it may be: the output is
+//! bounded by the input.
 
 use thiserror::Error;
 
@@ -12,7 +12,7 @@ pub enum BytesError {
     /// Shorter than it says or must be.
     #[error("it ends within {what}: it was cut off")]
     Truncated {
-        /// What was read.
+        /// The part being read.
         what: &'static str,
     },
     /// Longer than it says.

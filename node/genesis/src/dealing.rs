@@ -67,7 +67,7 @@ impl SignedDealing {
         encoding::write(&DealingFile::from(self))
     }
 
-    /// Whose it says to be.
+    /// The dealer that it states.
     pub fn dealer(&self) -> Principal {
         self.dealer
     }

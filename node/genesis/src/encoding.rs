@@ -76,7 +76,7 @@ impl<'de, const N: usize> Deserialize<'de> for Hex<N> {
     }
 }
 
-/// Bytes as base64: for what is long. Bounded by the file.
+/// Bytes as base64: for long values. Bounded by the file.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Blob(pub(crate) Vec<u8>);
 

@@ -1,5 +1,5 @@
-//! Why a file of the ceremony was refused. The text is what a person reads; the caller adds which
-//! file it was.
+//! Why a file of the ceremony was refused. The text is for people; the caller adds which file it
+//! was.
 
 use ic_principal::Principal;
 use nidkg::{DealingError, DecodeError, KeyError, SessionError, TranscriptError};
@@ -78,7 +78,7 @@ pub enum GenesisError {
     /// A node or an address twice.
     #[error("two nodes of the plan have the same {what}, {value}")]
     Twice {
-        /// What both nodes have: `node id` or `address`.
+        /// The common value: `node id` or `address`.
         what: &'static str,
         /// The node id or address that occurs twice.
         value: String,
@@ -158,10 +158,10 @@ pub enum GenesisError {
         /// How many there must be.
         need: u32,
     },
-    /// No transcript can be made of the dealings, or no share opened out of it.
+    /// No transcript can be made of the dealings, or no share opened from it.
     #[error("the transcript: {0}")]
     Transcript(#[from] TranscriptError),
-    /// Not what the dealings give.
+    /// The transcript is not the one of the dealings.
     #[error("the transcript is not the one that the dealings give: it was changed")]
     WrongTranscript,
     /// Not the bytes they must be.

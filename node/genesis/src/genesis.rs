@@ -99,7 +99,7 @@ impl Genesis {
     }
 
     /// Checks everything from scratch: each dealer's signature and proofs, and that the transcript
-    /// is exactly what the dealings give. (Plan and records were checked when they were read.)
+    /// is exactly the one of the dealings. (Plan and records were checked when they were read.)
     /// `rng` must be unpredictable to dealers.
     pub fn verify(
         self,
@@ -138,7 +138,7 @@ fn transcript(
     if dealings.len() < need as usize {
         return Err(GenesisError::TooFewDealings { have: dealings.len(), need });
     }
-    // Signatures first: what is not signed costs no more than that.
+    // Signatures first: unsigned data costs no more than that.
     let indices =
         dealings.iter().map(|dealing| dealing.check(plan)).collect::<Result<Vec<_>, _>>()?;
     for (pair, dealing) in indices.windows(2).zip(dealings) {
@@ -169,7 +169,7 @@ impl Verified {
         &self.plan
     }
 
-    /// Whose dealings the key is made of, by index.
+    /// Dealers of the dealings that make up the key, by index.
     pub fn dealers(&self) -> &[NodeIndex] {
         &self.dealers
     }
@@ -179,7 +179,7 @@ impl Verified {
         self.transcript.committee()
     }
 
-    /// DER of the subnet's public key: what clients call the root key.
+    /// DER of the subnet's public key, which clients call the root key.
     pub fn root_key_der(&self) -> Vec<u8> {
         nidkg::public_key_to_der(&self.committee().public_key)
     }

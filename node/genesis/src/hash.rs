@@ -3,7 +3,7 @@
 
 use sha2::{Digest, Sha256};
 
-/// Collects what is to be hashed or signed.
+/// Collects the data to be hashed or signed.
 pub(crate) struct Message(Vec<u8>);
 
 impl Message {

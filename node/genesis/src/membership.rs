@@ -46,7 +46,7 @@ pub const CHANGE_BYTES_MAX: usize = 256 << 10;
 const NODE_ID_BYTES: usize = 29;
 
 /// A change of members. The records in it are checked, and that there is one order of all parts;
-/// what it is worth for a subnet is for [`crate::Summary`] to say.
+/// [`crate::Summary`] decides whether it is valid for a subnet.
 #[derive(Clone, PartialEq, Eq)]
 pub struct MembershipChange {
     subnet_key: [u8; 96],
@@ -187,7 +187,7 @@ impl MembershipChange {
             .ordered()
     }
 
-    /// Refuses what [`Self::new`] would not have made.
+    /// Refuses a change that [`Self::new`] would not have made.
     fn ordered(self) -> Result<Self, ChangeError> {
         for (what, count) in [
             ("the number of added nodes", self.add.len()),
@@ -260,7 +260,7 @@ impl MembershipChange {
         }
     }
 
-    /// Reads what [`Self::write`] gave, as [`Self::from_json`] does.
+    /// Reads the output of [`Self::write`], as [`Self::from_json`] does.
     pub(crate) fn read(reader: &mut Reader<'_>) -> Result<Self, ChangeError> {
         let id = |reader: &mut Reader<'_>| -> Result<_, BytesError> {
             Ok(Principal::from_slice(reader.take(NODE_ID_BYTES, "a node id")?))
@@ -297,7 +297,7 @@ impl MembershipChange {
         self.signatures.iter().map(|(id, _)| *id)
     }
 
-    /// Hash of all but the signatures: what people compare before they sign.
+    /// Hash of all but the signatures, which people compare before they sign.
     pub fn hash(&self) -> [u8; 32] {
         self.message().digest()
     }

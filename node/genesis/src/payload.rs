@@ -15,7 +15,7 @@ pub const PAYLOAD_BYTES_MAX: usize = 256 << 10;
 const DEALING: u8 = 1;
 const CHANGE: u8 = 2;
 
-/// A payload. Decoded only: what it is worth is for [`crate::Summary`] to say.
+/// A payload. Decoded only: [`crate::Summary`] decides whether it is valid.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Payload {
     /// A dealing of the block's own leader: it reshares its share.

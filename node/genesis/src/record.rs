@@ -138,7 +138,7 @@ impl NodeRecord {
         writer.bytes(&self.signature.to_bytes());
     }
 
-    /// Reads what [`Self::write`] gave, and checks everything there is to check.
+    /// Reads the output of [`Self::write`], and checks all of it.
     pub(crate) fn read(reader: &mut Reader<'_>) -> Result<Self, GenesisError> {
         let unchecked = Unchecked {
             node_key: reader.array("a node key")?,
@@ -209,7 +209,7 @@ impl TryFrom<RecordFile> for NodeRecord {
     }
 }
 
-/// What a record is made of, wherever it was read: nothing is checked.
+/// Fields of a record from any source, unchecked.
 struct Unchecked {
     node_key: [u8; 32],
     encryption_key: [u8; EncryptionPublicKey::LENGTH],

@@ -26,8 +26,8 @@
 //! # Determinism
 //!
 //! Same start, same payloads of the same leaders in the same order: same bytes, on every node.
-//! Randomness goes into new dealings and into the weights of verification, never into what the
-//! value becomes (a false dealing passes with a probability below 2^-63).
+//! Randomness goes into new dealings and into the weights of verification, never into the resulting
+//! value (a false dealing passes with a probability below 2^-63).
 //!
 //! # Bounds
 //!
@@ -391,7 +391,7 @@ impl Summary {
     }
 
     /// Takes in the payload of a final block of `leader`; blocks come in the order of the chain.
-    /// Whether anything changed: what is surplus, doubled or does not verify changes nothing.
+    /// Whether anything changed: surplus, repeated or invalid payloads change nothing.
     pub fn apply(
         &mut self,
         engine: &Engine,

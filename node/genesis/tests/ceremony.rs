@@ -1,4 +1,5 @@
-//! The ceremony as its people meet it: what goes right, and every way in which a file can be wrong.
+//! The ceremony from its participants' view: the successful run, and every way in which a file can
+//! be wrong.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -276,7 +277,7 @@ fn a_genesis_that_was_changed_is_refused_and_what_was_changed_is_named() {
 #[test]
 fn a_dealing_that_is_false_but_signed_is_refused_by_its_check() {
     let Stage { plan, nodes, dealings, .. } = &*STAGE;
-    // Node 1 signs what node 0 dealt: the proofs inside are bound to their dealer.
+    // Node 1 signs the dealing of node 0: the proofs inside are bound to their dealer.
     let mut file: Value = serde_json::from_str(&dealings[0].to_json()).unwrap();
     let dealing = STANDARD.decode(file["dealing"].as_str().unwrap()).unwrap();
     let length = |part: &[u8]| [&(part.len() as u64).to_be_bytes()[..], part].concat();

@@ -240,7 +240,7 @@ fn what_must_not_count_is_refused_and_changes_nothing() {
     assert!(subnet.refusal(2, &two).contains("surplus"));
     subnet.close();
 
-    // What was checked in an epoch counts in that epoch.
+    // A check in an epoch is valid in that epoch only.
     let dealing = subnet.deal(1);
     let late = subnet.summary.check(&ENGINE, NodeIndex(1), &dealing, &mut rng(1)).ok().unwrap();
     let mut next = subnet.summary.clone();
@@ -419,8 +419,8 @@ fn members_come_and_go_and_the_key_stays() {
     assert_eq!(subnet.signature(0), first);
 }
 
-/// Blocks that were voted on need not become final: what they carried comes again, perhaps in the
-/// next epoch.
+/// Blocks that were voted on need not become final: their payloads come again, perhaps in the next
+/// epoch.
 #[test]
 fn a_change_that_was_checked_in_the_epoch_before_is_accepted_like_one_that_was_not() {
     let subnet = Subnet::new(4, 5);
