@@ -49,7 +49,7 @@ const MORE: [&str; 22] = [
 ];
 
 impl Limits {
-    /// What all nodes of a subnet must have alike, by name and in the order of names.
+    /// Limits that all nodes of a subnet must have alike, by name and in the order of names.
     pub fn agreed(&self) -> Vec<(String, u64)> {
         let table = serde_json::to_value(self).unwrap_or_default();
         let mut agreed = Vec::new();

@@ -666,7 +666,7 @@ impl Limits {
     }
 }
 
-/// Pieces whose hashes fit into half of what a request holds.
+/// Pieces whose hashes fit into half of a request's memory.
 const HTTP_CHUNKS_MAX: u64 = HTTP_REQUEST_BYTES / 2 / HTTP_PIECE_BYTES;
 
 const _: () = assert!(CONNECTION_BYTES >= 8 << 10, "HTTP parsers start with a buffer of 8 KiB");

@@ -132,7 +132,7 @@ const METADATA_PART: u64 = 64;
 const BESIDE_METADATA_BYTES: u64 = 4 << 30;
 const METADATA_BYTES_PER_MEMORY_BYTE: u64 = 2;
 const METADATA_BYTES_MAX: u64 = 8 << 30;
-/// A canister's interface is a fourth of what else is known of it.
+/// A canister's interface is a fourth of its other metadata.
 const METADATA_BYTES_OF_SECTION_BYTE: u64 = 4;
 /// Messages with guaranteed responses get one `MESSAGES_PART`th of a disk budget beyond the larger
 /// of `BESIDE_MESSAGES_BYTES` and `BESIDE_MESSAGES_PER_MEMORY_BYTE` times the memory: their files
@@ -153,7 +153,7 @@ const MESSAGES_PER_FREE_BYTE: u64 = 128;
 const BESIDE_MESSAGES_MEMORY: u64 = 256 * MIB;
 const MESSAGES_BYTES_MAX: u64 = 256 << 30;
 /// Bytes of messages with guaranteed responses for each such call that may be open: an unanswered
-/// one takes four times as much, an answered one what its response has.
+/// one takes four times as much, an answered one the size of its response.
 const MESSAGE_BYTES_PER_CALL: u64 = 512 << 10;
 /// Blocks that are kept without a disk budget.
 const RETENTION_BLOCK_BYTES: u64 = 128 * MIB;
@@ -335,7 +335,7 @@ impl Limits {
         paused_delta_bytes <= left
     }
 
-    /// Scaled and fixed limits, with what follows from them; not checked.
+    /// Scaled and fixed limits, with the limits derived from them; not checked.
     pub(crate) fn derived(memory: u64) -> Self {
         let mut table = Self {
             memory_budget_bytes: memory,
@@ -371,7 +371,7 @@ impl Limits {
                 *field = value;
             }
         };
-        // A module may be as large as what can be compiled.
+        // A module may be as large as can be compiled.
         let compiled = self.sandbox.compile_memory_bytes.saturating_sub(COMPILE_BASE_BYTES)
             / COMPILE_BYTES_PER_BYTE;
         let uncompressed = (compiled - compiled % GRANULE_BYTES).min(WASM_UNCOMPRESSED_BYTES_MAX);

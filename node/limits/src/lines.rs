@@ -120,7 +120,7 @@ const HEAP_REST_BYTES: u64 = 16 << 20;
 /// that is there for them.
 const HEAP_BYTES_PER_TABLE_BYTE: u64 = 512;
 const KERNEL_TABLES_PART: u64 = 4;
-/// The stack of a message: what a canister may use, and what functions of the system need below.
+/// The stack of a message: the canister's part, and the part of system functions below it.
 pub const STACK_BYTES: u64 = 5 << 20;
 /// A worker's record of a page that a message wrote: its place in up to five lists.
 const DIRTY_PAGE_BYTES: u64 = 80;
@@ -187,7 +187,7 @@ impl Limits {
         bytes.saturating_add(bytes / SPILL_BESIDE_PART)
     }
 
-    /// Paused installations of which a machine keeps what they wrote: there is one at a time.
+    /// Number of paused installations whose writes a machine keeps: there is one at a time.
     pub fn installations_kept(&self) -> u64 {
         self.sandbox.paused_workers.min(1)
     }
@@ -290,7 +290,7 @@ impl Limits {
         ]
     }
 
-    /// What executions and queries in flight take.
+    /// Memory of executions and queries in flight.
     fn execution_lines(&self) -> Vec<SheetLine> {
         use LineKind::Pool;
         let Limits { execution, .. } = self;
@@ -558,7 +558,7 @@ impl Limits {
         ]
     }
 
-    /// What is on disk.
+    /// Lines of the disk.
     fn disk_lines(&self) -> Vec<SheetLine> {
         use LineKind::Disk;
         let Limits { subnet, sandbox, pages, consensus, .. } = self;

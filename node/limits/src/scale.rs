@@ -4,9 +4,9 @@
 //! between them.
 //!
 //! How the sizes are used: up to 192 MiB half and more goes to processes and buffers that cannot
-//! shrink, and a canister gets what is left. At 512 MiB half is working memory.
-//! From 4 GiB on, limits grow slower than memory: what is left over is page cache, which is where
-//! the state of canisters lives.
+//! shrink, and a canister gets what is left. At 512 MiB half is working memory. From 4 GiB on,
+//! limits grow slower than memory: the rest is page cache, which is where the state of canisters
+//! lives.
 
 use sheet::{Row, Scale};
 
@@ -54,13 +54,13 @@ pub(crate) const SANDBOX_CANISTERS: Row<9> = SCALE.values([4, 4, 8, 16, 32, 64, 
 pub(crate) const RESIDENT_FLOOR: Row<9> = SCALE.mib([24, 24, 48, 64, 128, 256, 512, 1024, 4096]);
 pub(crate) const EVICTION_BATCH: Row<9> = SCALE.mib([12, 12, 24, 32, 64, 128, 256, 512, 1024]);
 
-// The smallest nodes have no memory for one worker more: what is paused there runs again.
+// The smallest nodes have no memory for one worker more: paused messages run again there.
 pub(crate) const PAUSED_WORKERS: Row<9> = SCALE.values([0, 1, 1, 2, 4, 4, 4, 4, 4]);
 
 // Subnet.
 pub(crate) const MEMORY_CAPACITY: Row<9> =
     SCALE.mib([128, 128, 192, 256, 512, 1024, 4096, 16384, 65536]);
-// On disk; what a disk budget adds is derived from that.
+// On disk; the additional room of a disk budget is derived from that.
 pub(crate) const GUARANTEED_MESSAGES: Row<9> =
     SCALE.mib([20, 22, 52, 76, 160, 320, 512, 768, 2048]);
 pub(crate) const BEST_EFFORT_MESSAGES: Row<9> = SCALE.mib([2, 2, 8, 12, 32, 64, 128, 256, 1024]);

@@ -199,7 +199,7 @@ pub struct ExecutionLimits {
     pub heap_dirty_bytes_per_query: u64,
     /// Stable bytes one query may dirty, over all frames of a composite one.
     pub stable_dirty_bytes_per_query: u64,
-    /// Delta one round may add, and what its messages carry.
+    /// Delta one round may add, and payloads of its messages.
     pub heap_delta_bytes_per_round: u64,
     /// Delta one canister may add per round.
     pub heap_delta_bytes_per_canister_round: u64,
@@ -294,7 +294,7 @@ pub struct PagesLimits {
     pub runs_per_memory: u64,
     /// Files of canister memories that are open for writing between two rounds; as many again may
     /// be open while a checkpoint syncs them, and for queries on older states. No more than a
-    /// quarter of what the system allows each.
+    /// quarter of the system's limit.
     #[serde(default = "open_files")]
     pub open_files: u64,
     /// Threads that copy pages.
@@ -401,7 +401,8 @@ pub struct ConsensusLimits {
     pub retention_block_bytes: u64,
     /// Bytes of its state a node sends peers that catch up, all together.
     pub sync_bytes_per_second: u64,
-    /// Tables of key generation, and what it works in: with less room it is slower, never refused.
+    /// Tables of key generation, and its working memory: with less room it is slower, never
+    /// refused.
     pub nidkg_tables_bytes: u64,
 }
 
@@ -546,7 +547,7 @@ pub struct HttpParts {
     pub bodies: u64,
     /// Responses of several replies at once; each takes [`HttpGatewayLimits::stream_bytes`].
     pub streams: u64,
-    /// For asking and for what is written.
+    /// For requests to canisters and for data being written.
     pub rest: u64,
     /// Of the rest, the most for responses that are small ([`crate::HTTP_SMALL_BYTES`]) ...
     pub small: u64,

@@ -538,7 +538,7 @@ fn open_calls_follow_from_the_disk_and_leave_it_to_the_canisters() {
     assert!(capacity >= 56 * GIB, "{capacity}");
     let files = limits.sheet().line("message_files").unwrap().bytes;
     assert!(files > 25 * GIB && files < 26 * GIB, "{files}");
-    // What came since the newest checkpoint, and what one round writes and its lanes had begun,
+    // Messages since the newest checkpoint, those of one round and those that its lanes had begun,
     // without waiting messages.
     let beside_waiting = limits.pressing_message_bytes()
         + limits.execution.heap_delta_bytes_per_round
