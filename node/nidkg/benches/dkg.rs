@@ -18,7 +18,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha20Rng;
 use rustix::time::{ClockId, clock_gettime};
 
-/// Step, nodes, target and reference in CPU milliseconds. A dash stands for what has none.
+/// Step, nodes, target and reference in CPU milliseconds. A dash where there is none.
 const FIGURES: &[(&str, u32, Option<f64>, Option<f64>)] = &[
     ("create dealing", 40, Some(60.0), Some(185.0)),
     ("create dealing", 13, None, Some(78.0)),

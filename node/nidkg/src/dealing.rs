@@ -90,7 +90,7 @@ pub enum DealingError {
     Shape {
         /// The dealer whose dealing was refused.
         dealer: NodeIndex,
-        /// Of what it has another number.
+        /// The items whose number differs.
         what: &'static str,
         /// How many it has.
         have: usize,
@@ -242,7 +242,7 @@ impl Dealing {
 }
 
 impl VerifiedDealing {
-    /// Whose it is.
+    /// The dealer.
     pub fn dealer(&self) -> NodeIndex {
         self.dealer
     }

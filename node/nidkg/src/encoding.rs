@@ -24,7 +24,7 @@ pub enum DecodeError {
     /// Shorter than it says or must be.
     #[error("{what} ends after {have} bytes, {need} more were expected: it was cut off")]
     Truncated {
-        /// What was read.
+        /// The value being read.
         what: &'static str,
         /// Bytes there were.
         have: usize,

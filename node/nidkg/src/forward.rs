@@ -28,8 +28,8 @@ use crate::{
     parameters::{LEVELS, Parameters},
 };
 
-/// A period of time, a leaf of the tree: what was encrypted to it can be opened until the key moves
-/// past it.
+/// A period of time, a leaf of the tree: ciphertexts of it can be opened until the key moves past
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Epoch(pub u32);
 
@@ -289,8 +289,8 @@ impl EncryptionSecretKey {
         self.epoch
     }
 
-    /// Moves to `epoch`; from then on no earlier epoch can be opened with what this key holds.
-    /// Going back is refused.
+    /// Moves to `epoch`; from then on no earlier epoch can be opened with this key. Going back is
+    /// refused.
     ///
     /// The caller overwrites the stored encoding: forward security is that of the medium's erasure.
     pub fn update_to(
@@ -377,7 +377,7 @@ impl EncryptionSecretKey {
         Zeroizing::new(writer.finish())
     }
 
-    /// Reads what [`Self::to_bytes`] gave. The bytes are the owner's own: the checksum finds
+    /// Reads the output of [`Self::to_bytes`]. The bytes are the owner's own: the checksum finds
     /// damage, not forgery; [`Self::check`] finds both.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, KeyError> {
         let what = "the encryption key";

@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 
 use crate::curve::{G1Affine, G2Affine, Scalar};
 
-/// Collects what a challenge depends on.
+/// Collects the inputs of a challenge.
 #[derive(Clone)]
 pub(crate) struct Oracle(Sha256);
 

@@ -14,7 +14,7 @@ use crate::{
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one per session")]
 pub enum Source {
-    /// A new key: the sum of what the dealers deal.
+    /// A new key: the sum of the dealers' random keys.
     Fresh {
         /// How many dealers there may be; their indices are below it.
         dealers: u32,

@@ -47,7 +47,7 @@ pub enum BlsError {
          {length} bytes are not"
     )]
     NotDer {
-        /// Length of what was given.
+        /// Length of the given bytes.
         length: usize,
     },
     /// Scalar out of range.
@@ -211,7 +211,7 @@ impl SecretShare {
         self.key.to_bytes()
     }
 
-    /// Reads back what [`Self::to_bytes`] gave.
+    /// Reads the output of [`Self::to_bytes`].
     pub fn from_bytes(index: NodeIndex, bytes: &[u8; 32]) -> Result<Self, BlsError> {
         let key = min_sig::SecretKey::from_bytes(bytes).map_err(|_| BlsError::NotAScalar)?;
         Ok(Self { index, key })

@@ -27,7 +27,7 @@ use crate::{
 
 /// Bytes of a compressed row.
 const ROW: usize = CHUNKS * G1Affine::COMPRESSED;
-/// Bytes of what all receivers of a ciphertext share.
+/// Bytes of the part that all receivers of a ciphertext share.
 const SHARED: usize = 2 * ROW + CHUNKS * G2Affine::COMPRESSED;
 
 /// The outcome of a key generation.
@@ -243,7 +243,7 @@ impl Transcript {
         &self.committee
     }
 
-    /// Whose dealings it is made of.
+    /// Dealers of its dealings.
     pub fn dealers(&self) -> impl Iterator<Item = NodeIndex> + '_ {
         self.ciphertexts.iter().map(|sealed| sealed.dealer)
     }

@@ -1,7 +1,7 @@
 //! Memory of key generation: tables take only the memory reserved in the ledger's pool, and without
 //! room in the pool the results are the same.
 //!
-//! The program counts what it allocates, so there is one test in it: another one at the same time
+//! The program counts its allocations, so there is one test in it: another one at the same time
 //! would be counted too.
 #![allow(clippy::unwrap_used, missing_docs)]
 
