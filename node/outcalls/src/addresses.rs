@@ -1,4 +1,5 @@
-//! Which addresses canisters may reach: those of the public network, and what the operator allows.
+//! Which addresses canisters may reach: those of the public network, and those that the operator
+//! allows.
 //!
 //! A node stands in a network with services that trust their neighbours (its own among them), and
 //! the author of a canister chooses the URL. So an address is checked after its name was resolved,
@@ -77,7 +78,7 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
         ))
 }
 
-/// Global unicast alone is public, but for what IANA took out of it.
+/// Only global unicast is public, except the ranges that IANA excluded.
 fn is_public_v6(address: Ipv6Addr) -> bool {
     let [a, b, ..] = address.segments();
     let is_global = a & 0xe000 == 0x2000;

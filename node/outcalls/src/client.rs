@@ -60,7 +60,7 @@ pub(crate) enum Error {
     Trouble(io::Error),
 }
 
-/// Makes requests. Copies share what they were made with.
+/// Makes requests. Clones share their configuration.
 #[derive(Clone)]
 pub struct Client {
     tls: TlsConnector,

@@ -43,7 +43,7 @@ pub enum Failure {
     /// Header values are text in the interface.
     #[error("The http response has a header that is no UTF-8 text")]
     HeaderText,
-    /// What the transform made of the response is over its limit.
+    /// The transformed response is over its limit.
     #[error("Transformed http response exceeds limit: {0}")]
     Transformed(u64),
 }

@@ -34,7 +34,8 @@ use crate::{
     turns::Turns,
 };
 
-/// Between the first two tries of what this machine lacked; twice as long after each further one.
+/// Pause between the first two attempts after a shortage of this machine; doubled after each
+/// further one.
 const AGAIN: Duration = Duration::from_millis(500);
 /// And no longer.
 const AGAIN_MOST: Duration = Duration::from_secs(8);
@@ -188,7 +189,7 @@ impl Service {
         }
     }
 
-    /// Begins what there is room for. Whether nothing waits.
+    /// Starts requests that have room. Returns whether none waits.
     fn begin(&self, open: &Open, begins: &mut Begins) -> bool {
         let mut waiting: BTreeMap<CanisterId, VecDeque<OutcallId>> = BTreeMap::new();
         for (id, outcall) in open {
@@ -325,7 +326,7 @@ impl Place {
         self.inner.answers.answer(OutcallAnswer { id, until: outcall.until, payload }, held);
     }
 
-    /// What the canister gets of a response. None: this machine cannot say.
+    /// The canister's answer for a response. `None`: this machine cannot determine it.
     async fn finish(
         &self,
         id: OutcallId,

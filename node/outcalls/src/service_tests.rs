@@ -98,7 +98,7 @@ fn open(callers: &[u8]) -> Open {
     numbered.map(|(id, number)| (id, Shared::new(outcall(*number)))).collect()
 }
 
-/// Callers of what was begun. Nothing of it runs before this task waits.
+/// Callers of started requests. None of them runs before this task waits.
 fn begun(begins: &Begins) -> Vec<u8> {
     begins.begun.values().map(|begun| begun.caller.as_slice()[0]).collect()
 }
