@@ -81,7 +81,7 @@ pub enum InstallError {
     /// A file or a folder cannot be worked on.
     #[error("cannot {action} {path}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         action: &'static str,
         /// On which file.
         path: PathBuf,
@@ -157,9 +157,9 @@ impl InstallError {
         }
     }
 
-    /// Whether the same call may succeed later in the same process, because what is in its way can
-    /// be freed or mended from outside. A certified state that this version cannot read or hold
-    /// is for a person.
+    /// Whether the same call may succeed later in the same process, because its cause can be
+    /// removed from outside. A certified state that this version cannot read or hold needs a
+    /// person.
     pub fn can_heal(&self) -> bool {
         match self {
             Self::DiskFull { .. } => true,

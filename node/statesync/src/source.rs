@@ -40,7 +40,7 @@ struct Kept {
 
 impl SnapshotSource {
     fn lock(&self) -> MutexGuard<'_, Kept> {
-        // Every change of what is kept is one assignment, which a panic cannot leave half done.
+        // Every change of the state is one assignment, which a panic cannot leave half done.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -134,7 +134,7 @@ impl SnapshotSource {
         drop(gone);
     }
 
-    /// A round was executed: ends what was kept long enough.
+    /// A round was executed: releases snapshots that were kept long enough.
     pub fn advance(&self, height: Height, lease_rounds: u64) {
         let mut kept = self.lock();
         kept.height = height;

@@ -61,7 +61,7 @@ pub struct ManifestWorker {
 }
 
 impl ManifestWorker {
-    /// Starts the thread, which shows what it computed in `snapshots`.
+    /// Starts the thread, which publishes its results in `snapshots`.
     ///
     /// # Errors
     /// When the system starts no thread.

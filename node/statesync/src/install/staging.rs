@@ -182,7 +182,7 @@ impl Staging {
         Ok((stream, found > 0))
     }
 
-    /// Removes what the plan does not name: files of an installation of another height.
+    /// Removes everything that the plan does not name: files of an installation of another height.
     pub(super) fn retain(&self, plan: &Plan) -> Result<(), InstallError> {
         retain_staged(self.disk.as_ref(), &self.pages_dir(), |id| plan.has(ObjectId::Memory(id)))?;
         self.blobs.retain(|hash| plan.has(ObjectId::Blob(*hash)))?;
@@ -269,7 +269,7 @@ impl Staging {
     }
 }
 
-/// Removes a directory and what is in it; one that is not there counts as removed.
+/// Removes a directory and its contents; a missing one counts as removed.
 pub(super) fn remove_dir(disk: &dyn Disk, path: &Path) -> Result<(), InstallError> {
     match disk.remove_folder(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {

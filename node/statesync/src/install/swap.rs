@@ -57,7 +57,7 @@ pub fn complete_install_on(disk: &dyn Disk, data_dir: &Path) -> Result<bool, Ins
         sync_dir(disk, data_dir)?;
         sync_dir(disk, &staging)?;
     }
-    // First what says that there is something to do, so that nothing is done twice.
+    // The mark `complete` is removed first, so that nothing is done twice.
     match disk.remove(&complete) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             return Err(InstallError::io("remove", &complete, error));
