@@ -209,7 +209,7 @@ pub struct GossipLimits {
     pub iwant_ids_per_heartbeat: u64,
     /// How often one peer may fetch the same message.
     pub iwant_retransmissions: u64,
-    /// Time in which a peer sends what it offered; otherwise its score falls.
+    /// Time in which a peer sends the messages it offered; otherwise its score falls.
     pub iwant_followup_millis: u64,
     /// Messages from this size on are announced by IDONTWANT before they are forwarded.
     pub idontwant_bytes: u64,
