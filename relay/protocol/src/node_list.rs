@@ -3,8 +3,7 @@
 //!
 //! The root names two subtrees by the hash of their first entry: node records, and links to other
 //! lists. An entry is a branch (hashes of further entries), a record or a link, and is found at
-//! `HASH.DOMAIN`. As every entry must hash to its name, all that can be read is what the key
-//! signed.
+//! `HASH.DOMAIN`. As every entry must hash to its name, only data that the key signed can be read.
 //!
 //! Bounds: [`ENTRY_BYTES_MAX`], and with it the children of a branch. It must never know how
 //! entries are looked up, how many, and in which order.
@@ -53,7 +52,7 @@ pub enum ListError {
     /// Not of the form of a URL, a root, a branch, a link or a hash.
     #[error("not {what} of a node list")]
     Form {
-        /// What it should be.
+        /// The expected form.
         what: &'static str,
     },
     /// The root is not signed by the list's key.

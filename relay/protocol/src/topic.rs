@@ -43,7 +43,7 @@ pub enum TopicError {
     /// A content topic of a generation that is not defined.
     #[error("generation {generation:?} of content topics is not defined; use 0 or none")]
     UnknownGeneration {
-        /// What stands in its place, at most [`CONTENT_TOPIC_BYTES_MAX`] bytes.
+        /// The unknown generation, at most [`CONTENT_TOPIC_BYTES_MAX`] bytes.
         generation: String,
     },
 }
@@ -115,7 +115,7 @@ impl<'a> ContentTopic<'a> {
         if parts.next() != Some("") {
             return Err(TopicError::NotShardable);
         }
-        // One more than the longest form has, to notice what is longer.
+        // One more than the longest form has, to detect a longer one.
         let mut part = [""; 6];
         let mut count = 0;
         for (place, text) in part.iter_mut().zip(parts) {

@@ -87,7 +87,7 @@ pub enum DecodeError {
         /// Name of the field in its specification.
         field: &'static str,
     },
-    /// A number is outside of what its field can hold.
+    /// A number is outside the range of its field.
     #[error("{field} is {value}, the limit is {value_max}")]
     OutOfRange {
         /// Name of the field in its specification.

@@ -185,7 +185,7 @@ pub struct PrunePeer {
     pub signed_record: Option<Bytes>,
 }
 
-/// Counts of what was left out of an [`Rpc`].
+/// Counts of entries left out of an [`Rpc`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Skipped {
     /// Ids that are not 32 bytes.
