@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Parameters of the mesh and bounds of what is kept.
+/// Parameters of the mesh and bounds of retained state.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// Peers in a topic's mesh after grafting or pruning.
@@ -141,13 +141,13 @@ pub struct ScoreConfig {
     pub mesh_time_cap: f64,
     /// P2: weight of a message that a peer was the first to bring.
     pub first_deliveries_weight: f64,
-    /// P2: what remains of the counter at each decay.
+    /// P2: part of the counter that remains at each decay.
     pub first_deliveries_decay: f64,
     /// P2: messages counted at most.
     pub first_deliveries_cap: f64,
     /// P4: weight of the square of invalid messages.
     pub invalid_weight: f64,
-    /// P4: what remains at each decay.
+    /// P4: part that remains at each decay.
     pub invalid_decay: f64,
     /// P6: weight of the square of peers above the threshold at one address.
     pub colocation_weight: f64,
@@ -155,7 +155,7 @@ pub struct ScoreConfig {
     pub colocation_threshold: u32,
     /// P7: weight of the square of broken rules.
     pub behaviour_weight: f64,
-    /// P7: what remains at each decay.
+    /// P7: part that remains at each decay.
     pub behaviour_decay: f64,
     /// P7: broken rules that are free.
     pub behaviour_threshold: f64,

@@ -80,7 +80,7 @@ impl<M: Clone> History<M> {
         windows.flatten().filter(move |(_, other)| *other == shard).map(|(id, _)| *id)
     }
 
-    /// Begins a new window; what is older than all windows goes.
+    /// Begins a new window; entries older than all windows are dropped.
     pub(crate) fn shift(&mut self) {
         self.windows.push_back(Vec::new());
         while self.windows.len() > self.windows_max {

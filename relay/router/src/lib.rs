@@ -15,7 +15,7 @@
 //!    topic's mesh but the sender; for a message of this node's own clients, all peers of the topic
 //!    (flood publishing). Peers outside the mesh hear of it by IHAVE at the next heartbeats, and
 //!    get it from the history by IWANT.
-//! 4. [`Router::poll_next`] hands a peer's connection what is to be sent next: control messages
+//! 4. [`Router::poll_next`] returns the next item to send on a peer's connection: control messages
 //!    first, then references.
 //!
 //! [`Router::heartbeat`], once a second, keeps meshes between `d_low` and `d_high`, scores peers,

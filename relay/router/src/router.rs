@@ -1,4 +1,4 @@
-//! The router's state, and what messages and peers do to it.
+//! The router's state, and its changes by messages and peers.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

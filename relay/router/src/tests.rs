@@ -217,7 +217,7 @@ fn large_messages_are_announced_and_not_sent_to_who_has_them() {
     assert_eq!(router.next(Peer(1)), Some(None), "nor to who brought it");
 }
 
-/// A router with peers 1 to `count`, all subscribed; what waits for them was taken.
+/// A router with peers 1 to `count`, all subscribed; their waiting messages were taken.
 fn router_with(count: u64, config: Config) -> Router<u32> {
     let mut router = Router::new(config, [9; 32]);
     router.subscribe(TOPIC, Duration::ZERO);
