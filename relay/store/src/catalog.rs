@@ -1,4 +1,4 @@
-//! Partitions: which there are, what they hold, and how they are removed. Knows no SQL.
+//! Partitions: their list, their contents, and their removal. It knows no SQL.
 
 use std::{
     collections::BTreeMap,

@@ -74,7 +74,7 @@ pub enum AppendError {
     /// The message or a topic is too long.
     #[error("{what} of {bytes} bytes is over the store's limit of {bytes_max}")]
     TooLarge {
-        /// What is too long: a message, a pubsub topic or a content topic.
+        /// The object that is too long: a message, a pubsub topic or a content topic.
         what: &'static str,
         /// Bytes that it has.
         bytes: usize,

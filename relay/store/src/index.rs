@@ -153,7 +153,7 @@ impl Index {
         Ok(Self { connection, topics: HashMap::new() })
     }
 
-    /// What it holds.
+    /// Figures of its contents.
     pub(crate) fn figures(&self) -> rusqlite::Result<Figures> {
         let messages: i64 =
             self.connection.query_row("SELECT messages FROM figures", [], |row| row.get(0))?;

@@ -1,4 +1,4 @@
-//! Syncs at an interval, and retires what is over: partitions by age and by size, transit segments
+//! Syncs at an interval, and retires expired data: partitions by age and by size, transit segments
 //! by age. Never reads a message.
 
 use std::{
@@ -141,7 +141,7 @@ fn retire_partitions(shared: &Shared) {
         }
         let freed = partition.bytes();
         if !shared.catalog.take_oldest(partition) {
-            // It was opened meanwhile; another round retires what it is now.
+            // It was opened meanwhile; another round retires its new state.
             return;
         }
         let path = partition.folder.display();

@@ -19,9 +19,9 @@
 //!
 //! # Threads and what they hold
 //!
-//! - **writer**: takes what waits in the append queue ([`Config::queue_bytes`], counted by the
-//!   callers' reservations) and writes it as one batch; a buffer of at most 4 MiB and the recent
-//!   set.
+//! - **writer**: takes the messages waiting in the append queue ([`Config::queue_bytes`], counted
+//!   by the callers' reservations) and writes them as one batch; a buffer of at most 4 MiB and the
+//!   recent set.
 //! - **index**: follows the writer through a queue of [`Config::index_queue_messages`]; one SQLite
 //!   connection for the current partition, and one more while a partition changes.
 //! - **keeper**: syncs at an interval, retires partitions and transit segments, makes spare

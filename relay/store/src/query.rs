@@ -1,4 +1,4 @@
-//! Queries of store v3 (Waku specification 13): what is asked, and the pages that answer.
+//! Queries of store v3 (Waku specification 13): the queries, and their pages.
 //!
 //! A query waits, without a thread, until the index holds what was appended before it; then one of
 //! a few threads gathers its page from the partitions whose timestamps it may concern. Partitions
@@ -419,7 +419,7 @@ impl Connections<'_> {
     }
 }
 
-/// Sorts, and drops what was written twice.
+/// Sorts, and drops duplicates.
 fn order(hits: &mut Vec<Hit>, forward: bool) {
     hits.sort_by_key(key);
     hits.dedup_by_key(|hit| key(hit));

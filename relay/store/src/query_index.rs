@@ -109,8 +109,8 @@ impl Entry {
     }
 }
 
-/// What a query asks of timestamps and hashes: from the first inclusive to the second exclusive. A
-/// key's hash may have any length: empty before all, with a zero behind it right after that hash.
+/// Range of timestamps and hashes of a query: from the first inclusive to the second exclusive. A
+/// key's hash may have any length: empty before all, with a zero appended right after that hash.
 pub(crate) struct Bounds {
     from: (i64, Vec<u8>),
     to: (i64, Vec<u8>),

@@ -131,8 +131,8 @@ impl<T> Queue<T> {
             .0
     }
 
-    /// Waits for at least one item, at most `timeout`, and takes what waits, at most so much.
-    /// Empty after the timeout; `None` when the queue is closed and empty.
+    /// Waits for at least one item, at most `timeout`, and takes the waiting items, up to the
+    /// maximum. Empty after the timeout; `None` when the queue is closed and empty.
     pub(crate) fn take(
         &self,
         count_max: usize,
@@ -170,7 +170,7 @@ impl<T> Queue<T> {
         Some(taken)
     }
 
-    /// Nothing more is taken in; what waits can still be taken out.
+    /// Closes the queue to new items; waiting items can still be taken.
     pub(crate) fn close(&self) {
         self.state().closed = true;
         self.filled.notify_all();
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn who_hurries_who_waits_for_room_and_who_closes_end_the_gathering() {
         let queue = Arc::new(Queue::new(3, u64::MAX));
-        // Before there is anything: what comes next does not gather.
+        // Before there is any item: the next items do not gather.
         queue.hurry();
         assert!(queue.try_push(1, 1).is_ok());
         assert_eq!(gather_and_take(&queue, LONG), Some(vec![1]));

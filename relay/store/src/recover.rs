@@ -269,7 +269,8 @@ fn bring_up(
     }
 }
 
-/// What a process before wrote and did not sync is read from memory: it is made durable, and noted.
+/// Makes a segment durable and records it: writes that the previous process did not sync are read
+/// from memory.
 fn sync_and_seal(
     shared: &Shared,
     segment: &Segment,

@@ -144,7 +144,7 @@ impl SegmentWriter {
         self.bytes() + record_bytes <= self.bytes_max
     }
 
-    /// Bytes with what is encoded.
+    /// Bytes including the encoded records.
     pub(crate) fn bytes(&self) -> u64 {
         self.length + self.pending as u64
     }
@@ -205,7 +205,7 @@ impl SegmentWriter {
         place
     }
 
-    /// Writes what was encoded; all of it, or none.
+    /// Writes the encoded records; all of them, or none.
     pub(crate) fn write(&mut self) -> io::Result<()> {
         let written = self.write_parts();
         match &written {
@@ -214,7 +214,7 @@ impl SegmentWriter {
                 self.length = *end;
                 self.segment.length.store(self.length, Ordering::Release);
             }
-            // It keeps the space it has; what follows is written over the part.
+            // It keeps its space; the next write overwrites the partial one.
             Err(_) if self.segment.spare => {}
             // Whatever part reached the file must not be taken for a record later.
             Err(_) => self.broken = self.file.set_len(self.length).is_err(),

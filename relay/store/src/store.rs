@@ -423,13 +423,13 @@ impl Store {
         status
     }
 
-    /// Syncs what was appended, and retires what is over, now and not at the next interval. Blocks.
+    /// Syncs appended messages, and retires expired ones, now and not at the next interval. Blocks.
     pub fn sync(&self) {
         keeper::round(&self.0.shared);
     }
 
-    /// Takes nothing more, writes and indexes what waits, syncs, and ends the threads. Blocks until
-    /// then. Messages that were handed out stay readable.
+    /// Accepts nothing more, writes and indexes waiting messages, syncs, and ends the threads.
+    /// Blocks until then. Messages that were handed out stay readable.
     pub fn close(&self) {
         self.0.close();
     }
@@ -485,7 +485,7 @@ pub struct Status {
     pub damaged_partitions: usize,
     /// Kept and indexed.
     pub messages: u64,
-    /// Segments and indexes, what was set aside included; transit segments not.
+    /// Segments and indexes, including those set aside; without transit segments.
     pub disk_bytes: u64,
     /// Free for the process; unknown of some file systems.
     pub disk_free_bytes: Option<u64>,

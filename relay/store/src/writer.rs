@@ -1,9 +1,9 @@
-//! The one thread that appends: takes what waits as a batch, writes it, answers, hands it to the
-//! index.
+//! The one thread that appends: takes the waiting messages as a batch, writes it, answers, passes
+//! it to the index.
 //!
 //! Bounds: a batch of [`BATCH_BYTES_MAX`] and [`BATCH_MESSAGES_MAX`]; the recent set of
 //! [`crate::Config::recent_messages`]. A full disk or a failed write refuses the messages concerned
-//! and nothing else. Never knows what a message means.
+//! and nothing else. It never knows the meaning of a message.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -61,7 +61,7 @@ pub(crate) struct Writer {
     looked: bool,
 }
 
-/// A segment being filled, and what is in its buffer.
+/// A segment being filled, and the contents of its buffer.
 #[derive(Default)]
 struct Lane {
     writer: Option<SegmentWriter>,
@@ -108,7 +108,7 @@ impl Writer {
         }
     }
 
-    /// Encodes one message; what is full is written before.
+    /// Encodes one message; a full buffer is written before.
     fn take(&mut self, pending: Pending, now_ns: i64) {
         let Pending { mut arrival, message, held, answer } = pending;
         if let Some(known) = self.recent.find(&arrival) {
@@ -279,7 +279,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes what is buffered, answers, and hands it to the index.
+    /// Writes the buffered messages, answers, and passes them to the index.
     fn flush(&mut self, kept: bool) {
         let shared = self.shared.clone();
         let lane = if kept { &mut self.kept } else { &mut self.transit };
@@ -301,7 +301,8 @@ impl Writer {
         }
         shared.appended_bytes.fetch_add(bytes, Ordering::Relaxed);
         if kept {
-            // Before anybody learns of it: a query waits for what was appended when it was asked.
+            // Before the result is visible: a query waits for messages appended before it was
+            // asked.
             shared.appended.fetch_add(encoded.len() as u64, Ordering::AcqRel);
         }
         let mut rows = Vec::with_capacity(if kept { encoded.len() } else { 0 });

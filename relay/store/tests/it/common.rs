@@ -142,7 +142,7 @@ pub(crate) fn everything(store: &Store) -> Vec<Found> {
     }
 }
 
-/// Numbers of what is found, whose content must be right, sorted.
+/// Numbers of the messages found, whose content must be right, sorted.
 pub(crate) fn numbers(store: &Store) -> Vec<u64> {
     let mut numbers: Vec<u64> = everything(store).iter().map(checked).collect();
     numbers.sort_unstable();
@@ -175,7 +175,7 @@ pub(crate) fn files(folder: &Path, ending: &str) -> Vec<std::path::PathBuf> {
     found
 }
 
-/// Copies a folder with what is in it, as a kill at this moment would leave it.
+/// Copies a folder with its contents, as a kill at this moment would leave it.
 pub(crate) fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {

@@ -22,7 +22,7 @@ fn long(folder: &Path) -> Config {
     Config { retention: Duration::from_secs(1 << 30), ..config(folder) }
 }
 
-/// Appends until it is killed, eight at a time, and says what was answered.
+/// Appends until it is killed, eight at a time, and reports the answers.
 fn child(folder: &str, first: u64) -> ! {
     let hand = ManualClock::new();
     let config = Config { sync_interval: Duration::from_millis(20), ..long(folder.as_ref()) };

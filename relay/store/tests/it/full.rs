@@ -1,4 +1,4 @@
-//! A full disk refuses what it cannot take, by name, and nothing else is lost.
+//! With a full disk messages are refused with the reason, and nothing else is lost.
 
 use std::{
     io,
@@ -103,7 +103,7 @@ fn what_may_pass_is_passed_on_while_there_is_no_room_to_keep_it() {
     let folder = tempfile::tempdir().unwrap();
     let hand = ManualClock::new();
     let free = rustix::fs::statvfs(folder.path()).unwrap();
-    // Half of the disk's free space is too little for what is kept, and enough for the rest.
+    // Half of the disk's free space is too little for kept messages, and enough for the rest.
     let disk_reserve_bytes = free.f_bavail * free.f_frsize * 2;
     let store = open(Config { disk_reserve_bytes, ..config(folder.path()) }, &hand);
     let refused = try_append(&store, arrival(1, hand.now()), body(1, 200)).unwrap_err();
@@ -172,7 +172,7 @@ fn what_may_pass_is_passed_on_while_the_disk_has_no_byte_left() {
         drop(store);
         store = open(config.clone(), &hand);
     }
-    // An index may not be opened on a full disk: what was kept is found once there is room.
+    // An index may not be opened on a full disk: kept messages are found once there is room.
     std::fs::remove_file(&filler).unwrap();
     let began = Instant::now();
     while numbers(&store) != [0] {
