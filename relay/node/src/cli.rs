@@ -8,7 +8,7 @@ use libp2p::Multiaddr;
 
 use crate::{config::Config, discovery, init, key, run, status};
 
-/// Whose functions `thimble-relay heap` takes for the program's own.
+/// The program, and the crates whose functions `thimble-relay heap` counts as its own.
 const PROGRAM: heap::Program = heap::Program {
     name: "thimble-relay",
     own: &[
@@ -77,7 +77,7 @@ enum Command {
         #[arg(long)]
         systemd: bool,
     },
-    /// Print what a running relay does: memory against the budget, every pool, rates, peers,
+    /// Print the state of a running relay: memory against the budget, every pool, rates, peers,
     /// pushes, the store, refusals by reason, and how far work is held back.
     ///
     /// The same figures are at /status.json, drawn at /dashboard, and for monitoring at /metrics.
@@ -227,8 +227,8 @@ pub(crate) struct Settings {
     /// memory and time, which that command prints. [default: false]
     #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
     pub(crate) heap_profile: Option<bool>,
-    /// What is logged to standard error: error, warn, info, debug, or a filter like
-    /// `info,store=debug`. [default: info]
+    /// Log level on standard error: error, warn, info, debug, or a filter like `info,store=debug`.
+    /// [default: info]
     #[arg(long, value_name = "FILTER")]
     pub(crate) log: Option<String>,
 }

@@ -81,8 +81,8 @@ impl Watch {
         Self { record, levels: limits.levels() }
     }
 
-    /// Why work is held back, in a sentence that names what was measured and the limit; `None`
-    /// while it is taken.
+    /// Why work is held back, in a sentence with the measured value and the limit; `None` while it
+    /// is taken.
     pub(crate) fn held_back(&self, work: Work) -> Option<String> {
         let [queries, pushes, reading] = self.levels;
         let (from, what, limit, percent) = match work {

@@ -8,7 +8,7 @@ use setup::{Installation, Unit};
 
 use crate::config::Config;
 
-/// Open files that a unit is given at least: what other services are given, too.
+/// Least number of open files of a unit: the default of other services.
 const DESCRIPTORS_MIN: u64 = 65_536;
 
 /// Writes `relay.toml`, and with `systemd` also `thimble-relay.service`, into the data folder. A
@@ -118,7 +118,7 @@ fn unit(
     group: u32,
 ) -> Unit<'static> {
     let limits = &config.limits;
-    // Sockets, segments and indexes; twice as many for what is being opened and closed.
+    // Sockets, segments and indexes; twice as many for files being opened and closed.
     let segments = limits.store.retention_bytes / limits.store.segment_bytes.max(1);
     let descriptors = limits
         .connections

@@ -291,7 +291,7 @@ impl Node {
     }
 }
 
-/// What runs on every connection.
+/// The protocols that run on every connection.
 #[derive(NetworkBehaviour)]
 struct All {
     waku: Behaviour,

@@ -548,7 +548,7 @@ fn bodies_and_heads_are_bounded_however_they_are_sent() {
     stream.write_all(b"0\r\n\r\n").unwrap();
     assert_eq!(Answer::read(&mut stream).status, 413, "without an announced length");
 
-    // What is quoted of a request is short.
+    // Quotes of a request are short.
     let topic = json!({ "message": { "payload": "", "contentTopic": "x".repeat(100_000) } });
     let answer = node.post("/lightpush/v3/message", &topic);
     assert!(answer.status == 421 && answer.body.len() < 2048, "{}", answer.text());

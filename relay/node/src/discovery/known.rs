@@ -68,7 +68,7 @@ impl Origin {
     }
 }
 
-/// Whom a dial is for.
+/// The peer that a dial is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Target {
     /// A static peer, by its place.

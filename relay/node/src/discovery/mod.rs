@@ -31,8 +31,8 @@ use self::{
 };
 use crate::{config::Config, node::Node, settings::count};
 
-/// Makes this node's record and starts what the configuration asks for; `addresses` are those that
-/// are listened on. Dropping the tasks ends them.
+/// Makes this node's record and starts the configured services; `addresses` are those that are
+/// listened on. Dropping the tasks ends them.
 pub(crate) async fn start(
     node: &Arc<Node>,
     config: &Config,

@@ -1,4 +1,4 @@
-//! This node's own record: where it is reached, and what it serves, signed with its key.
+//! This node's own record: its addresses and services, signed with its key.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

@@ -1,5 +1,5 @@
-//! Answers, and refusals that teach: each names what was wrong or which limit was met, with its
-//! value and what to do.
+//! Answers, and refusals with instructions: each names the error or the limit that was met, with
+//! its value and a remedy.
 
 use budget::{Pool, PoolFull};
 use dashboard::page;
@@ -46,7 +46,7 @@ impl Refused {
         Self::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// A refusal with status 404: what the request names is not there.
+    /// A refusal with status 404: the requested object does not exist.
     pub(crate) fn not_found(message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, message)
     }
@@ -91,7 +91,7 @@ impl From<Refused> for Response<Body> {
     }
 }
 
-/// An answer with what every answer carries.
+/// An answer with the headers of every answer.
 pub(crate) fn answer(status: StatusCode, content_type: &'static str, body: Body) -> Response<Body> {
     let mut response = Response::new(body);
     *response.status_mut() = status;

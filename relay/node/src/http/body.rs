@@ -54,7 +54,7 @@ impl Body {
         Ok(Self::list_with(first, pieces))
     }
 
-    /// A list whose first piece is charged to what is held already.
+    /// A list whose first piece is charged to an existing reservation.
     pub(crate) fn list_with(held: Reservation, pieces: impl Pieces + 'static) -> Self {
         Self::List(List {
             pieces: Box::new(pieces),

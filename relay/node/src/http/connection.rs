@@ -68,8 +68,8 @@ pub(crate) async fn serve(
     let _ = timeout(LINGER, linger(stream)).await;
 }
 
-/// Says that nothing more comes, and reads what the client still sends: closing with unread bytes
-/// would reset the connection under the last answer.
+/// Shuts down writing, and reads the client's remaining bytes: closing with unread bytes would
+/// reset the connection under the last answer.
 async fn linger(mut stream: TcpStream) -> io::Result<()> {
     stream.shutdown().await?;
     let mut ignored = [0; 512];

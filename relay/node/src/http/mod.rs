@@ -94,7 +94,7 @@ pub(crate) async fn start(
 }
 
 impl Http {
-    /// Stops accepting, lets requests in flight finish within [`GRACE`], and closes what is left.
+    /// Stops accepting, lets requests in flight finish within [`GRACE`], and closes the rest.
     pub(crate) async fn stop(mut self) {
         self.stopping.send_replace(true);
         // It ends by itself; an error would mean that it ended already.

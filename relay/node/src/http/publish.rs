@@ -185,7 +185,7 @@ impl Service {
         encoded: Result<Encoded, Unpublished>,
         body: ReceivedBody,
     ) -> Result<Accepted, Unpublished> {
-        // What the request held is not needed while the message is written.
+        // The request's body is not needed while the message is written.
         drop(body);
         let Encoded { content_topic, bytes, held } = encoded?;
         let shard = self

@@ -132,7 +132,7 @@ pub(crate) struct Requests {
     pub(crate) reads_refused: u64,
 }
 
-/// Counters of the gossip router since the start, and what it holds.
+/// Counters of the gossip router since the start, and its contents.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Gossip {
     pub(crate) accepted: u64,
@@ -302,7 +302,7 @@ fn counted(accepted: &AtomicU64, refused: &ByReason) -> Counted {
     Counted { accepted: accepted.load(Relaxed), refused: refused.collect() }
 }
 
-/// Requests that were answered with what they asked for.
+/// Requests that succeeded.
 fn served(all: &AtomicU64, refused: &ByReason) -> Counted {
     let all = counted(all, refused);
     let refusals = all.refused.values().sum();

@@ -8,7 +8,7 @@ use hyper::{Method, StatusCode};
 
 use super::answer::Refused;
 
-/// An endpoint, with what its path names.
+/// An endpoint, with the parameters of its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     Health,
@@ -140,7 +140,7 @@ fn with_name(method: &Method, path: &str) -> Result<Route, Refused> {
 }
 
 fn one_of<const N: usize>(method: &Method, routes: [(Method, Route); N]) -> Result<Route, Refused> {
-    // A load balancer may ask for the head alone of what changes nothing when it is read.
+    // A load balancer may send HEAD for endpoints without side effects.
     let head = *method == Method::HEAD;
     let mut allow = String::new();
     for (allowed, route) in routes {

@@ -13,7 +13,7 @@ use super::{message::decode, routes::percent_decoded};
 /// The parsed parameters.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asked {
-    /// Whose messages; this node's when absent.
+    /// The peer whose messages are queried; this node's when absent.
     pub(crate) peer: Option<Multiaddr>,
     pub(crate) include_data: bool,
     pub(crate) query: Query,
@@ -61,7 +61,7 @@ pub(crate) fn parse(query: &str) -> Result<Asked, String> {
                 let size: u64 = value.parse().map_err(|_| "pageSize is no number".to_owned())?;
                 query.limit = usize::try_from(size).unwrap_or(PAGE_MAX).min(PAGE_MAX);
             }
-            // What cannot be read means the default here, says the specification.
+            // An unreadable value means the default here, per the specification.
             "ascending" => query.forward = !value.eq_ignore_ascii_case("false"),
             _ => {}
         }

@@ -96,13 +96,15 @@ impl Service {
         Ok(answer::text("OK"))
     }
 
-    /// `GET /relay/v1/messages/{pubsubTopic}`: takes what came; 404 without a subscription.
+    /// `GET /relay/v1/messages/{pubsubTopic}`: takes the waiting messages; 404 without a
+    /// subscription.
     pub(crate) fn relay_messages(&self, pubsub_topic: &str) -> Result<Response<Body>, Refused> {
         let topic = self.shard_topic(pubsub_topic)?;
         self.messages(Under::Relay, |one| *one == topic, pubsub_topic)
     }
 
-    /// `GET /relay/v1/auto/messages/{contentTopic}`: takes what came; 404 without a subscription.
+    /// `GET /relay/v1/auto/messages/{contentTopic}`: takes the waiting messages; 404 without a
+    /// subscription.
     pub(crate) fn auto_messages(&self, content_topic: &str) -> Result<Response<Body>, Refused> {
         let topic = self.content_topic(None, content_topic)?;
         self.messages(Under::Relay, |one| *one == topic, content_topic)

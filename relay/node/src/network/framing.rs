@@ -63,7 +63,7 @@ impl Framing {
         if self.missing > 0 { self.arrived } else { self.head_bytes as u64 }
     }
 
-    /// Takes the next bytes of the stream, and counts what they hold for streams.
+    /// Takes the next bytes of the stream, and counts those that are for streams.
     pub(crate) fn read(&mut self, mut bytes: &[u8]) -> Arrived {
         let mut found = Arrived::default();
         while !bytes.is_empty() {

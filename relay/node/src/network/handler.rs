@@ -1,4 +1,4 @@
-//! One connection: its streams, and what is done on them.
+//! One connection: its streams, and their handling.
 //!
 //! Everything of a connection runs in the connection's own task: the streams that the peer opened
 //! (each served by a function of [`crate::services`]), the one gossip stream to the peer, and
@@ -36,7 +36,7 @@ use crate::{
     services::{self, Served},
 };
 
-/// A choice of protocols; what comes out is the one agreed on.
+/// A choice of protocols; the output is the negotiated one.
 #[derive(Clone, Debug)]
 pub(crate) struct Protocols(Arc<[StreamProtocol]>);
 

@@ -77,7 +77,7 @@ pub(crate) type Reads = Arc<dyn Fn() -> bool + Send + Sync>;
 pub(crate) struct Meters {
     pool: Pool,
     reads: Reads,
-    /// The most that one connection may hold: a frame of the largest kind, and what completes it.
+    /// The most that one connection may hold: a frame of the largest kind, and its completion.
     per_connection: u64,
     stall: Duration,
     all: Arc<Mutex<Vec<Weak<Meter>>>>,
@@ -402,7 +402,7 @@ impl<C: AsyncWrite + Unpin> AsyncWrite for Gate<C> {
     }
 }
 
-/// A multiplexer whose streams count what they consume.
+/// A multiplexer whose streams count consumed bytes.
 pub(crate) struct Metered<M> {
     inner: M,
     meter: Arc<Meter>,
@@ -587,7 +587,7 @@ enum Ahead {
     End(io::Result<usize>),
 }
 
-/// A stream that counts what is read from it, and waits while too much is unsent.
+/// A stream that counts the bytes read from it, and waits while too much is unsent.
 pub(crate) struct MeteredStream<S> {
     inner: S,
     reader: Arc<Reader>,
@@ -608,7 +608,7 @@ impl<S: AsyncRead + Unpin> MeteredStream<S> {
         (self.reader.look(), Waker::from(self.reader.clone()))
     }
 
-    /// A reader that has what it wants may not look again for long: is there more?
+    /// A reader that has enough data may not poll again for long: is there more?
     fn look_ahead(&mut self, since: u64, waker: &Waker) {
         let mut ahead = [0; AHEAD_BYTES];
         match Pin::new(&mut self.inner).poll_read(&mut Context::from_waker(waker), &mut ahead) {

@@ -258,7 +258,7 @@ impl<S> Placed<S> {
 }
 
 impl<S: AsyncRead + Unpin> Placed<S> {
-    /// Reads and drops what comes after the request.
+    /// Reads and drops the bytes after the request.
     fn discard(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         let mut buffer = [0; 1024];
         while let Some(before) = self.discarded {
@@ -278,7 +278,7 @@ impl<S: AsyncRead + Unpin> Placed<S> {
     }
 }
 
-/// What services read requests from.
+/// The stream that services read requests from.
 pub(crate) type Stream = Placed<libp2p::Stream>;
 
 fn given_away() -> io::Error {

@@ -1,4 +1,4 @@
-//! Filter: clients say which content topics they want, and are sent what comes.
+//! Filter: clients subscribe to content topics, and receive their messages.
 
 use std::{
     pin::pin,
@@ -168,7 +168,7 @@ pub(crate) async fn push(
         write_message(&mut write, sending, chunk, &frame.head, &message, &frame.tail).await.ok()?;
         write.close().await.ok()
     };
-    // A receiver says nothing; what it says all the same is read, and dropped.
+    // A receiver sends nothing; any bytes are read, and dropped.
     let discarding = async {
         discard(read).await;
         pending::<()>().await;

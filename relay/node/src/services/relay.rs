@@ -26,7 +26,7 @@ const FLUSH_TIME: Duration = SEND_TIME;
 const KNOWN_TIME: Duration = Duration::from_secs(5);
 const KNOWN_RETRY: Duration = Duration::from_millis(5);
 
-/// Takes what a peer gossips.
+/// Receives a peer's gossip.
 pub(crate) async fn receive(node: Arc<Node>, peer: Peer, mut stream: Stream) -> Served {
     // A peer sends its subscriptions once, and perhaps before this node knows that it gossips.
     let known = tokio::time::Instant::now() + KNOWN_TIME;
@@ -104,10 +104,10 @@ async fn take(node: &Arc<Node>, peer: Peer, frame: Frame) -> Result<(), String> 
     Ok(())
 }
 
-/// Sends a peer what the router has for it.
+/// Sends a peer the router's items for it.
 pub(crate) async fn send(node: Arc<Node>, peer: Peer, stream: libp2p::Stream) {
     let (read, write) = stream.split();
-    // Nothing is said on this stream; what is said all the same is read, and dropped.
+    // The peer sends nothing on this stream; any bytes are read, and dropped.
     let discarding = async {
         discard(read).await;
         std::future::pending::<()>().await;
@@ -123,7 +123,7 @@ async fn send_all(node: Arc<Node>, peer: Peer, mut stream: impl AsyncWrite + Unp
                 None => return,
                 Some(Some(next)) => next,
                 Some(None) => {
-                    // Nothing waits: what was written goes out before this sleeps.
+                    // Nothing waits: written bytes are flushed before this sleeps.
                     if tokio::time::timeout(FLUSH_TIME, stream.flush()).await.is_err() {
                         return;
                     }

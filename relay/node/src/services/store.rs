@@ -1,4 +1,4 @@
-//! Store: what was sent before, page by page.
+//! Store: past messages, page by page.
 //!
 //! A reply may be 15 MiB; it is never in memory: its length is known from the references, and the
 //! messages are read from the log as the stream takes them.

@@ -21,12 +21,12 @@ fn run(program: &str, arguments: &[&str]) -> String {
     text.into_owned()
 }
 
-/// What the program in JavaScript printed.
+/// Output of the program in JavaScript.
 pub(crate) fn javascript(arguments: &[&str]) -> String {
     run("node", &[&["tests/waku/js/client.mjs"], arguments].concat())
 }
 
-/// What the program in Go printed.
+/// Output of the program in Go.
 pub(crate) fn go(arguments: &[&str]) -> String {
     let peer = target().join("waku/peer");
     run(peer.to_str().unwrap(), &[&["client"], arguments].concat())

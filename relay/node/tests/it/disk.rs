@@ -67,7 +67,7 @@ async fn a_full_disk_refuses_messages_and_heals_without_a_restart() {
     for _ in 0..5 {
         refused(&mut client).await;
     }
-    // What a peer brings is passed on without a byte; what was stored is found.
+    // A peer's message is passed on without a free byte; stored messages are found.
     for number in 0..100 {
         let passing = message(TOPIC, &[number; 100_000]);
         assert!(peer.publish(&topic, &passing).await);

@@ -196,7 +196,7 @@ async fn who_asks_for_everything_again_and_again_gets_a_share() {
     }
     serves(relay.address(false), TOPIC).await;
     relay.reaches("thimble_relay_gossip_fetched_total", 50 * PEERS).await;
-    // What was asked last was heard before this is answered.
+    // The last request was received before this is answered.
     for peer in &mut greedy {
         let alive = message(TOPIC, b"alive");
         assert!(peer.publish(&pubsub_topic(), &alive).await);

@@ -1,4 +1,4 @@
-//! A peer that does what a test wants: plain streams to a relay, and the codecs.
+//! A peer under a test's control: plain streams to a relay, and the codecs.
 
 use std::time::Duration;
 
@@ -138,7 +138,7 @@ impl Client {
     }
 }
 
-/// An ordinary client is served: what it pushes is received and found.
+/// An ordinary client is served: its messages are received and found.
 pub(crate) async fn serves(address: &str, content_topic: &str) {
     let mut sender = Client::connect(address).await;
     let mut receiver = Client::connect(address).await;

@@ -6,7 +6,7 @@ use std::{
 };
 
 /// Runs it with these arguments to its end, which must be a failure before anything is made in its
-/// data folder; what it said.
+/// data folder; its output.
 fn refused(arguments: &[&str]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
