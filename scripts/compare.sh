@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Says what a commit changed: builds BASE and HEAD, runs a bench of both in alternating turns, and
-# compares the files that it wrote. `make compare BASE=HEAD~10` runs it.
+# Measures the effect of a commit: builds BASE and HEAD, runs a bench of both in alternating turns,
+# and compares its output files. `make compare BASE=HEAD~10` runs it.
 #
 #   compare.sh LAB BASE [WHAT]     WHAT: bench (default), bench-net, bench-relay
 #
-# The bench itself is LAB, this checkout's thimble-lab, for both: what differs is the node or the
-# relay. Settings from the environment: CANDIDATE (HEAD), TURNS (3), DURATION (seconds of each rate,
-# 5), MEMORY (512MiB), PHASE (seconds, bench-relay, 10), MINUTES (bench-net, 1), COMPARE_DIR
+# The bench itself is LAB, this checkout's thimble-lab, for both: only the node or the relay
+# differs. Settings from the environment: CANDIDATE (HEAD), TURNS (3), DURATION (seconds of each
+# rate, 5), MEMORY (512MiB), PHASE (seconds, bench-relay, 10), MINUTES (bench-net, 1), COMPARE_DIR
 # (target/compare), COMPARE_TARGET (its folder for builds). Programs are kept by commit, so that a
 # second comparison builds nothing. The work tree it makes is removed on every end. Exit status:
 # that of `thimble-lab compare`, 130 after Ctrl-C.
@@ -49,7 +49,7 @@ if [ -n "$(git status --porcelain --untracked-files=no)" ]; then
     echo "compare: what is not committed is not measured" >&2
 fi
 
-# One at a time: builds and turns of two would be in each other's figures.
+# One at a time: builds and turns of two would disturb each other's figures.
 exec 9>"$dir/lock"
 flock --nonblock 9 || { echo "compare: another comparison runs in $dir" >&2 && exit 2; }
 
@@ -61,9 +61,9 @@ clean() {
 trap clean EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
-# Whoever read what this says is gone.
+# The reader of the output is gone.
 trap 'exit 141' PIPE
-# Of a run that was killed.
+# Leftovers of a run that was killed.
 clean
 
 build() { # commit
@@ -102,7 +102,7 @@ measure() { # side commit turn
             --json "$out.json" >"$out.log" 2>&1 9>&- || status=$?
         ;;
     esac
-    # A goal that is missed is no fault of the comparison; a run without figures is.
+    # A missed goal is not an error of the comparison; a run without figures is.
     if [ "$status" -gt 1 ] || [ ! -s "$out.json" ]; then
         tail -n 20 "$out.log" >&2
         echo "compare: $what of $1 ended with $status; its log is $out.log" >&2
@@ -110,7 +110,7 @@ measure() { # side commit turn
     fi
 }
 for ((turn = 1; turn <= turns; turn++)); do
-    # The order swaps, so that a machine that gets slower favours nobody.
+    # The order alternates, so that a machine that gets slower favours neither side.
     if ((turn % 2)); then order="base candidate"; else order="candidate base"; fi
     for side in $order; do
         if [ "$side" = base ]; then commit=$base; else commit=$candidate; fi

@@ -4,7 +4,7 @@
 #
 # Usage: install.sh BIN ROOT PREFIX PROGRAM...
 #   BIN      folder of the programs that were built
-#   ROOT     what is put in front of every path ("" for this machine's own)
+#   ROOT     prepended to every path ("" for this machine's own)
 #   PREFIX   /usr/local, /usr
 set -euo pipefail
 bin=${1:?usage: install.sh BIN ROOT PREFIX PROGRAM...} root=$2 prefix=$3
@@ -15,7 +15,7 @@ for program in "$@"; do
     target=$root$prefix/bin/$program
     symbols=$root/usr/lib/debug$prefix/bin/$program.debug
     install -d "$(dirname "$target")" "$root$prefix/share"
-    # A program that runs is not written to: the new file takes the name of the old one.
+    # A running program is not overwritten: the new file takes the name of the old one.
     if command -v objcopy >/dev/null 2>&1 && command -v strip >/dev/null 2>&1; then
         strip --strip-all -o "$target.new" "$bin/$program"
         install -d "$(dirname "$symbols")"

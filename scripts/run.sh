@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Starts a node in a stated memory budget, waits until it is healthy, lets a published client deploy
-# and call a sample canister and verify what comes back, and leaves the node running until Ctrl-C
+# and call a sample canister and verify its reply, and leaves the node running until Ctrl-C
 # (or stops it when ONCE is set). Called by `make run`.
 set -euo pipefail
 

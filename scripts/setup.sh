@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Installs what is missing on a Debian or Ubuntu machine. `setup.sh build`: what compiling needs.
-# `setup.sh clients`: what the tests need besides. `setup.sh images`: what `make bench-images`
-# needs. `setup.sh tune`: what `make tune-study` needs. Quick and silent when nothing is missing;
-# may be run any number of times.
+# Installs missing packages on a Debian or Ubuntu machine. `setup.sh build`: packages for compiling.
+# `setup.sh clients`: further packages for the tests. `setup.sh images`: for `make bench-images`.
+# `setup.sh tune`: for `make tune-study`. Quick and silent when nothing is missing; may be run any
+# number of times.
 set -euo pipefail
 
 missing=()
@@ -39,7 +39,7 @@ clients)
     # Images of disks are packed, converted and written as machines do; adding them is killed at
     # every system call.
     need qemu-img qemu-utils
-    # Nets of virtual machines are started, hurt and looked at.
+    # Networks of virtual machines are started, disturbed and inspected.
     need qemu-system-x86_64 qemu-system-x86
     need strip binutils
     need ldd libc-bin

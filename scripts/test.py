@@ -5,8 +5,8 @@
 
 Most test programs wait more than they compute (for nodes, timeouts, disks), so three share the
 machine; those in ALONE measure, and have it for themselves. The longest begin first, by the times
-of the last run. What a program printed is shown if it fails, and otherwise only which of its tests
-could not be run here; all of it stays in $CARGO_TARGET_DIR/test-logs. The last step is the
+of the last run. The output of a program is shown if it fails, and otherwise only the tests that
+could not be run here; all output stays in $CARGO_TARGET_DIR/test-logs. The last step is the
 examples in documentation. Exit status 1 if anything failed.
 
 LANES=1 runs one after the other.
@@ -24,13 +24,13 @@ from pathlib import Path
 
 # The program whose counts are shown chapter by chapter.
 CONFORMANCE = "conformance"
-# Programs that hold runs of a command against each other.
+# Programs that compare runs of a command.
 ALONE = ["tune", "watch"]
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", "target")).resolve()
 LOGS = TARGET / "test-logs"
 TIMES = LOGS / "seconds.json"
-# What a program takes that was never run, and those that take much longer: the last to begin should
-# not be one of them.
+# Expected time of a program that was never run, and programs that take much longer: they should not
+# be the last to begin.
 UNKNOWN_SECONDS = 20.0
 LONG_SECONDS = {
     "thimble it": 350.0,
@@ -121,7 +121,7 @@ def run(program):
     words += [f"{len(missing)} of what is missing"] if missing else []
     left = ignored - len(missing)
     words += [f"{left} left to make test-long"] if left else []
-    # What it and the processes that it waited for computed.
+    # CPU time of the program and of the processes that it waited for.
     computed = usage.ru_utime + usage.ru_stime
     verdict = "ok    " if status == 0 else "FAILED"
     say(f"{verdict} {seconds:6.1f} s, CPU {computed:6.1f} s  {', '.join(words)}  {program.name}")
@@ -157,7 +157,7 @@ def expected(program):
 
 
 def run_all(programs, lanes, times):
-    """Runs them in so many lanes; the names of those that failed."""
+    """Runs them in this many lanes; returns the names of those that failed."""
     queue = sorted(programs, key=lambda one: times.get(one.name) or expected(one))
     failed = []
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The tuner's study: programs whose runtimes hold more than they need, each with its default
-# settings, with flags that operators use, and with what the tuner finds within BUDGET.
+# settings, with flags that operators use, and with the settings that the tuner finds within BUDGET.
 #
 # Usage: tune-study.sh LAB DIR BUDGET [ghc|slot|java|node|go|geth]...
 set -euo pipefail
@@ -15,7 +15,7 @@ PATH="$PATH:/usr/local/go/bin"
 lab=$(realpath "$lab")
 failed=0
 
-# A search of its own folder, begun anew; the report goes to standard output and to NAME.json.
+# A new search in a folder of its own; the report goes to standard output and to NAME.json.
 search() { # name options... -- command...
     local name=$1
     shift
