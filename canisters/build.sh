@@ -4,7 +4,7 @@
 #   canisters/build.sh                 all of them
 #   canisters/build.sh workbench ...   those named
 #
-# Needs Debian 12 or a recent Ubuntu, cargo, and a network for what is not there yet: Debian
+# Needs Debian 12 or a recent Ubuntu, cargo, and a network for what is missing: Debian
 # packages (with sudo unless root) and npm packages. Everything that is not a system package goes to
 # ${CARGO_TARGET_DIR:-target}/canisters and is kept there, so a second run downloads nothing.
 set -euo pipefail
@@ -61,8 +61,8 @@ build_motoko() {
 }
 
 # build_local <name> <source>: a canister of a local network, without the names of functions and
-# packed, because `thimble-lab local` carries it and knows it again by the section with its name. The
-# compiler goes deep into a source of this size.
+# packed, because `thimble-lab local` contains it and recognises it by the section with its name.
+# The compiler recurses deeply in a source of this size.
 build_local() {
     need_npm_tools
     (ulimit -s 65536 && node --stack-size=60000 "$scratch/tools/motoko.cjs" motoko "$here/local/$2" "$out/$1.wasm" "$out/$1.did")
@@ -85,14 +85,14 @@ build_c() {
     embed "$1"
 }
 
-# A program that does programs needs a larger stack.
+# A program that runs programs needs a larger stack.
 build_universal() {
     build_c "$1" universal-c/universal.c -Wl,--export-table -Wl,-z,stack-size=16384 "${@:2}"
 }
 
-# Debian ships a newer rustc with its library source beside the distribution's own, for building
-# browsers. Unpacked (not installed) it compiles the standard library for wasm32 without a rustup
-# target.
+# Debian ships a newer rustc with its library source in addition to the distribution's own, for
+# building browsers. Unpacked (not installed) it compiles the standard library for wasm32 without a
+# rustup target.
 need_rustc() {
     local rust=$scratch/rustc-web
     if [ ! -e "$rust/.unpacked" ]; then

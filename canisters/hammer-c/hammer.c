@@ -1,13 +1,13 @@
-/* What `thimble-lab hammer` works with. Arguments and replies are little-endian words, not Candid.
+/* The canister of `thimble-lab hammer`. Arguments and replies are little-endian words, not Candid.
  *
  * Memory is written in pages of 4096 bytes whose content follows from the canister's seed, the page's number and the
- * generation that wrote it, so that whoever reads a page, here or in the driver, can tell every byte of it:
+ * generation that wrote it, so that a reader of a page, here or in the driver, knows every byte of it:
  *
  *     word 0 = generation
  *     word i = mix(mix(mix(seed) ^ page) ^ generation) ^ (i * STEP)        1 <= i < 512
  *
- * Generations are given out here, one per write, and messages of a canister run one after the other: a page whose
- * generation is below one that was acknowledged has lost a write. Generation 0 is a page that nobody wrote: all zero.
+ * Generations are assigned here, one per write, and messages of a canister run one after the other: a page whose
+ * generation is below one that was acknowledged has lost a write. Generation 0 is an unwritten page: all zero.
  * Pages of the heap region have bit 40 set in their number, so that heap and stable memory never hold the same page. */
 #include "../include/ic0.h"
 

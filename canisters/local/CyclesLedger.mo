@@ -99,7 +99,7 @@ persistent actor class CyclesLedger(init : {
   transient let fee = 100_000_000;
   transient let rules = Ledger.rules(fee, init.opening_balance, init.accounts_max);
   transient let subnet = init.subnet;
-  // What stays in this canister for its own running.
+  // Cycles that stay in this canister for its own operation.
   transient let reserve = 1_000_000_000_000;
   let books = Ledger.empty();
 

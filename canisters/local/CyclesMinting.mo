@@ -55,8 +55,8 @@ persistent actor class CyclesMinting(init : { subnet : Principal; xdr_permyriad_
   transient let icpFee : Nat64 = 10_000;
   transient let reserve = 1_000_000_000_000;
   transient let notifiedMax = 10_000;
-  // What became of transfers that were told of, by their block; older ones than any of these are
-  // not looked at any more.
+  // Outcomes of notified transfers, by their block; transfers older than all of these are no longer
+  // examined.
   let notified = Map.empty<Nat64, Outcome>();
   var tooOldBelow : Nat64 = 0;
 
@@ -139,7 +139,7 @@ persistent actor class CyclesMinting(init : { subnet : Principal; xdr_permyriad_
     }
   };
 
-  // What `payer` paid in this block for this purpose, in e8s.
+  // The amount that `payer` paid in this block for this purpose, in e8s.
   func paid(block_index : Nat64, payer : Principal, memo : Nat64) : async* {
     #ok : { e8s : Nat64; from : Blob };
     #err : NotifyError;
@@ -182,7 +182,7 @@ persistent actor class CyclesMinting(init : { subnet : Principal; xdr_permyriad_
     value
   };
 
-  // What is known of a block already; if nothing, it counts as being worked on from now on.
+  // The known outcome of a block; if there is none, it counts as in progress from now on.
   func begin(block_index : Nat64) : ?Outcome {
     switch (Map.get(notified, Nat64.compare, block_index)) {
       case (?outcome) return ?outcome;
@@ -206,7 +206,7 @@ persistent actor class CyclesMinting(init : { subnet : Principal; xdr_permyriad_
 
   func end(block_index : Nat64, outcome : Outcome) {
     switch outcome {
-      // May be told of again.
+      // May be notified again.
       case (#failed(#Other _ or #InvalidTransaction _)) Map.remove(notified, Nat64.compare, block_index);
       case _ Map.add(notified, Nat64.compare, block_index, outcome);
     };
@@ -233,7 +233,7 @@ persistent actor class CyclesMinting(init : { subnet : Principal; xdr_permyriad_
     }
   };
 
-  // A told payment, from its block to what it came to.
+  // A notified payment, from its block to its outcome.
   func notify(
     block_index : Nat64,
     payer : Principal,
@@ -285,7 +285,7 @@ persistent actor class CyclesMinting(init : { subnet : Principal; xdr_permyriad_
     }
   };
 
-  // The cycles go to the canister for which was paid, whoever tells of it.
+  // The cycles go to the canister that was paid for, whichever principal notifies.
   public shared func notify_top_up(arg : { block_index : Nat64; canister_id : Principal }) : async {
     #Ok : Nat;
     #Err : NotifyError;

@@ -1,12 +1,12 @@
-// The books of a ledger: balances, allowances, and which transactions it has seen. What a unit is
-// worth, and where it comes from, is the business of the canister that keeps the books.
+// The books of a ledger: balances, allowances, and known transactions. The value of a unit, and its
+// origin, are defined by the canister that keeps the books.
 //
 // Every principal begins with an opening balance in its default account. It is written down when
-// the account is first debited, so that only accounts that somebody used take room: an account is
+// the account is first debited, so that only used accounts take room: an account is
 // its amount, and whether the opening balance is in it.
 //
-// What bounds it: so many accounts, allowances and remembered transactions. What is over a bound is
-// refused with a text that names it, before anything is changed.
+// Bounds: numbers of accounts, allowances and remembered transactions. A request over a bound is
+// refused with a text that names the bound, before anything is changed.
 import AccountId "./AccountId";
 import Map "mo:core/Map";
 import Blob "mo:core/Blob";
@@ -71,7 +71,7 @@ module {
     }
   };
 
-  // What is known of the account alone, whoever has it.
+  // The recorded amount of the account, independent of its owner.
   public func recorded(books : Books, key : Blob) : Nat {
     switch (Map.get(books.entries, Blob.compare, key)) { case null 0; case (?entry) entry.amount }
   };

@@ -40,7 +40,7 @@ module {
     environment_variables = null;
   };
 
-  // Whoever pays controls the canister, unless the settings say who does.
+  // The payer controls the canister, unless the settings name its controllers.
   public func settings(asked : ?Types.Settings, payer : Principal) : Types.Settings {
     let asked_ = switch asked { case null none; case (?asked) asked };
     if (asked_.controllers != null) return asked_;

@@ -12,7 +12,7 @@ module {
     created_at_time : ?Nat64;
   };
 
-  // What every operation of a ledger may be refused with.
+  // Refusals that every operation of a ledger may return.
   public type Refusal = {
     #BadFee : { expected_fee : Nat };
     #InsufficientFunds : { balance : Nat };

@@ -6,11 +6,11 @@
  * the function's parameters and result, so that a program can pass any address and any size, wrong
  * ones too. Byte strings become addresses and sizes by SPLIT, memory becomes a byte string by JOIN.
  *
- * The memory of a program is thrown away when its message ends. What stays until the next
+ * The memory of a program is discarded when its message ends. Kept until the next
  * installation: one byte string (KEEP, KEPT), one program for each hook (HOOK) and the programs of
  * callbacks (CALLBACK).
  *
- * Built with HEARTBEAT it exports a heartbeat too; without, it costs nothing while nobody calls it.
+ * Built with HEARTBEAT it exports a heartbeat too; without, it costs nothing while it is not called.
  */
 #include "../include/ic0.h"
 #include "imports.h"
@@ -39,8 +39,8 @@ enum operation {
     ADD = 12,     /* [a b]: pushes a + b modulo 2^64 */
     EQUAL = 13,   /* [a b]: integers or byte strings; pushes 1 or 0 */
     LESS = 14,    /* [a b]: pushes whether a < b */
-    IF = 15,      /* [integer], followed by a length: leaves out so many bytes if it is 0 */
-    REPEAT = 16,  /* [integer], followed by a length: does so many bytes as often */
+    IF = 15,      /* [integer], followed by a length: skips this many bytes if it is 0 */
+    REPEAT = 16,  /* [integer], followed by a length: runs this many bytes as often */
     DO = 17,      /* [program]: does it on the same stack */
     KEEP = 18,    /* [bytes]: keeps a copy in place of what was kept */
     KEPT = 19,    /* pushes what is kept */
@@ -247,7 +247,7 @@ static void hook(void) {
     hooks[number] = keep_program(pop_bytes());
 }
 
-/* A program that is a callback already is none for a second time: calls may go on forever. */
+/* A program that is a callback already does not become one again: calls may continue forever. */
 static void callback(void) {
     const struct value wanted = pop_bytes();
     uint32_t number = 0;
@@ -342,7 +342,7 @@ static const uint8_t *constant(const uint8_t **at, const uint8_t *end, uint32_t 
     return found;
 }
 
-/* Does the operations from `at` to `end`; whether the message goes on after them. */
+/* Runs the operations from `at` to `end`; returns whether the message continues after them. */
 static int run(const uint8_t *at, const uint8_t *end, uint32_t nesting) {
     if (nesting > DEPTH) fail("universal: nested too deeply");
     while (at < end) {
