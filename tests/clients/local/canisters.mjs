@@ -44,7 +44,7 @@ async function person() {
     };
 }
 
-// What of the cycles ledger the library above has no methods for.
+// Methods of the cycles ledger that the library above lacks.
 function ledgerInterface({ IDL }) {
     const account = IDL.Record({ owner: IDL.Principal, subaccount: IDL.Opt(IDL.Vec(IDL.Nat8)) });
     const selection = IDL.Variant({

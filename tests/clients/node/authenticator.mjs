@@ -1,5 +1,5 @@
 // A WebAuthn authenticator in software behind `navigator.credentials`, which the client library expects from a browser.
-// It makes P-256 keys and assertions of the form every browser makes; nobody touches a button.
+// It makes P-256 keys and assertions of the form every browser makes, without a button press.
 import { createHash, createSign, generateKeyPairSync, randomBytes } from 'node:crypto';
 
 const ORIGIN = 'https://localhost';

@@ -1,5 +1,5 @@
-// What both client programs share: options, steps, a fetch that remembers which endpoints were used, and interfaces.
-// The client library comes in from outside and is used as published.
+// Common code of both client programs: options, steps, a fetch that remembers which endpoints were used, and interfaces.
+// The client library is imported from outside and is used as published.
 import { createHash } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';

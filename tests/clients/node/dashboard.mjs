@@ -39,7 +39,7 @@ const context = await browser.newContext({ viewport: { width: 1440, height: 900 
 const page = await context.newPage();
 page.setDefaultTimeout(30_000);
 
-// What must not happen while the node answers: complaints on the console, and requests to other places.
+// Events that must not happen while the node answers: complaints on the console, and requests to other places.
 const complaints = [];
 const requests = [];
 page.on('console', (message) => {

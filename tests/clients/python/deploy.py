@@ -1,6 +1,6 @@
 """Deploys and uses canisters with icp-py-core as published: v4 calls, v3 queries and reads, certificates verified.
 
-What the client cannot do is left out: it does not verify the signatures of rejected queries, and its delegations carry
+Unsupported steps are left out: the client does not verify the signatures of rejected queries, and its delegations carry
 neither targets nor permissions.
 """
 

@@ -149,7 +149,7 @@ async function outcalls(server) {
     const { status, body } = await call();
     assert.deepEqual([status, new TextDecoder().decode(new Uint8Array(body))], [200n, 'hello']);
 
-    // The client leaves the reject of a deferred call to nobody.
+    // The client reports the reject of a deferred call to no caller.
     const rejection = call =>
         new Promise(resolve => {
             process.once('unhandledRejection', ({ message }) => resolve(message));
