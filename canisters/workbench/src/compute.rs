@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_bytes::ByteBuf;
 use std::hint::black_box;
 
-/// Instructions spent between two looks at the counter.
+/// Instructions spent between two reads of the counter.
 const SPIN_ROUNDS: u64 = 4_096;
 
 fn burn(instructions: u64) -> u64 {
