@@ -1,5 +1,5 @@
-//! Tests canisters with the published `pocket-ic` as its documentation says. `POCKET_IC_BIN` names
-//! the server, `POCKET_MODULES` the folder of modules.
+//! Tests canisters with the published `pocket-ic` as documented. `POCKET_IC_BIN` names the server,
+//! `POCKET_MODULES` the folder of modules.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -211,7 +211,7 @@ fn the_status_has_queries_of_the_first_two_of_four_periods_of_sixty_rounds() {
 #[test]
 fn a_large_module_goes_by_chunks() {
     let pic = PocketIc::new();
-    // Twice the bytes of a message, as a custom section that says nothing.
+    // Twice the bytes of a message, as a meaningless custom section.
     let mut wasm = module("counter-c.wasm");
     let content = vec![b'x'; 3 << 20];
     let mut section = vec![4];
