@@ -2,7 +2,7 @@
 //! anywhere: reading and checking return, and an accepted file is the one that was written.
 //!
 //! The first byte chooses the file. The rest is a list of changes, four bytes each: a place in the
-//! text (three bytes) and the byte that stands there then. Even choices take the bytes as they are.
+//! text (three bytes) and the new byte there. Even choices take the bytes as they are.
 
 #![no_main]
 

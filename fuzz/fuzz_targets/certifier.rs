@@ -94,7 +94,7 @@ fuzz_target!(|bytes: &[u8]| {
                 certifier.take(at, NodeIndex(from), root(number), signed)
             }
             3 => {
-                // More members than may be faulty stand behind it.
+                // More members than may be faulty signed it.
                 for from in 1..NODES {
                     others.entry((at.0, from)).or_default().insert(number % 3);
                 }

@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|bytes: &[u8]| {
     if let Ok((_, readings)) = parse(bytes) {
         assert!(readings.list.len() <= READINGS_MAX);
-        // A shortened name says how long it was.
+        // A shortened name states its original length.
         assert!(readings.list.iter().all(|reading| reading.name.len() <= NAME_BYTES_MAX + 32));
         assert!(readings.list.iter().all(|reading| reading.value.is_none_or(f64::is_finite)));
     }

@@ -2,7 +2,7 @@
 //! steps, the ranges found are within the reply, and a token is returned no longer than it was
 //! received.
 //!
-//! The first byte says whether the rest is a response or a further piece of one.
+//! The first byte selects whether the rest is a response or a further piece of one.
 
 #![no_main]
 #![allow(dead_code, reason = "a module of the gateway is looked at here, not all of it used")]

@@ -15,7 +15,7 @@ fuzz_target!(|bytes: &[u8]| {
     let mut read = Lines::new(line::LINE_BYTES_MAX);
     let mut written = Console::default();
     let mut shown = Vec::new();
-    // The first byte says how long the pieces are.
+    // The first byte is the length of the pieces.
     let piece = usize::from(bytes.first().copied().unwrap_or(1)).max(1);
     for part in bytes.chunks(piece) {
         read.push(part, |text| {

@@ -1,5 +1,5 @@
-//! A request as a client of the relay sends it: what decodes is written again to bytes that
-//! decode to the same. The first byte says of which protocol the rest is.
+//! A request as a client of the relay sends it: what decodes is written again to bytes that decode
+//! to the same. The first byte selects the protocol of the rest.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! A segment file of the relay's store, whatever it holds at start: the store opens, what it serves
-//! is what the file says, and opening it once more changes nothing.
+//! A segment file of the relay's store, whatever it holds at start: the store opens, it serves the
+//! messages of the file, and opening it once more changes nothing.
 //!
 //! The first byte selects the kind of the rest: 0 the file as it is; 1 changes of a whole file (the
 //! second byte is where it is cut off, then three bytes each: a place, and what is added to the
