@@ -31,7 +31,7 @@ pub const DESCENDANTS_MAX: usize = 256;
 /// Most processes of a group that are listed.
 pub const PROCESSES_MAX: usize = 4096;
 
-/// Version 1 says "no limit" with a number near 2^63, rounded to its page size.
+/// Version 1 expresses "no limit" by a number near 2^63, rounded to its page size.
 const UNLIMITED_V1_MIN: u64 = 1 << 62;
 
 /// Which interface the group speaks.

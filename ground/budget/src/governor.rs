@@ -17,8 +17,8 @@ pub struct GovernorConfig {
     pub idle: Duration,
     /// The least time between two hand-backs of an idle node.
     pub interval: Duration,
-    /// How far resident memory may stand above live memory, in percent of the latter, before an
-    /// idle node hands back. 100 keeps nothing.
+    /// How far resident memory may exceed live memory, in percent of the latter, before an idle
+    /// node hands back. 100 keeps nothing.
     pub growth_percent: u32,
     /// Resident memory up to which an idle node hands nothing back: what it needs again with the
     /// next request anyway.
@@ -62,7 +62,7 @@ pub struct Moment {
 pub enum Trim {
     /// Nothing else to do.
     Idle,
-    /// The kernel says that tasks wait for memory.
+    /// The kernel reports that tasks wait for memory.
     Stalled,
     /// Anonymous memory comes near the budget.
     NearBudget,

@@ -227,7 +227,7 @@ impl Pool {
         self.cap_bytes().saturating_sub(self.used_bytes())
     }
 
-    /// Takes `bytes` or says why not. Never waits.
+    /// Takes `bytes` or returns the reason why not. Never waits.
     pub fn try_reserve(&self, bytes: u64) -> Result<Reservation, PoolFull> {
         match self.0.take(bytes) {
             Ok(()) => Ok(self.reservation(bytes)),

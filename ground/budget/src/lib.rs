@@ -13,7 +13,7 @@
 //!   file memory of processes and of the group, kills for lack of memory, stalls. Parsers are pure
 //!   functions over bounded text; files are read up to a fixed length.
 //! * **The comparison** ([`unaccounted`]) and the **governor** ([`Governor`]). Anonymous memory
-//!   that no pool explains is itself a figure that tests and operators watch; the governor says
+//!   that no pool explains is itself a figure that tests and operators watch; the governor decides
 //!   when freed memory is handed back, and the throttle ([`Throttle`]) how far work is held back.
 //!
 //! * **[`processor`]**: threads that take turns with a worker process stay on its processor.

@@ -1,6 +1,6 @@
 //! Pressure stall information: the share of time in which some task waited for memory.
 //!
-//! It is the only reading that says "too little" before something dies: usage at the limit is
+//! It is the only reading that shows a shortage before a process is killed: usage at the limit is
 //! normal when it is page cache. A kernel built without it, or a cgroup of version 1, has none;
 //! then there is no reading, which is an `Option` everywhere and never an error.
 

@@ -17,7 +17,7 @@ const TIB: u64 = 1 << 40;
 
 /// Longest text taken for a size; nothing longer can be one.
 const TEXT_BYTES_MAX: usize = 40;
-/// Digits after the point; more would say less than a byte of any unit in use.
+/// Digits after the point; more would be less than a byte in any unit in use.
 const FRACTION_DIGITS_MAX: usize = 6;
 
 /// Why a text is not a size. The message shows the valid form.
@@ -29,7 +29,7 @@ pub enum SizeError {
     /// The text does not begin with a number.
     #[error("`{0}` is not a size: it must begin with a number, for example 512MiB")]
     NoNumber(String),
-    /// The unit is none of ours.
+    /// The unit is unknown.
     #[error(
         "`{unit}` in `{text}` is not a unit of size; use B, KiB, MiB, GiB, TiB (powers of 1024) \
          or kB, MB, GB, TB (powers of 1000)"

@@ -1,7 +1,7 @@
 //! The line in front of a full pool: waiters are served in order of arrival.
 //!
 //! Executions and compilations would rather wait than be refused, and a large reservation must not
-//! starve behind a stream of small ones. So waiters stand in a line; only its head tries, the
+//! starve behind a stream of small ones. So waiters queue in a line; only its head tries, the
 //! others wait for it. Threads that do not wait (the refusing kind) bypass the line, because
 //! refusing them while another thread waits would make their answer depend on the other threads.
 

@@ -8,7 +8,7 @@ use hyper::{Request, body::Bytes, header};
 use hyper_util::rt::TokioIo;
 use serde::{Serialize, de::DeserializeOwned};
 
-/// A report larger than this is none.
+/// A larger report is invalid.
 pub const REPORT_BYTES_MAX: usize = 4 << 20;
 /// A program that is alive answers sooner.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -25,7 +25,7 @@ fn report(address: SocketAddr, flag: &str) -> Result<Bytes> {
     })
 }
 
-/// Fetches the report of type `R` and prints it: as JSON, or as `text` says it.
+/// Fetches the report of type `R` and prints it: as JSON, or as `text` formats it.
 pub fn print<R: DeserializeOwned + Serialize>(
     address: SocketAddr,
     flag: &str,

@@ -71,7 +71,7 @@ pub struct Kind {
 /// Why a record file cannot be read or written.
 #[derive(Debug, Error)]
 pub enum RecordError {
-    /// The operating system said no.
+    /// An error of the operating system.
     #[error("{path}: {doing}: {source}")]
     Io {
         /// File or folder.

@@ -24,9 +24,9 @@ use crate::{
     table,
 };
 
-/// A compressed document larger than this is none.
+/// A larger compressed document is invalid.
 const PACKED_BYTES_MAX: usize = 32 << 20;
-/// The node answers within [`ANSWER_TIME`], or says that it does not.
+/// The node answers within [`ANSWER_TIME`], with the profile or an error.
 const TIMEOUT: Duration = Duration::from_secs(ANSWER_TIME.as_secs() + 5);
 /// Longest words of a refusal that are shown.
 const REFUSAL_CHARS_MAX: usize = 600;
@@ -62,7 +62,7 @@ pub struct Options {
     /// Only changes since this profile of the same process was saved.
     #[arg(long, value_name = "FILE")]
     pub since: Option<PathBuf>,
-    /// Write the profile as the node sent it, to compare with later (--since), or to look at again
+    /// Write the profile as the node sent it, to compare with later (--since), or to inspect again
     /// (--from).
     #[arg(long, value_name = "FILE")]
     pub save: Option<PathBuf>,

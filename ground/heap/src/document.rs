@@ -110,7 +110,7 @@ pub struct Document {
     pub mappings: Vec<Mapping>,
 }
 
-/// Writes the document of a dump of jemalloc's. Errors: the dump cannot be read or is none, the
+/// Writes the document of a dump of jemalloc's. Errors: the dump cannot be read or is invalid, the
 /// document cannot be written or would be too large.
 pub(crate) fn write(head: &Head, dump: &mut impl BufRead, out: &mut impl Write) -> Result<()> {
     let head = Head { version: VERSION, ..head.clone() };
@@ -142,7 +142,7 @@ pub(crate) fn write(head: &Head, dump: &mut impl BufRead, out: &mut impl Write) 
     Ok(())
 }
 
-/// Reads a compressed document. Errors: it is none, of another version, or larger than can be.
+/// Reads a compressed document. Errors: it is invalid, of another version, or larger than can be.
 pub fn read(packed: impl Read) -> Result<Document> {
     parse(&mut io::BufReader::new(GzDecoder::new(packed)))
 }

@@ -1,8 +1,8 @@
 //! Names of functions: as people write them, whose they are, and which of a stack is the site.
 //!
-//! The function that called the allocator is hardly ever the one to look at: it is a vector's or a
-//! map's. The **site** is the nearest one that is of no such crate, its **caller** the nearest one
-//! of the program's own crates.
+//! The function that called the allocator is rarely the relevant one: it is a vector's or a map's.
+//! The **site** is the nearest one that is of no such crate, its **caller** the nearest one of the
+//! program's own crates.
 
 /// Crates whose functions allocate on behalf of their callers.
 const PLUMBING: [&str; 11] = [
@@ -166,7 +166,7 @@ fn self_type(name: &str) -> String {
         before = letter;
     }
     if trait_of_parameter(name).is_some() {
-        // Its own type says nothing.
+        // Its own type has no information.
         return format!("{}{rest}", inner.get(cut + " as ".len()..).unwrap_or_default());
     }
     format!("{}{rest}", inner[..cut].trim_start_matches(['&', '*', '(']).trim_start_matches("mut "))

@@ -253,7 +253,7 @@ mod tests {
         // Large ones are all sampled.
         let large = Count { samples: 3, bytes: 3 << 30 };
         assert_eq!(estimate(large, 128 << 10), (3, 3 << 30));
-        // Whatever a document says, no sum overflows.
+        // No sum overflows for any document.
         let most = Count { samples: u64::MAX, bytes: u64::MAX };
         let mut amount = Amount::of(most, most, 1);
         amount.add(&amount.clone());

@@ -54,7 +54,7 @@ fn ignores(kind: SignalKind) -> bool {
     is_ignored(&status, kind.as_raw_value())
 }
 
-/// The same, of what the kernel says of a process: a mask in base 16, bit 0 for signal 1.
+/// The same, from the kernel's status of a process: a mask in base 16, bit 0 for signal 1.
 fn is_ignored(status: &str, number: i32) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());

@@ -259,7 +259,7 @@ impl FileHeap {
         }));
         BEGIN.store(base.addr(), Relaxed);
         BYTES.store(bytes, Relaxed);
-        // On a disk that is full, a program starts and says so where it asks.
+        // On a full disk a program starts, and reports it where it checks.
         let is_backed = room.ready().is_ok();
         let heap = Self { room, arena: new_arena(room)? };
         room.made.store(true, Relaxed);
@@ -510,7 +510,7 @@ unsafe extern "C" fn split(
     _: bool,
     _: libc::c_uint,
 ) -> bool {
-    // This truth value says whether it failed.
+    // The result is true on failure.
     false
 }
 
@@ -524,7 +524,7 @@ unsafe extern "C" fn merge(
     _: bool,
     _: libc::c_uint,
 ) -> bool {
-    // This truth value says whether it failed.
+    // The result is true on failure.
     false
 }
 

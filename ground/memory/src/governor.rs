@@ -40,7 +40,7 @@ pub struct GovernorThread {
 }
 
 impl GovernorThread {
-    /// Starts the thread. `look` says how long to wait until it is called again.
+    /// Starts the thread. `look` returns how long to wait until it is called again.
     pub fn start(mut look: impl FnMut() -> Duration + Send + 'static) -> io::Result<Self> {
         let (stop, stopped) = sync_channel::<()>(0);
         let thread = std::thread::Builder::new().name("governor".into()).spawn(move || {
@@ -63,7 +63,7 @@ impl Drop for GovernorThread {
             std::thread::sleep(END_LOOK);
         }
         if thread.is_finished() {
-            // A governor that panicked has nothing more to say.
+            // A governor that panicked has no result.
             let _ = thread.join();
         }
     }

@@ -11,7 +11,7 @@ use std::fmt::{self, Write};
 /// `grid`, `axis`.
 const BASE: &str = include_str!("base.css");
 
-/// Where a text stands of its point.
+/// Position of a text relative to its point.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Anchor {
     /// It begins there.

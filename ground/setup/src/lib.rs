@@ -43,7 +43,7 @@ pub struct Installation {
 }
 
 /// Writes the configuration file `file` of the program called `name`, and with `unit` also
-/// `name.service`, into the data folder, which is made if absent; says what to do with them.
+/// `name.service`, into the data folder, which is made if absent; prints what to do with them.
 /// `text` is given the data folder.
 pub fn init<'a>(
     name: &str,
@@ -73,7 +73,8 @@ pub fn init<'a>(
     Ok(())
 }
 
-/// Writes a file that is not there, whole or not at all. One that is there must say the same.
+/// Writes a file that is not there, whole or not at all. An existing one must have the same
+/// content.
 pub fn keep_or_write(path: &Path, text: &str) -> Result<()> {
     if path.exists() {
         let mut there = Vec::new();

@@ -1,6 +1,6 @@
 //! The limits of a governor that every program has: when freed memory goes back to the operating
-//! system. From which share of the budget on which work is held back, each program says itself; the
-//! rules between these shares are the same for all.
+//! system. Each program defines the shares of the budget from which work is held back; the rules
+//! between these shares are the same for all.
 
 use budget::{GovernorConfig, MIB, ThrottleConfig};
 use serde::{Deserialize, Serialize};
@@ -35,8 +35,7 @@ pub struct HandBackLimits {
 }
 
 impl HandBackLimits {
-    /// Measured with bursts of load and pauses between them; the table stands in
-    /// docs/operating.md.
+    /// Measured with bursts of load and pauses between them; the table is in docs/operating.md.
     pub const MEASURED: Self = Self {
         idle_millis: 500,
         interval_millis: 2_000,
@@ -61,7 +60,7 @@ impl HandBackLimits {
     }
 
     /// The rules between these limits and the program's thresholds, in the order in which they are
-    /// reached; `because` says of each but the first why it comes after the one before.
+    /// reached; `because` gives the reason of each but the first to come after the one before.
     pub fn check(&self, rules: &mut Rules, levels: [Named; 3], because: [&str; 2]) {
         let short = Named::limit("governor.short_percent", self.short_percent);
         let growth = Named::limit("governor.growth_percent", self.growth_percent);

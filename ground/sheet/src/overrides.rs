@@ -1,9 +1,9 @@
 //! The operator's own values, laid over a derived table by name.
 //!
-//! A configuration file says `[limits.gateway]` and `connections = 100` or `bodies_bytes =
-//! "32MiB"`. Sizes are integers or texts with a unit, everything else is an integer or a truth
-//! value. A name that does not exist is refused with the nearest that does. Limits that are
-//! consequences of a changed one follow it, unless they were stated too or had been stated before.
+//! A configuration file has `[limits.gateway]` and `connections = 100` or `bodies_bytes = "32MiB"`.
+//! Sizes are integers or texts with a unit, everything else is an integer or a truth value. A name
+//! that does not exist is refused with the nearest that does. Limits that are consequences of a
+//! changed one follow it, unless they were stated too or had been stated before.
 
 use budget::parse_size;
 use serde_json::{Map, Value};
@@ -17,7 +17,7 @@ use crate::{
 pub(crate) const QUOTED_CHARS_MAX: usize = 80;
 
 /// Whether the limit of that name (with or without its group) is a size: names of sizes end in
-/// `_bytes`, or say what they are per (`_bytes_per_`).
+/// `_bytes`, or name the unit they are per (`_bytes_per_`).
 pub fn is_bytes(name: &str) -> bool {
     name.ends_with("_bytes") || name.contains("_bytes_per_")
 }

@@ -17,7 +17,7 @@ pub struct Named {
 }
 
 impl Named {
-    /// A limit by its name, `group.field`; whether it is a size, the name says.
+    /// A limit by its name, `group.field`; the name shows whether it is a size.
     pub fn limit(name: &'static str, value: u64) -> Self {
         Self { name, value, is_bytes: is_bytes(name) }
     }
@@ -58,7 +58,7 @@ macro_rules! limit {
     };
 }
 
-/// Collects the rules a table breaks. Each of its functions says why the rule is one.
+/// Collects the rules a table breaks. Each of its functions takes the reason of the rule.
 #[derive(Debug)]
 pub struct Rules(Vec<Violation>);
 

@@ -52,11 +52,11 @@ impl LineKind {
 pub struct SheetLine {
     /// Its name; of a pool, that of the pool.
     pub name: &'static str,
-    /// Bytes that the line stands for; of a pool, its cap.
+    /// Bytes of the line; of a pool, its cap.
     pub bytes: u64,
     /// The crate that takes it.
     pub owner: &'static str,
-    /// How it is made up; empty when it is one limit.
+    /// Its terms; empty when it is one limit.
     pub made_of: String,
     /// Why it is there.
     pub reason: &'static str,

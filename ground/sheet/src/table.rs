@@ -46,8 +46,7 @@ pub trait Table: Clone + Serialize + DeserializeOwned {
     /// `group.field`).
     fn follow(&mut self, stays: impl Fn(&str) -> bool);
 
-    /// Says to `rules` which of them the table breaks. That the sheet fits the budget is not the
-    /// table's to say.
+    /// Reports the broken rules to `rules`. Whether the sheet fits the budget is checked elsewhere.
     fn rules(&self, rules: &mut Rules);
 
     /// The reason for `group.field`; empty for a name that does not exist.

@@ -43,7 +43,7 @@ impl SmallDisk {
     ///
     /// # Panics
     ///
-    /// If it cannot be looked at.
+    /// If its state cannot be read.
     pub fn free_bytes(&self) -> u64 {
         let room = rustix::fs::statvfs(&self.0).expect("a file system reports its free space");
         room.f_bavail * room.f_frsize

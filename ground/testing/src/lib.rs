@@ -5,8 +5,8 @@
 //! ([`formats`]). A dependency of tests only.
 //!
 //! A test that returns early passes, and libtest hides what a passing test prints. So a gate that
-//! runs without the right to mount, say, would be green and have checked nothing. Every early
-//! return of a test goes through [`missing`].
+//! runs without the right to mount, for example, would be green and have checked nothing. Every
+//! early return of a test goes through [`missing`].
 
 mod disk;
 pub mod formats;
@@ -23,8 +23,8 @@ pub use wait::{TIMEOUT, eventually, until, until_async};
 /// The gate sets the first; hosted runners set the second.
 pub const REQUIRE_ALL: [&str; 2] = ["THIMBLE_REQUIRE_ALL", "CI"];
 
-/// The calling test cannot run on this machine: `what` says what is missing, and what to install or
-/// permit. The caller returns afterwards.
+/// The calling test cannot run on this machine: `what` names what is missing, and what to install
+/// or permit. The caller returns afterwards.
 ///
 /// # Panics
 ///
