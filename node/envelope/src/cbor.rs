@@ -17,7 +17,7 @@ use std::borrow::Cow;
 
 use thiserror::Error;
 
-/// Tag that says "this is CBOR"; optional in front of the outermost item.
+/// Tag that marks the content as CBOR; optional in front of the outermost item.
 pub const SELF_DESCRIBE: u64 = 55_799;
 /// Tag of an unsigned integer written as a byte string.
 const BIGNUM: u64 = 2;

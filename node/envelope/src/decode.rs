@@ -309,8 +309,8 @@ fn at_most(what: &'static str, found: usize, limit: usize) -> Result<(), Envelop
 /// null are left out, as the request id leaves them out.
 ///
 /// # Errors
-/// When the body is no acceptable CBOR map with a `content`. Whether it is an envelope is for
-/// [`Envelope::decode`] to say.
+/// When the body is no acceptable CBOR map with a `content`. [`Envelope::decode`] decides whether
+/// it is an envelope.
 pub fn canonical(body: &[u8], bounds: &EnvelopeBounds) -> Result<Vec<u8>, EnvelopeError> {
     let envelope = cbor::decode(body, bounds.cbor())?;
     if !matches!(envelope, Value::Map(_)) {

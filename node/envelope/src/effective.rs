@@ -5,7 +5,7 @@
 //! which the sender does not sign. So that one signed call is one call, wherever it is sent, all of
 //! them have the same effective id from here on: see [`of_call`].
 //!
-//! For other calls to the management canister the destination stands in the Candid argument. The
+//! For other calls to the management canister the destination is in the Candid argument. The
 //! argument comes from outside and may be large (it can carry a module), so nothing but the one
 //! field is read from it ([`candid_wire`]).
 

@@ -23,7 +23,7 @@ impl<'a> Encoded<'a> {
     /// Reads the CBOR.
     ///
     /// # Errors
-    /// When it is none, or beyond the bounds: [`DEPTH_MAX`], [`ITEMS_MAX`].
+    /// When it is invalid, or beyond the bounds: [`DEPTH_MAX`], [`ITEMS_MAX`].
     pub fn read(bytes: &'a [u8]) -> Result<Self, CborError> {
         cbor::decode(bytes, hash_tree_bounds()).map(Self)
     }

@@ -16,7 +16,7 @@ use crate::{
     effective::{self, Effective, EffectiveError},
 };
 
-/// Why a call is none, or not its sender's.
+/// Why a call is invalid, or not its sender's.
 #[derive(Debug, Error)]
 #[error(transparent)]
 pub struct CallError(#[from] Reason);

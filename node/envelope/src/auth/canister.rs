@@ -230,7 +230,7 @@ impl CertificateVerifier {
         if delegation.delegation.is_some() || subnet_type == b"cloud_engine" {
             return None;
         }
-        // Ranges may be many: they are decoded once the root key stands for them.
+        // Ranges may be many: they are decoded once the root key has verified them.
         self.check_signature(&self.root_key, &delegation)?;
         if !covers(&delegation.tree, subnet_id, canister.as_slice()) {
             return None;

@@ -2,8 +2,8 @@
 //! schemes.
 //!
 //! The DER reader accepts exactly the encodings the specification names: no optional parameters, no
-//! trailing bytes, uncompressed points only. Which scheme a key belongs to is said by its object
-//! identifiers alone.
+//! trailing bytes, uncompressed points only. The scheme of a key is given by its object identifiers
+//! alone.
 //!
 //! Ed25519 is verified by ed25519-dalek (strict: no small-order keys, canonical scalars), P-256 and
 //! RSA by ring, secp256k1 by k256. ECDSA signatures are accepted with either sign of `s`, as the

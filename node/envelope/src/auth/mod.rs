@@ -270,7 +270,7 @@ pub fn authenticate(
 }
 
 /// Determines the signer of `envelope`, independent of the time: the answer is the same on every
-/// node, and stays. When it counts is for [`validity`] to say.
+/// node, and stays. [`validity`] returns when it is valid.
 pub fn authenticate_signer(
     envelope: &Envelope,
     config: &AuthConfig,
@@ -278,8 +278,8 @@ pub fn authenticate_signer(
     check(envelope, None, config)
 }
 
-/// When a call like this is accepted: [`authenticate`] says so at these times and no others, if it
-/// does at any.
+/// When a call like this is accepted: [`authenticate`] accepts it at these times and no others, if
+/// it does at any.
 pub fn validity(envelope: &Envelope, config: &AuthConfig) -> Validity {
     let expiry = envelope.content.ingress_expiry;
     let chain = envelope.sender_delegation.as_deref().unwrap_or_default();

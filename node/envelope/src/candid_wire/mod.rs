@@ -52,7 +52,7 @@ pub const METHOD_BYTES_MAX: usize = 20_000;
 const STEP_INSTRUCTIONS: u64 = 25;
 /// The same for one that the Candid library reads afterwards.
 const DECODED_STEP_INSTRUCTIONS: u64 = 500;
-/// Instructions for one byte, which is looked at once and copied at most twice.
+/// Instructions for one byte, which is read once and copied at most twice.
 const BYTE_INSTRUCTIONS: u64 = 1;
 /// Instructions for a byte of a `nat` or `int`, which the Candid library reads one by one.
 const NUMBER_BYTE_INSTRUCTIONS: u64 = 20;

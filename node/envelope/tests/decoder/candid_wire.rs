@@ -219,7 +219,7 @@ fn the_text_of_a_mismatch_names_the_field_and_both_types() {
         read::<Argument>(&Encode!(&"text").unwrap()).unwrap_err().to_string(),
         "the argument is of type text, record is expected"
     );
-    // An option of another type is none, as everywhere in Candid.
+    // An option of another type becomes null, as everywhere in Candid.
     let wrong = Wrong {
         canister_id: id,
         settings: Controllers { controllers: "text".into() },
