@@ -9,13 +9,13 @@ use thiserror::Error;
 /// Why bytes were refused.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum BytesError {
-    /// Shorter than it says or must be.
+    /// Shorter than its stated or required length.
     #[error("it ends within {what}: it was cut off")]
     Truncated {
         /// The part being read.
         what: &'static str,
     },
-    /// Longer than it says.
+    /// Longer than its stated length.
     #[error("{surplus} bytes follow its end")]
     Surplus {
         /// Number of bytes after the end.

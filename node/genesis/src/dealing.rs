@@ -13,7 +13,7 @@ use crate::{
     node_id,
 };
 
-/// A dealing larger than this is not looked at: 64 receivers take about half of it.
+/// A dealing larger than this is not read: 64 receivers take about half of it.
 pub const DEALING_BYTES_MAX: usize = 512 << 10;
 
 /// A dealing in its dealer's name. Decoded only: [`SignedDealing::check`] has the signature,
@@ -26,7 +26,7 @@ pub struct SignedDealing {
     signature: Signature,
 }
 
-/// The dealing as it stands in files.
+/// The dealing as stored in files.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DealingFile {

@@ -1,7 +1,7 @@
 //! The files' JSON: read within bounds, written in one form.
 //!
-//! A file is looked at only below its size; then its version, so that a file of a later program is
-//! called that and not "unknown field"; then all of it, strictly. Long values go from their text
+//! A file is read only below its maximum size; first its version, so that a file of a later program
+//! is called that and not "unknown field"; then all of it, strictly. Long values go from their text
 //! straight into bytes, and a list that is too long is refused at the first element too many.
 
 use std::{fmt, marker::PhantomData};
@@ -22,7 +22,7 @@ struct Probe {
     version: u32,
 }
 
-/// Reads a file of which at most `bytes_max` bytes are looked at. `what` names it in errors.
+/// Reads a file of at most `bytes_max` bytes. `what` names it in errors.
 pub(crate) fn read<T: DeserializeOwned>(
     what: &'static str,
     bytes: &[u8],

@@ -42,9 +42,9 @@ pub enum GenesisError {
     /// The id is the hash of the key.
     #[error("the record is for node {stated}, but its node key is that of node {actual}")]
     NodeId {
-        /// As the file says.
+        /// As in the file.
         stated: String,
-        /// As the key says.
+        /// As given by the key.
         actual: Principal,
     },
     /// The encryption key of a node is refused.
@@ -94,7 +94,7 @@ pub enum GenesisError {
     /// The threshold of a plan is not the one for its number of nodes.
     #[error("the plan's threshold is {stated}; for {nodes} nodes it is {right}")]
     Threshold {
-        /// As the file says.
+        /// As in the file.
         stated: u32,
         /// As it must be.
         right: u32,

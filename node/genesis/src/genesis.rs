@@ -18,7 +18,7 @@ use crate::{
     plan::PlanFile,
 };
 
-/// A genesis larger than this is not looked at: 64 dealings to 64 nodes take two thirds of it.
+/// A genesis larger than this is not read: 64 dealings to 64 nodes take two thirds of it.
 pub const GENESIS_BYTES_MAX: usize = 32 << 20;
 
 /// A subnet's genesis as it was read: the plan is checked, all else is not. See
@@ -39,7 +39,7 @@ pub struct Verified {
     hash: [u8; 32],
 }
 
-/// The genesis as it stands in files.
+/// The genesis as stored in files.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct GenesisFile {
@@ -126,8 +126,8 @@ impl Genesis {
     }
 }
 
-/// Verifies dealings that stand by rising index of their dealers, and makes the transcript of all
-/// of them.
+/// Verifies dealings ordered by rising index of their dealers, and makes the transcript of all of
+/// them.
 fn transcript(
     engine: &Engine,
     plan: &Plan,

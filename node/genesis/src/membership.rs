@@ -38,11 +38,11 @@ use crate::{
     record::RecordFile,
 };
 
-/// A membership change larger than this is not looked at: a whole new committee of 64, signed by
-/// 64, takes half of it.
+/// A membership change larger than this is not read: a whole new committee of 64, signed by 64,
+/// takes half of it.
 pub const CHANGE_BYTES_MAX: usize = 256 << 10;
 
-/// Bytes of a node id: the hash of a key, and a byte that says so.
+/// Bytes of a node id: the hash of a key, and a byte that marks it.
 const NODE_ID_BYTES: usize = 29;
 
 /// A change of members. The records in it are checked, and that there is one order of all parts;
@@ -59,7 +59,7 @@ pub struct MembershipChange {
     signatures: Vec<(Principal, Signature)>,
 }
 
-/// The change as it stands in files.
+/// The change as stored in files.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ChangeFile {
@@ -101,7 +101,7 @@ pub enum ChangeError {
          another came before, make this one again"
     )]
     Number {
-        /// As it says.
+        /// As stated in it.
         stated: u64,
         /// Changes so far.
         right: u64,
@@ -328,7 +328,7 @@ impl MembershipChange {
     }
 
     /// The members that result from `next`, which are to hold the key next; `current` hold it now.
-    /// Signatures are not looked at.
+    /// Signatures are not checked.
     pub(crate) fn applied(
         &self,
         subnet_key: &nidkg::PublicKey,

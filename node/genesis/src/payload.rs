@@ -9,7 +9,7 @@ use crate::{
     bytes::{BytesError, Reader, Writer},
 };
 
-/// A payload larger than this is not looked at: a dealing to 64 receivers takes two thirds of it.
+/// A payload larger than this is not read: a dealing to 64 receivers takes two thirds of it.
 pub const PAYLOAD_BYTES_MAX: usize = 256 << 10;
 
 const DEALING: u8 = 1;
@@ -44,7 +44,7 @@ pub enum PayloadError {
 }
 
 impl Payload {
-    /// The encoding that stands in a block: one byte for the kind, then the content.
+    /// The encoding in a block: one byte for the kind, then the content.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut writer = Writer::default();
         match self {

@@ -12,7 +12,7 @@ use crate::{
     record::{NodeRecord, RecordFile},
 };
 
-/// A plan larger than this is not looked at.
+/// A plan larger than this is not read.
 pub const PLAN_BYTES_MAX: usize = 256 << 10;
 /// The last second that can be counted in nanoseconds since 1970.
 const TIME_SECONDS_MAX: u64 = u64::MAX / 1_000_000_000;
@@ -27,7 +27,7 @@ pub struct Plan {
     session: Session,
 }
 
-/// The plan as it stands in files.
+/// The plan as stored in files.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PlanFile {

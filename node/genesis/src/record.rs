@@ -12,7 +12,7 @@ use crate::{
     hash::Message,
 };
 
-/// A record larger than this is not looked at.
+/// A record larger than this is not read.
 pub const RECORD_BYTES_MAX: usize = 16 << 10;
 /// Longest address: a name of the domain name system, with a port.
 pub const ADDRESS_BYTES_MAX: usize = 260;
@@ -26,7 +26,7 @@ pub struct NodeRecord {
     signature: Signature,
 }
 
-/// The record as it stands in files.
+/// The record as stored in files.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RecordFile {

@@ -54,8 +54,8 @@ use crate::{
     threshold,
 };
 
-/// A summary larger than this is not looked at: 64 members with all but the last of their dealings
-/// take a third of it.
+/// A summary larger than this is not read: 64 members with all but the last of their dealings take
+/// a third of it.
 pub const SUMMARY_BYTES_MAX: usize = 16 << 20;
 
 /// Version of the encoding. A decoder knows this one only.
@@ -139,7 +139,7 @@ pub enum SummaryError {
     /// Of another epoch.
     #[error("the dealing is for epoch {stated}; dealings of this epoch are for epoch {right}")]
     OtherEpoch {
-        /// As it says.
+        /// As stated in it.
         stated: u64,
         /// As it must be.
         right: u64,
@@ -215,8 +215,8 @@ impl Summary {
         Self::first(verified.plan().nodes().to_vec(), verified.committee().clone())
     }
 
-    /// Of the first epoch of a subnet whose key was dealt otherwise. Members stand by rising node
-    /// key, shares in the same order.
+    /// Of the first epoch of a subnet whose key was dealt otherwise. Members are ordered by rising
+    /// node key, shares in the same order.
     pub fn from_parts(
         members: Vec<NodeRecord>,
         committee: Committee,
@@ -584,7 +584,7 @@ impl Summary {
                 writer.part(&resharing.transcript.to_bytes());
             }
         }
-        // Records that are the same stand there once: each costs arithmetic to read.
+        // Equal records are stored once: each costs arithmetic to read.
         if self.next_members == self.members {
             writer.u8(0);
         } else {

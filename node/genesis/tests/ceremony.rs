@@ -179,7 +179,7 @@ fn a_record_that_was_changed_is_refused() {
     let error = NodeRecord::from_json(file.to_string().as_bytes()).err().unwrap().to_string();
     assert!(error.contains("signature of the record"), "{error}");
 
-    // And a proof made for another owner is none.
+    // And a proof made for another owner is invalid.
     let stranger = SigningKey::from_bytes(&[77; 32]);
     let error = NodeRecord::new(&stranger, public, "h:1").err().unwrap().to_string();
     assert!(error.contains("proof of possession"), "{error}");
