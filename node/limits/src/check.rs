@@ -17,7 +17,7 @@ use crate::{
 const MAPPINGS_PER_PROCESS: u64 = 65_530;
 
 impl Limits {
-    /// Says which rules the table breaks.
+    /// Reports the rules that the table breaks.
     pub(crate) fn check_rules(&self, rules: &mut Rules) {
         self.check_subnet(rules);
         self.check_execution(rules);

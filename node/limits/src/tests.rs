@@ -259,7 +259,7 @@ fn every_limit_has_its_reason() {
     assert_eq!(REASONS.len(), reasons.len(), "no reason twice");
 }
 
-/// Breaks one rule and says which names the refusal must hold.
+/// Breaks one rule; returns the refusal.
 fn broken(overrides: Value) -> String {
     let mut limits = Limits::nano().unwrap();
     limits.apply_overrides(&overrides).unwrap();
