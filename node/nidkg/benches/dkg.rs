@@ -364,7 +364,7 @@ fn main() {
         }
     }
     print_table(table_bytes);
-    // A filter asks for steps by name; the comparison is none of them.
+    // A filter asks for steps by name; the comparison is not one of them.
     let filtered = std::env::args().skip(1).any(|argument| !argument.starts_with("--"));
     if sizes.split(',').any(|nodes| nodes == "40") && !filtered {
         compare_threads();

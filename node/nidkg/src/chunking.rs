@@ -28,7 +28,8 @@ use crate::{
     parameters::{CHUNKS, Parameters, REPETITIONS, response_bound, sum_bound},
 };
 
-/// Each attempt succeeds with probability 0.6; this many failures mean that the randomness is none.
+/// Each attempt succeeds with probability 0.6; this many failures mean that the random number
+/// generator failed.
 const ATTEMPTS_MAX: usize = 256;
 
 /// Proof of correct chunking of one ciphertext; symbols as in the equations above.
@@ -112,7 +113,7 @@ fn limbs_of(powers: &[Scalar]) -> Vec<[u64; 4]> {
     powers.iter().map(|power| power.to_limbs()).collect()
 }
 
-/// Proves. `instance` binds everything public. None if the randomness is none.
+/// Proves. `instance` binds everything public. `None` if the random number generator failed.
 #[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 pub(crate) fn prove(
     engine: &Engine,
@@ -160,7 +161,7 @@ pub(crate) fn prove(
                 }
             }
         }
-        // All are looked at, so that how long an attempt takes does not say which one was out of
+        // All are checked, so that the time of an attempt does not reveal which one was out of
         // range.
         let in_range = responses
             .iter_mut()
@@ -170,7 +171,7 @@ pub(crate) fn prove(
                 fits
             })
             .fold(true, |all, one| all & one);
-        // A rejected attempt's responses would say something about the chunks: they are dropped,
+        // A rejected attempt's responses would reveal something about the chunks: they are dropped,
         // wiped.
         in_range.then(|| (masked, seed, challenges, responses.to_vec()))
     });

@@ -9,7 +9,7 @@
 //!
 //! The paper writes `H` bit by bit into 256 further levels. Here it is one level with a scalar
 //! identity, as the underlying hierarchy allows: keys are a tenth of the size.
-//! docs/nidkg-security.md says why that is sound.
+//! docs/nidkg-security.md proves that this is sound.
 
 use rand::{CryptoRng, RngCore};
 use rayon::prelude::*;

@@ -5,7 +5,7 @@
 //! compressed.
 //!
 //! Verification of many dealings is one verification of the sum of their equations. If it fails the
-//! dealings are halved until each culprit stands alone, and its checks are then made one by one, so
+//! dealings are halved until each culprit is isolated, and its checks are then made one by one, so
 //! that the error names dealer and check.
 
 use std::fmt;
@@ -115,7 +115,7 @@ pub enum DealingError {
     Randomness,
 }
 
-/// Deals. In a fresh session `share` is none, and a new secret is drawn; in a resharing it is the
+/// Deals. In a fresh session `share` is `None`, and a new secret is drawn; in a resharing it is the
 /// dealer's share of the old key.
 pub fn create_dealing(
     engine: &Engine,
@@ -264,7 +264,7 @@ pub fn verify_dealing(
     verify_dealings(engine, session, vec![(dealer, dealing)], rng).remove(0)
 }
 
-/// Verifies many dealings of one session at once; results stand in the order of the dealings.
+/// Verifies many dealings of one session at once; results are in the order of the dealings.
 ///
 /// `rng` draws the weights of the folded equations. It must be unpredictable to dealers. A false
 /// dealing passes with probability below 2^-63, a good one never fails.
@@ -346,8 +346,8 @@ impl Batch<'_> {
                 (true, true) => None,
             })
             .collect();
-        // Equations say something about points of the group only: those of a dealing with others
-        // are not looked at.
+        // Equations are meaningful for points of the group only: those of a dealing with others are
+        // not checked.
         let sound: Vec<usize> =
             (0..candidates.len()).filter(|place| verdicts[*place].is_none()).collect();
         let folded: Vec<_> = sound.iter().map(|place| folded[*place].as_ref()).collect();

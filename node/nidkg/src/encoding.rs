@@ -21,7 +21,7 @@ pub(crate) enum Kind {
 /// Why bytes were refused.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum DecodeError {
-    /// Shorter than it says or must be.
+    /// Shorter than its stated or required length.
     #[error("{what} ends after {have} bytes, {need} more were expected: it was cut off")]
     Truncated {
         /// The value being read.
@@ -31,7 +31,7 @@ pub enum DecodeError {
         /// Bytes missing after them.
         need: usize,
     },
-    /// Longer than it says.
+    /// Longer than its stated length.
     #[error("{surplus} bytes follow the end of the encoding: it is not canonical")]
     Surplus {
         /// Number of bytes after the end.

@@ -1,7 +1,7 @@
 //! Many equations checked as few: each gets a random 128-bit weight of the verifier's own, and
 //! their sum is checked. A false equation survives with probability 2^-128.
 //!
-//! Equations in G1 say that a sum of multiples is infinity. Bases that many equations share (the
+//! Equations in G1 state that a sum of multiples is infinity. Bases that many equations share (the
 //! generator, receivers' keys) are collected by coefficient, all others are appended. Equations in
 //! G2 and the integrity pairings are one product of four pairings:
 //!

@@ -75,7 +75,7 @@ pub enum SessionError {
 
 impl Session {
     /// `id` names this key generation among all others of these nodes; using one twice lets
-    /// dealings of one stand in the other.
+    /// dealings of one are used in the other.
     pub fn new(
         id: [u8; 32],
         epoch: Epoch,

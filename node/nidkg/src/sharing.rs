@@ -1,5 +1,5 @@
 //! Proof of correct sharing (paper, section 6.4): what is encrypted to receiver `i` is the value at
-//! `i + 1` of the polynomial whose coefficients stand in public as `A_k = g2^{a_k}`.
+//! `i + 1` of the polynomial whose coefficients are public as `A_k = g2^{a_k}`.
 //!
 //! With `R = product_j R_j^{B^j}` and `C_i = product_j C_ij^{B^j}` (the ciphertext of the whole
 //! share), challenges `x` and `x'`, the verifier checks

@@ -187,7 +187,7 @@ impl PublicKey {
             .ok_or(BlsError::NotAPoint { what: "the public key" })
     }
 
-    /// The key that is this member of the group; infinity is none.
+    /// The key that is this member of the group; infinity is invalid.
     pub(crate) fn from_point(point: G2Affine) -> Result<Self, BlsError> {
         if point.is_identity() {
             return Err(BlsError::NotAPoint { what: "the public key" });

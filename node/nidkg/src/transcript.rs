@@ -6,7 +6,7 @@
 //! was encrypted to, so that nothing can be decrypted. The result is checked against the public key
 //! of the receiver's share.
 //!
-//! Nodes must agree on a transcript before they load it; this crate does not say how.
+//! Nodes must agree on a transcript before they load it; this crate does not define how.
 
 use rayon::prelude::*;
 use thiserror::Error;
