@@ -1,7 +1,7 @@
 //! Which addresses canisters may reach: those of the public network, and those that the operator
 //! allows.
 //!
-//! A node stands in a network with services that trust their neighbours (its own among them), and
+//! A node is in a network with services that trust their neighbours (its own among them), and
 //! the author of a canister chooses the URL. So an address is checked after its name was resolved,
 //! and the connection goes to exactly that address: a name that resolves differently a moment later
 //! gains nothing.
@@ -24,7 +24,7 @@ pub(crate) fn is_allowed(address: IpAddr, networks: &[IpNet]) -> bool {
     }
 }
 
-/// The IPv4 address that an IPv6 address stands for, or leads to through a translator or a tunnel.
+/// The IPv4 address that an IPv6 address represents, or leads to through a translator or a tunnel.
 fn embedded(address: IpAddr) -> Option<IpAddr> {
     let IpAddr::V6(address) = address else { return None };
     let segments = address.segments();

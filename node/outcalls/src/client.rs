@@ -93,7 +93,7 @@ impl Client {
     }
 
     /// Makes the request, and reads the response. Ends by itself, in this time after the wait for a
-    /// turn at the resolver: that others have one says nothing about the server.
+    /// turn at the resolver: turns of others are not a property of the server.
     pub(crate) async fn ask(
         &self,
         outcall: &Outcall,
@@ -145,7 +145,7 @@ impl Client {
         }
     }
 
-    /// Connects to an address that was looked at, IPv6 first.
+    /// Connects to a checked address, IPv6 first.
     async fn connect(&self, target: &Target, turn: Option<Turn>) -> Result<TcpStream, Error> {
         let failed = |error: io::Error| {
             tracing::debug!(server = target.name(), %error, "an outcall cannot connect");
@@ -235,7 +235,7 @@ async fn read(
     let headers = headers(&head.headers)?;
     let left = body_bytes_max(&headers, bytes_max)?;
     let left = usize::try_from(left).unwrap_or(usize::MAX);
-    // As much as the server says there is; else it grows, to no more than there may be.
+    // As much as the server announces; else it grows, to no more than there may be.
     let said = body.size_hint().exact().and_then(|bytes| usize::try_from(bytes).ok());
     if said.is_some_and(|said| said > left) {
         return Err(Failure::BodyBytes(bytes_max).into());

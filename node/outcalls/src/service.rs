@@ -51,9 +51,9 @@ const TRANSFORMS_MAX: usize = 2;
 /// Why a response was not transformed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NotTransformed {
-    /// The canister's, which is an answer.
+    /// The canister's reject, which is an answer.
     Reject(Reject),
-    /// This machine's, which is none.
+    /// This machine's failure, which is not an answer.
     Trouble(String),
     /// The same, and query workers ended with it.
     Died(String),
