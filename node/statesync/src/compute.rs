@@ -31,7 +31,7 @@ pub struct Job {
 pub(crate) enum Failure {
     /// The node stops.
     Stopped,
-    /// The store failed; it says how.
+    /// The store failed; it reports the error.
     Write,
     Error(ManifestError),
 }
@@ -105,7 +105,7 @@ fn hash_memories(
     for leaf in checkpoint.written_leaves()? {
         go_on()?;
         let (id, index) = leaf?;
-        // A memory that no canister has is none of the state.
+        // A memory without a canister is not part of the state.
         let hash = match job.pinned.layouts.get(&id) {
             Some(layout) if reader.read(layout, index)? => Some(leaf_hash(&reader.encoded)),
             _ => None,

@@ -60,7 +60,7 @@ use staging::Staging;
 
 pub use swap::{complete_install, complete_install_on};
 
-/// Leaves looked at in one call of [`StateInstaller::missing`]: 64 MiB at most are read and hashed.
+/// Leaves checked in one call of [`StateInstaller::missing`]: 64 MiB at most are read and hashed.
 const LOOKS_PER_CALL: u32 = 256;
 /// The folder of payloads in that of the store.
 const MESSAGES: &str = "messages";
@@ -123,7 +123,7 @@ pub enum InstallError {
         /// Most bytes that it may have.
         limit: u64,
     },
-    /// The state is for another height than its records say.
+    /// The state is for another height than its records.
     #[error("the manifest is of height {} and its records of height {}", .manifest.0, .records.0)]
     Height {
         /// In the header.
@@ -301,12 +301,12 @@ enum Stage {
     Leaves { header: Header, plan: Plan, cursor: Cursor },
 }
 
-/// The next leaf to be looked at.
+/// The next leaf to check.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cursor {
     object: usize,
     row: u32,
-    /// First leaf of the object that was not looked at.
+    /// First leaf of the object that was not checked.
     next_index: u32,
     /// Its file was there before, with whatever content.
     existed: bool,
@@ -777,7 +777,7 @@ impl std::fmt::Debug for StateInstaller {
     }
 }
 
-/// Result of a look at a leaf.
+/// Result of checking a leaf.
 enum Look {
     Missing(ChunkId),
     There,

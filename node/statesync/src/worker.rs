@@ -127,7 +127,7 @@ impl Drop for ManifestWorker {
         self.shared.changed.notify_all();
         drop(self.jobs.take());
         if let Some(thread) = self.thread.take() {
-            // A thread that panicked has nothing more to say.
+            // A thread that panicked has no result.
             let _ = thread.join();
         }
     }
@@ -184,7 +184,7 @@ fn show(
 
 /// Whether the disk may take it later.
 impl Shared {
-    /// Waits, or until the node stops; says whether it does.
+    /// Waits, or until the node stops; returns whether it stops.
     fn pause(&self, time: Duration) -> bool {
         let work = self.lock();
         let stopped = |_: &mut Work| !self.stop.load(Ordering::Relaxed);

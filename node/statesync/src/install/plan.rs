@@ -79,7 +79,7 @@ pub(super) struct Plan {
     leaves: u64,
     bytes_total: u64,
     there: u64,
-    /// Leaves that were looked at and are missing.
+    /// Leaves that were checked and are missing.
     wanted: Bits,
     /// None is wanted before this one.
     first_wanted: u64,
@@ -197,7 +197,7 @@ impl Plan {
         Ok(None)
     }
 
-    /// A leaf was looked at and is not there.
+    /// A leaf was checked and is missing.
     pub(super) fn want(&mut self, ordinal: u64) {
         self.wanted.set(ordinal, true);
         self.first_wanted = self.first_wanted.min(ordinal);
@@ -213,7 +213,7 @@ impl Plan {
         self.there += 1;
     }
 
-    /// The first leaves that were looked at and are missing.
+    /// The first leaves that were checked and are missing.
     pub(super) fn wanted(&mut self, max: usize) -> Result<Vec<ChunkId>, InstallError> {
         let mut chunks = Vec::new();
         let mut from = self.first_wanted;

@@ -250,7 +250,7 @@ impl Staging {
             .map_err(|error| InstallError::io("sync", &dir, error))
     }
 
-    /// Says, durably, that the new state counts.
+    /// Records, durably, that the new state is valid.
     pub(super) fn complete(&self) -> Result<(), InstallError> {
         let path = self.dir.join(COMPLETE);
         self.disk

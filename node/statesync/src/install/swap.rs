@@ -16,7 +16,7 @@ use super::staging::remove_dir;
 
 /// Directory of an installation within the data directory.
 pub(super) const STAGING: &str = "sync";
-/// The file that says that the new state counts.
+/// The file that marks the new state as valid.
 pub(super) const COMPLETE: &str = "complete";
 /// Folders that are moved in, and the names to which the old ones are moved.
 const MOVED: [&str; 2] = ["pages", "state"];
