@@ -21,7 +21,7 @@ const PEER_EXCHANGE_PEERS: u64 = 100;
 const SEGMENTS_MAX: u64 = 65_536;
 
 impl Limits {
-    /// Says which rules the table breaks.
+    /// Reports the rules that the table breaks.
     pub(crate) fn check_rules(&self, rules: &mut Rules) {
         self.check_connections(rules);
         self.check_messages(rules);
