@@ -36,7 +36,7 @@ const BITS_BYTES: usize = SHARDS_PER_CLUSTER_MAX as usize / 8;
 /// Why the value of a key is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RecordError {
-    /// The value does not have the length its content says.
+    /// The value does not have the length that its content states.
     #[error("{key} has {bytes} bytes where {expected} are expected")]
     WrongLength {
         /// Key of the value.

@@ -92,9 +92,9 @@ pub fn with_length(body: &[u8]) -> Vec<u8> {
 /// length prefix depends on the constructor: frames do, entries of a frame do not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SplitFrame {
-    /// Bytes that stand before those from elsewhere.
+    /// Bytes before those from the other source.
     pub head: Vec<u8>,
-    /// Bytes that stand after those from elsewhere.
+    /// Bytes after those from the other source.
     pub tail: Vec<u8>,
 }
 

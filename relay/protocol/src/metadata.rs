@@ -18,10 +18,10 @@ pub const PROTOCOL: &str = "/vac/waku/metadata/1.0.0";
 /// Longest request and reply, in bytes: all shards, in both forms, take under 8 KiB.
 pub const MESSAGE_BYTES_MAX: usize = 8 * 1024;
 
-/// A request or a reply: both say the same of their sender.
+/// A request or a reply: both describe their sender.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Metadata {
-    /// The network; absent if the peer does not say.
+    /// The network; absent if the peer does not state it.
     pub cluster: Option<u32>,
     /// Shards, ascending, each once, 0 to 1023.
     pub shards: Vec<u16>,

@@ -37,7 +37,7 @@ const HASH_BYTES_MIN: usize = 12;
 const HASH_TEXT_MAX: usize = 52;
 /// As much of a hash as lists have that are made here, like those of go-ethereum.
 const HASH_BYTES: usize = 16;
-/// r, s, and a byte that is not looked at.
+/// r, s, and a byte that is ignored.
 const SIGNATURE_BYTES: usize = 65;
 
 /// Why an entry is refused.
@@ -170,7 +170,7 @@ impl ListRoot {
         format!("{ROOT_PREFIX}e={} l={} seq={}", self.records, self.links, self.sequence)
     }
 
-    /// Whether a text is a root and not another record that stands at the same domain.
+    /// Whether a text is a root and not another record at the same domain.
     pub fn is_root(text: &str) -> bool {
         text.starts_with(ROOT_PREFIX)
     }

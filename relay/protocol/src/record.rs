@@ -75,7 +75,7 @@ pub struct NodeRecord {
     pub tcp: Vec<SocketAddr>,
     /// UDP address by `ip` and `udp`.
     pub udp: Option<SocketAddr>,
-    /// Whether `tcp` stands without `ip`: go-waku refuses whole answers with such a record.
+    /// Whether `tcp` occurs without `ip`: go-waku refuses whole answers with such a record.
     pub tcp_without_ip: bool,
     /// Binary multiaddresses (`multiaddrs`); empty when the record has none.
     pub addresses: Vec<Bytes>,

@@ -53,7 +53,7 @@ impl StatusCode {
         }
     }
 
-    /// Whether the code says that the request was carried out: 200 to 299.
+    /// Whether the code means that the request was carried out: 200 to 299.
     pub fn is_success(self) -> bool {
         (200..300).contains(&self.code())
     }

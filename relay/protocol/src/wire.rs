@@ -41,7 +41,7 @@ pub enum DecodeError {
         /// Number of the field.
         tag: u32,
     },
-    /// A known field has another wire type than its definition says.
+    /// A known field has another wire type than in its definition.
     #[error("field {tag} has another wire type than its definition")]
     WrongType {
         /// Number of the field.
@@ -99,7 +99,7 @@ pub enum DecodeError {
     },
 }
 
-/// One value as it stands on the wire.
+/// One value as encoded on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value<'a> {
     /// Wire type 0.
@@ -307,7 +307,7 @@ fn key_len(tag: u32) -> usize {
     encoded_len_varint(u64::from(tag) << 3)
 }
 
-/// A `sint64` as it stands in a varint.
+/// A `sint64` as encoded in a varint.
 pub fn zigzag(value: i64) -> u64 {
     ((value << 1) ^ (value >> 63)) as u64
 }

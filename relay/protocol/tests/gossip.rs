@@ -24,7 +24,7 @@ fn wrapped(tag: u32, body: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Bytes as the definition of libp2p says them, written by hand.
+/// Bytes as the definition of libp2p specifies them, written by hand.
 #[test]
 fn an_rpc_is_laid_out_as_the_definition_says() {
     let id = |fill| MessageId([fill; 32]);

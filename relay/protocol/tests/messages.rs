@@ -64,7 +64,7 @@ fn an_absent_timestamp_hashes_as_zero() {
     assert_eq!(message_hash(TOPIC, &absent), message_hash(TOPIC, &zero));
 }
 
-/// Bytes as the definition says them, written out by hand, so that the encoder and the decoder
+/// Bytes as the definition specifies them, written out by hand, so that the encoder and the decoder
 /// cannot be wrong together.
 #[test]
 fn a_message_is_laid_out_as_the_definition_says() {

@@ -170,7 +170,7 @@ pub struct IHave {
 pub struct Prune {
     /// The topic, 1 to 256 bytes.
     pub topic: Text,
-    /// How long not to come back, in seconds, as the peer says: not limited here.
+    /// How long to stay out of the mesh, in seconds, as the peer states: not limited here.
     pub backoff_s: Option<u64>,
     /// Other peers the sender recommends.
     pub peers: Vec<PrunePeer>,
