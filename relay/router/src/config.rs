@@ -60,7 +60,7 @@ pub struct Config {
     pub iwant_followup: Duration,
     /// Messages from this size on are announced by IDONTWANT before they are forwarded.
     pub idontwant_bytes: usize,
-    /// Ids a peer said it does not want, kept at most; for [`Self::idontwant_heartbeats`].
+    /// Ids a peer declared unwanted, kept at most; for [`Self::idontwant_heartbeats`].
     pub idontwant_ids: usize,
     /// Heartbeats for which they are kept.
     pub idontwant_heartbeats: u32,
@@ -121,7 +121,7 @@ pub struct ScoreConfig {
     pub gossip_threshold: f64,
     /// Below it a peer gets none of this node's own messages.
     pub publish_threshold: f64,
-    /// Below it nothing a peer sends is looked at.
+    /// Below it all input of a peer is ignored.
     pub graylist_threshold: f64,
     /// Median score of a mesh below which others are grafted too.
     pub opportunistic_threshold: f64,

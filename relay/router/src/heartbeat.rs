@@ -139,7 +139,7 @@ impl<M: Clone> Router<M> {
         }
     }
 
-    /// Up to `count` peers of a topic by chance, of those that `fits` says yes to.
+    /// Up to `count` peers of a topic by chance, of those that `fits` accepts.
     pub(crate) fn choose(
         &mut self,
         shard: Shard,

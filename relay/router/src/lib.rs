@@ -7,7 +7,8 @@
 //!
 //! # Path of a message
 //!
-//! 1. A frame comes from a peer. For each message in it, [`Router::offer`] says whether it is new.
+//! 1. A frame comes from a peer. For each message in it, [`Router::offer`] returns whether it is
+//!    new.
 //! 2. The user validates it and writes it to its log. Then [`Router::accept`] with the reference,
 //!    [`Router::reject`] if it breaks the protocol (its sender's score falls), or
 //!    [`Router::forget`] if this machine could not keep it (it may come again).

@@ -75,8 +75,8 @@ impl<M> PeerState<M> {
         }
     }
 
-    /// Puts a reference into its queue unless it said that it does not want it; how many older ones
-    /// had to leave.
+    /// Puts a reference into its queue unless it declared it unwanted; how many older ones had to
+    /// leave.
     pub(crate) fn push(&mut self, shard: Shard, id: MessageId, message: M, most: usize) -> u64 {
         if self.unwanted.contains_key(&id) {
             return 0;
@@ -91,7 +91,8 @@ impl<M> PeerState<M> {
         left
     }
 
-    /// It says that it has a message: nothing of it need be sent, what waits in the queue included.
+    /// It announces that it has a message: the message need not be sent, even if it waits in the
+    /// queue.
     pub(crate) fn does_not_want(&mut self, id: MessageId, until: u64, most: usize) {
         if self.unwanted.len() < most {
             self.unwanted.insert(id, until);

@@ -24,11 +24,11 @@ pub enum Offer {
     New,
     /// It was seen before.
     Duplicate,
-    /// It is not looked at.
+    /// It is ignored.
     Refused(Refusal),
 }
 
-/// Why a message is not looked at.
+/// Why a message is ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The sender's score is below the graylist threshold, or it is not a peer.
@@ -46,7 +46,7 @@ pub struct Counters {
     pub duplicates: u64,
     /// New messages that broke the protocol.
     pub rejected: u64,
-    /// Messages not looked at.
+    /// Messages ignored.
     pub refused: u64,
     /// References put into peers' queues.
     pub queued: u64,
@@ -187,9 +187,9 @@ impl<M: Clone> Router<M> {
     // Peers.
 
     /// A peer that speaks the protocol is connected: `name` is what it is called across
-    /// connections, `address` where it is (none if that says nothing, as on this machine).
+    /// connections, `address` where it is (`None` if that has no information, as on this machine).
     ///
-    /// Says whether it is taken: there are at most `peers` of them.
+    /// Returns whether it is accepted: there are at most `peers` of them.
     pub fn connected(
         &mut self,
         peer: Peer,
@@ -276,7 +276,7 @@ impl<M: Clone> Router<M> {
         self.score(peer, now).is_some_and(|score| score >= threshold)
     }
 
-    /// Whether anything this peer sends is looked at.
+    /// Whether input of this peer is handled.
     pub fn is_heard(&self, peer: Peer, now: Duration) -> bool {
         self.scores_at_least(peer, self.config.score.graylist_threshold, now)
     }
@@ -315,7 +315,7 @@ impl<M: Clone> Router<M> {
 
     /// A peer put this node into its mesh of a topic.
     pub fn on_graft(&mut self, peer: Peer, shard: Shard, now: Duration) {
-        // Of a topic that this node does not know nothing is said: answering would amplify.
+        // There is no answer for a topic that this node does not know: it would amplify.
         let Some(mesh) = self.meshes.get(&shard) else { return };
         let (full, there) = (mesh.len() >= self.config.d_high, mesh.contains(&peer));
         let poor = !self.scores_at_least(peer, 0.0, now);
@@ -326,7 +326,7 @@ impl<M: Clone> Router<M> {
         if state.topics.len() >= self.config.topics_per_peer && !state.topics.contains(shard) {
             return;
         }
-        // Grafting says that it is subscribed, whatever order the messages came in.
+        // Grafting implies that it is subscribed, whatever order the messages came in.
         state.topics.insert(shard);
         let early = state.in_backoff(shard, now);
         // This side remembers the back-off a little longer than it asked for.

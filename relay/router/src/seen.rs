@@ -37,7 +37,7 @@ impl Seen {
         self.new.contains(id) || self.middle.contains(id) || self.old.contains(id)
     }
 
-    /// Remembers `id`; says whether it is new.
+    /// Remembers `id`; returns whether it is new.
     pub(crate) fn insert(&mut self, id: MessageId, now: Duration) -> bool {
         self.rotate(now);
         if self.contains(&id) {

@@ -17,7 +17,7 @@ struct Network {
     now: Duration,
     /// Messages sent over wires.
     sent: u64,
-    /// A router that says nothing but keeps its connections, as a frozen process.
+    /// A router that sends nothing but keeps its connections, as a frozen process.
     frozen: Option<usize>,
 }
 
@@ -501,7 +501,7 @@ fn the_same_calls_give_the_same_network() {
     assert_eq!(run(), run());
 }
 
-/// Whatever peers say in whatever order, bounds hold, and meshes are of peers that are there.
+/// For any input of peers in any order, bounds hold, and meshes are of peers that are there.
 #[test]
 fn nonsense_from_peers_keeps_every_bound() {
     let config = Config {

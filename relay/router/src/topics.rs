@@ -21,7 +21,7 @@ impl Topics {
         (usize::from(shard) / 64, 1 << (shard % 64))
     }
 
-    /// Adds a shard; says whether it is new. A shard that does not exist is not added.
+    /// Adds a shard; returns whether it is new. A shard that does not exist is not added.
     pub fn insert(&mut self, shard: Shard) -> bool {
         let (word, bit) = Self::place(shard);
         let Some(word) = self.0.get_mut(word) else { return false };
@@ -30,7 +30,7 @@ impl Topics {
         new
     }
 
-    /// Takes a shard out; says whether it was there.
+    /// Removes a shard; returns whether it was there.
     pub fn remove(&mut self, shard: Shard) -> bool {
         let (word, bit) = Self::place(shard);
         let Some(word) = self.0.get_mut(word) else { return false };
