@@ -28,7 +28,7 @@ pub(crate) struct Partition {
     pub(crate) folder: PathBuf,
     segments: RwLock<BTreeMap<u32, Arc<Segment>>>,
     figures: Mutex<Figures>,
-    /// Bytes of the index's files as last looked at.
+    /// Bytes of the index's files as last read.
     index_bytes: AtomicU64,
     /// Bytes of segments that were set aside.
     aside_bytes: AtomicU64,

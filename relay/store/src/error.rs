@@ -18,7 +18,7 @@ pub enum OpenError {
         /// The store's folder.
         folder: PathBuf,
     },
-    /// The operating system said no.
+    /// An error of the operating system.
     #[error("{path}: {doing}: {source}")]
     Io {
         /// File or folder.
@@ -63,7 +63,7 @@ pub enum AppendError {
         /// Bytes for the write and the reserve.
         needed_bytes: u64,
     },
-    /// The operating system said no.
+    /// An error of the operating system.
     #[error("{path}: writing: {source}")]
     Io {
         /// File or folder.

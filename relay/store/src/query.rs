@@ -26,7 +26,7 @@ use crate::{
     store::Shared,
 };
 
-/// Messages of a page when the query does not say.
+/// Messages of a page when the query does not state it.
 pub const PAGE_MESSAGES_DEFAULT: usize = 20;
 /// Messages of a page.
 pub const PAGE_MESSAGES_MAX: usize = 100;
@@ -52,7 +52,7 @@ pub struct Query {
     pub start_ns: Option<i64>,
     /// Only messages of an earlier timestamp than this, in nanoseconds since 1970.
     pub end_ns: Option<i64>,
-    /// These messages, whatever the filters above say. At most [`HASHES_MAX`].
+    /// These messages, regardless of the filters above. At most [`HASHES_MAX`].
     pub hashes: Vec<[u8; 32]>,
     /// Behind this message; with `forward` false: before it.
     pub cursor: Option<[u8; 32]>,
@@ -68,7 +68,7 @@ pub struct Query {
 pub struct Page {
     /// Its messages, ascending.
     pub messages: Vec<Found>,
-    /// Asks for the next page; none when there is none.
+    /// Cursor of the next page; `None` on the last.
     pub cursor: Option<[u8; 32]>,
 }
 

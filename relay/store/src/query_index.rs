@@ -27,7 +27,7 @@ pub(crate) enum CheckError {
     /// The record is another one, or none.
     #[error("{0}")]
     Damage(String),
-    /// The operating system said no; reading again may succeed.
+    /// An error of the operating system; reading again may succeed.
     #[error("{0}")]
     Io(io::Error),
 }

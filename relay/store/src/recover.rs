@@ -1,7 +1,7 @@
 //! The contents of a store at start: partitions, their segments, their indexes, and the effects of
 //! a crash on them.
 //!
-//! A segment whose index says that it is complete and synced is taken as it is, if its length
+//! A segment that is complete and synced according to its index is taken as it is, if its length
 //! agrees; its messages are checked when they are queried. Every other one is read through: a torn
 //! end is cut, damage sets the segment aside, and rows missing in the index are added. An index
 //! that is missing or damaged, or that knows more than the segments hold, is rebuilt.

@@ -284,7 +284,7 @@ pub(crate) enum ScanError<E> {
 }
 
 /// Reads a segment from its beginning, at most `length` bytes of it, and passes on every message; a
-/// torn end is cut off when `cut` says so. Returns the length up to the last whole record.
+/// torn end is cut off when `cut` is set. Returns the length up to the last whole record.
 pub(crate) fn scan<E>(
     disk: &dyn Disk,
     path: &Path,

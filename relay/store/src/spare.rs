@@ -51,7 +51,7 @@ impl Spares {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes those that are missing, while `has_room` says that there is room for one.
+    /// Makes those that are missing, while `has_room` returns true.
     pub(crate) fn make(&self, disk: &dyn Disk, has_room: impl Fn() -> bool) -> io::Result<()> {
         let missing = |slots: &[Slot]| slots.iter().position(|slot| !slot.made);
         loop {

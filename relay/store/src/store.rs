@@ -228,8 +228,8 @@ impl Store {
     /// were not sealed are read through, and indexes that are missing or damaged are rebuilt.
     ///
     /// # Errors
-    /// A setting out of bounds, a folder in use, or those of the disk. Damage is none: what is
-    /// damaged is logged and set aside.
+    /// A setting out of bounds, a folder in use, or those of the disk. Damage is not an error: what
+    /// is damaged is logged and set aside.
     pub fn open(config: Config, disk: SharedDisk, clock: Clock) -> Result<Self, OpenError> {
         config.check()?;
         let folder = config.folder.clone();

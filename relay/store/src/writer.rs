@@ -57,7 +57,7 @@ pub(crate) struct Writer {
     recent: Recent,
     /// Free bytes of the file system as of this batch, less what it took since; unknown of some.
     free_bytes: Option<u64>,
-    /// The current partition was looked at in this batch.
+    /// The current partition was checked in this batch.
     looked: bool,
 }
 
@@ -157,9 +157,9 @@ impl Writer {
         }
     }
 
-    /// Room for a message and what is reserved; of a file system that does not say, none is asked.
-    /// Messages that are passed on and not kept, which are gone after [`Config::keep_transit`], may
-    /// use a part of the reserve.
+    /// Room for a message and the reserve; not required on a file system that does not report free
+    /// space. Messages that are passed on and not kept, which are gone after
+    /// [`Config::keep_transit`], may use a part of the reserve.
     fn has_room(&self, kept: bool, bytes: u64) -> Result<(), AppendError> {
         let reserve = self.shared.config.disk_reserve_bytes;
         let needed_bytes = bytes + if kept { reserve } else { reserve / TRANSIT_RESERVE_OF };

@@ -139,7 +139,7 @@ fn a_segment_that_is_gone_and_files_of_others_are_no_trouble() {
     let partitions = folder.path().join("partitions");
     std::fs::write(partitions.join("notes"), "mine").unwrap();
     std::fs::create_dir(partitions.join("00000000000000000005")).unwrap();
-    // A partition that is none: it is set aside.
+    // An invalid partition: it is set aside.
     std::fs::write(partitions.join("00000000000000000006"), "not a folder").unwrap();
     let store = open(config(folder.path()), &hand);
     assert_eq!(numbers(&store), (20..40).collect::<Vec<_>>());
