@@ -1,4 +1,4 @@
-//! The command line. Help text is the manual; every flag can also stand in the configuration file.
+//! The command line. Help text is the manual; every flag can also be in the configuration file.
 
 use std::{net::SocketAddr, num::NonZeroU16, path::PathBuf};
 
@@ -67,7 +67,7 @@ enum Command {
     },
     /// Write a commented configuration file into the data folder, and a unit for systemd.
     ///
-    /// Doing it again changes nothing; a file that says something else stays as it is.
+    /// Doing it again changes nothing; a file with other content stays as it is.
     ///
     /// Example: thimble-relay init --memory 128MiB --cluster 16 --data-dir /var/lib/relay --systemd
     Init {
@@ -125,8 +125,8 @@ enum Command {
     /// Print the node's peer id, and its record (ENR) with --record; makes its key if there is
     /// none.
     ///
-    /// The record says what the same flags would have the node serve. Others find the node by it,
-    /// so it needs --announce; a node that runs prints its own, which knows more.
+    /// The record states the services of a node with the same flags. Others find the node by it, so
+    /// it needs --announce; a node that runs prints its own, which knows more.
     ///
     /// Example: thimble-relay key --data-dir /var/lib/relay
     Key {
@@ -223,8 +223,8 @@ pub(crate) struct Settings {
     /// Its key (PEM, PKCS#8).
     #[arg(long, value_name = "FILE", visible_alias = "websocket-secure-key-path")]
     pub(crate) tls_key: Option<PathBuf>,
-    /// Sample allocations, so that `thimble-relay heap` can say where memory went. Costs some
-    /// memory and time, which that command prints. [default: false]
+    /// Sample allocations, so that `thimble-relay heap` can report where memory was allocated.
+    /// Costs some memory and time, which that command prints. [default: false]
     #[arg(long, value_name = "BOOL", action = ArgAction::Set, num_args = 0..=1, default_missing_value = "true")]
     pub(crate) heap_profile: Option<bool>,
     /// Log level on standard error: error, warn, info, debug, or a filter like `info,store=debug`.

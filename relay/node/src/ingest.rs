@@ -238,7 +238,7 @@ impl Node {
             }
         };
         match self.append(Source::Relay(peer), shard, &message, bytes, held).await {
-            // As above; the peer's id stays among those seen, so that it is not looked at again.
+            // As above; the peer's id stays among those seen, so that it is not handled again.
             Ok((_, Appended { known: true, .. })) => Err(Rejected::Duplicate),
             Ok((hash, Appended { message: stored, .. })) => {
                 let relay_peers = self.router().accept(peer, shard, id, stored.clone());

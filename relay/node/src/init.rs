@@ -12,7 +12,7 @@ use crate::config::Config;
 const DESCRIPTORS_MIN: u64 = 65_536;
 
 /// Writes `relay.toml`, and with `systemd` also `thimble-relay.service`, into the data folder. A
-/// file that is there and says something else stays.
+/// file that is there with other content stays.
 pub(crate) fn run(config: &Config, systemd: bool) -> Result<()> {
     let text = |data: &Path| toml(config, data);
     let unit = |installation: Installation| {

@@ -58,7 +58,7 @@ use crate::{
 
 /// Between two requests for further peers.
 const ASK_PEERS: Duration = Duration::from_secs(30);
-/// Between looks at stalled connections.
+/// Interval of checks for stalled connections.
 const SWEEP: Duration = Duration::from_millis(250);
 
 /// Pools of the ledger that connections take from.
@@ -101,7 +101,7 @@ pub(crate) struct Node {
     peers: Mutex<KnownPeers>,
     /// This node's record, once it is known where it listens.
     own_record: Mutex<Option<NodeRecord>>,
-    /// Whether peers are to be searched for; looked at once per heartbeat.
+    /// Whether peers are to be searched for; checked once per heartbeat.
     pub(crate) wants_peers: AtomicBool,
     /// Records in the table of the discovery protocol.
     pub(crate) discovery_table: AtomicU64,
@@ -149,7 +149,7 @@ impl Node {
         self.peers().records(asking, most.min(self.settings.peer_exchange_peers))
     }
 
-    /// Takes note of a node, if it can be a peer; says whether it is new.
+    /// Takes note of a node, if it can be a peer; returns whether it is new.
     pub(crate) fn heard_of(&self, record: &NodeRecord, origin: Origin) -> bool {
         match Candidate::read(record, &self.terms) {
             Ok(candidate) => self.peers().add(candidate, origin, self.now()),
@@ -532,7 +532,7 @@ impl Network {
         Connections { outbound, short }
     }
 
-    /// Dials whom the known peers say, and asks for further ones.
+    /// Dials the peers that `known` selects, and asks for further ones.
     fn find_peers(&mut self) {
         let connections =
             if self.finds_peers { self.connections() } else { Connections::default() };

@@ -51,7 +51,7 @@ impl Rate {
         }
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         if buckets.len() >= self.peers && !buckets.contains_key(peer) {
-            // Full buckets say nothing; what else is left has been used lately.
+            // Full buckets have no information; the others were used recently.
             let full = |since: Instant, left: f64| {
                 left + now.saturating_duration_since(since).as_secs_f64() * per_second as f64
                     >= burst as f64

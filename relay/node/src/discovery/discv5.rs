@@ -35,7 +35,7 @@ const IDENTITY: ProtocolIdentity =
 /// Between two searches while peers are wanted, and else.
 const SEARCH_WANTED: Duration = Duration::from_secs(10);
 const SEARCH_IDLE: Duration = Duration::from_secs(300);
-/// Between two looks at the table, and whether to search.
+/// Interval of checks of the table, and whether to search.
 const LOOK: Duration = Duration::from_secs(2);
 /// Nodes that fit, of one search.
 const FOUND_MAX: usize = 16;

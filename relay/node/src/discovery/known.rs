@@ -129,7 +129,7 @@ impl Attempts {
         self.next = now + doubled + doubled.mul_f64(jitter / 4.0);
     }
 
-    /// Says whether the connection was too short to count.
+    /// Returns whether the connection was too short to count.
     fn disconnected(&mut self, now: Duration) -> bool {
         let Some(since) = self.connected.take() else { return false };
         if now.saturating_sub(since) < SETTLED {
@@ -203,7 +203,8 @@ impl KnownPeers {
         }
     }
 
-    /// Names a peer to stay connected to. Says whether it is one: not beyond [`Bounds::statics`].
+    /// Adds a peer to stay connected to. Returns whether it was added: not beyond
+    /// [`Bounds::statics`].
     pub(crate) fn add_static(&mut self, address: Multiaddr) -> bool {
         if let Some(known) = self.statics.iter_mut().find(|known| known.address == address) {
             // Naming it again requests a dial now.
@@ -222,7 +223,7 @@ impl KnownPeers {
         true
     }
 
-    /// Heard of a peer. Says whether it is new. Of two records of a peer the later one counts.
+    /// Heard of a peer. Returns whether it is new. Of two records of a peer the later one counts.
     pub(crate) fn add(&mut self, candidate: Candidate, origin: Origin, now: Duration) -> bool {
         if let Some(known) = self.found.get_mut(&candidate.peer) {
             known.heard = now;

@@ -31,7 +31,7 @@ const LIST_TIME: Duration = Duration::from_secs(120);
 const AGAIN: Duration = Duration::from_secs(30 * 60);
 /// The same, when nothing was read.
 const AGAIN_SOON: Duration = Duration::from_secs(60);
-/// Records looked at that stand at one name.
+/// Most records read at one name.
 const TEXTS_MAX: usize = 16;
 
 /// The lists to read, and the resolver to read them from.

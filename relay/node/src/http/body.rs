@@ -21,7 +21,7 @@ use tokio::time::{Instant, Sleep, sleep};
 const CHUNK_BYTES: usize = 32 << 10;
 /// How long a list that has begun waits for memory of a full pool.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Between two looks at it.
+/// Interval of checks of it.
 const RETRY: Duration = Duration::from_millis(2);
 
 /// Content of an answer.
@@ -128,7 +128,7 @@ impl List {
             self.held = Some(held);
             return None;
         }
-        // Free bytes are looked at first, so that waiting is not counted as refusals.
+        // Free bytes are checked first, so that waiting is not counted as refusals.
         if self.responses.free_bytes() < wanted {
             return None;
         }

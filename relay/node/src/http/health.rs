@@ -1,7 +1,7 @@
 //! Health and identity of the node.
 //!
-//! Health is 200 with a report whenever the interface answers, as reference nodes have it; what is
-//! not ready is said inside, with the reason. Never dials, never waits for a peer.
+//! Health is 200 with a report whenever the interface answers, as reference nodes have it; it lists
+//! the parts that are not ready, with the reason. Never dials, never waits for a peer.
 
 use hyper::{Response, StatusCode};
 use serde::Serialize;

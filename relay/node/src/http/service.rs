@@ -387,7 +387,7 @@ pub(crate) fn pool_full(full: &PoolFull) -> String {
 }
 
 /// Whether an endpoint reads what clients can ask for again later. Store queries are, and count for
-/// themselves; what an operator looks at is not.
+/// themselves; the operator's pages are not.
 fn reads(route: &Route) -> bool {
     use Route::{
         AutoMessages, ConnectedPeers, ConnectedPeersOn, FilterMessages, FilterSubscribers,

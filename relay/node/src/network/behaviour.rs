@@ -102,8 +102,8 @@ impl Behaviour {
         self.open.values()
     }
 
-    /// Asks one of the peers that can be asked for further ones, chosen by `random`. Says whether
-    /// there is any.
+    /// Asks one of the peers that can be asked for further ones, chosen by `random`. Returns
+    /// whether there is any.
     pub(crate) fn ask_peers(&mut self, random: u32) -> bool {
         let can: Vec<_> = self.open.iter().filter(|(_, open)| open.exchanges).collect();
         let Some((id, open)) = can.get(random as usize % can.len().max(1)) else { return false };

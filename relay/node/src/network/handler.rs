@@ -174,7 +174,7 @@ impl Handler {
             return;
         };
         if *name == protocol::gossip::PROTOCOL {
-            // It is there for good, and says little at times.
+            // It stays open, and may be quiet for long.
             place.asked();
             stream.ignore_for_keep_alive();
             self.relays();
@@ -184,7 +184,7 @@ impl Handler {
         self.served.push(services::serve(node, peer, connection, name.as_ref(), stream));
     }
 
-    /// The peer speaks the relay protocol, as it said or showed.
+    /// The peer speaks the relay protocol, as announced or observed.
     fn relays(&mut self) {
         if !std::mem::replace(&mut self.relays, true) {
             self.tell.push_back(Told::Relays);

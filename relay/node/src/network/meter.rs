@@ -491,7 +491,7 @@ where
 enum What {
     /// It may hold something.
     NotEmpty,
-    /// The same, but it is being looked at, and was not woken since that began.
+    /// The same, but it is being polled, and was not woken since that began.
     Looking,
     Empty,
     Gone,
@@ -527,7 +527,7 @@ impl Reader {
         self.meter.lock().delivered_bytes()
     }
 
-    /// It is empty, unless it was woken since it was looked at.
+    /// It is empty, unless it was woken since it was polled.
     fn is_empty(&self, since: u64) {
         let mut known = self.known();
         if known.what == What::Looking {

@@ -117,7 +117,7 @@ pub(crate) async fn reserve(
 ) -> Result<Reservation, budget::PoolFull> {
     let deadline = tokio::time::Instant::now() + timeout;
     loop {
-        // The free bytes are looked at first, so that waiting is not counted as refusals.
+        // The free bytes are checked first, so that waiting is not counted as refusals.
         if pool.free_bytes() >= bytes as u64
             && let Ok(held) = pool.try_reserve(bytes as u64)
         {

@@ -92,8 +92,8 @@ pub(crate) async fn request(
     }
 }
 
-/// Ends a stream that has no request. Dropping it would do, but mplex then says so only with the
-/// next frame.
+/// Ends a stream that has no request. Dropping it would suffice, but mplex then reports it only
+/// with the next frame.
 async fn end(stream: &mut (impl AsyncWrite + Unpin)) {
     // The peer may be gone, or read nothing.
     let _ = tokio::time::timeout(END_TIME, stream.close()).await;

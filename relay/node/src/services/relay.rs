@@ -22,7 +22,7 @@ use crate::{
 const CONTROL_FRAME_BYTES: usize = 64 << 10;
 /// A peer whose connection comes and goes gets its messages by gossip; this long it is waited for.
 const FLUSH_TIME: Duration = SEND_TIME;
-/// How long a peer's first frame waits for the peer to be known, and how often that is looked at.
+/// How long a peer's first frame waits for the peer to be known, and how often that is checked.
 const KNOWN_TIME: Duration = Duration::from_secs(5);
 const KNOWN_RETRY: Duration = Duration::from_millis(5);
 

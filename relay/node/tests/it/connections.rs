@@ -38,7 +38,7 @@ fn socket_address(address: &str) -> SocketAddr {
     }
 }
 
-/// A connection from an address of its own, on which nothing is ever said.
+/// A connection from an address of its own, on which nothing is ever sent.
 async fn silent(to: SocketAddr, number: u32) -> Option<TcpStream> {
     let [_, a, b, c] = number.to_be_bytes();
     let socket = TcpSocket::new_v4().unwrap();
@@ -54,7 +54,7 @@ async fn five_thousand_idle_connections_keep_nobody_out() {
     let address = relay.address(false);
     let mut known = Client::connect(address).await;
     assert_eq!(known.push(&message(TOPIC, b"before")).await.unwrap().status.code(), 200);
-    // More than there are places: they shake hands, and then say nothing.
+    // More than there are places: they shake hands, and then send nothing.
     let mut idle = Vec::new();
     for _ in 0..120 {
         idle.extend(Raw::try_connect(address, Multiplexer::Yamux, &[]).await);

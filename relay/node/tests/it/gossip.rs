@@ -48,7 +48,7 @@ impl GossipPeer {
         Some(Self { raw, out, heard, reading })
     }
 
-    /// Says something; whether the connection took it.
+    /// Sends something; returns whether the connection took it.
     pub(crate) async fn say(&mut self, rpc: &Rpc) -> bool {
         self.write(&frame::with_length(&rpc.encode())).await
     }
@@ -72,7 +72,7 @@ impl GossipPeer {
         self.say(&Rpc { publish: vec![published(topic, message)], ..Rpc::default() }).await
     }
 
-    /// Waits until the relay says something of interest.
+    /// Waits until the relay sends something relevant.
     pub(crate) async fn hear<T>(
         &mut self,
         mut interesting: impl FnMut(&Rpc) -> Option<T>,
@@ -95,7 +95,7 @@ impl GossipPeer {
         assert!(found.is_some(), "the relay closed the connection");
     }
 
-    /// All that was heard and not looked at.
+    /// All that was received and not examined.
     pub(crate) fn heard(&mut self) -> Vec<Rpc> {
         std::iter::from_fn(|| self.heard.try_recv().ok()).collect()
     }

@@ -20,7 +20,7 @@ use tempfile::TempDir;
 const START: Duration = Duration::from_secs(30);
 /// Anonymous memory in the sheet of 64 MiB: all but the kernel's part and the page cache.
 pub(crate) const ANONYMOUS_BYTES: u64 = 47 << 20;
-/// Between two looks at a process's memory.
+/// Interval of readings of a process's memory.
 const WATCH: Duration = Duration::from_millis(10);
 
 /// A running relay; dropping it kills it.

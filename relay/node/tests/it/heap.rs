@@ -15,7 +15,7 @@ use crate::{
 };
 
 const TOPIC: &str = "/test/1/heap/proto";
-/// A relay says where its memory went once a second.
+/// A relay returns its memory profile once a second.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn heap(relay: &Relay, arguments: &[&str]) -> Output {

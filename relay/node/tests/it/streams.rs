@@ -137,7 +137,7 @@ async fn half_closed_streams_are_answered() {
     let relay = Relay::start(&[]);
     for multiplexer in [Multiplexer::Yamux, Multiplexer::Mplex] {
         for name in REQUESTS {
-            // A request, though a damaged one, and the end of what this side says.
+            // A request, though a damaged one, and the end of this side's data.
             let raw = Raw::connect(relay.address(false), multiplexer, &[]).await;
             let mut stream = raw.open(name).await.unwrap();
             stream.write_all(&frame::with_length(&[0xff; 20])).await.unwrap();
