@@ -57,7 +57,7 @@ impl SinceCheckpoint {
     pub(crate) fn add(&mut self, work: &RoundWork) {
         self.rounds += 1;
         self.delta_bytes += work.delta_bytes;
-        self.instructions += work.instructions;
+        self.instructions += work.execution_work;
         self.messages += work.came.count;
         self.message_bytes += work.came.bytes;
     }

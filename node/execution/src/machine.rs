@@ -216,6 +216,8 @@ pub(crate) struct Targets {
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) instructions: u64,
+    /// For slices and rounds, at least the instructions (`sandbox::slices`).
+    pub(crate) work: u64,
     pub(crate) result: Result<sandbox::Response, Reject>,
     /// Checked and committed, but for what concerns cycles and calls, which is the caller's to
     /// apply.
@@ -384,9 +386,10 @@ impl<'a> Machine<'a> {
         begun: &Begun,
         outcome: Outcome,
     ) -> Ran {
-        let Outcome { instructions, result, changes, log, .. } = outcome;
+        let Outcome { instructions, work, result, changes, log, .. } = outcome;
         let mut ran = Ran {
             instructions,
+            work,
             result: Ok(sandbox::Response::None),
             changes: None,
             log,
@@ -562,6 +565,7 @@ impl Ran {
     pub(crate) fn failed(reject: Reject) -> Self {
         Self {
             instructions: 0,
+            work: 0,
             result: Err(reject),
             changes: None,
             log: Vec::new(),

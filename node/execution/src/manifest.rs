@@ -63,7 +63,7 @@ impl Executor {
             return Ok(());
         }
         let (pace, mut clock) = (self.pace(), self.state.subnet.manifest);
-        let cost = RoundCost { delta_bytes: work.delta_bytes, instructions: work.instructions };
+        let cost = RoundCost { delta_bytes: work.delta_bytes, instructions: work.execution_work };
         if let Some(entering) = clock.count(height, cost, &pace) {
             clock.enter(entering, self.manifests.wait(entering.0)?);
         }

@@ -47,6 +47,8 @@ pub(crate) struct Effects {
     pub(crate) verdicts: Vec<Fault>,
     /// Instructions that canister code used, System API work included.
     pub(crate) instructions: u64,
+    /// Work of the same code (`sandbox::slices`): at least its instructions.
+    pub(crate) execution_work: u64,
     /// The same with what messages cost besides.
     pub(crate) work: u64,
     /// Bytes of delta pages (4 KiB each) committed to canister memories.
@@ -58,7 +60,22 @@ pub(crate) struct Effects {
     pub(crate) messages: u64,
 }
 
+/// How far a message was when its slice began.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Before {
+    pub(crate) instructions: u64,
+    pub(crate) work: u64,
+    pub(crate) grown_bytes: u64,
+}
+
 impl Effects {
+    /// Counts canister code that ran.
+    pub(crate) fn executed(&mut self, instructions: u64, work: u64) {
+        self.instructions += instructions;
+        self.execution_work += work;
+        self.work += work;
+    }
+
     /// Answers whoever waits. Cycles that nobody can take back are returned.
     pub(crate) fn answer(&mut self, origin: &Origin, payload: Payload, refund: Cycles) -> Cycles {
         // Effects wait until an iteration's are merged, and answers until somebody takes them.
@@ -508,9 +525,8 @@ impl<'a> Turn<'a> {
         mut ran: Ran,
         targets: Option<Targets>,
         prepaid: Cycles,
-        before: (u64, u64),
+        before: Before,
     ) -> Result<Ran, FatalError> {
-        let (counted, grown_bytes) = before;
         let taken_before = canister.memory_taken();
         if let Some((changes, targets)) = ran.changes.as_ref().zip(targets) {
             ran.delta_bytes = self.machine.commit(canister, changes, targets)?;
@@ -529,10 +545,10 @@ impl<'a> Turn<'a> {
             canister.log.push(self.machine.round.time, line.to_vec(), log_bytes_max);
         }
         let grown = canister.memory_taken().saturating_sub(taken_before);
-        self.growable_bytes = self.growable_bytes.saturating_sub(grown.saturating_sub(grown_bytes));
-        let instructions = ran.instructions.saturating_sub(counted);
-        self.effects.instructions += instructions;
-        self.effects.work += instructions;
+        self.growable_bytes =
+            self.growable_bytes.saturating_sub(grown.saturating_sub(before.grown_bytes));
+        let instructions = ran.instructions.saturating_sub(before.instructions);
+        self.effects.executed(instructions, ran.work.saturating_sub(before.work));
         self.effects.delta_bytes += ran.delta_bytes;
         self.effects.messages += 1;
         watch_memory(self.core(), canister);

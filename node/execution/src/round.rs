@@ -46,6 +46,8 @@ const CHARGES_PER_ROUND: usize = 1_000;
 pub(crate) struct RoundWork {
     pub(crate) verdicts: Vec<Fault>,
     pub(crate) instructions: u64,
+    /// Work of the same code (`sandbox::slices`): how long a replay takes.
+    pub(crate) execution_work: u64,
     pub(crate) messages: u64,
     pub(crate) delta_bytes: u64,
     /// Messages that came and wait with records of their own.
@@ -479,6 +481,7 @@ impl Round<'_> {
         memory.release(self.core, all.iter().flat_map(|effects| &effects.requests));
         for mut effects in all {
             self.work.instructions += effects.instructions;
+            self.work.execution_work += effects.execution_work;
             self.work.messages += effects.messages;
             self.work.delta_bytes += effects.delta_bytes;
             self.delta_spent += effects.delta_bytes;

@@ -37,7 +37,7 @@ use state::{
 
 use crate::config::FatalError;
 use crate::machine::{Attempted, Begun, Invocation, Ran, Targets, foreign_payload};
-use crate::message::{MESSAGE_OVERHEAD_INSTRUCTIONS, Seat, Source, Turn};
+use crate::message::{Before, MESSAGE_OVERHEAD_INSTRUCTIONS, Seat, Source, Turn};
 use crate::reject;
 
 /// Version of [`Record`]. A large payload is no part of it.
@@ -202,6 +202,12 @@ impl Turn<'_> {
         self.core().limits().execution.instructions_per_slice.max(1)
     }
 
+    /// Work that was granted, and so counted, before this slice. What a slice did beyond its grant
+    /// counts in the next one as well.
+    fn worked_before(&self, running: &Running) -> u64 {
+        running.granted.saturating_sub(self.slice())
+    }
+
     fn run(&mut self, canister: &mut CanisterState, running: Running) -> Result<(), FatalError> {
         let Running { begun, .. } = &running;
         let keeps_changes = begun.keeps_changes;
@@ -219,7 +225,7 @@ impl Turn<'_> {
                 if let Err(reject) = self.check_growth(canister, &running, grown_bytes) {
                     self.core().sandbox.abandon(&grant.name);
                     let mut ran = Ran::failed(reject);
-                    ran.instructions = progress.instructions;
+                    (ran.instructions, ran.work) = (progress.instructions, progress.work);
                     return self.end(canister, running, ran, None);
                 }
                 self.pause(canister, running, progress, grown_bytes)
@@ -281,8 +287,8 @@ impl Turn<'_> {
         grown_bytes: u64,
     ) -> Result<(), FatalError> {
         let used = progress.instructions.saturating_sub(running.counted);
-        self.effects.instructions += used;
-        self.effects.work += used;
+        let work = progress.work.saturating_sub(self.worked_before(&running));
+        self.effects.executed(used, work);
         self.growable_bytes =
             self.growable_bytes.saturating_sub(grown_bytes.saturating_sub(running.grown_bytes));
         let Running { task, context, begun, source, prepaid, since, granted, .. } = running;
@@ -353,8 +359,13 @@ impl Turn<'_> {
         ran: Ran,
         targets: Option<Targets>,
     ) -> Result<(), FatalError> {
-        let Running { task, context, begun, prepaid, counted, grown_bytes, .. } = running;
-        let ran = self.settle(canister, ran, targets, prepaid, (counted, grown_bytes))?;
+        let before = Before {
+            instructions: running.counted,
+            work: self.worked_before(&running),
+            grown_bytes: running.grown_bytes,
+        };
+        let Running { task, context, begun, prepaid, .. } = running;
+        let ran = self.settle(canister, ran, targets, prepaid, before)?;
         let version = begun.context.canister_version;
         match task {
             Task::Call { .. } | Task::System => self.conclude(canister, context, version, ran),

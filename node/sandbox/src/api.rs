@@ -348,6 +348,8 @@ pub enum WorkerTrouble {
 pub struct Outcome {
     /// Instructions used, System API work included.
     pub instructions: u64,
+    /// Work for slices and rounds, see [`crate::slices`]; at least the instructions.
+    pub work: u64,
     /// The response, or why there is none.
     pub result: Result<Response, Trap>,
     /// Changes to keep; present exactly when `result` is `Ok` and the entry keeps changes.
@@ -507,12 +509,13 @@ pub trait Sandbox: Send + Sync {
         grant: &Grant,
     ) -> Result<Slice, WorkerTrouble> {
         let outcome = self.execute(lane, request)?;
-        let over = outcome.instructions <= grant.until;
+        let over = outcome.work <= grant.until;
         Ok(if over {
             Slice::Ended(Box::new(outcome))
         } else {
             Slice::Paused(Progress {
                 instructions: grant.until,
+                work: grant.until,
                 heap_wasm_pages: request.heap.wasm_pages,
                 stable_wasm_pages: request.stable.wasm_pages,
             })

@@ -17,7 +17,7 @@ use rand::{Rng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 
 /// Time limit for a node to start and serve, including recovery.
-pub(super) const START_WITHIN: Duration = Duration::from_secs(90);
+pub(super) const START_WITHIN: Duration = Duration::from_secs(300);
 /// Time limit for a command of the ceremony and for a node to stop.
 const COMMAND_WITHIN: Duration = Duration::from_secs(60);
 

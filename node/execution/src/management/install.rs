@@ -289,7 +289,7 @@ impl Dispatcher<'_> {
         for line in &tally.log {
             canister.log.push(time, line.to_vec(), log_bytes_max);
         }
-        self.count(tally.instructions.saturating_sub(installing.counted), 0);
+        self.count_slice(installing, tally, 0);
         Ok(())
     }
 
@@ -440,8 +440,14 @@ impl Dispatcher<'_> {
     }
 
     pub(super) fn count(&mut self, instructions: u64, delta_bytes: u64) {
-        self.effects.instructions += instructions;
-        self.effects.work += instructions;
+        self.effects.executed(instructions, instructions);
+        self.effects.delta_bytes += delta_bytes;
+    }
+
+    /// Counts what ran of an installation in this slice.
+    pub(super) fn count_slice(&mut self, installing: &Installing, tally: &Tally, delta_bytes: u64) {
+        let instructions = tally.instructions.saturating_sub(installing.counted);
+        self.effects.executed(instructions, tally.work.saturating_sub(self.worked(installing)));
         self.effects.delta_bytes += delta_bytes;
     }
 }

@@ -126,6 +126,7 @@ pub(crate) struct Installations {
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) instructions: u64,
+    pub(super) work: u64,
     pub(super) log: Vec<ByteBuf>,
 }
 
@@ -139,7 +140,7 @@ struct Done {
 
 /// What came of a slice.
 enum Step {
-    Paused { instructions: u64, wasm_pages: u64 },
+    Paused { instructions: u64, work: u64, wasm_pages: u64 },
     Ended(Result<Box<Done>, Refusal>, Tally),
 }
 
@@ -248,7 +249,7 @@ impl Dispatcher<'_> {
                 self.effects.verdicts.push(verdict);
                 let reject = reject::ruled_out(&Principal::management_canister());
                 self.forget_install(&installing);
-                let tally = Tally { instructions: installing.counted, log: Vec::new() };
+                let tally = Tally { instructions: installing.counted, ..Tally::default() };
                 match self.charge_failed(&installing, &tally) {
                     Ok(()) => Err(reject.into()),
                     Err(refusal) => Err(refusal),
@@ -278,6 +279,11 @@ impl Dispatcher<'_> {
         self.core.limits().execution.instructions_per_slice.max(1)
     }
 
+    /// Work that was granted, and so counted, before this slice.
+    pub(super) fn worked(&self, installing: &Installing) -> u64 {
+        installing.granted.saturating_sub(self.slice())
+    }
+
     fn machine(&self) -> Machine<'_> {
         Machine::new(self.core, self.round, 0, self.place.clone())
     }
@@ -290,10 +296,10 @@ impl Dispatcher<'_> {
         self.state.refresh();
         let canister = self.target(&installing.id)?.clone();
         match self.slice_of(&canister, &mut installing)? {
-            Step::Paused { instructions, wasm_pages } => {
+            Step::Paused { instructions, work, wasm_pages } => {
                 if self.is_installing_another(&installing) {
                     self.forget_install(&installing);
-                    let tally = Tally { instructions, log: Vec::new() };
+                    let tally = Tally { instructions, work, log: Vec::new() };
                     self.charge_failed(&installing, &tally)?;
                     return Ok(Handled::AwaitsTurn);
                 }
@@ -305,12 +311,12 @@ impl Dispatcher<'_> {
                     .saturating_add(module.bytes + module.custom_section_bytes());
                 let usage = canister.memory_usage().total().saturating_add(grown_bytes);
                 if let Err(reject) = self.check_room(&canister, usage) {
-                    let tally = Tally { instructions, log: Vec::new() };
+                    let tally = Tally { instructions, work, log: Vec::new() };
                     self.forget_install(&installing);
                     self.charge_failed(&installing, &tally)?;
                     return Err(reject.into());
                 }
-                self.count(instructions.saturating_sub(installing.counted), 0);
+                self.count_slice(&installing, &Tally { instructions, work, log: Vec::new() }, 0);
                 self.pause_install(installing, instructions, grown_bytes, waiting)?;
                 Ok(Handled::Waits)
             }
@@ -324,7 +330,7 @@ impl Dispatcher<'_> {
                 }
                 let delta_bytes = self.commit_install(&mut next, &changes, &room)?;
                 drop(room);
-                self.count(tally.instructions.saturating_sub(installing.counted), delta_bytes);
+                self.count_slice(&installing, &tally, delta_bytes);
                 self.forget_install(&installing);
                 self.finish_install(&installing, &canister, next, &tally)?;
                 Ok(Handled::Reply(no_value()))
@@ -458,13 +464,13 @@ impl Dispatcher<'_> {
             }
             begun.context.balance = balance.unwrap_or(begun.context.balance);
             first = Some(outcome);
-            if tally.instructions >= installing.granted && tally.instructions < limits.instructions
-            {
+            if tally.work >= installing.granted && tally.instructions < limits.instructions {
                 keep(first);
                 let wasm_pages = changes
                     .as_ref()
                     .map_or(0, |all| all.heap_wasm_pages.saturating_add(all.stable_wasm_pages));
-                return Ok(Step::Paused { instructions: tally.instructions, wasm_pages });
+                let Tally { instructions, work, .. } = tally;
+                return Ok(Step::Paused { instructions, work, wasm_pages });
             }
         }
 
@@ -474,13 +480,14 @@ impl Dispatcher<'_> {
             changes.as_ref().map_or((0, 0), |first| carry_over(&mut next, first, &room, plan));
         self.follow(&mut begun, &next, record, tally.instructions);
         let used = (heap_used, stable_used);
-        let slice = self.first_word(&next, installing, &begun, &room, used, tally.instructions)?;
+        let slice = self.first_word(&next, installing, &begun, &room, used, tally.work)?;
         let outcome = match slice {
             Slice::Ended(outcome) => *outcome,
             Slice::Paused(progress) => {
                 keep(first);
                 let so_far = sandbox::Progress {
                     instructions: progress.instructions.saturating_add(tally.instructions),
+                    work: progress.work.saturating_add(tally.work),
                     ..progress
                 };
                 return Ok(paused(so_far));
@@ -527,8 +534,8 @@ impl Dispatcher<'_> {
         self.machine().run(canister, begun.clone(), targets, &grant)
     }
 
-    /// Runs as much of the new code's first execution as is granted, after so many `instructions` of
-    /// the old code, which used so many pages of the room.
+    /// Runs as much of the new code's first execution as is granted, after `work` of the old code,
+    /// which used so many pages of the room.
     fn first_word(
         &self,
         next: &CanisterState,
@@ -536,13 +543,13 @@ impl Dispatcher<'_> {
         begun: &Begun,
         room: &Room,
         (heap_used, stable_used): (u64, u64),
-        instructions: u64,
+        work: u64,
     ) -> Result<Slice, FatalError> {
         let targets = Targets {
             heap: part(&room.heap, heap_used, begun.limits.heap_dirty_bytes),
             stable: part(&room.stable, stable_used, begun.limits.stable_dirty_bytes),
         };
-        let until = installing.granted.saturating_sub(instructions).max(1);
+        let until = installing.granted.saturating_sub(work).max(1);
         let grant = Grant::new(installing.name(1), until, self.slice());
         self.machine().run(next, begun.clone(), targets, &grant)
     }
@@ -694,6 +701,7 @@ impl Room {
 fn paused(progress: sandbox::Progress) -> Step {
     Step::Paused {
         instructions: progress.instructions,
+        work: progress.work,
         wasm_pages: progress.heap_wasm_pages.saturating_add(progress.stable_wasm_pages),
     }
 }
@@ -738,6 +746,7 @@ fn new_code(canister: &CanisterState, record: &Record, room: &Room) -> CanisterS
 /// Takes note of an execution; its changes, if it ended well.
 fn after(canister: &CanisterState, ran: Ran, tally: &mut Tally) -> Result<Changes, Refusal> {
     tally.instructions += ran.instructions;
+    tally.work += ran.work;
     tally.log.extend(ran.log);
     match (ran.result, ran.changes) {
         (Err(reject), _) => Err(reject.into()),

@@ -259,6 +259,7 @@ impl Sandbox for ScriptSandbox {
             Ok(()) => run.finish(self),
             Err(trap) => Outcome {
                 instructions: run.instructions,
+                work: run.instructions,
                 result: Err(trap),
                 changes: None,
                 accepted: false,
@@ -555,6 +556,7 @@ impl<'a> Running<'a> {
     fn finish(self, sandbox: &ScriptSandbox) -> Outcome {
         let mut outcome = Outcome {
             instructions: self.instructions,
+            work: self.instructions,
             result: Ok(self.response),
             changes: None,
             accepted: false,

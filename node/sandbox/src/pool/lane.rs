@@ -31,6 +31,7 @@ use crate::{
     Grant, MessageLimits, Mount, Outcome, Progress, Request, WorkerTrouble,
     ipc::{Channel, IpcError},
     prepare::{PrepareError, Preparer},
+    slices::WORK_PER_INSTRUCTION_MAX,
     worker::{
         PROBES_ARGUMENT,
         protocol::{
@@ -76,7 +77,7 @@ fn operation_instructions_max(limits: &MessageLimits) -> u64 {
 
 /// How long the worker may take for what is granted, of which it used `granted` before.
 fn time_limit(limits: &MessageLimits, grant: Option<&Grant>, granted: u64) -> Duration {
-    let most = limits.instructions;
+    let most = limits.instructions.saturating_mul(WORK_PER_INSTRUCTION_MAX);
     // Where a slice ends there may be one long operation more.
     let until = grant.map_or(most, |grant| {
         grant.until.saturating_add(operation_instructions_max(limits)).min(most)
@@ -753,6 +754,7 @@ mod tests {
         assert!(slice(2) < Duration::from_secs(120), "{:?}", slice(2));
         assert!((2..40).all(|number| slice(number) == slice(2)));
         assert!(slice(40) <= slice(2), "nothing comes behind the last");
+        assert!(time_limit(&limits, None, 0) > 100 * slice(2));
         // One that was lost has all of it to do again.
         let again = time_limit(&limits, Some(&Grant::new(name, 30 * SLICE, SLICE)), 0);
         assert!(again > 10 * slice(2));

@@ -16,7 +16,7 @@ use state::CyclesTotal;
 
 use crate::{
     BACKTRACE_BYTES_MAX, Call, Changes, Entry, Global, Grant, Mount, Outcome, Progress, Request,
-    Response,
+    Response, slices::WORK_PER_INSTRUCTION_MAX,
 };
 
 const WASM_PAGE_BYTES: u64 = 64 << 10;
@@ -50,6 +50,7 @@ pub(crate) fn check(
     let limits = &request.limits;
     let context = &request.context;
     ensure(outcome.instructions <= limits.instructions, "more instructions than granted")?;
+    check_work(outcome.instructions, outcome.work)?;
     let log_bytes: u64 = outcome.log.iter().map(|line| line.len() as u64).sum();
     ensure(log_bytes <= limits.log_max_bytes, "a log beyond its bound")?;
     ensure(outcome.log.len() as u64 <= limits.log_max_bytes / 16 + 1, "more log lines than fit")?;
@@ -112,14 +113,17 @@ pub(crate) fn check_paused(
 ) -> Result<(), String> {
     let grant = grant.ok_or("a pause of a message that runs to its end")?;
     ensure(
-        progress.instructions >= grant.until && grant.until < request.limits.instructions,
-        "a pause before its time",
+        progress.work >= grant.until && progress.instructions < request.limits.instructions,
+        "a pause before its time, or beyond the message's instructions",
     )?;
-    ensure(
-        progress.instructions <= request.limits.instructions,
-        "a pause beyond the message's instructions",
-    )?;
+    check_work(progress.instructions, progress.work)?;
     check_growth(request, progress.heap_wasm_pages, progress.stable_wasm_pages).map(|_| ())
+}
+
+/// Checks that an instruction counts as much work as one may.
+fn check_work(instructions: u64, work: u64) -> Result<(), String> {
+    let most = instructions.saturating_mul(WORK_PER_INSTRUCTION_MAX);
+    ensure((instructions..=most).contains(&work), "less work than instructions, or too much")
 }
 
 /// Bytes that heap and stable memory grew by, which must be what was granted at most.
@@ -419,6 +423,7 @@ mod tests {
     fn honest() -> Outcome {
         Outcome {
             instructions: 10,
+            work: 80,
             result: Ok(Response::Reply(vec![1])),
             changes: Some(Changes {
                 globals: vec![Global::I32(2)],
@@ -558,14 +563,19 @@ mod tests {
         let grant = Grant::new(name, 400, 100);
         let paused = |instructions, heap_wasm_pages, stable_wasm_pages| Progress {
             instructions,
+            work: instructions,
             heap_wasm_pages,
             stable_wasm_pages,
         };
         assert_eq!(check_paused(&request(), Some(&grant), &paused(400, 3, 5)), Ok(()));
-        assert_eq!(check_paused(&request(), Some(&grant), &paused(1_000, 2, 2)), Ok(()));
+        assert_eq!(check_paused(&request(), Some(&grant), &paused(999, 2, 2)), Ok(()));
+        let wide = Progress { instructions: 50, ..paused(400, 2, 2) };
+        assert_eq!(check_paused(&request(), Some(&grant), &wide), Ok(()));
         let lies = [
             ("too early", paused(399, 2, 2)),
-            ("beyond the message", paused(1_001, 2, 2)),
+            ("beyond the message", paused(1_000, 2, 2)),
+            ("too much work", Progress { instructions: 19, ..paused(400, 2, 2) }),
+            ("too little work", Progress { work: 400, ..paused(500, 2, 2) }),
             ("a smaller heap", paused(400, 1, 2)),
             ("more growth than granted", paused(400, 4, 5)),
             ("growth beyond counting", paused(400, u64::MAX, 2)),
@@ -574,8 +584,6 @@ mod tests {
             assert!(check_paused(&request(), Some(&grant), &lie).is_err(), "{what}");
         }
         assert!(check_paused(&request(), None, &paused(400, 2, 2)).is_err(), "not in slices");
-        let last = Grant { until: 1_000, ..grant };
-        assert!(check_paused(&request(), Some(&last), &paused(1_000, 2, 2)).is_err(), "for ever");
     }
 
     #[test]
@@ -594,7 +602,9 @@ mod tests {
         let longest = failed(traced(BACKTRACE_BYTES_MAX));
         assert_eq!(check(&request(), &longest, 10, None), Ok(()));
         let lies: Vec<(&str, Outcome)> = vec![
-            ("instructions", Outcome { instructions: 1001, ..honest() }),
+            ("instructions", Outcome { instructions: 1001, work: 1001, ..honest() }),
+            ("little work", Outcome { work: 9, ..honest() }),
+            ("much work", Outcome { work: 201, ..honest() }),
             ("a long log", Outcome { log: vec![ByteBuf::from([0; 101])], ..honest() }),
             ("many lines", Outcome { log: vec![ByteBuf::new(); 100], ..honest() }),
             ("accepted", Outcome { accepted: true, ..honest() }),

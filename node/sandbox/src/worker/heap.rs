@@ -166,6 +166,16 @@ impl HeapCell {
         self.price().saturating_sub(self.charged.get())
     }
 
+    /// Instructions for pages that were charged.
+    pub(crate) fn charged(&self) -> u64 {
+        self.charged.get()
+    }
+
+    /// Wasm pages that the message opened.
+    pub(crate) fn opened_wasm_pages(&self) -> u64 {
+        self.with_touched(|touched| touched.pages())
+    }
+
     /// Instructions for pages touched and written.
     fn price(&self) -> u64 {
         let touched = self.with_touched(|touched| touched.pages());
@@ -175,7 +185,7 @@ impl HeapCell {
             .saturating_add(written.saturating_mul(DIRTY_PAGE_INSTRUCTIONS))
     }
 
-    /// The same, which count as charged from now on.
+    /// Those of [`Self::uncharged`], which count as charged from now on.
     pub(crate) fn take_uncharged(&self) -> u64 {
         let uncharged = self.uncharged();
         self.charged.set(self.charged.get().saturating_add(uncharged));

@@ -107,6 +107,7 @@ struct After {
 /// A message that is over, its memories apart.
 struct Ended {
     instructions: u64,
+    work: u64,
     failure: Option<Failure>,
     globals: Vec<Global>,
     /// It ran as an update and was declared a query.
@@ -270,7 +271,7 @@ impl Keeper {
             limits: order.limits,
         };
         let Some(module) = self.modules.get(&order.module) else { return Ok(Report::Missing) };
-        let Ran { instructions, failure, globals, query_for_update, did, stable } =
+        let Ran { instructions, work, failure, globals, query_for_update, did, stable } =
             run(&self.engine, module, message, &self.heap, stable, pacer.as_ref())
                 .map_err(text("running a message"))?;
         let append_anew = pacer.and_then(|pacer| {
@@ -279,7 +280,7 @@ impl Keeper {
         });
         let stable = Arc::into_inner(stable).ok_or("a message that is over holds its memory")?;
         let stable = stable.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let ended = Ended { instructions, failure, globals, query_for_update, did };
+        let ended = Ended { instructions, work, failure, globals, query_for_update, did };
         // Whatever the canister was told instead must not count: another machine would not have
         // said it.
         if self.heap.kernel_refused() || stable.kernel_refused() {
@@ -713,6 +714,7 @@ fn outcome(
     let ended_well = result.is_ok();
     Outcome {
         instructions: ended.instructions,
+        work: ended.work,
         result,
         changes: changes.filter(|_| ended_well),
         accepted: ended.did.accepted && ended_well,
@@ -726,6 +728,7 @@ fn outcome(
 fn failed(failure: Failure) -> Outcome {
     Outcome {
         instructions: 0,
+        work: 0,
         result: Err(failure.trap()),
         changes: None,
         accepted: false,

@@ -33,6 +33,7 @@ use super::{
 use crate::{
     Progress,
     ipc::Channel,
+    slices::work_per_instruction,
     system_api::{Failure, Outgoing},
 };
 
@@ -66,6 +67,10 @@ pub(crate) struct Pacer {
     until: AtomicU64,
     /// Instructions at the last point, but for pages that are not charged yet.
     used: AtomicU64,
+    /// The same without those for pages.
+    executed: AtomicU64,
+    /// Work at the last point beyond the instructions there ([`crate::slices`]).
+    extra_work: AtomicU64,
     stable: Arc<Mutex<Stable>>,
     outgoing: Arc<Mutex<Outgoing>>,
     append: Mutex<Option<AppendAnew>>,
@@ -99,6 +104,8 @@ impl Pacer {
             step: order.step.max(1),
             until: AtomicU64::new(order.until),
             used: AtomicU64::new(0),
+            executed: AtomicU64::new(0),
+            extra_work: AtomicU64::new(0),
             stable,
             outgoing: Arc::default(),
             append: Mutex::default(),
@@ -115,15 +122,30 @@ impl Pacer {
 
     /// A system function is about to return, after which `used` instructions are used exactly.
     pub(crate) fn called(&self, used: u64) -> Result<(), Failure> {
-        self.used.store(used, Relaxed);
+        self.count(used);
         // The worker ends after a failure here (`failed`), so the text is not part of a result.
         self.wait_while_due().map_err(|_| Failure::engine("the message cannot continue"))
     }
 
     /// The engine yielded, at least a step after the point before.
     pub(super) fn stepped(&self) -> Result<(), String> {
-        self.used.fetch_add(self.step, Relaxed);
+        self.count(self.used.load(Relaxed).saturating_add(self.step));
         self.wait_while_due()
+    }
+
+    /// Takes the count of instructions at a point, pages that were charged included.
+    fn count(&self, used: u64) {
+        self.used.store(used, Relaxed);
+        let executed = used.saturating_sub(self.heap.charged());
+        let since = executed.saturating_sub(self.executed.swap(executed, Relaxed));
+        let each = work_per_instruction(self.heap.opened_wasm_pages());
+        self.extra_work.fetch_add(since.saturating_mul(each - 1), Relaxed);
+    }
+
+    /// Work of a message that is over, after `instructions`.
+    pub(super) fn finish(&self, instructions: u64) -> u64 {
+        self.count(instructions);
+        instructions.saturating_add(self.extra_work.load(Relaxed))
     }
 
     /// What the message answers and calls.
@@ -170,10 +192,13 @@ impl Pacer {
         self.used.load(Relaxed).saturating_add(self.heap.uncharged())
     }
 
+    /// Work counted so far.
+    fn work(&self) -> u64 {
+        self.counted().saturating_add(self.extra_work.load(Relaxed))
+    }
+
     fn wait_while_due(&self) -> Result<(), String> {
-        while self.counted() >= self.until.load(Relaxed)
-            && self.until.load(Relaxed) < self.instructions_max
-        {
+        while self.work() >= self.until.load(Relaxed) && self.counted() < self.instructions_max {
             self.pause().inspect_err(|text| {
                 *lock(&self.failed) = Some(text.clone());
             })?;
@@ -189,7 +214,8 @@ impl Pacer {
         let heap_wasm_pages =
             self.heap_aside.unwrap_or_else(|| self.heap.size_bytes() / WASM_PAGE_BYTES);
         let report = Progress {
-            instructions: self.counted().min(self.instructions_max),
+            instructions: self.counted(),
+            work: self.work(),
             heap_wasm_pages,
             stable_wasm_pages: lock(&self.stable).size_bytes() / WASM_PAGE_BYTES,
         };

@@ -103,7 +103,7 @@ pub(crate) struct Execute<'a> {
 /// How far to run, see [`crate::Grant`].
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct SliceOrder {
-    /// Instructions after which to pause.
+    /// Work after which to pause.
     pub(crate) until: u64,
     /// Instructions between two looks at the count.
     pub(crate) step: u64,
@@ -112,7 +112,7 @@ pub(crate) struct SliceOrder {
 /// More for the paused message.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Resume {
-    /// Instructions after which to pause again, counted from the message's beginning.
+    /// Work after which to pause again, counted from the message's beginning.
     pub(crate) until: u64,
     /// Where changes of the heap go now.
     pub(crate) heap: Option<AppendOrder>,

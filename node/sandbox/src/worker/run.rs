@@ -86,6 +86,8 @@ pub(crate) struct Message {
 /// What came of it.
 pub(crate) struct Ran {
     pub(crate) instructions: u64,
+    /// For slices and rounds.
+    pub(crate) work: u64,
     /// Why it failed, if it did.
     pub(crate) failure: Option<Failure>,
     /// Mutable globals at the end; empty when it failed.
@@ -142,15 +144,10 @@ pub(crate) fn run(
     if instructions > limits.instructions && failure.is_none() {
         failure = Some(Failure::instructions(limits.instructions));
     }
+    let instructions = instructions.min(limits.instructions);
+    let work = pacer.map_or(instructions, |pacer| pacer.finish(instructions));
     let (stable, did) = store.into_data().finish();
-    Ok(Ran {
-        instructions: instructions.min(limits.instructions),
-        failure,
-        globals,
-        query_for_update,
-        did,
-        stable,
-    })
+    Ok(Ran { instructions, work, failure, globals, query_for_update, did, stable })
 }
 
 /// Whether a fault is known to be one of writing. Where it is not known, a write to a page that was

@@ -44,6 +44,15 @@ const WORKER: &str = r#"(module
     (func (export "canister_init") (drop (call $grow (i64.const 1))))
     (func (export "canister_update compute") (call $compute (i32.const 600000)) (call $show))
     (func (export "canister_update call") (call $call (i32.const 10000)) (call $show))
+    ;; Computes less after it has read 136 Wasm pages.
+    (func (export "canister_update far") (local $at i32)
+        (drop (memory.grow (i32.const 256)))
+        (local.set $at (i32.const 0x400000))
+        (loop $next
+            (drop (i64.load (local.get $at)))
+            (br_if $next (i32.lt_u
+                (local.tee $at (i32.add (local.get $at) (i32.const 0x10000))) (i32.const 0xc80000))))
+        (call $compute (i32.const 100000)) (call $show))
     (func (export "canister_update grow")
         (call $compute (i32.const 100000))
         (drop (memory.grow (i32.const 3)))
@@ -133,7 +142,7 @@ const WORKER: &str = r#"(module
     (func (export "canister_query sum") (call $show_sum))
     (func (export "canister_query show") (call $show)))"#;
 
-const NAMES: [&str; 6] = ["compute", "call", "grow", "fill", "wide", "refill"];
+const NAMES: [&str; 7] = ["compute", "call", "grow", "fill", "wide", "refill", "far"];
 
 fn name() -> SlicedName {
     SlicedName { since: Height(7), canister_id: ic_principal::Principal::from_slice(&[7]), part: 0 }
@@ -298,6 +307,20 @@ fn others_run_while_a_message_is_paused_and_queries_see_the_state_before() {
     let statistics = world.pool.statistics();
     assert_eq!((statistics.paused, statistics.repeated, statistics.restarts), (0, 0, 0));
     assert_ne!(world.query(&long, "show", b"").result.unwrap(), before);
+}
+
+#[test]
+fn instructions_over_a_large_heap_count_as_more_work() {
+    let world = world(1);
+    let mut canister = world.install(WORKER);
+    let (near, near_pauses) = in_slices(&world, &mut canister.clone(), "compute", |_| {});
+    let (far, far_pauses) = in_slices(&world, &mut canister, "far", |_| {});
+    assert_eq!(near.work, near.instructions);
+    // A sixth of what the other computes, and its pages.
+    let executed = far.instructions - 136 * 50_000;
+    assert!(executed < near.instructions / 4, "{executed} {}", near.instructions);
+    assert!(far.work > 7 * executed, "{} {executed}", far.work);
+    assert!(far_pauses.len() > near_pauses.len(), "{far_pauses:?}");
 }
 
 #[test]
