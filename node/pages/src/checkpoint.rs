@@ -29,7 +29,7 @@ use crate::{
 /// Files of [`Pending::early`] that are open.
 const EARLY_OPEN_MAX: usize = 64;
 
-/// What the checkpoint that is under way, or was given up, covers.
+/// Contents of the checkpoint that is in progress or was abandoned.
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
     /// Memories in the newest ticket whose index is not durable yet.
@@ -50,7 +50,7 @@ pub(crate) struct Pending {
     removed: BTreeMap<MemoryId, u64>,
 }
 
-/// What tickets and the store tell each other.
+/// Progress shared between tickets and the store.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     /// Number of the newest ticket.
@@ -105,7 +105,7 @@ impl SyncFile {
     }
 }
 
-/// What nothing is named in any more, once no durable index does.
+/// Files to delete once no durable index names them.
 #[derive(Debug)]
 enum Doomed {
     /// A file to delete.
@@ -122,14 +122,14 @@ enum Doomed {
     Pages(Retired),
 }
 
-/// What became of it.
+/// Outcome of a deletion.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Deletion {
     Done {
         /// A segment's file is gone, not only the name that a memory had for it.
         frees_delta: bool,
     },
-    /// Readers have to let go first.
+    /// Blocked by readers that still hold the file.
     Waits,
     Failed,
 }
@@ -178,7 +178,7 @@ impl Doomed {
 fn keep(file: &Weak<PageFile>, given_up: bool) -> Result<()> {
     let Some(file) = file.upgrade() else { return Ok(()) };
     match file.keep() {
-        // Nobody can read it any more.
+        // The file is unreadable already.
         Err(PagesError::Gone { .. } | PagesError::MissingFile { .. }) => Ok(()),
         Err(_) if given_up => {
             file.give_up();
@@ -381,8 +381,8 @@ impl PageStore {
 }
 
 impl PageStore {
-    /// Deletes so many of the files that wait for it, or puts them off again. How many could not be
-    /// deleted.
+    /// Deletes up to `count` of the files whose deletion was deferred, or defers them again.
+    /// Returns how many could not be deleted.
     pub(crate) fn delete_deferred(&self, count: usize, given_up: bool) -> u64 {
         let mut failed = 0;
         for _ in 0..count {

@@ -1,6 +1,6 @@
-//! Who looks at which pages of one base file: an ordered map of disjoint ranges with three numbers
-//! each. Ranges that nobody looks at are not in it, and neighbours with the same numbers are one. It
-//! knows nothing of files or memories.
+//! Reference counts on the pages of one base file: an ordered map of disjoint ranges with three
+//! counts each. Unreferenced ranges are not in the map, and neighbours with equal counts are
+//! merged. This module knows nothing of files or memories.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -9,15 +9,15 @@ use std::{collections::BTreeMap, ops::Range};
 pub(crate) struct Counts {
     /// Memories whose newest version looks at it.
     pub(crate) live: u32,
-    /// Claims that ended, and that a durable index may still hold: the next checkpoint but one at the
-    /// latest releases them, or tells that they are held.
+    /// Ended claims that a durable index may still need: the next checkpoint but one at the latest
+    /// releases them, or marks them as held.
     pub(crate) retired: u32,
     /// Claims that ended and that no durable index holds, but a reader of an older version.
     pub(crate) held: u32,
 }
 
 impl Counts {
-    /// One memory looks at it, and nobody else may.
+    /// Exactly one memory references the page, and no other durable index or reader does.
     pub(crate) fn is_sole(self) -> bool {
         self == Self { live: 1, ..Self::default() }
     }
@@ -85,7 +85,7 @@ impl Claims {
         start..within.end
     }
 
-    /// Whether nobody looks at any of these pages.
+    /// Whether none of these pages is referenced.
     pub(crate) fn is_free(&self, pages: &Range<u64>) -> bool {
         pages.is_empty() || self.counts(pages.start, pages.end) == (Counts::default(), pages.end)
     }
@@ -100,12 +100,12 @@ impl Claims {
         self.matching(pages, Counts::is_sole)
     }
 
-    /// Those of these pages that nobody looks at.
+    /// Those of these pages that are not referenced.
     pub(crate) fn gaps(&self, pages: &Range<u64>) -> Vec<Range<u64>> {
         self.matching(pages, |counts| counts == Counts::default())
     }
 
-    /// Number of pages that somebody looks at.
+    /// Number of referenced pages.
     pub(crate) fn pages(&self) -> u64 {
         self.ranges.iter().map(|(start, (end, _))| end - start).sum()
     }

@@ -25,7 +25,7 @@ use crate::{
 /// one journal commit of the file system serves them all.
 const FILES_PER_STEP: usize = 32;
 
-/// What one step of folding did.
+/// Result of one folding step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FoldProgress {
     /// Copied into base files by this step.
@@ -35,13 +35,13 @@ pub struct FoldProgress {
     pub moved_bytes: u64,
     /// Memories that still have pages to fold, blocked ones included.
     pub memories_left: u64,
-    /// Of those: met in this step and left alone because an older version is being read, or because a
-    /// checkpoint will let go of what they share.
+    /// Of those: encountered in this step and skipped because an older version is being read, or
+    /// because a checkpoint will release what they share.
     pub memories_blocked: u64,
 }
 
 impl FoldProgress {
-    /// Nothing is left to do until the next checkpoint or until readers let go.
+    /// No work is left until the next checkpoint or until readers release their layouts.
     pub fn is_idle(&self) -> bool {
         self.copied_bytes == 0
     }
@@ -81,8 +81,8 @@ impl Written {
 impl PageStore {
     /// Copies up to `budget_bytes` (at least one page) of sealed and durable delta into base files,
     /// syncs these, and takes the runs out of the index. Memories of which an older version is
-    /// being read are skipped. Runs beside executions and checkpoints; a second caller waits
-    /// for the first.
+    /// being read are skipped. Runs concurrently with executions and checkpoints; a second caller
+    /// waits for the first.
     ///
     /// On an error, what this step copied for other memories counts; the failed memory is unchanged
     /// and stays queued.
@@ -91,9 +91,9 @@ impl PageStore {
     }
 
     /// [`PageStore::fold`] without waiting for readers: layouts of older versions are cut off
-    /// ([`crate::MemoryLayout::is_cut_off`]), except those that are
-    /// held ([`crate::HeldLayout`]), whose memories are skipped. What only a checkpoint releases waits
-    /// for it: where pages are shared it takes a checkpoint and another fold after it.
+    /// ([`crate::MemoryLayout::is_cut_off`]), except held ones ([`crate::HeldLayout`]), whose
+    /// memories are skipped. Claims that only a checkpoint releases still block the fold: where
+    /// pages are shared, a checkpoint and another fold are needed.
     pub fn fold_over_readers(&self, budget_bytes: u64) -> Result<FoldProgress> {
         self.step(budget_bytes, Readers::CutOff)
     }
@@ -117,7 +117,8 @@ impl PageStore {
             let Some(id) = next else { break };
             let is_planned = copied.iter().any(|part| part.id == id);
             let work = if is_planned {
-                // Others left the queue meanwhile. What is planned for it is not done yet.
+                // Other memories left the queue meanwhile. The work planned for this one is not
+                // done yet.
                 Ok(FoldWork::Later)
             } else {
                 self.plan(id, pages_left, readers, &mut taken)
@@ -172,8 +173,8 @@ impl PageStore {
         result.map(|()| progress)
     }
 
-    /// What of a memory can be folded. `taken` are the base files of other memories of this step: what
-    /// they share with this one is about to change.
+    /// Plans the work that can be done for a memory. `taken` are the base files of other memories
+    /// of this step: what they share with this memory is about to change.
     fn plan(
         &self,
         id: MemoryId,
@@ -220,7 +221,7 @@ impl PageStore {
         for Move { pages, from, to } in moves {
             let from = Source::of(&self.dir, from.id)?;
             let Written { path, file, .. } = Written::of(bases, &self.dir, to.id)?;
-            // What an attempt before a crash left there.
+            // Removes remains of an attempt before a crash.
             self.dir.clear(path, file, slice::from_ref(pages))?;
             let to = self.dir.on_disk(path, file);
             let mut copier = Copier::new(to.as_ref(), path);

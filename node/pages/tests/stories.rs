@@ -1,5 +1,5 @@
-//! The store as its users meet it: readers that keep their version, workers that lie, a log that
-//! fills, directories that are not what they should be.
+//! The store from its users' view: readers that keep their version, faulty workers, a log that
+//! fills, malformed directories.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
@@ -210,7 +210,7 @@ fn runs_that_a_worker_could_not_have_written_are_refused() {
         assert_eq!((after.version, &after.runs), (before.version, &before.runs));
     }
 
-    // Whoever was refused may try the same target again.
+    // The same target may be tried again after a refusal.
     let target = store.reserve(A, 8).unwrap();
     assert!(store.commit(&target, &[run(0, 1, 1)]).is_err());
     let runs = write(&target, &[(3, 1)], 1).unwrap();
@@ -428,7 +428,7 @@ fn opening_removes_what_the_index_does_not_name_and_nothing_else() {
     assert_eq!(fs::metadata(dir.path().join("1.0")).unwrap().len(), 2 * PAGE_BYTES);
     assert_eq!(store.delta_bytes(), 2 * PAGE_BYTES);
     assert_eq!(tags(&store.layout(A).unwrap())[..3], [1, 1, 0]);
-    // What was durable is folded, and the segment then goes.
+    // Durable delta is folded, and the segment is then deleted.
     fold_all(&store);
     checkpoint(&store, &mut index);
     assert_eq!(file_names(dir.path()), ["1.base", "README"]);
