@@ -102,8 +102,8 @@ pub fn engine() -> wasmtime::Result<Engine> {
     Engine::new(&config()?)
 }
 
-/// Names everything that an artefact depends on besides its module and the limits: 16 hexadecimal
-/// digits.
+/// Names everything that an artefact depends on in addition to its module and the limits: 16
+/// hexadecimal digits.
 pub fn version() -> wasmtime::Result<&'static str> {
     static VERSION: OnceLock<String> = OnceLock::new();
     if let Some(version) = VERSION.get() {
@@ -119,10 +119,9 @@ pub fn version() -> wasmtime::Result<&'static str> {
     Ok(VERSION.get_or_init(|| version))
 }
 
-/// What the engine's part in a result depends on, for nodes to compare: names with a number each,
-/// of which the name says what a person may want to know. Two nodes with the same list run a
-/// canister to the same result, down to the instruction counted and the depth at which a stack
-/// overflows.
+/// The engine settings that a result depends on, for nodes to compare: descriptive names with a
+/// number each. Two nodes with the same list run a canister to the same result, down to the
+/// instruction counted and the depth at which a stack overflows.
 ///
 /// Nothing of the processor is among them: code is generated for one baseline of an architecture
 /// (see [`config`]), never for what the host has beyond it, and an engine refuses to start on a
@@ -151,9 +150,9 @@ pub fn agreed() -> Result<Vec<(String, u64)>, crate::PrepareError> {
 ///
 /// # Safety
 ///
-/// The file holds, unchanged, what [`crate::compile`] wrote, and nobody writes to it while the
-/// module lives. An artefact is machine code: the cache verifies its checksum before it hands out a
-/// descriptor.
+/// The file holds, unchanged, the artefact that [`crate::compile`] wrote, and is not written to
+/// while the module lives. An artefact is machine code: the cache verifies its checksum before it
+/// hands out a descriptor.
 pub unsafe fn load(engine: &Engine, file: &File) -> wasmtime::Result<Module> {
     let file = file.try_clone()?;
     // SAFETY: forwarded to the caller.
@@ -179,7 +178,7 @@ const TARGET_FLAGS: &[&str] =
 #[cfg(not(target_arch = "x86_64"))]
 const TARGET_FLAGS: &[&str] = &[];
 
-/// What instructions cost. One unit is about what an integer addition takes; the rest is in
+/// Costs of instructions. One unit is about the time of an integer addition; the rest is in
 /// proportion, so that a limit in instructions bounds time. Operations over a range cost in
 /// proportion to it.
 fn costs() -> OperatorCost {

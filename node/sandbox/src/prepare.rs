@@ -31,7 +31,7 @@ pub trait ModuleSource: Send + Sync {
     fn module(&self, hash: &ModuleHash) -> Option<Box<dyn Uploaded + '_>>;
 }
 
-/// What a preparer needs to know.
+/// Configuration of a preparer.
 #[derive(Clone)]
 pub struct PreparerConfig {
     /// The node's own binary, or one whose `arguments` lead to [`crate::compile_main`].
@@ -133,7 +133,7 @@ impl Preparer {
         self.compile_once(hash, uploaded, priority)
     }
 
-    /// What validation found in a module that is compiled.
+    /// The results of validation of a compiled module.
     pub fn info(&self, hash: &ModuleHash) -> Option<ModuleInfo> {
         self.cache.info(hash)
     }
@@ -166,7 +166,7 @@ impl Preparer {
         self.compiler.children.pids()
     }
 
-    /// A file without a name beside the cache, which is gone when nobody has it open.
+    /// An unnamed file on the file system of the cache, deleted when its last descriptor is closed.
     pub(crate) fn unnamed_file(&self) -> Result<File, PrepareError> {
         let file = self.cache.temporary()?.into_unnamed();
         Ok(file.map_err(|error| self.cache.failed(error))?)
@@ -193,7 +193,8 @@ impl Preparer {
         while let Some(shared) = running.modules.get(hash).cloned() {
             drop(running);
             let result = shared.wait();
-            // What failed ahead of the round, failed by its own means or for having been ended.
+            // A compilation ahead of the round that failed did so under its own limits or because
+            // it was ended.
             let own = shared.priority == Priority::Ahead && priority == Priority::Round;
             if !own || !matches!(result, Err(NotPrepared::Trouble(_))) {
                 return result;
@@ -337,8 +338,8 @@ impl Shared {
     }
 }
 
-/// Engine and limits: what an artefact, and whether there may be one, depends on besides the
-/// module.
+/// Engine and limits: everything that an artefact, and whether there may be one, depends on in
+/// addition to the module.
 fn version(limits: &ModuleLimits) -> Result<String, PrepareError> {
     let engine = engine::version().map_err(|error| PrepareError::Engine(format!("{error:#}")))?;
     let limits =

@@ -1,9 +1,9 @@
-//! Messages that run in slices: what execution says of one, and what it is told.
+//! Messages that run in slices: grants from execution, and progress reports.
 //!
-//! A message whose instructions are not used up at the end of its slice is **paused**, and goes on
-//! in a later round. Where a slice ends is a function of what the message did and of the number of
+//! A message whose instructions are not used up at the end of its slice is **paused**, and resumed
+//! in a later round. The end of a slice is a function of what the message did and of the number of
 //! instructions that were granted, so it is the same on every machine: whether a worker kept the
-//! paused message or it ran again from its beginning makes no difference to anybody.
+//! paused message or it ran again from its beginning is not observable.
 //!
 //! # Where a slice ends
 //!
@@ -49,7 +49,7 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// A grant of so many instructions in all, which were given in slices of `slice`.
+    /// A grant of `until` instructions in all, which were given in slices of `slice`.
     pub fn new(name: SlicedName, until: u64, slice: u64) -> Self {
         Self { name, until, step: slice.div_ceil(STEPS_PER_SLICE).max(1), slice }
     }
@@ -60,12 +60,12 @@ impl Grant {
     }
 }
 
-/// What came of a slice.
+/// Result of a slice.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Slice {
     /// The message is over.
     Ended(Box<Outcome>),
-    /// It goes on when it is granted more.
+    /// It continues with the next grant.
     Paused(Progress),
 }
 

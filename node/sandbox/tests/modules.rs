@@ -103,7 +103,7 @@ impl Running {
         let preparer = preparer(dir.path());
         prepare(&preparer, &wasm).unwrap_or_else(|error| panic!("{error}: {wat}"));
         let engine = engine::engine().unwrap();
-        // SAFETY: the preparer's own artefact, which nobody touches.
+        // SAFETY: the preparer's own artefact, which is not modified.
         let module =
             unsafe { engine::load(&engine, &preparer.open_artefact(&hash(&wasm)).unwrap()) }
                 .unwrap();

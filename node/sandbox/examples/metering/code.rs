@@ -7,7 +7,8 @@ use crate::{Case, module};
 /// Operations in a row, so that the loop around them does not count.
 const ROW: usize = 32;
 
-/// Where operands of each type lie in memory, [`ROW`] of each, and the local that holds one.
+/// Operand types: name, address of their operands in memory ([`ROW`] of each), and the local that
+/// holds one.
 const TYPES: [(&str, u32, &str); 5] = [
     ("i32", 1024, "$i32"),
     ("i64", 2048, "$i64"),
@@ -491,7 +492,7 @@ fn tables(cases: &mut Vec<Case>) {
 const RANDOM: &str = "(local.set $x (i64.add (i64.mul (local.get $x) (i64.const \
     6364136223846793005)) (i64.const 1442695040888963407)))";
 
-/// Branches that nobody can predict.
+/// Unpredictable branches.
 fn branches(cases: &mut Vec<Case>) {
     let locals = "(local $x i64) (local $y i64)";
     let bit = |n: usize| {
@@ -571,7 +572,7 @@ fn calls(cases: &mut Vec<Case>) {
                 format!("(global $g (mut {ty}) ({ty}.const 1))")
             };
             for depth in [1, 50, 250] {
-                // The frames of others are so large that the stack has no room for so many.
+                // Frames of the other types are too large for this many on the stack.
                 if depth == 250 && words > 300 && ty != "i64" {
                     continue;
                 }

@@ -3,7 +3,7 @@
 
 use crate::Hooks;
 
-/// What an export's name means.
+/// Meaning of an export's name.
 pub(super) enum ExportName<'a> {
     /// A hook; the function notes its presence.
     Hook(fn(&mut Hooks)),

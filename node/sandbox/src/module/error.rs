@@ -56,7 +56,7 @@ pub enum ModuleError {
         limit_name: &'static str,
         /// Value of the limit, in the unit of `what`.
         limit: u64,
-        /// What the module has (or at least has, where counting stopped at the limit).
+        /// The module's value (or a lower bound, if counting stopped at the limit).
         value: u64,
     },
     /// Imports something else than a function of `ic0`.

@@ -236,7 +236,7 @@ impl Sections {
         Ok(self.assemble(&exports, &names))
     }
 
-    /// Names of the functions of the new module, of which there are so many.
+    /// Names of the functions of the new module, which has `functions` functions.
     fn names(&self, rewriter: &Rewriter<'_>, functions: u32) -> NameMap {
         let mut map = NameMap::new();
         let Some(names) = self.names.as_ref().filter(|names| !names.is_empty()) else {

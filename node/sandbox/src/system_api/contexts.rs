@@ -5,7 +5,7 @@
 
 use crate::{CallbackKind, Entry};
 
-/// What kind of entry point is running.
+/// Kind of the running entry point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub(crate) enum Context {
@@ -42,7 +42,7 @@ pub(crate) enum Context {
 }
 
 impl Context {
-    /// The context of an entry. `replicated` tells queries and callbacks of the two modes apart.
+    /// The context of an entry. `replicated` distinguishes queries and callbacks of the two modes.
     pub(crate) fn of(entry: &Entry, replicated: bool) -> Self {
         match (entry, replicated) {
             (Entry::Init | Entry::PostUpgrade { .. }, _) => Self::Install,

@@ -21,7 +21,7 @@ use crate::engine::{HOST_STACK_BYTES, WASM_STACK_BYTES};
 
 const PAGE: usize = PAGE_BYTES as usize;
 
-/// What stays of a stack between two messages.
+/// Bytes of a stack that are kept between two messages.
 const KEPT_BYTES: usize = 64 << 10;
 
 const _: () = assert!(
@@ -63,7 +63,7 @@ impl Stack {
         let base = NonNull::new(base.cast::<u8>())
             .ok_or_else(|| std::io::Error::other("a mapping at address zero"))?;
         let stack = Self { base, bytes };
-        // SAFETY: within the mapping just made, which nobody else knows of.
+        // SAFETY: within the mapping just made, to which no other reference exists.
         unsafe {
             mprotect(
                 base.as_ptr().add(PAGE).cast(),
@@ -92,7 +92,7 @@ impl Stack {
 
 impl Drop for Stack {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `new` with this length and is used by nobody any more.
+        // SAFETY: the mapping was made by `new` with this length and is not in use any more.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), PAGE + self.bytes) };
         debug_assert!(unmapped.is_ok());
     }

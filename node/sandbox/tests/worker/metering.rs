@@ -1,4 +1,4 @@
-//! What a message is charged for besides its instructions: values that move, pages it touches.
+//! Charges of a message in addition to its instructions: values that move, pages it touches.
 
 use sandbox::{Entry, Outcome};
 
