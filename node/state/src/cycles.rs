@@ -90,16 +90,16 @@ impl<T: Into<Self>> Sum<T> for CyclesTotal {
 }
 
 impl CanisterState {
-    /// Gives cycles back to a canister. A balance holds at most 2^128 - 1: what is beyond that is
-    /// lost, and counted as burned. Where cycles can still go back to whoever sent them,
-    /// [`Self::room_for_cycles`] is asked first.
+    /// Returns cycles to a canister. A balance holds at most 2^128 - 1: any excess is lost, and
+    /// counted as burned. Where cycles can still be returned to their sender,
+    /// [`Self::room_for_cycles`] is checked first.
     pub fn credit(&mut self, amount: Cycles) {
         let fits = amount.min(Cycles::MAX - self.cycles);
         self.cycles += fits;
         self.consumption.burned += amount - fits;
     }
 
-    /// What the balance can still take.
+    /// Cycles that the balance can still take.
     pub fn room_for_cycles(&self) -> Cycles {
         Cycles::MAX - self.cycles
     }

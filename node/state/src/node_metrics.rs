@@ -163,7 +163,7 @@ mod tests {
         metrics.note(Time(1), None, &nodes);
         metrics.note(Time(2), round(0, 1), &nodes);
         assert_eq!(counts(&metrics, 1), (1, 0));
-        // Rounds 2 and 3 came to nothing.
+        // Rounds 2 and 3 produced no block.
         metrics.note(Time(3), round(0, 4), &nodes);
         assert_eq!([2, 3, 0].map(|node| counts(&metrics, node)), [(0, 1), (0, 1), (1, 0)]);
         // Many did: 5 to 14.

@@ -1,4 +1,4 @@
-//! What an ingress history entry is charged is what it takes, measured at the allocator.
+//! The charge for an ingress history entry is the memory it takes, measured at the allocator.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -24,7 +24,7 @@ fn live() -> i64 {
 }
 
 fn count(bytes: i64) {
-    // Where a thread is ending nobody counts any more.
+    // In a thread that is ending there is no counter any more.
     let _ = LIVE.try_with(|live| live.set(live.get() + bytes));
 }
 

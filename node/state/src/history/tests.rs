@@ -308,7 +308,7 @@ fn above_a_quarter_of_the_cap_answers_leave_when_their_call_has_expired() {
         history.receive(&call(number, 50 + number), at(1)).unwrap();
         history.finish(&id(number), Ok(vec![]), at(2 + number));
     }
-    // Nobody has expired.
+    // No call has expired.
     assert_eq!(history.expire(at(50)), 0);
     // Four have; they may go.
     assert_eq!(history.expire(at(54)), 4);

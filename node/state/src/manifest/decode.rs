@@ -83,7 +83,7 @@ pub struct Body<R> {
 }
 
 impl<R: Read> Body<R> {
-    /// Reads a body of so many bytes.
+    /// Reads a body of `body_bytes` bytes.
     pub fn new(reader: R, body_bytes: u64) -> Self {
         Self {
             reader,
