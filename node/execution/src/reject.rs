@@ -180,7 +180,7 @@ pub(crate) fn not_provisional(name: &str) -> Reject {
     )
 }
 
-/// What the specification's rules on the values of settings and on chunks are broken with.
+/// A violation of the specification's rules on the values of settings and on chunks.
 pub(crate) fn contract_violation(message: impl Into<String>) -> Reject {
     reject(504, message)
 }
@@ -315,7 +315,7 @@ pub(crate) fn not_compiled(id: &CanisterId, reason: &str) -> Reject {
     ))
 }
 
-/// What ends the node when an update meets it.
+/// A fault that ends the node when it executes an update.
 pub(crate) fn node_cannot_execute(id: &CanisterId, error: &impl std::fmt::Display) -> Reject {
     trouble_of_the_machine(format!(
         "This node cannot execute canister {id}: {error}. That is trouble of the node and says \

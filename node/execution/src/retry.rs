@@ -1,9 +1,9 @@
-//! Waiting for this machine: what a round does when memory, disk, descriptors or workers fail it.
+//! Waiting for this machine: retries of a round when memory, disk, descriptors or workers fail.
 //!
-//! Trouble of one machine is never a result, because another machine would not have had it. The
-//! step that met it is tried again, on the thread that met it, until it succeeds; between two
-//! attempts [`RetryPolicy::wait`] decides how long to wait and whom to tell. When the node is closing,
-//! the round ends with [`FatalError::Closing`] and is executed again at the next start.
+//! A fault of one machine is never a result, because another machine would not have had it. The
+//! failed step is tried again, on the same thread, until it succeeds; between two attempts
+//! [`RetryPolicy::wait`] decides how long to wait and whom to inform. When the node is closing, the
+//! round ends with [`FatalError::Closing`] and is executed again at the next start.
 
 use std::fmt;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ impl fmt::Display for ExecutionPoint {
 pub struct Trouble {
     /// The round, and the message where the step concerns a single one.
     pub place: ExecutionPoint,
-    /// What failed, with the limit and its value where there is one.
+    /// The failure, with the limit and its value where there is one.
     pub what: String,
     /// Attempts that failed so far, from 1.
     pub attempt: u32,
@@ -97,8 +97,8 @@ pub trait RetryPolicy: Send + Sync {
     fn over(&self, trouble: &Trouble);
 }
 
-/// Tries again at once and for ever. For tests and simulations, where what is waited for goes on on
-/// other threads.
+/// Tries again at once and for ever. For tests and simulations, where other threads make the
+/// progress that is waited for.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Persistent;
 

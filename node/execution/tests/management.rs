@@ -639,7 +639,7 @@ fn compilations_use_up_rounds_and_canisters_run_in_between() {
         answered.push(call);
         node.round();
         rounds += 1;
-        assert!(rounds <= 20, "installs go on too");
+        assert!(rounds <= 20, "installs progress too");
         let compiled =
             node.sandbox.preparations.load(std::sync::atomic::Ordering::Relaxed) - before;
         assert!(compiled <= rounds, "{compiled} compilations in {rounds} rounds");

@@ -581,7 +581,7 @@ fn a_snapshot_is_loaded_and_taken_where_the_subnet_has_room_for_it_once_more() {
     take(&mut node, id);
     let taken = node.executor.state().totals().memory_taken;
     drop(node);
-    // What it has twice fits, with a little beside.
+    // Twice its memory fits, with little room to spare.
     limits.subnet.memory_capacity_bytes = taken + 1_000 * WASM_PAGE;
     let mut node = Node::with(limits);
     let id = deployed(&mut node);
@@ -597,7 +597,7 @@ fn a_snapshot_is_loaded_and_taken_where_the_subnet_has_room_for_it_once_more() {
     }
     assert_eq!(content(&mut node, id), before);
     assert_eq!(list(&mut node, id), std::slice::from_ref(&snapshot));
-    // What takes the memories over copies nothing.
+    // Taking the memories over copies nothing.
     take_with(&mut node, id, Some(snapshot.id), Some(true)).unwrap();
 }
 

@@ -1,4 +1,4 @@
-//! What may be learned about a canister: status, metrics, history, metadata.
+//! Information about a canister: status, metrics, history, metadata.
 
 use candid::{Nat, Principal};
 use ic_management_canister_types as ic;
