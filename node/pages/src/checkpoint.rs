@@ -40,8 +40,8 @@ pub(crate) struct Pending {
     doomed: Vec<Doomed>,
     /// Files of memories removed since that ticket was begun; the next one dooms them.
     doomed_next: Vec<Doomed>,
-    /// Files that the next ticket syncs, whatever becomes of the memories that made them: a copy
-    /// looks at them.
+    /// Files that the next ticket syncs, even if the memories that made them are removed: a copy
+    /// references them.
     early: Vec<SyncFile>,
     /// Files that no durable index names and that could not be deleted: layouts name them, most
     /// likely those of the state that is published, and as many are open for layouts as may be.
@@ -146,9 +146,9 @@ impl Doomed {
         }
     }
 
-    /// Takes a file's name away, or gives pages back. Layouts that name a file keep it, open; where
-    /// that cannot be and the readers are `given_up`, they lose it. Pages wait for those who may read
-    /// them.
+    /// Unlinks a file, or returns pages. Layouts that name a file keep it, open; if that is not
+    /// possible and the readers are `given_up`, they lose it. Pages wait for their possible
+    /// readers.
     fn delete(&mut self, store: &PageStore, given_up: bool) -> Deletion {
         let PageStore { dir, shared: files, .. } = store;
         let stays = match self {
@@ -242,7 +242,7 @@ impl Pending {
         self.doomed_next.extend(doomed(memory.id, segments));
     }
 
-    /// Has the next ticket sync what a copy looks at.
+    /// Has the next ticket sync what a copy references.
     pub(crate) fn sync_early(&mut self, unsynced: Unsynced) {
         let Unsynced { owner, base, segment, cleared } = unsynced;
         self.early.extend(cleared.map(|base| SyncFile::base(base, None)));

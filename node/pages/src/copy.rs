@@ -45,7 +45,8 @@ impl PageStore {
     /// version, or held.
     ///
     /// # Errors
-    /// As [`PageStore::create`], and what reading and writing meet; there is no memory then.
+    /// The errors of [`PageStore::create`], of reading and of writing; the memory does not exist
+    /// then.
     pub fn create_copy(
         &self,
         id: MemoryId,
@@ -67,8 +68,8 @@ impl PageStore {
             Err(error) => Err(error),
         };
         let mut memory = made.inspect_err(|_| {
-            // The error that matters is the first one; should the removal fail as well, the next
-            // start removes the file, and another attempt finds it in its way and says so.
+            // The first error is the one that matters; if the removal fails as well, the next start
+            // removes the file, and another attempt fails because the file exists.
             let _ = self.dir.unlink(&path);
         })?;
         memory.base_unsynced = true;
@@ -79,7 +80,7 @@ impl PageStore {
         Ok(layout)
     }
 
-    /// A memory that looks at what the newest version of another does, if `from` is that.
+    /// A memory that references what the newest version of another does, if `from` is that.
     fn borrowed(
         &self,
         id: MemoryId,
@@ -305,7 +306,7 @@ impl<'a> Copier<'a> {
 #[derive(Debug, Default)]
 struct Ranges {
     pages: Vec<Range<u64>>,
-    /// How many were noted.
+    /// Number of recorded ranges.
     looked: usize,
 }
 

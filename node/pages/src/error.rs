@@ -95,7 +95,7 @@ pub enum PagesError {
         /// Bytes that the file has.
         found_bytes: u64,
     },
-    /// A read beyond the end of the memory, or of a length that is no multiple of a page.
+    /// A read beyond the end of the memory, or of a length that is not a multiple of a page.
     #[error("{bytes} bytes from page {start_page} on are not whole pages within memory {} of {base_bytes} bytes", .id.0)]
     OutOfRange {
         /// The memory that was read.
@@ -209,7 +209,7 @@ pub enum IndexFault {
     /// The memory is named twice.
     #[error("the memory is named twice")]
     Twice,
-    /// The length of the base file is no multiple of a page, or too large.
+    /// The length of the base file is not a multiple of a page, or too large.
     #[error("its base length is impossible")]
     BadSize,
     /// A run is empty.

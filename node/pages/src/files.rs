@@ -73,7 +73,7 @@ pub(crate) struct Dir {
     pub(crate) place: Arc<Place>,
 }
 
-/// Where the files are, for those who read them, and how many stay open for layouts without a name.
+/// Location of the files, for readers, and the number of unlinked files that stay open for layouts.
 #[derive(Debug)]
 pub(crate) struct Place {
     path: PathBuf,
@@ -172,15 +172,15 @@ impl Dir {
         }))
     }
 
-    /// Creates a file of `len` bytes, all of them a hole. On failure there is no file.
+    /// Creates a file of `len` bytes that is one hole. On failure there is no file.
     pub(crate) fn create(&self, path: &Path, len: u64) -> Result<File> {
         let file =
             self.disk.open_raw(path, Open::New).map_err(|e| PagesError::io("create", path, e))?;
         if len > 0
             && let Err(e) = self.on_disk(path, &file).set_len(len)
         {
-            // The error that matters is the first one; should the removal fail as well, the next
-            // start removes the file.
+            // The first error is the one that matters; if the removal fails as well, the next start
+            // removes the file.
             let _ = self.disk.remove(path);
             return Err(PagesError::io("extend", path, e));
         }

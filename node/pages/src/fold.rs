@@ -1,5 +1,6 @@
-//! Folding: copying sealed delta pages into base files, in bounded steps, and before that, where other
-//! memories look at the same pages, moving these. See the crate's documentation for why that is safe.
+//! Folding: copying sealed delta pages into base files, in bounded steps, and before that, where
+//! other memories reference the same pages, moving these. See the crate's documentation for why
+//! that is safe.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,8 +31,8 @@ const FILES_PER_STEP: usize = 32;
 pub struct FoldProgress {
     /// Copied into base files by this step.
     pub copied_bytes: u64,
-    /// Of pages that others look at too: copied to another base file by this step, so that those can
-    /// be written.
+    /// Bytes of pages that others reference too: copied to another base file by this step, so that
+    /// those can be written.
     pub moved_bytes: u64,
     /// Memories that still have pages to fold, blocked ones included.
     pub memories_left: u64,
@@ -106,7 +107,7 @@ impl PageStore {
         let mut buf = Vec::new();
         let mut result = Ok(());
         let visits_max = lock(&self.fold_queue).ids.len();
-        // Files that others than a memory of this step may look at.
+        // Files that other memories than those of this step may reference.
         let mut taken = BTreeSet::new();
         for _ in 0..visits_max {
             let open: usize = copied.iter().map(|part: &Copied| part.bases.len()).sum();
@@ -215,7 +216,7 @@ impl PageStore {
         }
     }
 
-    /// Copies what is to be moved. How many bytes it is.
+    /// Copies the pages to be moved. Returns the number of bytes.
     fn carry_out(&self, moves: &[Move], bases: &mut Vec<Written>) -> Result<u64> {
         let mut moved_bytes = 0;
         for Move { pages, from, to } in moves {
@@ -291,7 +292,7 @@ impl PageStore {
         changed.unwrap_or(false)
     }
 
-    /// Gives back the places that a plan wrote to, and those of moves if nothing came of them.
+    /// Returns the places that a plan wrote to, and those of moves if they were not carried out.
     fn give_back(&self, plan: &FoldPlan, also_moves: bool) {
         let moves = plan.moves.iter().filter(|_| also_moves);
         let moves = moves.map(|moved| (&moved.to, slice::from_ref(&moved.pages)));

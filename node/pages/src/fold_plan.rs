@@ -157,7 +157,7 @@ impl Memory {
         Ok(FoldWork::Plan(FoldPlan { runs, moves, kept, segments }))
     }
 
-    /// Claims what is written and was not moved, in files that others may look at.
+    /// Claims pages that are written and were not moved, in files that others may reference.
     fn keep_places(
         &self,
         runs: &[(Run, BaseId)],
@@ -186,7 +186,7 @@ impl Memory {
         kept
     }
 
-    /// The base files that it looks at and that others may look at.
+    /// The base files that it references and that others may reference.
     pub(crate) fn shared_bases(&self) -> impl Iterator<Item = BaseId> {
         self.sharing.iter().flat_map(|sharing| sharing.files().map(|file| file.id))
     }
@@ -200,7 +200,7 @@ impl Memory {
     ) -> Result<Vec<(Run, BaseId)>> {
         let (mut left, mut found) = (pages_max, Vec::new());
         let mut next = 0;
-        // Not all runs: with a budget for few pages, few are looked at.
+        // Not all runs: with a budget for few pages, few are visited.
         while left > 0
             && let Some(run) = self.index.next_run(next)
         {

@@ -22,7 +22,7 @@ pub struct StateHeap {
     pub number: i32,
     /// Whether the byte at this address is in this heap.
     pub holds: fn(*const u8) -> bool,
-    /// Sees to it that a round finds room. An error is the machine's trouble, which may heal.
+    /// Makes sure that a round finds room. An error is a fault of the machine, which may heal.
     pub ready: fn() -> io::Result<()>,
 }
 

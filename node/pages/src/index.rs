@@ -58,7 +58,7 @@ impl RunIndex {
         assert!(new.pages > 0, "an empty run at page {}", new.start_page);
         let extent =
             Extent { pages: new.pages, segment: new.segment, offset_page: new.offset_page };
-        // A hot page is written again and again as the same run: replace it where it stands.
+        // A hot page is written again and again as the same run: replace it in place.
         match self.extents.get_mut(&new.start_page) {
             Some(old) if old.pages == new.pages => {
                 freed(old.segment, old.pages);

@@ -69,7 +69,7 @@ impl PageFile {
     /// Its name is about to go: it stays open as long as a layout names it.
     ///
     /// # Errors
-    /// What opening it met, and too many open files where as many are kept as may be
+    /// The errors of opening it, and too many open files if the maximum are kept open already
     /// ([`Place::keeps_one_more`]).
     pub(crate) fn keep(&self) -> Result<()> {
         let Some((place, name)) = &self.place else { return Ok(()) };

@@ -107,17 +107,16 @@
 //!
 //! # Order of syncs
 //!
-//! segment data, then directory entries (both in [`CheckpointTicket::sync`]); then the caller's
+//! Segment data, then directory entries (both in [`CheckpointTicket::sync`]); then the caller's
 //! transaction with the indexes; then unlinks. The base is synced inside [`PageStore::fold`],
 //! before its runs leave the index, so it is durable before any durable index relies on it. An
 //! unlink needs no sync: [`PageStore::open`] removes what the index does not name, so a file that
 //! comes back after a power cut is removed again. After a failed sync of a segment the kernel may
 //! have thrown the pages away and report success the next time (a segment stays open until it is
-//! synced for that reason; after one that did not, the file system is asked); the store therefore
-//! refuses
-//! every further reservation and checkpoint ([`PagesError::SyncLost`]) and the node restarts from
-//! its last checkpoint. A failed sync of a base file costs nothing: the runs stay in the index and
-//! are copied again.
+//! synced for that reason; after one that was closed before, the file system is checked); the store
+//! therefore refuses every further reservation and checkpoint ([`PagesError::SyncLost`]) and the
+//! node restarts from its last checkpoint. A failed sync of a base file costs nothing: the runs
+//! stay in the index and are copied again.
 //!
 //! All of that goes through [`disk::Disk`], so that a test can cut the power anywhere in it
 //! ([`PageStore::open_on`]). Files are opened raw: workers append to segments and map both kinds,

@@ -153,8 +153,8 @@ pub(crate) struct Memory {
     pub(crate) base_unsynced: bool,
     /// The pages it was created with, until a checkpoint that names them is durable.
     pub(crate) fresh: Option<Fresh>,
-    /// Rewritten segments that could not be kept for those who read them: the next checkpoint
-    /// deletes them.
+    /// Rewritten segments that could not be kept for their readers: the next checkpoint deletes
+    /// them.
     orphans: Vec<Forgotten>,
 }
 
@@ -635,7 +635,7 @@ impl Memory {
         self.open.is_some()
     }
 
-    /// A map keeps a node when its last entry goes, and most memories are at rest.
+    /// A map keeps a node when its last entry is removed, and most memories are idle.
     pub(crate) fn shrink(&mut self) {
         if self.segments.is_empty() {
             self.segments = BTreeMap::new();

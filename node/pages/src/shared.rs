@@ -24,7 +24,7 @@ use crate::{
     store::lock,
 };
 
-/// A base file and who looks at which of its pages.
+/// A base file and the claims on its pages.
 #[derive(Debug)]
 pub(crate) struct BaseFile {
     pub(crate) id: BaseId,
@@ -253,7 +253,7 @@ impl SharedFiles {
             let freed: Vec<_> = pages.iter().flat_map(|pages| last(&claims, pages)).collect();
             let freed_pages: u64 = freed.iter().map(|range| range.end - range.start).sum();
             let goes = freed_pages == claims.pages() && !file.owned.load(SeqCst);
-            // Who ended the other claim on a page meanwhile left it to this one.
+            // The memory that ended the other claim on a page meanwhile left it to this one.
             if goes || freed == cleared {
                 break;
             }
@@ -273,12 +273,12 @@ impl SharedFiles {
     }
 }
 
-/// Claims that ended: the newest version of a memory does not look at these pages any more.
+/// Claims that ended: the newest version of a memory does not reference these pages any more.
 #[derive(Debug)]
 pub(crate) struct Retired {
     pub(crate) file: Arc<BaseFile>,
     pub(crate) pages: Vec<Range<u64>>,
-    /// The file as layouts name it that may look at them.
+    /// The file as named by layouts that may reference them.
     pub(crate) readers: Vec<Weak<PageFile>>,
     /// The memory of the file's number is gone.
     pub(crate) disowns: bool,

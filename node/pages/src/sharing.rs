@@ -19,8 +19,8 @@ use crate::{
     shared::{BaseFile, Retired},
 };
 
-/// Base files of a memory from which on it takes places in those that copies of it look at anyway
-/// before its own, which would be one more for them.
+/// Number of base files from which on a memory takes places in those that its copies reference
+/// anyway before its own, which would be one more for them.
 const FILES_MANY: usize = 8;
 /// Pages that are moved at once in a memory of few parts: 256 KiB, as much as state sync hashes at
 /// once.
@@ -47,13 +47,13 @@ pub(crate) struct Move {
     pub(crate) to: Arc<BaseFile>,
 }
 
-/// A base file that a memory looks at.
+/// A base file that a memory references.
 #[derive(Debug)]
 struct Used {
     file: Arc<BaseFile>,
     /// As new layouts name it.
     current: Weak<PageFile>,
-    /// As layouts name it that may look at pages which newer ones find elsewhere.
+    /// As named by layouts that may reference pages which newer ones find elsewhere.
     older: Vec<Weak<PageFile>>,
 }
 

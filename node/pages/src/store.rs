@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// Segments that are closed at once when a round writes more memories than that, and memories that
-/// are looked at for them.
+/// are visited for them.
 const CLOSED_AT_ONCE: usize = 64;
 const LOOKED_AT: usize = 1024;
 
@@ -103,7 +103,7 @@ pub struct PagesStats {
     pub rewritten_bytes: u64,
     /// Total copied into base files.
     pub folded_bytes: u64,
-    /// Total copied from one base file to another, because another memory looks at it too.
+    /// Total copied from one base file to another, because another memory references it too.
     pub moved_bytes: u64,
     /// Versions whose readers were cut off because folding could not wait.
     pub cut_off: u64,
@@ -208,8 +208,8 @@ impl PageStore {
     }
 
     /// A file of `len` bytes without a name, all of them a hole: for pages that are no version of a
-    /// memory yet. `id` is that of no memory. Should the node end before the name is gone, the next
-    /// start removes it.
+    /// memory yet. `id` is that of no memory. If the node ends before the file is unlinked, the
+    /// next start removes it.
     pub fn scratch(&self, id: MemoryId, len: u64) -> Result<File> {
         let path = self.dir.base_path(id);
         let file = self.dir.create(&path, len)?;
@@ -292,10 +292,10 @@ impl PageStore {
         self.with(target.id, |memory| memory.verify(&self.dir, target, runs).map(|_| ()))
     }
 
-    /// Makes what was written to `target` the newest version and returns its layout. The runs are
-    /// checked as by [`PageStore::verify`]. The target is spent and is to be dropped; space of
-    /// it that no run reaches is given back then. On an error nothing has changed, and the same
-    /// can be tried again.
+    /// Makes the pages written to `target` the newest version and returns its layout. The runs are
+    /// checked as by [`PageStore::verify`]. The target is spent and is to be dropped; its space
+    /// that no run reaches is returned then. On an error nothing has changed, and the same can be
+    /// tried again.
     pub fn commit(&self, target: &AppendTarget, runs: &[Run]) -> Result<MemoryLayout> {
         self.with(target.id, |memory| {
             let layout = memory.commit_layout(&self.dir, &self.accounts, target, runs)?;
@@ -358,11 +358,11 @@ impl PageStore {
     }
 
     /// Whether a checkpoint should be taken now: the delta is within `delta_reserve_bytes` of its
-    /// capacity and a checkpoint would help (otherwise the space waits for
-    /// [`PageStore::fold`]), a memory has more runs than `runs_per_memory`, too many files are open,
-    /// or `checkpoint_delta_bytes` were copied for new memories ([`PageStore::create_copy`]; those that
-    /// only look at what others have take nothing), of which those that were removed again are on
-    /// disk until then.
+    /// capacity and a checkpoint would help (otherwise the space waits for [`PageStore::fold`]), a
+    /// memory has more runs than `runs_per_memory`, too many files are open, or
+    /// `checkpoint_delta_bytes` were copied for new memories ([`PageStore::create_copy`]; those
+    /// that only reference the pages of others take nothing), of which those that were removed
+    /// again are on disk until then.
     pub fn needs_checkpoint(&self) -> bool {
         let delta = self.delta_bytes();
         let near_full = delta >= self.delta_limit_bytes();

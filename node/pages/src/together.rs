@@ -27,14 +27,14 @@ use crate::{
     store::lock,
 };
 
-/// Others that find the same page above a page that they look at.
+/// Other memories that find the same page above a page that they reference.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Company {
-    /// How many.
+    /// Their number.
     pub(crate) count: u32,
-    /// None of them, and of those who read them, looks past it.
+    /// None of them, and none of their readers, reads below it.
     pub(crate) is_ready: bool,
-    /// To which page the same holds.
+    /// End of the range in which the same holds.
     pub(crate) until: u64,
 }
 
@@ -78,8 +78,8 @@ impl Surroundings<'_> {
 }
 
 impl Memory {
-    /// To which page it finds `above` over these pages and looks at `base` there; none if it does not
-    /// at the first.
+    /// End of the range in which `above` shadows these pages and the base page is in `base`; `None`
+    /// if the first page does not match.
     fn look_below(&self, above: Above, pages: &Range<u64>, base: BaseId) -> Option<u64> {
         let run = self.index.next_run(pages.start)?;
         let within = pages.start.checked_sub(run.start_page)?;

@@ -112,8 +112,8 @@ pub struct MemoryLayout {
     /// Rises by one at every commit. Equal versions have equal content.
     pub version: u64,
     /// Rises whenever the files behind a version change (fold). A mapping made from an older epoch
-    /// is right only as long as its layout is kept: pages of a base file that the newest layout does
-    /// not look at any more are given back.
+    /// is valid only as long as its layout is kept: pages of a base file that the newest layout
+    /// does not reference any more are returned.
     pub epoch: u64,
     /// The base file: sparse, as long as the memory may ever grow, so that growth maps nothing
     /// new.
@@ -181,7 +181,7 @@ impl MemoryLayout {
 /// Marks a version that is being read.
 #[derive(Debug, Default)]
 pub struct Pin {
-    /// How many hold it so that it cannot be cut off; [`CUT_OFF`] once it is.
+    /// Number of holders, which keep it from being cut off; [`CUT_OFF`] once it is.
     holders: AtomicU64,
 }
 

@@ -192,7 +192,7 @@ fn a_copy_of_a_large_memory_takes_neither_disk_nor_time_and_a_fold_after_it_no_m
     assert_eq!([tag_at(&store, B, 5), tag_at(&store, B, 6), tag_at(&store, B, 4)], [1, 7_003, 1]);
     assert_eq!(tag_at(&store, B, DENSE / 2), DENSE / 2 + 1);
 
-    // Without its source the copy has all there is, and its pages are given back with it.
+    // Without its source the copy has all pages, and they are freed with it.
     store.remove(A);
     checkpoint(&store, &mut index);
     drop(store);

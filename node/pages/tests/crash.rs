@@ -96,8 +96,8 @@ fn kill_9_at_any_moment_loses_nothing_that_a_durable_index_names() {
         let (step, index) = index_file.load();
         let store = open(&dir.path().join("pages"), &index).unwrap();
         assert_same(&store, &history(SEED, step));
-        // Every other time, finish the folding that the crash interrupted; the index in hand must
-        // stay good.
+        // Every other time, finish the folding that the crash interrupted; the loaded index must
+        // stay valid.
         if kill % 2 == 0 {
             fold_all(&store);
             assert_same(&store, &history(SEED, step));

@@ -42,7 +42,7 @@ fn memories_cost_no_descriptors_and_a_round_may_write_more_of_them_than_can_be_o
     for id in 0..MEMORIES {
         store.create(MemoryId(id), 2 * PAGE_BYTES).unwrap();
     }
-    // Every layout is held from here on: at rest none has a file open.
+    // Every layout is held from here on: idle ones have no file open.
     let empty: Vec<_> = (0..MEMORIES).map(|id| store.layout(MemoryId(id)).unwrap()).collect();
     assert!(open_files() <= before + 2, "{} of {before}", open_files());
     assert!(empty.iter().all(|layout| tags(layout) == [0, 0]));

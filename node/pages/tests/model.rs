@@ -271,8 +271,8 @@ proptest! {
         for step in steps {
             world.run(step);
         }
-        // At rest nothing but base files is left, and of them each page once for each memory that
-        // has it, at most.
+        // In the end only base files are left, and of them each page at most once for each memory
+        // that has it.
         world.held.clear();
         for _ in 0..4 {
             world.run(Step::Checkpoint);

@@ -40,7 +40,7 @@ fn a_query_keeps_reading_its_version_while_commits_checkpoints_and_folds_go_on()
     );
     assert_eq!(tags(&query), before);
 
-    // The newest version does not stand in its own way, even when a reader holds it.
+    // The newest version does not block its own folding, even when a reader holds it.
     drop(query);
     let progress = store.fold(MIB).unwrap();
     assert_eq!((progress.copied_bytes, progress.memories_left), (10 * PAGE_BYTES, 0));
@@ -49,7 +49,7 @@ fn a_query_keeps_reading_its_version_while_commits_checkpoints_and_folds_go_on()
     assert_eq!((folded.version, folded.epoch), (newer.version, newer.epoch + 1));
     assert_eq!(tags(&folded), tags(&newer));
 
-    // The file behind the older epoch goes at the next checkpoint; who holds it reads on.
+    // The file behind the older epoch goes at the next checkpoint; its holder can still read it.
     checkpoint(&store, &mut index);
     put(&store, A, &[(0, 16)], 3).unwrap();
     checkpoint(&store, &mut index);
@@ -329,7 +329,7 @@ fn a_log_without_room_is_an_error_with_its_limit_and_drains_by_checkpoints_and_f
     assert_eq!(store.delta_bytes(), 48 * MIB);
     assert!(full.can_heal());
     assert!(full.to_string().contains("50331648"), "{full}");
-    // Who began before that finishes.
+    // Readers that began before that finish.
     for _ in 0..16 {
         put(&store, A, &[(start, 256)], 1).unwrap();
         start += 256;

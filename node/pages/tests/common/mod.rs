@@ -41,7 +41,7 @@ pub fn limits() -> PagesLimits {
     }
 }
 
-/// A page whose every word says which write it came from.
+/// A page whose every word is the tag of the write it came from.
 pub fn page(tag: u64) -> Vec<u8> {
     tag.to_le_bytes().repeat(PAGE / 8)
 }
@@ -114,7 +114,7 @@ pub fn copy(
     store.create_copy(to, base_pages * PAGE_BYTES, &from, pages * PAGE_BYTES).map(|_| ())
 }
 
-/// Bytes of base files that are no holes.
+/// Bytes of base files that are not holes.
 pub fn base_bytes_on_disk(dir: &Path) -> u64 {
     let bases = file_names(dir).into_iter().filter(|name| name.contains(".base"));
     let data = |name: String| {
