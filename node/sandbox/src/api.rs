@@ -168,7 +168,7 @@ pub struct SystemContext {
     pub cycles_available: Cycles,
     /// Cycles returned with the response, in callbacks (`ic0.msg_cycles_refunded`); 0 elsewhere.
     pub cycles_refunded: Cycles,
-    /// Global timer as it stands; 0 is off.
+    /// Current global timer; 0 is off.
     pub global_timer: Time,
     /// Present for non-replicated queries of certified variables: the certificate for
     /// `certified_data`.
@@ -470,15 +470,15 @@ pub trait Sandbox: Send + Sync {
     fn has_artefact_room(&self) -> bool {
         false
     }
-    /// Whether the artefact of a module is at hand, so that it need not be prepared.
+    /// Whether the artefact of a module is available, so that it need not be prepared.
     fn is_prepared(&self, module: &ModuleHash) -> bool;
     /// Runs one message on update worker `lane` (0-based; queries have lanes of their own, see
-    /// [`Lane`]). Execution keeps the request: it commits or drops the append targets
-    /// afterwards, and hands the same request in again after trouble. An outcome that is
-    /// returned is one that an honest worker could give: it was checked against the request.
+    /// [`Lane`]). Execution keeps the request: it commits or drops the append targets afterwards,
+    /// and retries the same request after a fault. An honest worker could have produced the
+    /// returned outcome: it was checked against the request.
     ///
     /// # Errors
-    /// When there is no outcome. Whatever ran of the message leaves no trace.
+    /// When there is no outcome. A partial execution of the message leaves no trace.
     fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble>;
     /// Runs one query, at most until `deadline`. Wall-clock time differs between nodes: never for
     /// a message whose outcome the subnet agrees on.

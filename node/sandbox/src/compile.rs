@@ -1,7 +1,7 @@
 //! Compilation as an event: one module, one short-lived child, its memory gone with it.
 //!
-//! The child is this binary again (`sandbox-compile`). Everything that looks at bytes from outside
-//! happens there: unpacking, validation, instrumentation, code generation. The parent only moves
+//! The child is this binary again (`sandbox-compile`). All processing of untrusted bytes happens
+//! there: unpacking, validation, instrumentation, code generation. The parent only moves
 //! descriptors and reads one bounded report.
 //!
 //! | descriptor of the child | what |
@@ -69,7 +69,7 @@ struct Job {
     uploaded_bytes: u64,
 }
 
-/// Who waits for a compilation.
+/// Caller that waits for a compilation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
     /// A round, which delays all clients.

@@ -196,7 +196,7 @@ fn costs() -> OperatorCost {
     // where the innermost few return to, and no others.
     set!(14: Call);
     set!(5: ReturnCall);
-    // The first look at an element of a table is a call into the runtime.
+    // The first access to an element of a table is a call into the runtime.
     set!(40: CallIndirect ReturnCallIndirect);
     // Integer division is not pipelined.
     set!(10: I32DivS I32DivU I32RemS I32RemU I64DivS I64DivU I64RemS I64RemU);
@@ -222,7 +222,7 @@ fn costs() -> OperatorCost {
     set!(2: I16x8Q15MulrSatS I8x16LtU I8x16LeU I8x16GtU I8x16GeU I16x8LtU I16x8LeU I16x8GtU I16x8GeU I32x4LtU I32x4LeU I32x4GtU I32x4GeU);
     set!(2: I16x8ExtAddPairwiseI8x16S I16x8ExtAddPairwiseI8x16U I32x4ExtAddPairwiseI16x8S I32x4ExtAddPairwiseI16x8U);
     set!(2: I16x8ExtMulLowI8x16S I16x8ExtMulHighI8x16S I16x8ExtMulLowI8x16U I16x8ExtMulHighI8x16U I32x4ExtMulLowI16x8S I32x4ExtMulHighI16x8S I32x4ExtMulLowI16x8U I32x4ExtMulHighI16x8U I64x2ExtMulLowI32x4S I64x2ExtMulHighI32x4S I64x2ExtMulLowI32x4U I64x2ExtMulHighI32x4U);
-    // The first look at an element is a call into the runtime.
+    // The first access to an element is a call into the runtime.
     set!(50: TableGet);
     set!(5: TableSet);
     // A call into the runtime each time, which looks the function up.

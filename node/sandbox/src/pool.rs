@@ -76,7 +76,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(2);
 /// First wait, doubled with every death in a row.
 const BACKOFF_FIRST: Duration = Duration::from_millis(20);
 
-/// Messages between two looks at a worker's memory.
+/// Messages between two checks of a worker's memory.
 const MEMORY_CHECK_MESSAGES: u64 = 64;
 
 /// Under pressure a mapping counts as idle after this.
@@ -235,8 +235,8 @@ struct LaneState {
     deaths: u32,
     /// The first token of the next worker: tokens never repeat within a lane.
     next_token: u64,
-    /// The worker left with a paused message, or ended with an overdue query: that the next one
-    /// starts is no sign of trouble.
+    /// The worker left with a paused message, or ended with an overdue query: the start of the next
+    /// one does not indicate a fault.
     lent: bool,
 }
 
@@ -534,7 +534,7 @@ impl Pool {
                 Ok((executed, paused))
             }
             Err(WorkerError::Overdue) => {
-                // No sign of trouble: the next query finds a new worker without waiting.
+                // Not a fault: the next query gets a new worker without waiting.
                 self.counters.overdue.fetch_add(1, Ordering::Relaxed);
                 self.end(cell, &mut state);
                 if let Err(error) = self.start(cell, &mut state) {
@@ -545,7 +545,7 @@ impl Pool {
             }
             Err(error) => {
                 if !error.worker_is_well() {
-                    // Who asks a query does not wait for a slow machine.
+                    // A query's client does not wait for a slow machine.
                     if matches!(
                         (&error, lane),
                         (WorkerError::Wire(IpcError::TimedOut(_)), Lane::Update(_))
@@ -853,7 +853,7 @@ impl Sandbox for Pool {
     }
 
     fn forget(&self, memories: &[MemoryId]) {
-        // The next lane to write to one of them, should it live on, maps it afresh.
+        // The next lane to write to one of them maps it afresh, if it survives.
         let mut writers = lock(&self.writers);
         for id in memories {
             writers.lanes.remove(id);
@@ -905,8 +905,8 @@ impl Starter {
             mpsc::sync_channel::<(u64, mpsc::SyncSender<Result<Worker, WorkerError>>)>(1);
         std::thread::Builder::new().name("sandbox-starter".into()).spawn(move || {
             for (first_token, answer) in inbox {
-                // Who asked waits for the answer; should they be gone, the worker is ended by being
-                // dropped.
+                // The caller waits for the answer; if it is gone, the worker is dropped and so
+                // ended.
                 let _ = answer.send(Worker::start(&exe, memories_max, first_token, probes));
             }
         })?;

@@ -2,12 +2,13 @@
 //!
 //! At most `sandbox.compile_threads` children run at once; further callers wait for a place.
 //! Callers that want the same module at the same time share one compilation. Nothing is queued
-//! beyond the calling threads themselves, and a refusal is not remembered: who installs an invalid
-//! module again pays for the attempt again.
+//! beyond the calling threads themselves, and a refusal is not remembered: a caller that installs
+//! an invalid module again pays for the attempt again.
 //!
 //! An artefact may vanish, because the cache is bounded or its disk failed.
 //! [`Preparer::open_artefact`] then compiles again from the module, which a [`ModuleSource`] has
-//! kept. Whether an artefact was at hand never changes what a message does, only how long it takes.
+//! kept. The availability of an artefact never changes the result of a message, only how long it
+//! takes.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -182,7 +183,7 @@ impl Preparer {
         self.cache.has_room()
     }
 
-    /// Compiles a module, or waits for another caller who does.
+    /// Compiles a module, or waits for another caller that does.
     fn compile_once(
         &self,
         hash: &ModuleHash,
@@ -211,7 +212,7 @@ impl Preparer {
         }
         running.children += 1;
         drop(running);
-        // Ends the compilation for those who wait even if this thread panics.
+        // Ends the compilation for waiting callers even if this thread panics.
         let turn = Turn { preparer: self, hash: *hash, shared };
         // Someone may have finished between the look into the cache and here.
         let result = match self.cache.info(hash) {

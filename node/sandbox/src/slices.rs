@@ -42,7 +42,7 @@ pub struct Grant {
     pub name: SlicedName,
     /// Instructions after which it is paused, counted from its beginning.
     pub until: u64,
-    /// Instructions between two looks at the count.
+    /// Instructions between two checks of the count.
     pub step: u64,
     /// Instructions of one slice.
     pub slice: u64,

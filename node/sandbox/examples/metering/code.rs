@@ -473,7 +473,7 @@ fn tables(cases: &mut Vec<Case>) {
             Case::new("tables", *name, module(&parts, "", "", &format!("{text} ").repeat(8), ""));
         cases.push(Case { times_max: *times_max, ..case });
     }
-    // The engine fills in an element when it is first looked at.
+    // The engine fills in an element when it is first accessed.
     let count = 20_000;
     let all = format!(
         "(type $t (func)) (func $f) (table $t {count} funcref) (elem (table $t) (i32.const 0) \
@@ -554,7 +554,7 @@ fn branches(cases: &mut Vec<Case>) {
     ));
 }
 
-/// Chains of functions, each of which hands on what the next one gives.
+/// Chains of functions, each of which returns the results of the next one.
 #[allow(clippy::too_many_lines, reason = "a list, entry after entry")]
 fn calls(cases: &mut Vec<Case>) {
     for words in [0_usize, 1, 4, 8, 9, 12, 16, 24, 32, 64, 100, 300, 1_000] {

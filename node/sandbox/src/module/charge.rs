@@ -236,7 +236,7 @@ struct Flow<'a> {
     assigned: Sets,
     /// By stretch: where it leads.
     next: Vec<Vec<usize>>,
-    /// Stretches in the order in which their code stands.
+    /// Stretches in the order of their code.
     order: Vec<usize>,
     now: usize,
     /// The one stretch that stands for all code that follows an unconditional branch: nothing leads

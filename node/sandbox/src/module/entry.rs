@@ -9,7 +9,7 @@ pub(super) enum ExportName<'a> {
     Hook(fn(&mut Hooks)),
     /// A method: its kind, and what follows the first space of the export name.
     Method(MethodKind, &'a str),
-    /// Begins like an entry point but is none.
+    /// Begins like an entry point but is not one.
     Reserved,
     /// Means nothing to the node.
     Other,

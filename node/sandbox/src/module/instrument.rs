@@ -313,7 +313,7 @@ struct Rewriter<'a> {
     signatures: Signatures,
     /// Bulk operations that occur; the `n`th is the `n`th added function.
     bulk: Vec<Bulk>,
-    /// For each data segment its place in `bulk`, offset by one; 0 is none.
+    /// For each data segment its place in `bulk`, offset by one; 0 means none.
     init_place: Vec<u32>,
     /// Places of copy and fill likewise.
     copy_place: u32,

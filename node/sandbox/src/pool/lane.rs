@@ -450,8 +450,7 @@ impl Worker {
         };
         let descriptors: Vec<_> = files.owned.iter().map(|file| file.as_fd()).collect();
         self.channel.send(&Order::Execute(Box::new(execute)), &descriptors)?;
-        // Whatever was mapped is the worker's now; a failure ends it, so there is no way back to
-        // consider.
+        // All mapped files are the worker's now; a failure ends it, so nothing has to be undone.
         self.modules.insert(request.module, now);
         if !continues {
             for mount in [&request.heap, &request.stable] {

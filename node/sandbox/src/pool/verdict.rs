@@ -196,7 +196,7 @@ fn check_changes(request: &Request, changes: &Changes, globals_max: usize) -> Re
         changes.certified_data.as_ref().is_none_or(|data| data.len() <= 32),
         "certified data beyond 32 bytes",
     )?;
-    // Without a place to append to, nothing but cycles is kept.
+    // Without a place to append to, only cycles are kept.
     let is_kept = request.heap.append.is_some() || request.stable.append.is_some();
     ensure(
         is_kept

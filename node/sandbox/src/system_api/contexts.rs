@@ -119,7 +119,7 @@ const ALL: Contexts = Contexts(ALL_AND_START.0 & !(S as u16));
 /// `* s`: everywhere, `(start)` included.
 const ALL_AND_START: Contexts = set(&[I, G, U, RQ, NRQ, CQ, RY, RT, CRY, CRT, C, CC, S, F, T]);
 
-/// Where `function` of `ic0` may be called from; `None` for a name that is no function of `ic0`.
+/// Where `function` of `ic0` may be called from; `None` for a name that is not a function of `ic0`.
 pub(crate) fn permitted(function: &str) -> Option<Contexts> {
     Some(match function {
         "msg_arg_data_size" | "msg_arg_data_copy" => set(&[I, U, RQ, NRQ, CQ, RY, CRY, F]),

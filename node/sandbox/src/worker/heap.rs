@@ -286,7 +286,8 @@ impl HeapCell {
         else {
             return false;
         };
-        // Asked where a page is counted only: other faults depend on when the message was paused.
+        // Evaluated only where a page is counted: other faults depend on when the message was
+        // paused.
         let is_too_dear = || {
             let is_too_dear = self.price() > self.instructions_max.get();
             if is_too_dear {
@@ -326,7 +327,7 @@ impl HeapCell {
                 return Some(Ok(()));
             }
             if tracker.contains(page) {
-                // The page is writable already: this fault is none of ours.
+                // The page is writable already: this fault has another cause.
                 return None;
             }
             Some(tracker.open(page..page + 1, memory_pages, &mut open))
@@ -385,7 +386,7 @@ impl HeapCell {
     }
 
     fn with_tracker<R>(&self, act: impl FnOnce(&mut Tracker) -> R) -> R {
-        // SAFETY: see "Threads"; the closures of this module do not come back here.
+        // SAFETY: see "Threads"; the closures of this module do not call back into it.
         act(unsafe { &mut *self.tracker.get() })
     }
 

@@ -518,7 +518,7 @@ impl Mapping {
         self.opened.extend(bounds.reduce(|first, last| first.start..last.end));
     }
 
-    /// Puts a heap at rest again, keeping private copies as they are.
+    /// Closes a heap again, keeping private copies as they are.
     pub(crate) fn close(&mut self) -> io::Result<()> {
         for pages in std::mem::take(&mut self.opened) {
             let bytes = self.page_bytes(&pages)?;
@@ -549,7 +549,7 @@ impl Mapping {
         self.set_append(segment, file)
     }
 
-    /// Whether the append file of `segment` is at hand.
+    /// Whether the append file of `segment` is open here.
     pub(crate) fn has_append(&self, segment: SegmentId) -> bool {
         self.append.as_ref().is_some_and(|(have, _)| *have == segment)
     }
@@ -595,7 +595,7 @@ impl Mapping {
         }
     }
 
-    /// Maps `file` over `range`, which is accessible, at rest.
+    /// Maps `file` over `range`, which is accessible, with the protection of an idle memory.
     fn map_resting(&self, file: &File, offset: u64, range: Range<usize>) -> io::Result<()> {
         let protection = match self.kind {
             Kind::Heap if range.end <= READABLE_BYTES => ProtFlags::READ,

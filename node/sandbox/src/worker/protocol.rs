@@ -104,7 +104,7 @@ pub(crate) struct Execute<'a> {
 pub(crate) struct SliceOrder {
     /// Instructions after which to pause.
     pub(crate) until: u64,
-    /// Instructions between two looks at the count.
+    /// Instructions between two checks of the count.
     pub(crate) step: u64,
 }
 

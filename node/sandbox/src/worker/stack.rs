@@ -2,8 +2,8 @@
 //!
 //! The engine would map and unmap one for each message, which costs as much as many a message. A
 //! worker runs one message at a time, so it keeps one stack. After a message only the pages near
-//! its top stay, which every message uses; what a deep one left below is given back. Code cannot
-//! read what others left: a frame is written before it is read.
+//! its top stay, which every message uses; deeper pages are returned. Code cannot read remains of
+//! other messages: a frame is written before it is read.
 
 use std::{
     ops::Range,
@@ -111,7 +111,7 @@ unsafe impl StackCreator for Stacks {
     }
 }
 
-/// A stack in use, which comes back.
+/// A stack in use, which is returned when dropped.
 #[derive(Debug)]
 struct Lent {
     stack: Option<Stack>,

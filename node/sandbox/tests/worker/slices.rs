@@ -472,7 +472,7 @@ fn a_worker_that_waits_holds_its_message_and_nothing_of_others() {
     assert!(matches!(slice, Slice::Paused(_)));
     assert_eq!(world.pool.paused_pids(), [worker]);
     assert_eq!(mapped(worker).len(), 2, "{:?}", mapped(worker));
-    // The worker comes back to the lane, where the other canister is mapped afresh.
+    // The worker returns to the lane, where the other canister is mapped afresh.
     let last = world.pool.run_slice(Lane::Update(0), &first, &grant(1_000)).unwrap();
     assert!(matches!(last, Slice::Ended(_)));
     drop(first);

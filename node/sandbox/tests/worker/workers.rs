@@ -219,7 +219,7 @@ fn changes_thrown_away_are_not_taken_for_those_of_another_lane() {
     };
     for (lane, other) in [(0, 1), (1, 0), (0, 1)] {
         add(lane, 1, true);
-        // The space this took is given back, and the other lane writes the same pages there.
+        // The space this took is returned, and the other lane writes the same pages there.
         add(lane, 5, false);
         add(other, 1, true);
         add(lane, 1, true);
