@@ -35,7 +35,7 @@ use crate::management::{
     types::InstallCode,
 };
 
-/// How long a call waits for the memory to be looked at in; then it is the round's.
+/// How long a call waits for the memory in which it is examined; then it is left to the round.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How often it is tried to compile a module again.

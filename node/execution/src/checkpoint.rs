@@ -274,7 +274,7 @@ impl Executor {
         self.state.history.finish_checkpoint(history);
         self.state.mark_saved();
         payloads.saved();
-        // Before files are deleted, so that none has to be kept open for a canister at rest.
+        // Before files are deleted, so that none has to be kept open for an idle canister.
         self.state.renew_layouts(changed, |memory| pages.layout(memory).ok());
         pages.finish_checkpoint(ticket);
         self.since_checkpoint = SinceCheckpoint::default();
@@ -316,7 +316,7 @@ impl Executor {
         self.relieved += 1;
         let core = Arc::clone(&self.core);
         let mut attempts = core.attempts(ExecutionPoint { height, message: None });
-        // Where only the indexes are long, what state sync reads stands in the way of nothing.
+        // If only the indexes are long, the memories that state sync reads block nothing.
         self.relieve_snapshots();
         loop {
             let tried = self.try_to_make_room();
@@ -347,7 +347,7 @@ impl Executor {
         }
     }
 
-    /// Folds what can be without another checkpoint. How many bytes it was.
+    /// Folds as much as possible without another checkpoint. Returns the number of bytes.
     fn fold_over_readers(&self) -> Result<u64, FatalError> {
         let mut bytes = 0;
         loop {

@@ -32,7 +32,7 @@ pub struct ExecutorConfig {
     pub provisional: bool,
     /// Whether canisters may make HTTPS outcalls (`http_request`).
     pub outcalls: bool,
-    /// Principals with the rights of subnet admins (stop, start, uninstall, delete and look at any
+    /// Principals with the rights of subnet admins (stop, start, uninstall, delete and inspect any
     /// canister).
     pub subnet_admins: Vec<Principal>,
     /// Which of several subnets a canister belongs to, where the state is that of several; a node
@@ -180,7 +180,7 @@ pub enum FatalError {
     /// executed again at the next start.
     #[error("the node is closing; the round is executed again at the next start")]
     Closing,
-    /// A defect of the node, met by a message.
+    /// A defect of the node that a message triggered.
     #[error(
         "{place} made the node panic ({what}); this is a defect of the node. Report it. To go on without this message, on every node of the subnet: thimble \
          reject --data-dir DIRECTORY {}", place.arguments()

@@ -36,7 +36,7 @@ pub(crate) struct Core {
     pub(crate) payloads: Arc<PayloadStore>,
     pub(crate) retry: Arc<dyn RetryPolicy>,
     pub(crate) running: RunningMessages,
-    /// Modules whose artefact this process has seen to. At most one per canister.
+    /// Modules whose artefact this process has ensured. At most one per canister.
     prepared: Mutex<BTreeSet<ModuleHash>>,
     /// Held by the thread that prepares a module whose artefact is gone.
     preparing: Mutex<()>,
@@ -276,7 +276,7 @@ pub(crate) struct RoundFacts {
 }
 
 impl RoundFacts {
-    /// The message that the canister takes up as its `ordinal`th of the round.
+    /// The message that the canister executes as its `ordinal`th of the round.
     pub(crate) fn place(&self, canister_id: CanisterId, ordinal: u64) -> ExecutionPoint {
         ExecutionPoint { height: self.height, message: Some(Fault { canister_id, ordinal }) }
     }

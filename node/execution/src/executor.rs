@@ -126,15 +126,15 @@ impl Executor {
         Ok(executor)
     }
 
-    /// The subnet's nodes are those of the state, if it says who they are.
+    /// The subnet's nodes are those of the state, if it lists them.
     fn take_key(&mut self) {
         let Some(key) = &self.state.subnet.key else { return };
         self.core.set_subnet_nodes(key.nodes.len());
         self.subnet_tree = Arc::new(SubnetTree::holding(self.subnet_tree.info().clone(), key));
     }
 
-    /// Who holds the subnet's key as of [`Executor::height`]; none while it is who came out of the
-    /// ceremony.
+    /// The committee that holds the subnet's key as of [`Executor::height`]; `None` while it is the
+    /// one of the ceremony.
     pub fn subnet_key(&self) -> Option<&SubnetKey> {
         self.state.subnet.key.as_ref()
     }
@@ -195,7 +195,7 @@ impl Executor {
             Some(key) => &key.nodes,
             None => &self.core.config.subnet.nodes,
         };
-        // Who holds the key from here on makes blocks from the next one on.
+        // The committee that holds the key from here on makes blocks from the next one on.
         self.state.subnet.node_metrics.note(batch.time, batch.agreed, nodes);
         let members: Vec<_> = nodes.iter().map(|node| node.node_id).collect();
         query_stats::account(&mut self.state, batch, &members, &self.core.limits().execution);
@@ -363,7 +363,7 @@ impl Executor {
         &self.core.config
     }
 
-    /// The replicated state, to be looked at.
+    /// The replicated state, read-only.
     pub fn state(&self) -> &ReplicatedState {
         &self.state
     }

@@ -25,8 +25,8 @@
 //!
 //! Bounds: a round by instructions and delta (a slice that was started is finished), queues by
 //! slots per pair of canisters, messages by two pools of bytes, callbacks per canister, unfinished
-//! users' calls, canisters and their metadata; all from `limits`, and every refusal names the one
-//! it met.
+//! users' calls, canisters and their metadata; all from `limits`, and every refusal names the limit
+//! that was reached.
 //!
 //! This crate must never know of networks, HTTP, blocks or keys; it has no clock (time comes with
 //! batches), no randomness of its own, and reads files only through the stores it is given.

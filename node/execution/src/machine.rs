@@ -239,7 +239,7 @@ pub(crate) struct Machine<'a> {
     pub(crate) core: &'a Core,
     pub(crate) round: &'a RoundFacts,
     pub(crate) lane: usize,
-    /// Whose execution it is, in the words of an operator.
+    /// The execution's place, as operators see it.
     pub(crate) place: ExecutionPoint,
 }
 
@@ -600,7 +600,7 @@ fn balance_after(
 /// Callees up to which the list of a caller's remaining calls is complete.
 const CALLEES_TOLD: usize = 256;
 
-/// How many calls a message may make towards each callee.
+/// Number of calls that a message may make towards each callee.
 struct QueueSlots {
     /// Towards these.
     left: BTreeMap<Principal, u64>,

@@ -14,7 +14,7 @@ use crate::config::FatalError;
 use crate::executor::Executor;
 use crate::round::RoundWork;
 
-/// Nodes a subnet must have for there to be someone who could fetch.
+/// Minimum number of nodes of a subnet for another node to exist that could fetch.
 const NODES_MIN: u32 = 2;
 
 impl Executor {

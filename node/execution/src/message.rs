@@ -87,10 +87,10 @@ impl Effects {
     }
 }
 
-/// Where a canister stands in the current round.
+/// A canister's state in the current round.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seat {
-    /// Messages and tasks taken up so far.
+    /// Messages and tasks started so far.
     pub(crate) ordinal: u64,
     /// The heartbeat ran.
     pub(crate) heartbeat_done: bool,
@@ -177,7 +177,7 @@ impl<'a> Turn<'a> {
         step
     }
 
-    /// Counts what is taken up now. Whether an operator ruled that it is to be rejected.
+    /// Counts the message that is started now. Returns whether an operator decided to reject it.
     pub(crate) fn take_up(&mut self, canister: &CanisterState, seat: &mut Seat) -> bool {
         let verdict = self.machine.round.verdict(canister.id, seat.ordinal);
         seat.ordinal += 1;

@@ -40,7 +40,7 @@ pub(crate) struct MessageMemory {
 }
 
 impl MessageMemory {
-    /// As it stands; the indexes must be fresh.
+    /// The current use; the indexes must be fresh.
     pub(crate) fn of(state: &ReplicatedState) -> Self {
         let totals = state.totals();
         let bytes = |from_user: bool| -> u64 {
@@ -196,8 +196,9 @@ impl MessageMemory {
     }
 }
 
-/// Brings calls to the management canister back that waited for a message which is over, in the order
-/// of canisters: before the room that is left is looked at, for they take theirs all along.
+/// Requeues calls of the management canister that waited for a message which is over, in the order
+/// of canisters: before the remaining room is computed, because they have occupied theirs all
+/// along.
 pub(crate) fn release(state: &mut ReplicatedState, all: &mut [Effects]) {
     // They came before those that wait in the queue.
     let released = all

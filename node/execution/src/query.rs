@@ -51,7 +51,7 @@ const COMPILATIONS_MAX: u32 = 3;
 pub struct QueryRequest {
     /// Authenticated sender of the query.
     pub sender: Principal,
-    /// Whom; `aaaaa-aa` is the management canister.
+    /// The callee; `aaaaa-aa` is the management canister.
     pub canister_id: CanisterId,
     /// Name of a query or composite query method, or of a query of the management canister.
     pub method_name: String,
@@ -135,7 +135,7 @@ struct Session<'a> {
     died: bool,
 }
 
-/// Who calls what within a session.
+/// A query or call within a session.
 struct Asked {
     caller: Principal,
     caller_info: Option<SenderInfo>,
@@ -656,7 +656,7 @@ impl Session<'_> {
         })
     }
 
-    /// One attempt at an execution. The inner error is trouble of this machine, the outer one ends
+    /// One attempt at an execution. The inner error is a fault of this machine, the outer one ends
     /// the query.
     fn attempt(
         &mut self,

@@ -100,7 +100,7 @@ impl QueryCache {
         let mut inner = self.lock();
         inner.remove(&key);
         let reservation = loop {
-            // Asked before reserving, so that making room does not count as refusing.
+            // Checked before reserving, so that making room does not count as refusing.
             if self.pool.free_bytes() >= bytes
                 && let Ok(reservation) = self.pool.try_reserve(bytes)
             {

@@ -201,7 +201,7 @@ pub(crate) fn stopping(id: &CanisterId) -> Reject {
     reject(509, format!("Canister {id} is stopping"))
 }
 
-/// The text of the public network where a query meets a canister that is stopped.
+/// The text of the public network for a query to a canister that is stopped.
 pub(crate) fn stopped_for_queries(id: &CanisterId) -> Reject {
     reject(
         508,
@@ -293,8 +293,8 @@ pub(crate) fn query_cut_off(id: &CanisterId, seconds: u64) -> Reject {
     )
 }
 
-/// For trouble of this machine, which says nothing about the canister: transient, like everything
-/// another node may answer. Never for an update.
+/// For a fault of this machine, which is unrelated to the canister: transient, like every condition
+/// under which another node may answer. Never for an update.
 fn trouble_of_the_machine(message: String) -> Reject {
     reject(208, message)
 }

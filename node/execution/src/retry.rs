@@ -15,7 +15,7 @@ use thiserror::Error;
 
 use crate::config::FatalError;
 
-/// Attempts after which trouble with a message is taken to come of the message itself.
+/// Attempts after which a failure is attributed to the message itself.
 pub const ATTEMPTS_BEFORE_VERDICT: u32 = 3;
 
 /// Where in the execution of batches something happens.
@@ -60,7 +60,7 @@ pub struct Trouble {
     pub what: String,
     /// Attempts that failed so far, from 1.
     pub attempt: u32,
-    /// Whether it is met by running the message, so that rejecting the message would end it.
+    /// Whether running the message causes it, so that rejecting the message would end it.
     pub runs_message: bool,
 }
 

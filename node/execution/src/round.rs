@@ -72,13 +72,13 @@ pub(crate) struct Round<'a> {
     /// Payloads of calls and answers so far, counted likewise: they are written as delta is, and
     /// stay in files until the round is over.
     payload_spent: u64,
-    /// Management calls taken up so far.
+    /// Management calls started so far.
     desk_ordinal: u64,
     /// Canisters run before the management calls, once.
     canisters_first: bool,
     /// The most lanes of an iteration.
     lanes_most: usize,
-    /// No management call is taken up: paused messages wrote so much that an upgrade would find no
+    /// No management call is started: paused messages wrote so much that an upgrade would find no
     /// room in the delta log.
     desk_is_closed: bool,
 }
@@ -99,9 +99,9 @@ pub(crate) fn run(
         state.set_timers_back(batch.time, time_before.0 - batch.time.0);
     }
     state.find_due_timers(batch.time);
-    // Work left from the round before means that the round was used up. Who was left waiting comes
-    // first; where both sides were, the canisters in every second round: neither side can keep
-    // the other from running for longer than a round.
+    // Work left from the round before means that the round was used up. The side that was left
+    // waiting comes first; if both were, the canisters do in every second round: neither side can
+    // keep the other from running for longer than a round.
     state.refresh();
     let canisters_first = if state.subnet.calls.is_empty() {
         let waits = |id| state.get(id).is_some_and(|canister| !canister.queues.is_empty());
@@ -140,7 +140,7 @@ pub(crate) fn run(
     round.finish()
 }
 
-/// Who paid until then has to pay now.
+/// Canisters that paid until then have to pay now.
 fn charged_before(now: Time) -> Time {
     Time(now.0.saturating_sub(CHARGE_SECONDS * 1_000_000_000))
 }
@@ -221,8 +221,8 @@ impl Round<'_> {
         self.merge_one(effects)
     }
 
-    /// Takes what a canister owes. One that cannot pay loses its code; while a message of it is
-    /// paused, which may give back what was prepaid, it owes the time that it did not pay for.
+    /// Charges a canister the amount it owes. One that cannot pay loses its code; while a message
+    /// of it is paused, which may return its prepayment, it owes the time that it did not pay for.
     fn charge_canister(&mut self, id: &CanisterId, now: Time, effects: &mut Effects) {
         let Some(canister) = self.state.get_mut(id) else { return };
         // Time that was set back is paid for already.
@@ -327,8 +327,8 @@ impl Round<'_> {
         })??;
         running.end(ROUND_THREAD);
         let effects = dispatcher.effects;
-        // Who waited for it to end has its turn before the canister begins a message, which others
-        // need not wait for.
+        // A call that waited for it to end has its turn before the canister begins a message, which
+        // other calls need not wait for.
         self.merge_one(effects)?;
         self.finish_stops()
     }
@@ -506,7 +506,7 @@ impl Round<'_> {
         self.state.store_payloads(write)
     }
 
-    /// Stops the canisters that waited for nothing but what just ended.
+    /// Stops the canisters that waited only for what just ended.
     fn finish_stops(&mut self) -> Result<(), FatalError> {
         let effects = messaging::finish_stops(self.state);
         self.merge_one(effects)

@@ -33,7 +33,7 @@ const MESSAGES_PER_TURN: u64 = 64;
 pub(crate) struct LaneBudget {
     /// Instructions and overheads.
     pub(crate) work: u64,
-    /// Bytes of delta pages (4 KiB each) after which the lane takes up no further message.
+    /// Bytes of delta pages (4 KiB each) after which the lane starts no further message.
     pub(crate) delta_bytes: u64,
     /// Bytes that memories may grow by.
     pub(crate) growable_bytes: u64,
@@ -92,7 +92,7 @@ pub(crate) fn active(
     seats: &BTreeMap<CanisterId, Seat>,
     round: &RoundFacts,
 ) -> Vec<CanisterId> {
-    // There may be as many as there are canisters; no more are looked at than it takes to find
+    // There may be as many as there are canisters; only as many are visited as it takes to find
     // those that are served.
     let sets = [state.with_work(), state.due_timers(), state.heartbeats()];
     let last = state.subnet.served_last;

@@ -437,13 +437,13 @@ fn what_storage_costs_while_a_message_holds_the_balance_is_owed() {
     assert_eq!(node.canister(id).cycles, 0);
     let paid_until = node.canister(id).charged_until.0;
     assert!(paid_until < node.now() - YEAR / 2 * SECOND, "the rest is owed");
-    // Who has nothing to pay with is not looked at again.
+    // A canister that cannot pay is not charged again.
     let due = node.executor.state().due_charges(state::Time(node.now() + SECOND), 10);
     assert_eq!(due, [other]);
     node = node.restart();
     node.seconds_per_round = 1;
     let spent = node.canister(id).consumption.memory;
-    // It would be prepaid with what the first gives back.
+    // It would be prepaid with the cycles that the first one returns.
     let next = node.send(id, &[slices(5), Op::Reply(b"next".to_vec())]);
     finish(&mut node, id);
     assert_eq!(node.result(&request).unwrap(), b"last");

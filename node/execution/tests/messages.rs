@@ -687,7 +687,7 @@ fn with_large_calls(limits: limits::Limits, sizes: &[usize]) -> (Node, [Principa
     let (caller, callee) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
     node.executor.checkpoint().unwrap();
     for (number, bytes) in (0u8..).zip(sizes) {
-        // It comes back as large as it went.
+        // It is returned as large as it was sent.
         let program = [Op::Spend(3_990_000_000), Op::Note(vec![number; *bytes]), Op::ReplyArgument];
         let mut call = CallOp::new(callee, &program);
         (call.on_reply, call.on_reject) = (vec![Op::NoteArgument], vec![Op::NoteReject]);
@@ -702,7 +702,7 @@ const SIZES: [usize; 6] = [20_000, 300_000, 9_000, 100, 1_000_000, 262_144];
 fn what_large_messages_carry_lies_in_files_while_they_wait() {
     let (mut node, [caller, callee]) = with_large_calls(limits(), &SIZES);
     node.round();
-    // Those that were taken up in the round they came in never had a file.
+    // Messages that were executed in the round they arrived in never had a file.
     let waiting = node.payloads();
     assert!(waiting.len() >= 3, "{waiting:?}");
     assert_eq!(node.payload_files(), waiting);

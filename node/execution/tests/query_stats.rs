@@ -198,7 +198,7 @@ fn executing_the_same_blocks_again_gives_the_same_totals_and_a_restart_keeps_the
     let found = counting.totals(id);
     assert_eq!(found.calls, 30);
     assert_eq!(found.response_bytes, (0..30).sum::<u128>());
-    // A member that counted nothing, and one that comes back from a checkpoint within a period.
+    // A member that counted nothing, and one that restarts from a checkpoint within a period.
     let mut other = Node::with_config(alone(), None);
     for (at, (batch, _, root)) in counting.node.log.clone().into_iter().enumerate() {
         assert_eq!(other.execute(batch, &[]).root, root);

@@ -81,7 +81,7 @@ fn what_a_full_balance_cannot_take_is_left_with_the_caller() {
     fill(&mut node, giver);
     fill(&mut node, full);
 
-    // Accepting takes what fits, the rest goes back; what the execution did not use of its
+    // Accepting takes what fits, the rest is refunded; the unused part of the execution's
     // prepayment is lost with a full balance, and counted.
     let mut call = CallOp::new(full, &[Op::Accept(Cycles::MAX), Op::Reply(vec![])]);
     call.cycles = 1 << 127;
@@ -233,7 +233,7 @@ fn program(random: &mut ChaCha8Rng, ids: &[CanisterId], depth: u32) -> Vec<Op> {
     ops
 }
 
-/// One call with numbers at the edges, of a user who may be anybody.
+/// One call with numbers at the edges, of an arbitrary user.
 fn anything(node: &mut Node, random: &mut ChaCha8Rng, ids: &[CanisterId]) -> state::RequestId {
     fn send(
         node: &mut Node,

@@ -717,8 +717,8 @@ fn a_power_cut_at_any_operation_of_an_installation_leaves_the_old_state_or_the_n
         );
         assert_eq!(content, old_content, "operation {operation} of {operations}");
         old_ones += 1;
-        // What is left of what was fetched is used, or fetched again.
-        // (The node that was looked at did not use the simulated disk, so it begins anew.)
+        // Remaining chunks of the earlier fetch are used, or fetched again. (The node that was
+        // checked did not use the simulated disk, so it begins anew.)
         let disk = SimulatedDisk::new(dir.path(), operation).unwrap();
         install_on(&disk, &data, goal, &snapshots).unwrap();
         disk.cut_power().unwrap();

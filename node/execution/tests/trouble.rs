@@ -123,7 +123,7 @@ fn a_query_is_executed_again_when_its_worker_dies_but_not_for_ever() {
 fn a_damaged_module_on_disk_is_trouble_of_the_node_and_is_named() {
     let (mut node, ids) = writers(limits());
     node.call(ids[0], &[Op::Reply(vec![])]).unwrap();
-    // Nothing is repeated at the start, so the module is not looked at before the query.
+    // Nothing is repeated at the start, so the module is not loaded before the query.
     node.executor.checkpoint().unwrap();
     let mut node = node.restart();
     node.round();
@@ -332,7 +332,7 @@ fn files_that_cannot_be_made_are_waited_for() {
     node.restart();
 }
 
-/// Calls of 100 kB each that wait for a callee which takes up one in a round.
+/// Calls of 100 kB each that wait for a callee which executes one in a round.
 fn large_calls(node: &mut Node, count: u8) -> CanisterId {
     let (caller, callee) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
     for number in 0..count {
@@ -464,7 +464,7 @@ fn a_disk_that_has_no_room_for_the_state_s_heap_is_waited_for() {
         assert_eq!(roots[0], roots[1], "round {round}");
     }
     let troubles = node.retry.troubles();
-    // Asked once before it counts as trouble.
+    // Retried once before it counts as trouble.
     assert_eq!(troubles.len(), 3, "{troubles:?}");
     let name = |trouble: &Trouble| trouble.to_string().contains("heap");
     assert!(troubles.iter().all(name), "{troubles:?}");

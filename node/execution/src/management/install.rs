@@ -154,7 +154,7 @@ impl Dispatcher<'_> {
         if bytes > limit {
             return Err(module_too_large(bytes, limit).into());
         }
-        // Whatever comes of it: a hash that is not the module's is free to state.
+        // Charged in any case: a wrong hash costs the caller nothing to state.
         self.effects.work += hash_instructions(bytes);
         let core = self.core;
         let found = core.attempts(self.place.clone()).until(|| core.blobs.digest(&parts))?;

@@ -89,7 +89,7 @@ pub(super) struct Installing {
     granted: u64,
     /// Of them, those that were counted in rounds before.
     pub(super) counted: u64,
-    /// Memories that are none of the store's, which workers may have mapped.
+    /// Memories that are not in the store, which workers may have mapped.
     fresh: Vec<MemoryId>,
 }
 
@@ -610,7 +610,7 @@ impl Dispatcher<'_> {
         })
     }
 
-    /// A memory of zeros that is none of the store's, unless one is kept.
+    /// A memory of zeros that is not in the store, unless one is kept.
     fn fresh(
         &self,
         kept: Option<MemoryId>,
@@ -634,7 +634,7 @@ impl Dispatcher<'_> {
         }))
     }
 
-    /// A place to append pages of a memory to that is none of the store's.
+    /// A place to append pages to, of a memory that is not in the store.
     fn target_of(&self, id: MemoryId, pages_max: u64) -> Result<AppendTarget, FatalError> {
         Ok(AppendTarget {
             id,
@@ -749,8 +749,9 @@ fn after(canister: &CanisterState, ran: Ran, tally: &mut Tally) -> Result<Change
     }
 }
 
-/// Gives the new code what the old code's last execution left: its balance, its certified data,
-/// and its pages as overlays. How many pages of the room are taken, of heap and stable memory.
+/// Passes the results of the old code's last execution to the new code: its balance, its certified
+/// data, and its pages as overlays. Returns how many pages of the room are used, of heap and stable
+/// memory.
 fn carry_over(next: &mut CanisterState, first: &Changes, room: &Room, plan: Plan) -> (u64, u64) {
     next.cycles = first.balance;
     next.consumption.burned += first.cycles_burned;

@@ -59,7 +59,7 @@ pub(crate) fn encode<T: CandidType>(value: &T) -> Result<Vec<u8>, Reject> {
         .map_err(|_| reject::reject(521, "The result has no encoding in Candid."))
 }
 
-/// Who may call a method.
+/// Callers that a method admits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Access {
     /// Any caller (the method may have rules of its own).
@@ -81,7 +81,7 @@ struct Method {
     access: Access,
     /// Whether users may call it by an ingress message.
     ingress: bool,
-    /// Whose fee and whose effective canister id: the canister in the argument.
+    /// Whether the argument names a canister, which pays the fee and is the effective canister id.
     names_canister: bool,
     /// Whether a message of that canister must not be paused meanwhile: the method changes the data
     /// that the message is resumed with, or the message's permissions.
@@ -443,7 +443,7 @@ impl Dispatcher<'_> {
         ))))
     }
 
-    /// Decodes the argument of a call. That is work of the round, whatever comes of it.
+    /// Decodes the argument of a call. That is work of the round, whatever the result.
     fn decode<T: CandidType + DeserializeOwned>(&mut self, call: &SubnetCall) -> Result<T, Reject> {
         let limits = self.core.limits();
         self.charging(|cost| decode(limits, &call.arg, cost))

@@ -39,7 +39,7 @@ impl Dispatcher<'_> {
         let bytes = snapshot.module.bytes();
         let head = self.head_of(&snapshot)?;
         let (_, compile_most) = prepayment(core, &canister.id, bytes, &head);
-        // Before all of the module is looked at.
+        // Before the whole module is validated.
         self.affordable(&canister, copying.saturating_add(compile_most), "loading a snapshot")?;
         let hash = self.module_of(&snapshot)?;
         let code = Code::Chunks(Stored { blobs: &core.blobs, parts: vec![hash.0], bytes }, hash);
