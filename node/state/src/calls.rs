@@ -20,14 +20,14 @@ use crate::{CallbackId, CanisterId, Cycles, RequestId, SenderInfo, Time, heap};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct CallContextId(pub u64);
 
-/// Who waits for an answer.
+/// The caller that waits for an answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Origin {
     /// A user waits, through the ingress history.
     Ingress {
         /// Id of the ingress message.
         request_id: RequestId,
-        /// Who sent it.
+        /// Its sender.
         sender: Principal,
         /// Data that came with the sender's signature.
         sender_info: Option<SenderInfo>,
@@ -59,7 +59,7 @@ impl Origin {
 /// A call being processed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallContext {
-    /// Who waits for the response.
+    /// The caller that waits for the response.
     pub origin: Origin,
     /// Answered (or there is no caller).
     pub responded: bool,
@@ -88,8 +88,8 @@ pub struct Callback {
     pub on_cleanup: Option<(u64, u64)>,
     /// Cycles sent along.
     pub cycles_sent: Cycles,
-    /// Taken from the balance for transmission, the response and the callback's execution; what is
-    /// not used goes back.
+    /// Taken from the balance for transmission, the response and the callback's execution; the
+    /// unused part is returned.
     pub prepaid: Cycles,
     /// Bytes of the request that transmission is charged for.
     pub request_bytes: u64,

@@ -59,7 +59,7 @@ pub struct Settings {
     pub status_visibility: Visibility,
     /// Bytes of log kept.
     pub log_memory_limit: u64,
-    /// Largest heap of updates in bytes; 0 is none.
+    /// Largest heap of updates in bytes; 0 means none.
     pub wasm_memory_limit: u64,
     /// Heap bytes left below which the low-memory hook runs.
     pub wasm_memory_threshold: u64,
@@ -89,9 +89,9 @@ impl Default for Settings {
 /// A `stop_canister` that waits for open calls.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StopWaiter {
-    /// Who waits for the response to `stop_canister`.
+    /// The caller that waits for the response to `stop_canister`.
     pub origin: Origin,
-    /// Cycles to give back.
+    /// Cycles to return.
     pub cycles: Cycles,
     /// When the caller gets a timeout error.
     pub deadline: Time,
@@ -193,7 +193,7 @@ pub struct ExecutionState {
     pub stable: Memory,
 }
 
-/// Where the low-memory hook stands.
+/// State of the low-memory hook.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LowMemoryHook {
     /// Enough memory is left.
@@ -205,8 +205,8 @@ pub enum LowMemoryHook {
     Executed,
 }
 
-/// Which hooks of a canister stand back, because one of them took longer than a slice: heartbeat,
-/// timer and messages have their turns then, so that none keeps the others from running.
+/// The hooks of a canister that are deferred, because one of them took longer than a slice:
+/// heartbeat, timer and messages have their turns then, so that none keeps the others from running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HookTurn {
     /// None: they go before messages.
@@ -284,7 +284,7 @@ pub struct CanisterState {
     /// Calls of the management canister that waited for a message which is over, and were not served
     /// since: until they are, no other message begins.
     pub released: u64,
-    /// Which hooks stand back until others had their turn.
+    /// Hooks that are deferred until others had their turn.
     pub hook_turn: HookTurn,
 }
 
@@ -328,8 +328,8 @@ impl CanisterState {
         }
     }
 
-    /// Whether storage and allocation can be charged now. One that has nothing while its message is
-    /// paused owes them until the message is over and has given back what was prepaid for it.
+    /// Whether storage and allocation can be charged now. A canister without cycles whose message
+    /// is paused owes them until the message is over and its unused prepayment was returned.
     pub(crate) fn can_be_charged(&self) -> bool {
         self.paused.is_none() || self.cycles > 0
     }
@@ -405,7 +405,7 @@ impl CanisterState {
     }
 
     /// Calls with guaranteed responses that it has open, answered or not, and its paused message if
-    /// that came of one.
+    /// that is one.
     pub fn guaranteed_calls(&self) -> u64 {
         let paused = self.paused.as_ref().is_some_and(|paused| paused.is_guaranteed);
         self.calls.guaranteed_open() + u64::from(paused)

@@ -23,7 +23,7 @@ pub struct LogRecord {
     pub index: u64,
     /// Block time of the message that wrote it.
     pub time: Time,
-    /// The bytes of `ic0.debug_print`, or the words of a trap.
+    /// The bytes of `ic0.debug_print`, or the text of a trap.
     #[serde(with = "serde_bytes")]
     pub content: Vec<u8>,
 }
@@ -73,7 +73,7 @@ impl CanisterLog {
     }
 }
 
-/// Who changed a canister.
+/// Origin of a change of a canister.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ChangeOrigin {
     /// A user, by its principal.
@@ -146,7 +146,7 @@ pub struct Change {
     pub time: Time,
     /// Version after it.
     pub version: u64,
-    /// Who called the management canister.
+    /// The caller of the management canister.
     pub origin: ChangeOrigin,
     /// The change.
     pub details: ChangeDetails,

@@ -1,8 +1,8 @@
 //! Cycles: one amount, and sums of many amounts.
 //!
-//! An amount (a balance, what a call carries) is a `u128`. Where canisters may be given cycles for
-//! nothing, all amounts together may be more than a `u128` holds, so whatever is summed over
-//! canisters or over time is a [`CyclesTotal`]. This module must not know who owns what.
+//! An amount (a balance, what a call carries) is a `u128`. With provisional methods, all amounts
+//! together may be more than a `u128` holds, so any sum over canisters or over time is a
+//! [`CyclesTotal`]. This module must not know who owns what.
 
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, SubAssign};

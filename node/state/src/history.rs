@@ -92,7 +92,7 @@ pub enum HistoryError {
         /// The limit on those bytes.
         limit: u64,
     },
-    /// A saved entry does not decode or stands under another call's id.
+    /// A saved entry does not decode or is stored under another call's id.
     #[error("the saved status of call {id:?} cannot be read: {reason}")]
     Record {
         /// Key of the record.
@@ -102,7 +102,7 @@ pub enum HistoryError {
     },
 }
 
-/// Where a call stands.
+/// State of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Status {
     /// In the canister's queue.
@@ -155,7 +155,7 @@ fn allocated(bytes: usize) -> u64 {
 pub struct HistoryEntry {
     /// Id of the call's request.
     pub id: RequestId,
-    /// Who sent it; only they may read its status.
+    /// Its sender; only the sender may read its status.
     pub sender: Principal,
     /// From the URL; the status is read through the same.
     pub effective_canister_id: CanisterId,
@@ -163,7 +163,7 @@ pub struct HistoryEntry {
     pub to_management: bool,
     /// Until then it must be remembered.
     pub expiry: Time,
-    /// Where it stands.
+    /// Its state.
     pub status: Status,
     /// Agreed time of the response, in whole seconds; meaningless before.
     finished: u32,
@@ -351,25 +351,24 @@ impl IngressHistory {
         Ok(())
     }
 
-    /// How many calls can be remembered at once.
+    /// Maximum number of calls that can be remembered at once.
     pub fn capacity_calls(&self) -> u64 {
         (self.limits.bytes_max - self.limits.bytes_max / 8) / ENTRY_BYTES
     }
 
-    /// How many more could be remembered.
+    /// Number of further calls that could be remembered.
     pub fn free_calls(&self) -> u64 {
         self.capacity_calls().saturating_sub(self.map.len() as u64)
     }
 
-    /// How many calls could be received now, one after the other, if none was answered or left
-    /// meanwhile.
+    /// Number of calls that could be received now, one after the other, if none was answered or
+    /// left meanwhile.
     pub fn room_calls(&self) -> u64 {
         self.free_calls().min(self.limits.unfinished_max.saturating_sub(self.unfinished))
     }
 
-    /// Takes a call in as `Received`. Its expiry was checked against the agreed time by the caller,
-    /// who must not induct a call whose expiry has passed: such a call may have been here and
-    /// left.
+    /// Adds a call as `Received`. Its expiry was checked against the agreed time by the caller, who
+    /// must not induct a call whose expiry has passed: such a call may have been here and left.
     pub fn receive(&mut self, ingress: &Ingress, now: Time) -> Result<(), HistoryError> {
         if self.map.contains(&ingress.request_id.0) {
             return Err(HistoryError::Known(ingress.request_id));

@@ -7,7 +7,7 @@
 //! allocated in the state's heap, whatever code changes them; data that a value points to is the
 //! responsibility of its owner.
 //!
-//! Stored as a map: the chunks are no part of the format. This module must not know what the
+//! Stored as a map: the chunks are not part of the format. This module must not know what the
 //! values are.
 
 use std::collections::BTreeMap;
@@ -47,7 +47,7 @@ impl<T> Numbered<T> {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }

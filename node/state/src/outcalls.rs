@@ -59,7 +59,7 @@ impl OutcallMethod {
         matches!(self, Self::Get | Self::Head | Self::Post)
     }
 
-    /// As it stands in a request.
+    /// As written in a request.
     pub fn name(self) -> &'static str {
         match self {
             Self::Get => "GET",
@@ -85,7 +85,7 @@ pub struct OutcallTransform {
 /// A request that a canister waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcall {
-    /// Who waits.
+    /// The caller that waits.
     pub origin: Origin,
     /// Cycles to return to it: the attached amount beyond the price.
     pub cycles: Cycles,

@@ -111,7 +111,7 @@ impl PausedIndex {
         self.by_age.iter().take(most).copied()
     }
 
-    /// The first behind `last`, and from the beginning again, that is none of `others`.
+    /// The first behind `last`, and from the beginning again, that is not among `others`.
     pub(crate) fn behind(
         &self,
         last: Option<CanisterId>,

@@ -60,7 +60,7 @@ pub struct StoredPayload {
     pub number: u64,
     /// Bytes in all.
     pub bytes: u64,
-    /// Of them, those of the name of the method, which stand in front; 0 for a response.
+    /// Of them, those of the name of the method, which come first; 0 for a response.
     pub name_bytes: u32,
     /// SHA-256 of each leaf of [`LEAF_BYTES`].
     pub leaves: Vec<LeafHash>,
@@ -472,7 +472,7 @@ impl PayloadStore {
         PayloadPin { ledger: Arc::clone(&self.ledger), pin }
     }
 
-    /// Bytes on disk of payloads that nothing but snapshots refers to.
+    /// Bytes on disk of payloads that only snapshots refer to.
     pub fn pinned_bytes(&self) -> u64 {
         self.ledger().pinned_bytes
     }

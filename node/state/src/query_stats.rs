@@ -128,8 +128,8 @@ pub struct QueryReports {
 }
 
 impl QueryReports {
-    /// A round of this period: with its first, what was reported in the period before becomes sums,
-    /// of what those reported who are `members` now, and the sums before those are due.
+    /// Begins a round of this period. With the first round of a period, the reports of the period
+    /// before, from nodes that are `members` now, become sums, and the sums before those are due.
     pub fn begin(&mut self, period: u64, members: &[Principal]) {
         if self.period == period {
             return;

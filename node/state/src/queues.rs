@@ -142,7 +142,7 @@ impl<T: Carrier> Waiting<T> {
         Taken { number, message: self.message, payload: self.payload }
     }
 
-    /// Bytes the message takes in a queue, of which it has `bytes` in hand.
+    /// Bytes the message takes in a queue; `bytes` of its payload are in memory.
     fn accounted(&self, bytes: u64) -> u64 {
         bytes + self.file_bytes().unwrap_or(0)
     }
@@ -376,7 +376,7 @@ impl InputQueues {
         let (turn, sender) = self.turns.first_key_value().map(|(turn, sender)| (*turn, *sender))?;
         let (_, number) = self.by_sender.range((sender, 0)..=(sender, u64::MAX)).next().copied()?;
         let request = self.take_request(number)?;
-        // It stands at the end now, if it has more.
+        // It is last now, if it has more.
         if self.turns.remove(&turn).is_some() {
             self.turn_of.remove(&sender);
             self.add_turn(sender);

@@ -30,7 +30,7 @@ use crate::{
 /// A call to the management canister, waiting its turn.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubnetCall {
-    /// Who waits for the answer.
+    /// The caller that waits for the answer.
     pub origin: Origin,
     /// Version of the calling canister.
     pub sender_version: Option<u64>,
@@ -55,9 +55,9 @@ impl SubnetCall {
 /// A `raw_rand` that waits for the randomness of the next round.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RandomnessWaiter {
-    /// Who waits for the response to `raw_rand`.
+    /// The caller that waits for the response to `raw_rand`.
     pub origin: Origin,
-    /// Cycles to give back.
+    /// Cycles to return.
     pub cycles: Cycles,
 }
 
@@ -152,8 +152,8 @@ pub struct Totals {
     pub best_effort_message_bytes: u64,
     /// Of the former, canisters' calls of the management canister that wait for paused messages.
     pub waiting_call_bytes: u64,
-    /// Calls with guaranteed responses that are open, answered or not, and paused messages that
-    /// came of them: no more such messages wait than that.
+    /// Calls with guaranteed responses that are open, answered or not, and paused messages of such
+    /// calls: at most as many such messages wait.
     pub guaranteed_calls: u64,
     /// Bytes of messages with guaranteed responses that are in no file.
     pub guaranteed_here_bytes: u64,
@@ -254,7 +254,7 @@ pub struct ReplicatedState {
     with_work: BTreeSet<CanisterId>,
     heartbeats: BTreeSet<CanisterId>,
     timers: BTreeSet<(Time, CanisterId)>,
-    /// Whose timer is at or before `looked_until`.
+    /// Canisters whose timer is at or before `looked_until`.
     due_timers: BTreeSet<CanisterId>,
     looked_until: Time,
     deadlines: BTreeSet<(Time, CanisterId)>,
@@ -264,7 +264,7 @@ pub struct ReplicatedState {
     charges: BTreeSet<(Time, CanisterId)>,
     paused: PausedIndex,
     owners: BTreeMap<MemoryId, CanisterId>,
-    /// How many canisters have each module.
+    /// Number of canisters that have each module.
     modules: BTreeMap<ModuleHash, u64>,
     blob_holders: BTreeSet<CanisterId>,
     /// With payloads that have no files yet.
@@ -274,7 +274,7 @@ pub struct ReplicatedState {
 /// Messages that arrived and wait with records of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CameMessages {
-    /// How many.
+    /// Their number.
     pub count: u64,
     /// Their bytes, those in files among them.
     pub bytes: u64,
@@ -355,7 +355,7 @@ impl ReplicatedState {
         self.hot.get_mut(id)
     }
 
-    /// Takes a canister away to be worked on; it must come back by [`Self::put`] before anything
+    /// Takes a canister out to work on it; it must be returned by [`Self::put`] before anything
     /// else happens.
     pub fn take(&mut self, id: &CanisterId) -> Option<CanisterState> {
         match self.hot.remove(id) {
@@ -409,7 +409,7 @@ impl ReplicatedState {
         self.facts.len() as u64
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.facts.is_empty()
     }
@@ -458,7 +458,7 @@ impl ReplicatedState {
             .collect();
         for id in ids {
             if let Some(canister) = self.get_mut(&id) {
-                // Zero is none.
+                // Zero means none.
                 canister.global_timer = Time(canister.global_timer.0.saturating_sub(nanos).max(1));
             }
         }
@@ -637,7 +637,7 @@ impl ReplicatedState {
         std::mem::take(&mut self.gone_payloads)
     }
 
-    /// All payloads in files. Costs a look at every canister and message.
+    /// All payloads in files. Visits every canister and message.
     pub fn payloads(&self) -> impl Iterator<Item = &Shared<StoredPayload>> {
         self.canisters().flat_map(|canister| {
             let paused = canister.paused.as_ref().and_then(|paused| paused.payload.as_ref());
@@ -660,7 +660,7 @@ impl ReplicatedState {
             let now = paused_payload(Some(&canister));
             let files = gone.into_iter().filter_map(|(number, bytes)| Some((number, bytes?)));
             self.gone_payloads.extend(files.chain(before).filter(|gone| Some(*gone) != now));
-            // One that came and was taken up since is in no queue.
+            // A paused message that arrived and began since is in no queue.
             if let Some((_, bytes)) =
                 now.filter(|(number, _)| before != now && *number >= self.rows.settled_below)
             {
@@ -704,8 +704,8 @@ impl ReplicatedState {
         self.rows.gone.iter().map(|number| (*number, None)).chain(came)
     }
 
-    /// A checkpoint is about to be written. Until one is known to be durable, whatever comes of
-    /// those begun before, the store may or may not have what was unsaved.
+    /// A checkpoint is about to be written. Until one is known to be durable, the store may or may
+    /// not have the unsaved changes, whatever the outcome of those begun before.
     pub fn begin_saving(&mut self) {
         self.rows.tried_below = self.subnet.next_message;
     }

@@ -142,12 +142,12 @@ pub struct CanisterSnapshots {
 }
 
 impl CanisterSnapshots {
-    /// How many there are.
+    /// Number of snapshots.
     pub fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no snapshots.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }

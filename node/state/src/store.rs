@@ -219,8 +219,8 @@ pub struct CheckpointDelta<'a> {
     pub written: Vec<(MemoryId, Vec<Range<u32>>)>,
 }
 
-/// See the module. One per data directory; used from one thread at a time, which the lock inside
-/// sees to.
+/// See the module. One per data directory; used from one thread at a time, which the inner lock
+/// ensures.
 #[derive(Debug)]
 pub struct StateStore {
     disk: SharedDisk,

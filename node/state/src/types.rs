@@ -91,7 +91,7 @@ impl fmt::Display for ErrorCode {
     }
 }
 
-/// Who vouches for `sender_info` of a call (interface specification, "Request: Call").
+/// Signer of the `sender_info` of a call (interface specification, "Request: Call").
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SenderInfo {
     /// Passed to the canister.
@@ -107,7 +107,7 @@ pub struct SenderInfo {
 pub struct Ingress {
     /// Identity of the request.
     pub request_id: RequestId,
-    /// Who signed the call, or the anonymous principal.
+    /// Signer of the call, or the anonymous principal.
     pub sender: Principal,
     /// Callee; `aaaaa-aa` is the management canister.
     pub canister_id: Principal,
@@ -260,7 +260,7 @@ impl SubnetKey {
 pub struct Fault {
     /// The canister that takes the message up.
     pub canister_id: CanisterId,
-    /// Which of the messages that this canister takes up in the round, from 0; of the management
-    /// canister: of the calls that it serves.
+    /// Index of the message among those that this canister executes in the round, from 0; for the
+    /// management canister, among the calls that it serves.
     pub ordinal: u64,
 }

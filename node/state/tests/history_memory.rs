@@ -12,7 +12,7 @@ use state::{HistoryLimits, Ingress, IngressHistory, RequestId, Time, history::EN
 /// Counts live bytes of each thread as the node's allocator would hand them out: four sizes per
 /// power of two, at least 16.
 ///
-/// By thread, because the one that runs the tests takes and gives back at its own times.
+/// By thread, because the thread that runs the tests allocates and frees at its own times.
 struct Counting;
 
 thread_local! {

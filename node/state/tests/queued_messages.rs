@@ -330,7 +330,7 @@ fn a_checkpoint_that_failed_may_or_may_not_have_been_written() {
                     store.write(delta(&state)).unwrap();
                     drop(load_and_compare(&store, seed));
                 }
-                // Not written, after the writer had everything in hand.
+                // Not written, after the writer had read all of it.
                 _ => {
                     state.begin_saving();
                     delta(&state).messages.for_each(drop);

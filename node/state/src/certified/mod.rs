@@ -196,9 +196,9 @@ impl<C: CanisterFacts> CertifiedStateOf<C> {
         &self.signature
     }
 
-    /// A certificate (self-described CBOR) that shows what stands at these paths and below, or that
-    /// nothing does, and the time. Its size is the values shown plus about one hash per
-    /// doubling of the state for each path.
+    /// A certificate (self-described CBOR) that proves the values at these paths and below, or
+    /// their absence, and the time. Its size is the values shown plus about one hash per doubling
+    /// of the state for each path.
     ///
     /// A path that asks for all canisters, all requests or everything shows nothing: see the
     /// module.
@@ -231,7 +231,7 @@ impl<C: CanisterFacts> CertifiedStateOf<C> {
         &self.state.history
     }
 
-    /// A metadata section of a canister; `public` in it says who may read it.
+    /// A metadata section of a canister; its `public` flag states who may read it.
     pub fn metadata(&self, id: &CanisterId, name: &str) -> Option<&CustomSection> {
         self.state.canisters.get(id.as_slice())?.metadata_section(name)
     }
@@ -269,7 +269,7 @@ impl<C: CanisterFacts> CertifiedStateOf<C> {
     }
 }
 
-/// Shows the newest certified state to everyone who has a clone.
+/// Publishes the newest certified state to all holders of a clone.
 #[derive(Debug)]
 pub struct CertifiedReaderOf<C: CanisterFacts> {
     latest: Arc<RwLock<Option<Arc<CertifiedStateOf<C>>>>>,

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::LeafHash;
 use crate::Height;
 
-/// How much must happen between two manifests; the first bound that is met counts.
+/// Work between two manifests; the first bound that is reached counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ManifestPace {
     /// Rounds since the manifest before.

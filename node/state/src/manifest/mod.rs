@@ -50,7 +50,7 @@
 //! certified tree. Other actions of a node (a checkpoint at shutdown, or because its disk is short)
 //! do not affect it.
 //!
-//! This module must not know where bytes are kept, nor who asks for them.
+//! This module must not know where bytes are kept, nor which peers request them.
 
 mod clock;
 mod decode;

@@ -76,13 +76,13 @@ impl WaitingMessage<'_> {
 /// Why queues cannot be put together from their records.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum MessageError {
-    /// The bytes are none of a message.
+    /// The bytes are not those of a message.
     #[error("the record of message {0} cannot be decoded: {1}")]
     Undecodable(u64, String),
     /// The message of another queue.
     #[error("the record of message {0} holds the message of another queue")]
     Foreign(u64),
-    /// A payload that is no payload of such a message, or one that is not where it should be.
+    /// A payload that does not fit the message, or one that is not where it should be.
     #[error("the record of message {0} has a wrong location of its payload")]
     Payload(u64),
     /// The canister does not wait for a record of this number.

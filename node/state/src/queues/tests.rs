@@ -1,4 +1,4 @@
-//! Order, time and bytes of queues, and that they come back from their records as they were.
+//! Order, time and bytes of queues, and that they are restored from their records unchanged.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;

@@ -96,7 +96,7 @@ impl<V: Keyed> MerkleMap<V> {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -138,8 +138,8 @@ impl<V: Keyed> MerkleMap<V> {
         }
     }
 
-    /// The values next to where `label` stands or would stand: the last before it and the first
-    /// after it.
+    /// The values next to the place of `label`, whether or not it is there: the last before it and
+    /// the first after it.
     pub fn neighbours(&self, label: &[u8]) -> (Option<&V>, Option<&V>) {
         let Some(root) = &self.root else { return (None, None) };
         let difference = label::first_difference(nearest(root, label).label(), label);

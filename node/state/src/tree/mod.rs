@@ -47,8 +47,8 @@ pub trait Certified {
     }
 }
 
-/// A value that can stand in a [`MerkleMap`]: it knows its label. Clones must be cheap (an `Arc`),
-/// because a map that shares nodes with a snapshot copies the nodes it changes.
+/// A value of a [`MerkleMap`]: it knows its label. Clones must be cheap (an `Arc`), because a map
+/// that shares nodes with a snapshot copies the nodes it changes.
 pub trait Keyed: Certified + Clone {
     /// Data of a fork about the values below it; `()` if values are only searched by label.
     type Summary: Summary;

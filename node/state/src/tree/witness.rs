@@ -1,4 +1,4 @@
-//! Witnesses: the part of a tree that proves what stands, or does not stand, at a set of paths.
+//! Witnesses: the part of a tree that proves the values, or their absence, at a set of paths.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -41,7 +41,7 @@ impl<'p> Selection<'p> {
         Selection { whole: true, below: BTreeMap::new() }
     }
 
-    /// Whether all of the tree at hand is asked for.
+    /// Whether the whole tree is selected.
     pub(super) fn is_whole(&self) -> bool {
         self.whole
     }
