@@ -41,7 +41,7 @@ use crate::machine::{Attempted, Begun, Invocation, Ran, Targets, foreign_payload
 use crate::message::{MESSAGE_OVERHEAD_INSTRUCTIONS, Seat, Source, Turn};
 use crate::reject;
 
-/// Version of [`Record`]. It does not include a large payload.
+/// Version of [`Record`]. The record does not include a large payload.
 const RECORD_VERSION: u8 = 2;
 
 /// Why a message runs, as far as it decides what its end leads to.

@@ -253,7 +253,7 @@ impl Memory {
             _ => around.company(id, segment, run.offset_page, &pages, file.id),
         };
         if company.count + 1 >= counts.live {
-            // Whether no memory's newest version will reference other data here.
+            // No memory's newest version will reference other data here.
             let is_ready = company.is_ready && counts.held == 0;
             match (counts.retired, is_ready, around.readers) {
                 (0, true, _) => return Ok(Target::To(file.id, company.until)),

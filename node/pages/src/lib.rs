@@ -102,7 +102,7 @@
 //! Pages move in units of some hundred KiB, not whole memories: otherwise one page could cause a
 //! canister of 100 GiB that has a snapshot to be copied whole, while its delta waits. The price is
 //! a list of parts, which is bounded (see `sharing.rs`), so that a worker can map all of them and
-//! their files fit in one frame. A memory exceeds that number of files only after as many copies of
+//! their files fit in one frame. A memory exceeds the bound on files only after as many copies of
 //! copies that all differ; its next copy then copies the data and needs disk space for it.
 //!
 //! # Order of syncs

@@ -629,7 +629,7 @@ impl Pool {
             lock(&self.places).leave(&name);
             return self.count_death(&error);
         }
-        // The kernel reports the memory of the process and the size of the file.
+        // The kernel reports the memory of the process and the disk space of the file.
         let anonymous = memory_of(place.worker.pid()).map_or(0, |memory| memory.anonymous_bytes);
         let spilled = place.spill.metadata().map_or(u64::MAX, |file| file.blocks() * 512);
         let spilled_max = self.paused_spill_bytes.saturating_sub(lock(&self.places).spilled(&name));

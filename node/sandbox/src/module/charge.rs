@@ -10,7 +10,7 @@
 //!   beginning of each turn of a loop) is charged [`MEETING_WORD`] for each value beyond
 //!   [`MEETING_WORDS_FREE`]: the results of the block or the parameters of the loop, and the locals
 //!   that are alive there and assigned within the block or loop. The charge is placed behind the
-//!   point, so it is paid by whichever branch the point is reached;
+//!   point, so it is paid whichever branch leads there;
 //! - instructions whose price is more than the engine's table can hold ([`flat`]).
 //!
 //! A charge is a number of `nop` instructions, which generate no code, each with the price
