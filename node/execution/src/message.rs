@@ -1,11 +1,10 @@
-//! One message of one canister: what it is checked for, what it pays, how it is answered.
+//! One message of one canister: its checks, its price, its answer.
 //!
-//! A [`Turn`] works on canisters it was handed and on nothing else, so that turns on different
-//! canisters can run side by side. What concerns others (calls, answers, statuses of users' calls)
-//! is collected in [`Effects`] and merged later, in an order that does not depend on who was
-//! faster.
+//! A [`Turn`] works only on canisters it was handed, so that turns on different canisters can run
+//! in parallel. Effects on others (calls, answers, statuses of ingress messages) are collected in
+//! [`Effects`] and merged later, in an order that does not depend on timing.
 //!
-//! Every message is prepaid for all the instructions it may use; what it did not use goes back. A
+//! Every message is prepaid for all the instructions it may use; the unused part is returned. A
 //! call context that is neither answered nor waiting for anything is answered by the system. So
 //! every call is answered exactly once.
 
@@ -25,12 +24,12 @@ use crate::slices::Task;
 
 /// Part of a callback's instructions that is kept for its cleanup.
 const CLEANUP_PART: u64 = 20;
-/// What a message counts in a round besides its instructions: fetching, mounting, answering. About
-/// as many as run in that time (0.1 ms), so that a round of very many short messages, of timers that
-/// are due at once for one, lasts no longer than one of a few long ones.
+/// Instructions a message counts in a round in addition to its own: fetching, mounting, answering.
+/// About as many as run in that time (0.1 ms), so that a round of very many short messages, for
+/// example of timers that are due at once, lasts no longer than one of a few long ones.
 pub(crate) const MESSAGE_OVERHEAD_INSTRUCTIONS: u64 = 1_000_000;
 
-/// What came of messages besides changes of the canister itself.
+/// Effects of messages apart from changes of the canister itself.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
     /// Calls to other canisters and to the management canister.
@@ -49,7 +48,7 @@ pub(crate) struct Effects {
     pub(crate) instructions: u64,
     /// Work of the same code (`sandbox::slices`): at least its instructions.
     pub(crate) execution_work: u64,
-    /// The same with what messages cost besides.
+    /// The same with the overhead of messages.
     pub(crate) work: u64,
     /// Bytes of delta pages (4 KiB each) committed to canister memories.
     pub(crate) delta_bytes: u64,
@@ -76,9 +75,9 @@ impl Effects {
         self.work += work;
     }
 
-    /// Answers whoever waits. Cycles that nobody can take back are returned.
+    /// Answers the caller. Returns the cycles that could not be refunded.
     pub(crate) fn answer(&mut self, origin: &Origin, payload: Payload, refund: Cycles) -> Cycles {
-        // Effects wait until an iteration's are merged, and answers until somebody takes them.
+        // Effects wait until an iteration's are merged, and answers until they are taken.
         let payload = payload.kept();
         self.payload_bytes += payload.len();
         match origin {
@@ -105,10 +104,10 @@ impl Effects {
     }
 }
 
-/// Where a canister stands in the current round.
+/// A canister's state in the current round.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seat {
-    /// Messages and tasks taken up so far.
+    /// Messages and tasks started so far.
     pub(crate) ordinal: u64,
     /// The heartbeat ran.
     pub(crate) heartbeat_done: bool,
@@ -119,7 +118,7 @@ pub(crate) struct Seat {
     pub(crate) paused: bool,
 }
 
-/// What a step did.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Something; there may be more.
@@ -145,7 +144,7 @@ struct Work {
     source: Source,
 }
 
-/// Which message is executed, and where its payload lies.
+/// The message that is executed, and the location of its payload.
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
     pub(crate) number: u64,
@@ -195,7 +194,7 @@ impl<'a> Turn<'a> {
         step
     }
 
-    /// Counts what is taken up now. Whether an operator ruled that it is to be rejected.
+    /// Counts the message that is started now. Returns whether an operator decided to reject it.
     pub(crate) fn take_up(&mut self, canister: &CanisterState, seat: &mut Seat) -> bool {
         let verdict = self.machine.round.verdict(canister.id, seat.ordinal);
         seat.ordinal += 1;
@@ -215,7 +214,7 @@ impl<'a> Turn<'a> {
                 && canister.global_timer <= self.time()
                 && hooks.global_timer
                 && !seat.timer_done;
-            // A hook that cannot be paid waits; what else is there goes on, and most of it will be
+            // A hook that cannot be paid waits; other work continues, and most of it will be
             // refused for the same reason.
             if hooks.on_low_wasm_memory
                 && canister.low_memory_hook == LowMemoryHook::Ready
@@ -405,7 +404,7 @@ impl<'a> Turn<'a> {
         let cleanup_instructions = self.cleanup_instructions();
         let costs = core.costs_of(&canister.id);
         let execution_prepaid = costs.execution(limits.instructions);
-        // What transmission did not use of the rest goes back now.
+        // The part of the rest that transmission did not use is returned now.
         let transmission = costs.transmission(callback.request_bytes, taken.payload_bytes());
         let transmission_prepaid = callback.prepaid.saturating_sub(execution_prepaid);
         let transmission = transmission.min(transmission_prepaid);
@@ -555,7 +554,7 @@ impl<'a> Turn<'a> {
         Ok(ran)
     }
 
-    /// What a message of a context leads to: calls, an answer, the end of the context.
+    /// Applies the results of a message of a context: calls, an answer, the end of the context.
     /// `version` is the canister's when the message began.
     pub(crate) fn conclude(
         &mut self,

@@ -17,7 +17,7 @@ fn short_slices() -> Limits {
     common::short_slices(SLICE)
 }
 
-/// So many slices of work.
+/// `count` slices of work.
 fn slices(count: u64) -> Op {
     Op::Spend(count * SLICE - SLICE / 2)
 }
@@ -26,14 +26,14 @@ fn note(text: &str) -> Op {
     Op::Note(text.as_bytes().to_vec())
 }
 
-/// An old version whose last word takes so many slices.
+/// An old version whose `canister_pre_upgrade` takes `pre` slices.
 fn old(pre: u64) -> Spec {
     let pre_upgrade = vec![slices(pre), Op::Write(3, 0, 7), Op::Print(b"pre".to_vec())];
     let init = vec![Op::Grow(4), note("old")];
     Spec { name: "old".into(), init, pre_upgrade: Some(pre_upgrade), ..Spec::default() }
 }
 
-/// A new version whose first word takes so many.
+/// A new version whose `canister_post_upgrade` takes `post` slices.
 fn new(post: u64, then: &[Op]) -> Spec {
     let first = [note("new"), slices(post), Op::Write(3, 2, 9), Op::Print(b"post".to_vec())];
     let post_upgrade = first.into_iter().chain(then.iter().cloned()).collect();
@@ -66,7 +66,7 @@ fn finish(node: &mut Node, request: &RequestId) -> u64 {
         .unwrap()
 }
 
-/// What an installation leaves of its canister.
+/// State of a canister after an installation.
 fn left(node: &mut Node, id: CanisterId) -> impl PartialEq + std::fmt::Debug + use<> {
     let canister = node.canister(id).clone();
     let execution = canister.execution.clone().unwrap();
@@ -119,7 +119,7 @@ fn sha(spec: &Spec) -> [u8; 32] {
     sha2::Digest::finalize(<sha2::Sha256 as sha2::Digest>::new_with_prefix(spec.wasm())).into()
 }
 
-/// An install, upgrades that end and fail in each phase, and long messages beside them.
+/// An install, upgrades that end and fail in each phase, and long messages alongside them.
 fn life(restarts: &[u64]) -> Vec<[u8; 32]> {
     let mut limits = short_slices();
     limits.pages.checkpoint_interval_rounds = 3;

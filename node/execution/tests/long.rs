@@ -1,5 +1,5 @@
-//! Stories of messages that take many rounds: what they come to, who waits for them and who does
-//! not.
+//! Stories of messages that take many rounds: their results, and which other messages wait for
+//! them.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -20,12 +20,12 @@ fn short_slices() -> Limits {
     common::short_slices(SLICE)
 }
 
-/// So many slices of work.
+/// `count` slices of work.
 fn slices(count: u64) -> Op {
     Op::Spend(count * SLICE - SLICE / 2)
 }
 
-/// Sends a message of so many slices and executes the first one.
+/// Sends a message of `count` slices and executes the first one.
 fn begin(node: &mut Node, id: CanisterId, count: u64, then: &[Op]) -> RequestId {
     let program: Vec<_> = std::iter::once(slices(count)).chain(then.iter().cloned()).collect();
     let request = node.send(id, &program);
@@ -148,7 +148,7 @@ fn ten_long_messages_at_once_take_turns_and_all_end() {
         assert!(rounds <= 410, "{rounds}");
         assert!(rounds < 10 || node.result(&short).is_ok(), "others are served in every round");
     }
-    // One that is sent later ends later: nobody waits for ever.
+    // A message that is sent later ends later: none waits for ever.
     assert!(requests.iter().all(|request| node.result(request).unwrap() == [1]));
     node.restart();
 }
@@ -192,7 +192,7 @@ fn a_message_little_longer_than_a_slice_does_not_wait_for_all_that_began_before(
         assert_eq!(node.result(&request).unwrap(), b"short");
     }
     assert!(strangers.iter().filter(|id| is_paused(&node, **id)).count() > 30);
-    assert!(strangers[..3].iter().all(|id| !is_paused(&node, *id)), "the oldest go on as well");
+    assert!(strangers[..3].iter().all(|id| !is_paused(&node, *id)), "the oldest continue as well");
     node.restart();
 }
 
@@ -260,7 +260,7 @@ fn a_hook_that_has_no_turn_in_the_round_of_its_end_does_not_come_before_messages
     let mut limits = short_slices();
     limits.execution.heap_delta_bytes_per_canister_round = 16 << 10;
     let mut node = Node::with(limits);
-    // What it writes makes its canister wait for rounds after each of them.
+    // Its writes make its canister wait for rounds after each of them.
     let beat = vec![slices(2), Op::Grow(1), Op::Write(0, 10, 1)];
     let id = node.deploy(&Spec { heartbeat: Some(beat), ..Spec::default() });
     let request = node.send(id, &[Op::Reply(b"served".to_vec())]);
@@ -407,7 +407,7 @@ fn what_was_spent_meanwhile_is_not_spent_twice() {
     node.restart();
 }
 
-/// A canister with so much besides what storage for its freezing threshold takes.
+/// A canister with `cycles` cycles in addition to the price of storage for its freezing threshold.
 fn poor(node: &mut Node, cycles: u64) -> CanisterId {
     let id = node.deploy(&Spec::default());
     node.call(id, &[Op::Grow(1_000), Op::Reply(vec![])]).unwrap();
@@ -437,13 +437,13 @@ fn what_storage_costs_while_a_message_holds_the_balance_is_owed() {
     assert_eq!(node.canister(id).cycles, 0);
     let paid_until = node.canister(id).charged_until.0;
     assert!(paid_until < node.now() - YEAR / 2 * SECOND, "the rest is owed");
-    // Who has nothing to pay with is not looked at again.
+    // A canister that cannot pay is not charged again.
     let due = node.executor.state().due_charges(state::Time(node.now() + SECOND), 10);
     assert_eq!(due, [other]);
     node = node.restart();
     node.seconds_per_round = 1;
     let spent = node.canister(id).consumption.memory;
-    // It would be prepaid with what the first gives back.
+    // It would be prepaid with the cycles that the first one returns.
     let next = node.send(id, &[slices(5), Op::Reply(b"next".to_vec())]);
     finish(&mut node, id);
     assert_eq!(node.result(&request).unwrap(), b"last");
@@ -488,7 +488,7 @@ fn growth_is_not_lacking_where_nobody_took_the_room() {
     limits.subnet.memory_capacity_bytes = 512 << 20;
     let mut node = Node::with(limits);
     let ids: Vec<_> = (0..4).map(|_| node.deploy(&Spec::default())).collect();
-    // It begins when it is alone, and ends when three others are paused beside it.
+    // It begins when it is alone, and ends when three others are also paused.
     let request = node.send(ids[0], &[slices(4), Op::Grow(1_500), Op::Reply(vec![])]);
     node.round();
     let others: Vec<_> =
@@ -500,7 +500,7 @@ fn growth_is_not_lacking_where_nobody_took_the_room() {
     node.restart();
 }
 
-/// An install of a module that is none, of so many bytes.
+/// An install of an invalid module of `bytes` bytes.
 fn large_install(node: &mut Node, id: CanisterId, bytes: usize) -> RequestId {
     let install = management::InstallCodeArgs {
         mode: management::CanisterInstallMode::Upgrade(None),

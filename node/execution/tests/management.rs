@@ -431,7 +431,7 @@ fn canisters_create_look_at_and_pay_for_others() {
     let reply = node.call(a, &info).unwrap();
     let read: ic::CanisterInfoResult = decode(&reply);
     assert_eq!((read.total_num_changes, read.recent_changes.len()), (2, 1));
-    // The interface's `details` is no option: who expects none can read it.
+    // The interface's `details` is not an option: a reader that expects none can decode it.
     #[derive(candid::CandidType, candid::Deserialize)]
     struct Strict {
         recent_changes: Vec<StrictChange>,
@@ -494,7 +494,7 @@ fn a_creation_that_is_refused_costs_no_id() {
     let a = node.deploy(&Spec::default());
     let too_much =
         ic::CanisterSettings { compute_allocation: Some(Nat::from(101u8)), ..Default::default() };
-    // The settings are looked at before the fee, which this call does not bring.
+    // The settings are checked before the fee, which this call does not bring.
     let mut call = CallOp::new(aaaaa(), &[]);
     call.method = "create_canister".into();
     call.arg = candid::encode_one(ic::CreateCanisterArgs {
@@ -600,7 +600,7 @@ fn a_refused_module_is_paid_for() {
     let bad = b"\0asm nonsense".to_vec();
     assert_eq!(node.install_wasm(id, Mode::Install, bad, vec![]).unwrap_err().error_code.0, 505);
     let induction = before - node.canister(id).cycles;
-    // The same call about a canister that has code is refused before anybody looks at the module.
+    // The same call about a canister that has code is refused before the module is examined.
     let other = node.deploy(&Spec::default());
     let before = node.canister(other).cycles;
     let bad = b"\0asm nonsense".to_vec();
@@ -639,7 +639,7 @@ fn compilations_use_up_rounds_and_canisters_run_in_between() {
         answered.push(call);
         node.round();
         rounds += 1;
-        assert!(rounds <= 20, "installs go on too");
+        assert!(rounds <= 20, "installs progress too");
         let compiled =
             node.sandbox.preparations.load(std::sync::atomic::Ordering::Relaxed) - before;
         assert!(compiled <= rounds, "{compiled} compilations in {rounds} rounds");
@@ -901,7 +901,7 @@ fn hostile_arguments_have_one_result_on_every_stack_and_number_of_threads() {
         let other = on_stack(stack, common::limits(), threads);
         assert!(other.0 == roots && other.1 == notes, "{stack} bytes of stack, {threads} threads");
     }
-    // Another `--memory` has other limits, which these calls do not meet.
+    // Another `--memory` has other limits, which these calls do not reach.
     for memory in [256 << 20, 1 << 30] {
         let mut limits = limits::Limits::derive(memory).unwrap();
         limits.pages = common::limits().pages;
@@ -1000,7 +1000,7 @@ fn formatted_errors(source: &str) -> Vec<String> {
             });
             let used = &code[at..at + open + end.unwrap_or_default()];
             let formats = ["{error", "{err}", "{e}", "error.to_string()", "{error:"];
-            // Of queries alone: trouble of one machine, which is no result.
+            // Of queries alone: a fault of one machine, which is not a result.
             let is_local = used.contains("trouble_of_the_machine");
             if !is_local && formats.iter().any(|text| used.contains(text)) {
                 found.push(used.to_owned());

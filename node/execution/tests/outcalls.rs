@@ -52,7 +52,7 @@ fn member(number: u8) -> NodeInfo {
     NodeInfo { node_id: user(number), public_key_der: vec![number] }
 }
 
-/// A node whose subnet makes requests, of which so many may be open.
+/// A node whose subnet makes requests, of which `open` may be open.
 fn node(open: u64) -> Node {
     let mut limits: Limits = limits();
     limits.outcalls.open = open;
@@ -74,7 +74,7 @@ fn request(arg: Vec<u8>, cycles: Cycles) -> Op {
     call.op()
 }
 
-/// Has the canister ask, and goes on until the request is open.
+/// Has the canister make a request, and runs a round, after which the request is open.
 fn ask(node: &mut Node, canister: CanisterId, cycles: Cycles) -> state::RequestId {
     let call = node.send(canister, &[request(argument(Method::get, None), cycles)]);
     node.round();

@@ -385,7 +385,7 @@ fn slow_queries_are_ended_and_others_are_served() {
     is_ended(queries.inspect(&call).unwrap_err());
     let transformed = queries.transform((slow, state::Height(0)), "endless", &none());
     assert!(matches!(transformed, Err(execution::NotTransformed::Died(_))), "{transformed:?}");
-    // A worker that was ended for its query is not a worker in trouble.
+    // A worker that was ended for its query is not a faulty worker.
     real.query(other, "get", none()).unwrap();
     assert_eq!(queries.ended(), execution::EndedQueries { wall_clock: 6, wait: 0 });
     let statistics = real.pool.lock().unwrap().as_ref().unwrap().statistics();
@@ -551,7 +551,7 @@ fn begin_upgrade(node: &mut Node, id: CanisterId, version: u64) -> RequestId {
     node.ingress(user(1), Principal::management_canister(), id, "install_code", arg)
 }
 
-/// Two canisters that are upgraded beside a long message, in slices of so many instructions.
+/// Two canisters that are upgraded alongside a long message, in slices of `slice` instructions.
 fn upgrade_life(
     places: u64,
     slice: u64,
@@ -649,7 +649,7 @@ fn a_heap_kept_for_a_module_without_a_memory_holds_up_no_round() {
     let heap_pages =
         |real: &Real| real.node.canister(id).execution.as_ref().unwrap().heap.wasm_pages;
     assert_eq!(heap_pages(&real), 1);
-    // Nobody waits for a worker that tells of another heap.
+    // No retry for a worker that reports another heap.
     real.node.retry.act(|trouble| panic!("{trouble:?}"));
     let spin = real.node.ingress(user(1), id, id, "spin", none());
     real.node.round();

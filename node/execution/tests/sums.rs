@@ -1,5 +1,5 @@
-//! Amounts at the edge of what fits: whoever sends them is refused or served, and nobody else
-//! notices. docs/sums.md says why each sum holds.
+//! Amounts at the edge of what fits: the sender is refused or served, and other clients are not
+//! affected. docs/sums.md says why each sum holds.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -57,7 +57,7 @@ fn all_the_cycles_there_can_be_are_no_reason_to_stop() {
     let beyond = create(&mut node, power(128));
     assert_eq!(node.canister(beyond).cycles, Cycles::MAX);
 
-    // Everybody else gets theirs all the same.
+    // Other clients still get theirs.
     for _ in 0..3 {
         let another = create(&mut node, Nat::from(Cycles::MAX));
         assert_eq!(node.canister(another).cycles, Cycles::MAX);
@@ -81,7 +81,7 @@ fn what_a_full_balance_cannot_take_is_left_with_the_caller() {
     fill(&mut node, giver);
     fill(&mut node, full);
 
-    // Accepting takes what fits, the rest goes back; what the execution did not use of its
+    // Accepting takes what fits, the rest is refunded; the unused part of the execution's
     // prepayment is lost with a full balance, and counted.
     let mut call = CallOp::new(full, &[Op::Accept(Cycles::MAX), Op::Reply(vec![])]);
     call.cycles = 1 << 127;
@@ -139,7 +139,7 @@ fn a_number_of_two_megabytes_is_no_more_than_the_largest() {
     let mut node = Node::new();
     let id = create(&mut node, Nat::from(0u8));
     let huge = {
-        // One nat: 2 MB - 1 bytes of seven bits that go on, and one that does not.
+        // One nat: 2 MB - 1 bytes of seven bits with a continuation bit, and one without.
         let mut arg = candid::encode_one(ic::ProvisionalTopUpCanisterArgs {
             canister_id: id,
             amount: 0u8.into(),
@@ -233,7 +233,7 @@ fn program(random: &mut ChaCha8Rng, ids: &[CanisterId], depth: u32) -> Vec<Op> {
     ops
 }
 
-/// One call with numbers at the edges, of a user who may be anybody.
+/// One call with numbers at the edges, of an arbitrary user.
 fn anything(node: &mut Node, random: &mut ChaCha8Rng, ids: &[CanisterId]) -> state::RequestId {
     fn send(
         node: &mut Node,
@@ -326,7 +326,7 @@ fn no_number_stops_a_node_or_makes_cycles_go_missing() {
                 .get(id)
                 .is_some_and(|entry| matches!(entry.status, Status::Received | Status::Processing))
         });
-        assert_eq!(open.count(), 0, "seed {seed}: somebody waits for ever");
+        assert_eq!(open.count(), 0, "seed {seed}: a message waits for ever");
         assert!(node.executor.state().subnet.minted > Cycles::MAX);
         node.restart();
     }

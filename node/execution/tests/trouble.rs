@@ -1,4 +1,5 @@
-//! Stories about what this machine lacks: rounds wait for it, and no state ever tells.
+//! Stories about resources that this machine lacks: rounds wait for them, and no state depends on
+//! them.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -122,7 +123,7 @@ fn a_query_is_executed_again_when_its_worker_dies_but_not_for_ever() {
 fn a_damaged_module_on_disk_is_trouble_of_the_node_and_is_named() {
     let (mut node, ids) = writers(limits());
     node.call(ids[0], &[Op::Reply(vec![])]).unwrap();
-    // Nothing is repeated at the start, so the module is not looked at before the query.
+    // Nothing is repeated at the start, so the module is not loaded before the query.
     node.executor.checkpoint().unwrap();
     let mut node = node.restart();
     node.round();
@@ -174,7 +175,7 @@ fn a_worker_that_dies_is_waited_for_and_leaves_no_trace() {
     assert_eq!(lucky.retry.troubles(), []);
 }
 
-/// Gives up after so many waits, as a node that is told to stop.
+/// Gives up after this many waits, as a node that is ordered to stop.
 fn impatient(node: &Node, waits: u32) {
     node.retry.act(move |trouble| if trouble.attempt < waits { Ok(()) } else { Err(Closing) });
 }
@@ -191,7 +192,7 @@ fn an_operator_lets_a_node_past_a_message_that_kills_every_worker() {
     let verdict = node.retry.troubles().last().unwrap().place.message.clone().unwrap();
     assert_eq!(verdict, Fault { canister_id: ids[1], ordinal: 0 });
 
-    // What the round did does not count: the node starts again, with the verdict.
+    // The effects of the round do not count: the node starts again, with the verdict.
     let mut node = node.restart();
     node.sandbox.deaths.store(u64::MAX, Relaxed);
     let result = node.execute(batch.clone(), std::slice::from_ref(&verdict));
@@ -331,7 +332,7 @@ fn files_that_cannot_be_made_are_waited_for() {
     node.restart();
 }
 
-/// Calls of 100 kB each that wait for a callee which takes up one in a round.
+/// Calls of 100 kB each that wait for a callee which executes one in a round.
 fn large_calls(node: &mut Node, count: u8) -> CanisterId {
     let (caller, callee) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
     for number in 0..count {
@@ -344,8 +345,8 @@ fn large_calls(node: &mut Node, count: u8) -> CanisterId {
     callee
 }
 
-/// What a canister and its snapshot do not share is moved apart, and the one that keeps the place waits
-/// for the checkpoint after that.
+/// Pages that a canister and its snapshot do not share are moved apart, and the one that keeps the
+/// place waits for the checkpoint after that.
 #[test]
 fn what_a_checkpoint_lets_go_of_makes_room_although_some_of_the_folding_fails() {
     let temporary = tempfile::tempdir().unwrap();
@@ -463,12 +464,12 @@ fn a_disk_that_has_no_room_for_the_state_s_heap_is_waited_for() {
         assert_eq!(roots[0], roots[1], "round {round}");
     }
     let troubles = node.retry.troubles();
-    // Asked once before it counts as trouble.
+    // Retried once before it counts as trouble.
     assert_eq!(troubles.len(), 3, "{troubles:?}");
     let name = |trouble: &Trouble| trouble.to_string().contains("heap");
     assert!(troubles.iter().all(name), "{troubles:?}");
     assert!(troubles.iter().all(|trouble| trouble.awaits_verdict().is_none()));
-    assert_eq!(node.retry.over.load(Relaxed), 1, "it is told that there is room again");
+    assert_eq!(node.retry.over.load(Relaxed), 1, "the end of the trouble is reported");
     node.restart();
 }
 

@@ -1,4 +1,5 @@
-//! Memories that begin as copies of others: what they hold, what tells of it, what is left of them.
+//! Memories that begin as copies of others: their contents, their written pages, and what remains
+//! of them.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
@@ -132,7 +133,7 @@ fn disk_bytes(dir: &Path) -> u64 {
     entries.map(|metadata| metadata.blocks() * 512).sum()
 }
 
-/// A memory that is large, dense for so many pages, and a copy of it.
+/// A memory that is large, with `dense` pages of data, and a copy of it.
 fn large(store: &PageStore, index: &mut Index, dense: u64) -> Duration {
     store.create(A, LARGE_PAGES * PAGE_BYTES).unwrap();
     for start in (0..dense).step_by(2048) {
@@ -191,7 +192,7 @@ fn a_copy_of_a_large_memory_takes_neither_disk_nor_time_and_a_fold_after_it_no_m
     assert_eq!([tag_at(&store, B, 5), tag_at(&store, B, 6), tag_at(&store, B, 4)], [1, 7_003, 1]);
     assert_eq!(tag_at(&store, B, DENSE / 2), DENSE / 2 + 1);
 
-    // Without its source the copy has all there is, and its pages are given back with it.
+    // Without its source the copy has all pages, and they are freed with it.
     store.remove(A);
     checkpoint(&store, &mut index);
     drop(store);
@@ -203,7 +204,7 @@ fn a_copy_of_a_large_memory_takes_neither_disk_nor_time_and_a_fold_after_it_no_m
     assert!(file_names(dir.path()).is_empty(), "{:?}", file_names(dir.path()));
 }
 
-/// Folds until there is nothing to do, and tells the most that base files took on the way.
+/// Folds until there is nothing to do, and returns the maximum that base files took meanwhile.
 fn fold_watched(store: &PageStore, dir: &Path, over: bool) -> u64 {
     let mut most = base_bytes_on_disk(dir);
     loop {

@@ -67,7 +67,7 @@ fn run(command: &mut Command) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// A fresh ext4 of 96 MiB, or a word about why there is none.
+/// A fresh ext4 of 96 MiB, or a message about why there is none.
 fn mount(dir: &Path) -> Option<Mount> {
     let (image, at) = (dir.join("image"), dir.join("mount"));
     File::create(&image).unwrap().set_len(96 * MIB).unwrap();

@@ -1,9 +1,9 @@
-//! Messages that run in slices: what execution says of one, and what it is told.
+//! Messages that run in slices: grants from execution, and progress reports.
 //!
-//! A message whose instructions are not used up at the end of its slice is **paused**, and goes on
-//! in a later round. Where a slice ends is a function of what the message did and of the number of
+//! A message whose instructions are not used up at the end of its slice is **paused**, and resumed
+//! in a later round. The end of a slice is a function of what the message did and of the number of
 //! instructions that were granted, so it is the same on every machine: whether a worker kept the
-//! paused message or it ran again from its beginning makes no difference to anybody.
+//! paused message or it ran again from its beginning is not observable.
 //!
 //! # Where a slice ends
 //!
@@ -73,7 +73,7 @@ pub struct Grant {
     pub name: SlicedName,
     /// Work after which it is paused, counted from its beginning.
     pub until: u64,
-    /// Instructions between two looks at the count.
+    /// Instructions between two checks of the count.
     pub step: u64,
     /// Work of one slice.
     pub slice: u64,
@@ -96,12 +96,12 @@ impl Grant {
     }
 }
 
-/// What came of a slice.
+/// Result of a slice.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Slice {
     /// The message is over.
     Ended(Box<Outcome>),
-    /// It goes on when it is granted more.
+    /// It continues with the next grant.
     Paused(Progress),
 }
 

@@ -44,7 +44,7 @@ fn a_compile_child_can_neither_look_up_nor_open_nor_start_anything() {
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(text.lines().count(), 11, "{text}");
     for line in text.lines() {
-        // EPERM of the filter, nothing of what lies behind it.
+        // EPERM from the filter: the call itself was not reached.
         assert!(line.ends_with(": 1"), "{line}");
     }
 }
@@ -60,7 +60,7 @@ fn with_headroom(caps: Caps) -> Caps {
     }
 }
 
-/// One shape of so many is compiled with every run of the tests.
+/// One of this many shapes is compiled with every run of the tests.
 const SAMPLED: usize = 4;
 
 #[test]
@@ -178,6 +178,6 @@ fn fifty_thousand_functions_compile_in_the_smallest_budget() {
     let compiled = compile(&(shape.make)(50_000), &limits.module, with_headroom(caps)).unwrap();
     // Constants of the node's program take up to 1.5 MiB more than those of this one.
     assert!(compiled.anonymous_bytes <= caps.anonymous_bytes - (3 << 19), "{compiled:?}");
-    // What the disk's sheet has for it.
+    // Within the line of the disk's sheet.
     assert!(compiled.resident_bytes_max <= caps.memory_bytes, "{compiled:?}");
 }

@@ -103,7 +103,7 @@ impl Running {
         let preparer = preparer(dir.path());
         prepare(&preparer, &wasm).unwrap_or_else(|error| panic!("{error}: {wat}"));
         let engine = engine::engine().unwrap();
-        // SAFETY: the preparer's own artefact, which nobody touches.
+        // SAFETY: the preparer's own artefact, which is not modified.
         let module =
             unsafe { engine::load(&engine, &preparer.open_artefact(&hash(&wasm)).unwrap()) }
                 .unwrap();
@@ -695,7 +695,7 @@ fn a_full_disk_under_the_heap_of_a_compilation_is_trouble_and_no_verdict() {
         assert!(error.to_string().contains("free some disk"), "{error}");
         assert!(matches!(NotPrepared::from(error), NotPrepared::Trouble(_)));
     }
-    // What was written went with the child, and with room the same is no trouble.
+    // The written file was deleted with the child, and with enough room the same module compiles.
     assert!(disk.free_bytes() > 15 << 20, "{} bytes", disk.free_bytes());
     disk.resize("512m");
     compile().unwrap();

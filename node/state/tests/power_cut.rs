@@ -1,4 +1,4 @@
-//! A cut of power at any operation of the disk loses no checkpoint that was told durable, and no
+//! A power cut at any operation of the disk loses no checkpoint that was reported durable, and no
 //! blob that it refers to.
 #![allow(clippy::unwrap_used)]
 

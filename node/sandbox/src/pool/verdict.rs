@@ -1,12 +1,12 @@
-//! Whether an outcome is one an honest worker could give. Nobody checks it again.
+//! Whether an honest worker could have produced an outcome. This is the only check of it.
 //!
-//! A worker runs hostile code and may have been taken over, so nothing it says is believed that can
-//! be checked against the request: cycles must add up to the last one, memories may only grow
-//! within what was granted, runs must lie in the append target, and every collection is within the
-//! bound the System API keeps. It takes time in proportion to the outcome (times a logarithm for
-//! calls): the time is nobody's fuel. What cannot be checked here is the content of the canister's
-//! own pages and replies, which are the canister's to choose anyway. [`pages::PageStore`] checks
-//! runs once more against its index.
+//! A worker runs hostile code and may have been taken over, so nothing it reports is accepted
+//! without a check against the request where one is possible: cycles must add up to the last one,
+//! memories may only grow within the grant, runs must be in the append target, and every collection
+//! is within the bound that the System API keeps. The check takes time in proportion to the outcome
+//! (times a logarithm for calls), which no message is charged for. The content of the canister's
+//! own pages and replies cannot be checked here, but is the canister's choice anyway.
+//! [`pages::PageStore`] checks runs once more against its index.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ const METHOD_NAME_BYTES: usize = 20_000;
 /// Bytes an outcome may take on the wire, for a request.
 pub(crate) fn outcome_bytes_max(request: &Request) -> usize {
     // A run is at most four numbers of ten bytes, a global 18 bytes, a call has some hundred bytes
-    // besides its payload.
+    // in addition to its payload.
     let pages = (request.limits.heap_dirty_bytes + request.limits.stable_dirty_bytes) / PAGE_BYTES;
     let runs = pages.saturating_mul(40);
     let payloads = request.context.payload_max_bytes.saturating_mul(9);
@@ -200,7 +200,7 @@ fn check_changes(request: &Request, changes: &Changes, globals_max: usize) -> Re
         changes.certified_data.as_ref().is_none_or(|data| data.len() <= 32),
         "certified data beyond 32 bytes",
     )?;
-    // Without a place to append to, nothing but cycles is kept.
+    // Without a place to append to, only cycles are kept.
     let is_kept = request.heap.append.is_some() || request.stable.append.is_some();
     ensure(
         is_kept

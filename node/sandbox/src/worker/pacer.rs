@@ -1,15 +1,15 @@
-//! Where the running message stands in its slices, and waiting at the end of one.
+//! Progress of the running message within its slices, and waiting at the end of one.
 //!
-//! A message that runs in slices looks at the count of its instructions at fixed points
+//! A message that runs in slices checks the count of its instructions at fixed points
 //! ([`crate::Grant`]). At a point that the grant does not reach beyond, the worker reports
-//! [`Report::Paused`] and waits on its socket: in the middle of a system function where the point is
-//! the end of one, and beside the suspended stack of the instance where the engine yielded. Nothing
-//! else runs in the worker meanwhile. A worker whose message shall not go on is ended by the pool.
+//! [`Report::Paused`] and waits on its socket: in the middle of a system function if the point is
+//! the end of one, and next to the suspended stack of the instance if the engine yielded. Nothing
+//! else runs in the worker meanwhile. The pool ends a worker whose message is not to be resumed.
 //!
-//! One that is kept gets [`Order::Spill`] with a file that has no name: it writes there what the
-//! message wrote to pages since the last pause, its answer and its calls, and lets go of them, so
-//! that it holds its stack, its argument and little else until [`Order::Resume`]. Failing at that
-//! ends the worker, and the message runs again from its beginning.
+//! A paused message that is kept gets [`Order::Spill`] with a file that has no name: the worker
+//! writes the pages written since the last pause, its answer and its calls to it, and frees them,
+//! so that it holds its stack, its argument and little else until [`Order::Resume`]. A failure of
+//! this ends the worker, and the message runs again from its beginning.
 
 use std::{
     collections::BTreeMap,
@@ -47,8 +47,8 @@ pub(super) fn wire(wire: &Wire) -> MutexGuard<'_, Channel> {
     lock(wire)
 }
 
-/// Where the dirty pages of a message go that was paused: not to where its beginning was told, for
-/// that may be sealed.
+/// Where the dirty pages of a message that was paused are appended: not to the target of its
+/// beginning, which may be sealed.
 #[derive(Debug)]
 pub(super) struct AppendAnew {
     pub(super) heap: Option<(AppendOrder, File)>,
@@ -74,7 +74,7 @@ pub(crate) struct Pacer {
     stable: Arc<Mutex<Stable>>,
     outgoing: Arc<Mutex<Outgoing>>,
     append: Mutex<Option<AppendAnew>>,
-    /// What else the worker has mapped: let go of where the message is paused.
+    /// The worker's other mappings: dropped when the message is paused.
     others: Mutex<BTreeMap<MemoryId, Memory>>,
     allocator: Arc<Allocator>,
     /// Why the worker has to end.
@@ -148,7 +148,7 @@ impl Pacer {
         instructions.saturating_add(self.extra_work.load(Relaxed))
     }
 
-    /// What the message answers and calls.
+    /// Answer and calls of the message.
     pub(super) fn outgoing(&self) -> Arc<Mutex<Outgoing>> {
         Arc::clone(&self.outgoing)
     }
@@ -158,7 +158,7 @@ impl Pacer {
         lock(&self.append).take()
     }
 
-    /// What is mapped still of what was lent to it.
+    /// The lent mappings that still exist.
     pub(super) fn take_others(&self) -> BTreeMap<MemoryId, Memory> {
         std::mem::take(&mut *lock(&self.others))
     }
@@ -207,7 +207,7 @@ impl Pacer {
     }
 
     fn pause(&self) -> Result<(), String> {
-        // What the canister was told then, other machines did not tell it: no report may follow.
+        // Other machines did not return to the canister what this one did: no report may follow.
         if self.heap.kernel_refused() || lock(&self.stable).kernel_refused() {
             return Err("the kernel refused memory".into());
         }

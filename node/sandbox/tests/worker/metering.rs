@@ -1,4 +1,4 @@
-//! What a message is charged for besides its instructions: values that move, pages it touches.
+//! Charges of a message in addition to its instructions: values that move, pages it touches.
 
 use sandbox::{Entry, Outcome};
 
@@ -187,7 +187,7 @@ fn the_performance_counter_shows_pages() {
     assert!((TOUCHED..TOUCHED + 1_000).contains(&between), "{between}");
 }
 
-/// A chain of functions that hand on what the last one gives.
+/// A chain of functions that return the results of the previous one.
 fn chain(functions: usize, results: usize) -> String {
     let all = "i64 ".repeat(results);
     let mut module = format!(

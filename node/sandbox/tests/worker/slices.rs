@@ -1,4 +1,4 @@
-//! Messages in slices: paused and resumed, lost and run again, told apart by nobody.
+//! Messages in slices: paused and resumed, lost and run again, without an observable difference.
 
 use sandbox::{
     Changes, Entry, Grant, Lane, Outcome, Progress, Request, Response, Sandbox, Slice, SlicedName,
@@ -191,7 +191,7 @@ fn in_slices(
 /// All that is to be the same.
 fn told(outcome: Outcome) -> (u64, Response, Changes, u64) {
     let mut changes = outcome.changes.unwrap_or_else(|| panic!("{:?}", outcome.result));
-    // Where they lie is nobody's business.
+    // The place of the pages does not matter.
     let mut runs = std::mem::take(&mut changes.heap_runs);
     runs.append(&mut changes.stable_runs);
     let pages = runs.iter().map(|run| run.pages).sum();
@@ -214,10 +214,10 @@ fn a_message_comes_to_the_same_in_one_piece_in_slices_and_after_its_worker_was_l
     for method in NAMES {
         let whole = world(0);
         let mut canister = whole.install(WORKER);
-        // Once before, so that some pages lie in the delta, some of them as private copies.
+        // Runs once before, so that some pages are in the delta, some of them as private copies.
         whole.update(&mut canister, "call", b"");
         let expected = told(whole.update(&mut canister, method, b""));
-        // What lies in the memories afterwards, those pages too that were written slices ago.
+        // Contents of the memories afterwards, including pages that were written slices ago.
         let look = if method == "wide" { "sum" } else { "show" };
         let shown = whole.query(&canister, look, b"").result.unwrap();
         let mut pauses = None;
@@ -239,7 +239,7 @@ fn a_message_comes_to_the_same_in_one_piece_in_slices_and_after_its_worker_was_l
             let repeated = world.pool.statistics().repeated;
             assert_eq!(repeated > 0, way == "killed" || places == 0, "{method} {way}");
             assert_eq!(world.query(&canister, look, b"").result.unwrap(), shown);
-            // The worker goes on with others.
+            // The worker runs other messages.
             let mut other = world.install(COUNTER);
             let reply = world.update(&mut other, "inc", b"").result.unwrap();
             assert_eq!(counters(&reply), [1; 3]);
@@ -495,7 +495,7 @@ fn a_worker_that_waits_holds_its_message_and_nothing_of_others() {
     assert!(matches!(slice, Slice::Paused(_)));
     assert_eq!(world.pool.paused_pids(), [worker]);
     assert_eq!(mapped(worker).len(), 2, "{:?}", mapped(worker));
-    // The worker comes back to the lane, where the other canister is mapped afresh.
+    // The worker returns to the lane, where the other canister is mapped afresh.
     let last = world.pool.run_slice(Lane::Update(0), &first, &grant(1_000)).unwrap();
     assert!(matches!(last, Slice::Ended(_)));
     drop(first);

@@ -178,7 +178,7 @@ fn after_a_failed_sync_nothing_is_durable_until_all_of_it_was_written_anew() {
         let payloads = PayloadStore::open_on(Arc::new(simulated.clone()), &dir).unwrap();
         let write = |number| payloads.write(number, [b"", &content(number, 50_000)]).unwrap();
         let kept: Vec<_> = (0..5).map(write).collect();
-        // The kernel tells once, by whichever way; then there is room for one file.
+        // The kernel reports the error once, in either way; then there is room for one file.
         if seed % 2 == 0 {
             simulated.fail_syncs(1);
         } else {
@@ -188,7 +188,7 @@ fn after_a_failed_sync_nothing_is_durable_until_all_of_it_was_written_anew() {
         payloads.sync().unwrap_err();
         let error = payloads.sync().unwrap_err();
         assert!(matches!(error, PayloadError::DiskFull { .. }), "{error}");
-        // What goes needs no file, what is written again is as good as new.
+        // A released payload needs no file, and one that is written again is valid.
         payloads.release(4, 50_000);
         simulated.limit_growth(None);
         write(3);
