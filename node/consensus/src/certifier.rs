@@ -140,14 +140,14 @@ struct Early {
     shares: BTreeMap<NodeIndex, ([u8; 32], SignatureShare)>,
 }
 
-/// What became of a certificate that another node has.
+/// Result of checking a certificate of another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Accepted {
     /// This node lacked it.
     New(Certificate),
     /// This node has it, or one that covers it, or is not there yet. It was not verified.
     Unneeded,
-    /// The subnet did not sign it: whoever sent it is at fault.
+    /// The subnet did not sign it: the sender is faulty.
     False,
 }
 
