@@ -37,9 +37,9 @@ use crate::{
 const FILE: &str = "clock-order.txt";
 /// The file of the last reading at which the wall clock was right.
 const READING_FILE: &str = "clock-reading.txt";
-/// What the kernel calls this start of the machine.
+/// The kernel's id of this start of the machine.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// A reading is kept anew when the wall clock was set, or slewed, by so much.
+/// A reading is kept anew when the wall clock was set, or slewed, by this amount.
 const KEEP_BEYOND: Duration = Duration::from_millis(500);
 /// A clock or block time that is off by more is a fault on `/health`: within it, which is what the
 /// interface allows clocks to differ by, no valid call is refused.
@@ -175,12 +175,12 @@ fn fault(status: &ClockStatus) -> Option<String> {
     })
 }
 
-/// What the file says.
+/// Contents of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Order {
     /// The block after this height is set back.
     after: Height,
-    /// What the clock showed when it was given, in seconds since 1970.
+    /// Time of the clock when the order was given, in seconds since 1970.
     at_seconds: u64,
 }
 
@@ -195,7 +195,7 @@ impl Order {
         format!("{} {}\n", self.after.0, self.at_seconds)
     }
 
-    /// What makes the clock doubtful since the order was given. A small step back is a correction.
+    /// Why the clock is doubtful since the order was given. A small step back is a correction.
     fn doubt(&self, now_seconds: u64) -> Option<String> {
         let earlier = self.at_seconds.saturating_sub(now_seconds);
         let later = now_seconds.saturating_sub(self.at_seconds);

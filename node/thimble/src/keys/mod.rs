@@ -227,7 +227,7 @@ impl Keys {
 /// Whether the node of a data folder is one of several in its subnet: not while it has no keys.
 pub(crate) fn several(data_dir: &Path) -> Result<bool> {
     let path = data_dir.join(FOLDER).join(SUBNET);
-    // Whoever may not look must not take it for a node alone.
+    // An unreadable file must not be taken for a node alone.
     path.try_exists().with_context(|| format!("reading {}", path.display()))?;
     let subnet = Subnet::read(&path)?;
     Ok(subnet.is_some_and(|subnet| subnet.origin.is_some() && subnet.members.len() > 1))
@@ -249,9 +249,9 @@ fn first_share(folder: &Path, subnet: &Subnet, index: NodeIndex) -> Result<Optio
     Ok(Some(share))
 }
 
-/// Whether the node's key is the one that the public files beside it were made for. Their ids carry
-/// checksums, so it is the key that is not what it was: any 32 bytes are some key, and a node that
-/// went on with another would compute other states and find its roots wrong.
+/// Checks that the node's key is the one that the public files in its folder were made for. Their
+/// ids carry checksums, so if they differ it is the key that changed: any 32 bytes are some key,
+/// and a node that continued with another would compute other states and find its roots wrong.
 fn check_node_key(folder: &Path, key: &VerifyingKey, subnet: &Subnet) -> Result<()> {
     let own = genesis::node_id(key);
     let place = subnet.node_index.filter(|_| subnet.origin.is_some());
@@ -375,7 +375,7 @@ mod tests {
         fs::write(&file, &key[1..]).unwrap();
         refused(&["node.key has 31 bytes"]);
         fs::write(&file, &key).unwrap();
-        // The id in the file beside it has a checksum.
+        // The id in the file next to it has a checksum.
         let file = path.join("subnet.json");
         let subnet = fs::read_to_string(&file).unwrap();
         let id = keys.node_id().to_text();
