@@ -179,7 +179,7 @@ struct Accounted<B, R> {
     _reservation: R,
 }
 
-/// Bytes that hold their reservation for as long as somebody has a part of them.
+/// Bytes that hold their reservation for as long as a part of them is in use.
 pub(crate) fn held<B, R>(bytes: B, reservation: R) -> Bytes
 where
     B: AsRef<[u8]> + Send + 'static,
@@ -196,7 +196,7 @@ impl<B: AsRef<[u8]>, R> AsRef<[u8]> for Accounted<B, R> {
 
 /// Where a body is counted while it is read.
 pub(crate) trait BodyRoom: Send {
-    /// Counts a body of which so many bytes are there, in buffers of so many.
+    /// Counts a body of which `received` bytes have arrived, in buffers of `buffers` bytes.
     fn hold(
         &mut self,
         received: u64,
@@ -358,7 +358,7 @@ impl Service {
             )
         };
         if matches!(route, Route::Query(_)) {
-            // Before a body comes that nobody would read.
+            // Before a body arrives that would not be read.
             drop(enter_query()?);
         }
         let kind = match route {
@@ -495,8 +495,8 @@ impl Service {
         }
     }
 
-    /// Runs `work` on a blocking thread once there is a place for its kind. The thread does not wait
-    /// until somebody takes what comes of it, so what is long must be in a pool already.
+    /// Runs `work` on a blocking thread once there is a place for its kind. The thread does not
+    /// wait until the result is taken, so long results must be in a pool already.
     pub(crate) async fn on_thread<T: Send + 'static>(
         &self,
         kind: Work,
@@ -536,7 +536,7 @@ impl Service {
         })
     }
 
-    /// The same in places of somebody's own.
+    /// The same in the given places.
     pub(crate) async fn on_places<T: Send + 'static>(
         &self,
         places: &Arc<Places>,

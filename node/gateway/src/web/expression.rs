@@ -10,10 +10,10 @@ use ic_http_certification::cel::{DefaultRequestCertification, DefaultResponseCer
 /// `ResponseHeaderList` and its list.
 const DEPTH_MAX: usize = 8;
 
-/// What is certified.
+/// Certified parts of a response.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Expression<'a> {
-    /// Nothing: whoever answers may answer anything.
+    /// Nothing: any responder may answer anything.
     Nothing,
     /// The response, and the request where there is a list for it.
     Pair {

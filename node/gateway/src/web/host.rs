@@ -17,7 +17,7 @@ const PARAMETER: &str = "canisterId";
 /// The longest name that the domain name system has.
 const HOST_BYTES_MAX: usize = 253;
 
-/// What a request is for.
+/// Target of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     /// The canister that is asked.
@@ -33,7 +33,7 @@ pub(crate) struct Target {
 pub(crate) enum NoTarget {
     /// Nothing names a canister.
     Unnamed,
-    /// What should be an id is none.
+    /// The value of the id is invalid.
     NoId,
 }
 
