@@ -1,4 +1,5 @@
-//! What web pages in the user's browser can do with the server, and what clients can have it use.
+//! Access of web pages in the user's browser to the server, and resources that clients can have it
+//! use.
 
 use std::path::Path;
 
