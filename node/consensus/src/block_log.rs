@@ -189,7 +189,7 @@ pub struct BlockLog {
 struct Segment {
     first: Height,
     path: PathBuf,
-    /// Length of the file when it was last looked at.
+    /// Length of the file at the last check.
     bytes: u64,
     /// Where its records end, once the next segment is begun; read from that one when unknown.
     end: Option<u64>,

@@ -30,10 +30,11 @@ use state::Time;
 /// A time service slews by far less between two readings, and corrects what a suspended machine's
 /// clock lost, about a second, by a step.
 pub const JUMP_BOUND: Duration = Duration::from_secs(3);
-/// Block time follows a wall clock that has jumped when it has been steady for so long. Long enough
-/// for a person or a time service to correct a wrong clock; a client's call is valid for longer.
+/// Block time follows a wall clock that has jumped when it has been steady for this time. Long
+/// enough for a person or a time service to correct a wrong clock; a client's call is valid for
+/// longer.
 pub const STEADY_FOR: Duration = Duration::from_secs(120);
-/// The good reading that the next ones are compared with is replaced after so long. With
+/// The good reading that the next ones are compared with is replaced after this time. With
 /// [`JUMP_BOUND`] it bounds the drift that is followed.
 const RENEW_AFTER: Duration = Duration::from_secs(30);
 /// The two clocks are read again if that took longer.

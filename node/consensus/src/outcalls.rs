@@ -461,7 +461,8 @@ mod tests {
         assert_eq!(kept(&outcalls), [1]);
         assert_eq!(outcalls.digest(OutcallId(1)), Some(answer(1, &[1; 80]).digest()));
         assert_eq!(outcalls.digest(OutcallId(2)), Some(answer(2, &[1; 80]).digest()));
-        // What is signed is of no use until it comes again; who asked has it meanwhile.
+        // A signature is of no use until the answer is sent again; the member that asked has it
+        // meanwhile.
         assert!(!outcalls.signed(OutcallId(2), &[1; 48]));
         assert!(outcalls.signed(OutcallId(1), &[1; 48]));
         drop(pool.take(Time(5), 1_000, 10));

@@ -208,7 +208,7 @@ struct Inner {
 }
 
 impl Inner {
-    /// Its place in the order goes when that is looked at next.
+    /// Removes a call. Its entry in the order is removed at the next check of the order.
     fn forget(&mut self, id: &IngressId) {
         let Some(call) = self.waiting.remove(id) else { return };
         self.held.retain(|held| held.id != *id);

@@ -12,7 +12,7 @@
 //! subnet's signature on the state before it. The drawn bytes make it fresh, also after a restart
 //! and when the same state is reached twice; the signature keeps it unpredictable to outsiders
 //! should the machine's source be a poor one. The block records the result, so a replay has the
-//! same. While the source fails no block is made: nothing stands in for it.
+//! same. While the source fails no block is made: it has no substitute.
 
 use std::{sync::Arc, time::Duration};
 

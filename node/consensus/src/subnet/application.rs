@@ -58,7 +58,7 @@ const TIMEOUT: Duration = Duration::from_millis(250);
 const SEED_TIMEOUT: Duration = Duration::from_millis(500);
 /// How far a block's time may be ahead of a voter's clock: beyond, the vote waits.
 const DRIFT: Duration = Duration::from_millis(500);
-/// Between two looks at the clock while a block's time is ahead of it: the clock may be set.
+/// Time between two checks of the clock while a block's time is ahead of it: the clock may be set.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Between two tries to make the calls of a block durable.
 const KEEP_AGAIN: Duration = Duration::from_millis(200);
@@ -227,8 +227,8 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
     }
 
     /// Makes the block's calls durable, if it may hold them. Trouble of this node's disk, or a full
-    /// journal, is no reason against the block: the vote waits until that is over,
-    /// or the engine gives the round up.
+    /// journal, is not a reason against the block: the vote waits until that is over, or the engine
+    /// gives the round up.
     async fn keep(
         &self,
         context: &(impl Clock + Spawner),

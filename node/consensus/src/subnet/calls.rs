@@ -392,7 +392,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         }
     }
 
-    /// An error is the peer's fault: it handed on what it cannot have verified.
+    /// An error is the peer's fault: it forwarded a call that it cannot have verified.
     fn offered(&self, place: usize, signed: SignedIngress) -> Result<(), String> {
         // Each member has the answers to outcalls itself, or requests them.
         if OutcallAnswer::is_in(&signed) {
@@ -403,7 +403,8 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         if !validity.holds(self.clock.now()) {
             return Ok(());
         }
-        // A full pool is no fault of the peer's, and no loss: a block that names the call gets it.
+        // A full pool is not the peer's fault, and nothing is lost: a block that names the call
+        // gets it.
         let room = self.pool.would_take(Source::Peer(place), &id, signed.accounted_bytes());
         if room != Ok(Submitted::New) {
             return Ok(());
@@ -573,7 +574,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
     }
 
     /// Makes the calls of a block of this height and time durable, if it may hold them: then it may
-    /// be voted for. Checks signatures and waits for the disk, so it is no work for a thread that
+    /// be voted for. Checks signatures and waits for the disk, so it must not run on a thread that
     /// carries votes.
     pub(super) fn keep(
         &self,
@@ -909,7 +910,7 @@ mod tests {
             postcard::from_bytes(message.as_ref()).unwrap()
         }
 
-        /// Until everything that is under way was looked at.
+        /// Until everything under way was processed.
         async fn settle(&self) {
             self.context.sleep(Duration::from_millis(50)).await;
         }

@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use super::wire;
 
-/// Longest list of limits that is looked at.
+/// Longest list of limits that is read.
 pub(super) const LIMITS_MAX: usize = 512;
 /// Limits named in one message.
 const NAMED_MAX: usize = 5;
@@ -126,7 +126,7 @@ mod tests {
         greeting.heard(&peer(2), limits(50), &members).unwrap();
         greeting.heard(&peer(3), limits(60), &members).unwrap();
         assert_eq!(greeting.missing(members.clone()), [peer(4)]);
-        // The same again is no further member.
+        // The same member again does not count twice.
         greeting.heard(&peer(3), limits(60), &members).unwrap();
         let error = greeting.heard(&peer(4), vec![], &members).unwrap_err();
         assert_eq!(error.members, 2);

@@ -403,7 +403,8 @@ mod tests {
         }
         assert_eq!(numbers(&journal), [0]);
         drop(journal);
-        // What left lately may still be in the file: it is looked at again, and leaves again.
+        // Calls that were removed recently may still be in the file: they are read again, and
+        // removed again.
         let live = numbers(&open(&path, 1 << 20));
         assert!(live.contains(&0) && live.len() < 30, "{live:?}");
     }

@@ -30,7 +30,7 @@ const POINT: usize = 96;
 /// Why the engine cannot sign with what it was given.
 #[derive(Debug, Error)]
 pub enum KeyError {
-    /// Bytes that are no key.
+    /// Bytes that are not a valid key.
     #[error("{what} of the subnet key does not decode: {reason}")]
     Decode {
         /// The part of the key that does not fit.

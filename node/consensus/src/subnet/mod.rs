@@ -122,7 +122,7 @@ enum Input {
     /// The blocks that are needed are kept nowhere any more.
     Behind(Box<Behind>),
     Differs(LimitsDiffer),
-    /// This node is no member from here on, or cannot be.
+    /// This node is not a member from here on, or cannot be.
     Left(Height),
     /// Something outside changed: look.
     Wake,

@@ -75,7 +75,7 @@ const TELL_OF_CLOCKS_EVERY: Duration = Duration::from_secs(60);
 const OUTBOUND_MAX: NonZeroUsize = NZUsize!(8);
 /// Room for peers at least.
 const PEERS_MIN: usize = 8;
-/// A peer that takes or sends nothing for so long is cut off.
+/// A peer that takes or sends nothing for this time is cut off.
 const SILENCE: Duration = Duration::from_secs(15);
 
 /// Sends the time to the other side of a handshake: the current wall-clock time is required. If the

@@ -32,7 +32,7 @@ use super::{block::Digest, scheme::Scheme};
 pub(super) struct Presence<C> {
     clock: C,
     me: PublicKey,
-    /// Members silent for so long are skipped.
+    /// Members silent for this time are skipped.
     timeout: Duration,
     /// No member can have been heard before.
     started: SystemTime,
@@ -49,7 +49,8 @@ impl<C: Clock> Presence<C> {
         self.heard.lock().insert(peer.clone(), self.clock.current());
     }
 
-    /// Members of whom it is too early to say that they are gone. Forgets who is no member.
+    /// Members for which it is too early to say that they are gone. Drops those that are not
+    /// members.
     fn present(&self, scheme: &Scheme) -> Vec<PublicKey> {
         let members = scheme.participants();
         let now = self.clock.current();

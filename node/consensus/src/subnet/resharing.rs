@@ -117,7 +117,7 @@ impl Known {
 
 /// Time between two tries of a step that must succeed.
 const RETRY: Duration = Duration::from_secs(1);
-/// Between two attempts to deal, which is no hurry.
+/// Time between two attempts to deal, which is not urgent.
 const DEAL_AGAIN: Duration = Duration::from_secs(5);
 /// Payloads whose check is remembered. Few blocks that were voted on are not final, and few carry
 /// any.

@@ -38,7 +38,7 @@ use crate::{
     certifier::{Accepted, Terms},
 };
 
-/// Between two looks at whether the newest state is certified.
+/// Time between two checks whether the newest state is certified.
 const REPEAT: Duration = Duration::from_millis(1_000);
 /// Longest message: a list of limits with their names.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;

@@ -33,7 +33,7 @@ const ASIDE_DOUBLINGS: u32 = 3;
 const BUSY: Duration = Duration::from_millis(200);
 /// Without a chunk for this time, no peer serves this state any more.
 const NOTHING: Duration = Duration::from_secs(20);
-/// A driver that wants nothing for so long does something else.
+/// A driver that wants nothing for this time is doing something else.
 const AWAY: Duration = Duration::from_secs(600);
 /// Longest time until a request for chunks is answered.
 const ANSWER: Duration = Duration::from_millis(500);

@@ -68,7 +68,8 @@ use super::{
 };
 use crate::{CHUNK_NAME_BYTES_MAX, Fetched, StateOffer, StateServer, SyncProgress, Want};
 
-/// Behind, and without a block for so long, a node asks whether the next one is kept anywhere.
+/// A node that is behind asks whether the next block is kept anywhere, after this time without a
+/// block.
 const STALL: Duration = Duration::from_secs(5);
 /// Answers that did not come within this time do not count.
 const ANSWERS: Duration = Duration::from_secs(2);
@@ -469,7 +470,7 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
         }
     }
 
-    /// Asks for what is wanted, and hands on what came.
+    /// Requests wanted chunks, and passes on those that arrived.
     fn pursue(&mut self, now: SystemTime) {
         let Stage::Fetching(fetching) = &mut self.stage else { return };
         while let Some((place, height, name)) = fetching.next(now) {
