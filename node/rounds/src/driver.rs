@@ -23,9 +23,9 @@ use crate::{
 
 /// Longest wait of a batch for memory: continuing is bounded by the pools, a halt is not bounded.
 pub(crate) const MEMORY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time between looks whether memory is still short.
+/// Time between checks whether memory is still short.
 const MEMORY_CHECK_EVERY: Duration = Duration::from_millis(20);
-/// Time between looks at the free disk.
+/// Time between checks of the free disk space.
 const DISK_CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// Where and within what bounds the loop runs.

@@ -32,7 +32,7 @@ pub trait Observer<R>: Send {
         let _ = (replica, round);
     }
 
-    /// Work waited for so long for a certified round.
+    /// Work waited for this time for a certified round.
     fn stalled(&mut self, time: Duration) {
         let _ = time;
     }

@@ -45,8 +45,8 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// Offers `rate` calls a second for so long, with rounds of 10 ms, each call remembered for 240
-    /// s; what was taken in each second.
+    /// Offers `rate` calls a second for this time, with rounds of 10 ms, each call remembered for
+    /// 240 s; what was taken in each second.
     fn taken_per_second(rate: u64, seconds: usize, capacity: u64) -> Vec<u64> {
         let mut pace = Pace::default();
         let mut per_second = vec![0; seconds];

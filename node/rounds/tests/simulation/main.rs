@@ -99,7 +99,7 @@ struct Outcome {
     lives: u64,
     syncs: u64,
     equivocations: u64,
-    /// Times the key was handed on.
+    /// Number of resharings.
     handed_on: u64,
     /// Changes of the members, how many joined by them and how many left.
     changes: u64,
@@ -725,7 +725,7 @@ fn a_report_in_anothers_name_gets_no_vote_and_those_of_the_others_are_summed() {
     });
 }
 
-/// How long each of some calls waits, where making something durable takes so long.
+/// Waiting times of some calls, on disks where each sync takes `sync_millis`.
 fn waits(seed: u64, sync_millis: u64) -> Vec<Duration> {
     let config = history(seed).with_timeout(Some(Duration::from_secs(600)));
     deterministic::Runner::new(config).start(|context| async move {

@@ -440,7 +440,7 @@ impl Net {
         (0..self.members.len()).filter(wanted).collect()
     }
 
-    /// How the key is held, as the newest block has it.
+    /// The holders of the key, according to the newest block.
     pub(crate) fn summary(&self) -> Summary {
         let found = self.found.lock();
         let newest =
