@@ -1,4 +1,4 @@
-//! The command line. Help text is the manual; every flag can also stand in the configuration file.
+//! The command line. Help text is the manual; every flag can also be set in the configuration file.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -183,12 +183,12 @@ enum Command {
     /// Execute again what a data folder's block log holds above its newest checkpoint, and compare
     /// every state root with the one that the node recorded.
     ///
-    /// The folder stays as it is, and its node must not run: a copy of the state is executed, in
-    /// a temporary folder. Every height and its root are printed; with --check the log is executed
-    /// by one thread, by as many as the node has, and by twice as many, and the outcome is printed.
-    /// The first root that differs ends the command with exit status 1, and so does a log without
-    /// a root to compare with. A node that stops makes a checkpoint, after which there is nothing
-    /// left to execute: copy the folder of one that was killed, or while it stands still.
+    /// The folder stays as it is, and its node must not run: a copy of the state is executed, in a
+    /// temporary folder. Every height and its root are printed; with --check the log is executed by
+    /// one thread, by as many as the node has, and by twice as many, and the outcome is printed.
+    /// The first root that differs ends the command with exit status 1, and so does a log without a
+    /// root to compare with. A node that stops makes a checkpoint, after which there is nothing
+    /// left to execute: copy the folder of one that was killed, or while it does not advance.
     ///
     /// Example: thimble replay --check /var/lib/thimble
     Replay {

@@ -44,8 +44,8 @@ const KEEP_BEYOND: Duration = Duration::from_millis(500);
 /// A clock or block time that is off by more is a fault on `/health`: within it, which is what the
 /// interface allows clocks to differ by, no valid call is refused.
 const FAULT_BEYOND: Duration = Duration::from_secs(60);
-/// An order counts for so long: the longer ago it was given, the less the operator's word that the
-/// clock is right says of the clock now.
+/// An order is valid for this time: the longer ago it was given, the less the operator's word that
+/// the clock is right says of the clock now.
 const ORDER_VALID: Duration = Duration::from_secs(7 * 24 * 3_600);
 
 /// See the module. Clones share it.
@@ -400,7 +400,7 @@ mod tests {
             for part in [why, "thimble recover-clock", FILE] {
                 assert!(error.contains(part), "no `{part}` in {error}");
             }
-            // One that was followed is no concern any more.
+            // A jump that was followed does not matter any more.
             assert_eq!(ordered(13, now).unwrap(), None);
         }
     }

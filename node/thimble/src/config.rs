@@ -245,8 +245,7 @@ impl Config {
     /// they add up.
     pub(crate) fn load(settings: &Settings) -> Result<Self> {
         let file = File::read(settings.config.as_deref())?;
-        // A size named on the command line stands above a preset in the file, and the other way
-        // round.
+        // A size given on the command line overrides a preset in the file, and the other way round.
         let (memory, preset) = match (&settings.memory, &settings.preset) {
             (None, None) => (file.memory, file.preset),
             (memory, preset) => (memory.clone(), preset.clone()),
@@ -329,7 +328,7 @@ impl Config {
     /// As a configuration file.
     pub(crate) fn to_toml(&self) -> Result<String> {
         let mut value = serde_json::to_value(self)?;
-        // The budgets stand at the top already, in the form a person writes.
+        // The budgets are at the top already, in the form a person writes.
         if let Some(limits) = value.get_mut("limits").and_then(|limits| limits.as_object_mut()) {
             limits.remove("memory_budget_bytes");
             limits.remove("disk_budget_bytes");

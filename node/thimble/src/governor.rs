@@ -1,5 +1,5 @@
-//! The governor: looks at the node's memory a few times a second, hands freed memory back, drops
-//! idle mappings, and says how far work is held back.
+//! The governor: reads the node's memory use a few times a second, returns freed memory, drops idle
+//! mappings, and says how far work is held back.
 //!
 //! Its steps are those of every program ([`memory::Steps`]); this adds what the node alone has:
 //! workers, mappings, kept replies.
@@ -164,7 +164,7 @@ impl Worker {
                 returned_bytes: 0,
             })
         });
-        // The rule looks at the process that holds most above what it uses.
+        // The rule considers the process that holds most above its use.
         let heap = std::iter::once(own)
             .chain(heaps)
             .max_by_key(|heap| heap.resident_bytes.saturating_sub(heap.live_bytes))

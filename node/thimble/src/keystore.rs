@@ -174,7 +174,7 @@ mod tests {
         assert!(keys.membership_change(&after).is_none() && path.exists(), "under way");
         after.close_epoch();
         assert!(keys.membership_change(&after).is_none() && !path.exists(), "accepted");
-        // To one that is behind it is no reason to give up.
+        // For a node that is behind, it is not a reason to give up.
         let mut later =
             MembershipChange::new(summary.public_key(), 1, vec![node(6).1], vec![]).unwrap();
         for (key, _) in &nodes[1..] {

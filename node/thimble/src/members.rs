@@ -93,7 +93,7 @@ pub(crate) enum MembersCommand {
     /// one. One member is enough; it may be running.
     ///
     /// The members change at the end of the epoch after the one in which that block is, or later if
-    /// the key is not handed on in it.
+    /// the key is not reshared in it.
     ///
     /// Example: thimble members submit --data-dir /var/lib/thimble change.json
     Submit {

@@ -122,7 +122,7 @@ impl RoundMetrics {
         self.skipped.inc();
     }
 
-    /// Work waited so long for a certified round.
+    /// Work waited for this time for a certified round.
     pub(crate) fn stalled(&self, time: Duration) {
         self.longest_stall_micros.fetch_max(time.as_micros() as u64, Ordering::Relaxed);
         let millis = time.as_millis() as u64;

@@ -80,7 +80,7 @@ const STOP_DEADLINE: Duration = Duration::from_secs(20);
 /// follows it may end later than [`STOP_DEADLINE`]. Below the 60 s that the lab waits and the 90 s
 /// of the systemd unit.
 const STOP_CHECKPOINT_DEADLINE: Duration = Duration::from_secs(55);
-/// Time between two looks at the deadline.
+/// Time between two checks of the deadline.
 const STOP_LOOK: Duration = Duration::from_millis(100);
 /// Exit status of a node that was stopped and could not make its last checkpoint.
 const EXIT_UNFINISHED: i32 = 3;
@@ -287,7 +287,7 @@ async fn take_stop_signal(
     let _ = asked.send(signal);
 }
 
-/// The deadline after a look at what the round thread does, if it was `before`.
+/// The deadline after a check of what the round thread does, if it was `before`.
 fn stop_deadline(before: Duration, stage: Option<Stage>) -> Duration {
     if stage == Some(Stage::Checkpoint) { STOP_CHECKPOINT_DEADLINE } else { before }
 }
@@ -918,8 +918,7 @@ pub(crate) fn start_logging(filter: &str) -> Result<()> {
     let filter = log_filter(filter)?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        // A log that cannot be written is no reason to end: there would be nowhere to say so
-        // either.
+        // A log that cannot be written must not end the node: the error could not be logged either.
         .log_internal_errors(false)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())

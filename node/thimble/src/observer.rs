@@ -32,7 +32,7 @@ pub(crate) struct NodeObserver {
     pub(crate) metrics: RoundMetrics,
     pub(crate) observed: Observed,
     pub(crate) pages: Arc<PageStore>,
-    /// [`Executor::relieved`] when it was last looked at.
+    /// [`Executor::relieved`] at the last check.
     pub(crate) relieved: u64,
     /// None where the subnet makes no requests to servers outside.
     pub(crate) outcalls: Option<NodeOutcalls>,

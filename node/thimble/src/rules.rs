@@ -305,7 +305,7 @@ mod tests {
             assert!(ended.is_err());
         }
         assert!(settle(&small, SEGMENT_BYTES, |_| Ok(())).is_err(), "the blocks are still there");
-        // With the checkpoint and without the new rules: the old ones stand, with nothing to
+        // With the checkpoint and without the new rules: the old ones apply, with nothing to
         // execute.
         let cut = settle(&small, SEGMENT_BYTES, |_| {
             checkpoint(data, 1);

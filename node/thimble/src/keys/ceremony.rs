@@ -84,7 +84,7 @@ pub(crate) fn keygen(data: &Path, address: &str) -> Result<NodeRecord> {
     kept_record(&folder)?.context("the record was written and is not there")
 }
 
-/// Whom the record in this folder names; none where there is no record.
+/// The node named by the record in this folder; none where there is no record.
 pub(super) fn recorded_node(folder: &Path) -> Result<Option<Principal>> {
     Ok(read_record(folder)?.map(|record| record.node_id()))
 }
@@ -160,8 +160,8 @@ pub(crate) fn node_key(data: &Path) -> Result<SigningKey> {
     })
 }
 
-/// The node key of this data folder, whose record must stand in the plan as it was made here: else
-/// the node would deal for others and never get its share.
+/// The node key of this data folder, whose record must be in the plan as it was made here: else the
+/// node would deal for others and never get its share.
 pub(crate) fn node_of_plan(data: &Path, plan: &Plan) -> Result<SigningKey> {
     let node = node_key(data)?;
     let own = &plan.nodes()[plan.index_of(&node.verifying_key())?.0 as usize];
@@ -218,7 +218,7 @@ pub(crate) fn join(data: &Path, genesis: &Verified, engine: &Engine) -> Result<J
         if let Some(place) = subnet.node_index {
             let has_it = match read_share(&folder, place)? {
                 Some(share) => is_share(genesis, place, &share),
-                // Removed, because the key was handed on.
+                // Removed, because the key was reshared.
                 None => shares::moved_on(&folder),
             };
             ensure!(
@@ -262,7 +262,7 @@ fn take_share(data: &Path, genesis: &Verified, engine: &Engine, index: NodeIndex
     // An existing share fits, or is left over from an abandoned ceremony.
     match read_share(&folder, index)?.filter(|share| is_share(genesis, index, share)) {
         Some(_) => {}
-        // Lost after the key was handed on: the first share is no more needed.
+        // Lost after the key was reshared: the first share is not needed any more.
         None if shares::moved_on(&folder) => {}
         None => {
             refuse_state_without_keys(data)?;

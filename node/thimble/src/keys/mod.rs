@@ -3,7 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `node.key` | its Ed25519 key: signs query responses, records and dealings |
-//! | `subnet-share.key` | its share of the subnet's key, as it was dealt at first: signs state roots, until the key is handed on |
+//! | `subnet-share.key` | its share of the subnet's key, as it was dealt at first: signs state roots, until the key is reshared |
 //! | `shares/` | its shares since then, the newest and the one before (`shares`) |
 //! | `subnet.json` | the subnet at its beginning: committee, members, genesis; without it the node belongs to none yet |
 //! | `genesis-summary`, `summary` | who holds the key: at first, and as last written down (`summary`); subnets of a ceremony only |
@@ -13,7 +13,7 @@
 //! A node without keys that is started makes a subnet of one and deals the key to itself. A node of
 //! several makes its keys before (`thimble keygen`) and gets its share in the ceremony (`thimble
 //! join`, `ceremony`); one that joins later has no share until the members admit it and the key is
-//! handed on to it. The folder is readable by its owner only, files are written whole or not at all
+//! reshared to it. The folder is readable by its owner only, files are written whole or not at all
 //! (`files`), and bytes are wiped after use.
 
 mod ceremony;
@@ -58,7 +58,7 @@ pub(crate) struct Keys {
     folder: PathBuf,
     pub(crate) node: SigningKey,
     /// As it was dealt at first. None for a node that joined later, and none any more once the key
-    /// was handed on twice: shares in use are those of [`Shares`].
+    /// was reshared twice: shares in use are those of [`Shares`].
     pub(crate) share: Option<SecretShare>,
     /// At the beginning.
     pub(crate) committee: Committee,
@@ -233,7 +233,7 @@ pub(crate) fn several(data_dir: &Path) -> Result<bool> {
     Ok(subnet.is_some_and(|subnet| subnet.origin.is_some() && subnet.members.len() > 1))
 }
 
-/// The share as it was dealt at first; none once it was removed because the key was handed on.
+/// The share as it was dealt at first; none once it was removed because the key was reshared.
 fn first_share(folder: &Path, subnet: &Subnet, index: NodeIndex) -> Result<Option<SecretShare>> {
     let Some(share) = read_share(folder, index)? else {
         ensure!(

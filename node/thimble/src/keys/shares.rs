@@ -207,7 +207,7 @@ impl Shares {
     }
 }
 
-/// Whether the key was handed on since the ceremony, as far as this node took part or saw it.
+/// Whether the key was reshared since the ceremony, as far as this node took part or saw it.
 pub(super) fn moved_on(folder: &Path) -> bool {
     folder.join(SHARES).exists()
 }

@@ -81,7 +81,7 @@ pub(crate) struct Subnet {
 }
 
 impl Subnet {
-    /// None if there is no such file: the node belongs to no subnet yet.
+    /// None if there is no such file: the node does not belong to a subnet yet.
     pub(crate) fn read(path: &Path) -> Result<Option<Self>> {
         if !path.exists() {
             return Ok(None);

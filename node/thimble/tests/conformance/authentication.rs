@@ -14,7 +14,7 @@ use crate::{
     program::*,
 };
 
-/// 1.3.6.1.4.1.56387.1.2, as DER has it.
+/// 1.3.6.1.4.1.56387.1.2, in DER.
 const ALGORITHM: [u8; 12] =
     [0x06, 0x0a, 0x2b, 0x06, 0x01, 0x04, 0x01, 0x83, 0xb8, 0x43, 0x01, 0x02];
 const SEED: &[u8] = b"user 1";
@@ -215,7 +215,7 @@ fn the_canister_that_signs_tells_others_about_its_user() {
     });
 }
 
-/// 1.3.6.1.4.1.56387.1.1, as DER has it.
+/// 1.3.6.1.4.1.56387.1.1, in DER.
 const COSE_KEY: [u8; 12] = [0x06, 0x0a, 0x2b, 0x06, 0x01, 0x04, 0x01, 0x83, 0xb8, 0x43, 0x01, 0x01];
 
 /// Answer of an authenticator.

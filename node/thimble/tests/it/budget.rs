@@ -25,7 +25,7 @@ fn status(node: &Node, flags: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Anonymous memory that no pool holds at rest, in all processes together.
+/// Anonymous memory of the idle node that no pool holds, in all processes together.
 const UNACCOUNTED_AT_REST_BYTES_MAX: i64 = 8 << 20;
 
 /// Constants of the node's program that hold addresses, as the kernel counts them in this process:

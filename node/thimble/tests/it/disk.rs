@@ -222,7 +222,7 @@ async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
     let pages_met_it = || node.log().contains("appending dirty pages");
     for time in 1.. {
         assert!(time < 50, "no write of pages met the full disk:\n{}", node.log());
-        // Someone else takes what is left, and whatever the node gives back.
+        // Another process takes the rest of the disk, and all that the node frees.
         let mut filler = Filler::new(&disk);
         until_async("writers meet the full disk", async || {
             filler.fill();
@@ -264,7 +264,7 @@ async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
 /// Stable memory that is written while one node has no room for it.
 const UNWRITABLE: u64 = 24 << 20;
 
-/// Takes what is left of a disk, and whatever is given back to it.
+/// Takes the rest of a disk, and all that is freed on it.
 struct Filler {
     file: fs::File,
     path: std::path::PathBuf,
@@ -512,7 +512,7 @@ async fn a_flipped_bit_in_the_block_log_is_refused_by_height_and_a_torn_end_is_n
         assert!(log.contains("is damaged at byte") && log.contains("cannot be read"), "{log}");
         assert!(log.contains("docs/operating.md"), "{log}");
     }
-    // An end that is missing is no tear either: more was certified.
+    // A missing end is not a tear either: more was certified.
     fs::write(&path, &whole[..whole.len() * 3 / 4]).unwrap();
     let log = refused(&mut node).await;
     assert!(log.contains("were acknowledged and are missing"), "{log}");

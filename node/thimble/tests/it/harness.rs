@@ -253,7 +253,7 @@ impl Node {
         reqwest::get(format!("{}/metrics", self.url)).await.unwrap().text().await.unwrap()
     }
 
-    /// One figure of it, by the name and labels as they stand there.
+    /// One figure of it, by its name and labels.
     pub(crate) async fn metric(&self, name: &str) -> u64 {
         figure(&self.metrics().await, name)
     }

@@ -76,8 +76,8 @@ async fn updates_of_others_run_while_a_module_is_compiled() {
     let agent = node.agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
     let empty = Encode!().unwrap();
-    // A round that compiled would let one or two of the others through before it and one after, each
-    // time. A machine that stands still for a moment may do so once.
+    // A round that compiled would let one or two of the others through before it and one after,
+    // each time. A machine that pauses for a moment may do so once.
     let (enough, attempts) = (20, 5);
     for (how, chunked) in [("in the call", false), ("in chunks", true)] {
         let mut most = 0;
