@@ -4,7 +4,7 @@
 //! asks the node. Small anonymous requests are decoded where they are; everything else is decoded
 //! and verified on a blocking thread.
 //!
-//! A synchronous call registers among the waiters before it is submitted and looks at the certified
+//! A synchronous call registers among the waiters before it is submitted and reads the certified
 //! state after that, so its answer cannot slip through between the two. A call the certified state
 //! already knows is not submitted again: that is a retry or a replay, and its status is the answer.
 

@@ -72,7 +72,7 @@ pub struct GatewayConfig {
     pub bodies: Pool,
     /// Pool of responses being written, capped at `responses_bytes`.
     pub responses: Pool,
-    /// Signs query responses; its public key stands in the state tree.
+    /// Signs query responses; its public key is in the state tree.
     pub node_key: SigningKey,
     /// Principal of this node, the `identity` of its signatures on query responses.
     pub node_id: Principal,
@@ -425,7 +425,7 @@ async fn accept<A: Answers>(
     }
 }
 
-/// Says that there is no place, and lets the peer read it: closing with unread bytes would reset
+/// Reports that there is no place, and lets the peer read it: closing with unread bytes would reset
 /// the connection under the answer.
 async fn refuse(mut stream: TcpStream, (name, limit): (&str, u64)) -> io::Result<()> {
     let message = format!(

@@ -4,10 +4,10 @@
 //! A request passes these permits, each with its own answer: a place among the requests in flight
 //! (503), for queries a place among the queries (429), the content type (415), the announced and
 //! the real length of the body (413), room in the pool of bodies (503), and the read timeout (408).
-//! Health, metrics, status, report, heap profile and dashboard stand outside the first door, so
-//! that an operator sees an overloaded node. Operator pages (metrics, report, heap profile,
-//! dashboard) are served to programs and to the node's own page only: other values of `Host` and
-//! `Origin` are refused (421, 403).
+//! Health, metrics, status, report, heap profile and dashboard do not pass the first check, so that
+//! an operator sees an overloaded node. Operator pages (metrics, report, heap profile, dashboard)
+//! are served to programs and to the node's own page only: other values of `Host` and `Origin` are
+//! refused (421, 403).
 //!
 //! Work that takes a thread (signatures, inspection, queries, scrapes, reports) runs on the
 //! runtime's blocking threads, each kind in places of its own, those of queries and inspections

@@ -128,7 +128,7 @@ fn of_host(host: &str) -> Option<Target> {
     let mut labels = host.split('.');
     let canister = id(labels.next()?)?;
     let next = labels.next()?;
-    // An id alone, or `raw` as the domain, is no host of a gateway.
+    // An id alone, or `raw` as the domain, is not a host of a gateway.
     let raw = next == "raw" && labels.next().is_some();
     Some(Target { canister, raw, shared: false })
 }

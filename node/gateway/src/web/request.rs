@@ -152,7 +152,7 @@ impl Writer {
     }
 }
 
-/// Path and query, as they stand in the request line.
+/// Path and query, as in the request line.
 fn url(uri: &Uri) -> String {
     uri.path_and_query().map_or_else(|| "/".to_owned(), ToString::to_string)
 }

@@ -1,7 +1,7 @@
 //! Responses of several replies: the next one is asked for when the last is written.
 //!
 //! There are places for few of them at once, since each holds its request, and a deadline for each
-//! as a whole. Who waits for a place holds no reply.
+//! as a whole. A request that waits for a place holds no reply.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -49,8 +49,8 @@ impl From<Reply> for Made {
 }
 
 impl Exchange {
-    /// A place among the long responses. Who waits for one holds no reply, and asks for the first
-    /// piece again; where that cannot be asked for, it cannot wait.
+    /// A place among the long responses. A request that waits for one holds no reply, and asks for
+    /// the first piece again; where that cannot be asked for, it cannot wait.
     async fn long_place(&self, first: Made, is_query: bool) -> Outcomes<(LongPlace, Option<Made>)> {
         let (limits, body) = (&self.web.limits, self.request.body.len() as u64);
         if body > HTTP_STREAM_BODY_BYTES {
