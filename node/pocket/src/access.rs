@@ -48,7 +48,7 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// As the command line and the environment have it.
+    /// From the command line and the environment.
     ///
     /// # Errors
     /// When a network or a folder is invalid.

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use budget::{Ledger, Pool, format_size, parse_size};
 use limits::{Limits, OutcallLimits, pool};
 
-/// Memory of one instance at rest, its workers included.
+/// Memory of one idle instance, its workers included.
 pub(crate) const INSTANCE_BYTES: u64 = 12 << 20;
 /// The budget, where none is stated.
 const MEMORY: &str = "1GiB";
@@ -82,7 +82,7 @@ impl Bounds {
     /// By the budget that was stated, and the free space of the disk.
     ///
     /// # Errors
-    /// When it is no size, or too small.
+    /// If it is not a size, or too small.
     pub(crate) fn new(stated: Option<&str>, disk_free_bytes: u64) -> Result<Self> {
         let stated = stated.unwrap_or(MEMORY);
         let memory = parse_size(stated).with_context(|| format!("--memory {stated}"))?;

@@ -69,7 +69,7 @@ pub(crate) struct Instance {
     failure: Arc<RwLock<Option<String>>>,
 }
 
-/// An instance as the server has it.
+/// An instance as known to the server.
 pub(crate) struct Handle {
     pub(crate) shared: Shared,
     pub(crate) views: Views,
@@ -80,7 +80,7 @@ pub(crate) struct Handle {
     pub(crate) root_seed: [u8; 32],
     /// The endpoints of the interface specification.
     pub(crate) endpoints: std::sync::OnceLock<GatewayHandle>,
-    /// Memory of the instance at rest.
+    /// Memory of the idle instance.
     _memory: budget::Reservation,
     thread: std::sync::Mutex<Option<JoinHandle<Result<()>>>>,
 }

@@ -526,7 +526,7 @@ mod tests {
         assert!(folder.is_kept().unwrap() && names() == 1);
         drop(folder);
         Folder::take(&link).unwrap();
-        // A file is no folder.
+        // A file is not a folder.
         assert!(Folder::take(&kept.path().join(FILE)).is_err());
     }
 }

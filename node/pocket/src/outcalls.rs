@@ -129,7 +129,7 @@ impl Answers {
         self.news.notify_all();
     }
 
-    /// Waits until there is one, or for so long.
+    /// Waits until there is one, at most for this time.
     pub(crate) fn wait(&self, time: Duration) {
         // Who is woken looks anyway.
         drop(self.news.wait_timeout_while(self.lock(), time, |waiting| waiting.is_empty()));
@@ -168,7 +168,7 @@ impl Answers {
 }
 
 impl Waiting {
-    /// As the batch has it.
+    /// In the form of the batch.
     pub(crate) fn answer(&self) -> OutcallAnswer {
         self.answer.clone()
     }

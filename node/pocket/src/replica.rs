@@ -252,7 +252,7 @@ impl Replica {
         Views { queries: self.executor.queries(), reader: self.executor.reader() }
     }
 
-    /// The state, to be looked at.
+    /// The state, for reading.
     pub(crate) fn executor(&self) -> &Executor {
         &self.executor
     }

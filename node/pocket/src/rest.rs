@@ -93,7 +93,7 @@ pub(crate) struct RawTime {
 const TIME_MAX: u64 = i64::MAX as u64;
 
 impl RawTime {
-    /// As the replica has it.
+    /// In the replica's form.
     pub(crate) fn time(self) -> Result<Time, String> {
         if self.nanos_since_epoch > TIME_MAX {
             return Err(format!(

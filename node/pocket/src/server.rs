@@ -268,7 +268,7 @@ impl Server {
         if progress.is_some() {
             instance.set_progress(progress)?;
         } else {
-            // There is a state to look at from the beginning.
+            // A state can be read from the beginning.
             instance.round()?;
         }
         tracing::info!(?kinds, is_new, "an instance was made");

@@ -263,7 +263,7 @@ async fn a_round_has_the_time_that_was_set_or_comes_a_nanosecond_later() {
         tick().await;
         assert_eq!(now().await, time + 1);
     }
-    // The same time is no later one.
+    // The same time is not later.
     let time = now().await;
     set(time).await;
     tick().await;
