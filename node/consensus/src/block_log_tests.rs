@@ -297,7 +297,7 @@ fn failed_syncs_and_power_cuts_lose_nothing_that_was_acknowledged() {
         let disk = SimulatedDisk::new(&root, seed).unwrap();
         let shared: SharedDisk = Arc::new(disk.clone());
         let path = root.join("blocks");
-        // What was acknowledged, by height: the try.
+        // The try of each acknowledged block, by height.
         let mut acknowledged: Vec<u8> = vec![];
         let mut certified = 0;
         for life in 0..3_u64 {

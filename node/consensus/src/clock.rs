@@ -30,10 +30,11 @@ use state::Time;
 /// A time service slews by far less between two readings, and corrects what a suspended machine's
 /// clock lost, about a second, by a step.
 pub const JUMP_BOUND: Duration = Duration::from_secs(3);
-/// Block time follows a wall clock that has jumped when it has been steady for so long. Long enough
-/// for a person or a time service to correct a wrong clock; a client's call is valid for longer.
+/// Block time follows a wall clock that has jumped when it has been steady for this time. Long
+/// enough for a person or a time service to correct a wrong clock; a client's call is valid for
+/// longer.
 pub const STEADY_FOR: Duration = Duration::from_secs(120);
-/// The good reading that the next ones are compared with is replaced after so long. With
+/// The good reading that the next ones are compared with is replaced after this time. With
 /// [`JUMP_BOUND`] it bounds the drift that is followed.
 const RENEW_AFTER: Duration = Duration::from_secs(30);
 /// The two clocks are read again if that took longer.
@@ -110,8 +111,8 @@ pub struct ClockReading {
 }
 
 impl ClockReading {
-    /// What `clocks` show now. A process that is not scheduled between two readings of its clocks
-    /// would see a jump, so the second is read between two of the first.
+    /// Reads `clocks`. A process that is not scheduled between two readings of its clocks would see
+    /// a jump, so the second clock is read between two readings of the first.
     fn of(clocks: &impl Clocks) -> Self {
         let mut reading = Self::once(clocks);
         for _ in 0..READINGS_MAX {
@@ -142,7 +143,7 @@ impl ClockReading {
         wall.saturating_sub(boot(other).saturating_sub(boot(self)))
     }
 
-    /// What the wall clock shows at `boot` if it is not set meanwhile.
+    /// Expected wall-clock time at `boot` if the clock is not set meanwhile.
     fn expected_at(&self, boot: Duration) -> Time {
         later(self.wall, boot.saturating_sub(self.boot))
     }
@@ -183,7 +184,7 @@ impl fmt::Display for Jump {
     }
 }
 
-/// What an operator should know of the clock.
+/// Clock status for operators.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClockStatus {
     /// The wall clock has jumped and is not followed.
@@ -278,7 +279,7 @@ impl<C: Clocks> BlockClock<C> {
         }
     }
 
-    /// What an operator should know.
+    /// Clock status for operators.
     pub fn status(&self) -> ClockStatus {
         let mut state = self.lock();
         let (good, _, jump) = self.read(&mut state);

@@ -12,7 +12,7 @@
 //! subnet's signature on the state before it. The drawn bytes make it fresh, also after a restart
 //! and when the same state is reached twice; the signature keeps it unpredictable to outsiders
 //! should the machine's source be a poor one. The block records the result, so a replay has the
-//! same. While the source fails no block is made: nothing stands in for it.
+//! same. While the source fails no block is made: it has no substitute.
 
 use std::{sync::Arc, time::Duration};
 
@@ -38,10 +38,10 @@ const RANDOMNESS_RETRY_MAX: Duration = Duration::from_secs(5);
 
 /// Where the randomness of blocks comes from.
 pub trait RandomSource: Send {
-    /// 32 bytes that nobody can foresee, never the same twice.
+    /// 32 unpredictable bytes, never the same twice.
     ///
     /// # Errors
-    /// Why there are none now. Whoever asks waits and asks again.
+    /// The reason why there are none now. The caller waits and retries.
     fn draw(&mut self) -> Result<[u8; 32], String>;
 }
 
@@ -70,7 +70,7 @@ pub struct SingleNode {
     /// Height of the last batch handed out.
     height: Height,
     time: Time,
-    /// What the batch handed out last had been recorded to give.
+    /// Recorded result of the batch handed out last.
     recorded: Option<Recorded>,
     /// Hash of the subnet's newest signature; zeros before there is one.
     signature_hash: [u8; 32],

@@ -35,7 +35,7 @@ type Job = Box<dyn FnOnce() + Send>;
 /// nodes are about half full at worst: at most about 200 kilobytes for one kind of work.
 const IDLE_LINES_MAX: usize = 1_024;
 
-/// The mean of the first work of canisters moves by one part in so many with each.
+/// The mean of the first work of canisters moves by one part in this number with each.
 const MEAN_PARTS: u64 = 8;
 
 /// Places of one kind of work.
@@ -93,7 +93,7 @@ impl Usage {
     }
 }
 
-/// What is remembered of canisters without work.
+/// Used time of canisters without work.
 #[derive(Default)]
 struct Idle {
     usage: BTreeMap<Principal, Usage>,
@@ -457,7 +457,7 @@ mod tests {
                 submitted.run_for(canister(number), None, work).await.unwrap();
             })
         };
-        // What each takes is known from its first.
+        // The time of each is known from its first work.
         for number in 1..=4 {
             run(number, 100).await.unwrap();
         }

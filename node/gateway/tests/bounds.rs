@@ -73,8 +73,8 @@ async fn connections_beyond_the_limit_are_told_and_the_rest_keep_working() {
             stream.write_all(&keep_alive(&path("query"), &echo())).unwrap();
             assert_eq!(receive(stream).status, 200);
         }
-        // A storm of 20 times the limit: some are told, the others are closed, none is served and
-        // none hangs.
+        // A storm of 20 times the limit: some get an error, the others are closed, none is served
+        // and none hangs.
         let storm: Vec<TcpStream> = (0..1280).map(|_| connect(address)).collect();
         let (mut told, mut closed) = (0, 0);
         for mut stream in storm {
@@ -248,7 +248,7 @@ async fn responses_have_a_pool_too() {
     limits.responses_bytes = 3 << 19;
     let world = World::with(limits).await;
     let large = anonymous(query(Principal::anonymous(), "large"));
-    // A reader that does not read holds the first response; the second does not fit beside it.
+    // A reader that does not read holds the first response; the second does not fit in addition.
     let reader = blocking(&world, {
         let large = large.clone();
         move |address| {
@@ -493,7 +493,7 @@ async fn shutting_down_finishes_what_is_in_flight_and_takes_nothing_new() {
     assert_eq!(held.await.unwrap().status, 200);
     assert!(shutdown.await.unwrap(), "everything finished");
     assert!(start.elapsed() < Duration::from_secs(5));
-    assert!(TcpStream::connect(address).is_err(), "nobody listens any more");
+    assert!(TcpStream::connect(address).is_err(), "the listener is closed");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,6 +1,5 @@
 //! The HTTP gateway under pressure: clients that send nothing, read nothing or take everything, and
-//! canisters that never come to an end. What is asked is unverified, so that the canister can be
-//! anything.
+//! canisters that never end. Requests are unverified, so that the canister can be anything.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -162,8 +161,8 @@ fn head(method: &str, path: &str, more: &str) -> Vec<u8> {
     format!("{method} {path} HTTP/1.1\r\nhost: {}\r\n{more}\r\n", host()).into_bytes()
 }
 
-/// Requests over HTTP/2 whose bodies nobody reads, all of one connection: their statuses as they
-/// come.
+/// Requests over HTTP/2 whose bodies are not read, all of one connection: their statuses in the
+/// order of arrival.
 struct Unread {
     _client: h2::client::SendRequest<bytes::Bytes>,
     statuses: tokio::sync::mpsc::UnboundedReceiver<u16>,
@@ -215,7 +214,7 @@ async fn bodies_that_do_not_come_hold_nothing_and_keep_nobody_waiting() {
     }
     assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
     assert!(site.requests.used_bytes() < 1 << 20, "{}", site.requests.used_bytes());
-    // They are told when their time is over.
+    // They get an error when their time is over.
     let told: Vec<u16> = site
         .blocking(move |_| idle.into_iter().map(|mut one| receive(&mut one).status).collect())
         .await;
@@ -312,7 +311,7 @@ async fn responses_without_a_body_give_back_what_they_hold() {
     site.nothing_is_held().await;
 }
 
-/// The bytes of a response, and whether it came to its end.
+/// The bytes of a response, and whether it ended properly.
 fn read_stream(address: SocketAddr, path: &str) -> (usize, bool) {
     let mut stream = connect(address);
     stream.write_all(&head("GET", path, "connection: close\r\n")).unwrap();

@@ -1,4 +1,4 @@
-//! Every way to send a request that must not be served, and what it is told.
+//! Every way to send a request that must not be served, and its refusal.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -39,7 +39,7 @@ fn closed(answered: &Answered, status: u16, part: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+#[expect(clippy::too_many_lines, reason = "one sequence of steps")]
 async fn bodies_that_are_no_envelopes() {
     let world = World::start().await;
     let good = anonymous(query(Principal::anonymous(), "echo"));
@@ -127,7 +127,7 @@ async fn bodies_that_are_no_envelopes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+#[expect(clippy::too_many_lines, reason = "one sequence of steps")]
 async fn requests_at_the_wrong_place() {
     let world = World::start().await;
     let identity = ed25519(1);

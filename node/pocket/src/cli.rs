@@ -109,7 +109,7 @@ pub(crate) struct Cli {
     pub(crate) command: Option<Command>,
 }
 
-/// What the program does instead of serving.
+/// Commands other than serving.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
     /// Write the manual page and the completions for bash, zsh and fish below a folder.

@@ -1,5 +1,5 @@
-//! What the round loop does when its own machine fails it: a disk that takes no checkpoints or no
-//! blocks, memory that is short. The clock is simulated: waiting moves it and takes no time.
+//! Behaviour of the round loop on local faults: a disk that takes no checkpoints or no blocks,
+//! memory that is short. The clock is simulated: waiting moves it and takes no time.
 
 #![allow(clippy::unwrap_used)]
 
@@ -31,7 +31,7 @@ use statesync::{InstallError, Progress};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Moves when somebody waits. At `stop_at` it asks to stop.
+/// Advances while a task waits. At `stop_at` it requests a stop.
 #[derive(Clone)]
 struct Simulated {
     now: Arc<Mutex<Duration>>,
@@ -72,7 +72,7 @@ struct Batches {
     log: Refusing,
 }
 
-/// Fails so many times, as `error` says.
+/// Fails the given number of times, with `error`.
 #[derive(Clone)]
 struct Refusing {
     times: Arc<AtomicU64>,
@@ -249,7 +249,7 @@ impl Replica for Checkpoints {
     }
 }
 
-/// A disk with so many bytes free.
+/// A disk with this number of free bytes.
 #[derive(Clone)]
 struct Free(u64);
 
@@ -368,7 +368,7 @@ impl Setup {
     }
 }
 
-/// Tells how far the batches came.
+/// Reports the progress of the batches.
 struct Counted(Batches, Arc<AtomicU64>);
 
 impl Consensus for Counted {

@@ -24,7 +24,7 @@ const FULL_BYTES: u64 = 1 << 20;
 /// See the module.
 pub(crate) struct NodeRetryPolicy {
     pool: Arc<IngressPool>,
-    /// Where the node's data lies.
+    /// Disk of the node's data.
     disk: Box<dyn DiskProbe + Sync>,
     /// Steps that wait now: at most one per thread that executes.
     waiting: Mutex<Vec<Trouble>>,
@@ -103,7 +103,7 @@ impl RetryPolicy for NodeRetryPolicy {
         match waiting.first() {
             Some(other) => drop(self.pool.health().refuse(Cause::Round, self.reason(other))),
             None => {
-                tracing::info!(%trouble, attempts = trouble.attempt, "over: the round goes on, updates are taken again");
+                tracing::info!(%trouble, attempts = trouble.attempt, "the fault is over: the round continues, updates are accepted again");
                 self.pool.health().withdraw(Cause::Round);
             }
         }
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(pool.refusing(), None);
     }
 
-    /// A disk with so many bytes free.
+    /// A disk with this number of free bytes.
     struct Free(u64);
 
     impl std::fmt::Display for Free {

@@ -1,8 +1,8 @@
 //! The watchdog: reports a round or checkpoint that does not end.
 //!
-//! The round loop notes what it does, execution notes which message each thread runs, and whoever
-//! asks for `/health` gets the difference to the clock. So the report needs no thread of its own and
-//! is right even while every other thread waits. The governor's thread logs it.
+//! The round loop records its activity, execution records which message each thread runs, and each
+//! request for `/health` computes the difference to the clock. So the report needs no thread of its
+//! own and is right even while every other thread waits. The governor's thread logs it.
 
 use std::{
     fmt,
@@ -22,7 +22,7 @@ pub(crate) const REFUSE_AFTER: Duration = Duration::from_secs(60);
 /// A message that runs for less within a stalled round is one of many, and not the reason.
 const SUSPECT_AFTER: Duration = Duration::from_secs(5);
 
-/// What the round loop does.
+/// Activity of the round loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// Executes a batch and records its outcome.
@@ -132,7 +132,7 @@ pub(crate) struct StallLog {
     logged: Option<(Stage, Height, Duration)>,
 }
 
-/// What to log.
+/// An event to log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StallEvent {
     /// Not ended yet.

@@ -141,7 +141,7 @@ impl Members {
         self.outcalls[place].answer(answer, held);
     }
 
-    /// What waits in each pool, verified.
+    /// The verified answers in each pool.
     async fn agreed(&self) -> Vec<Vec<OutcallAnswer>> {
         self.context.sleep(Duration::from_secs(5)).await;
         let read = |call: TakenCall| {
@@ -173,7 +173,8 @@ fn what_three_found_is_agreed_on_and_the_fourth_has_nothing_to_add() {
         members.find(3, answer(7, "other"));
         let same = vec![answer(7, "same")];
         assert_eq!(members.agreed().await, [same.clone(), same.clone(), same, vec![]]);
-        // What is agreed on and taken holds no memory; the other waits until the request is over.
+        // An answer that is agreed on and taken holds no memory; the other waits until the request
+        // is over.
         assert_eq!(members.rooms.iter().map(Pool::used_bytes).collect::<Vec<_>>(), [0, 0, 0, 5]);
         members.open(&[8], None);
         assert_eq!(members.rooms[3].used_bytes(), 0);
@@ -409,8 +410,8 @@ fn what_is_told_reads_as_a_message() {
     assert_eq!((from, shares.0), (Height(4), vec![share]));
 }
 
-/// Runs an agreement of the first member for this time, that nobody else takes part in, through a
-/// network that takes four messages at once; what the second hears meanwhile.
+/// Runs the first member's agreement alone for this time, through a network that takes four
+/// messages at once. Returns the messages that the second member receives.
 async fn heard(members: &Members, outcalls: Arc<Outcalls>, time: Duration) -> Vec<Message> {
     let quota = Quota::per_second(NZU32!(256)).allow_burst(NZU32!(4));
     let [first, second] = [0, 1].map(|place| members.oracle.control(keys()[place].clone()));
@@ -441,7 +442,7 @@ async fn heard(members: &Members, outcalls: Arc<Outcalls>, time: Duration) -> Ve
     told
 }
 
-/// Of the first member, which found the same answer to so many requests.
+/// Outcalls of the first member, which found the same answer to all these requests.
 fn outcalls_with(ids: &[u64], node: Option<Principal>) -> Arc<Outcalls> {
     let room = Pool::standalone("outcalls", 1 << 20);
     let outcalls = Arc::new(Outcalls::new(room.clone()));

@@ -1,4 +1,4 @@
-//! What is verified, of responses that the published library for canisters certified.
+//! Verification of responses that the published library for canisters certified.
 
 #![allow(clippy::unwrap_used)]
 
@@ -60,7 +60,7 @@ fn get(url: &str) -> HttpRequest<'static> {
         .build()
 }
 
-/// What a canister certified: by version 2 these, beside version 1.
+/// Certified responses of a canister: by version 2 these, in addition to version 1.
 struct Site {
     tree: HttpCertificationTree,
     entries: Vec<(HttpCertificationPath<'static>, HttpCertification)>,
@@ -343,7 +343,7 @@ fn certificates_of_others_old_ones_and_none_are_refused() {
     let entry = HttpCertificationTreeEntry::new(HttpCertificationPath::exact("/"), what);
     let tree = site.tree.witness(&entry, "/").unwrap();
     let path = cbor_encode_to_base64(&HttpCertificationPath::exact("/").to_expr_path());
-    // Time goes on meanwhile.
+    // Time advances meanwhile.
     let minute = 60_000_000_000;
     for (data, time, expected) in [
         (tree.digest(), now().0 - AGE_NANOS_MAX + minute, None),

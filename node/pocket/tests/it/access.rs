@@ -1,4 +1,5 @@
-//! What web pages in the user's browser can do with the server, and what clients can have it use.
+//! Access of web pages in the user's browser to the server, and resources that clients can have it
+//! use.
 
 use std::path::Path;
 
@@ -150,7 +151,7 @@ async fn a_body_that_is_not_declared_as_json_is_refused() {
     let answer = server.send(Method::POST, &tick, &[], Some(&json!({}))).await;
     assert_eq!(answer.status(), StatusCode::UNSUPPORTED_MEDIA_TYPE);
     assert_eq!(server.get("/instances").await.1, json!(["Available"]));
-    // Blobs are no JSON, and clients send requests without an argument without a type.
+    // Blobs are not JSON, and clients send requests without an argument without a type.
     let answer = server.send(Method::POST, "/blobstore", &[], Some(&json!("blob"))).await;
     assert_eq!(answer.status(), StatusCode::OK);
     let stop = format!("/instances/{instance}/stop_progress");

@@ -1,4 +1,4 @@
-//! What bounds the server, and what an instance leaves behind: nothing.
+//! Bounds of the server, and removal of an instance's resources.
 
 use reqwest::StatusCode;
 use serde_json::{Value, json};
@@ -91,7 +91,7 @@ async fn an_instance_that_many_ask_at_once_says_that_it_is_busy() {
     let awaited = format!("{at}/update/await_ingress_message");
     let (status, _) = server.post_waiting(&awaited, &submitted["Ok"], Some(1)).await;
     assert_eq!(status, StatusCode::ACCEPTED);
-    // More than wait at once: some are told to come back, none is lost.
+    // More than wait at once: some clients are asked to poll, none is lost.
     let ticks: Vec<_> = (0..80)
         .map(|_| {
             let (server, path) = (server.clone(), format!("{at}/update/tick"));

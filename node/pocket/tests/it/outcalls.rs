@@ -248,7 +248,7 @@ async fn a_response_of_each_node_is_agreed_on_or_rejected() {
     let (code, text) = got.reject();
     assert_eq!(code, 2);
     assert!(text.starts_with("No consensus could be reached."), "{text}");
-    // What they find is transformed before it is compared; failures are compared too.
+    // The nodes' responses are transformed before they are compared; failures are compared too.
     let transformed = Request::get(URL).transformed(first(), "fixed");
     let each: Vec<_> = (0..12_u8).map(|node| replied(&[node])).collect();
     let got = asking.got(&transformed, &same, &each).await;
@@ -534,13 +534,13 @@ async fn a_live_instance_asks_servers_and_gives_up_when_it_is_live_no_more() {
     let id = asking.number().await;
     asking.answer(id, &replied(b"mocked"), &[]).await;
     assert_eq!(asking.end(&silent).await.response().body, b"mocked");
-    // Nobody asks while rounds come by hand.
+    // No server is asked while rounds are executed on request.
     let by_hand = asking.begin(&transformed("said", "")).await;
     let id = asking.number().await;
     asking.answer(id, &replied(b"by hand"), &[]).await;
     assert_eq!(asking.end(&by_hand).await.response().body, b"by hand");
     assert_eq!(asked.load(Ordering::SeqCst), 3);
-    // What is open when it is live again is asked for then.
+    // Outcalls that are open when it is live again are made then.
     let again = asking.begin(&transformed("again", "")).await;
     asking.server.ok(&asking.at("auto_progress"), &json!({})).await;
     assert_eq!(asking.end(&again).await.response().body, b"/again");

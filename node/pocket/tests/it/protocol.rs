@@ -263,7 +263,7 @@ async fn a_round_has_the_time_that_was_set_or_comes_a_nanosecond_later() {
         tick().await;
         assert_eq!(now().await, time + 1);
     }
-    // The same time is no later one.
+    // The same time is not later.
     let time = now().await;
     set(time).await;
     tick().await;
@@ -501,7 +501,8 @@ async fn who_cannot_keep_an_instance_says_so() {
     let told = answer["message"].as_str().unwrap();
     assert!(told.contains("keeping the instance"), "{told}");
     assert_eq!(server.deleted(instance).await.0, StatusCode::NOT_FOUND);
-    // It is not lost: its state is where the answer says, and goes on there, over the server's end.
+    // It is not lost: its state is where the answer says, and continues there, even after the
+    // server's end.
     let left = told.split_once("its state was left in ").unwrap().1.split(',').next().unwrap();
     assert_eq!(std::path::Path::new(left).parent(), Some(server.folder()));
     let outside = tempfile::tempdir().unwrap();
@@ -524,11 +525,11 @@ async fn who_cannot_keep_an_instance_says_so() {
 #[tokio::test]
 async fn clients_that_leave_are_served_to_the_end() {
     let server = Server::start(&[]);
-    // Nobody would delete what was made for nobody.
+    // An unclaimed instance must be deleted by the server.
     server.send_and_leave("POST", "/instances", &one_subnet().to_string());
     let kept = tempfile::tempdir().unwrap();
     let instance = server.instance(&in_folder(kept.path())).await;
-    testing::until("what was made for nobody is gone", || server.instance_folders() == 1);
+    testing::until("the unclaimed instance is gone", || server.instance_folders() == 1);
     let (_, list) = server.get("/instances").await;
     let is_there = list.as_array().unwrap().iter().filter(|state| **state == "Available").count();
     assert_eq!(is_there, 1, "{list}");

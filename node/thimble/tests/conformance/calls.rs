@@ -5,7 +5,7 @@ use candid::{Encode, Principal};
 
 use crate::{fixture::*, harness::management, program::*};
 
-/// A principal of the form that canisters have, which belongs to nobody.
+/// A principal of the form that canisters have, of no canister.
 fn nobody() -> Principal {
     Principal::from_slice(&[0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 1, 1])
 }
@@ -22,7 +22,7 @@ fn stay_silent(callee: Universal) -> Call {
     Call::to(callee.id, "update").doing(program().kept().run())
 }
 
-// What becomes of a call.
+// The outcome of a call.
 
 #[test]
 fn the_argument_of_a_call_is_all_that_was_appended() {

@@ -177,7 +177,8 @@ fn from_inspect_message() {
         let all =
             functions().into_iter().map(async |name| (name, canister.update(probe(name)).await));
         for (name, done) in futures::future::join_all(all).await {
-            // What was taken fails later, as the update method that it is: the subnet says so.
+            // An accepted message fails later, as the update method that it is, with a certified
+            // reject.
             let accepted = done.as_ref().map_or_else(|reject| reject.certified, |_| true);
             if accepted != permitted(name, "F") {
                 differ.note(name, done);

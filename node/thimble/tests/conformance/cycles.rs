@@ -37,7 +37,7 @@ fn accept(program: Program, amount: u128) -> Program {
     append(program, "msg_cycles_accept128", &halves(amount))
 }
 
-/// A universal canister with so many cycles.
+/// A universal canister with this number of cycles.
 async fn with_cycles(world: &World, amount: u128) -> Universal {
     let id = create_for(&world.agent, amount).await;
     let mode = ic_management_canister_types::CanisterInstallMode::Install;

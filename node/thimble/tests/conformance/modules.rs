@@ -27,7 +27,7 @@ async fn installable(world: &World, modules: &[(&str, Vec<u8>)], expected: bool)
     for (name, done) in futures::future::join_all(lanes).await.into_iter().flatten() {
         match (&done, expected) {
             (Ok(_), true) => {}
-            // What is refused is refused as an error of the canister.
+            // A refused module is refused as an error of the canister.
             (Err(reject), false) if reject.code == 5 => {}
             _ => differ.note(name, done),
         }

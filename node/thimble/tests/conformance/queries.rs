@@ -170,7 +170,7 @@ fn a_composite_query_that_calls_itself_forever_is_rejected() {
         let what = program().bytes(&program().call_must(deeper).encoded()).keep();
         canister.update(what.then(reply(b""))).await.unwrap();
         let outcome = canister.composite(program().kept().run()).await;
-        // Somebody in the chain is rejected; whoever called gets that as a reply or a reject.
+        // One call of the chain is rejected; its caller gets that as a reply or a reject.
         let code = outcome.map_or_else(|reject| reject.code, |told| told_reject(Ok(told)).0);
         assert_eq!(code, 5);
     });

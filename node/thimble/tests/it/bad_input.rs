@@ -1,4 +1,5 @@
-//! What outsiders may send: each gets the answer the specification names, and the node goes on.
+//! Invalid input from outside: each request gets the answer that the specification names, and the
+//! node continues.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -43,7 +44,7 @@ async fn malformed_and_misaddressed_requests_are_refused_with_a_reason() {
         .unwrap();
     assert_eq!(response.status(), 415);
     assert!(response.text().await.unwrap().contains("application/cbor"));
-    // Too large, told without reading it all.
+    // Too large: refused without reading it all.
     let (code, text) = post(url.clone(), vec![0; 6 << 20]).await;
     assert_eq!(code, 413);
     let text = String::from_utf8_lossy(&text).into_owned();
@@ -79,7 +80,7 @@ async fn malformed_and_misaddressed_requests_are_refused_with_a_reason() {
 }
 
 #[tokio::test]
-#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+#[expect(clippy::too_many_lines, reason = "one sequence of steps")]
 async fn modules_that_are_no_canisters_are_refused_with_the_limit() {
     let node = Node::start().await;
     let agent = node.agent(1).await;

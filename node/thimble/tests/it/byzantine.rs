@@ -111,7 +111,7 @@ impl Client {
         let (mut last, mut sent) = (0, 0);
         while !stop.load(Relaxed) {
             sent += 1;
-            // What is refused or times out may have been executed.
+            // A call that was refused or timed out may have been executed.
             if let Ok(reply) = update(&agent, counter, "inc", vec![]).await {
                 let count = u64::from_le_bytes(reply.try_into().unwrap());
                 assert!(count > last, "{count} after {last}: a call was executed twice or undone");

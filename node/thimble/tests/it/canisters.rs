@@ -112,7 +112,7 @@ async fn a_heartbeat_beats() {
 }
 
 #[tokio::test]
-#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+#[expect(clippy::too_many_lines, reason = "one sequence of steps")]
 async fn a_rust_canister_calls_times_certifies_and_pays() {
     let node = Node::start().await;
     let agent = node.agent(1).await;
@@ -200,7 +200,7 @@ async fn a_rust_canister_calls_times_certifies_and_pays() {
         .unwrap();
     assert_eq!(Decode!(&back, Nat).unwrap(), sent);
 
-    // What the System API says of where it runs.
+    // The System API's data about the environment.
     let (code, text, _) = rejected(
         update(&agent, bench, "reject_with", Encode!(&"no thanks").unwrap()).await.unwrap_err(),
     );

@@ -5,7 +5,7 @@ use candid::{CandidType, Encode, Nat};
 use crate::{disk::disk_for_little, harness::*};
 use testing::SmallDisk;
 
-/// What the status report says of the disk: budget, and used and cap of a line.
+/// The disk in the status report: budget, and used and cap of a line.
 async fn disk(node: &Node, line: &str) -> (u64, u64, u64) {
     let report = node.status().await;
     let lines = report["disk"]["lines"].as_array().unwrap();
@@ -49,7 +49,7 @@ async fn the_disk_that_was_found_is_remembered_and_another_may_be_stated() {
     assert!((7 << 30..=8 << 30).contains(&found), "{found}");
     assert!((1 << 30..found).contains(&capacity), "{capacity}");
 
-    // What fills the disk moves no limit.
+    // Other files on the disk do not change a limit.
     std::fs::write(small.path().join("filler"), vec![1; 64 << 20]).unwrap();
     node.restart().await;
     assert_eq!(disk(&node, "canister_state").await.0, found);

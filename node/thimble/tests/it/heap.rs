@@ -62,7 +62,7 @@ async fn an_operator_sees_which_functions_of_the_node_took_memory() {
     heap(&node, &["--svg", svg.to_str().unwrap()]);
     let svg = std::fs::read_to_string(svg).unwrap();
     assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"), "{svg}");
-    // What sees clients is not told to pages of other origins.
+    // Pages of other origins cannot read interfaces with clients' data.
     let response = reqwest::get(format!("{}/debug/heap", node.url)).await.unwrap();
     assert!(!response.headers().contains_key("access-control-allow-origin"));
     for worker in node.workers() {

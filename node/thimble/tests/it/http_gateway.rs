@@ -198,7 +198,7 @@ async fn hostile_answers_come_to_an_end_and_to_nothing() {
     }
     let lie = site.get("/hostile?length").await;
     assert_eq!(lie.text().await.unwrap(), "nothing of this is certified");
-    // A stream that never ends is cut off, and who reads it is told so.
+    // An endless stream is cut off, and its reader gets an error.
     let endless = site.get("/hostile?end").await;
     assert_eq!(endless.status(), 200);
     assert!(endless.bytes().await.is_err());
@@ -266,7 +266,7 @@ async fn what_is_too_much_is_refused_with_the_limit() {
 
 #[tokio::test]
 async fn a_taken_address_matters_only_to_who_asked_for_it() {
-    // Somebody else may have it already, which is as good.
+    // Another process may have it already, which is as good.
     let _taken = TcpListener::bind("127.0.0.1:8081");
     let node = Node::start().await;
     assert!(node.log().contains("the HTTP gateway is off: cannot listen on 127.0.0.1:8081"));
@@ -300,7 +300,7 @@ async fn a_small_node_has_no_gateway_and_says_so() {
     assert!(text.contains("no memory for it") && text.contains("--http-gateway off"), "{text}");
 }
 
-/// The story is told by `tests/clients/node/frontend.mjs`.
+/// `tests/clients/node/frontend.mjs` contains the steps.
 #[tokio::test]
 async fn a_browser_opens_the_page_of_a_canister() {
     let site = Site::start().await;

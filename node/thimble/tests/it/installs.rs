@@ -1,5 +1,5 @@
-//! Installs that are dear to compile: who cannot pay causes no compilation, and nobody else waits for
-//! one.
+//! Installs that are expensive to compile: a caller that cannot pay causes no compilation, and no
+//! other call waits for one.
 
 use std::{
     future::Future,
@@ -76,8 +76,8 @@ async fn updates_of_others_run_while_a_module_is_compiled() {
     let agent = node.agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
     let empty = Encode!().unwrap();
-    // A round that compiled would let one or two of the others through before it and one after, each
-    // time. A machine that stands still for a moment may do so once.
+    // A round that compiled would let one or two of the others through before it and one after,
+    // each time. A machine that pauses for a moment may do so once.
     let (enough, attempts) = (20, 5);
     for (how, chunked) in [("in the call", false), ("in chunks", true)] {
         let mut most = 0;
@@ -160,7 +160,7 @@ async fn artefacts_that_were_lost_are_compiled_again_after_a_start() {
         std::fs::remove_file(file.unwrap().path()).unwrap();
     }
     node.launch().await;
-    // Nobody asks for them.
+    // They are not requested.
     until_async("both modules are compiled", async || artefacts() == before).await;
     let agent = node.agent(1).await;
     assert_eq!(update(&agent, counter, "inc", vec![]).await.unwrap(), 2_u64.to_le_bytes());

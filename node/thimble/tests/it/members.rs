@@ -69,7 +69,7 @@ fn a_fifth_node_is_admitted_by_three_of_four() {
     }
     ceremony
         .refused(&["members", "submit", "--data-dir", "0", "change.json"], &["2 members signed"]);
-    // It is for members to say, in words that are theirs.
+    // Only members can sign; the error names that.
     ceremony.refused(&["members", "sign", "--data-dir", "4", "change.json"], &["is no member"]);
     sign(&ceremony, 3);
     let verified = ceremony.ok(&["members", "verify", "--data-dir", "4", "--json", "change.json"]);
@@ -178,8 +178,8 @@ impl Running {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Makes a change, has it signed by all four, hands it to one of them, and waits until there
-    /// are so many members.
+    /// Makes a change, has it signed by all four, submits it to one of them, and waits until there
+    /// are `members` members.
     async fn change(&self, what: &[&str], members: usize) {
         let out = self.path("change.json");
         self.run(

@@ -52,7 +52,7 @@ async fn a_worker_killed_for_memory_is_replaced_and_its_message_runs_again() {
     // The worker has no room for this; the one that takes its place lives in the node's own group,
     // which has.
     fill_heap(&agent, bench, 48, 3).await.unwrap();
-    assert!(group.kills() >= 1, "the kernel killed nobody");
+    assert!(group.kills() >= 1, "the kernel killed no process");
     assert!(node.metric("thimble_worker_restarts_total").await > restarts);
     assert_eq!(heap_sum(&agent, bench, 48).await, 3 * 48 * MIB);
     assert_eq!(count(&agent, counter).await, 6);
@@ -73,8 +73,8 @@ async fn waiting(
     agent: &Agent,
     bench: Principal,
 ) -> (Filling, Vec<String>) {
-    // Somebody gives the group less than the node was promised. The worker is smaller than the
-    // node, and is still the one to go.
+    // The group gets less memory than the node was promised. The worker is smaller than the node,
+    // and is still the process to be killed.
     group.cap(group.held_bytes() + 12 * MIB);
     let filling = tokio::spawn({
         let agent = agent.clone();
@@ -110,8 +110,8 @@ async fn a_message_too_large_for_the_process_group_waits_until_there_is_room() {
     assert!(format!("{refused:?}").contains("a round waits"), "{refused:?}");
     assert_eq!(heap_sum(&agent, bench, 8).await, 3 * 8 * MIB, "queries go on");
 
-    // With room the same message comes to what it would have come to anywhere else, and updates are
-    // taken by themselves.
+    // With room the same message has the same result as anywhere else, and updates are accepted
+    // again automatically.
     group.cap(1024 * MIB);
     filling.await.unwrap().unwrap();
     until_async("updates are taken again", async || {
@@ -491,7 +491,7 @@ async fn a_module_too_large_to_compile_is_refused_with_the_limit_and_costs_nobod
             value.is_some_and(|value| value.starts_with(|digit: char| digit.is_ascii_digit())),
             "{name}: the limit is named with its value: {text}"
         );
-        // The same canister takes a module of ordinary size right after, and the others go on.
+        // The same canister takes a module of ordinary size right after, and the others continue.
         let ordinary = std::fs::read(fixture("workbench.wasm")).unwrap();
         install(&agent, canister, CanisterInstallMode::Install, ordinary, Encode!().unwrap())
             .await

@@ -31,7 +31,7 @@ fn begin(agent: &Agent, asker: Principal, request: &Request) -> RequestId {
     signed.request_id
 }
 
-/// What came of it.
+/// The result of the request.
 async fn end(agent: &Agent, asker: Principal, request: &RequestId) -> Got {
     let (reply, _) = agent.wait(request, asker).await.unwrap();
     Got::read(&reply)
@@ -96,7 +96,7 @@ async fn a_request_survives_a_kill_and_is_answered_once_and_replays() {
     let agent = node.agent(1).await;
     let got = end(&agent, asker, &request).await;
     assert_eq!(got.response().body, b"/held");
-    // The same bytes of the same answers: nobody is asked.
+    // The same bytes of the same answers: no server is asked.
     node.kill();
     let replayed = thimble().args(["replay", "--check"]).arg(&node.data).output().unwrap();
     let told = String::from_utf8_lossy(&replayed.stderr).into_owned();
@@ -173,7 +173,7 @@ async fn four_nodes_agree_on_what_a_server_says_or_that_they_do_not() {
     assert_eq!(same.response().body, b"/same");
     until_async("every member asked", async || server.asked() == 4).await;
 
-    // Each is told something else, which a transform makes one.
+    // Each gets a different answer; a transform makes them equal.
     let differs = Request::get(server.url("differs"));
     let got = ask(&agent, asker, &differs).await;
     let (code, text) = got.reject();

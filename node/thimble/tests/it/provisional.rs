@@ -1,4 +1,4 @@
-//! Canisters and cycles out of nothing: whoever may ask for them may ask for as much as there is.
+//! Provisional methods: callers that may use them may ask for as much as there is.
 
 use candid::{Encode, Nat, Principal};
 use ic_agent::{Agent, agent::RequestStatusResponse, identity::AnonymousIdentity};
@@ -27,7 +27,7 @@ async fn all_the_cycles_there_can_be_leave_the_node_serving() {
     for amount in [Nat::from(1u8), Nat::from(u128::MAX), Nat::from(u128::MAX) + 1u8] {
         top_up(&anonymous, canister, amount).await.unwrap();
     }
-    // Nobody else notices.
+    // Other canisters are not affected.
     let another = create_for(&anonymous, u128::MAX).await;
     let agent = node.agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;

@@ -1,4 +1,4 @@
-//! What queries came to, agreed on: exact on one node, the same on four, over crashes and replays.
+//! Query statistics, agreed on: exact on one node, the same on four, over crashes and replays.
 
 use candid::{Decode, Encode, Principal};
 use ic_agent::Agent;
@@ -17,7 +17,7 @@ const NO_CHECKPOINT: &str = "[limits.pages]\ncheckpoint_interval_rounds = 100000
 /// Rounds after which what was counted is in the totals.
 const ROUNDS: u64 = 3 * 10 + 1;
 
-/// As the node itself tells it, of its newest state.
+/// As the node itself reports them, of its newest state.
 async fn stats(agent: &Agent, canister: Principal) -> QueryStats {
     let record = Encode!(&CanisterIdRecord { canister_id: canister }).unwrap();
     let asked = agent.query(&management(), "canister_status").with_effective_canister_id(canister);

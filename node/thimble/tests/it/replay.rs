@@ -1,4 +1,4 @@
-//! What a node recorded comes out again, however many threads execute it.
+//! Replay gives a node's recorded results, with any number of threads.
 
 use std::{path::Path, process::Output};
 

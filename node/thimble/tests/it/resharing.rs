@@ -66,5 +66,5 @@ async fn a_node_with_other_limits_than_the_others_ends_and_says_which() {
     assert!(log.contains("subnet.queue_slots is 400 here and 500 there"), "{log}");
     let agent = subnet.nodes[0].agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
-    assert_eq!(increment(&agent, counter).await, 1, "the others go on");
+    assert_eq!(increment(&agent, counter).await, 1, "the others continue");
 }

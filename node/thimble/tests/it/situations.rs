@@ -25,7 +25,7 @@ const MIB: u64 = 1 << 20;
 /// Heap that each of the cold canisters has.
 const COLD_BYTES: u64 = 6 * MIB;
 
-/// Has the kernel drop what it keeps of the files in a folder; nobody may have them mapped.
+/// Drops the kernel's cache of the files in a folder; no process may have them mapped.
 fn drop_cache(folder: &Path) {
     syncfs(fs::File::open(folder).unwrap()).unwrap();
     for entry in fs::read_dir(folder).unwrap() {
@@ -182,7 +182,7 @@ async fn a_disk_whose_syncs_take_long_slows_calls_and_holds_up_none() {
             (counter, longest)
         });
     }
-    // Beside them somebody writes as much as so small a node may hold in memory.
+    // Meanwhile a canister writes as much as a node of this size may hold in memory.
     for byte in 1..=27_u8 {
         let fill = Encode!(&0u64, &WRITTEN, &byte).unwrap();
         update(&agent, bench, "stable_fill", fill).await.unwrap();
