@@ -1,8 +1,9 @@
-//! What a machine prints, made fit for a log: bounded lines, without what a terminal would obey.
+//! Console output of a machine, sanitized for a log: bounded lines without terminal control
+//! characters.
 //!
 //! A machine may print anything. Characters that control a terminal are written as Rust writes them
-//! (`\u{1b}`), bytes that are no UTF-8 as U+FFFD. A line of more than [`LINE_BYTES_MAX`] becomes
-//! several, so that nothing is lost and what is held is bounded.
+//! (`\u{1b}`), bytes that are not UTF-8 as U+FFFD. A line of more than [`LINE_BYTES_MAX`] becomes
+//! several, so that nothing is lost and the buffer is bounded.
 
 /// Longest line of the log, in bytes of the machine's output.
 pub const LINE_BYTES_MAX: usize = 4096;

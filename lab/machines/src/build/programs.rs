@@ -39,7 +39,7 @@ impl Program {
     }
 }
 
-/// What the loader would load.
+/// The shared libraries that the loader would load.
 fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let said = tool(Command::new("ldd").arg(program).env("LC_ALL", "C"), "libc-bin")
         .with_context(|| format!("looking for the libraries of {}", program.display()))?;
