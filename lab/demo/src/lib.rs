@@ -1,6 +1,5 @@
-//! What `make run` shows: an unmodified published client deploys a real canister, calls it and
-//! verifies every answer, and finds the canister's state again when the node was stopped in
-//! between.
+//! The demo of `make run`: an unmodified published client deploys a real canister, calls it,
+//! verifies every answer, and finds the canister's state again after a restart of the node.
 
 use std::{
     path::{Path, PathBuf},
