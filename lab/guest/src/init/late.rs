@@ -85,9 +85,9 @@ pub(super) fn end(then: Then) -> Result<()> {
     then.reboot()
 }
 
-/// Without the port nobody hears; the console is what is left.
+/// Without the port, only the console can show the error.
 fn fail(error: &anyhow::Error) -> ! {
-    say(&format!("cannot go on: {error:#}"));
+    say(&format!("cannot continue: {error:#}"));
     let _ = Then::PowerOff.reboot();
     std::process::exit(1)
 }
