@@ -1,4 +1,5 @@
-//! Adding an image: its file becomes a base, once, whoever asks at the same time.
+//! Adding an image: its file becomes a base, once, even if several processes add it at the same
+//! time.
 
 use std::{
     fs::{self, File},
@@ -43,7 +44,7 @@ pub enum Wanted {
     Compressed,
 }
 
-/// What [`Cache::add`] did.
+/// Result of [`Cache::add`].
 #[derive(Clone, Debug, Serialize)]
 pub struct Added {
     /// The base that the file became.
@@ -56,7 +57,7 @@ pub struct Added {
     pub healed: Option<Vec<PathBuf>>,
     /// Whether the file's hash was known, so that it was not read for it.
     pub hash_was_known: bool,
-    /// What the base takes on the disk, in bytes.
+    /// Size of the base on the disk, in bytes.
     pub disk_bytes: u64,
     /// Size of the disk for each byte of the file.
     pub ratio: f64,
@@ -122,7 +123,7 @@ impl Cache {
         };
         let id = BaseId { key, form };
         let (is_new, healed) = match self.look(&id)? {
-            // No lock is needed to see that it is there: whoever uses it looks again, under one.
+            // This check needs no lock: users of the base check again, under one.
             (Some(_), State::Whole) => (false, None),
             _ => self.add_locked(&id, &file, &source)?,
         };
@@ -134,7 +135,7 @@ impl Cache {
         Ok(Added { base, is_new, healed, hash_was_known: !was_read, disk_bytes, ratio })
     }
 
-    /// What was there in the end, and the overlays of a base that had to be made again.
+    /// Returns the base, and the overlays of a base that had to be made again.
     fn add_locked(
         &self,
         id: &BaseId,
@@ -158,7 +159,7 @@ impl Cache {
         source: &Source<'_>,
     ) -> Result<(bool, Option<Vec<PathBuf>>)> {
         let damaged = match self.whole(id) {
-            // Somebody else added it while we waited.
+            // Another process added it while this one waited.
             Ok(_) => return Ok((false, None)),
             Err(Error::Unknown { .. }) => None,
             Err(Error::Damaged { users, .. }) => Some(users),
@@ -362,7 +363,7 @@ impl Cache {
         }
         Err(Error::refused(
             source.path,
-            "it was changed while it was read; add it when nobody writes to it",
+            "it was changed while it was read; add it when no program writes to it",
         ))
     }
 }

@@ -2,12 +2,12 @@
 //!
 //! A lock belongs to one opening of the file, so two threads exclude each other as two processes
 //! do. The descriptor is closed when a child becomes another program (`O_CLOEXEC`), and the lock is
-//! given back in words before the descriptor is closed, so that a child that another thread is just
-//! starting cannot hold it for a moment longer. The kernel gives it back when its holder dies.
+//! released explicitly before the descriptor is closed, so that a child that another thread is just
+//! starting cannot hold it for a moment longer. The kernel releases it when its holder dies.
 //!
-//! The holder of an exclusive lock writes who it is and since when; whoever waits says so. A lock's
-//! file may be removed by its exclusive holder: whoever gets a lock looks whether the file is still
-//! the one of that name, and otherwise begins anew.
+//! The holder of an exclusive lock writes its process and the time into the file; a waiting process
+//! reports them. A lock's file may be removed by its exclusive holder: after getting a lock, a
+//! process checks whether the file is still the one of that name, and otherwise starts again.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result, Settings, files};
 
-/// Between two attempts: short beside anything that is done under a lock for long.
+/// Time between two attempts: short compared with the long operations under a lock.
 const TRY_EVERY: Duration = Duration::from_millis(10);
 /// Waits shorter than this are not worth a line.
 const SAID_AFTER: Duration = Duration::from_millis(500);

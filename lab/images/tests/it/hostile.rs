@@ -1,4 +1,4 @@
-//! Files that are not what their name says, lie about their size, or want to lead out of the cache.
+//! Files with a wrong name suffix, a false size, or paths that lead out of the cache.
 
 use std::{
     fs,
@@ -33,7 +33,7 @@ fn what_is_cut_off_or_damaged_is_refused() {
         for at in
             [1, 2, 3].map(|quarter| whole.len() / 4 * quarter).into_iter().chain([whole.len() - 1])
         {
-            // The zeros behind a tar archive's end mark are nobody's.
+            // The zeros after the end mark of a tar archive are ignored.
             if extension == "tar" && at == whole.len() - 1 {
                 continue;
             }
@@ -48,8 +48,7 @@ fn what_is_cut_off_or_damaged_is_refused() {
     }
     let mut tar = fs::read(pack(&raw, "tar")).unwrap();
     tar[10] ^= 1;
-    // Its first header is none now, so this is a raw disk of a whole number of sectors: nobody can
-    // know better.
+    // Its first header is invalid now, so this is a valid raw disk with a whole number of sectors.
     assert!(lab.run("add", [&file(&lab, "raw", &tar)]).code == Some(0));
 }
 
@@ -196,7 +195,8 @@ fn an_archive_holds_one_disk_and_nothing_that_leads_out() {
     refused(&lab, &file(&lab, "follows.tar", &follows), &["something follows the end"]);
     let many: Vec<u8> = (0..5000).flat_map(|_| header("folder/", 0, b'5')).collect();
     refused(&lab, &file(&lab, "many.tar", &many), &["more than 4096 entries"]);
-    // What tools write beside a disk is taken: folders, long names, attributes; all formats.
+    // Entries that tools write in addition to a disk are accepted: folders, long names, attributes;
+    // all formats.
     let long = format!("folder/{}", "long".repeat(40));
     fs::rename(lab.path("one.raw"), lab.path(&long)).unwrap();
     for format in ["gnu", "pax", "posix"] {
@@ -264,8 +264,8 @@ fn a_damaged_qcow2_file_is_refused() {
     let mut nonsense = good.clone();
     nonsense[table..table + 8].copy_from_slice(&[0x80, 0, 0, 0, 0x12, 0x34, 0x56, 0]);
     refused(&lab, &file(&lab, "nonsense", &nonsense), &[]);
-    // Every byte of the header, changed: never a panic, never something left. What is still a qcow2
-    // file is one.
+    // Every byte of the header is changed: no panic, no remains. A file that is still valid qcow2
+    // is accepted.
     for at in 0..112 {
         let mut changed = good.clone();
         changed[at] ^= 0x40;
@@ -280,7 +280,7 @@ fn a_damaged_qcow2_file_is_refused() {
     lab.assert_only(0);
 }
 
-/// Somebody writes to the image while it is added.
+/// The image is written to while it is added.
 #[test]
 fn an_image_that_changes_while_it_is_read_is_refused() {
     let lab = Lab::new();
