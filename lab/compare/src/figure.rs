@@ -1,6 +1,6 @@
 //! Figures: what benches write for comparing, and what every reader turns its file into.
 //!
-//! What bounds it: names by [`NAME_BYTES_MAX`]. What it must never know: files, statistics.
+//! Bounds: names by [`NAME_BYTES_MAX`]. Must never know: files, statistics.
 
 use std::path::Path;
 

@@ -5,8 +5,8 @@
 //! (`verdict`), for people and machines (`report`). With `--pair` it measures two commands in
 //! alternating turns by itself (`pair`). [`figure`] is what benches write to be compared.
 //!
-//! What bounds it: sizes, depths and counts of files in `input` and `suite`; turns and time of
-//! `--pair` by flags. What it must never know: what the figures mean to the programs they are of.
+//! Bounds: sizes, depths and counts of files in `input` and `suite`; turns and time of `--pair` by
+//! flags. Must never know: what the figures mean to the programs they are of.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

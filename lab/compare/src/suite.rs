@@ -5,7 +5,7 @@
 //! the median of them; with one file on each side, its repetitions are all there is and count as
 //! runs.
 //!
-//! What bounds it: [`TESTS_MAX`], [`RUNS_MAX`]. What it must never know: formats, statistics.
+//! Bounds: [`TESTS_MAX`], [`RUNS_MAX`]. Must never know: formats, statistics.
 
 use std::collections::BTreeMap;
 

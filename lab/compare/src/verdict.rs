@@ -1,6 +1,6 @@
 //! A verdict for each test, and what they come to.
 //!
-//! What bounds it: the tests of the suite. What it must never know: formats of files and reports.
+//! Bounds: the tests of the suite. Must never know: formats of files and reports.
 
 use serde::Serialize;
 

@@ -20,7 +20,7 @@
 //! Rules that hold at any instruction, whatever is killed:
 //!
 //! - A base is there when `bases/ID` is: that folder appears by one rename, after everything in it
-//!   was synced, and disappears by one rename. What is in `scratch` is never taken for a base.
+//!   was synced, and disappears by one rename. Files in `scratch` never count as a base.
 //! - `scratch/ID.*` is made and removed only under the exclusive lock of ID. So the holder of the
 //!   lock may remove the remains of an earlier holder.
 //! - An overlay is made under the shared lock of its base, which is removed under the exclusive

@@ -1,6 +1,6 @@
 //! Store queries: beside the load at a rate, and after a phase for messages that were accepted.
 //!
-//! What bounds it: queries in flight, hashes of a query, time. What it must never know: publishers.
+//! Bounds: queries in flight, hashes of a query, time. Must never know: publishers.
 
 use std::{
     collections::{BTreeMap, HashSet},

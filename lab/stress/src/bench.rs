@@ -1,8 +1,8 @@
 //! `thimble-lab bench-relay`: the relay held against its goals, and a reference node measured in
 //! the same run, in alternating turns on the same machine.
 //!
-//! What bounds it: parts, turns and seconds by flags with maxima. What it must never know: how a
-//! figure is measured.
+//! Bounds: parts, turns and seconds by flags with maxima. Must never know: how a figure is
+//! measured.
 
 use std::{
     path::{Path, PathBuf},

@@ -3,9 +3,9 @@
 //! Written out here because a push is one stream of a few packets: proposal and request leave in
 //! one write, as the specification allows a dialer that has a single protocol to propose.
 //!
-//! What bounds it: a name of a protocol has at most [`NAME_BYTES_MAX`] bytes, a peer may propose
-//! [`PROPOSALS_MAX`] of them, the caller states the longest frame. What it must never know: what
-//! is said on the stream, and which connection it is of.
+//! Bounds: a name of a protocol has at most [`NAME_BYTES_MAX`] bytes, a peer may propose
+//! [`PROPOSALS_MAX`] of them, the caller states the longest frame. Must never know: what is said on
+//! the stream, and which connection it is of.
 
 use std::io::{self, ErrorKind};
 

@@ -1,6 +1,6 @@
 //! The clients of a run: started together, told about phases, read while they work.
 //!
-//! What bounds it: clients as stated. What it must never know: what is made of their figures.
+//! Bounds: clients as stated. Must never know: what is made of their figures.
 
 use std::{
     sync::{Arc, Mutex},

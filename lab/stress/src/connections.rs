@@ -3,7 +3,7 @@
 //! Publishers spread over the first half of the nodes, everybody else over the second, so that what
 //! is received has crossed the network. With one node all are there.
 //!
-//! What bounds it: one entry for each node. What it must never know: what clients do.
+//! Bounds: one entry for each node. Must never know: what clients do.
 
 use std::{
     sync::{Arc, Mutex},

@@ -1,7 +1,7 @@
 //! Connections to the node: TCP or WebSocket, encrypted by noise, multiplexed by yamux.
 //!
-//! What bounds it: a connection stands within [`HANDSHAKE`] or not at all; [`STREAMS_MAX`] streams
-//! on it. What it must never know: what the connection is for.
+//! Bounds: a connection stands within [`HANDSHAKE`] or not at all; [`STREAMS_MAX`] streams on it.
+//! Must never know: what the connection is for.
 
 use std::{io, time::Duration};
 

@@ -1,6 +1,6 @@
 //! One run: starts the node if asked, connects the clients, runs the phases, gathers the figures.
 //!
-//! What bounds it: every wait has an end. What it must never know: how a client speaks to a node.
+//! Bounds: every wait has an end. Must never know: how a client speaks to a node.
 
 use std::{
     io::IsTerminal,

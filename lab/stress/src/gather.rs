@@ -1,7 +1,6 @@
 //! Puts the figures of a run together once it is over: late messages of early phases count as well.
 //!
-//! What bounds it: phases, clients and nodes of a run. What it must never know: how long anything
-//! is waited for.
+//! Bounds: phases, clients and nodes of a run. Must never know: how long anything is waited for.
 
 use std::{sync::Arc, sync::Mutex, time::Duration};
 

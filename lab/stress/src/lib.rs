@@ -12,9 +12,9 @@
 //! on a machine that both share. Nothing here shares code with the services or the router of a node
 //! but the message formats.
 //!
-//! What bounds it: clients, phases and requests in flight by flags with maxima; a bit for each
-//! message, sender and receiver; one histogram for each kind of answer. What it must never know:
-//! the insides of a node.
+//! Bounds: clients, phases and requests in flight by flags with maxima; a bit for each message,
+//! sender and receiver; one histogram for each kind of answer. Must never know: the insides of a
+//! node.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,7 +1,7 @@
 //! A network of relays to work on: one that runs, or one that is started for this run only.
 //!
-//! Started and removed by `thimble-lab net`, which this program is. What bounds it: waits have
-//! ends. What it must never know: how a net starts its nodes.
+//! Started and removed by `thimble-lab net`, which this program is. Bounds: waits have ends. Must
+//! never know: how a net starts its nodes.
 
 use std::{
     fs::File,

@@ -1,7 +1,7 @@
 //! The node under load as a process: started, perhaps in a memory-capped group, stopped.
 //!
-//! What bounds it: waits have ends. What it must never know: what the node does. Everything here
-//! comes from `thimble-lab cap`.
+//! Bounds: waits have ends. Must never know: what the node does. Everything here comes from
+//! `thimble-lab cap`.
 
 use std::{
     fs::{self, File},

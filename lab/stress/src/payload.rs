@@ -1,7 +1,7 @@
 //! The payload of a test message: who sent it, which one it is, when, and whether it is whole.
 //!
-//! What bounds it: a payload has at least [`HEADER_BYTES`] and at most [`PAYLOAD_BYTES_MAX`] bytes.
-//! What it must never know: Waku messages, connections and clocks.
+//! Bounds: a payload has at least [`HEADER_BYTES`] and at most [`PAYLOAD_BYTES_MAX`] bytes. Must
+//! never know: Waku messages, connections and clocks.
 //!
 //! All numbers are big-endian:
 //!

@@ -1,7 +1,7 @@
 //! What is sent: phases of payload size times rate, named cases, plan files.
 //!
-//! What bounds it: [`PHASES_MAX`] phases, rates and lengths by the constants below. What it must
-//! never know: who sends.
+//! Bounds: [`PHASES_MAX`] phases, rates and lengths by the constants below. Must never know: who
+//! sends.
 
 use std::{path::Path, str::FromStr, time::Duration};
 

@@ -4,8 +4,8 @@
 //! that counts as late, and what is not sent by the end of the phase as unsent. Without a rate it
 //! is a closed loop of [`Load::outstanding`] requests.
 //!
-//! What bounds it: requests in flight by [`IN_FLIGHT_MAX`] or [`Load::outstanding`], each for
-//! [`Load::answer`] seconds. What it must never know: receivers.
+//! Bounds: requests in flight by [`IN_FLIGHT_MAX`] or [`Load::outstanding`], each for
+//! [`Load::answer`] seconds. Must never know: receivers.
 //!
 //! [`Load::outstanding`]: crate::settings::Load::outstanding
 //! [`Load::answer`]: crate::settings::Load::answer

@@ -1,7 +1,7 @@
 //! What a publisher asked for in one phase, and what it was answered.
 //!
-//! What bounds it: [`ANSWERS_MAX`] kinds of answers, the stated number of hashes for the store.
-//! What it must never know: connections.
+//! Bounds: [`ANSWERS_MAX`] kinds of answers, the stated number of hashes for the store. Must never
+//! know: connections.
 
 use std::fmt;
 

@@ -1,7 +1,6 @@
 //! A receiver: subscribes to the run's content topic by filter, and takes what it is pushed.
 //!
-//! What bounds it: streams of its connection; a bit for each message. What it must never know:
-//! what was accepted.
+//! Bounds: streams of its connection; a bit for each message. Must never know: what was accepted.
 
 use std::{
     sync::{Arc, Mutex, atomic::Ordering::Relaxed},

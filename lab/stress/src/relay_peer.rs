@@ -4,8 +4,8 @@
 //! under test. It does what the specification asks of a peer that only listens: subscribes, takes
 //! and asks for a place in the mesh, fetches what was offered and did not come.
 //!
-//! What bounds it: [`SEEN_MAX`] message ids, [`SAYINGS_MAX`] messages waiting to be said. What it
-//! must never know: what was accepted.
+//! Bounds: [`SEEN_MAX`] message ids, [`SAYINGS_MAX`] messages waiting to be said. Must never know:
+//! what was accepted.
 //!
 //! Source: libp2p/specs gossipsub 1.1, vacp2p/rfc-index 11.
 

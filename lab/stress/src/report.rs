@@ -1,7 +1,6 @@
 //! What came of a run: figures, for machines and for people.
 //!
-//! What bounds it: phases, receivers and answers of a run. What it must never know: how they were
-//! measured.
+//! Bounds: phases, receivers and answers of a run. Must never know: how they were measured.
 
 use budget::MIB;
 use serde::Serialize;

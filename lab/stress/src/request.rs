@@ -1,6 +1,6 @@
 //! A light-push request, written in one go into a buffer that is used again.
 //!
-//! What bounds it: the payload's bound. What it must never know: connections and answers.
+//! Bounds: the payload's bound. Must never know: connections and answers.
 
 use protocol::{
     frame, light_push,

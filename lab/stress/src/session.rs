@@ -5,8 +5,8 @@
 //! because nodes ask for them before they do anything for a client; what else it serves is its
 //! [`Role`]'s.
 //!
-//! What bounds it: [`dial::STREAMS_MAX`](crate::dial) streams. What it must never know: messages,
-//! and what is measured.
+//! Bounds: [`dial::STREAMS_MAX`](crate::dial) streams. Must never know: messages, and what is
+//! measured.
 
 use std::{
     future::poll_fn,

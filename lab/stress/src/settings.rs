@@ -1,8 +1,8 @@
 //! What a load consists of beside its phases: clients, limits, the network's numbers. Each of them
 //! is a flag and a key of a plan file; flags stand above the file.
 //!
-//! What bounds it: the constants below, checked once ([`Settings::load`]). What it must never know:
-//! which node the load is for.
+//! Bounds: the constants below, checked once ([`Settings::load`]). Must never know: which node the
+//! load is for.
 
 use std::time::Duration;
 

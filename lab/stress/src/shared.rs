@@ -1,6 +1,6 @@
 //! What the clients of a run share.
 //!
-//! What bounds it: numbers and locks of fixed count. What it must never know: what a client does.
+//! Bounds: numbers and locks of fixed count. Must never know: what a client does.
 
 use std::{
     collections::BTreeMap,

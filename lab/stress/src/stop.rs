@@ -1,6 +1,6 @@
 //! Being asked to end early: what was measured so far is told all the same.
 //!
-//! What it must never know: what ends.
+//! Must never know: what ends.
 
 use std::process::ExitCode;
 

@@ -1,8 +1,7 @@
 //! Who got what: which messages were accepted, and which of them reached a receiver.
 //!
-//! What bounds it: one bit for each message, sender and receiver; a sequence number that was never
-//! issued is damage and grows nothing. What it must never know: connections, payload bytes and the
-//! clock.
+//! Bounds: one bit for each message, sender and receiver; a sequence number that was never issued
+//! is damage and grows nothing. Must never know: connections, payload bytes and the clock.
 
 use std::sync::{
     Mutex, MutexGuard, PoisonError,

@@ -1,8 +1,7 @@
 //! The nodes' memory and CPU over time, from the kernel: for the report, and as a series from which
 //! a picture is drawn.
 //!
-//! What bounds it: a sample, and a line of the series, every [`EVERY`]. What it must never know:
-//! what a node does.
+//! Bounds: a sample, and a line of the series, every [`EVERY`]. Must never know: what a node does.
 
 use std::{
     fs::{self, File},

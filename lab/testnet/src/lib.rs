@@ -9,8 +9,8 @@
 //! * [`machine`]: what a figure was measured on, for this and other crates of the lab.
 //! * [`storm`]: a node in such a group, worked on by the load driver, with a verdict.
 //!
-//! What it must never know: the insides of a node or of the load driver. Both are programs that it
-//! starts, and everything it learns of them comes from their public interfaces and from the kernel.
+//! Must never know: the insides of a node or of the load driver. Both are programs that it starts,
+//! and everything it learns of them comes from their public interfaces and from the kernel.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -2,8 +2,7 @@
 //! again takes from it what was measured, in order, and so decides as it did, up to where it
 //! stopped.
 //!
-//! What bounds it: [`RECORDS_MAX`] runs of [`RECORD_BYTES_MAX`].
-//! What it must never know: what a run means.
+//! Bounds: [`RECORDS_MAX`] runs of [`RECORD_BYTES_MAX`]. Must never know: what a run means.
 
 use std::{
     collections::{HashMap, VecDeque},

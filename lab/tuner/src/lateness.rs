@@ -1,8 +1,7 @@
 //! How late a program is: answers or beats against the moments at which they were due, and the goal
 //! that the user sets for it.
 //!
-//! What bounds it: [`SAMPLES_MAX`] values of one run. What it must never know: where they come
-//! from.
+//! Bounds: [`SAMPLES_MAX`] values of one run. Must never know: where they come from.
 
 use std::{fmt, str::FromStr};
 

@@ -11,8 +11,8 @@
 //! * [`tune`]: the command, its progress and its report.
 //! * [`watch`]: a running program's memory and collections, and what is wrong with them.
 //!
-//! What bounds it: every run, every list of settings and every log by the limits in the modules.
-//! What it must never know: what the program is for.
+//! Bounds: every run, every list of settings and every log by the limits in the modules. Must never
+//! know: what the program is for.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

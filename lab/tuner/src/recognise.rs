@@ -5,8 +5,8 @@
 //! environment variables and the prefixes of messages that runtimes carry as C strings, which
 //! stripping a program leaves in. Nothing is run.
 //!
-//! What bounds it: sections, strings, libraries, bytes searched and scripts followed, by the
-//! constants below. A file that is not what it says is recognised as nothing.
+//! Bounds: sections, strings, libraries, bytes searched and scripts followed, by the constants
+//! below. A file that is not what it says is recognised as nothing.
 
 use std::{
     collections::BTreeSet,

@@ -4,7 +4,7 @@
 //! used: what makes two runs differ is mostly not in it. `FOLDER#NAME` is what was saved with
 //! `--save-baseline NAME`; without it, the newest.
 //!
-//! What bounds it: [`DEPTH_MAX`], [`ENTRIES_MAX`], [`ESTIMATES_BYTES_MAX`]; links are not followed.
+//! Bounds: [`DEPTH_MAX`], [`ENTRIES_MAX`], [`ESTIMATES_BYTES_MAX`]; links are not followed.
 
 use std::{
     ffi::OsStr,

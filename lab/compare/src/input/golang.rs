@@ -4,7 +4,7 @@
 //! time. The number of processors behind a benchmark's name is left out. Times of tests that failed
 //! or were skipped do not count.
 //!
-//! What bounds it: [`PACKAGES_MAX`] outputs joined, [`LINE_BYTES_MAX`], values as in `input`.
+//! Bounds: [`PACKAGES_MAX`] outputs joined, [`LINE_BYTES_MAX`], values as in `input`.
 
 use std::collections::BTreeMap;
 

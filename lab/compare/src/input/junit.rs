@@ -4,7 +4,7 @@
 //! `test` as Node's reporter writes), by the suites around it. Times of tests that failed or were
 //! skipped are not compared: they ended early. Entities that a document declares are not expanded.
 //!
-//! What bounds it: [`DEPTH_MAX`], [`ATTRIBUTE_BYTES_MAX`], values as in `input`.
+//! Bounds: [`DEPTH_MAX`], [`ATTRIBUTE_BYTES_MAX`], values as in `input`.
 
 use quick_xml::{
     Reader, XmlVersion,

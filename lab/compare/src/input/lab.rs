@@ -5,7 +5,7 @@
 //! a capped run. Turns of one node in one file are several values of a test. Nodes beside the first
 //! one of a bench are named in the test.
 //!
-//! What bounds it: values as in `input`, [`SERIES_LINES_MAX`] lines of a series.
+//! Bounds: values as in `input`, [`SERIES_LINES_MAX`] lines of a series.
 
 use serde_json::Value;
 

@@ -4,8 +4,8 @@
 //! them is not believed, and everything is counted before it is kept. What cannot be read is
 //! refused with what it looks like.
 //!
-//! What bounds it: [`FILE_BYTES_MAX`], [`READINGS_MAX`], depths in the parsers. What it must never
-//! know: what is compared with what.
+//! Bounds: [`FILE_BYTES_MAX`], [`READINGS_MAX`], depths in the parsers. Must never know: what is
+//! compared with what.
 
 pub(crate) mod criterion;
 pub(crate) mod golang;

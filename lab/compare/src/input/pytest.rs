@@ -3,7 +3,7 @@
 //! Setup, call and teardown of a test are added up. pytest leaves out what took less than 5 ms
 //! unless it is told `-vv`; its JUnit XML (`--junitxml`) has every test.
 //!
-//! What bounds it: values as in `input`.
+//! Bounds: values as in `input`.
 
 use std::collections::BTreeMap;
 

@@ -4,7 +4,7 @@
 //! order; instead of `value` it may say `seconds`, `ms` or another unit. Commas, semicolons or tabs
 //! separate.
 //!
-//! What bounds it: values as in `input`.
+//! Bounds: values as in `input`.
 
 use super::Readings;
 use crate::figure::{Better, Unit, shortened};

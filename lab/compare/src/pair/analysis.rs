@@ -5,7 +5,7 @@
 //! signs over (or many random ones). How many turns a difference needs follows from the spread of
 //! the differences alone, never from their mean, so that ending by it does not favour a verdict.
 //!
-//! What bounds it: turns. What it must never know: what was measured.
+//! Bounds: turns. Must never know: what was measured.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha20Rng;

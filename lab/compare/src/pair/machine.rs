@@ -1,6 +1,6 @@
 //! The machine: what it is, and what else it did while a command ran.
 //!
-//! What bounds it: single lines of /proc. What it must never know: what runs.
+//! Bounds: single lines of /proc. Must never know: what runs.
 
 use std::{fs, time::Instant};
 

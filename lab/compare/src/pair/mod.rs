@@ -5,8 +5,8 @@
 //! counts for nothing and is repeated. What is compared: wall time, CPU time, peak memory, and with
 //! `--read` the figures of a file that the commands write.
 //!
-//! What bounds it: turns and minutes by flags; as many turns may be dropped as are wanted. What it
-//! must never know: what the commands do.
+//! Bounds: turns and minutes by flags; as many turns may be dropped as are wanted. Must never know:
+//! what the commands do.
 
 pub(crate) mod analysis;
 pub(crate) mod machine;

@@ -4,7 +4,7 @@
 //! it is left for the next run. CPU time is that of the command and of what it waited for; peak
 //! memory is of the largest of these processes, as the kernel keeps it.
 //!
-//! What bounds it: a time limit for each run.
+//! Bounds: a time limit for each run.
 
 use std::{
     os::unix::process::CommandExt,

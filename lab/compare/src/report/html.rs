@@ -1,6 +1,6 @@
 //! One page that needs nothing else: no network, no script.
 //!
-//! What bounds it: [`ROWS_MAX`]. What it must never know: how verdicts come about.
+//! Bounds: [`ROWS_MAX`]. Must never know: how verdicts come about.
 
 use std::fmt::Write;
 

@@ -3,7 +3,7 @@
 //! Names come from files of others: control characters, markup and mentions in them do nothing
 //! here.
 //!
-//! What bounds it: rows by each form. What it must never know: how verdicts come about.
+//! Bounds: rows by each form. Must never know: how verdicts come about.
 
 mod html;
 mod markdown;

@@ -2,7 +2,7 @@
 //!
 //! Both are SVG inside the page, drawn with classes that the page colours, light or dark.
 //!
-//! What bounds it: [`POINTS_MAX`], [`ROWS_MAX`]. What it must never know: how verdicts come about.
+//! Bounds: [`POINTS_MAX`], [`ROWS_MAX`]. Must never know: how verdicts come about.
 
 use std::fmt::Write;
 

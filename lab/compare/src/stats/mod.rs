@@ -23,8 +23,8 @@
 //!
 //! The error rates are checked by simulation in `simulation.rs`.
 //!
-//! What bounds it: time linear in tests and runs, both bounded by the readers. What it must never
-//! know: units, files, which direction is better.
+//! Bounds: time linear in tests and runs, both bounded by the readers. Must never know: units,
+//! files, which direction is better.
 
 pub(crate) mod noise;
 mod prior;

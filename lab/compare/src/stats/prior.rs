@@ -8,7 +8,7 @@
 //! freedom. When tests differ much in noise, the fit has few degrees of freedom and every test
 //! keeps its own.
 //!
-//! What bounds it: one pass over the tests. What it must never know: what is measured.
+//! Bounds: one pass over the tests. Must never know: what is measured.
 
 use statrs::function::gamma::digamma;
 

@@ -4,7 +4,7 @@
 //! tests cannot move. How much offsets vary is estimated within each side, from as many degrees of
 //! freedom as there are runs less sides: with three runs against one, two.
 //!
-//! What bounds it: tests and runs. What it must never know: what is measured.
+//! Bounds: tests and runs. Must never know: what is measured.
 
 use super::{Prepared, Scale, TESTS_MIN, count, mean};
 

@@ -1,6 +1,6 @@
 //! The functions that the fit of a prior needs and that the statistics crate lacks.
 //!
-//! What bounds it: iterations are fixed. What it must never know: what is measured.
+//! Bounds: iterations are fixed. Must never know: what is measured.
 
 use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
 

@@ -6,7 +6,7 @@
 //! distribution is fitted to them by maximum likelihood, and a candidate's probability is never
 //! taken for smaller than that distribution says.
 //!
-//! What bounds it: at most [`DEVIATES_MAX`] deviates. What it must never know: what is measured.
+//! Bounds: at most [`DEVIATES_MAX`] deviates. Must never know: what is measured.
 
 use statrs::function::gamma::ln_gamma;
 

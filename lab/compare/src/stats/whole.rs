@@ -5,7 +5,7 @@
 //! drawn from Student's distribution with the runs' own spread and degrees of freedom: three runs
 //! can be resampled in ten ways only, which would make their spread look smaller than it is.
 //!
-//! What bounds it: [`WORK_MAX`] additions. What it must never know: units.
+//! Bounds: [`WORK_MAX`] additions. Must never know: units.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha20Rng;

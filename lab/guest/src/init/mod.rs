@@ -29,7 +29,7 @@ use rustix::system::{RebootCommand, reboot};
 
 /// Where it is in the root.
 pub const IN_ROOT: &str = "/sbin/thimble-guest";
-/// Its name in the second root, by which it recognizes its stage.
+/// Argument of the second start, from the root.
 const LATE: &str = "late";
 /// The kernel's modules in the first file system, in the order in which they are loaded, one path a
 /// line.

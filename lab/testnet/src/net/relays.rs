@@ -5,7 +5,7 @@
 //! peers. From eight nodes on, nobody is connected with the node across the ring: what one gets
 //! reaches it by gossip over others.
 //!
-//! What bounds it: the nodes of a net. What it must never know: what relays are told by clients.
+//! Bounds: the nodes of a net. Must never know: what relays are told by clients.
 
 use std::{
     fs,

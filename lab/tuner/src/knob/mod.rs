@@ -5,8 +5,8 @@
 //! the default, and how a value gets to the program: as arguments or in a variable of the
 //! environment.
 //!
-//! What bounds it: the bytes of a file, [`KNOBS_MAX`], [`VALUES_MAX`] and [`TEXT_BYTES_MAX`].
-//! What it must never know: what a setting did.
+//! Bounds: the bytes of a file, [`KNOBS_MAX`], [`VALUES_MAX`] and [`TEXT_BYTES_MAX`]. Must never
+//! know: what a setting did.
 
 mod file;
 mod setting;

@@ -1,8 +1,8 @@
 //! Asks a program at a set rate, and notes how late each answer is against the moment at which it
 //! was asked for: an answer that keeps the next question waiting is late for both (open loop).
 //!
-//! What bounds it: [`IN_FLIGHT_MAX`] questions without an answer, [`TIMEOUT`] for each; more that
-//! fall due meanwhile are misses.
+//! Bounds: [`IN_FLIGHT_MAX`] questions without an answer, [`TIMEOUT`] for each; more that fall due
+//! meanwhile are misses.
 
 mod target;
 

@@ -5,8 +5,8 @@
 //! nothing behind; its memory is that of all its processes. The work put on it stands outside the
 //! cap.
 //!
-//! What bounds it: the plan's times; a run ends [`STOP_TIMEOUT`] after it is told to at the
-//! latest. What it must never know: which setting is better.
+//! Bounds: the plan's times; a run ends [`STOP_TIMEOUT`] after it is told to at the latest. Must
+//! never know: which setting is better.
 
 mod load;
 mod outcome;

@@ -1,8 +1,8 @@
 //! What a command prints, line by line as it comes: when it is ready, its beats, its misses, its
 //! collector's report, and the last lines for the words of an error.
 //!
-//! What bounds it: [`LINE_BYTES_MAX`] of a line are looked at, [`TAIL_LINES`] are kept. A command
-//! is never kept waiting: what it prints is taken off the pipe as fast as it comes.
+//! Bounds: [`LINE_BYTES_MAX`] of a line are looked at, [`TAIL_LINES`] are kept. A command is never
+//! kept waiting: what it prints is taken off the pipe as fast as it comes.
 
 use std::{
     collections::VecDeque,

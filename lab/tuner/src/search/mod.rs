@@ -12,8 +12,7 @@
 //! What follows is decided by what was measured and by the time that was spent, both of which are
 //! in the journal: a search begun again goes on where it stopped.
 //!
-//! What bounds it: the time budget, and [`RUNS_MAX`] runs. What it must never know: how a run is
-//! made.
+//! Bounds: the time budget, and [`RUNS_MAX`] runs. Must never know: how a run is made.
 
 mod alone;
 mod table;

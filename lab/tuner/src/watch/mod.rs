@@ -8,8 +8,8 @@
 //!   `knobs`: their settings.
 //! * `report`: lines, summary and JSON; `page`: the same in a browser.
 //!
-//! What bounds it: everything held is bounded by constants of these modules, never by how long the
-//! watch takes. It changes nothing in the process that it watches.
+//! Bounds: everything held is bounded by constants of these modules, never by how long the watch
+//! takes. It changes nothing in the process that it watches.
 
 mod findings;
 mod history;

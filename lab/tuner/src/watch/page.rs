@@ -1,7 +1,7 @@
 //! The page of a watch: `/` draws what `/status.json` says.
 //!
-//! What bounds it: connections at a time, one request on each, its head, and the time for all of
-//! it. It only answers GET. On a loopback address a request has to name a loopback host: a page of
+//! Bounds: connections at a time, one request on each, its head, and the time for all of it. It
+//! only answers GET. On a loopback address a request has to name a loopback host: a page of
 //! elsewhere whose name was made to point here (DNS rebinding) gets nothing.
 
 use std::{

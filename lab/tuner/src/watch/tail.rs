@@ -1,7 +1,7 @@
 //! Follows a log while others write it, cut it off or put another in its place.
 //!
-//! What bounds it: how much of a log that was there before is read, how much at a time, and the
-//! length of a line. A log that grows faster than it is read loses its middle, which is counted.
+//! Bounds: how much of a log that was there before is read, how much at a time, and the length of a
+//! line. A log that grows faster than it is read loses its middle, which is counted.
 
 use std::{
     fs::{self, File, OpenOptions},
