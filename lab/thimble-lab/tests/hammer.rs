@@ -277,8 +277,8 @@ impl Controller {
     }
 }
 
-/// Somebody empties the canister under the driver's feet: counts, and pages of stable memory, that
-/// were acknowledged are gone.
+/// Another client empties the canister during the run: acknowledged counts and pages of stable
+/// memory are gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_acknowledgements_fail_the_run() {
     let node = Node::start("512MiB", None);

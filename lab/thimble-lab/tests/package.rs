@@ -125,7 +125,7 @@ fn an_installed_program_is_replaced_while_it_runs() {
         .unwrap();
     let before = files_below(root.path());
     install();
-    assert_eq!(files_below(root.path()), before, "the same files, and nothing beside them");
+    assert_eq!(files_below(root.path()), before, "the same files, and no others");
     assert!(running.try_wait().unwrap().is_none(), "it goes on");
     let pid = i32::try_from(running.id()).unwrap();
     let pid = rustix::process::Pid::from_raw(pid).unwrap();

@@ -259,7 +259,7 @@ fn ctrl_c_leaves_no_process_and_a_search_that_goes_on() {
     kill_process(Pid::from_child(&search), Signal::INT).unwrap();
     let rest: Vec<String> = lines.map(Result::unwrap).collect();
     assert_eq!(search.wait().unwrap().code(), Some(130), "{rest:?}");
-    assert!(rest.last().unwrap().contains("goes on where it stopped"), "{rest:?}");
+    assert!(rest.last().unwrap().contains("continues where it stopped"), "{rest:?}");
     assert_eq!(running(&word), 0, "nothing is left");
 
     // Killed without a chance to tidy up, its command ends as well.

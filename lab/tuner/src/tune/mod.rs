@@ -48,7 +48,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     done.or_else(|error| {
         if error.is::<Stopped>() {
             eprintln!(
-                "\nthimble-lab tune: stopped; nothing of the command is left running. The same command goes on where it stopped."
+                "\nthimble-lab tune: stopped; nothing of the command is left running. The same command continues where it stopped."
             );
             return Ok(cli::interrupted());
         }

@@ -289,7 +289,7 @@ impl Watch {
         if let Err(error) = std::fs::read_link(format!("/proc/{pid}/exe")) {
             match error.kind() {
                 io::ErrorKind::PermissionDenied => bail!(
-                    "process {pid} belongs to somebody else and may not be read; run this as its \
+                    "process {pid} belongs to another user and may not be read; run this as its \
                      user or as root"
                 ),
                 _ => {
