@@ -1,4 +1,4 @@
-//! Figures: what benches write for comparing, and what every reader turns its file into.
+//! Figures: the output of benches for comparison, and the result of every reader of files.
 //!
 //! Bounds: names by [`NAME_BYTES_MAX`]. Must never know: files, statistics.
 
@@ -24,7 +24,7 @@ pub enum Better {
     More,
 }
 
-/// What a value is measured in, after conversion to the base unit.
+/// Unit of a value, after conversion to the base unit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Unit {
     /// A time, in seconds.
@@ -101,9 +101,9 @@ impl Figure {
 pub struct Figures {
     /// Version of the document, [`FORMAT`].
     pub format: u32,
-    /// What wrote it.
+    /// The bench that wrote it.
     pub bench: String,
-    /// What was measured on.
+    /// The machine of the measurement.
     pub machine: String,
     /// All of them.
     pub figures: Vec<Figure>,

@@ -1,12 +1,12 @@
 //! `thimble-lab compare`: which differences between earlier runs and a change are real.
 //!
 //! Files of measurements ([`input`]) become tests with a value in each run (`suite`). Each test is
-//! judged against its own spread (`stats` has the method and its limits), every verdict in words
-//! (`verdict`), for people and machines (`report`). With `--pair` it measures two commands in
-//! alternating turns by itself (`pair`). [`figure`] is what benches write to be compared.
+//! judged against its own spread (`stats` has the method and its limits), each gets a verdict
+//! (`verdict`), and the report is for people and machines (`report`). With `--pair` it measures two
+//! commands itself, in alternating turns (`pair`). [`figure`] is the format that benches write.
 //!
 //! Bounds: sizes, depths and counts of files in `input` and `suite`; turns and time of `--pair` by
-//! flags. Must never know: what the figures mean to the programs they are of.
+//! flags. Must never know: the meaning of the figures to the measured programs.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

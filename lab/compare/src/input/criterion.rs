@@ -1,8 +1,8 @@
 //! Folders of Criterion (`target/criterion`), and single estimates of it.
 //!
 //! A run is one value for each benchmark: the median of its samples. The spread inside a run is not
-//! used: what makes two runs differ is mostly not in it. `FOLDER#NAME` is what was saved with
-//! `--save-baseline NAME`; without it, the newest.
+//! used: most of the difference between two runs is not in it. `FOLDER#NAME` is the baseline saved
+//! with `--save-baseline NAME`; without it, the newest.
 //!
 //! Bounds: [`DEPTH_MAX`], [`ENTRIES_MAX`], [`ESTIMATES_BYTES_MAX`]; links are not followed.
 

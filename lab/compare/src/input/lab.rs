@@ -1,4 +1,4 @@
-//! What the lab's own benches and storms write.
+//! Output of the lab's own benches and storms.
 //!
 //! A document of figures (`bench`, anything else that writes one), rows that carry figures
 //! (`storm`, `bench-net`), reports of `stress` and `bench-relay`, of the hammer, and the summary of

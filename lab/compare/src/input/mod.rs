@@ -1,8 +1,8 @@
 //! Files of measurements, whatever tool wrote them, as readings: name, value, unit.
 //!
-//! What a file is, its content says, not its name. Files come from outside: what is declared in
-//! them is not believed, and everything is counted before it is kept. What cannot be read is
-//! refused with what it looks like.
+//! The content decides the format, not the name. Files come from outside: declared sizes are not
+//! trusted, and everything is counted before it is kept. An unreadable file is refused with its
+//! apparent format.
 //!
 //! Bounds: [`FILE_BYTES_MAX`], [`READINGS_MAX`], depths in the parsers. Must never know: what is
 //! compared with what.
@@ -41,7 +41,7 @@ pub enum InputError {
     Io {
         /// The file or folder as it was named.
         path: String,
-        /// What it said.
+        /// The error of the operating system.
         error: std::io::Error,
     },
     /// A file of more than [`FILE_BYTES_MAX`] bytes that is not a series of samples.
@@ -57,7 +57,7 @@ pub enum InputError {
     Unknown {
         /// The file as it was named.
         path: String,
-        /// What the content looks like, in words.
+        /// A description of the content.
         looks: String,
     },
     /// Known, and damaged.
@@ -67,7 +67,7 @@ pub enum InputError {
         path: String,
         /// Name of the kind that was recognised ([`Kind::name`]).
         looks: &'static str,
-        /// What is wrong with the content, in words.
+        /// A description of the fault in the content.
         fault: String,
     },
 }
@@ -88,7 +88,7 @@ pub struct Reading {
     pub better: Option<Better>,
 }
 
-/// What a parser found.
+/// Result of a parser.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Readings {
     /// In the order of the file; a name may come several times.
@@ -99,7 +99,7 @@ pub struct Readings {
     pub skipped: usize,
     /// Values that are none, such as NaN.
     pub unusable: usize,
-    /// The first of them, in words.
+    /// A description of the first of them.
     pub unusable_first: Option<String>,
 }
 
@@ -183,11 +183,11 @@ impl Kind {
 /// A file or folder, read.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// What was named.
+    /// The path as given.
     pub path: PathBuf,
-    /// What it is.
+    /// Its format.
     pub kind: Kind,
-    /// What is in it.
+    /// Its content.
     pub readings: Readings,
 }
 
@@ -250,7 +250,7 @@ fn load(path: &Path, shown: &str) -> Result<Vec<u8>, InputError> {
     Ok(bytes)
 }
 
-/// What bytes are that are not read.
+/// Description of bytes that cannot be parsed.
 #[derive(Debug, PartialEq)]
 pub enum Looks {
     /// No kind that is known.

@@ -1,8 +1,8 @@
 //! Plain CSV: a name and a value in each line, with a header or without.
 //!
 //! A header may name the columns `name`, `value`, `unit` and `better` (`less` or `more`) in any
-//! order; instead of `value` it may say `seconds`, `ms` or another unit. Commas, semicolons or tabs
-//! separate.
+//! order; instead of `value`, the column may be named `seconds`, `ms` or another unit. Separators
+//! are commas, semicolons or tabs.
 //!
 //! Bounds: values as in `input`.
 

@@ -1,6 +1,6 @@
 //! One page that needs nothing else: no network, no script.
 //!
-//! Bounds: [`ROWS_MAX`]. Must never know: how verdicts come about.
+//! Bounds: [`ROWS_MAX`]. Must never know: how verdicts are computed.
 
 use std::fmt::Write;
 

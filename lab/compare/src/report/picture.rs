@@ -1,8 +1,8 @@
-//! Pictures: each test's change against its own spread, and the tests that stand out run by run.
+//! Pictures: each test's change against its own spread, and the outstanding tests run by run.
 //!
 //! Both are SVG inside the page, drawn with classes that the page colours, light or dark.
 //!
-//! Bounds: [`POINTS_MAX`], [`ROWS_MAX`]. Must never know: how verdicts come about.
+//! Bounds: [`POINTS_MAX`], [`ROWS_MAX`]. Must never know: how verdicts are computed.
 
 use std::fmt::Write;
 
@@ -58,7 +58,7 @@ fn ticks(most: f64) -> Vec<f64> {
     let mut at = step;
     while at.ln_1p() <= most {
         ticks.push(at);
-        // As a ratio the other way: -50 % lies as far from 0 as +100 %.
+        // As a ratio the other way: -50 % is as far from 0 as +100 %.
         ticks.push(1.0 / (1.0 + at) - 1.0);
         at += step;
     }
@@ -109,7 +109,7 @@ pub(crate) fn scatter(tests: &[Judged]) -> String {
             svg.text("label", (at, HEIGHT - BOTTOM + 18.0), Anchor::Middle, &words);
         }
     }
-    // Where one and three standard deviations of a value lie.
+    // Bands of one and three standard deviations of a value.
     for (times, shape) in [(3.0, "band wide"), (1.0, "band")] {
         let mut path = String::new();
         let steps = 60;
@@ -130,7 +130,7 @@ pub(crate) fn scatter(tests: &[Judged]) -> String {
         }
         svg.path(shape, &format!("{path}Z"));
     }
-    // What stands out is drawn last, over the rest.
+    // Outstanding tests are drawn last, over the rest.
     for (test, noise, change_log) in points.iter().rev() {
         let beyond = if change_log.abs() > most { " beyond" } else { "" };
         let radius = if test.verdict == Verdict::Noise { 3.5 } else { 5.0 };
