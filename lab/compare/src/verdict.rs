@@ -218,13 +218,13 @@ fn notes(suite: &Suite, findings: &Findings) -> Vec<String> {
     } else if findings.pooled == 0 {
         notes.push(format!(
             "fewer than {TESTS_MIN} comparable tests, or most do not vary: each test is judged by \
-             its own values alone, and few runs tell large changes only"
+             its own values alone, and few runs detect large changes only"
         ));
     }
     if suite.shared_runs && candidate == 1 && baseline > 1 {
         notes.push(
-            "one candidate run: what is far in it may be that run's; two or more distinguish a change \
-             from an outlier"
+            "one candidate run: what is far in it may be that run's; two or more distinguish a \
+             change from an outlier"
                 .into(),
         );
     }

@@ -2,7 +2,7 @@
 //!
 //! A document of figures (`bench`, anything else that writes one), rows that carry figures
 //! (`storm`, `bench-net`), reports of `stress` and `bench-relay`, of the hammer, and the summary of
-//! a capped run. Turns of one node in one file are several values of a test. Nodes beside the first
+//! a capped run. Turns of one node in one file are several values of a test. Nodes after the first
 //! one of a bench are named in the test.
 //!
 //! Bounds: values as in `input`, [`SERIES_LINES_MAX`] lines of a series.
