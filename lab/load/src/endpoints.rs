@@ -1,8 +1,8 @@
-//! The nodes behind several endpoints: where they are, and what each said of its memory and its
-//! height while they were worked on.
+//! The nodes behind several endpoints: their addresses, and the memory and height that each
+//! reported during the load.
 //!
-//! Everything comes from the nodes' own reports (`/status.json`), asked for twice a second; what
-//! lies between two reports is not seen. A node that has no such report is listed without figures.
+//! Everything comes from the nodes' own reports (`/status.json`), requested twice a second; peaks
+//! between two reports are not seen. A node that has no such report is listed without figures.
 
 use std::{
     fmt::Write,
@@ -195,7 +195,7 @@ pub(crate) fn table(nodes: &[NodeSeen]) -> String {
     );
     for node in nodes {
         if node.answers == 0 {
-            let _ = writeln!(text, "{:<30} tells nothing at /status.json", node.endpoint);
+            let _ = writeln!(text, "{:<30} reports nothing at /status.json", node.endpoint);
             continue;
         }
         let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / 1_048_576.0);

@@ -16,10 +16,10 @@
 //! procedure: of the tests that are called faster or slower, at most the stated part is called so
 //! wrongly, on average; when nothing changed at all, that is the probability that any is.
 //!
-//! **Limits.** One value on each side gives no estimate of noise: there is a ratio
-//! and no probability. With fewer than [`TESTS_MIN`] tests nothing is pooled, and each test is
-//! judged by its own values alone (Student's t with equal variances). Tests with zero or negative
-//! values have no logarithm; they are judged by differences and not pooled.
+//! **Limits.** One value on each side gives no estimate of noise: there is a ratio and no
+//! probability. With fewer than [`TESTS_MIN`] tests nothing is pooled, and each test is judged by
+//! its own values alone (Student's t with equal variances). Tests with zero or negative values have
+//! no logarithm; they are judged by differences and not pooled.
 //!
 //! The error rates are checked by simulation in `simulation.rs`.
 //!

@@ -16,7 +16,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 const HEALTHY_WITHIN: Duration = Duration::from_secs(60);
 const STOPPED_WITHIN: Duration = Duration::from_secs(60);
 
-/// What is started.
+/// The program to start.
 pub(super) struct Binary<'a> {
     pub program: &'a Path,
     /// `--memory`.
@@ -66,7 +66,7 @@ pub(super) struct Node {
     child: Child,
     /// The node's own process.
     pub pid: u32,
-    /// What its cap tells, if it has one.
+    /// Information file of its cap, if it has one.
     told: Option<PathBuf>,
     pub url: String,
     pub port: u16,

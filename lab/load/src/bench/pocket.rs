@@ -50,12 +50,12 @@ pub struct Options {
 const INSTANCE_BYTES_MAX: f64 = 12.0 * 1024.0 * 1024.0;
 /// Longest that one may take to start.
 const START_MILLIS_MAX: f64 = 50.0;
-/// Time for the server to come to rest.
+/// Time for the server to become idle.
 const REST: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 const STARTED_WITHIN: Duration = Duration::from_secs(30);
 const STOPPED_WITHIN: Duration = Duration::from_secs(60);
-/// The management canister, and nobody.
+/// The management canister; also the empty principal.
 const MANAGEMENT: &[u8] = &[];
 const ANONYMOUS: &[u8] = &[4];
 
@@ -92,7 +92,7 @@ impl Server {
         serde_json::from_str(&text).with_context(|| format!("{path}: {text}"))
     }
 
-    /// What all processes hold, and how many there are.
+    /// Memory of all processes, and their number.
     fn held(&self) -> Result<(f64, usize)> {
         let processes = measure::processes(self.child.id())?;
         Ok((measure::totals(&processes).0 as f64, processes.len()))

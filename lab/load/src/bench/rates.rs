@@ -16,7 +16,7 @@ use serde::Deserialize;
 
 use super::{Table, node::Node};
 
-/// What each call of a rate asks for.
+/// Kind of the calls of a rate.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
     /// `inc` of the counter.
@@ -37,7 +37,7 @@ pub(super) struct Load {
     pub seconds: u64,
 }
 
-/// What a rate came to.
+/// Result of a rate.
 pub(super) struct Rate {
     pub per_second: f64,
     /// Median of the latency, milliseconds.

@@ -1,4 +1,4 @@
-//! What the hammer canister's methods take and reply: little-endian words.
+//! Arguments and replies of the hammer canister's methods: little-endian words.
 //! `canisters/hammer-c/hammer.c` is the other side.
 
 use candid::Principal;
@@ -99,7 +99,7 @@ struct Sample {
     words: Vec<u64>,
 }
 
-/// What a read replies.
+/// Reply of a read.
 #[derive(Debug)]
 pub(crate) struct ReadReply {
     pages: u64,

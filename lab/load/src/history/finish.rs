@@ -188,7 +188,7 @@ async fn info(endpoint: &Endpoint, canister: Principal) -> Result<Info> {
     Info::decode(&query(endpoint, canister, "info", vec![]).await?).map_err(anyhow::Error::msg)
 }
 
-/// Waits until all nodes say the same. When they do not within the limit, the checker will tell the
+/// Waits until all nodes agree. When they do not within the limit, the checker will report the
 /// difference.
 async fn until_same(endpoints: &[Endpoint], canisters: &[Principal]) -> Result<()> {
     let deadline = Instant::now() + SAME_WITHIN;
@@ -227,7 +227,7 @@ struct CanisterOnNode<'a> {
 impl CanisterOnNode<'_> {
     /// All of it by query, signed by the node; and the newest pages once more with a certificate.
     async fn read(&self, history: &mut Writer) -> Result<()> {
-        // What this node says, not what another one said.
+        // The state of this node, not of another one.
         let info = info(self.endpoint, self.id).await?;
         let line = |certified, first, pages, read: ReadReply| {
             Line::Final(Final {
@@ -262,7 +262,7 @@ impl CanisterOnNode<'_> {
         let done = client::call(endpoints, 0, self.id, "read_update", argument).await;
         let Outcome::Acknowledged { .. } = done.outcome else {
             bail!(
-                "a certified read of canister {} through {} came to {:?}",
+                "a certified read of canister {} through {} resulted in {:?}",
                 self.id,
                 self.endpoint.url,
                 done.outcome

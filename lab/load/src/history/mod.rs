@@ -1,9 +1,9 @@
-//! `thimble-lab history`: what clients were told by a subnet that is being hurt, written down, and
-//! whether it can be true.
+//! `thimble-lab history`: records the client-visible responses of a subnet under faults, and checks
+//! them for consistency violations.
 //!
 //! Three steps, each usable alone: *record* works on the subnet and writes every call with its
-//! outcome; *finish* asks, once everything is healed, what every node holds; *check* reads the file
-//! and nothing else. [`lines`] is the file, [`check`] says what may not be in it.
+//! outcome; *finish* reads the state of every node, once everything is healed; *check* reads only
+//! the file. [`lines`] is the format of the file, [`check`] has the rules.
 
 mod check;
 mod client;
