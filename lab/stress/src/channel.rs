@@ -4,8 +4,8 @@
 //! one write, as the specification allows a dialer that has a single protocol to propose.
 //!
 //! Bounds: a name of a protocol has at most [`NAME_BYTES_MAX`] bytes, a peer may propose
-//! [`PROPOSALS_MAX`] of them, the caller states the longest frame. Must never know: what is said on
-//! the stream, and which connection it is of.
+//! [`PROPOSALS_MAX`] of them, the caller states the longest frame. Must never know: the content of
+//! the stream, and its connection.
 
 use std::io::{self, ErrorKind};
 
@@ -25,7 +25,7 @@ const READ_BYTES: usize = 2048;
 /// A frame's memory grows in such steps until it has come.
 const FRAME_STEP_BYTES: usize = 256 << 10;
 
-/// What a dialer says first: the protocol of protocols, and the one it wants.
+/// First message of a dialer: the multistream protocol, and the protocol it wants.
 pub(crate) fn proposal(name: &str) -> Vec<u8> {
     let mut bytes = HEADER.to_vec();
     put_name(name, &mut bytes);
@@ -45,7 +45,7 @@ fn invalid(text: impl Into<String>) -> io::Error {
 /// See the module.
 pub(crate) struct Channel {
     stream: SubstreamBox,
-    /// What was read; what of it was used ends at `used`.
+    /// Bytes read; those before `used` are consumed.
     buffer: Vec<u8>,
     used: usize,
 }
@@ -108,7 +108,7 @@ impl Channel {
             if name == "/multistream/1.0.0" {
                 answer.extend_from_slice(HEADER);
                 if !self.unread().is_empty() {
-                    // What it proposes is here already: one answer to both.
+                    // Its proposal has already arrived: one answer to both.
                     continue;
                 }
             } else if let Some(found) = served.iter().find(|served| **served == name) {

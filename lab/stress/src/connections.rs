@@ -1,9 +1,9 @@
 //! Which node of a network a client works at, and which nodes can be reached.
 //!
-//! Publishers spread over the first half of the nodes, everybody else over the second, so that what
-//! is received has crossed the network. With one node all are there.
+//! Publishers spread over the first half of the nodes, all other clients over the second, so that
+//! received messages have crossed the network. With one node all clients work at it.
 //!
-//! Bounds: one entry for each node. Must never know: what clients do.
+//! Bounds: one entry for each node. Must never know: the work of clients.
 
 use std::{
     sync::{Arc, Mutex},

@@ -52,7 +52,7 @@ const SLACK: Duration = Duration::from_secs(10);
 /// The answer to a look into the store.
 const STORE_TIME: Duration = Duration::from_secs(60);
 
-/// What is different between the runs of one invocation.
+/// Settings that differ between the runs of one invocation.
 pub(crate) struct Start<'a> {
     pub(crate) label: &'a str,
     /// Named by the user, and their processes.
@@ -208,7 +208,7 @@ fn moment(watch: &Watch) -> Moment {
     watch.seen().iter().map(of).collect()
 }
 
-/// What a phase needs.
+/// State of a phase.
 struct Driver<'a> {
     label: &'a str,
     load: &'a Load,

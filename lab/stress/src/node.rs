@@ -1,6 +1,6 @@
 //! The node under load as a process: started, perhaps in a memory-capped group, stopped.
 //!
-//! Bounds: waits have ends. Must never know: what the node does. Everything here comes from
+//! Bounds: waits have ends. Must never know: the work of the node. Everything here comes from
 //! `thimble-lab cap`.
 
 use std::{
@@ -24,7 +24,7 @@ const STOPPED_WITHIN: Duration = Duration::from_secs(30);
 /// How a node ended.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ended {
-    /// How it ended, in words.
+    /// A description of how it ended.
     pub(crate) how: String,
     pub(crate) oom_kills: u64,
     pub(crate) restarts: u64,

@@ -48,10 +48,11 @@ pub struct Options {
     #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "thimble-net",
         conflicts_with_all = ["nodes", "command", "compare"])]
     pub net: Option<PathBuf>,
-    /// Start a net of so many relays, each in a memory cap of its own, work on it, and remove it.
+    /// Start a net of this number of relays, each in a memory cap of its own, put load on it, and
+    /// remove it.
     #[arg(long, value_name = "COUNT", conflicts_with_all = ["nodes", "command", "compare", "net"])]
     pub relays: Option<usize>,
-    /// The program of --relays. [default: thimble-relay beside this program]
+    /// The program of --relays. [default: thimble-relay in the folder of this program]
     #[arg(long, value_name = "FILE", requires = "relays")]
     pub relay_program: Option<PathBuf>,
     /// A case of the study. [default: baseline, unless --plan, --rate or --payload is given]
@@ -95,12 +96,12 @@ fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|error| error.to_string())
 }
 
-/// What an invocation asks for, all of it known.
+/// The validated options of an invocation.
 #[derive(Clone, Debug)]
 pub struct Work {
     /// Clients, limits, the network's numbers.
     pub load: Load,
-    /// What is sent.
+    /// The phases to send.
     pub phases: Vec<Phase>,
 }
 

@@ -1,4 +1,4 @@
-//! The payload of a test message: who sent it, which one it is, when, and whether it is whole.
+//! The payload of a test message: its sender, number, send time, and a checksum.
 //!
 //! Bounds: a payload has at least [`HEADER_BYTES`] and at most [`PAYLOAD_BYTES_MAX`] bytes. Must
 //! never know: Waku messages, connections and clocks.
@@ -46,10 +46,10 @@ static FILLER: LazyLock<Vec<u8>> = LazyLock::new(|| {
         .collect()
 });
 
-/// What a payload says of its message.
+/// Header of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Tells the messages of this run from those of others.
+    /// Distinguishes the messages of this run from those of others.
     pub run: u64,
     /// Index of the phase.
     pub phase: u16,

@@ -1,7 +1,7 @@
-//! What is sent: phases of payload size times rate, named cases, plan files.
+//! The load: phases of payload size times rate, named cases, plan files.
 //!
-//! Bounds: [`PHASES_MAX`] phases, rates and lengths by the constants below. Must never know: who
-//! sends.
+//! Bounds: [`PHASES_MAX`] phases, rates and lengths by the constants below. Must never know: the
+//! senders.
 
 use std::{path::Path, str::FromStr, time::Duration};
 
@@ -70,7 +70,7 @@ impl From<Sizes> for String {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Phase {
-    /// What it is called in tables.
+    /// Its name in tables.
     pub name: String,
     /// How long messages are sent.
     pub seconds: f64,

@@ -1,7 +1,7 @@
 //! A publisher: pushes messages when they are due, or as fast as the node answers.
 //!
-//! Open loop: message n is due at a time that does not depend on answers; what is sent later than
-//! that counts as late, and what is not sent by the end of the phase as unsent. Without a rate it
+//! Open loop: message n is due at a time that does not depend on answers; messages sent later than
+//! that count as late, and messages not sent by the end of the phase as unsent. Without a rate it
 //! is a closed loop of [`Load::outstanding`] requests.
 //!
 //! Bounds: requests in flight by [`IN_FLIGHT_MAX`] or [`Load::outstanding`], each for
@@ -48,7 +48,7 @@ pub(crate) struct Order {
     pub(crate) phase: usize,
     pub(crate) plan: Phase,
     pub(crate) begin: Instant,
-    /// Told once all is sent and answered.
+    /// Notified once all messages are sent and answered.
     pub(crate) done: mpsc::Sender<()>,
 }
 
@@ -110,7 +110,7 @@ impl Publisher {
         (publisher, sender, pushed)
     }
 
-    /// Works until nobody has orders any more. A connection that ends is made anew.
+    /// Runs until the channel of orders is closed. A connection that ends is made anew.
     pub(crate) async fn run(mut self, ready: Ready) {
         let keys = Keypair::generate_secp256k1();
         let shared = self.shared.clone();

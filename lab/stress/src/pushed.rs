@@ -1,4 +1,4 @@
-//! What a publisher asked for in one phase, and what it was answered.
+//! Requests of a publisher in one phase, and their answers.
 //!
 //! Bounds: [`ANSWERS_MAX`] kinds of answers, the stated number of hashes for the store. Must never
 //! know: connections.
@@ -13,7 +13,7 @@ use crate::{
     tally::{Bits, histogram, record},
 };
 
-/// Kinds of answers told apart; further codes count as [`Answer::Other`].
+/// Kinds of answers that are counted separately; further codes count as [`Answer::Other`].
 const ANSWERS_MAX: usize = 16;
 /// Longest example of a refusal, in letters.
 const EXAMPLE_CHARS_MAX: usize = 160;
@@ -55,7 +55,7 @@ pub(crate) struct Answered {
     pub(crate) answer: Answer,
     /// From opening the stream to the answer.
     pub(crate) latency: Histogram<u32>,
-    /// What one of them said.
+    /// Text of one of them.
     pub(crate) example: String,
 }
 

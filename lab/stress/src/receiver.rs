@@ -1,6 +1,8 @@
-//! A receiver: subscribes to the run's content topic by filter, and takes what it is pushed.
+//! A receiver: subscribes to the run's content topic by filter, and accepts the messages that are
+//! pushed to it.
 //!
-//! Bounds: streams of its connection; a bit for each message. Must never know: what was accepted.
+//! Bounds: streams of its connection; a bit for each message. Must never know: which messages were
+//! accepted.
 
 use std::{
     sync::{Arc, Mutex, atomic::Ordering::Relaxed},

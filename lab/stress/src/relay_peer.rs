@@ -1,11 +1,11 @@
 //! A relay peer: joins the mesh of the run's topic and counts what the node relays to it.
 //!
 //! It has no other peer than the node, so it forwards nothing, and it shares no code with a router
-//! under test. It does what the specification asks of a peer that only listens: subscribes, takes
-//! and asks for a place in the mesh, fetches what was offered and did not come.
+//! under test. It implements the specification of a peer that only listens: it subscribes, accepts
+//! and sends grafts, and requests announced messages that did not arrive.
 //!
-//! Bounds: [`SEEN_MAX`] message ids, [`SAYINGS_MAX`] messages waiting to be said. Must never know:
-//! what was accepted.
+//! Bounds: [`SEEN_MAX`] message ids, [`SAYINGS_MAX`] messages waiting to be sent. Must never know:
+//! which messages were accepted.
 //!
 //! Source: libp2p/specs gossipsub 1.1, vacp2p/rfc-index 11.
 
@@ -47,7 +47,7 @@ const BACKOFF: Duration = Duration::from_secs(60);
 /// Longest time a node may ask for.
 const BACKOFF_MAX: Duration = Duration::from_secs(3600);
 
-/// What is to be said.
+/// A message to send.
 #[derive(Debug)]
 enum Say {
     IWant(Vec<MessageId>),
@@ -163,7 +163,7 @@ impl RelayPeer {
                 .collect()
         };
         if !wanted.is_empty() {
-            // What is not asked for now is offered again at the next heartbeat.
+            // Messages that are not requested now are announced again at the next heartbeat.
             let _ = self.say.try_send(Say::IWant(wanted));
         }
     }
