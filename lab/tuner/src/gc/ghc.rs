@@ -10,7 +10,7 @@ use super::{Collection, bytes, number};
 
 #[derive(Debug, Default)]
 pub(super) struct Reader {
-    /// The oldest generation seen. There are two unless the program was told otherwise.
+    /// The oldest generation seen. There are two unless a flag of the program changes that.
     oldest: u32,
 }
 

@@ -28,7 +28,7 @@ const SHIPPED: [(&str, &str); 10] = [
     ("thimble-relay", include_str!("shipped/thimble-relay.toml")),
 ];
 
-/// What a file says.
+/// Content of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Runtime {
     /// As `--runtime` takes it.

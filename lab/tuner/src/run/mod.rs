@@ -1,11 +1,10 @@
-//! One run of a command under a setting: started under the cap, ready, worked on, asked, stopped,
-//! and what the kernel, the runtime and the clock say of it.
+//! One run of a command under a setting: started under the cap, ready, loaded, probed, stopped, and
+//! measured by the kernel, the runtime and the clock.
 //!
 //! The command runs under `thimble-lab cap`, in a process of its own, which ends with us and leaves
-//! nothing behind; its memory is that of all its processes. The work put on it stands outside the
-//! cap.
+//! nothing behind; its memory is that of all its processes. The load generator is outside the cap.
 //!
-//! Bounds: the plan's times; a run ends [`STOP_TIMEOUT`] after it is told to at the latest. Must
+//! Bounds: the plan's times; a run ends at most [`STOP_TIMEOUT`] after the request to stop. Must
 //! never know: which setting is better.
 
 mod load;
@@ -48,7 +47,7 @@ use crate::{
     probe,
 };
 
-/// How long a command may take to end when it is told to; then it is killed.
+/// How long a command may take to end after the request to stop; then it is killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 /// Time between two looks at its memory.
 const INTERVAL_MILLIS: u32 = 25;
@@ -73,7 +72,7 @@ pub(crate) async fn run(plan: &Plan, turned: &[(&Way, String)], stop: &Stop) -> 
         .prefix("run-")
         .tempdir_in(&plan.scratch)
         .with_context(|| format!("making a folder in {}", plan.scratch.display()))?;
-    // What the command finds in its folder is its own; ours lies beside it.
+    // The command's folder contains only its own files; ours are in the parent folder.
     let own = folder.path().join("own");
     fs::create_dir(&own)?;
     let names = Names::new(&own.to_string_lossy(), &cli::free_ports::<3>()?);
@@ -98,7 +97,7 @@ fn with_report(way: &Way, file: &str) -> Way {
     way
 }
 
-/// Files of one run, beside its folder.
+/// Files of one run, outside the command's folder.
 struct Files {
     series: String,
     info: String,
@@ -225,11 +224,11 @@ fn start(plan: &Plan, applied: &Applied, files: &Files) -> Result<Child> {
         cap.env(name, value);
     }
     cap.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // Ctrl-C of a terminal comes to us, and we end it in order.
+    // Only this program gets Ctrl-C of a terminal, and it ends the command in order.
     cap.process_group(0).kill_on_drop(true).spawn().context("starting thimble-lab cap")
 }
 
-/// What came of the run while it lasted.
+/// Result of the run while it lasted.
 enum Verdict {
     Fine,
     NotReady(Duration),
@@ -366,7 +365,7 @@ impl UnderWay<'_> {
     }
 }
 
-/// Tells the command to end, in the end kills it, and waits until nothing of it is left.
+/// Asks the command to end, kills it after the timeout, and waits until no process of it remains.
 async fn end(child: &mut Child, has_ended: bool) -> Result<()> {
     let signal = |child: &Child| {
         if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {

@@ -1,4 +1,4 @@
-//! What every run of a search has in common.
+//! Parameters shared by all runs of a search.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::{
     probe::Target,
 };
 
-/// What every run has in common. `{port}`, `{port2}`, `{port3}` and `{folder}` in a text stand for
+/// Parameters shared by all runs. `{port}`, `{port2}`, `{port3}` and `{folder}` in a text stand for
 /// free ports and a fresh folder of each run.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {

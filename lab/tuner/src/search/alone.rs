@@ -10,7 +10,7 @@ use crate::{
 
 /// Part of the time that knobs alone may take.
 const PART_OF_TIME: f64 = 0.5;
-/// A change is one from so many standard deviations on.
+/// Number of standard deviations from which a change counts as one.
 const DEVIATIONS: f64 = 4.0;
 /// Runs of the default with which knobs alone are compared, at most.
 const DEFAULT_RUNS_ALONE: usize = 12;
@@ -106,8 +106,8 @@ impl<B: Bench> Search<'_, B> {
         Ok(self.effect(setting) >= 1.0)
     }
 
-    /// What was called alive with few runs and is not with all that were made since is dead, unless
-    /// it is part of what was found.
+    /// A knob that counted as effective after few runs, but has no effect over all runs made since,
+    /// is dead, unless it is part of the result.
     pub(super) fn judge_fates_again(&mut self, found: Option<&Setting>) {
         let is_found =
             |knob| found.is_some_and(|found| found.spots().any(|spot| spot.knob == knob));

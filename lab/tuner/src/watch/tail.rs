@@ -1,6 +1,6 @@
-//! Follows a log while others write it, cut it off or put another in its place.
+//! Follows a log while other processes write, truncate or replace it.
 //!
-//! Bounds: how much of a log that was there before is read, how much at a time, and the length of a
+//! Bounds: the part of an existing log that is read, the bytes read at a time, and the length of a
 //! line. A log that grows faster than it is read loses its middle, which is counted.
 
 use std::{
@@ -24,7 +24,7 @@ pub(crate) struct Tail {
     path: PathBuf,
     file: File,
     position: u64,
-    /// What was read of a line that has no end yet.
+    /// The part read so far of an incomplete line.
     begun: Vec<u8>,
     /// The line under way is too long, or its beginning was not read.
     passing_over: bool,
