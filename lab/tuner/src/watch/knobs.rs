@@ -177,7 +177,10 @@ pub(crate) fn shorter_pauses(runtime: &str) -> Vec<Knob> {
         "node" => {
             vec![knob("--max-semi-space-size=8", "a smaller young generation is copied faster")]
         }
-        "dotnet" => vec![knob("DOTNET_gcConcurrent=1", "old data is collected concurrently with the program")],
+        "dotnet" => vec![knob(
+            "DOTNET_gcConcurrent=1",
+            "old data is collected concurrently with the program",
+        )],
         _ => Vec::new(),
     }
 }
