@@ -23,8 +23,8 @@ const BYTES_MAX: u64 = 64 << 10;
 pub(crate) struct Info {
     /// The command's process.
     pub(crate) pid: u32,
-    /// When it was started, in the kernel's clock ticks: tells it from a later process with its
-    /// id.
+    /// When it was started, in the kernel's clock ticks: distinguishes it from a later process with
+    /// its id.
     pub(crate) started_ticks: u64,
     /// `v1`, `v2` or `systemd`.
     pub(crate) group: String,
@@ -37,7 +37,7 @@ pub(crate) struct Info {
 /// How a command ended.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub(crate) struct Ended {
-    /// In words: `exit 0`, `ended by SIGKILL`.
+    /// A text: `exit 0`, `ended by SIGKILL`.
     pub(crate) how: String,
     /// Processes the kernel killed for lack of memory.
     pub(crate) oom_kills: u64,

@@ -20,7 +20,7 @@ pub(crate) struct Marks {
 }
 
 impl Marks {
-    /// What stands in the file already is of an earlier run.
+    /// Existing content of the file is from an earlier run.
     pub(crate) fn at_end(path: &Path) -> Self {
         let offset = std::fs::metadata(path).map_or(0, |file| file.len());
         Self { path: path.to_owned(), offset }
@@ -31,7 +31,7 @@ impl Marks {
         let Ok(mut file) = File::open(&self.path) else { return vec![] };
         let length = file.metadata().map_or(0, |file| file.len());
         if length < self.offset {
-            // Somebody began it anew.
+            // The file was truncated.
             self.offset = 0;
         }
         let mut bytes = Vec::new();

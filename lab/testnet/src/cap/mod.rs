@@ -48,7 +48,7 @@ use self::{
 };
 use crate::machine;
 
-/// Our own failures, as `env` and `timeout` tell theirs.
+/// Exit status for failures of this program, as in `env` and `timeout`.
 const EXIT_FAILURE: u8 = 125;
 /// The command is there but cannot be run.
 const EXIT_NOT_RUNNABLE: u8 = 126;
@@ -68,7 +68,7 @@ pub struct Options {
     /// ...
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     memory: u64,
-    /// Most swap it may use besides.
+    /// Most swap it may use in addition.
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_swap)]
     swap: u64,
     /// Write every sample and event to this file, one JSON object per line.
@@ -82,7 +82,7 @@ pub struct Options {
     /// holds.
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
-    /// What the run is called in the file and in the picture. [default: the name of the command]
+    /// Name of the run in the file and in the picture. [default: the name of the command]
     #[arg(long)]
     name: Option<String>,
     /// Time between two samples.
@@ -163,8 +163,8 @@ fn run_inner(options: &Options) -> Result<u8> {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
             .context("asking to end with the program that started this one")?;
     }
-    // Orphans of the group come to us and not to process 1, which in a container may never take
-    // their exit status; the group could then not be removed.
+    // Orphans of the group are reparented to us and not to process 1, which in a container may
+    // never take their exit status; the group could then not be removed.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .context("becoming the subreaper")?;
     let caps = Caps { memory_bytes: options.memory, swap_bytes: options.swap };
@@ -242,8 +242,8 @@ fn run_inner(options: &Options) -> Result<u8> {
     Ok(summary.exit_status)
 }
 
-/// Where the series is written: where it was asked for, or beside the picture that is drawn from
-/// it, until that is done.
+/// Path of the series: as requested, or next to the picture that is drawn from it, until that is
+/// done.
 fn series_path(options: &Options) -> (Option<PathBuf>, Option<Scratch>) {
     match (&options.json, &options.picture) {
         (Some(path), _) => (Some(path.clone()), None),
@@ -266,7 +266,7 @@ fn not_run(options: &Options, error: &io::Error) -> u8 {
     }
 }
 
-/// A series that nobody asked for.
+/// A temporary series.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
@@ -354,8 +354,7 @@ impl Run<'_> {
         }
     }
 
-    /// Takes the exit status of all children that have one: the command's, and those of orphans
-    /// that came to us.
+    /// Reaps all ended children: the command, and orphans that were reparented to us.
     fn reap(&self) -> Option<WaitStatus> {
         let mut ended = None;
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
@@ -466,7 +465,7 @@ impl Run<'_> {
     }
 }
 
-/// As a shell tells it, and in words.
+/// The status as a shell reports it, and a text.
 fn exit_status(ended: WaitStatus) -> (u8, String) {
     if let Some(signal) = ended.terminating_signal() {
         let name = Signal::try_from(signal)

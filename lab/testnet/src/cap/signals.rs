@@ -17,7 +17,7 @@ use nix::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-/// What a signal that arrived means.
+/// Meaning of a received signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrived {
     /// A child changed state.
@@ -41,7 +41,8 @@ impl Signals {
         let mut set = SigSet::empty();
         set.add(Signal::SIGCHLD);
         for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT] {
-            // Whoever started us with one ignored (nohup, a shell's background job) meant it.
+            // A signal that was ignored at our start (nohup, a shell's background job) stays
+            // ignored.
             if !is_ignored(signal) {
                 set.add(signal);
             }

@@ -148,7 +148,7 @@ pub(super) fn replenish(place: &NetFolder, node: usize) -> Result<()> {
 fn limit(pid: u32) -> Result<Rlimit> {
     let text = fs::read_to_string(format!("/proc/{pid}/limits"))?;
     let line = text.lines().find_map(|line| line.strip_prefix("Max open files"));
-    let mut words = line.context("no limit on open files is told")?.split_whitespace();
+    let mut words = line.context("no limit on open files is reported")?.split_whitespace();
     let mut word = || words.next().and_then(|word| word.parse().ok());
     Ok(Rlimit { current: word(), maximum: word() })
 }

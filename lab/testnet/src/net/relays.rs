@@ -1,11 +1,11 @@
-//! Nets whose nodes are Waku relays: their keys, who dials whom, how one is started; and where
-//! others find them.
+//! Nets whose nodes are Waku relays: their keys, their topology, their start; and the addresses for
+//! others.
 //!
 //! Each relay dials its next [`NEIGHBOURS`] in a ring, so that a node has at most twice as many
-//! peers. From eight nodes on, nobody is connected with the node across the ring: what one gets
-//! reaches it by gossip over others.
+//! peers. From eight nodes on, no node is connected to the opposite one in the ring: messages reach
+//! it by gossip over others.
 //!
-//! Bounds: the nodes of a net. Must never know: what relays are told by clients.
+//! Bounds: the nodes of a net. Must never know: messages of clients to relays.
 
 use std::{
     fs,

@@ -33,7 +33,8 @@ use crate::{cap, machine};
 /// Budgets from which on so much of the hammer's default sizes suits the limits per message.
 const SCALES: [(u64, &str); 4] =
     [(384 * MIB, "1"), (240 * MIB, "0.5"), (176 * MIB, "0.3"), (0, "0.125")];
-/// What the hammer's modes do besides storming for the seconds asked for: fill, read back, delete.
+/// Time for the hammer's modes in addition to the requested seconds of load: fill, read back,
+/// delete.
 const HAMMER_TIMEOUT: Duration = Duration::from_secs(600);
 /// Parts of one mode that may each take the seconds asked for.
 const HAMMER_PARTS_MAX: u32 = 8;
@@ -45,7 +46,7 @@ const HAMMER_MODES_MAX: u32 = 16;
 /// Command line of `thimble-lab storm`.
 #[derive(Args)]
 pub struct Options {
-    /// The node's binary. [default: thimble beside this program]
+    /// The node's binary. [default: thimble in the folder of this program]
     #[arg(long, value_name = "FILE")]
     node: Option<PathBuf>,
     /// Budget of the node and cap of its process group.
@@ -148,11 +149,11 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         let _ = fs::remove_dir_all(files.data());
     }
     let Some(told) = told else {
-        eprintln!("thimble-lab storm: stopped; what there is lies in {}", files.folder.display());
+        eprintln!("thimble-lab storm: stopped; the remaining files are in {}", files.folder.display());
         return Ok(cli::interrupted());
     };
     let findings = told.with_context(|| {
-        format!("the storm came to no end; what there is lies in {}", files.folder.display())
+        format!("the storm did not complete; the remaining files are in {}", files.folder.display())
     })?;
     let rows = verdict::judge(&findings);
     let good = rows.iter().all(|row| row.met != Some(false));

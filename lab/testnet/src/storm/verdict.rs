@@ -1,4 +1,4 @@
-//! What a storm must not do to a node, and whether it did.
+//! Conditions that a node must satisfy in a storm, and their check.
 
 use std::fmt::Write;
 
@@ -22,7 +22,7 @@ const UNACCOUNTED_SAMPLES_MIN: usize = 10;
 /// A process of this role lives for one module and is meant to come again.
 const COMPILER: &str = "sandbox-compile";
 
-/// What the hammer said.
+/// Report of the hammer.
 pub(crate) struct Hammer {
     pub(crate) status: String,
     pub(crate) success: bool,
@@ -38,7 +38,7 @@ pub(crate) struct Findings {
     pub(crate) group: String,
     pub(crate) idle_bytes: u64,
     pub(crate) after_bytes: u64,
-    /// Anonymous memory that no pool of the ledger held before the storm, if the node told.
+    /// Anonymous memory that no pool of the ledger held before the storm, if the node reported it.
     pub(crate) unaccounted_idle_bytes: Option<i64>,
     /// The same, sampled while the hammer worked.
     pub(crate) unaccounted_bytes: Vec<i64>,
@@ -56,7 +56,7 @@ pub(crate) struct Row {
     pub(crate) goal: String,
     /// `None` where there is no goal.
     pub(crate) met: Option<bool>,
-    /// What of it can be compared with another run's.
+    /// The figures that can be compared with another run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) figures: Vec<Figure>,
 }
@@ -250,7 +250,7 @@ pub(crate) fn table(rows: &[Row]) -> String {
     text
 }
 
-/// What the node says of anonymous memory that no pool of its ledger holds.
+/// Anonymous memory that no pool of its ledger holds, as reported by the node.
 pub(crate) fn unaccounted(metrics: &str) -> Option<i64> {
     metric(metrics, "thimble_memory_unaccounted_bytes").map(|bytes| bytes as i64)
 }
