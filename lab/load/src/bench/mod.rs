@@ -118,8 +118,8 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// Expiry of the signed calls of the rate of updates. A node remembers a call until then, and
-/// accepts fewer while its ingress history fills up: with thousands a second that would be measured,
-/// and the calls of the next phases would be refused.
+/// accepts fewer while its ingress history fills up: with thousands a second that would be
+/// measured, and the calls of the next phases would be refused.
 const UPDATE_EXPIRY: Duration = Duration::from_secs(5);
 /// For how long browsers download at least: slow ones take that long for one.
 const BROWSERS_SECONDS: u64 = 30;

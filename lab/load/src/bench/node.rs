@@ -109,8 +109,8 @@ impl Node {
         Ok(std::fs::read_dir(format!("/proc/{}/fd", self.pid))?.count())
     }
 
-    /// Ends it with SIGTERM and waits for it. An error if the kernel killed a process of it for lack
-    /// of memory.
+    /// Ends it with SIGTERM and waits for it. An error if the kernel killed a process of it for
+    /// lack of memory.
     pub(super) async fn stop(mut self) -> Result<()> {
         self.child.stop_within(STOPPED_WITHIN).await?;
         let Some(path) = &self.told else { return Ok(()) };

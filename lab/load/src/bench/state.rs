@@ -194,8 +194,8 @@ impl Bench<'_> {
         Ok(std::fs::remove_dir_all(data)?)
     }
 
-    /// More state than memory, written and read back. On the way, at a twentieth, a fourth and all of
-    /// it, a little is changed and the node is started again: both must cost what was changed.
+    /// More state than memory, written and read back. On the way, at a twentieth, a fourth and all
+    /// of it, a little is changed and the node is started again: both must cost what was changed.
     async fn state(&mut self) -> Result<()> {
         let bytes = parse_size(&self.options.state).context("--state")?;
         let (mut node, mut agent, data) = self.fresh("state").await?;

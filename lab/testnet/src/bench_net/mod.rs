@@ -127,13 +127,13 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     };
     bench.leave(matches!(done, Some(Ok(()))))?;
     let Some(done) = done else {
-        eprintln!("bench-net: stopped; the remaining files are in {}", bench.folder.display());
+        eprintln!("bench-net: stopped; its files are in {}", bench.folder.display());
         return Ok(cli::interrupted());
     };
     if let Err(error) = &done {
         // Earlier measurements are printed all the same.
         println!("{}", table(&bench.rows));
-        return Err(anyhow::anyhow!("{error:#}; the remaining files are in {}", bench.folder.display()));
+        return Err(anyhow::anyhow!("{error:#}; its files are in {}", bench.folder.display()));
     }
     let good = bench.rows.iter().all(|row| row.met != Some(false));
     println!("\nmachine: {}, load {:.2}", machine::describe(), machine::load().unwrap_or(0.0));

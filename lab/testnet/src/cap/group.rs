@@ -2,7 +2,7 @@
 //!
 //! Three kinds, in the order in which they are tried:
 //!
-//! * **v2**: a version 2 control group, below or beside that of the caller, where its memory
+//! * **v2**: a version 2 control group, below or next to that of the caller, where its memory
 //!   controller is available.
 //! * **v1**: a version 1 control group below that of the caller, and a version 2 group for the same
 //!   processes, without limits, for its pressure and CPU time.

@@ -165,12 +165,12 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     };
     let left = leave(&place, own, disks, own && !options.keep && matches!(done, Some(Ok(true))));
     let Some(done) = done else {
-        eprintln!("chaos: stopped; the remaining files are in {}", files.0.display());
+        eprintln!("chaos: stopped; its files are in {}", files.0.display());
         left?;
         return Ok(cli::interrupted());
     };
     let good =
-        done.with_context(|| format!("seed {seed}; the remaining files are in {}", files.0.display()))?;
+        done.with_context(|| format!("seed {seed}; its files are in {}", files.0.display()))?;
     left?;
     println!("machine: {}", machine::describe());
     println!("chaos: seed {seed}; the history that was checked: {}", files.history().display());

@@ -149,11 +149,11 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         let _ = fs::remove_dir_all(files.data());
     }
     let Some(told) = told else {
-        eprintln!("thimble-lab storm: stopped; the remaining files are in {}", files.folder.display());
+        eprintln!("thimble-lab storm: stopped; its files are in {}", files.folder.display());
         return Ok(cli::interrupted());
     };
     let findings = told.with_context(|| {
-        format!("the storm did not complete; the remaining files are in {}", files.folder.display())
+        format!("the storm did not complete; its files are in {}", files.folder.display())
     })?;
     let rows = verdict::judge(&findings);
     let good = rows.iter().all(|row| row.met != Some(false));
