@@ -221,8 +221,8 @@ struct Driver<'a> {
 }
 
 impl Driver<'_> {
-    /// Whether there is no node left to work on: none runs, as far as that is known, or none lets
-    /// anybody connect.
+    /// Whether no node is left to work on: none runs, as far as that is known, or none accepts
+    /// connections.
     fn all_gone(&self) -> bool {
         self.watch.is_some_and(Watch::all_gone) || self.shared.places.all_gone()
     }

@@ -222,7 +222,7 @@ pub struct PhaseReport {
     pub asked_rate: Option<f64>,
     /// From its begin to the last answer.
     pub seconds: f64,
-    /// Whether it ended early: all clients were gone, or a stop was requested.
+    /// Whether it ended early: no node was reachable, or a stop was requested.
     pub cut_short: bool,
     /// Messages that were due.
     pub due: u64,

@@ -157,7 +157,7 @@ enum Command {
     /// Each test is judged against its own spread over the baseline runs, moderated by the spreads
     /// of all tests; the verdicts (faster, slower, within its noise, lone outlier worth a re-run,
     /// unknown, new, gone) are corrected for the number of tests. Three baseline runs are enough
-    /// for verdicts; with one run the verdict is unknown (docs/compare.md has the method and its
+    /// for verdicts; one is not, which is then reported (docs/compare.md has the method and its
     /// error rates).
     ///
     /// With --pair it measures two commands itself, in alternating turns.

@@ -342,7 +342,7 @@ fn differences(kept: &[&Turn], key: &Key) -> Option<Vec<f64>> {
 
 fn judge(kept: &[&Turn], asked: &Asked, options: &Options) -> Vec<Metric> {
     let mut keys = keys(kept);
-    // Always measured figures come first.
+    // Wall time first, then CPU time, then the others by name.
     keys.sort_by_key(|key| (**key != wall(), key.0 != "CPU time", *key));
     let count = keys.len();
     let mut metrics: Vec<Metric> =

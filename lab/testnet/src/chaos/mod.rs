@@ -54,7 +54,7 @@ const COMPILER_TIMEOUT: Duration = Duration::from_millis(1_500);
 const FINISH_TIMEOUT: Duration = Duration::from_secs(900);
 /// A node that is further behind the others is still recovering.
 const BEHIND_MAX: u64 = 20;
-/// Most reports of nodes that ended by themselves.
+/// Largest number of reports of nodes that ended by themselves.
 const SURPRISES_MAX: usize = 20;
 /// How often it is looked whether nodes serve again, or ended.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
