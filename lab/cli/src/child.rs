@@ -34,7 +34,7 @@ pub enum OnDrop {
 pub struct Child {
     process: std::process::Child,
     what: String,
-    /// Where it and its own children write what they have to say, in the order to be shown.
+    /// Log files of it and its own children, in the order to be shown.
     logs: Vec<PathBuf>,
     on_drop: OnDrop,
 }
