@@ -90,7 +90,7 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// A figure whose unit says which values are better.
+    /// A figure whose unit determines which values are better.
     pub fn new(name: &str, value: f64, unit: &str) -> Self {
         Self { name: name.to_owned(), value, unit: unit.to_owned(), better: None }
     }
@@ -127,7 +127,7 @@ impl Figures {
     }
 }
 
-/// Which values are better where a file does not say: by unit, then by words in the name.
+/// Which values are better where a file does not state it: by unit, then by words in the name.
 pub fn by_name(name: &str, unit: &Unit) -> Better {
     match unit {
         Unit::Seconds | Unit::Bytes => return Better::Less,

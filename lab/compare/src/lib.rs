@@ -77,7 +77,7 @@ pub fn render(baseline: &[Run], candidate: &[Run]) -> Result<[String; 4]> {
     Ok([report::text(&report, true), report::markdown(&report), json, report::page(&report)])
 }
 
-/// Reads every file, and says on standard error what was passed over.
+/// Reads every file, and reports skipped values on standard error.
 fn read_all(paths: &[PathBuf]) -> Result<Vec<Run>> {
     let mut runs = Vec::new();
     for path in paths {

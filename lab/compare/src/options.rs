@@ -7,7 +7,7 @@ use clap::{Args, Parser, ValueEnum};
 
 /// Most error that may be asked for.
 const ERROR_MAX: f64 = 0.5;
-/// The part of calls that may be wrong, where nothing is said.
+/// Default of the part of verdicts that may be wrong.
 pub(crate) const ERROR: f64 = 0.05;
 
 /// Conditions for exit status 1 of `compare`.

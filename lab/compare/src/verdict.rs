@@ -76,7 +76,7 @@ pub(crate) struct Judged {
     pub(crate) unit: Unit,
     /// Which values are better.
     pub(crate) better: Better,
-    /// Who says so: `flag`, `file`, `name`.
+    /// Source of `better`: `flag`, `file`, `name`.
     pub(crate) better_by: &'static str,
     /// By run; none where a run has none.
     pub(crate) baseline: Vec<Option<f64>>,
@@ -98,7 +98,7 @@ pub(crate) struct Judged {
     pub(crate) q: Option<f64>,
     /// How the candidate compares with the baseline.
     pub(crate) verdict: Verdict,
-    /// Why, where the figures do not say.
+    /// The reason, where the figures do not show it.
     pub(crate) why: Option<String>,
 }
 

@@ -16,7 +16,7 @@ use crate::figure::Unit;
 
 /// Most packages whose output is put together.
 const PACKAGES_MAX: usize = 4096;
-/// Of a longer line only so much is looked at.
+/// Only this part of a longer line is read, in bytes.
 const LINE_BYTES_MAX: usize = 8192;
 /// Most metrics on a benchmark's line.
 const METRICS_MAX: usize = 32;

@@ -16,7 +16,7 @@ use crate::figure::{Unit, shortened};
 
 /// Deepest nesting of elements.
 const DEPTH_MAX: usize = 64;
-/// Longest attribute that is looked at.
+/// Longest attribute that is read.
 const ATTRIBUTE_BYTES_MAX: usize = 1 << 16;
 /// Most attributes of an element whose attributes are read.
 const ATTRIBUTES_MAX: usize = 64;
@@ -168,7 +168,7 @@ fn attributes<const N: usize>(
         if attribute.value.len() > ATTRIBUTE_BYTES_MAX {
             return Err(format!("an attribute is longer than {ATTRIBUTE_BYTES_MAX} bytes"));
         }
-        // Knows XML's five entities and no others: what a document declares is not looked at.
+        // Knows XML's five entities and no others: declarations of a document are ignored.
         let value = attribute
             .normalized_value(XmlVersion::Implicit1_0)
             .map_err(|error| error.to_string())?;

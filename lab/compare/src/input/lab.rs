@@ -14,7 +14,7 @@ use crate::figure::{Better, Figure};
 
 /// Files that sum up what is in their folder: a storm's, a bench of a subnet's.
 pub(crate) const SUMMARIES: [&str; 3] = ["verdict.json", "table.json", "figures.json"];
-/// Lines of a series that are looked at, from its beginning.
+/// Lines of a series that are read, from its beginning.
 const SERIES_LINES_MAX: usize = 4_000_000;
 /// Quantiles whose values are repeatable enough to be compared.
 const QUANTILES: [&str; 2] = ["p50", "p99"];

@@ -33,7 +33,7 @@ pub const READINGS_MAX: usize = 200_000;
 /// Of a long series, the end that has the summary.
 const TAIL_BYTES: u64 = 1 << 20;
 
-/// Why a file is not read. Each says what to do.
+/// Why a file is not read. Each text states what to do.
 #[derive(Debug, Error)]
 pub enum InputError {
     /// The file system refuses.
@@ -84,7 +84,7 @@ pub struct Reading {
     pub value: Option<f64>,
     /// The base unit.
     pub unit: Unit,
-    /// Where the file says so.
+    /// `None` where the file does not state it.
     pub better: Option<Better>,
 }
 
@@ -97,7 +97,7 @@ pub struct Readings {
     pub failed: usize,
     /// Tests that were skipped.
     pub skipped: usize,
-    /// Values that are none, such as NaN.
+    /// Invalid values, such as NaN.
     pub unusable: usize,
     /// A description of the first of them.
     pub unusable_first: Option<String>,
@@ -191,7 +191,7 @@ pub struct Run {
     pub readings: Readings,
 }
 
-/// Reads a file, or a folder that a bench or Criterion wrote. Errors say what it looks like.
+/// Reads a file, or a folder that a bench or Criterion wrote. Errors state the apparent format.
 pub fn read(path: &Path) -> Result<Run, InputError> {
     let shown = path.display().to_string();
     let (folder, baseline) = criterion::split(path);
@@ -344,7 +344,7 @@ fn json(
     Err(Looks::Unknown(what))
 }
 
-/// What is no text, by its first bytes.
+/// Describes content that is not text, by its first bytes.
 fn binary(bytes: &[u8]) -> Option<String> {
     const MAGIC: [(&[u8], &str); 11] = [
         (b"\x1f\x8b", "a gzip archive; unpack it first"),

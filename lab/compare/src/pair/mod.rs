@@ -109,7 +109,7 @@ pub(crate) struct Metric {
     /// Candidate over baseline less 1, geometric mean over turns; none with zeros or negative
     /// values.
     pub(crate) change: Option<f64>,
-    /// The interval that has it with 95 %.
+    /// The 95 % confidence interval.
     pub(crate) between: Option<[f64; 2]>,
     /// Standard deviation of a turn's change.
     pub(crate) spread: Option<f64>,
@@ -420,7 +420,7 @@ mod tests {
         ];
         let (kept, dropped) = sift(&turns, 0.1);
         assert_eq!((kept.len(), dropped), (3, 2));
-        // Who allows all of it keeps everything.
+        // With all other load allowed, every turn is kept.
         assert_eq!(sift(&[turn(1.0, Some(1.0)), turn(0.0, Some(0.0))], 1.0).0.len(), 2);
         assert_eq!(sift(&turns, 1.0).0.len(), 5);
     }

@@ -37,7 +37,7 @@ pub(crate) struct Source {
     pub(crate) failed: usize,
     /// Tests that were skipped in it.
     pub(crate) skipped: usize,
-    /// Values that are no numbers.
+    /// Values that are not numbers.
     pub(crate) unusable: usize,
 }
 
@@ -128,7 +128,7 @@ pub(crate) fn unsigned(part: f64) -> String {
     percent(part).trim_start_matches('+').to_owned()
 }
 
-/// The smallest change that would be called one, as far as it says anything.
+/// The smallest change that would be called one, as far as it is meaningful.
 pub(crate) fn tells(part: f64) -> String {
     const MOST: f64 = 9.0;
     if part > MOST { "over x10".into() } else { unsigned(part) }

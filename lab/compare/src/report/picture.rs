@@ -14,7 +14,7 @@ use crate::{
     verdict::{Judged, Verdict},
 };
 
-/// Points of the first picture; those that stand out come first.
+/// Points of the first picture; outstanding ones come first.
 const POINTS_MAX: usize = 5_000;
 /// Rows of the second.
 const ROWS_MAX: usize = 40;
@@ -155,7 +155,7 @@ pub(crate) fn scatter(tests: &[Judged]) -> String {
     svg.part((WIDTH, HEIGHT), "change of each test against its own spread")
 }
 
-/// Tests that stand out: every run of both sides, relative to the baseline's mean.
+/// Outstanding tests: every run of both sides, relative to the baseline's mean.
 #[expect(clippy::too_many_lines, reason = "one page, from top to bottom")]
 pub(crate) fn rows(tests: &[Judged]) -> String {
     const NAMES: f64 = 380.0;
@@ -166,7 +166,7 @@ pub(crate) fn rows(tests: &[Judged]) -> String {
         .iter()
         .filter(|test| ORDER.contains(&test.verdict) && test.change.is_some())
         .collect();
-    // Where nothing stands out, those that come nearest to it.
+    // Without outstanding tests, those that are nearest to it.
     if shown.is_empty() {
         shown = tests.iter().filter(|test| test.change.is_some() && test.p.is_some()).collect();
         shown.sort_by(|a, b| a.p.unwrap_or(1.0).total_cmp(&b.p.unwrap_or(1.0)));
@@ -233,7 +233,7 @@ pub(crate) fn rows(tests: &[Judged]) -> String {
     svg.part((WIDTH, height), "runs of tests that stand out")
 }
 
-/// The end of a name says more than its beginning.
+/// The end of a name is more informative than its beginning.
 fn tail(name: &str, chars: usize) -> String {
     let count = name.chars().count();
     if count <= chars {

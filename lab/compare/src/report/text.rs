@@ -12,7 +12,7 @@ use crate::{
 const QUIET_ROWS_MAX: usize = 30;
 /// Most rows at all.
 const ROWS_MAX: usize = 10_000;
-/// Widest name; of a longer one the end is shown, which says more.
+/// Widest name; of a longer one the end is shown, which is more informative.
 const NAME_CHARS_MAX: usize = 60;
 
 /// The table and its summary. `all` shows every test within its noise too.

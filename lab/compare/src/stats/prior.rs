@@ -14,9 +14,9 @@ use statrs::function::gamma::digamma;
 
 use super::special::{trigamma, trigamma_inverse};
 
-/// Least tests that are fitted to: fewer say too little about how spreads are distributed.
+/// Least tests that are fitted to: fewer do not show how spreads are distributed.
 pub(crate) const TESTS_MIN: usize = 10;
-/// A spread below this part of the median one counts as this: logarithms of zero say nothing.
+/// A spread below this part of the median one counts as this: the logarithm of zero is not defined.
 const OF_MEDIAN_MIN: f64 = 1e-4;
 
 /// The squares of a test's residuals.
@@ -33,7 +33,7 @@ pub(crate) struct Squares {
 pub(crate) struct Prior {
     /// Degrees of freedom: how many values of its own a test would need to know as much.
     pub(crate) df: f64,
-    /// The variance that the fit stands for.
+    /// The variance of the fit.
     pub(crate) variance: f64,
 }
 

@@ -12,7 +12,7 @@ use super::{Prepared, Scale, TESTS_MIN, count, mean};
 /// Offsets of whole runs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Runs {
-    /// Whether enough tests say so.
+    /// Whether it is based on enough tests.
     pub(crate) known: bool,
     baseline: Vec<f64>,
     candidate: Vec<f64>,

@@ -1,4 +1,4 @@
-//! Checks with the baseline's own runs whether distant values are as rare as the model says.
+//! Checks with the baseline's own runs whether distant values are as rare as in the model.
 //!
 //! Every run of a side that has several is left out in turn and judged against the rest as if it
 //! were the candidate. Nothing changed, so the deviates should be normal; where the machine has
@@ -14,7 +14,7 @@ use super::special::{deviate, two_sided};
 
 /// Most deviates used for a fit; of more, this number is taken at equal steps.
 const DEVIATES_MAX: usize = 20_000;
-/// Fewer than this say nothing about tails.
+/// Fewer than this are not enough to fit a tail.
 const DEVIATES_MIN: usize = 30;
 /// Degrees of freedom that are tried.
 const SHAPES: [f64; 14] =
@@ -35,7 +35,7 @@ pub(crate) struct Tail {
 }
 
 impl Tail {
-    /// As the model says.
+    /// As in the model.
     pub(crate) const NORMAL: Self = Self { df: f64::INFINITY, scale: 1.0, deviates: 0 };
 
     /// Fits to deviates of which nothing is meant.
@@ -50,8 +50,8 @@ impl Tail {
         let variance = squares.iter().sum::<f64>() / count;
         let likelihood =
             -0.5 * count * (variance.max(1e-12) * std::f64::consts::TAU).ln() - count / 2.0;
-        // The heaviest tail that the deviates do not speak against: three runs say little about
-        // tails.
+        // The heaviest tail that the deviates do not contradict: three runs are little evidence
+        // about tails.
         let mut fits: Vec<(f64, f64, f64)> = SHAPES
             .iter()
             .map(|df| {

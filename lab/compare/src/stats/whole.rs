@@ -65,7 +65,7 @@ pub(crate) fn judge(
     let mut better = 0.0;
     for _ in 0..resamples {
         let mut sum = 0.0;
-        // A few tests do not stand for others; their own noise is in the runs' spread.
+        // A few tests do not represent others; their own noise is in the runs' spread.
         if used.len() < super::TESTS_MIN {
             sum = improvement * number;
         } else {
