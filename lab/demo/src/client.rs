@@ -54,7 +54,7 @@ pub async fn connect_signing_for(expiry: Duration, url: &str, timeout: Duration)
     Ok(agent)
 }
 
-/// Waits until the node says it is healthy, and takes its root key.
+/// Waits until the node reports that it is healthy, and takes its root key.
 pub async fn wait_until_healthy(agent: &Agent, url: &str, timeout: Duration) -> Result<()> {
     let deadline = Instant::now() + timeout;
     loop {
