@@ -128,7 +128,7 @@ pub fn write(machine: &Machine, data: Option<&Path>, path: &Path) -> Result<()> 
 ///
 /// # Errors
 ///
-/// The disk is none of this format; what is wrong with it.
+/// The disk does not have this format; the error describes the fault.
 pub fn read(disk: impl Read) -> Result<Machine> {
     let mut archive = tar::Archive::new(disk.take(DATA_BYTES_MAX));
     let entry = archive.entries()?.next().context("the configuration disk is empty")?;

@@ -18,14 +18,14 @@ pub enum Line {
     Started(Started),
     /// Figures of the kernel at one moment.
     Sample(Sample),
-    /// The node ended, or could not be started; the machine powers off or is started anew after it.
+    /// The node ended, or could not be started; the machine powers off or restarts after it.
     Ended(Ended),
 }
 
 /// The sum of the machine's memory.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Started {
-    /// Of the machine, as its host says.
+    /// Memory of the machine, as stated by its host.
     pub machine_bytes: u64,
     /// Memory reserved for the kernel, before and while the node runs.
     pub kernel_bytes: u64,
@@ -88,7 +88,7 @@ pub struct Ended {
     pub then: String,
 }
 
-/// Reads a line; `None` when it is no line of this format.
+/// Reads a line; `None` when it does not have this format.
 pub fn parse(bytes: &[u8]) -> Option<Line> {
     if bytes.len() > LINE_BYTES_MAX {
         return None;

@@ -60,7 +60,7 @@ pub fn run() -> ExitCode {
     if let Err(error) = code {
         say(&format!("cannot {}: {error:#}", then.words()));
     }
-    // The kernel panics when this ends, and starts the machine anew.
+    // The kernel panics when this ends, and restarts the machine.
     thread::sleep(Duration::from_secs(5));
     ExitCode::FAILURE
 }
