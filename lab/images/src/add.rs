@@ -28,10 +28,9 @@ use crate::{
 
 /// In which form a base is kept.
 ///
-/// A raw disk is kept raw: it is served at the speed of the file, and packing it anew as qcow2
-/// takes four times the CPU time of unpacking it. A qcow2 file is kept as it is, packed or not: it
-/// serves overlays without being unpacked at all. `make bench-images` prints the figures behind
-/// this.
+/// A raw disk is kept raw: it is served at the speed of the file, and repacking it as qcow2 takes
+/// four times the CPU time of unpacking it. A qcow2 file is kept as it is, packed or not: it serves
+/// overlays without being unpacked at all. `make bench-images` prints the figures for this choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wanted {
     /// Raw when the disk is raw, the qcow2 file as it is when it is qcow2.
@@ -80,9 +79,10 @@ impl Cache {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] for what is no image or points outside of itself, [`Error::TooLarge`],
-    /// [`Error::NoRoom`], [`Error::NoTool`] where `qemu-img` is needed (for qcow2 and for
-    /// [`Wanted::Compressed`]), [`Error::Stopped`]. None leaves anything in the cache.
+    /// [`Error::Refused`] for a file that is not an image or refers to other files,
+    /// [`Error::TooLarge`], [`Error::NoRoom`], [`Error::NoTool`] where `qemu-img` is needed (for
+    /// qcow2 and for [`Wanted::Compressed`]), [`Error::Stopped`]. None leaves anything in the
+    /// cache.
     pub fn add(&self, path: &Path, wanted: Wanted) -> Result<Added> {
         self.add_with(path, wanted, false)
     }
@@ -316,7 +316,7 @@ impl Cache {
     fn check_qcow2(&self, named: &Path, path: &Path) -> Result<u64> {
         let (file, _) = files::open_regular(path)?;
         let refuse = |why: String| Error::refused(named, why);
-        // Before any other program reads it: this header says what that program would open.
+        // Before any other program reads it: this header determines what that program would open.
         let header = qcow2::read(&head(&file, path)?).map_err(refuse)?;
         header.check_base().map_err(refuse)?;
         if header.virtual_bytes > self.settings.limit_bytes {

@@ -302,7 +302,7 @@ fn text(report: &Report) -> String {
     text
 }
 
-/// The type of the file system of a folder, as the kernel's table of mounts has it.
+/// The type of the file system of a folder, from the kernel's table of mounts.
 fn file_system(folder: &std::path::Path) -> String {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     mounts

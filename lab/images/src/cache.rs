@@ -388,7 +388,7 @@ pub(crate) fn disk_name(id: &BaseId) -> String {
 /// The backing file of a disk.
 pub(crate) enum Backing {
     Is(PathBuf),
-    /// It is no overlay, or no more.
+    /// It is not an overlay, or no longer one.
     None,
     /// It cannot be known.
     Unreadable,

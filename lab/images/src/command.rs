@@ -135,7 +135,7 @@ pub struct Overlays {
     /// A larger disk than the base has; a smaller size changes nothing.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     grow: Option<u64>,
-    /// Make them anew: what machines have written into earlier ones is gone.
+    /// Recreate them: the data of machines in earlier ones is lost.
     #[arg(long)]
     fresh: bool,
     #[command(flatten)]
@@ -170,7 +170,7 @@ pub struct Collect {
     /// How many bytes of bases stay (20GiB), or which age (36h, 14d, 8w) without use is too old.
     #[arg(long, value_name = "SIZE|AGE")]
     keep: Keep,
-    /// Only say what would be removed.
+    /// Only print what would be removed.
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]

@@ -91,7 +91,7 @@ pub(crate) fn read_small(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>>
     Ok(Some(bytes))
 }
 
-/// The names in a folder that may be missing, sorted; names that are no text are none of ours.
+/// The names in a folder that may be missing, sorted; names that are not text are ignored.
 pub(crate) fn names(folder: &Path) -> Result<Vec<String>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,

@@ -73,7 +73,7 @@ impl FromStr for BaseId {
         let (digits, form) = text.split_once('-').ok_or(())?;
         let form =
             [Form::Raw, Form::Qcow2, Form::Zstd].into_iter().find(|known| known.name() == form);
-        // One spelling only: a folder in upper case is none of ours.
+        // One spelling only: a folder in upper case is ignored.
         let lower = digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
         if digits.len() != HASH_DIGITS || !lower {
             return Err(());

@@ -144,8 +144,7 @@ impl Lock {
         self.file.set_len(0)?;
         self.file.rewind()?;
         match serde_json::to_vec(&Holder::new(doing)) {
-            // Who holds it is for people only: a full disk must not keep anybody from tidying it
-            // up.
+            // The holder's record is informative only: a full disk must not prevent a cleanup.
             Ok(bytes) => drop(self.file.write_all(&bytes)),
             Err(error) => return Err(error.into()),
         }
@@ -155,7 +154,7 @@ impl Lock {
     /// Removes the file with the lock, when it will not be needed soon.
     pub(crate) fn discard(self) {
         debug_assert_eq!(self.mode, Mode::Exclusive, "others may hold it");
-        // The next one makes it anew; a file that stays is an empty file.
+        // The next holder recreates it; a file that remains is empty.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -222,7 +221,7 @@ mod tests {
         let lock = Lock::try_take(&path, Mode::Exclusive, "testing").unwrap().unwrap();
         let flags = rustix::io::fcntl_getfd(lock.file.as_fd()).unwrap();
         assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
-        // A child that lives on while the lock is given back, and is looked at from outside, too.
+        // A child that outlives the release of the lock, checked from outside, too.
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let held = fs::read_dir(format!("/proc/{}/fd", child.id()))
             .unwrap()

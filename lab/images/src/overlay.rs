@@ -1,9 +1,9 @@
 //! Overlays: one small qcow2 file per machine, over a base that all share.
 //!
-//! An overlay is not synced when it is made: it holds nothing that the base does not hold, and the
-//! first flush of the machine that writes into it makes it durable together with what was written.
-//! A cut of power before that can leave an empty file, which is made anew. Its link in the cache is
-//! a symbolic link, which a journal keeps whole or not at all, and is made before the overlay.
+//! An overlay is not synced when it is made: it holds only data of the base, and the first flush of
+//! its machine makes it durable together with the written data. A power cut before that can leave
+//! an empty file, which is recreated. Its link in the cache is a symbolic link, which a journal
+//! keeps whole or not at all, and is made before the overlay.
 
 use std::{
     fs::{self, File},
@@ -41,7 +41,7 @@ pub struct OverlayOptions {
     /// Size of the disk, in bytes, where it is to be larger than the base; rounded up to 512. It
     /// never shrinks.
     pub grow: Option<u64>,
-    /// Made anew: what a machine has written into an earlier one is gone.
+    /// Recreate it: the data of a machine in an earlier one is lost.
     pub fresh: bool,
 }
 

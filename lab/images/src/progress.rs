@@ -75,7 +75,7 @@ impl Progress {
         self.read.load(Ordering::Relaxed)
     }
 
-    /// Says how far it is, when it is time to.
+    /// Prints the progress, when it is due.
     fn tell(&self) {
         let elapsed = self.began.elapsed();
         if !self.talks || elapsed < FIRST_AFTER {

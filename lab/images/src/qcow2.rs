@@ -209,7 +209,7 @@ impl Header {
 pub struct Empty {
     /// Length of the file.
     pub length: u64,
-    /// Bytes, and where they stand.
+    /// Offsets and bytes.
     pub parts: [(u64, Vec<u8>); 3],
 }
 

@@ -32,7 +32,7 @@ pub(crate) struct Record {
 impl Record {
     pub(crate) const FORMAT: u32 = FORMAT;
 
-    /// `None` where there is none; one that cannot be read counts as none and is made anew.
+    /// `None` where there is none; an unreadable one counts as missing and is recreated.
     pub(crate) fn load(folder: &Path) -> Result<Option<Self>> {
         let Some(bytes) = files::read_small(&folder.join("base.json"), RECORD_BYTES_MAX)? else {
             return Ok(None);

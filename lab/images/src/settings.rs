@@ -44,7 +44,7 @@ impl Default for Settings {
     }
 }
 
-/// A request to end, which work looks at several times a second. Clones ask the same work.
+/// A request to end, which work checks several times a second. Clones stop the same work.
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<AtomicBool>);
 

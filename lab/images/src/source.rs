@@ -150,7 +150,7 @@ pub(crate) fn invalid(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, Refusal(why.into()))
 }
 
-/// Says which layer an error is of.
+/// Adds the layer to an error.
 struct Words<R> {
     inner: R,
     name: &'static str,
@@ -159,7 +159,8 @@ struct Words<R> {
 impl<R: Read> Read for Words<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.inner.read(buffer).map_err(|error| match error.raw_os_error() {
-            // The file cannot be read, which is no fault of its content; nor is a wish to stop.
+            // The file cannot be read, which is not a fault of its content; nor is a request to
+            // stop.
             Some(_) => error,
             None if error.kind() == io::ErrorKind::Interrupted => error,
             // An error of an outer layer, or of the reader of the file.

@@ -130,7 +130,8 @@ impl<R: Read> DiskInTar<R> {
                     continue;
                 }
                 EntryType::XGlobalHeader => {
-                    // Comments, as git writes them; what describes files stands with the file.
+                    // Comments, as git writes them; attributes of files are in the headers of the
+                    // file.
                     Described::default().read_pax(&self.extension(size)?)?;
                     continue;
                 }

@@ -129,7 +129,7 @@ fn bombs_stop_at_the_limit() {
     }
 }
 
-/// A tar header as anybody can write one.
+/// A tar header with arbitrary fields.
 fn header(name: &str, size: u64, kind: u8) -> [u8; 512] {
     let mut header = tar::Header::new_gnu();
     header.as_gnu_mut().unwrap().name[..name.len()].copy_from_slice(name.as_bytes());
@@ -244,8 +244,7 @@ fn a_qcow2_file_that_points_outside_is_refused() {
     hostile[at..at + json.len()].copy_from_slice(json);
     hostile[16..20].copy_from_slice(&(json.len() as u32).to_be_bytes());
     refused(&lab, &file(&lab, "json", &hostile), &["an overlay of json:", "/etc/shadow"]);
-    // A raw disk that a guest made look like a qcow2 file is opened as what it says it is, and
-    // refused likewise.
+    // A raw disk that a guest made look like a qcow2 file is opened as qcow2, and refused likewise.
     let mut guest = fs::read(lab.path("overlay")).unwrap();
     guest.resize(1 << 20, 0);
     refused(&lab, &pack(&file(&lab, "guest", &guest), "zst"), &["an overlay of"]);

@@ -84,7 +84,7 @@ impl Lab {
         Run::new(self.command(subcommand).args(arguments).output().unwrap())
     }
 
-    /// Adds a file; what the program says of it.
+    /// Adds a file, and returns the program's output.
     #[track_caller]
     pub(crate) fn add(&self, file: &Path) -> Value {
         self.run("add", ["--json".as_ref(), file]).good().json()
@@ -150,7 +150,7 @@ pub(crate) fn tool<A: AsRef<std::ffi::OsStr>>(
     output.stdout
 }
 
-/// Packs a file as the name says: `disk.tar.xz` out of `disk`.
+/// Packs a file per the extension: `disk.tar.xz` out of `disk`.
 pub(crate) fn pack(file: &Path, extension: &str) -> PathBuf {
     let folder = file.parent().unwrap();
     let mut current = file.to_owned();

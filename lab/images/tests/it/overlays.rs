@@ -321,7 +321,7 @@ fn a_base_with_other_content_is_named_with_its_overlays() {
     assert_eq!(lab.add(&lab.path("disk-1"))["healed"], json!([vm]));
     lab.overlay(&id, "vm", &[]);
     lab.assert_only(1);
-    // Times alone are no change: it is read once more, and that is all.
+    // A change of times alone is not a change: the file is only read once more.
     fs::File::open(&base).unwrap().set_modified(before).unwrap();
     assert_eq!(lab.run("list", ["--json"]).good().json()[0]["state"], "touched");
     lab.overlay(&id, "vm", &[]);

@@ -75,7 +75,7 @@ fn a_qcow2_file_stays_packed_unless_asked() {
     let info = String::from_utf8(tool(folder, "qemu-img", ["info", path])).unwrap();
     assert!(info.contains("compression type: zstd"), "{info}");
     lab.assert_only(5);
-    // Two forms of one file: its digits alone do not say which.
+    // Two forms of one file: its digits alone do not determine which.
     let digits =
         lab.run("list", ["--json"]).good().json()[0]["id"].as_str().unwrap()[..20].to_owned();
     let same = lab.run("overlay", [digits.as_ref(), lab.path("vm").as_os_str()]);
@@ -84,7 +84,7 @@ fn a_qcow2_file_stays_packed_unless_asked() {
     }
 }
 
-/// One unpacks, the other waits and says for whom; the lock is free again afterwards.
+/// One unpacks, the other waits and reports the holder; the lock is free again afterwards.
 #[test]
 fn two_processes_add_the_same_image_at_once() {
     let lab = Lab::new();
