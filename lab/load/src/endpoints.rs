@@ -21,7 +21,7 @@ const NET_BYTES_MAX: u64 = 16 << 20;
 const ASK_EVERY: Duration = Duration::from_millis(500);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The part of a net's file that says where its nodes are.
+/// The part of a net's file with the addresses of its nodes.
 #[derive(Deserialize)]
 struct Net {
     nodes: Vec<NetNode>,
@@ -63,7 +63,7 @@ pub(crate) struct NodeSeen {
     pub(crate) worker_restarts: u64,
     /// Of itself: how often it was younger than before.
     pub(crate) restarts: u64,
-    /// Processes of its group that the kernel killed, as it says itself.
+    /// Processes of its group that the kernel killed, as it reports itself.
     pub(crate) oom_kills: u64,
     pub(crate) height: u64,
     /// Rounds behind the node that is furthest, at the end.
@@ -128,7 +128,7 @@ impl Watch {
         Ok(Self { seen, http, task })
     }
 
-    /// Asks once more and says what was seen.
+    /// Requests a last report and returns the figures.
     pub(crate) async fn finish(self) -> Vec<NodeSeen> {
         self.task.abort();
         ask(&self.http, &self.seen).await;

@@ -224,7 +224,7 @@ async fn call_in_several_envelopes(
                 shared.http.post(url).header("content-type", "application/cbor").body(body).send();
             posts.spawn(post);
         }
-        // Refusals and transport errors count for nothing; the outcome is what a certificate says.
+        // Refusals and transport errors do not count; the outcome is that of a certificate.
         posts.join_all().await;
         let deadline = Instant::now() + OUTCOME_WITHIN;
         let mut at = random.gen_range(0..shared.nodes.len());

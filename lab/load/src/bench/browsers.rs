@@ -29,7 +29,7 @@ const LONG_BYTES: u64 = 5_000_000;
 const PAGE: &str = "/";
 const SAMPLE_EVERY: Duration = Duration::from_millis(100);
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// How long a node may take until memory that was given back is.
+/// How long a node may take until released memory is free.
 const SETTLES: Duration = Duration::from_secs(10);
 
 /// Measured figures.

@@ -5,7 +5,7 @@
 //! verification of every certificate included. *Rates* are measured with calls that the agent
 //! signed and that are then sent over plain HTTP connections, because verifying a BLS signature per
 //! reply would keep the client, which shares the machine, busier than the node; one reply in 64 is
-//! verified all the same, and every one must say `replied`.
+//! verified all the same, and every one must be `replied`.
 
 mod browsers;
 mod node;

@@ -43,7 +43,7 @@ impl Binary<'_> {
     }
 }
 
-/// What the cap says of its command.
+/// Information of the cap about its command.
 #[derive(Deserialize)]
 struct Told {
     pid: u32,
@@ -73,7 +73,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Starts the node and waits until `/health` says 200; with the time that took.
+    /// Starts the node and waits until `/health` returns 200; also returns the time this took.
     pub(super) async fn start(binary: &Binary<'_>, data: &Path) -> Result<(Self, Duration)> {
         let [port] = cli::free_ports()?;
         let address = format!("127.0.0.1:{port}");

@@ -85,7 +85,7 @@ pub struct Options {
 enum Part {
     /// State that is written and read back, with restarts on the way.
     State,
-    /// Canisters at rest.
+    /// Idle canisters.
     Canisters,
     /// Calls that are signed far ahead.
     Calls,
@@ -109,7 +109,7 @@ const CHANGED_PIECES: u64 = 4;
 const STABLE_PAGE_BYTES: u64 = 64 << 10;
 /// How far ahead senders sign who are in no hurry.
 const SIGNED_AHEAD: Duration = Duration::from_secs(300);
-/// How often memory is looked at.
+/// Interval of memory samples.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Canisters that the memory of many is compared with.
 const FEW_CANISTERS: usize = 100;

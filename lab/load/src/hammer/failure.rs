@@ -27,7 +27,7 @@ pub(crate) enum Class {
     InnerCall(&'static str),
     /// The run was stopped while it waited.
     Interrupted,
-    /// The answer is none that the protocol knows.
+    /// The answer is not valid in the protocol.
     Protocol,
 }
 

@@ -317,7 +317,7 @@ impl Fleet {
         }
     }
 
-    /// What a canister says of itself, by the first endpoint.
+    /// State that a canister reports, through the first endpoint.
     pub(crate) async fn info(&self, canister: usize) -> Result<Info> {
         self.info_at(0, canister).await
     }
@@ -356,8 +356,8 @@ impl Fleet {
         )
     }
 
-    /// Waits until all endpoints say the same of every canister, which with one endpoint is so at
-    /// once. Nothing may be in flight.
+    /// Waits until all endpoints agree about every canister, which is immediate with one endpoint.
+    /// Nothing may be in flight.
     pub(crate) async fn settle(&self) -> Result<()> {
         if self.endpoints.len() > 1 {
             for canister in 0..self.len() {
@@ -661,7 +661,7 @@ impl Fleet {
     }
 }
 
-/// What the last answer's `Retry-After` said.
+/// `Retry-After` of the last answer.
 fn told() -> Option<Duration> {
     TRAFFIC.try_with(|traffic| traffic.retry_after.get()).ok().flatten()
 }

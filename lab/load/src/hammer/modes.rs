@@ -99,7 +99,7 @@ pub(crate) struct Modes<'a> {
     pub(crate) runner: Runner,
 }
 
-/// A mode ended early; the text says why.
+/// A mode ended early; the text is the reason.
 type Step = Result<(), String>;
 
 impl Modes<'_> {

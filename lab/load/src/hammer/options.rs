@@ -75,8 +75,8 @@ impl Mode {
 
 /// `thimble-lab hammer`
 ///
-/// Puts work on a node through its public endpoint with the published client, checks every byte
-/// that comes back, and says what it cost.
+/// Puts load on a node through its public endpoint with the published client, checks every byte
+/// that is returned, and reports the cost.
 ///
 /// Exit codes: 0 all is well (errors of the node included, unless --strict), 1 a verification
 /// failed or a probe's expectation was not met, 2 the command line cannot be followed, 130 after
@@ -258,7 +258,7 @@ pub struct Options {
     #[arg(long, default_value_t = 30.0, hide_default_value = true)]
     pub soak_period: f64,
     /// Fail (exit code 1) on any error of the node, not only on wrong bytes. Refusals with
-    /// Retry-After are no errors.
+    /// Retry-After are not errors.
     #[arg(long)]
     pub strict: bool,
     /// Write everything as JSON to this file; `-` is standard output, and the table is then left

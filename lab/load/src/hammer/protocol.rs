@@ -178,7 +178,7 @@ impl ReadReply {
             let truncated = self.runs_in_all > self.runs.len() as u64;
             let end = match self.runs.get(index + 1) {
                 Some(&(next, _)) => next,
-                // The reply does not say where the last of too many runs ends; its first page is
+                // The reply does not state where the last of too many runs ends; its first page is
                 // known.
                 None if truncated => page + 1,
                 None => first + self.pages,

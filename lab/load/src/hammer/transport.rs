@@ -139,7 +139,7 @@ struct CallAnswer {
 }
 
 /// An update that the agent signs and that is sent over plain HTTP. The reply is taken out of the
-/// certificate; the certificate's signature is verified when `verify` says so.
+/// certificate; the certificate's signature is verified when `verify` is set.
 pub(crate) async fn update_signed(
     agent: &Agent,
     http: &Http,
@@ -191,7 +191,7 @@ pub(crate) async fn update_signed(
     outcome(&certificate, &signed.request_id)
 }
 
-/// What a certificate says of a call.
+/// Outcome of a call in a certificate.
 pub(crate) fn outcome(certificate: &Certificate, request: &RequestId) -> Result<Vec<u8>, Failure> {
     let look = |label: &str| match certificate.tree.lookup_path([
         b"request_status".as_slice(),

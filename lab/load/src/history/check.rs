@@ -57,7 +57,7 @@ pub enum Rule {
     Stuck,
     /// A certificate that does not verify.
     Certificate,
-    /// The history does not say enough to be checked.
+    /// The history is not complete enough to be checked.
     Incomplete,
 }
 

@@ -21,13 +21,13 @@ use crate::hammer::{
 /// How long certificates are collected, so that nodes show some of the same height.
 const ROOTS_FOR: Duration = Duration::from_secs(10);
 const ROOTS_EVERY: Duration = Duration::from_millis(50);
-/// Until all nodes say the same of every canister, once nothing can be on its way any more.
+/// Timeout until all nodes agree about every canister, once no call can be in flight.
 const SAME_WITHIN: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Tries of one read of a healed node, which may still be busy.
 const TRIES: u32 = 20;
 
-/// Appends to the history what every node says now.
+/// Appends the current state of every node to the history.
 pub(super) async fn run(path: &Path, identity: Arc<dyn Identity>, limit: Duration) -> Result<()> {
     let healed_micros = now_micros();
     let (lines, _) = lines::read(path)?;

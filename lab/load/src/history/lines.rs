@@ -25,7 +25,7 @@ const LINES_MAX: usize = 5_000_000;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Line {
-    /// Who works on what.
+    /// The clients and their targets.
     Header(Header),
     /// A call of a client, when it has ended.
     Call(Call),
@@ -41,7 +41,7 @@ pub enum Line {
     Root(Root),
 }
 
-/// Who works on what.
+/// The clients and their targets.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Header {
     /// Version of the format, [`FORMAT`].
@@ -86,7 +86,7 @@ pub enum Work {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// A verified certificate says so.
+    /// Acknowledged by a verified certificate.
     Acknowledged {
         /// The value that [`Work`] describes for this kind of call.
         value: u64,
@@ -97,7 +97,7 @@ pub enum Outcome {
         /// Whose certificate it was.
         endpoint: usize,
     },
-    /// A verified certificate says that it had no effect, or no node ever took it.
+    /// A verified certificate shows that it had no effect, or no node accepted it.
     Rejected {
         /// Text of the reject.
         text: String,
@@ -107,7 +107,7 @@ pub enum Outcome {
         /// Answer of the last endpoint.
         text: String,
     },
-    /// A certificate did not verify, or said what cannot be.
+    /// A certificate did not verify, or its content is impossible.
     Wrong {
         /// Description of the fault in the certificate or its content.
         text: String,

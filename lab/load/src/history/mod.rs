@@ -90,10 +90,10 @@ enum Command {
         #[arg(long, default_value_t = 60)]
         progress_within: u64,
     },
-    /// Say whether a history can be true: nothing lost, nothing twice, in an order that agrees with
-    /// time, the same on every node.
+    /// Check a history for consistency violations: nothing lost, nothing twice, in an order that
+    /// agrees with time, the same on every node.
     ///
-    /// Exit status: 0 when it can, 1 when it cannot or does not say enough.
+    /// Exit status: 0 when it is consistent, 1 when it is not or is incomplete.
     Check {
         /// File with the history.
         history: PathBuf,

@@ -267,7 +267,7 @@ async fn read(
             let done = client::call(&shared.endpoints, endpoint, id, "read_update", argument).await;
             match done.outcome {
                 Outcome::Acknowledged { endpoint, .. } => (done.reply, endpoint),
-                // A read that was not answered says nothing.
+                // A read without an answer has no information.
                 _ => return,
             }
         }
