@@ -53,7 +53,7 @@ pub struct Options {
     /// Where canisters are served to browsers; port 0 takes a free one.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081", value_parser = setup::socket_address)]
     http_gateway: SocketAddr,
-    /// Folder of the network's state, made at the first start. Delete it to begin anew.
+    /// Folder of the network's state, made at the first start. Delete it to start over.
     #[arg(long, value_name = "DIR", default_value = "thimble-local")]
     data_dir: PathBuf,
     /// Log level of the node: error, warn, info, debug, or a filter like `info,gateway=debug`.

@@ -68,7 +68,7 @@ fn hash(service: &Service) -> [u8; 32] {
     Sha256::digest(service.module.bytes()).into()
 }
 
-/// Puts the service there, running; what was done, to be said of it.
+/// Installs the service and starts it; returns a text for the action taken.
 pub(crate) async fn service(agent: &Agent, service: &Service) -> Result<&'static str> {
     let id = service.id;
     let is_new = create(agent, id).await?;
@@ -152,7 +152,7 @@ async fn is_ours(agent: &Agent, id: Principal) -> Result<bool> {
     }
 }
 
-/// Upgrades it. It stays stopped: who calls this starts it.
+/// Upgrades it. It stays stopped: the caller starts it.
 async fn upgrade(agent: &Agent, service: &Service, argument: &[u8], was_ours: bool) -> Result<()> {
     let id = service.id;
     // No callback of the module before may run in the new one.
