@@ -45,7 +45,7 @@ pub fn harmless(bytes: &[u8]) -> String {
     for letter in String::from_utf8_lossy(bytes).chars() {
         match letter {
             '\t' => text.push(letter),
-            // Marks that change the direction of what follows are no control characters to Rust.
+            // Marks that change the text direction are not control characters in Rust.
             '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
                 text.extend(letter.escape_unicode());
             }

@@ -80,7 +80,7 @@ impl Accelerator {
 pub struct Qemu {
     /// Path of `qemu-system-x86_64`.
     pub program: PathBuf,
-    /// As it says: `7.2.22`.
+    /// As reported: `7.2.22`.
     pub version: String,
     /// Execution of the guest's instructions.
     pub accelerator: Accelerator,

@@ -39,7 +39,7 @@ pub enum Message {
     },
 }
 
-/// Reads one line; `None` when it is none of the protocol.
+/// Reads one line; `None` when it is not a line of the protocol.
 pub fn parse(line: &[u8]) -> Option<Message> {
     if line.len() > LINE_BYTES_MAX {
         return None;

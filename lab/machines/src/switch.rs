@@ -270,7 +270,7 @@ async fn deliver(
 /// Sends a frame to a machine, which may be away: then it is lost. One that is slow is waited for,
 /// while the queue takes what comes and drops what is too much.
 async fn send(socket: &mut Option<UnixDatagram>, path: &Path, bytes: &[u8]) {
-    // The second time over a new connection: the machine may have been started anew.
+    // The second time over a new connection: the machine may have been restarted.
     for _ in 0..2 {
         if socket.is_none() {
             let made = UnixDatagram::unbound().and_then(|made| made.connect(path).map(|()| made));
@@ -393,7 +393,7 @@ mod tests {
         rig.table.send_replace([((0, 1), slow)].into());
         let began = Instant::now();
         rig.send(0, usize::MAX, "slow").await;
-        // Once one has it, it is on its way to the other.
+        // Once one port has received it, it is in flight to the other.
         assert_eq!(rig.next(2).await, "slow");
         rig.table.send_replace(Table::new());
         rig.send(0, 1, "behind").await;

@@ -1,6 +1,6 @@
 //! `thimble-lab image build`: the smallest disk that starts a node.
 //!
-//! It has two parts: the root, read-only, with the node's program, the first process and the
+//! It has two partitions: the root, read-only, with the node's program, the first process and the
 //! libraries of both; and the state, a file system that the machine itself makes as large as its
 //! disk. The kernel is the distribution's own, out of its package; it is started directly, with a
 //! first file system in memory that holds the modules for the disk, so there is no boot loader.
@@ -250,8 +250,8 @@ fn initrd(guest: &Program, kernel: &Kernel, modules: &[PathBuf]) -> Result<Vec<u
     zstd::encode_all(archive.finish().as_slice(), 12).context("packing the first file system")
 }
 
-/// Puts the image into its place, whole, and makes it the newest of its role; says whether it was
-/// not there.
+/// Puts the image into its place, whole, and makes it the newest of its role; returns whether it is
+/// new.
 fn publish(made: &Image, kernel: &Kernel, initrd: &[u8], work: &Work) -> Result<bool> {
     let scratch = work.folder("image")?;
     fs::copy(&kernel.file, scratch.join("kernel"))?;

@@ -47,7 +47,7 @@ impl Work {
         self.folder.join(name)
     }
 
-    /// Makes a folder of this name, if there is none, and gives its path.
+    /// Makes a folder of this name, if there is none, and returns its path.
     pub(super) fn folder(&self, name: &str) -> Result<PathBuf> {
         let path = self.path(name);
         fs::create_dir_all(&path)?;
