@@ -96,8 +96,8 @@ pub(crate) struct Archive {
 }
 
 impl Archive {
-    /// Runs until all requesters are gone. A connection that ends is made anew. The node's identify
-    /// message shows whether it has a store.
+    /// Runs until all requesters are gone. A connection that ends is reestablished. The node's
+    /// identify message shows whether it has a store.
     pub(crate) async fn run(mut self, ready: Ready) {
         let keys = Keypair::generate_secp256k1();
         let shared = self.shared.clone();

@@ -39,7 +39,7 @@ const LOST_PERCENT_MAX: f64 = 0.1;
 /// Longest phase, and longest long part.
 const SECONDS_MAX: f64 = 36_000.0;
 
-/// Runs of the bench; each starts every node anew.
+/// Runs of the bench; each restarts every node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Part {
@@ -215,7 +215,7 @@ struct Run {
     turn: u32,
     label: String,
     report: Option<Report>,
-    /// Why there is none.
+    /// Why it was not measured.
     failed: Option<String>,
 }
 
@@ -226,7 +226,7 @@ struct Row {
     goal: String,
     /// Bytes for MiB.
     measured: Option<f64>,
-    /// Whether the goal is met; none where there is none or nothing was measured.
+    /// Whether the goal is met; `None` without a goal or a measurement.
     met: Option<bool>,
     reference: Option<f64>,
     #[serde(skip)]

@@ -97,7 +97,7 @@ impl Channel {
     }
 
     /// Agrees on one of `served` with a peer that opened the stream; `None` when it wants none of
-    /// them or says nothing.
+    /// them or sends nothing.
     pub(crate) async fn accept(
         &mut self,
         served: &[&'static str],
@@ -124,7 +124,7 @@ impl Channel {
         Err(invalid(format!("a peer proposed more than {PROPOSALS_MAX} protocols on one stream")))
     }
 
-    /// The next name a peer says; `None` at the end of the stream.
+    /// The next name a peer sends; `None` at the end of the stream.
     async fn name(&mut self) -> io::Result<Option<String>> {
         let Some((bytes, prefix)) = self.length(NAME_BYTES_MAX).await? else { return Ok(None) };
         while self.unread().len() < prefix + bytes {
@@ -194,7 +194,7 @@ impl Channel {
         self.stream.flush().await
     }
 
-    /// Says that nothing more is written.
+    /// Closes the writing side.
     pub(crate) async fn close(&mut self) -> io::Result<()> {
         self.stream.close().await
     }
@@ -230,7 +230,7 @@ mod tests {
 
     use super::*;
 
-    /// A stream whose other side said `script`, of which at most `step` bytes come at once.
+    /// A stream whose other side sent `script`, of which at most `step` bytes come at once.
     struct Scripted {
         script: Vec<u8>,
         step: usize,

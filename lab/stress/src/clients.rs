@@ -139,8 +139,8 @@ impl Clients {
         self.tasks.shutdown().await;
     }
 
-    /// Waits until all clients work; what each node says of itself. Errors: one does not within
-    /// `timeout`, or `ended` says that the node did.
+    /// Waits until all clients work; returns the identify message of each node. Errors: one does
+    /// not work within `timeout`, or `ended` reports that the node ended.
     pub(crate) async fn all_ready(
         &mut self,
         shared: &Shared,

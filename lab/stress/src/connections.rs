@@ -69,8 +69,8 @@ impl NodeConnections {
         lock(&self.0).get(node).is_some_and(|presence| presence.connections > 0)
     }
 
-    /// Whether every node was reached and no client has been connected to it for [`GONE_AFTER`].
-    /// One that no client works at says nothing.
+    /// Whether every node was reached and no client has been connected to it for [`GONE_AFTER`]. A
+    /// node without clients does not count.
     pub(crate) fn all_gone(&self) -> bool {
         let all = lock(&self.0);
         let mut known = all

@@ -134,7 +134,7 @@ pub(crate) async fn run(work: &Work, start: &Start<'_>) -> Result<Report> {
         (0..shared.target.addresses.len()).map(|node| shared.places.is_reached(node)).collect();
     let ended_early = node.as_mut().is_some_and(Node::has_ended);
     let connections_lost = shared.connections_lost();
-    // That the node goes now is no event of the load.
+    // The end of the node from here on does not count as an event of the load.
     clients.stop().await;
     // The picture ends with the load; that the node is stopped after it is not news.
     let mut watched = Vec::new();

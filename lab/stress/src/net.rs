@@ -77,7 +77,7 @@ impl Members {
 pub(crate) struct RelayNet {
     program: PathBuf,
     folder: PathBuf,
-    /// Holds that folder, and what starting it said.
+    /// Holds that folder, and the output of its start.
     scratch: TempDir,
 }
 

@@ -112,7 +112,7 @@ impl Node {
         self.child.last_words()
     }
 
-    /// Stops it and says how it ended. Errors: it does not stop.
+    /// Stops it and returns how it ended. Errors: it does not stop.
     pub(crate) async fn stop(mut self) -> Result<Ended> {
         let before = self.has_ended();
         let status = self.child.stop_within(STOPPED_WITHIN).await?;

@@ -110,7 +110,7 @@ impl Options {
         Duration::from_secs(self.timeout)
     }
 
-    /// The plan: of the file or the flags. Errors: the file, or what it says, is not usable.
+    /// The plan: of the file or the flags. Errors: the file or its content is invalid.
     pub fn plan(&self) -> Result<Plan> {
         let below = match (&self.plan, self.case) {
             (Some(plan), _) => plan::read(plan)?,
@@ -128,8 +128,9 @@ impl Options {
         Ok(Plan { settings: self.settings.clone().over(below.settings), phases: below.phases })
     }
 
-    /// Everything this invocation asks for; `below` stands for what neither flags nor plan state.
-    /// Errors: as for [`Self::plan`], and flags that do not go together or are out of bounds.
+    /// The settings of this invocation; `below` has the defaults for settings that neither flags
+    /// nor plan state. Errors: as for [`Self::plan`], and flags that do not go together or are out
+    /// of bounds.
     pub fn work(&self, below: Settings) -> Result<Work> {
         let started = self.command.is_some() || !self.compare.is_empty() || self.relays.is_some();
         if self.memory.is_some() && !started {

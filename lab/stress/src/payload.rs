@@ -32,7 +32,7 @@ const SUMMED_FROM: usize = 8;
 /// Offsets into the pseudo-random bytes at which a message may begin.
 const FILLER_STARTS: usize = 1 << 16;
 
-/// Made once: generating bytes anew for each message would cost more than sending them.
+/// Made once: generating new bytes for each message would cost more than sending them.
 static FILLER: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let words = (FILLER_STARTS + PAYLOAD_BYTES_MAX).div_ceil(8);
@@ -72,7 +72,7 @@ pub enum Damage {
     Length {
         /// Bytes that arrived.
         bytes: usize,
-        /// Bytes that were sent, as the payload says.
+        /// Number of bytes sent, as stated in the payload.
         announced: usize,
     },
     /// The checksum does not hold.

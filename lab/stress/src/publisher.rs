@@ -110,7 +110,7 @@ impl Publisher {
         (publisher, sender, pushed)
     }
 
-    /// Runs until the channel of orders is closed. A connection that ends is made anew.
+    /// Runs until the channel of orders is closed. A connection that ends is reestablished.
     pub(crate) async fn run(mut self, ready: Ready) {
         let keys = Keypair::generate_secp256k1();
         let shared = self.shared.clone();
@@ -118,7 +118,7 @@ impl Publisher {
             let role = Arc::new(Plain);
             let connecting = shared.connect(&keys, self.node, &role, |error| ready.waiting(&error));
             let mut connecting = Box::pin(connecting);
-            // Orders are taken, and end in time, while there is no connection.
+            // Orders are accepted, and end in time, also without a connection.
             let Some((mut session, about)) = poll_fn(|cx| {
                 if self.poll_order(cx).is_ready() {
                     return Poll::Ready(None);
@@ -142,7 +142,7 @@ impl Publisher {
             let ended = poll_fn(|cx| self.poll(&mut session, &form, cx)).await;
             let Some(error) = ended else { return };
             shared.lost("publishers", &error.to_string());
-            // Their streams are gone with the connection: each says so.
+            // Their streams ended with the connection: each returns an error.
             let rest = poll_fn(|cx| {
                 while let Poll::Ready(Some(push)) = self.flying.poll_next_unpin(cx) {
                     self.ended(push);

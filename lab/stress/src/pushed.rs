@@ -23,7 +23,7 @@ const EXAMPLE_CHARS_MAX: usize = 160;
 pub(crate) enum Answer {
     /// The node's code. Version 2 of light push has none: its success is 200.
     Code(u32),
-    /// Version 2 said no.
+    /// Refused by version 2.
     RefusedV2,
     /// No answer in time.
     Timeout,
@@ -73,7 +73,7 @@ pub(crate) struct Pushed {
     pub(crate) accepted_count: u64,
     /// When the last answer came, nanoseconds since the phase began.
     pub(crate) last_answer_nanos: u64,
-    /// Accepted messages to look for in the store, and where in the sample they stand.
+    /// Accepted messages to look for in the store, and their indexes in the sample.
     sample: Vec<Option<MessageHash>>,
 }
 

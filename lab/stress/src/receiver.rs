@@ -81,7 +81,7 @@ impl Receiver {
         Arc::new(Self { shared, node, received })
     }
 
-    /// Receives until it is aborted. A connection that ends is made anew.
+    /// Receives until it is aborted. A connection that ends is reestablished.
     pub(crate) async fn run(self: Arc<Self>, ready: Ready) {
         let keys = Keypair::generate_secp256k1();
         loop {

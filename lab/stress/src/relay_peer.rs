@@ -34,15 +34,15 @@ use crate::{
 
 /// Ids remembered, so that what is offered again is not fetched again.
 const SEEN_MAX: usize = 1 << 16;
-/// Messages waiting to be said; more are not said.
+/// Messages waiting to be sent; further ones are dropped.
 const SAYINGS_MAX: usize = 64;
 /// Ids fetched at once.
 const IWANT_MAX: usize = 1000;
 /// Longest frame written.
 const FRAME_BYTES: usize = 64 << 10;
-/// How often the place in the mesh is looked at.
+/// Interval at which the place in the mesh is checked.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// How long the node does not want to be asked again, unless it says.
+/// Default time until the node accepts another graft.
 const BACKOFF: Duration = Duration::from_secs(60);
 /// Longest time a node may ask for.
 const BACKOFF_MAX: Duration = Duration::from_secs(3600);
@@ -168,7 +168,7 @@ impl RelayPeer {
         }
     }
 
-    /// Listens until it is aborted. A connection that ends is made anew.
+    /// Listens until it is aborted. A connection that ends is reestablished.
     pub(crate) async fn run(self: Arc<Self>, ready: Ready) {
         let keys = Keypair::generate_secp256k1();
         loop {

@@ -58,7 +58,7 @@ pub struct NodeReport {
     pub idle: Option<Memory>,
     /// Memory at given times after the last phase.
     pub after: Vec<After>,
-    /// Whether its process was gone before anybody stopped it.
+    /// Whether its process ended before it was stopped.
     pub died: bool,
     /// Whether a client was connected to it in the end.
     pub reached_in_the_end: bool,

@@ -76,7 +76,7 @@ pub struct Settings {
     pub shards_in_cluster: Option<u16>,
 }
 
-/// The same, every one of them known. Stands in the report.
+/// The same with all values set. Part of the report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Load {
     /// Clients that push by light push.

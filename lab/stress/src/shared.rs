@@ -31,7 +31,7 @@ pub(crate) struct Shared {
     pub(crate) load: Load,
     pub(crate) places: Arc<NodeConnections>,
     pub(crate) issued: Issued,
-    /// Phase under way, or the one before while there is none.
+    /// Current phase, or the last one between phases.
     pub(crate) phase: AtomicUsize,
     /// Connections that ended before the run did.
     connections_lost: Mutex<BTreeMap<&'static str, Lost>>,

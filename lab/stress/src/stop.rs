@@ -47,8 +47,8 @@ impl Stop {
     }
 }
 
-/// Runs `work`, which says whether its result is good. The first Ctrl-C or SIGTERM asks it to stop,
-/// the second ends it at once.
+/// Runs `work`, which returns whether its result is good. The first Ctrl-C or SIGTERM asks it to
+/// stop, the second ends it at once.
 pub(crate) async fn until_done(
     who: &str,
     work: impl AsyncFnOnce(Stop) -> Result<bool>,

@@ -134,8 +134,8 @@ impl Received {
         Self { phases: (0..phases).map(|_| phase()).collect() }
     }
 
-    /// Takes what came at `now`, nanoseconds since the start of the run, while phase `current` is
-    /// under way: damage does not say which phase it was of.
+    /// Takes what came at `now`, nanoseconds since the start of the run, during phase `current`:
+    /// the phase of damaged data is unknown.
     pub(crate) fn take(
         &mut self,
         issued: &Issued,

@@ -19,7 +19,7 @@ struct Cli {
     options: Options,
 }
 
-/// Where the node's program is; says so when there is none.
+/// Path of the node's program; reports when there is none.
 fn relay() -> Option<PathBuf> {
     let beside = || {
         let test = std::env::current_exe().unwrap();
