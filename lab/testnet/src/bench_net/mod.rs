@@ -1,10 +1,10 @@
 //! `thimble-lab bench-net`: what a subnet on this machine costs and how fast it is, held against
 //! its goals.
 //!
-//! The net, the load and the pictures are other parts of this program; this one only says what is
-//! done when ([`phases`](Bench)), and judges. Every phase is a mark in the picture. Figures come
-//! from the nodes' groups (memory, CPU), from the hammer (latencies, rates, wrong bytes) and from
-//! the nodes' reports (heights).
+//! The net, the load and the pictures are other parts of this program; this one only schedules the
+//! phases ([`phases`](Bench)), and judges. Every phase is a mark in the picture. Figures come from
+//! the nodes' groups (memory, CPU), from the hammer (latencies, rates, wrong bytes) and from the
+//! nodes' reports (heights).
 
 mod merge;
 

@@ -341,7 +341,7 @@ impl Group {
         self.kind
     }
 
-    /// What it says; `None` until the command is in it.
+    /// Its readings; `None` until the command is in it.
     pub(crate) fn readings(&self) -> Option<&Cgroup> {
         self.readings.as_ref()
     }
@@ -351,7 +351,7 @@ impl Group {
         self.readings.as_ref().map_or(0, kill_all)
     }
 
-    /// Kills what is left in it and removes it; says how many processes were left.
+    /// Kills the remaining processes and removes it; returns the number of those processes.
     pub(crate) fn remove(mut self) -> Result<usize, String> {
         self.removed = true;
         let left = self.kill();

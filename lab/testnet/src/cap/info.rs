@@ -1,5 +1,5 @@
-//! Who runs in which group, in a file, for programs that act on a run from outside: find its
-//! processes, read its group, learn how it ended.
+//! The processes and groups of a run, in a file, for programs that act on a run from outside: find
+//! its processes, read its group, learn how it ended.
 
 use std::{
     fs, io,
@@ -84,7 +84,7 @@ impl Info {
         }
     }
 
-    /// What the file says; `None` when there is none.
+    /// Reads the file; `None` when there is none.
     pub(crate) fn read(path: &Path) -> Option<Self> {
         let size = fs::metadata(path).ok()?.len();
         if size > BYTES_MAX {

@@ -43,7 +43,7 @@ impl Marks {
         }
         let whole = match bytes.iter().rposition(|byte| *byte == b'\n') {
             Some(last) => last + 1,
-            // A line longer than a chunk is no mark, and must not hold up those behind it.
+            // A line longer than a chunk is not a mark, and must not block later ones.
             None if bytes.len() as u64 == CHUNK_BYTES_MAX => bytes.len(),
             None => return vec![],
         };

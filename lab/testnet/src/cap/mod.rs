@@ -54,7 +54,7 @@ const EXIT_FAILURE: u8 = 125;
 const EXIT_NOT_RUNNABLE: u8 = 126;
 /// There is no such command.
 const EXIT_NOT_FOUND: u8 = 127;
-/// A process was killed for lack of memory: what a shell says of one that was ended by SIGKILL.
+/// A process was killed for lack of memory: the status that a shell returns after SIGKILL.
 const EXIT_OOM_KILLED: u8 = 137;
 /// Less holds no process at all.
 const MEMORY_BYTES_MIN: u64 = budget::MIB;
@@ -74,8 +74,8 @@ pub struct Options {
     /// Write every sample and event to this file, one JSON object per line.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Most bytes of that file: when half of it is written, it is renamed to FILE.1 and begun
-    /// anew. [default: no limit]
+    /// Most bytes of that file: when half of it is written, it is renamed to FILE.1 and a new one
+    /// begins. [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = parse_kept, requires = "json")]
     json_size: Option<u64>,
     /// Draw the run into this file (SVG); with --json-size, as much of the run as the file still
@@ -94,7 +94,8 @@ pub struct Options {
     /// Append what the command prints to this file, instead of letting it through.
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
-    /// Most bytes of the log: when half of it is written, it is renamed to FILE.1 and begun anew.
+    /// Most bytes of the log: when half of it is written, it is renamed to FILE.1 and a new one
+    /// begins.
     #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = parse_kept)]
     log_size: u64,
     /// Write to this file, as JSON, which process runs in which group, and at the end how it
@@ -255,7 +256,7 @@ fn series_path(options: &Options) -> (Option<PathBuf>, Option<Scratch>) {
     }
 }
 
-/// Says why the command did not start; the exit status of that, as shells have it.
+/// Prints why the command did not start; returns the exit status for it, as in shells.
 fn not_run(options: &Options, error: &io::Error) -> u8 {
     let program = options.command.first().map(|program| program.display().to_string());
     eprintln!("thimble-lab cap: cannot run {}: {error}", program.unwrap_or_default());
@@ -330,7 +331,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Samples until the command has ended; then says how.
+    /// Samples until the command has ended; then returns its status.
     fn until_end(&mut self, signals: &Signals, interval: Duration) -> Result<WaitStatus> {
         let mut due = self.started;
         loop {

@@ -1,5 +1,5 @@
-//! A file that grows up to half of what it may take; then it becomes `FILE.1`, in place of the one
-//! before, and is begun anew.
+//! A file that grows up to half of what it may take; then it becomes `FILE.1`, in place of the
+//! previous one, and a new file begins.
 
 use std::{
     fs::{self, File, OpenOptions},

@@ -211,7 +211,7 @@ fn is_zero(count: &usize) -> bool {
 /// Writes the file, line by line.
 pub(crate) struct Writer {
     file: Rotating,
-    /// Begins every file, those that are begun anew too.
+    /// First line of every file, also after a rotation.
     header: Option<Vec<u8>>,
 }
 

@@ -1,9 +1,9 @@
 //! Signals as data: they are blocked and read from a descriptor, together with who sent them.
 //!
-//! Who sent one matters. Ctrl-C at a terminal goes from the kernel to every process of the
-//! foreground group, the command included; forwarding it would give it to the command twice, and
-//! many programs take a second Ctrl-C for "now, not cleanly". A signal that a process sent to us
-//! alone has to be forwarded.
+//! The sender of a signal matters. Ctrl-C at a terminal goes from the kernel to every process of
+//! the foreground group, the command included; forwarding it would give it to the command twice,
+//! and many programs take a second Ctrl-C for "now, not cleanly". A signal that a process sent to
+//! us alone has to be forwarded.
 
 use std::{os::fd::AsFd, time::Duration};
 

@@ -133,7 +133,7 @@ impl Files {
     }
 }
 
-/// Runs the chaos and says what came of it.
+/// Runs the chaos and reports the result.
 pub async fn run(options: Options) -> Result<ExitCode> {
     let seed = options.seed.unwrap_or_else(|| rand::thread_rng().gen_range(0..1_000_000));
     let files = Files(options.out.join(format!("{}-{seed}", machine::now().1)));
@@ -216,7 +216,7 @@ fn heal(session: &mut Session) -> Result<()> {
     Ok(())
 }
 
-/// Says whether nothing is broken.
+/// Returns whether all checks passed.
 #[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 async fn chaos(
     options: &Options,
@@ -388,7 +388,7 @@ impl Misuse {
         self.0.check()
     }
 
-    /// Says whether nothing came of it that must not, and prints what it says.
+    /// Returns whether no check failed, and prints its output.
     async fn stop(mut self, files: &Files) -> Result<bool> {
         let status = self.0.stop_within(MISUSE_TIMEOUT).await?;
         print!("{}", fs::read_to_string(files.misuse()).unwrap_or_default());
@@ -449,7 +449,7 @@ impl Chaos {
             }
             for (node, hurt) in self.plan.hurt() {
                 if *hurt == plan::Hurt::Full {
-                    // It gives back what it folds.
+                    // It frees room when it folds.
                     local::fill(&self.place, *node)?;
                 }
             }

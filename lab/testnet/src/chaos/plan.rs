@@ -59,7 +59,7 @@ pub(crate) enum Action {
     Replenish(usize),
     Slow(usize, u64),
     SlowOff(usize),
-    /// Nothing may be hurt and nothing can be repaired at the moment.
+    /// No fault may be injected and none can be healed at the moment.
     Wait,
 }
 
@@ -87,7 +87,7 @@ impl Action {
     }
 }
 
-/// The random walk of faults, with the nodes that are hurt at the moment.
+/// The random walk of faults, with the nodes that are faulty at the moment.
 pub(crate) struct Plan {
     nodes: usize,
     possible: Possible,
@@ -101,7 +101,7 @@ impl Plan {
         Self { nodes, possible, hurt: BTreeMap::new(), slow: BTreeSet::new(), random }
     }
 
-    /// How many may be hurt at once: f of 3f + 1.
+    /// Number of nodes that may be faulty at once: f of 3f + 1.
     pub(crate) fn tolerated(&self) -> usize {
         (self.nodes - 1) / 3
     }

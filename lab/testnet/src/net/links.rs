@@ -95,12 +95,12 @@ impl Links {
         }
     }
 
-    /// Back to what the topology says.
+    /// Resets to the topology.
     pub(crate) fn slow_off(&mut self, node: usize) {
         self.slowed.retain(|(from, to), _| *from != node && *to != node);
     }
 
-    /// All back to what the topology says.
+    /// Resets all to the topology.
     pub(crate) fn slow_none(&mut self) {
         self.slowed.clear();
     }

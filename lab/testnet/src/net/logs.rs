@@ -36,7 +36,7 @@ pub(crate) async fn print(path: &Path, lines: Option<usize>, follow: bool) -> Re
         out.flush()?;
         let (read, now) = (file.metadata()?, fs::metadata(path).ok());
         match now {
-            // The log was begun anew: what came last into the old one first.
+            // The log was rotated: the last lines of the old one come first.
             Some(now) if now.ino() != read.ino() => {
                 let mut rest = Vec::new();
                 file.read_to_end(&mut rest)?;

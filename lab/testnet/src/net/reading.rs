@@ -134,7 +134,7 @@ impl Asker {
             } else if error.is_timeout() {
                 format!("it does not answer within {} s", ANSWER_TIMEOUT.as_secs())
             } else if error.is_request() {
-                // What forwards to a machine accepts before anybody listens in it.
+                // The forwarder of a machine accepts before a process in it listens.
                 "it does not answer yet".to_owned()
             } else {
                 error.to_string()
@@ -156,7 +156,7 @@ impl Asker {
     }
 }
 
-/// What the kernel says of a node's group.
+/// The kernel's figures of a node's group.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct GroupReading {
     pub(crate) anonymous_bytes: u64,

@@ -60,7 +60,7 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Orders for the relay: `links.json`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Orders {
-    /// Counts up; `relay.json` says which one was followed last.
+    /// Counts up; `relay.json` has the one applied last.
     pub(crate) generation: u64,
     links: Vec<Order>,
     /// With machines: the ports of the switch.

@@ -125,7 +125,7 @@ impl Session {
         self.save()
     }
 
-    /// Starts a node that does not run; says whether it had to.
+    /// Starts a node that does not run; returns whether it was started.
     pub(crate) fn start(&mut self, index: usize) -> Result<bool> {
         self.net.node(index)?;
         match self.condition(index) {
@@ -199,7 +199,7 @@ impl Session {
         Ok(command)
     }
 
-    /// Who runs in which group. A node that was started a moment ago is waited for.
+    /// Process and group of a node. Waits for a node that was just started.
     fn info(&self, index: usize) -> Result<Info> {
         let deadline = Instant::now() + KNOWN_WITHIN;
         loop {
@@ -269,7 +269,7 @@ impl Session {
         Ok(())
     }
 
-    /// kill -9 of the nodes' processes, at once; says which of them ran.
+    /// kill -9 of the nodes' processes, at once; returns which of them ran.
     pub(crate) fn kill(&mut self, indices: &[usize]) -> Result<Vec<usize>> {
         let mut killed = Vec::new();
         for &index in indices {
@@ -301,7 +301,7 @@ impl Session {
         Ok(Handle { pid: info.pid, started_ticks: info.started_ticks })
     }
 
-    /// kill -9 of one of a node's workers; says which. `None` when it has none at the moment.
+    /// kill -9 of one of a node's workers; returns which. `None` when it has none at the moment.
     pub(crate) fn kill_worker(&self, index: usize, which: u64) -> Result<Option<String>> {
         self.kill_child(index, "sandbox-worker", which)
     }
@@ -336,7 +336,7 @@ impl Session {
     pub(crate) fn restart(&mut self, index: usize, empty: bool) -> Result<()> {
         self.stop(&[index])?;
         if empty && self.net.backend == Backend::Vm {
-            // The machine's disk is made anew; its initial data is still in the data folder.
+            // The machine's disk is recreated; its initial data is still in the data folder.
             let disk = machine::disk(&self.place, index);
             match fs::remove_file(&disk) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -366,7 +366,7 @@ impl Session {
         Ok(())
     }
 
-    /// Stops time for a node: SIGSTOP for all its processes. Says whether it ran.
+    /// Stops time for a node: SIGSTOP for all its processes. Returns whether it ran.
     pub(crate) fn pause(&mut self, index: usize) -> Result<bool> {
         self.net.node(index)?;
         match self.condition(index) {
@@ -387,7 +387,7 @@ impl Session {
         Ok(true)
     }
 
-    /// Says whether it was paused.
+    /// Resumes it; returns whether it was paused.
     pub(crate) fn resume(&mut self, index: usize) -> Result<bool> {
         self.net.node(index)?;
         match self.condition(index) {

@@ -112,7 +112,7 @@ fn relay_table(rows: &[Row]) -> String {
     text
 }
 
-/// A state longer than its column stands on a line of its own.
+/// A state longer than its column gets a line of its own.
 fn short(condition: &str) -> &str {
     condition.split(' ').next().unwrap_or_default().trim_end_matches(':')
 }

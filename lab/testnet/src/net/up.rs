@@ -248,7 +248,7 @@ fn prepare(place: NetFolder, options: &Options) -> Result<(Session, Option<Claim
                 place.dir().display()
             );
         }
-        // Found anew: QEMU or the image may be newer than at the last start.
+        // Detected again: QEMU or the image may be newer than at the last start.
         return Ok((Session::new(place, net, lock), None));
     }
     let topology = wanted.context("a new net has a topology")?;

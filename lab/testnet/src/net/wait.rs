@@ -88,8 +88,7 @@ pub(crate) async fn until_serving(
         let words = lacking.join("; ");
         if started.elapsed() > goal.timeout {
             let logs = "their logs: thimble-lab net logs N";
-            // A machine that prints nothing more says why in its last words; nodes of groups say it
-            // themselves.
+            // The last output of a machine has the reason; nodes of groups report it themselves.
             let last = match session.net.backend {
                 Backend::Vm => {
                     silent.first().map_or_else(String::new, |index| last_words(session, *index))
@@ -109,7 +108,7 @@ pub(crate) async fn until_serving(
     }
 }
 
-/// The end of a node's log, and what its keeper had to say.
+/// The end of a node's log, and the output of its keeper.
 fn last_words(session: &Session, index: usize) -> String {
     let most = match session.net.backend {
         Backend::Process => LAST_WORDS_BYTES,

@@ -1,11 +1,11 @@
 //! `thimble-lab storm`: a node in a memory-capped group, worked on by the hammer, with a verdict on
 //! what its memory did.
 //!
-//! The story, whose phases are marks in the series and in the picture: the node starts and idles;
-//! the hammer storms it; it cools down; it is stopped with SIGTERM. Anonymous memory before and
-//! after is compared, the peak in between is held against a goal, and nothing may have been killed,
-//! restarted or answered wrongly. The cap ([`crate::cap`]) and the hammer are child processes,
-//! other subcommands of this program, so that each can be used and looked at alone.
+//! The phases, which are marks in the series and in the picture: the node starts and idles; the
+//! hammer storms it; it cools down; it is stopped with SIGTERM. Anonymous memory before and after
+//! is compared, the peak in between is compared with a goal, and no process may have been killed or
+//! restarted and no answer may be wrong. The cap ([`crate::cap`]) and the hammer are child
+//! processes, other subcommands of this program, so that each can be used alone.
 
 mod node;
 mod verdict;
@@ -128,7 +128,7 @@ impl Files {
         self.folder.join("metrics.txt")
     }
 
-    /// Says in the series and the picture what begins now.
+    /// Marks the begin of a phase in the series and the picture.
     fn mark(&self, phase: &str) -> Result<()> {
         println!("storm: {phase}");
         let mut file = OpenOptions::new().create(true).append(true).open(self.marks())?;
@@ -211,7 +211,7 @@ async fn storm(options: &Options, memory_bytes: u64, files: &Files) -> Result<Fi
     })
 }
 
-/// What the hammer said, and the samples of what no pool held meanwhile.
+/// Report of the hammer, and samples of the memory that no pool held meanwhile.
 async fn hammer(
     options: &Options,
     memory_bytes: u64,

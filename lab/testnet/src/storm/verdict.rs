@@ -19,7 +19,7 @@ const UNACCOUNTED_STORM_PERCENT_MAX: u64 = 5;
 const UNACCOUNTED_STORM_BYTES_MIN: u64 = 12 * MIB;
 /// Samples of it that a storm must have given for the largest to mean something.
 const UNACCOUNTED_SAMPLES_MIN: usize = 10;
-/// A process of this role lives for one module and is meant to come again.
+/// A process of this role lives for one module and is expected to be restarted.
 const COMPILER: &str = "sandbox-compile";
 
 /// Report of the hammer.
@@ -54,7 +54,7 @@ pub(crate) struct Row {
     pub(crate) what: String,
     pub(crate) measured: String,
     pub(crate) goal: String,
-    /// `None` where there is no goal.
+    /// `None` without a goal.
     pub(crate) met: Option<bool>,
     /// The figures that can be compared with another run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -106,7 +106,7 @@ impl Rows {
         self.add(what, measured, "", None);
     }
 
-    /// Nothing was killed, and nothing began anew.
+    /// No process was killed or restarted.
     fn survival(&mut self, findings: &Findings) {
         let summary = &findings.summary;
         self.held("OOM kills", summary.oom_kills.to_string(), "0", summary.oom_kills == 0);
@@ -229,7 +229,7 @@ fn tell(findings: &Findings, rows: &mut [Row]) {
     });
 }
 
-/// For a person. Columns are as wide as what stands in them.
+/// A table for people. Columns are as wide as their content.
 pub(crate) fn table(rows: &[Row]) -> String {
     let heads = ("what", "measured", "goal");
     let width = |of: fn(&Row) -> &str, head: &str, least: usize| {

@@ -25,7 +25,7 @@ pub(crate) struct LabelPosition {
     pub(crate) left: f64,
     /// Right end of the text.
     pub(crate) right: f64,
-    /// Whether the text stands left of its line.
+    /// Whether the text is left of its line.
     pub(crate) before: bool,
 }
 
@@ -100,8 +100,8 @@ fn collide(x: f64, place: &LabelPosition, other_x: f64, other: &LabelPosition) -
 mod tests {
     use super::*;
 
-    /// Said again in other words than the code: no two texts overlap, and no line passes through a
-    /// text of its own or a lower lane.
+    /// Stated independently of the code: no two texts overlap, and no line passes through a text of
+    /// its own or a lower lane.
     fn assert_readable(labels: &[Label], places: &[Option<LabelPosition>]) {
         let placed: Vec<(&Label, LabelPosition)> = labels
             .iter()

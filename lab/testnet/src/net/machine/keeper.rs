@@ -51,7 +51,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(2);
 const WITHOUT_NODE: Duration = Duration::from_secs(15);
 /// After QEMU's end, for what it has left in the pipes.
 const REST_TIMEOUT: Duration = Duration::from_secs(2);
-/// Of what QEMU says on standard error.
+/// Bytes kept of QEMU's standard error.
 const SAID_BYTES_MAX: usize = 4096;
 const PIECE_BYTES: usize = 16 << 10;
 
@@ -182,7 +182,7 @@ fn start(net: &Net, place: &NetFolder, index: usize) -> Result<(Keeper, Streams)
 }
 
 impl Keeper {
-    /// Reads what the machine says until QEMU has ended; gives how.
+    /// Reads the machine's output until QEMU has ended; returns how.
     async fn until_end(
         &mut self,
         mut streams: Streams,

@@ -74,7 +74,7 @@ pub(crate) struct Wanted<'a> {
 }
 
 impl Machines {
-    /// Finds the image and QEMU; says what is to be known of them through `say`.
+    /// Finds the image and QEMU; reports notes about them through `say`.
     pub(crate) fn find(
         place: &NetFolder,
         id: &str,

@@ -74,7 +74,7 @@ impl Report {
         Ok(report)
     }
 
-    /// Whether the machine's node runs, as far as it says.
+    /// Whether the machine's node runs, per its reports.
     pub(super) fn has_node(&self) -> bool {
         self.node_starts > 0 && self.resets_without_node == 0 && self.ended.is_none()
     }
