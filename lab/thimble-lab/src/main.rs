@@ -32,8 +32,8 @@ enum Command {
     /// Example: thimble-lab cap --memory 512MiB -- thimble-lab bench-state --memory 480MiB --state
     /// 20GiB
     BenchState(load::bench::state::Options),
-    /// Start a server for tests, make instances on it, and measure them: start, memory at rest,
-    /// calls; a table with goals.
+    /// Start a server for tests, make instances on it, and measure them: start, idle memory, calls;
+    /// prints a table with goals.
     BenchPocket(load::bench::pocket::Options),
     /// Put every sort of load on a running node, check every byte that comes back, report latencies
     /// and errors.
@@ -219,17 +219,17 @@ enum Command {
     },
     /// Start a network to develop against: a node with the canisters that project tools expect.
     ///
-    /// Cycles minting, cycles ledger and ICP ledger stand at the ids of the public network's, and
-    /// every principal, the anonymous one too, begins with cycles and ICP; so `icp deploy` and its
-    /// like work as they are (docs/local.md). The state stays in the data folder.
+    /// Cycles minting, cycles ledger and ICP ledger are at the ids of the public network, and every
+    /// principal, the anonymous one too, begins with cycles and ICP; so `icp deploy` and similar
+    /// commands work unchanged (docs/local.md). The state stays in the data folder.
     ///
     /// It runs until Ctrl-C. Exit status: 0 when the node stopped cleanly, 1 otherwise, 130 after
     /// Ctrl-C while it starts.
     ///
     /// Example: thimble-lab local --data-dir my-network --listen 127.0.0.1:4943
     Local(Box<local::Options>),
-    /// Several nodes on this machine, each under its own memory cap: start them as a subnet, kill
-    /// them, cut them off, look at them.
+    /// Several nodes on this machine, each under its own memory cap: start them as a subnet, kill,
+    /// partition and inspect them.
     Net(testnet::net::Options),
     /// Write the manual pages and the completions for bash, zsh and fish below a folder.
     ///

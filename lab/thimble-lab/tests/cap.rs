@@ -1,8 +1,8 @@
 //! `thimble-lab cap` as its user meets it: real commands in real groups of the machine the test
 //! runs on.
 //!
-//! Where no group can be made (an unprivileged container, say) a test says so on standard error and
-//! ends there; `cap` itself is what decides that, so a machine that can make groups skips nothing.
+//! Where no group can be made (an unprivileged container, say) a test reports that on standard
+//! error and ends; `cap` itself decides that, so a machine that can make groups skips nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -45,7 +45,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Whether groups can be made here; says why not.
+/// Whether groups can be made here; reports why not.
 fn possible() -> bool {
     let output = run(&["--memory", "64MiB"], &["true"]);
     let refused = output.status.code() == Some(125);
@@ -197,8 +197,8 @@ fn a_command_beyond_the_cap_is_killed_and_that_is_said() {
     let series = folder.path().join("series");
     let own = ["--memory", "64MiB", "--json", series.to_str().unwrap()];
     let hog = "dd if=/dev/zero of=/dev/null bs=300M count=1 status=none";
-    // Itself; a child of a command that does not mind; a child of one that has something to say
-    // about it.
+    // The command itself; a child of a command that ignores it; a child of one with an exit status
+    // for it.
     for (script, status) in [
         (format!("exec {hog}"), 137),
         (format!("{hog}; exit 0"), 137),
@@ -246,7 +246,7 @@ fn the_exit_status_is_the_commands() {
     }
 }
 
-/// Starts a script that says `ready` when its traps are set.
+/// Starts a script that prints `ready` when its traps are set.
 fn start_script(own: &[&str], script: &str) -> (Running, BufReader<std::process::ChildStdout>) {
     let child = cap(own, &["sh", "-c", script])
         .stdout(Stdio::piped())

@@ -27,7 +27,7 @@ fn text(output: &Output) -> String {
     )
 }
 
-/// Whether memory-capped groups can be made here; says why not.
+/// Whether memory-capped groups can be made here; reports why not.
 fn groups() -> bool {
     let output = lab("cap --memory 64MiB -- true").output().unwrap();
     if output.status.code() == Some(125) {

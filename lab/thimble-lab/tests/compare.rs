@@ -304,7 +304,7 @@ fn ctrl_c_prints_what_was_measured() {
     assert!(!Path::new(&format!("/proc/{last}/stat")).exists(), "{last} still runs");
 }
 
-/// The folder of this repository, if it is a checkout with a history; says so otherwise.
+/// The folder of this repository, if it is a checkout with a history; otherwise this is reported.
 fn checkout() -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap();
     let mut parent = Command::new("git");

@@ -68,7 +68,7 @@ impl Network {
         Self { child, _output: output, printed, url }
     }
 
-    /// What it says is to be put into `icp.yaml`.
+    /// The lines that it prints for `icp.yaml`.
     fn project_lines(&self) -> &str {
         &self.printed[self.printed.find("networks:").unwrap()..]
     }
@@ -155,7 +155,7 @@ impl Tool {
         serde_json::from_str(&self.icp(command)).unwrap()
     }
 
-    /// What the counter says.
+    /// Output of the counter.
     fn count(&self, method: &str) -> String {
         self.with(&["canister", "call", "counter", method, "()"]).trim().to_owned()
     }

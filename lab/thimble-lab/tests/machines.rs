@@ -173,7 +173,7 @@ fn one_machine_works_loses_its_power_and_goes_on() {
     assert!(net.good("restart 0").contains("node 0 serves"));
     assert!(net.height(0) >= height, "what was certified is there");
     // The demo deploys another canister when its query is not answered; so it is given the first
-    // one's id again. Only a canister that is there with what was acknowledged ever says 1.
+    // one's id again. Only a canister that still has the acknowledged state returns 1.
     let canister = fs::read(&canister_before).unwrap();
     let mut refused = vec![];
     until("the counter has the acknowledged value", || {

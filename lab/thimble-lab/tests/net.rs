@@ -1,8 +1,8 @@
 //! `thimble-lab net` as its user meets it: real processes in real groups, on the networks that this
 //! machine has.
 //!
-//! Where no memory-capped group can be made, or no network namespace, a test says so on standard
-//! error and ends there.
+//! Where no memory-capped group can be made, or no network namespace, a test reports that on
+//! standard error and ends.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -34,7 +34,7 @@ fn text(output: &Output) -> String {
     )
 }
 
-/// Whether memory-capped groups can be made here; says why not.
+/// Whether memory-capped groups can be made here; reports why not.
 fn groups() -> bool {
     let output =
         Command::new(LAB).args(["cap", "--memory", "64MiB", "--", "true"]).output().unwrap();
@@ -70,14 +70,14 @@ impl Net {
         self.command(words).output().unwrap()
     }
 
-    /// Runs to a good end; gives what it said.
+    /// Runs with success; returns its output.
     fn good(&self, words: &str) -> String {
         let output = self.run(words);
         assert!(output.status.success(), "net {words}: {}", text(&output));
         text(&output)
     }
 
-    /// Runs to a bad end; gives what it said.
+    /// Runs with a failure; returns its output.
     fn bad(&self, words: &str) -> String {
         let output = self.run(words);
         assert_eq!(output.status.code(), Some(1), "net {words}: {}", text(&output));

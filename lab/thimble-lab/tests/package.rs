@@ -59,7 +59,7 @@ fn packages_are_installed_into_an_empty_root_run_and_go_again() {
     let folder = tempfile::tempdir().unwrap();
     let (out, root) = (folder.path().join("out"), folder.path().join("root"));
     let mut script = Command::new(repository().join("scripts/package.sh"));
-    // What is packed is looked at, not how small it is.
+    // The test checks the packed files, not the compression.
     script.args([&bin, &out]).env("DPKG_DEB_COMPRESSOR_LEVEL", "1");
     let made = run(&mut script);
     assert_eq!(made.lines().count(), PROGRAMS.len(), "{made}");

@@ -26,7 +26,7 @@ fn text(output: &Output) -> String {
     )
 }
 
-/// Where the relay's program is, if it is there and groups can be made; says so otherwise.
+/// Where the relay's program is, if it is there and groups can be made; otherwise this is reported.
 fn relay() -> Option<PathBuf> {
     let output =
         Command::new(LAB).args(["cap", "--memory", "64MiB", "--", "true"]).output().unwrap();

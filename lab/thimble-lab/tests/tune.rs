@@ -285,7 +285,7 @@ fn ctrl_c_leaves_no_process_and_a_search_that_goes_on() {
     );
 }
 
-/// Builds a program once for all tests; says what is missing where it cannot.
+/// Builds a program once for all tests; reports what is missing where it cannot.
 fn built(what: &str, command: &mut Command) -> bool {
     match command.output() {
         Ok(output) if output.status.success() => true,

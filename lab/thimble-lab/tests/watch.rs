@@ -241,7 +241,7 @@ func main() {
 		kept = append(kept, piece)
 	}
 	kept = nil
-	// A collection may still write its line when its caller continues, and "ready" would stand in the
+	// A collection may still write its line when its caller continues, and "ready" would be in the
 	// middle of it. It has written it when the next one begins.
 	runtime.GC()
 	runtime.GC()
