@@ -65,7 +65,7 @@ impl Found {
     fn of(marks: &BTreeSet<&'static str>) -> Self {
         let mut runtimes: Vec<_> =
             RUNTIMES.into_iter().chain(ALLOCATORS).filter(|name| marks.contains(name)).collect();
-        // An allocator of the program's own stands in for that of the C library.
+        // An allocator of the program replaces that of the C library.
         if marks.contains("jemalloc") || marks.contains("mimalloc") {
             runtimes.retain(|name| *name != "glibc");
         }

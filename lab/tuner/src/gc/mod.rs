@@ -48,7 +48,7 @@ impl Dialect {
 pub struct Collection {
     /// When it ended, since the start of the program.
     pub seconds: Option<f64>,
-    /// Whether all of the heap was looked at.
+    /// Whether it covered all of the heap.
     pub major: bool,
     /// How long the program stood still.
     pub pause_millis: f64,

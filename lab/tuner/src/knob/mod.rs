@@ -42,7 +42,7 @@ pub(crate) struct Knob {
 /// A value of a knob.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Value {
-    /// As it stands.
+    /// A literal value.
     Fixed(String),
     /// A part of the memory that the default takes.
     OfPeak(f64, Suffix),

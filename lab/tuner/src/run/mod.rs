@@ -49,7 +49,7 @@ use crate::{
 
 /// How long a command may take to end after the request to stop; then it is killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
-/// Time between two looks at its memory.
+/// Time between two samples of its memory.
 const INTERVAL_MILLIS: u32 = 25;
 /// A collector's report is read up to here.
 const REPORT_BYTES_MAX: u64 = 256 << 20;
@@ -81,7 +81,7 @@ pub(crate) async fn run(plan: &Plan, turned: &[(&Way, String)], stop: &Stop) -> 
     measure(plan, turned, report.as_ref(), &names, &files, stop).await
 }
 
-/// Stand-ins for checking what is asked before the first run.
+/// Example names to check the options before the first run.
 pub(crate) fn example_names() -> Names {
     Names::new("/tmp", &[1, 2, 3])
 }
@@ -453,7 +453,7 @@ struct Held {
     end_bytes: u64,
 }
 
-/// The summary, and what the samples say was held; none when the command never ran.
+/// The summary, and the memory held per the samples; `None` when the command never ran.
 fn read_series(path: &str) -> Result<Option<(Summary, Held)>> {
     let Ok(file) = fs::File::open(path) else { return Ok(None) };
     let mut reader = BufReader::new(file);

@@ -22,7 +22,7 @@ use crate::{
     lateness::Samples,
 };
 
-/// Of a longer line this much is looked at.
+/// Only this part of a longer line is read, in bytes.
 pub(crate) const LINE_BYTES_MAX: usize = 16 << 10;
 /// Lines kept for the words of an error, and characters of each.
 const TAIL_LINES: usize = 40;
@@ -83,7 +83,7 @@ struct Seen {
     collected: Collected,
 }
 
-/// Beats that do not say how late they are.
+/// Beats that do not state their delay.
 #[derive(Debug, Default)]
 struct Beats {
     first: Option<Instant>,
@@ -183,7 +183,7 @@ impl Output {
         }
     }
 
-    /// Begins to count beats and misses anew.
+    /// Restarts the count of beats and misses.
     pub(crate) fn forget_samples(&self) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.samples = Samples::default();

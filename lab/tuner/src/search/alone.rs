@@ -71,7 +71,7 @@ impl<B: Bench> Search<'_, B> {
                 | Outcome::LeftBehind(_) => killed += 1,
             }
             is_alive = is_alive || self.has_effect(&setting).await?;
-            // One that went too far says nothing of the milder ones.
+            // A value that went too far gives no information about milder ones.
             if is_alive && (self.judge.meets(&run) || lived >= TRIED_MAX) {
                 break;
             }
@@ -84,7 +84,7 @@ impl<B: Bench> Search<'_, B> {
         }
         Ok(match words {
             _ if is_alive => Fate::Alive,
-            // A value that ends the program has an effect, but none that anybody wants.
+            // A value that ends the program has an effect, but not a useful one.
             Some(words) if lived == 0 => Fate::Refused(words),
             _ => Fate::Dead,
         })

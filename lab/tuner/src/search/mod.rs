@@ -169,7 +169,7 @@ pub(crate) async fn search<B: Bench>(bench: &mut B, asked: &Asked) -> Result<Fou
         if !run.outcome.lived() && !is_memory {
             bail!(Unusable(run.outcome));
         }
-        // One that is killed is killed again: twice is enough to say so.
+        // A run that was killed will be killed again: twice is enough evidence.
         if !run.outcome.lived() && search.table.runs_of(&default) >= 2 {
             break;
         }
@@ -381,7 +381,7 @@ impl<B: Bench> Search<'_, B> {
         let mut tried = vec![self.asked.cap_bytes];
         let mut cap = self.asked.cap_bytes;
         for _ in 0..LADDER_MAX {
-            // Whole MiB, so that the figure can be said.
+            // Whole MiB, for a short figure in the report.
             cap = ((cap as f64 * LADDER_STEP) as u64 >> 20).max(1) << 20;
             if cap > self.asked.cap_bytes_max {
                 break;

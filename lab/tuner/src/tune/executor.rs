@@ -1,4 +1,5 @@
-//! Makes the runs that the search asks for, or takes them from the journal, and says how it goes.
+//! Executes the runs that the search requests, or takes them from the journal, and reports
+//! progress.
 
 use std::{
     io::IsTerminal,
@@ -218,7 +219,7 @@ pub(super) fn words(setting: &[(String, String)]) -> String {
     if setting.is_empty() {
         return "default".to_owned();
     }
-    // A value that names its knob itself stands alone.
+    // A value that names its knob itself is shown alone.
     let word = |(name, value): &(String, String)| {
         if value.starts_with('-') { value.clone() } else { format!("{name} {value}") }
     };

@@ -108,7 +108,7 @@ pub struct Options {
     /// them. [default: tune-PROGRAM]
     #[arg(long, value_name = "DIR")]
     pub(super) state: Option<PathBuf>,
-    /// Begin anew, whatever the folder holds.
+    /// Start over, regardless of the content of the folder.
     #[arg(long)]
     pub(super) fresh: bool,
     /// Write the report to this file as JSON; - is standard output.
@@ -124,7 +124,7 @@ pub struct Options {
     #[arg(long, value_name = "FILE", num_args = 1.., exclusive = true)]
     pub(super) table: Vec<PathBuf>,
     /// The command and its arguments. {port}, {port2}, {port3} and {folder} stand for free ports
-    /// and a fresh folder of each run, here, in --load and in what is asked.
+    /// and a fresh folder of each run, here, in --load and in the requests.
     #[arg(last = true, required_unless_present = "table", value_name = "COMMAND")]
     pub(super) command: Vec<String>,
 }
@@ -236,7 +236,7 @@ fn ready(text: &str) -> Result<Ready, String> {
     match text.split_once(':') {
         Some(("line", text)) => Ok(Ready::Line(pattern(text)?)),
         Some(("tcp", address)) => Ok(Ready::Answer(Probe::Tcp(address.to_owned()))),
-        // The scheme may stand once or twice: http:http://... and http://...
+        // The scheme may be given once or twice: http:http://... and http://...
         Some(("http", rest)) => {
             let address =
                 if rest.starts_with("http://") { rest.to_owned() } else { text.to_owned() };

@@ -23,7 +23,7 @@ const FAILED_MAX: usize = 40;
 /// Settings near a goal that nothing meets, listed at most.
 const NEAR_MAX: usize = 10;
 
-/// The report, for machines; [`Report::text`] says the same to people.
+/// The report, for machines; [`Report::text`] is the same for people.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
     format: u32,

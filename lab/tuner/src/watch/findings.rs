@@ -19,7 +19,7 @@ const GROWTH_SECONDS_MIN: f64 = 4.0;
 const GROWTH_OUTSIDE_SECONDS_MIN: f64 = 20.0;
 /// Growth must last this long where the collector does not report live memory.
 const GROWTH_BLIND_SECONDS_MIN: f64 = 60.0;
-/// So much of a peak has to have been given back for it to count as come down.
+/// Share of a peak that must be returned for the memory to count as reduced.
 const GIVEN_BACK_SHARE: f64 = 0.2;
 /// A group this full is at its cap. Thousandths.
 const NEAR_CAP_PER_MILLE: u64 = 900;
@@ -30,7 +30,7 @@ pub(crate) struct Facts<'a> {
     /// Name of the runtime, or of the allocator when there is none.
     pub(crate) runtime: &'static str,
     pub(crate) told: Told,
-    /// How long the program has been at rest; 0 when it works.
+    /// How long the program has been idle; 0 when it works.
     pub(crate) idle_seconds: f64,
     pub(crate) anonymous_bytes: u64,
     /// Most so far, and the least before it.
@@ -116,7 +116,7 @@ fn kills(facts: &Facts<'_>) -> Option<Finding> {
     })
 }
 
-/// The collector looked at everything, and more and more is in use.
+/// Memory in use keeps growing over full collections.
 fn live_grows(facts: &Facts<'_>) -> Option<Finding> {
     let (from, to, seconds) = growth(facts.lives, GROWTH_SECONDS_MIN)?;
     Some(Finding {
@@ -132,7 +132,7 @@ fn live_grows(facts: &Facts<'_>) -> Option<Finding> {
     })
 }
 
-/// At rest, and far more is held than lives.
+/// Idle, and much more memory is held than is live.
 fn holds_garbage(facts: &Facts<'_>) -> Option<Finding> {
     let live = facts.live_bytes?;
     // These two have much memory outside their heap, so only the heap is judged.
@@ -155,13 +155,13 @@ fn holds_garbage(facts: &Facts<'_>) -> Option<Finding> {
     })
 }
 
-/// A peak, rest after it, and nothing was given back.
+/// A peak followed by idle time, without returned memory.
 fn peak_kept(facts: &Facts<'_>) -> Option<Finding> {
     let rise = facts.peak_bytes.saturating_sub(facts.before_peak_bytes);
     let fallen = facts.peak_bytes.saturating_sub(facts.anonymous_bytes);
     let kept = (fallen as f64) < rise as f64 * GIVEN_BACK_SHARE;
     let is_it = facts.idle_seconds >= IDLE_SECONDS && rise > WORTH_BYTES && kept;
-    // With live memory known, the other rules say whether that is wrong.
+    // With live memory known, the other rules decide whether that is a problem.
     (is_it && facts.live_bytes.is_none()).then(|| Finding {
         name: "peak_kept",
         text: format!(

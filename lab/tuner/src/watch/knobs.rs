@@ -17,7 +17,7 @@ const GLIBC_GIVE_BACK: [Knob; 2] = [
     ),
 ];
 
-/// At rest it should hold less.
+/// Settings to hold less memory when idle.
 pub(crate) fn give_back(runtime: &str) -> Vec<Knob> {
     match runtime {
         "ghc" => vec![

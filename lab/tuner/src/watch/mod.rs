@@ -87,8 +87,8 @@ pub struct Options {
     /// Write every sample to this file, one JSON object per line; - is standard output.
     #[arg(long, value_name = "FILE|-")]
     json: Option<PathBuf>,
-    /// Most bytes of that file: when half of it is written, it is renamed to FILE.1 and begun
-    /// anew.
+    /// Most bytes of that file: when half of it is written, it is renamed to FILE.1 and a new one
+    /// begins.
     #[arg(long, value_name = "SIZE", default_value = JSON_BYTES_MAX, value_parser = parse_kept)]
     json_size: u64,
     /// Where the page is served.
@@ -154,7 +154,7 @@ fn parse_kept(text: &str) -> Result<u64, String> {
 }
 
 /// Watches. Exit status: 0 when the process or the watch ended, 1 when there is no such process, it
-/// may not be read, or something else cannot be had.
+/// may not be read, or another resource is not available.
 pub async fn run(options: Options) -> Result<ExitCode> {
     // Before anything else: an unhandled signal ends the program without its summary.
     let mut signals = StopSignals::listen()?;
@@ -460,7 +460,7 @@ impl Watch {
         Some(sample)
     }
 
-    /// Applies the rules, and keeps what they say with the time.
+    /// Applies the rules, and records their findings with the time.
     fn judge(&mut self, options: &Options) {
         let memory = self.group.as_ref().and_then(|group| group.memory().ok());
         let findings = findings::all(&Facts {
@@ -480,7 +480,7 @@ impl Watch {
     /// As many as there are rules, at most.
     fn keep(&mut self, findings: Vec<Finding>) {
         let seconds = self.started.elapsed().as_secs_f64().round();
-        // A process that ended is no longer at rest; what was wrong until then stays.
+        // A process that ended is no longer idle; earlier findings stay.
         for seen in &mut self.seen {
             seen.now = false;
         }

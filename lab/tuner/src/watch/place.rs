@@ -228,7 +228,7 @@ mod tests {
             log(Dialect::Ghc, &["p"], &[("GHCRTS", "-I0 -Sgc.log")]).as_deref(),
             Some("gc.log")
         );
-        // Standard error of a process that is not there is no file.
+        // Standard error of a missing process is not a file.
         assert_eq!(of(&["p", "+RTS", "-S"]), None);
     }
 

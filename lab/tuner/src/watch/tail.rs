@@ -35,7 +35,7 @@ pub(crate) struct Tail {
 }
 
 impl Tail {
-    /// Errors: the file cannot be opened, or is no regular file.
+    /// Errors: the file cannot be opened, or is not a regular file.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let file = open(path).with_context(|| format!("cannot read the log {}", path.display()))?;
         if !file.metadata()?.is_file() {

@@ -14,7 +14,7 @@ use crate::gc::Collection;
 const SHARE_SECONDS: f64 = 30.0;
 /// Most samples of that time; with an interval of 0.1 s all of them.
 const SHARES_MAX: usize = 320;
-/// Less CPU time than this says nothing on shares.
+/// Shares are not computed for less CPU time than this.
 const SHARE_CPU_SECONDS_MIN: f64 = 0.5;
 const VALUES_MAX: usize = 256;
 

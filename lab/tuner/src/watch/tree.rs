@@ -8,7 +8,7 @@ use std::{
 
 use budget::process::{self, Pid, ProcessMemory};
 
-/// Most processes of the machine looked at in one sample.
+/// Most processes of the machine read in one sample.
 const LISTED_MAX: usize = 32_768;
 /// Most descendants watched; those behind are left out.
 pub(crate) const WATCHED_MAX: usize = 512;
