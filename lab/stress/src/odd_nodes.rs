@@ -1,5 +1,5 @@
-//! Tests: nodes that refuse, lie, fall silent, go away or speak nonsense, on real sockets. The
-//! driver reports what they did, in time.
+//! Tests: nodes that refuse, send false data, stop answering, disconnect or send invalid data, on
+//! real sockets. The driver reports each case, in time.
 
 use std::{
     collections::VecDeque,
@@ -31,14 +31,14 @@ use crate::{
     tally::lock,
 };
 
-/// What an odd node does with pushes.
+/// Reaction of a faulty node to pushes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Pushes {
     /// Refuses each with a code and a reason.
     Refuse,
     /// Takes each and never answers.
     Ignore,
-    /// Answers what nobody can read.
+    /// Answers with invalid data.
     Garbage,
     /// Accepts and delivers nothing.
     Lie,
@@ -220,7 +220,7 @@ async fn work(address: &Multiaddr, flags: &str, stop: &Stop) -> anyhow::Result<R
     let usual = "--publishers 1 --receivers 1 --relay-peers 0 --after 0 --drain 1 --answer 1 \
                  --rate 20 --phase 1 --timeout 3";
     let address = address.to_string();
-    // What stands last counts.
+    // The last flag counts.
     let mut words = vec!["stress", "--node", &address];
     let given: Vec<&str> = flags.split_whitespace().collect();
     for pair in usual.split_whitespace().collect::<Vec<_>>().chunks(2) {

@@ -1,7 +1,7 @@
-//! The driver against a real node: what it accepted is found again, and what went wrong is told.
+//! The driver against a real node: accepted messages are found again, and errors are reported.
 //!
-//! The node is this workspace's own, `thimble-relay` beside the tests or where `THIMBLE_RELAY`
-//! says.
+//! The node is this workspace's own, `thimble-relay` in the folder of the tests or at
+//! `THIMBLE_RELAY`.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -19,7 +19,7 @@ struct Cli {
     options: Options,
 }
 
-/// Where the node's program is; says so when there is none.
+/// Path of the node's program; reports when there is none.
 fn relay() -> Option<PathBuf> {
     let beside = || {
         let test = std::env::current_exe().unwrap();

@@ -27,7 +27,7 @@ fn text(output: &Output) -> String {
     )
 }
 
-/// Whether memory-capped groups can be made here; says why not.
+/// Whether memory-capped groups can be made here; reports why not.
 fn groups() -> bool {
     let output = lab("cap --memory 64MiB -- true").output().unwrap();
     if output.status.code() == Some(125) {
@@ -174,8 +174,8 @@ fn report(folder: &Path) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// A minute of `make hostile` with a seed of its own each time, on the build of the tests. What it
-/// finds is printed with the command that does the same again.
+/// A minute of `make hostile` with a seed of its own each time, on the build of the tests. Failures
+/// are printed with the command that reproduces them.
 #[test]
 fn nothing_is_found_in_a_minute_of_hostile_cases() {
     let folder = tempfile::tempdir().unwrap();

@@ -262,7 +262,8 @@ fn what_commands_write_is_compared_too() {
     let metrics = report["metrics"].as_array().unwrap();
     let work = metrics.iter().find(|metric| metric["name"] == "work").unwrap();
     assert_eq!((&work["verdict"], &work["better"]), (&"slower".into(), &"more".into()));
-    // A command that writes nothing is told, and what an earlier one wrote is not taken for its.
+    // A command that writes nothing is reported, and the output of an earlier one is not used for
+    // it.
     let output = compare(&[&["--pair", &command(100), "true"], &flags[..]].concat());
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output).contains("the candidate: --read"), "{}", text(&output));
@@ -274,7 +275,7 @@ fn ctrl_c_prints_what_was_measured() {
     let pids = folder.path().join("pids");
     let command = format!("echo $$ >> {}; sleep 0.05", pids.display());
     let mut child = Command::new("sh");
-    // Whoever started the tests in the background may have had them ignore signals.
+    // The tests may run in the background with signals ignored.
     child.args([
         "-c",
         "trap - INT; exec \"$@\"",
@@ -303,7 +304,7 @@ fn ctrl_c_prints_what_was_measured() {
     assert!(!Path::new(&format!("/proc/{last}/stat")).exists(), "{last} still runs");
 }
 
-/// The folder of this repository, if it is a checkout with a history; says so otherwise.
+/// The folder of this repository, if it is a checkout with a history; otherwise this is reported.
 fn checkout() -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap();
     let mut parent = Command::new("git");
@@ -371,8 +372,7 @@ fn a_comparison_of_commits_that_is_interrupted_leaves_no_work_tree() {
     let Some(root) = checkout() else { return };
     let folder = TempDir::new().unwrap();
     let folder = folder.path().canonicalize().unwrap();
-    // Whoever started the tests in the background may have had them ignore signals, which bash
-    // keeps.
+    // The tests may run in the background with signals ignored, and bash keeps them ignored.
     let mut command = Command::new("env");
     command
         .args(["--default-signal=INT"])

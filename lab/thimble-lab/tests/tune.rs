@@ -120,7 +120,7 @@ fn the_setting_that_saves_is_found_and_what_does_nothing_is_named() {
     let before = fs::read_to_string(folder.path().join("state/runs.jsonl")).unwrap();
     let (status, again, progress) = run(folder.path(), &own, &["python3", &holder()]);
     assert_eq!(status, 0);
-    assert!(progress.contains("goes on") && again.contains("--hold=16"), "{progress}{again}");
+    assert!(progress.contains("continues:") && again.contains("--hold=16"), "{progress}{again}");
     assert_eq!(before, fs::read_to_string(folder.path().join("state/runs.jsonl")).unwrap());
 
     // Another search does not mix with it.
@@ -188,7 +188,10 @@ fn a_goal_that_nothing_meets_says_how_close_each_came() {
     let (status, text, _) = run(folder.path(), &own, &["python3", &holder()]);
     assert_eq!(status, 1, "{text}");
     assert!(text.contains("Nothing that was tried meets the goal p99<0.1ms"), "{text}");
-    assert!(text.contains("How close each came") && text.contains("1.00  default"), "{text}");
+    assert!(
+        text.contains("How close each setting was") && text.contains("1.00  default"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -259,7 +262,7 @@ fn ctrl_c_leaves_no_process_and_a_search_that_goes_on() {
     kill_process(Pid::from_child(&search), Signal::INT).unwrap();
     let rest: Vec<String> = lines.map(Result::unwrap).collect();
     assert_eq!(search.wait().unwrap().code(), Some(130), "{rest:?}");
-    assert!(rest.last().unwrap().contains("goes on where it stopped"), "{rest:?}");
+    assert!(rest.last().unwrap().contains("continues where it stopped"), "{rest:?}");
     assert_eq!(running(&word), 0, "nothing is left");
 
     // Killed without a chance to tidy up, its command ends as well.
@@ -276,10 +279,13 @@ fn ctrl_c_leaves_no_process_and_a_search_that_goes_on() {
 
     let (status, text, progress) = run(folder.path(), &own, &command);
     assert_eq!(status, 0, "{text}{progress}");
-    assert!(progress.contains("goes on: 4 runs") && text.contains("--hold=16"), "{progress}{text}");
+    assert!(
+        progress.contains("continues: 4 runs") && text.contains("--hold=16"),
+        "{progress}{text}"
+    );
 }
 
-/// Builds a program once for all tests; says what is missing where it cannot.
+/// Builds a program once for all tests; reports what is missing where it cannot.
 fn built(what: &str, command: &mut Command) -> bool {
     match command.output() {
         Ok(output) if output.status.success() => true,

@@ -60,7 +60,7 @@ fn programs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tuner/programs").canonicalize().unwrap()
 }
 
-/// Collections that the summary tells of.
+/// Collections in the summary.
 fn collections(text: &str) -> u64 {
     let line = text
         .lines()
@@ -209,7 +209,7 @@ fn a_program_without_a_report_is_watched_all_the_same_and_told_how_to_make_one()
     let (status, text, said) = run(&["--pid", &pid, "--for", "0.5", "--no-page"]);
     assert_eq!(status, 0, "{text}{said}");
     let said = said + &text;
-    assert!(said.contains("--trace-gc") || text.contains("tells of none"), "{said}");
+    assert!(said.contains("--trace-gc") || text.contains("none in the log"), "{said}");
     assert!(text.contains("memory: peak"), "{text}");
 }
 
@@ -241,7 +241,7 @@ func main() {
 		kept = append(kept, piece)
 	}
 	kept = nil
-	// A collection may still write its line when its caller goes on, and "ready" would stand in the
+	// A collection may still write its line when its caller continues, and "ready" would be in the
 	// middle of it. It has written it when the next one begins.
 	runtime.GC()
 	runtime.GC()
@@ -334,9 +334,9 @@ fn a_log_that_is_put_aside_or_cut_off_is_read_on() {
 fn a_process_of_somebody_else_is_refused_in_words() {
     const NOBODY: u32 = 65_534;
     if !rustix::process::geteuid().is_root() {
-        return testing::missing("root, to become somebody else");
+        return testing::missing("root, to become another user");
     }
-    // Somewhere that somebody else may read.
+    // A folder that another user may read.
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let lab = folder.path().join("thimble-lab");
@@ -346,5 +346,5 @@ fn a_process_of_somebody_else_is_refused_in_words() {
         Command::new(&lab).args(["watch", "--pid", &own]).uid(NOBODY).gid(NOBODY).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("belongs to somebody else"), "{said}");
+    assert!(said.contains("belongs to another user"), "{said}");
 }

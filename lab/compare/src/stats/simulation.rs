@@ -11,7 +11,7 @@ use super::{Values, find, noise::heavy, noise::normal, whole};
 
 const ERROR: f64 = 0.05;
 
-/// What is simulated.
+/// Parameters of a simulation.
 #[derive(Clone, Copy)]
 struct Study {
     tests: usize,
@@ -134,7 +134,7 @@ fn draw(study: &Study, rng: &mut ChaCha20Rng) -> Vec<Values> {
         .collect()
 }
 
-/// Three standard deviations of a rate that was counted in so many comparisons.
+/// Three standard deviations of a rate that was counted in `few` comparisons.
 fn slack(rate: f64, few: usize) -> f64 {
     3.0 * (rate * (1.0 - rate) / rounds(few) as f64).sqrt()
 }

@@ -1,4 +1,4 @@
-//! What an operator does with the cache.
+//! Tasks of an operator with the cache.
 
 use std::{
     fs,
@@ -31,7 +31,7 @@ fn every_packing_gives_the_same_disk() {
             added["layers"].as_array().unwrap().len(),
             extension.split_terminator('.').count()
         );
-        // The key is what everybody prints beside a download.
+        // The key is the sum that publishers state with a download.
         let sum = String::from_utf8(tool(lab.folder.path(), "sha256sum", [&image])).unwrap();
         assert_eq!(added["id"], format!("{}-raw", sum.split(' ').next().unwrap()));
         let base = added["path"].as_str().unwrap();
@@ -75,7 +75,7 @@ fn a_qcow2_file_stays_packed_unless_asked() {
     let info = String::from_utf8(tool(folder, "qemu-img", ["info", path])).unwrap();
     assert!(info.contains("compression type: zstd"), "{info}");
     lab.assert_only(5);
-    // Two forms of one file: its digits alone do not say which.
+    // Two forms of one file: its digits alone do not determine which.
     let digits =
         lab.run("list", ["--json"]).good().json()[0]["id"].as_str().unwrap()[..20].to_owned();
     let same = lab.run("overlay", [digits.as_ref(), lab.path("vm").as_os_str()]);
@@ -84,7 +84,7 @@ fn a_qcow2_file_stays_packed_unless_asked() {
     }
 }
 
-/// One unpacks, the other waits and says for whom; the lock is free again afterwards.
+/// One unpacks, the other waits and reports the holder; the lock is free again afterwards.
 #[test]
 fn two_processes_add_the_same_image_at_once() {
     let lab = Lab::new();
@@ -224,7 +224,7 @@ fn collect_keeps_what_is_used() {
     for seed in 0..4 {
         let added = lab.add(&lab.disk(&format!("disk-{seed}"), 3 << 20, seed));
         let id = added["id"].as_str().unwrap().to_owned();
-        // Used so many days ago.
+        // Sets the time of the last use to this number of days ago.
         let used = fs::File::options()
             .write(true)
             .open(lab.cache.join("bases").join(&id).join("used"))

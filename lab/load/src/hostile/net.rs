@@ -197,7 +197,7 @@ impl Member {
         child.ready_within(within, ready).await
     }
 
-    /// Has it stop by SIGTERM, which must succeed.
+    /// Stops it by SIGTERM, which must succeed.
     pub(super) async fn stop(&mut self) -> Result<()> {
         let Some(mut child) = self.child.take() else { return Ok(()) };
         let status = child.stop_within(COMMAND_WITHIN).await?;
