@@ -193,6 +193,7 @@ mod tests {
         assert_eq!(check(None, None), Ok(()));
     }
 
+    // Promise: P16 - Foreign and malformed host names are refused.
     #[test]
     fn other_names_and_malformed_hosts_are_foreign() {
         for host in [
@@ -216,6 +217,7 @@ mod tests {
         }
     }
 
+    // Promise: P16 - Only pages of the server itself have an own origin.
     #[test]
     fn only_the_servers_own_pages_are_own_origins() {
         for (host, origin) in [

@@ -90,6 +90,7 @@ mod tests {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     }
 
+    // Promise: P16 - A data folder is created with, or changed to, mode 0700.
     #[test]
     fn own_folder_is_made_or_becomes_private() {
         let folder = tempfile::tempdir().unwrap();

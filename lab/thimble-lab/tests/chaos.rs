@@ -106,6 +106,7 @@ fn a_node_alone_loses_nothing_whenever_it_is_killed() {
     assert_eq!(checked(&changed, folder.path()), (Some(1), vec!["incomplete".into()]));
 }
 
+// Promise: P17 - Four nodes under random faults lose no acknowledged update.
 /// Once through with what hurts whole nodes, their links, disks and descriptors: a test of the
 /// tool. All of it, and longer, is `make chaos`.
 #[test]
@@ -174,6 +175,7 @@ fn report(folder: &Path) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
+// Promise: P15 - One minute of generated hostile input and faults finds no violation.
 /// A minute of `make hostile` with a seed of its own each time, on the build of the tests. What it
 /// finds is printed with the command that does the same again.
 #[test]

@@ -374,6 +374,7 @@ mod tests {
         Time(START + seconds * SECOND)
     }
 
+    // Promise: P21 - A clock jump is not followed for 120 s; time continues by `CLOCK_BOOTTIME`.
     #[test]
     fn jump_is_not_followed_and_time_continues_by_boottime() {
         for seconds in [HOUR, -HOUR, 365 * 24 * HOUR, 4, -4] {
@@ -397,6 +398,7 @@ mod tests {
         }
     }
 
+    // Promise: P21 - A clock jump that lasts 120 s is followed.
     #[test]
     fn jump_is_followed_once_the_clock_has_been_steady() {
         let (moved, clock) = clock();
@@ -469,6 +471,7 @@ mod tests {
         assert_eq!(clock.now(), at(220 + 2 * HOUR as u64));
     }
 
+    // Promise: P21 - Corrections up to 3 s and suspension are followed at once.
     #[test]
     fn small_corrections_and_suspension_are_followed_at_once() {
         let (moved, clock) = clock();
@@ -501,6 +504,7 @@ mod tests {
         assert!(fast.now() < at(70), "a clock at double speed is not followed");
     }
 
+    // Promise: P21 - Block time ahead of the clock advances at half speed.
     #[test]
     fn block_time_ahead_advances_at_half_speed_until_the_clock_caught_up() {
         let (moved, clock) = clock();
@@ -523,6 +527,7 @@ mod tests {
         assert_eq!(clock.after(newest), moved.wall());
     }
 
+    // Promise: P21 - Call expiry is checked against block time where it is ahead.
     #[test]
     fn calls_are_judged_by_block_time_where_it_is_ahead() {
         let (moved, clock) = clock();

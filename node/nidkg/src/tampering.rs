@@ -67,6 +67,7 @@ fn moved(scalar: &mut Scalar) {
     *scalar = scalar.add(&Scalar::one());
 }
 
+// Promise: P20 - Each changed field of a dealing is refused with the dealer and the check.
 #[test]
 fn every_field_that_is_changed_is_noticed() {
     type Change = fn(&mut Dealing);
@@ -226,6 +227,7 @@ const COFACTOR_THIRD: [u64; 2] = {
     [((cofactor / 3) >> 64) as u64, (cofactor / 3) as u64]
 };
 
+// Promise: P20 - Chunks beyond their range within the proof's slack are recovered.
 #[test]
 fn chunks_within_the_slack_are_recovered_and_make_the_same_key() {
     let mut stage = stage(3);

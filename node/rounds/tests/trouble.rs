@@ -395,6 +395,7 @@ impl Consensus for Counted {
     }
 }
 
+// Promise: P7 - A failed checkpoint is retried after waits that double up to 10 s.
 #[test]
 fn a_checkpoint_that_can_heal_is_tried_with_waits_that_grow() {
     let disk = Refusing::times(u64::MAX, full);
@@ -419,6 +420,7 @@ fn rounds_go_on_beside_a_checkpoint_that_need_not_be_now() {
     assert_eq!(run.refusing, None, "a checkpoint that was made withdraws the reason");
 }
 
+// Promise: P7 - A checkpoint that cannot succeed ends the node with an error message.
 #[test]
 fn a_checkpoint_that_cannot_heal_ends_the_node_in_words() {
     for pressing in [false, true] {
@@ -432,6 +434,8 @@ fn a_checkpoint_that_cannot_heal_ends_the_node_in_words() {
     }
 }
 
+// Promise: P7 - A failed block log write is retried, and updates are refused with the reason
+//   meanwhile.
 #[test]
 fn a_block_log_that_can_heal_is_tried_with_waits_and_the_reason_is_withdrawn() {
     let log = Refusing::times(100, full);
@@ -451,6 +455,7 @@ fn a_block_log_that_cannot_heal_ends_the_node_in_words() {
     assert_eq!(log.tried(), 1);
 }
 
+// Promise: P7 - A stop ends the wait for a full log.
 #[test]
 fn a_node_that_is_told_to_stop_while_its_log_is_full_stops() {
     let log = Refusing::times(u64::MAX, full);
@@ -460,6 +465,7 @@ fn a_node_that_is_told_to_stop_while_its_log_is_full_stops() {
     assert_eq!(run.now, DAY);
 }
 
+// Promise: P2 - A batch waits at most 10 s for memory.
 #[test]
 fn a_batch_waits_ten_seconds_for_memory_and_no_longer() {
     let run = Setup { held: true, ..Setup::until(Duration::from_secs(3_600)) }.run();
@@ -473,6 +479,7 @@ fn a_batch_waits_ten_seconds_for_memory_and_no_longer() {
     assert_eq!(run.height, 359);
 }
 
+// Promise: P7 - Updates are refused below the disk reserve.
 #[test]
 fn updates_are_refused_under_the_disk_reserve() {
     let run = Setup { free: 999, ..Setup::until(Duration::from_secs(10)) }.run();

@@ -70,6 +70,7 @@ fn verify(store: &StateStore, blobs: &BlobStore) -> u64 {
     height
 }
 
+// Promise: P6 - Checkpoint records and blobs survive power cuts in 60 histories.
 #[test]
 fn a_power_cut_loses_no_checkpoint_and_no_blob() {
     let mut durable = 0;

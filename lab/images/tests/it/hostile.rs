@@ -23,6 +23,7 @@ fn file(lab: &Lab, name: &str, bytes: &[u8]) -> PathBuf {
     path
 }
 
+// Promise: P25 - A truncated or damaged image is refused with the reason.
 #[test]
 fn what_is_cut_off_or_damaged_is_refused() {
     let lab = Lab::new();
@@ -82,6 +83,7 @@ fn what_is_no_disk_is_refused() {
     refused(&lab, &lab.path("missing"), &["opening", "No such file"]);
 }
 
+// Promise: P25 - An image writes at most `--limit` bytes.
 /// A few bytes that unpack to more than any disk, and sizes that are declared and false.
 #[test]
 fn bombs_stop_at_the_limit() {
@@ -141,6 +143,7 @@ fn header(name: &str, size: u64, kind: u8) -> [u8; 512] {
     *header.as_bytes()
 }
 
+// Promise: P25 - An archive of an image contains one disk and no path outside.
 #[test]
 fn an_archive_holds_one_disk_and_nothing_that_leads_out() {
     let lab = Lab::new();

@@ -55,6 +55,7 @@ impl Lab {
     }
 }
 
+// Promise: P25 - An overlay equals the one of `qemu-img create`.
 /// What is written here is what `qemu-img create` writes, as far as QEMU's tools can tell.
 #[test]
 fn an_overlay_is_like_one_that_qemu_img_makes() {
@@ -129,6 +130,7 @@ fn it_is_used_again_and_made_anew_only_when_asked() {
     }));
 }
 
+// Promise: P25 - An overlay never shrinks.
 #[test]
 fn it_grows_when_asked_and_never_shrinks() {
     let lab = Lab::new();
@@ -235,6 +237,7 @@ fn many_processes_make_one_overlay() {
     assert_eq!(made.iter().filter(|made| **made == "reused").count(), 7, "{made:?}");
 }
 
+// Promise: P25 - A base in use is not removed.
 /// A base in use is not removed, and its users are named; an overlay that was deleted by hand is
 /// forgotten.
 #[test]
@@ -262,6 +265,7 @@ fn a_base_in_use_is_not_removed() {
     lab.run("remove", [&id]).bad(&["there is no base"]);
 }
 
+// Promise: P25 - A missing base is reported with its overlays and restored by `add`.
 #[test]
 fn a_base_deleted_under_overlays_is_named_with_them_and_comes_back() {
     let lab = Lab::new();

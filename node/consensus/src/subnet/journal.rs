@@ -359,6 +359,7 @@ mod tests {
         assert!(numbers(&journal).is_empty(), "void calls leave");
     }
 
+    // Promise: P17 - Calls of blocks that did not become final are released with their height.
     #[test]
     fn calls_of_blocks_that_did_not_become_final_leave_with_their_height() {
         let folder = tempfile::tempdir().unwrap();
@@ -389,6 +390,7 @@ mod tests {
         assert_eq!(journal.get(&large.name).map(|(signed, _)| signed), Some(large.signed));
     }
 
+    // Promise: P17 - The journal file is bounded by its live records.
     #[test]
     fn the_file_is_bounded_by_what_is_live() {
         let folder = tempfile::tempdir().unwrap();
@@ -447,6 +449,7 @@ mod tests {
         }
     }
 
+    // Promise: P6 - The journal of calls keeps what a vote depends on in 100 histories of failures.
     #[test]
     fn what_a_vote_stands_for_survives_failed_syncs_and_a_power_cut() {
         for seed in 0..100_u64 {

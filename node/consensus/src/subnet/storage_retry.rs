@@ -215,6 +215,7 @@ mod tests {
         })
     }
 
+    // Promise: P7 - A temporary write failure of consensus is retried and reported.
     #[test]
     fn what_fails_for_a_while_is_waited_for_and_told() {
         for (operation, word) in [

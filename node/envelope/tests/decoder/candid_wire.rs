@@ -62,6 +62,7 @@ fn too_many(what: &'static str, most: u64) -> Refusal {
 /// `vec null` of 2^60 elements.
 const BOMB: &str = "4449444c016d7f0100808080808080808010";
 
+// Promise: P15 - Elements without bytes are refused before the first is decoded.
 #[test]
 fn elements_without_bytes_are_refused_before_the_first() {
     let bomb = hex::decode(BOMB).unwrap();
@@ -83,6 +84,7 @@ fn elements_without_bytes_are_refused_before_the_first() {
     assert_eq!(decode_nothing(&empty_records(STEPS_MAX - 2), BOUNDS, &mut cost), Err(values));
 }
 
+// Promise: P15 - Candid values nested deeper than 32 levels are refused.
 #[test]
 fn nested_opt_beyond_depth_limit_is_rejected() {
     #[derive(CandidType, Debug, Deserialize, PartialEq)]
@@ -103,6 +105,7 @@ fn nested_opt_beyond_depth_limit_is_rejected() {
     );
 }
 
+// Promise: P15 - Candid arguments have at most 10,000 values.
 #[test]
 fn types_fields_arguments_and_headers_are_bounded() {
     let refused = |message: Vec<u8>| {
@@ -139,6 +142,7 @@ fn types_fields_arguments_and_headers_are_bounded() {
     assert_eq!(refused(options), too_many(what, REFERENCE_TYPES_MAX as u64));
 }
 
+// Promise: P15 - A list longer than the limit of its field is refused.
 #[test]
 fn a_list_has_as_many_elements_as_its_field_may_have() {
     let argument = |settings: Settings| Argument {
@@ -263,6 +267,7 @@ fn a_principal_is_taken_from_the_field_of_the_first_argument_alone() {
     );
 }
 
+// Promise: P15 - Hostile Candid takes few steps and little stack.
 #[test]
 fn hostile_messages_take_few_steps_and_little_stack() {
     let read = |message: Vec<u8>| {

@@ -422,6 +422,7 @@ mod tests {
         assert!(share.keep(&rooms, &other, 1 << 20));
     }
 
+    // Promise: P11 - Room for responses is granted in order of arrival.
     #[tokio::test]
     async fn room_comes_to_who_came_first() {
         let (rooms, _) = rooms();

@@ -213,6 +213,7 @@ fn cycles_are_accepted_and_burned_within_bounds() {
     );
 }
 
+// Promise: P15 - 2^128 - 1 cycles do not kill a worker.
 /// What is attached to a call under construction may come back, so it counts when cycles are
 /// accepted; and what was burned has a counter that ends.
 #[test]

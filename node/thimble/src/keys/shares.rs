@@ -312,6 +312,7 @@ mod tests {
         }
     }
 
+    // Promise: P20 - Old shares are erased after resharing.
     #[test]
     fn shares_come_and_go_as_the_key_is_handed_on() {
         let mut subnet = Subnet::new();
@@ -366,6 +367,7 @@ mod tests {
         assert_eq!(found(&folders[0]), (vec!["1".to_owned(), "5".to_owned()], 6));
     }
 
+    // Promise: P20 - A share is stored before the encryption key moves on, after any interruption.
     #[test]
     fn cut_off_after_any_step_it_is_finished() {
         let mut subnet = Subnet::new();
