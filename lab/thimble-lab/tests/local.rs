@@ -528,8 +528,8 @@ impl Ledger {
     }
 }
 
-// Promise: P10 - A local ledger refuses accounts beyond its limit (default 50,000) with the limit,
-//   unchanged.
+// Promise: P10 - A local ledger refuses accounts beyond its limit, names the limit, and changes
+//   nothing.
 #[tokio::test]
 async fn a_ledger_keeps_as_many_accounts_as_it_is_told_and_names_the_limit() {
     let folder = tempfile::tempdir().unwrap();

@@ -480,7 +480,8 @@ fn what_is_known_of_modules_finds_room_when_an_installation_ends() {
     node.restart();
 }
 
-// Promise: P13 - Long installations take turns, four may wait, and no message waits for them.
+// Promise: P13 - Long installations take turns, a bounded number waits, and canisters run every
+//   second round.
 #[test]
 fn many_long_installations_take_turns_and_hold_up_no_message() {
     let mut node = Node::with(short_slices());

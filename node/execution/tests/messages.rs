@@ -202,7 +202,7 @@ fn slots_and_callbacks_bound_calls() {
     assert_eq!(notes.iter().filter(|note| *note == "yes").count(), 5);
 }
 
-// Promise: P5 - Duplicate and late messages are ignored.
+// Promise: P17 - Duplicate and late messages are ignored.
 #[test]
 fn duplicates_and_late_messages_are_passed_over() {
     let mut node = Node::new();

@@ -469,7 +469,7 @@ fn a_disk_budget_adds_up_for_every_memory_and_leaves_the_rest_to_the_state() {
     }
 }
 
-// Promise: P4 - 512 MiB and 143 GiB of disk hold 100 GiB of state and 131,072 canisters.
+// Promise: P4 - 512 MiB of memory and 150 GiB of disk hold 100 GiB of state and 131,072 canisters.
 #[test]
 fn a_hundred_gib_of_state_fit_half_a_gib_of_memory() {
     let mut limits = Limits::nano().unwrap();

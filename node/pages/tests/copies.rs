@@ -156,7 +156,8 @@ fn tag_at(store: &PageStore, id: MemoryId, page: u64) -> u64 {
     u64::from_le_bytes(bytes.try_into().unwrap())
 }
 
-// Promise: P4 - A snapshot of 256 MiB uses no disk at first, and the first write to it 256 KiB.
+// Promise: P4 - A snapshot of 256 MiB uses no disk at first, and each first write to a piece 256
+//   KiB.
 #[test]
 fn a_copy_of_a_large_memory_takes_neither_disk_nor_time_and_a_fold_after_it_no_more_than_it_needs()
 {

@@ -175,7 +175,7 @@ fn heavy_tails_are_no_changes() {
     }
 }
 
-// Promise: P25 - Of ten tests slower by 20 %, nine are reported at 3 % noise.
+// Promise: P25 - Of ten tests slower by 20 %, more than eight are reported at 3 % noise.
 #[test]
 fn a_fifth_at_three_percent_noise_is_found() {
     let ten = Study { changed: 10, ..STUDY };

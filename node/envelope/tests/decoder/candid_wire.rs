@@ -62,7 +62,8 @@ fn too_many(what: &'static str, most: u64) -> Refusal {
 /// `vec null` of 2^60 elements.
 const BOMB: &str = "4449444c016d7f0100808080808080808010";
 
-// Promise: P15 - Elements without bytes are refused before the first is decoded.
+// Promise: P15 - A Candid argument of more than 10,000 values is refused; elements without bytes
+//   count.
 #[test]
 fn elements_without_bytes_are_refused_before_the_first() {
     let bomb = hex::decode(BOMB).unwrap();
@@ -105,7 +106,7 @@ fn nested_opt_beyond_depth_limit_is_rejected() {
     );
 }
 
-// Promise: P15 - Candid arguments have at most 10,000 values.
+// Promise: P15 - Types, fields, arguments and header bytes of Candid are bounded.
 #[test]
 fn types_fields_arguments_and_headers_are_bounded() {
     let refused = |message: Vec<u8>| {

@@ -535,7 +535,7 @@ async fn who_cannot_keep_an_instance_says_so() {
     assert!(refusal.contains("state_dir"), "{refusal}");
 }
 
-// Promise: P15 - Operations of clients that disconnect complete, and no instance is left behind.
+// Promise: P15 - Clients that disconnect leave no instance behind and lose no kept one.
 #[tokio::test]
 async fn clients_that_leave_are_served_to_the_end() {
     let server = Server::start(&[]);

@@ -276,6 +276,7 @@ async fn an_infinite_loop_ends_at_the_instruction_limit_and_the_node_goes_on() {
     assert_eq!(number(&update(&agent, bench, "inc", none()).await.unwrap()), 1);
 }
 
+// Promise: P10 - ic-agent 0.49 creates, installs, calls, queries and deletes a canister.
 #[tokio::test]
 async fn a_canister_is_managed_through_its_life() {
     let node = Node::start().await;

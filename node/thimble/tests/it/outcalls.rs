@@ -166,7 +166,7 @@ async fn members_must_all_make_requests_or_none() {
     assert!(log.contains("features.outcalls is 0 here and 1 there"), "{log}");
 }
 
-// Promise: P12 - Four members agree on an answer, or on divergence; three suffice.
+// Promise: P12 - Four members agree on an answer or on divergence.
 #[tokio::test]
 async fn four_nodes_agree_on_what_a_server_says_or_that_they_do_not() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());

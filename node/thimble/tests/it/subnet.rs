@@ -161,7 +161,7 @@ async fn a_node_that_the_others_could_not_connect_to_says_so_and_ends() {
     assert!(log.contains(&format!("cannot listen on {address} for the other members")), "{log}");
 }
 
-// Promise: P10 - Published clients, ic-agent 0.49 included, work with each of four nodes.
+// Promise: P10 - Published clients in JavaScript and Python work with each of four nodes.
 #[tokio::test]
 async fn unmodified_clients_work_against_any_of_four_nodes() {
     let subnet = Subnet::start().await;
