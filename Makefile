@@ -199,7 +199,7 @@ stress: build ## Work on a relay in MEMORY with CASE of the stress study (baseli
 	@"$(BIN)/thimble-lab" stress --case "$(CASE)" --phase "$(PHASE)" --memory "$(MEMORY)" --json "target/stress/$(CASE).json" --picture "target/stress/$(CASE).svg" \
 		--command '"$(BIN)/thimble-relay" run --memory {memory} --data-dir {folder} --listen /ip4/127.0.0.1/tcp/{port} --http 127.0.0.1:0 --log warn'
 
-# Promise: P22 - The relay meets its goals of rate, latency and memory beside go-waku.
+# Promise: P22 - The relay meets its goals of rate, latency and memory, compared with go-waku.
 bench-relay: build ## Hold the relay against its goals, beside go-waku in TURNS alternating turns on this machine; phases of PHASE seconds, 250/s for LONG.
 	@tests/waku/setup.sh go >/dev/null
 	@mkdir -p target/stress
