@@ -176,6 +176,7 @@ mod tests {
         is_own_page(host, origin, listen, &["ops.example.org".into(), "thimble".into()])
     }
 
+    // Promise: P16 - Operator pages accept IP addresses, `localhost` and configured host names.
     #[test]
     fn ip_literals_localhost_and_allowed_names_are_own_hosts() {
         for host in [

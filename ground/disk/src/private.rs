@@ -106,6 +106,7 @@ mod tests {
         assert_eq!(mode(&data), 0o700);
     }
 
+    // Promise: P16 - A foreign folder that is used as data folder keeps its mode.
     #[test]
     fn folder_of_others_keeps_its_mode() {
         let folder = tempfile::tempdir().unwrap();

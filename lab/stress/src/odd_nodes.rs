@@ -277,6 +277,7 @@ async fn answers_that_nobody_can_read_are_broken_off() {
     assert!(!report.phases[0].answers[0].example.is_empty());
 }
 
+// Promise: P25 - A node that accepts messages and delivers none is reported.
 #[tokio::test]
 async fn a_node_that_accepts_and_delivers_nothing_is_caught() {
     let address = serve(odd(Pushes::Lie)).await;

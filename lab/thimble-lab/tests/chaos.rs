@@ -61,6 +61,7 @@ fn checked(lines: &[Value], folder: &Path) -> (Option<i32>, Vec<String>) {
     (output.status.code(), verdict["broken"].as_object().unwrap().keys().cloned().collect())
 }
 
+// Promise: P5 - A single node that is killed at random loses no acknowledged update.
 /// A node alone tolerates no fault, so all of them are its death, or that of its workers; what it
 /// acknowledged must be there all the same.
 #[test]

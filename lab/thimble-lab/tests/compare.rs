@@ -187,6 +187,7 @@ fn odd_values_have_words_and_no_verdict_that_they_do_not_carry() {
     assert_eq!(verdict(&report, "rate"), "faster");
 }
 
+// Promise: P25 - A file that cannot be read ends the comparison with status 2 and the reason.
 #[test]
 fn files_that_cannot_be_read_end_with_status_2_and_words() {
     let folder = TempDir::new().unwrap();
@@ -369,6 +370,7 @@ impl Drop for Group {
     }
 }
 
+// Promise: P25 - An interrupted comparison of commits leaves no work tree.
 #[test]
 fn a_comparison_of_commits_that_is_interrupted_leaves_no_work_tree() {
     use std::os::unix::process::CommandExt;

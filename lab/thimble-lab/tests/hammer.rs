@@ -277,6 +277,7 @@ impl Controller {
     }
 }
 
+// Promise: P25 - The load driver fails a run with lost acknowledgements.
 /// Somebody empties the canister under the driver's feet: counts, and pages of stable memory, that
 /// were acknowledged are gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -415,6 +415,7 @@ enum CreationRefused {
     Refunded { create_error: String },
 }
 
+// Promise: P10 - Canisters create canisters with cycles of their calls on a local network.
 #[tokio::test]
 async fn canisters_pay_for_canisters_with_the_cycles_of_their_calls() {
     let folder = tempfile::tempdir().unwrap();

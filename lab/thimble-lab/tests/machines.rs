@@ -291,6 +291,7 @@ fn what_is_missing_or_does_not_fit_is_said() {
     net.good("down --delete");
 }
 
+// Promise: P25 - Relays in machines of 128 MiB find each other.
 #[test]
 #[ignore = "minutes of emulated processors: make test-long"]
 fn relays_in_machines_of_128_mib_find_each_other() {

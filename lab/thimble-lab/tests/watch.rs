@@ -185,6 +185,7 @@ fn a_leak_is_named_as_one_and_a_log_of_garbage_hurts_nothing() {
     assert!(text.contains("finding live_grows"), "{text}");
 }
 
+// Promise: P25 - A watched process that ends, or is missing, is reported.
 #[test]
 fn a_process_that_ends_ends_the_watch_and_one_that_is_not_there_is_said() {
     let mut sleep = Command::new("sleep").arg("1.5").spawn().unwrap();

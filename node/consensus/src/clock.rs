@@ -416,6 +416,7 @@ mod tests {
         assert!(clock.status().jump.is_some());
     }
 
+    // Promise: P21 - A restart during a clock jump detects it.
     #[test]
     fn jump_is_known_to_the_next_start() {
         let (moved, clock) = clock();
@@ -486,6 +487,7 @@ mod tests {
         assert_eq!(clock.status(), ClockStatus::default());
     }
 
+    // Promise: P21 - Slow clock drift is followed, and fast drift is treated as a jump.
     #[test]
     fn slow_drift_is_followed_and_fast_drift_is_a_jump() {
         // 1 ms each second is 1,000 ppm, twice what a kernel slews by.

@@ -282,6 +282,7 @@ fn an_installation_of_three_hundred_billion_instructions_ends() {
     assert_eq!(node.notes(id), ["done"]);
 }
 
+// Promise: P13 - A canister that installs another in slices gets its response.
 #[test]
 fn a_canister_that_installs_another_has_its_answer_in_the_end() {
     let mut node = Node::with(short_slices());
@@ -512,6 +513,7 @@ fn many_long_installations_take_turns_and_hold_up_no_message() {
     node.restart();
 }
 
+// Promise: P13 - An upgrade uses at most the available room in both phases.
 #[test]
 fn an_upgrade_takes_no_more_room_than_there_is_whatever_each_phase_grows_by() {
     let mut limits = short_slices();

@@ -264,6 +264,7 @@ fn heartbeat_timer_and_messages_that_are_all_long_have_their_turns() {
     }
 }
 
+// Promise: P13 - A heartbeat or timer does not run before waiting messages twice in a row.
 #[test]
 fn a_hook_that_has_no_turn_in_the_round_of_its_end_does_not_come_before_messages_again() {
     let mut limits = short_slices();

@@ -309,6 +309,7 @@ fn timers_and_heartbeats_run_without_being_asked() {
     assert!(notes.iter().filter(|note| *note == "beat").count() >= 3);
 }
 
+// Promise: P13 - Timers that are due at once run over several rounds.
 #[test]
 fn timers_that_are_due_at_once_run_over_several_rounds() {
     let mut limits = limits();

@@ -104,6 +104,7 @@ fn what_a_full_balance_cannot_take_is_left_with_the_caller() {
     assert!(node.canister(giver).cycles > kept - 100_000_000_000);
 }
 
+// Promise: P15 - A refund that a full balance cannot accept is lost and counted.
 #[test]
 fn a_refund_to_a_balance_that_was_filled_meanwhile_is_lost_and_counted() {
     let mut node = Node::new();
@@ -166,6 +167,7 @@ fn a_number_of_two_megabytes_is_no_more_than_the_largest() {
     assert!(refused.message.len() < 200, "{}", refused.message);
 }
 
+// Promise: P16 - Without provisional methods the refusal names the setting.
 #[test]
 fn without_provisional_methods_the_refusal_names_the_setting() {
     let mut config = common::config(common::limits());

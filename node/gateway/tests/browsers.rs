@@ -300,6 +300,7 @@ async fn one_connection_takes_a_part_and_leaves_the_rest_to_others() {
     site.nothing_is_held().await;
 }
 
+// Promise: P11 - Responses without a body return their reservation.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn responses_without_a_body_give_back_what_they_hold() {
     let site = Site::start().await;

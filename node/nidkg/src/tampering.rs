@@ -122,6 +122,7 @@ fn every_field_that_is_changed_is_noticed() {
     }
 }
 
+// Promise: P20 - Points outside the group are refused in every field.
 #[test]
 fn points_outside_the_group_are_noticed_wherever_they_stand() {
     let off_g1 = (0u8..)
@@ -276,6 +277,7 @@ fn chunks_that_make_another_share_do_not_verify() {
     assert_eq!(stage.verdict(&wrong.unwrap()), Err(Check::Sharing));
 }
 
+// Promise: P20 - A damaged ciphertext in a transcript is named or gives no share.
 #[test]
 fn a_damaged_ciphertext_in_a_transcript_is_named_or_makes_no_share() {
     let mut stage = stage(5);

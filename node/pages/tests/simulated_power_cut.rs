@@ -223,6 +223,7 @@ fn lives_that_end_in_power_cuts_and_failed_syncs_lose_nothing_that_a_durable_ind
     assert!(in_time < SEEDS * LIVES / 2, "hardly any life was cut short: {in_time}");
 }
 
+// Promise: P6 - A power cut loses only writes that no checkpoint covered.
 #[test]
 fn only_what_a_checkpoint_did_not_cover_goes_with_the_power() {
     let mut lost = 0;

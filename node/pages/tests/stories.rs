@@ -278,6 +278,7 @@ fn a_hot_page_does_not_fill_the_log() {
     assert_eq!(tags(&store.layout(A).unwrap()), expected);
 }
 
+// Promise: P13 - Rewriting an open segment disturbs no reader.
 #[test]
 fn rewriting_an_open_segment_disturbs_no_reader_and_no_checkpoint() {
     let (dir, store, mut index) = store_with(40);

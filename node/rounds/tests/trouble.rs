@@ -408,6 +408,7 @@ fn a_checkpoint_that_can_heal_is_tried_with_waits_that_grow() {
     assert!(run.health.has(Cause::Checkpoint) && run.refusing.unwrap().contains("checkpoint"));
 }
 
+// Promise: P7 - Rounds continue during the retry of a checkpoint that is not due.
 #[test]
 fn rounds_go_on_beside_a_checkpoint_that_need_not_be_now() {
     let disk = Refusing::times(20, full);
@@ -446,6 +447,7 @@ fn a_block_log_that_can_heal_is_tried_with_waits_and_the_reason_is_withdrawn() {
     assert!(run.height > 200_000, "{}", run.height);
 }
 
+// Promise: P7 - A block log that cannot be written ends the node with an error message.
 #[test]
 fn a_block_log_that_cannot_heal_ends_the_node_in_words() {
     let log = Refusing::times(u64::MAX, broken);

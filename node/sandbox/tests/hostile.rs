@@ -164,6 +164,7 @@ fn with_data(memory64: bool, offset: ConstExpr) -> Vec<u8> {
     module.finish()
 }
 
+// Promise: P14 - Data segments beyond any memory compile.
 #[test]
 fn data_segments_beyond_any_memory_compile() {
     let limits = limits();

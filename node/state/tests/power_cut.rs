@@ -112,6 +112,7 @@ fn verify_at_least(store: &StateStore, blobs: &BlobStore, acknowledged: u64, see
     found
 }
 
+// Promise: P6 - A blob whose sync failed is durable after the next sync.
 #[test]
 fn a_blob_whose_sync_failed_is_durable_after_the_next() {
     for seed in 0..40 {

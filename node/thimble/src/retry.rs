@@ -196,6 +196,7 @@ mod tests {
         }
     }
 
+    // Promise: P7 - A full disk does not blame a message.
     #[test]
     fn where_the_disk_is_full_no_message_is_blamed() {
         let killer = Trouble { runs_message: true, ..trouble(1, ATTEMPTS_BEFORE_VERDICT) };

@@ -241,6 +241,7 @@ mod tests {
         assert!(!text.contains("thimble reject"), "{text}");
     }
 
+    // Promise: P21 - A stall is logged when its length doubles and when it ends.
     #[test]
     fn stall_is_logged_when_its_length_doubles_and_when_it_ends() {
         let (watchdog, begun) = (watchdog(), Instant::now());

@@ -54,6 +54,7 @@ fn what_is_cut_off_or_damaged_is_refused() {
     assert!(lab.run("add", [&file(&lab, "raw", &tar)]).code == Some(0));
 }
 
+// Promise: P25 - A file that is not a disk image is refused with the reason.
 #[test]
 fn what_is_no_disk_is_refused() {
     let lab = Lab::new();
@@ -210,6 +211,7 @@ fn an_archive_holds_one_disk_and_nothing_that_leads_out() {
     }
 }
 
+// Promise: P25 - A qcow2 image that names another file is refused.
 /// A qcow2 file that names another file of the host would show it to the guest.
 #[test]
 fn a_qcow2_file_that_points_outside_is_refused() {

@@ -106,6 +106,7 @@ fn an_overlay_is_like_one_that_qemu_img_makes() {
     assert!(fs::read(lab.path("disk.raw")).unwrap() == content(4 << 20, 1), "the base was written");
 }
 
+// Promise: P25 - An existing overlay is reused with its writes.
 #[test]
 fn it_is_used_again_and_made_anew_only_when_asked() {
     let lab = Lab::new();
@@ -300,6 +301,7 @@ fn a_base_deleted_under_overlays_is_named_with_them_and_comes_back() {
     }
 }
 
+// Promise: P25 - A base with other content is reported with its overlays.
 #[test]
 fn a_base_with_other_content_is_named_with_its_overlays() {
     let lab = Lab::new();

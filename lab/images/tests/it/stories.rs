@@ -137,6 +137,7 @@ fn many_at_once_unpack_once() {
     lab.assert_only(1);
 }
 
+// Promise: P25 - Ctrl-C during an `add` leaves nothing.
 #[test]
 fn ctrl_c_leaves_nothing() {
     let lab = Lab::new();
@@ -171,6 +172,7 @@ fn hanging(lab: &Lab) -> (Running, String) {
     (running, fs::read_to_string(&pid).unwrap())
 }
 
+// Promise: P25 - A killed `add` leaves no child process.
 /// `qemu-img` dies with the process that started it, even by `kill -9`.
 #[test]
 fn a_killed_process_leaves_no_child() {

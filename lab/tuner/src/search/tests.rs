@@ -179,6 +179,7 @@ async fn lateness_is_that_of_the_default_where_no_goal_is_set() {
     assert!(model.truth(&winner(&found).setting).2 < goal.below);
 }
 
+// Promise: P25 - A cap that kills the default leaves the settings that survive.
 #[tokio::test]
 async fn a_cap_that_kills_the_default_leaves_what_lives() {
     let mut model = Model::new(2, &COPYING);

@@ -410,6 +410,7 @@ mod tests {
         assert!(live.contains(&0) && live.len() < 30, "{live:?}");
     }
 
+    // Promise: P17 - Calls beyond the bound of the journal are refused with the bound.
     #[test]
     fn more_than_the_bound_is_refused_by_name() {
         let folder = tempfile::tempdir().unwrap();
@@ -423,6 +424,7 @@ mod tests {
         journal.keep(vec![at(2, 1, 500, 9)]).unwrap();
     }
 
+    // Promise: P6 - Every intact record behind damage in the journal is kept.
     #[test]
     fn behind_damage_every_good_record_is_kept() {
         let folder = tempfile::tempdir().unwrap();

@@ -234,6 +234,7 @@ mod tests {
         }
     }
 
+    // Promise: P7 - A failed sync of consensus is not retried and ends the node.
     #[test]
     fn a_failed_sync_is_handed_on() {
         let (done, told) = with_failures(Operation::Sync, 1);

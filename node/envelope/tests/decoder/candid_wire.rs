@@ -342,6 +342,7 @@ proptest! {
         );
     }
 
+    // Promise: P15 - Random bytes never panic the Candid reader and take bounded steps.
     #[test]
     fn bytes_never_panic_and_take_bounded_steps(
         argument in arguments(),

@@ -377,6 +377,7 @@ mod tests {
         assert_eq!(pool.used_bytes(), 0);
     }
 
+    // Promise: P11 - Slow readers delay neither requests nor small responses.
     #[tokio::test]
     async fn readers_that_are_slow_keep_nobody_from_asking_nor_from_small_responses() {
         let (rooms, pool) = rooms();

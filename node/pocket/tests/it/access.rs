@@ -80,6 +80,7 @@ async fn requests_of_other_pages_are_refused_and_change_nothing() {
     assert_eq!(server.get(&format!("/instances/{instance}/auto_progress")).await.1, json!(false));
 }
 
+// Promise: P16 - Requests that a foreign page embeds are refused; a link is followed.
 #[tokio::test]
 async fn what_a_page_embeds_is_refused_and_a_link_is_followed() {
     let server = Server::start(&[]);
@@ -107,6 +108,7 @@ async fn what_a_page_embeds_is_refused_and_a_link_is_followed() {
     assert_eq!(answer.status(), StatusCode::FORBIDDEN);
 }
 
+// Promise: P16 - Own pages and host names of the test server are accepted.
 #[tokio::test]
 async fn the_servers_own_pages_and_names_are_accepted() {
     let server = Server::start(&["--allow-host", "pocket,ci.example"]);

@@ -320,6 +320,7 @@ async fn what_is_open_is_kept_with_the_instance() {
     assert_eq!(asking.end(&call).await.response().body, b"kept");
 }
 
+// Promise: P12 - Each subnet of an instance has its own outcalls.
 #[tokio::test]
 async fn each_subnet_has_its_own() {
     #[derive(candid::CandidType)]

@@ -172,6 +172,7 @@ fn what_was_synced_survives_every_cut_and_a_failed_sync_is_not_believed() {
     }
 }
 
+// Promise: P6 - After a failed sync payloads are durable only when all were written again.
 #[test]
 fn after_a_failed_sync_nothing_is_durable_until_all_of_it_was_written_anew() {
     for seed in 0..40 {
@@ -228,6 +229,7 @@ fn removals_keep_up_with_what_is_written() {
     assert_eq!(files(&payloads).len(), 18);
 }
 
+// Promise: P7 - A payload write on a full disk leaves nothing and succeeds later.
 #[test]
 fn a_full_disk_keeps_nothing_and_the_same_write_succeeds_later() {
     let folder = tempfile::tempdir().unwrap();

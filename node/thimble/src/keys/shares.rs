@@ -407,6 +407,7 @@ mod tests {
         }
     }
 
+    // Promise: P20 - A lost or foreign share is named.
     #[test]
     fn what_is_lost_or_another_s_is_named() {
         let mut subnet = Subnet::new();
@@ -437,6 +438,7 @@ mod tests {
         refused("node.key is missing");
     }
 
+    // Promise: P20 - A node that joins later gets its share, and one that leaves keeps none.
     #[test]
     fn a_node_that_joins_later_gets_its_share_and_one_that_leaves_keeps_none() {
         let mut subnet = Subnet::new();

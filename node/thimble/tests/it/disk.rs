@@ -449,6 +449,7 @@ async fn files_that_may_not_grow_are_waited_for_and_named() {
     assert_eq!(node.pid(), pid, "it heals without a restart");
 }
 
+// Promise: P7 - A folder that cannot be written is named.
 #[test]
 fn a_folder_that_cannot_be_written_is_named() {
     let folder = tempfile::tempdir().unwrap();

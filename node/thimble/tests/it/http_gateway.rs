@@ -239,6 +239,7 @@ async fn only_canisters_of_this_node_are_asked_and_nothing_of_the_operators() {
     assert!(header(&preflight, "access-control-allow-methods").unwrap().contains("POST"));
 }
 
+// Promise: P11 - A request beyond a bound of the gateway is refused with the limit.
 #[tokio::test]
 async fn what_is_too_much_is_refused_with_the_limit() {
     let site = Site::with("connections = 2\nrequests_in_flight = 2\nbody_bytes = 1000\n").await;

@@ -202,6 +202,7 @@ impl Running {
     }
 }
 
+// Promise: P20 - Members change while clients are served.
 #[tokio::test]
 async fn members_change_while_clients_are_served() {
     let running = Running::start().await;

@@ -49,6 +49,7 @@ pub(crate) async fn server(authority: &Authority) -> Server {
     .await
 }
 
+// Promise: P12 - A node sends no requests unless its operator enables outcalls.
 #[tokio::test]
 async fn a_node_makes_no_requests_unless_its_operator_says_so() {
     let authority = Authority::new();

@@ -141,6 +141,8 @@ fn a_go_node_finds_the_relay_and_dials_it() {
 }
 
 // Promise: P23 - Relays and go-waku nodes find each other through a third node.
+// Promise: P24 - With discv5 and connected peers the relay uses less than 8 MiB of anonymous
+//   memory.
 #[test]
 fn go_nodes_and_relays_find_each_other_through_one_of_them() {
     let hub = Relay::start(&[&["--cluster", "2", "--shard", "0"], &DISCV5[..]].concat());

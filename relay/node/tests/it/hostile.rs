@@ -30,6 +30,7 @@ async fn a_length_of_four_gigabytes_ends_the_connection() {
     }
 }
 
+// Promise: P24 - Abandoned streams use no memory.
 #[tokio::test]
 async fn streams_that_are_opened_and_abandoned_cost_nothing() {
     let mut relay = Relay::start(&[]);
@@ -58,6 +59,7 @@ async fn damaged_requests_are_answered_in_words() {
     assert_eq!(store::Reply::decode(reply).unwrap().status, StatusCode::BadRequest);
 }
 
+// Promise: P24 - Refusals have the status code that clients know.
 #[tokio::test]
 async fn refusals_have_the_code_that_clients_know() {
     let relay = Relay::start(&["--shard", "1"]);

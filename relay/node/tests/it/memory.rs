@@ -224,6 +224,7 @@ async fn limits_of_messages_and_requests_are_those_of_the_table() {
     .expect("the push is timed");
 }
 
+// Promise: P24 - Tables of the relay are counted in their pools.
 #[tokio::test]
 async fn what_tables_hold_is_counted_in_their_pools() {
     let node = Relay::start(&[]);

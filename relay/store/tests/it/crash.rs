@@ -207,6 +207,7 @@ fn the_power_goes_and_what_was_synced_is_there() {
     assert!(lost > 10, "power cuts took something away {lost} times");
 }
 
+// Promise: P23 - A failed sync starts a new segment.
 #[test]
 fn a_sync_that_fails_begins_a_new_segment() {
     let folder = tempfile::tempdir().unwrap();

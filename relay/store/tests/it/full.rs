@@ -100,6 +100,7 @@ fn a_file_system_below_the_reserve_takes_nothing_until_there_is_room() {
     assert_eq!(numbers(&open(config, &hand)), [6000]);
 }
 
+// Promise: P23 - Messages are relayed without storing while the disk is below its reserve.
 #[test]
 fn what_may_pass_is_passed_on_while_there_is_no_room_to_keep_it() {
     let folder = tempfile::tempdir().unwrap();
