@@ -227,9 +227,9 @@ tune-study: build setup-tune ## Tune programs in Haskell, Java, JavaScript and G
 	@scripts/tune-study.sh "$(BIN)/thimble-lab" target/tune "$(BUDGET)" $(STUDY)
 
 lint: setup ## Formatting and lints, as the gate runs them.
+	@scripts/promises.py --check
 	@cargo fmt --all --check
 	@cargo clippy --release --locked --workspace --all-targets -- -D warnings
-	@scripts/promises.py --check
 
 fmt: ## Format.
 	@cargo fmt --all
