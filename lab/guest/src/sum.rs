@@ -78,6 +78,7 @@ impl Sum {
 mod tests {
     use super::*;
 
+    // Promise: P25 - The node in a machine gets the memory that its kernel leaves.
     #[test]
     fn a_node_gets_what_is_left_and_no_more() {
         let sum = Sum::of(256 * MIB, 217 * MIB, 193 * MIB);
@@ -97,6 +98,7 @@ mod tests {
         );
     }
 
+    // Promise: P25 - Machines of one size have one budget.
     #[test]
     fn machines_of_one_size_come_to_one_budget() {
         let left: Vec<u64> = [190, 193, 205]

@@ -143,6 +143,7 @@ mod tests {
         (known, path, progress)
     }
 
+    // Promise: P25 - A change within one tick of the clock is detected.
     /// A file is changed, and its times are set back so far that the change cannot be seen in them:
     /// what happens within one tick of a coarse clock. The hash must not be believed.
     #[test]

@@ -215,6 +215,7 @@ mod tests {
         assert_eq!(rounds.load(Ordering::SeqCst), 160);
     }
 
+    // Promise: P25 - A child process does not inherit the lock of an image.
     #[test]
     fn a_child_does_not_inherit_the_lock() {
         let (_folder, path) = place();

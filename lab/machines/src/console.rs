@@ -60,6 +60,7 @@ pub fn harmless(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
+    // Promise: P25 - Console output of a machine is bounded and free of control sequences.
     #[test]
     fn nothing_that_a_terminal_obeys_gets_through_and_lines_are_bounded() {
         let mut console = Console::default();

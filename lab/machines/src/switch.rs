@@ -295,6 +295,7 @@ mod tests {
         [&to.0[..], &from.0[..], &[8, 0], text.as_bytes()].concat()
     }
 
+    // Promise: P25 - A machine sends frames from one hardware address only.
     #[test]
     fn frames_go_where_their_address_is_and_nobody_speaks_for_another() {
         let ports: Vec<Hardware> = (0..3).map(Hardware::of_port).collect();

@@ -258,6 +258,7 @@ async fn a_node_that_refuses_receivers_is_named_with_its_answer() {
     assert!(error.contains("503") && error.contains("not today"), "{error}");
 }
 
+// Promise: P25 - A node that never answers does not block the driver.
 #[tokio::test]
 async fn a_node_that_never_answers_pushes_is_not_waited_for() {
     let address = serve(odd(Pushes::Ignore)).await;
@@ -276,6 +277,7 @@ async fn answers_that_nobody_can_read_are_broken_off() {
     assert!(!report.phases[0].answers[0].example.is_empty());
 }
 
+// Promise: P25 - A node that accepts messages and delivers none is reported.
 #[tokio::test]
 async fn a_node_that_accepts_and_delivers_nothing_is_caught() {
     let address = serve(odd(Pushes::Lie)).await;
@@ -285,6 +287,7 @@ async fn a_node_that_accepts_and_delivers_nothing_is_caught() {
     assert!(!report.good && report.verdict.contains("misses up to 20"), "{}", report.verdict);
 }
 
+// Promise: P25 - Damaged and duplicate messages are distinguished from intact ones.
 #[tokio::test]
 async fn damaged_and_double_messages_are_told_apart_from_whole_ones() {
     let address = serve(odd(Pushes::Deliver)).await;

@@ -216,6 +216,7 @@ mod tests {
         assert_eq!((phase.whole(), phase.double, phase.late, phase.damaged), (4, 3, 0, 0));
     }
 
+    // Promise: P25 - A missing message was accepted and did not arrive.
     #[test]
     fn missing_is_what_was_accepted_and_did_not_come() {
         let issued = issued();
@@ -231,6 +232,7 @@ mod tests {
         assert_eq!(phase.delivered(1, &accepted), 0, "another sender's messages are not these");
     }
 
+    // Promise: P25 - A message is late after 10 s.
     #[test]
     fn a_message_is_late_after_ten_seconds_and_whole_nevertheless() {
         let issued = issued();

@@ -132,6 +132,7 @@ fn three_runs_against_one_find_what_changed_and_little_else() {
     assert_eq!(calm.status.code(), Some(0), "{}", text(&calm));
 }
 
+// Promise: P25 - One baseline run gives ratios without a verdict.
 #[test]
 fn one_baseline_run_gives_ratios_and_says_that_nothing_is_known() {
     let folder = TempDir::new().unwrap();
@@ -149,6 +150,7 @@ fn one_baseline_run_gives_ratios_and_says_that_nothing_is_known() {
     assert_eq!(compare(&[a, "--", d, "--fail-on", "unknown"]).status.code(), Some(1));
 }
 
+// Promise: P25 - Zero, negative, equal and infinite values get no unsupported verdict.
 #[test]
 fn odd_values_have_words_and_no_verdict_that_they_do_not_carry() {
     let folder = TempDir::new().unwrap();
@@ -185,6 +187,7 @@ fn odd_values_have_words_and_no_verdict_that_they_do_not_carry() {
     assert_eq!(verdict(&report, "rate"), "faster");
 }
 
+// Promise: P25 - A file that cannot be read ends the comparison with status 2 and the reason.
 #[test]
 fn files_that_cannot_be_read_end_with_status_2_and_words() {
     let folder = TempDir::new().unwrap();
@@ -226,6 +229,7 @@ fn what_the_lab_writes_is_read() {
     );
 }
 
+// Promise: P25 - Two commands are measured in alternating turns and distinguished.
 #[test]
 fn two_commands_are_measured_in_alternating_turns_and_told_apart() {
     let run = |first: &str, second: &str| {
@@ -269,6 +273,7 @@ fn what_commands_write_is_compared_too() {
     assert!(text(&output).contains("the candidate: --read"), "{}", text(&output));
 }
 
+// Promise: P25 - Ctrl-C prints the measured turns and leaves no process.
 #[test]
 fn ctrl_c_prints_what_was_measured() {
     let folder = TempDir::new().unwrap();
@@ -366,6 +371,7 @@ impl Drop for Group {
     }
 }
 
+// Promise: P25 - An interrupted comparison of commits leaves no work tree.
 #[test]
 fn a_comparison_of_commits_that_is_interrupted_leaves_no_work_tree() {
     use std::os::unix::process::CommandExt;

@@ -277,6 +277,7 @@ impl Controller {
     }
 }
 
+// Promise: P25 - The load driver fails a run with lost acknowledgements.
 /// Another client empties the canister during the run: acknowledged counts and pages of stable
 /// memory are gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

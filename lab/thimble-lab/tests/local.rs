@@ -167,6 +167,7 @@ impl Tool {
     }
 }
 
+// Promise: P10 - `icp` 1.5.0 deploys, calls, tops up, snapshots and deletes a canister, unmodified.
 #[test]
 fn the_project_tool_does_all_of_a_canisters_life() {
     let Some(tool) = Tool::new() else { return };
@@ -217,6 +218,7 @@ fn the_project_tool_does_all_of_a_canisters_life() {
     network.stop();
 }
 
+// Promise: P10 - Each identity pays with its own cycles and ICP on a local network.
 #[test]
 fn every_identity_pays_for_itself_in_cycles_and_icp() {
     let Some(tool) = Tool::new() else { return };
@@ -254,6 +256,7 @@ fn every_identity_pays_for_itself_in_cycles_and_icp() {
     network.stop();
 }
 
+// Promise: P10 - @icp-sdk/canisters 3.6 works with the ledgers and verifies the conversion rate.
 #[test]
 fn the_clients_of_the_public_networks_canisters_work() {
     let folder = tempfile::tempdir().unwrap();
@@ -311,6 +314,7 @@ async fn install(
     manage(agent, canister, "install_code", Encode!(&arguments).unwrap()).await;
 }
 
+// Promise: P10 - A local network never replaces a user's module at a well-known id.
 #[tokio::test]
 async fn a_module_of_the_users_stands_at_a_well_known_id() {
     let folder = tempfile::tempdir().unwrap();
@@ -368,6 +372,8 @@ async fn a_module_of_the_users_stands_at_a_well_known_id() {
     network.stop();
 }
 
+// Promise: P10 - A start of a local network changes nothing whose module and argument are
+//   unchanged.
 #[tokio::test]
 async fn a_start_leaves_what_did_not_change_alone() {
     let folder = tempfile::tempdir().unwrap();
@@ -409,6 +415,7 @@ enum CreationRefused {
     Refunded { create_error: String },
 }
 
+// Promise: P10 - Canisters create canisters with cycles of their calls on a local network.
 #[tokio::test]
 async fn canisters_pay_for_canisters_with_the_cycles_of_their_calls() {
     let folder = tempfile::tempdir().unwrap();
@@ -522,6 +529,8 @@ impl Ledger {
     }
 }
 
+// Promise: P10 - A local ledger refuses accounts beyond its limit, names the limit, and changes
+//   nothing.
 #[tokio::test]
 async fn a_ledger_keeps_as_many_accounts_as_it_is_told_and_names_the_limit() {
     let folder = tempfile::tempdir().unwrap();

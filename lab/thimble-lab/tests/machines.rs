@@ -136,6 +136,8 @@ impl Drop for Net {
     }
 }
 
+// Promise: P25 - A published client works with a node in a machine; acknowledged updates survive
+//   its power cut.
 /// A power cut loses no acknowledged update; asked to stop, the machine ends cleanly.
 #[test]
 fn one_machine_works_loses_its_power_and_goes_on() {
@@ -201,6 +203,7 @@ fn one_machine_works_loses_its_power_and_goes_on() {
     );
 }
 
+// Promise: P25 - Four machines agree, and one that was killed, paused or partitioned catches up.
 #[test]
 #[ignore = "minutes of emulated processors: make test-long"]
 fn four_machines_agree_whatever_is_done_to_their_links_and_to_one_of_them() {
@@ -242,6 +245,7 @@ fn four_machines_agree_whatever_is_done_to_their_links_and_to_one_of_them() {
     assert!(!net.dir().exists());
 }
 
+// Promise: P25 - A machine that does not boot is reported with the end of its console.
 #[test]
 #[ignore = "minutes of emulated processors: make test-long"]
 fn a_machine_that_never_boots_is_told_with_what_it_printed_last() {
@@ -256,6 +260,7 @@ fn a_machine_that_never_boots_is_told_with_what_it_printed_last() {
     net.good("down --delete");
 }
 
+// Promise: P25 - A machine with an invalid kernel is stopped and reported.
 #[test]
 fn a_kernel_that_is_none_says_nothing_and_is_stopped() {
     let Some(mut net) = Net::new() else { return };
@@ -265,6 +270,7 @@ fn a_kernel_that_is_none_says_nothing_and_is_stopped() {
     net.good("down --delete");
 }
 
+// Promise: P25 - A missing QEMU or image is reported with the remedy.
 #[test]
 fn what_is_missing_or_does_not_fit_is_said() {
     let Some(net) = Net::new() else { return };
@@ -285,6 +291,7 @@ fn what_is_missing_or_does_not_fit_is_said() {
     net.good("down --delete");
 }
 
+// Promise: P25 - Relays in machines of 128 MiB find each other.
 #[test]
 #[ignore = "minutes of emulated processors: make test-long"]
 fn relays_in_machines_of_128_mib_find_each_other() {

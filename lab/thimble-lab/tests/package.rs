@@ -49,6 +49,7 @@ fn files_below(root: &Path) -> Vec<PathBuf> {
     files
 }
 
+// Promise: P25 - Packages install, run, and leave nothing after a purge.
 #[test]
 fn packages_are_installed_into_an_empty_root_run_and_go_again() {
     let Some(bin) = built() else { return };
@@ -105,6 +106,7 @@ fn packages_are_installed_into_an_empty_root_run_and_go_again() {
     assert!(left.is_empty(), "{left:?}");
 }
 
+// Promise: P25 - An installed program is replaced while it runs.
 #[test]
 fn an_installed_program_is_replaced_while_it_runs() {
     let Some(bin) = built() else { return };

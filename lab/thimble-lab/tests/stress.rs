@@ -66,6 +66,7 @@ fn json(output: &Output) -> Value {
         .unwrap_or_else(|error| panic!("{error}: {}", text(output)))
 }
 
+// Promise: P25 - A network of relays is started, loaded and removed.
 #[test]
 fn a_network_is_started_worked_on_and_removed() {
     let Some(relay) = relay() else { return };
@@ -154,6 +155,7 @@ fn a_net_of_relays_runs_on_until_it_is_taken_down() {
     }
 }
 
+// Promise: P25 - Ctrl-C prints the measurements of a stress run.
 #[test]
 fn ctrl_c_in_the_middle_tells_what_was_measured() {
     let Some(relay) = relay() else { return };
@@ -178,6 +180,7 @@ fn ctrl_c_in_the_middle_tells_what_was_measured() {
     assert_eq!(report["nodes"][0]["died"], false);
 }
 
+// Promise: P25 - A process killed at its cap is counted.
 #[test]
 fn a_process_that_outgrows_the_cap_is_counted_as_killed() {
     let Some(relay) = relay() else { return };

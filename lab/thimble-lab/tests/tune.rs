@@ -89,6 +89,7 @@ fn running(word: &str) -> usize {
     fs::read_dir("/proc").unwrap().flatten().filter(|_| true).map(of).filter(|found| *found).count()
 }
 
+// Promise: P25 - The saving setting of a program is found and confirmed.
 #[test]
 fn the_setting_that_saves_is_found_and_what_does_nothing_is_named() {
     let _alone = ALONE.lock();
@@ -129,6 +130,7 @@ fn the_setting_that_saves_is_found_and_what_does_nothing_is_named() {
     assert!(said.contains("--fresh") && said.contains("--state"), "{said}");
 }
 
+// Promise: P25 - A command that cannot be measured is refused with the reason.
 #[test]
 fn a_command_that_cannot_be_measured_is_refused_in_words() {
     let _alone = ALONE.lock();
@@ -165,6 +167,7 @@ fn a_command_that_cannot_be_measured_is_refused_in_words() {
     assert!(said.contains("--runtime") && said.contains("--knobs"), "{said}");
 }
 
+// Promise: P25 - A foreign process on the port is not measured.
 #[test]
 fn a_port_that_somebody_has_is_not_measured_in_the_commands_place() {
     let _alone = ALONE.lock();
@@ -178,6 +181,7 @@ fn a_port_that_somebody_has_is_not_measured_in_the_commands_place() {
     assert!(said.contains("something answers") && said.contains("{port}"), "{said}");
 }
 
+// Promise: P25 - An unmet goal is reported with the distance of each setting.
 #[test]
 fn a_goal_that_nothing_meets_says_how_close_each_came() {
     let _alone = ALONE.lock();
@@ -194,6 +198,7 @@ fn a_goal_that_nothing_meets_says_how_close_each_came() {
     );
 }
 
+// Promise: P25 - A cap that kills every setting is answered with the smallest that does not.
 #[test]
 fn a_cap_that_kills_everything_names_the_smallest_that_does_not() {
     let _alone = ALONE.lock();
@@ -218,6 +223,7 @@ fn a_cap_that_kills_everything_names_the_smallest_that_does_not() {
     assert!(text.contains("MemoryMax=41943040"), "{text}");
 }
 
+// Promise: P25 - A busy machine ends the search with status 3.
 #[test]
 fn a_busy_machine_is_said_to_be_busy() {
     let _alone = ALONE.lock();
@@ -242,6 +248,7 @@ fn a_busy_machine_is_said_to_be_busy() {
     assert_eq!(text, "", "nothing is guessed");
 }
 
+// Promise: P25 - Ctrl-C leaves no process, and the search can continue.
 #[test]
 fn ctrl_c_leaves_no_process_and_a_search_that_goes_on() {
     let _alone = ALONE.lock();
@@ -314,6 +321,7 @@ fn asked(seconds: &'static str, budget: &'static str) -> Vec<&'static str> {
     ]
 }
 
+// Promise: P25 - A Go program that overrides its collector's target has a knob without effect.
 #[test]
 fn a_go_program_that_overrides_its_collectors_target_has_a_dead_knob() {
     let _alone = ALONE.lock();
@@ -352,6 +360,7 @@ fn a_go_program_that_overrides_its_collectors_target_has_a_dead_knob() {
     assert_eq!(report(folder.path())["verdict"], "better", "{text}");
 }
 
+// Promise: P25 - The saving setting of a Node server is found.
 #[test]
 #[ignore = "half a minute of a machine to itself: make test-long"]
 fn a_node_server_keeps_less_garbage() {
@@ -373,6 +382,7 @@ fn a_node_server_keeps_less_garbage() {
     assert!(report(folder.path())["default"]["live_bytes"].as_f64().is_some(), "{text}");
 }
 
+// Promise: P25 - The saving setting of a Java server is found.
 #[test]
 #[ignore = "half a minute of a machine to itself: make test-long"]
 fn a_java_server_keeps_less_garbage() {

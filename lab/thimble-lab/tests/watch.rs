@@ -69,6 +69,7 @@ fn collections(text: &str) -> u64 {
     line["collections: ".len()..].split(' ').next().unwrap().parse().unwrap()
 }
 
+// Promise: P25 - Collections of a Node program are counted and shown on a page.
 #[test]
 fn what_node_collects_is_counted_and_a_page_shows_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -122,6 +123,7 @@ fn what_node_collects_is_counted_and_a_page_shows_it() {
     assert!(samples.lines().any(|line| line.contains("anonymous_bytes")), "{samples}");
 }
 
+// Promise: P25 - Collections of Go and Java programs are counted.
 #[test]
 fn what_go_and_java_collect_is_counted() {
     let folder = tempfile::tempdir().unwrap();
@@ -166,6 +168,7 @@ fn what_go_and_java_collect_is_counted() {
     assert!(collections(&text) >= 1 && text.contains("jvm"), "{text}{said}");
 }
 
+// Promise: P25 - A leak is reported, and an invalid log changes nothing.
 #[test]
 fn a_leak_is_named_as_one_and_a_log_of_garbage_hurts_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -182,6 +185,7 @@ fn a_leak_is_named_as_one_and_a_log_of_garbage_hurts_nothing() {
     assert!(text.contains("finding live_grows"), "{text}");
 }
 
+// Promise: P25 - A watched process that ends, or is missing, is reported.
 #[test]
 fn a_process_that_ends_ends_the_watch_and_one_that_is_not_there_is_said() {
     let mut sleep = Command::new("sleep").arg("1.5").spawn().unwrap();
@@ -197,6 +201,7 @@ fn a_process_that_ends_ends_the_watch_and_one_that_is_not_there_is_said() {
     assert!(said.contains("there is no process 4194303"), "{said}");
 }
 
+// Promise: P25 - A program without a collector log is watched, with a hint.
 #[test]
 fn a_program_without_a_report_is_watched_all_the_same_and_told_how_to_make_one() {
     let folder = tempfile::tempdir().unwrap();

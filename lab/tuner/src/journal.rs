@@ -198,6 +198,7 @@ mod tests {
         }
     }
 
+    // Promise: P25 - A search continues from its journal; a truncated last line is ignored.
     #[test]
     fn what_was_measured_comes_back_in_order_and_a_line_cut_off_does_not() {
         let folder = tempfile::tempdir().unwrap();

@@ -368,6 +368,7 @@ mod tests {
         .unwrap();
     }
 
+    // Promise: P17 - Four nodes certify a state with three shares.
     #[test]
     fn four_nodes_certify_with_three_shares_whoever_is_first() {
         let (committee, mut shares) = four(2);
@@ -393,6 +394,7 @@ mod tests {
         assert_eq!(certifier.sign(Height(2), root).unwrap().1.unwrap().height, Height(2));
     }
 
+    // Promise: P18 - An invalid share of a state root does not count.
     #[test]
     fn a_false_share_does_not_count_and_does_not_harm() {
         let (committee, mut shares) = four(2);

@@ -375,6 +375,7 @@ mod tests {
         Time(START + seconds * SECOND)
     }
 
+    // Promise: P21 - A clock jump is not followed for 120 s; time continues by `CLOCK_BOOTTIME`.
     #[test]
     fn jump_is_not_followed_and_time_continues_by_boottime() {
         for seconds in [HOUR, -HOUR, 365 * 24 * HOUR, 4, -4] {
@@ -398,6 +399,7 @@ mod tests {
         }
     }
 
+    // Promise: P21 - A clock jump that lasts 120 s is followed.
     #[test]
     fn jump_is_followed_once_the_clock_has_been_steady() {
         let (moved, clock) = clock();
@@ -415,6 +417,7 @@ mod tests {
         assert!(clock.status().jump.is_some());
     }
 
+    // Promise: P21 - A restart during a clock jump detects it.
     #[test]
     fn jump_is_known_to_the_next_start() {
         let (moved, clock) = clock();
@@ -470,6 +473,7 @@ mod tests {
         assert_eq!(clock.now(), at(220 + 2 * HOUR as u64));
     }
 
+    // Promise: P21 - Corrections up to 3 s and suspension are followed at once.
     #[test]
     fn small_corrections_and_suspension_are_followed_at_once() {
         let (moved, clock) = clock();
@@ -484,6 +488,7 @@ mod tests {
         assert_eq!(clock.status(), ClockStatus::default());
     }
 
+    // Promise: P21 - Slow clock drift is followed, and fast drift is treated as a jump.
     #[test]
     fn slow_drift_is_followed_and_fast_drift_is_a_jump() {
         // 1 ms each second is 1,000 ppm, twice what a kernel slews by.
@@ -502,6 +507,7 @@ mod tests {
         assert!(fast.now() < at(70), "a clock at double speed is not followed");
     }
 
+    // Promise: P21 - Block time ahead of the clock advances at half speed.
     #[test]
     fn block_time_ahead_advances_at_half_speed_until_the_clock_caught_up() {
         let (moved, clock) = clock();
@@ -524,6 +530,7 @@ mod tests {
         assert_eq!(clock.after(newest), moved.wall());
     }
 
+    // Promise: P21 - Call expiry is checked against block time where it is ahead.
     #[test]
     fn calls_are_judged_by_block_time_where_it_is_ahead() {
         let (moved, clock) = clock();

@@ -464,6 +464,7 @@ mod tests {
     /// Time of a clock that was ahead by more than the window.
     const AHEAD: u64 = WINDOW + 5_000;
 
+    // Promise: P21 - Block time is set back only by `thimble recover-clock`, and replays repeat it.
     #[test]
     fn time_is_set_back_by_an_order_only_and_replays_repeat_it() {
         assert_eq!(SingleNode::ingress_window(&limits()).as_nanos(), u128::from(WINDOW));
@@ -607,6 +608,7 @@ mod tests {
         assert_ne!(batch(&mut node).batch.randomness, first);
     }
 
+    // Promise: P9 - No block is made without a random source.
     #[test]
     fn without_a_random_source_no_block_is_made() {
         let folder = tempfile::tempdir().unwrap();

@@ -227,6 +227,7 @@ mod tests {
         assert_eq!(reported(&tally, 31), [(id(1), 1)], "what was not reported in time is dropped");
     }
 
+    // Promise: P9 - A member counts queries of at most `execution.query_stats_canisters` canisters.
     #[test]
     fn a_full_table_counts_those_it_has_and_has_room_again_in_the_next_period() {
         let tally = QueryTally::new(me(), &limits(300), Height(0));

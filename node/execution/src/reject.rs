@@ -357,6 +357,7 @@ mod tests {
         assert_eq!(reject(601, "").code, RejectCode::SysUnknown);
     }
 
+    // Promise: P9 - Reject texts that published suites compare are those of the public network.
     #[test]
     fn texts_that_clients_compare_are_those_of_the_public_network() {
         let id = Principal::from_text("rwlgt-iiaaa-aaaaa-aaaaa-cai").unwrap();

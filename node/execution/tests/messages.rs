@@ -147,6 +147,7 @@ fn a_call_without_an_answer_expires_if_it_is_best_effort() {
     assert!(node.canister(b).calls.has_no_contexts() && node.canister(c).calls.has_no_contexts());
 }
 
+// Promise: P2 - Guaranteed calls beyond the pool are refused, and every call gets a response.
 #[test]
 fn guaranteed_calls_beyond_the_pool_are_refused_and_all_are_answered() {
     // More than fit.
@@ -201,6 +202,7 @@ fn slots_and_callbacks_bound_calls() {
     assert_eq!(notes.iter().filter(|note| *note == "yes").count(), 5);
 }
 
+// Promise: P17 - Duplicate and late messages are ignored.
 #[test]
 fn duplicates_and_late_messages_are_passed_over() {
     let mut node = Node::new();
@@ -307,6 +309,7 @@ fn timers_and_heartbeats_run_without_being_asked() {
     assert!(notes.iter().filter(|note| *note == "beat").count() >= 3);
 }
 
+// Promise: P13 - Timers that are due at once run over several rounds.
 #[test]
 fn timers_that_are_due_at_once_run_over_several_rounds() {
     let mut limits = limits();
@@ -378,6 +381,7 @@ fn deploy_many(node: &mut Node, spec: &Spec, count: usize) -> Vec<Principal> {
     ids
 }
 
+// Promise: P13 - 2,000 timers due at once run over several rounds and leave others their turn.
 /// No round visits all timers that are due: it begins those that the instructions of one round pay
 /// for, a million each at least, behind the last one in the order of ids. So with more of them
 /// there are more rounds, and none is longer; and other canisters with work have a turn between
@@ -430,6 +434,7 @@ fn thousands_of_timers_at_once_hold_up_no_round_and_leave_others_their_turn() {
     assert!(ticks.into_iter().all(|notes| notes == ["tick"]));
 }
 
+// Promise: P13 - A busy canister does not starve the others.
 #[test]
 fn a_busy_canister_does_not_starve_the_others() {
     let mut node = Node::new();
@@ -475,6 +480,7 @@ fn a_canister_that_writes_beyond_its_rate_waits() {
     assert!(requests.iter().all(|request| node.result(request).is_ok()));
 }
 
+// Promise: P2 - Ingress messages beyond their pool are rejected with the limit.
 #[test]
 fn users_messages_beyond_the_pool_are_refused_by_name() {
     let mut limits = common::limits();
@@ -546,6 +552,7 @@ fn with_open_calls(node: &mut Node, callees: &[Principal], calls: usize) -> Prin
     caller
 }
 
+// Promise: P3 - Thousands of guaranteed calls are open at once and survive a restart.
 #[test]
 fn thousands_of_guaranteed_calls_are_open_at_once_and_survive_a_restart() {
     const CALLS: usize = 400;
@@ -583,6 +590,7 @@ fn thousands_of_guaranteed_calls_are_open_at_once_and_survive_a_restart() {
     node.restart().executor.state().check();
 }
 
+// Promise: P3 - A checkpoint is due when own records reach a quarter of the queue limit.
 #[test]
 fn messages_with_records_of_their_own_bring_a_checkpoint() {
     let mut limits = limits();
@@ -625,6 +633,8 @@ fn messages_with_records_of_their_own_bring_a_checkpoint() {
     assert!(node.canister(callee).queues.apart().count() > 10);
 }
 
+// Promise: P3 - A canister with 10,000 open calls is stopped, emptied and deleted; bytes, contexts
+//   and files return.
 #[test]
 fn a_canister_with_ten_thousand_open_calls_is_stopped_emptied_and_deleted() {
     const CALLEES: usize = 25;
@@ -698,6 +708,7 @@ fn with_large_calls(limits: limits::Limits, sizes: &[usize]) -> (Node, [Principa
 
 const SIZES: [usize; 6] = [20_000, 300_000, 9_000, 100, 1_000_000, 262_144];
 
+// Promise: P3 - A payload beyond 8 KiB of a queued message is stored in a file.
 #[test]
 fn what_large_messages_carry_lies_in_files_while_they_wait() {
     let (mut node, [caller, callee]) = with_large_calls(limits(), &SIZES);
@@ -743,6 +754,7 @@ fn what_large_messages_carry_lies_in_files_while_they_wait() {
     node.restart().executor.state().check();
 }
 
+// Promise: P3 - A call beyond the number of open calls is refused, and all calls get a response.
 #[test]
 fn a_call_beyond_the_number_that_may_be_open_is_refused_and_all_are_answered() {
     let mut limits = with_room_for_calls();
@@ -767,6 +779,7 @@ fn a_call_beyond_the_number_that_may_be_open_is_refused_and_all_are_answered() {
     node.restart();
 }
 
+// Promise: P3 - Payloads count towards the bytes that a round may write.
 #[test]
 fn what_messages_carry_counts_in_what_a_round_may_write() {
     let mut limits = with_room_for_calls();
@@ -795,6 +808,7 @@ fn what_messages_carry_counts_in_what_a_round_may_write() {
     assert_eq!(node.notes(caller), ["on"; 60]);
 }
 
+// Promise: P8 - Block time that is set back moves timers and expires waiting calls.
 #[test]
 fn time_that_is_set_back_moves_timers_and_ends_what_waits() {
     const DAY: u64 = 86_400 * SECOND;

@@ -97,6 +97,7 @@ fn open(node: &Node) -> usize {
     node.executor.state().subnet.outcalls.open().len()
 }
 
+// Promise: P12 - A request gets exactly one answer.
 #[test]
 fn a_request_waits_for_its_answer_and_is_answered_once() {
     let mut node = node(10);
@@ -139,6 +140,7 @@ fn an_answer_to_another_request_or_over_the_bounds_of_this_is_none() {
     assert_eq!(node.result(&call).unwrap(), [1; 1_124]);
 }
 
+// Promise: P12 - A request without an answer ends at its deadline.
 #[test]
 fn a_request_that_nobody_answers_ends_at_its_time() {
     let mut node = node(10);
@@ -155,6 +157,7 @@ fn a_request_that_nobody_answers_ends_at_its_time() {
     assert_eq!(told, "2: Canister http request timed out");
 }
 
+// Promise: P12 - Open requests are bounded, and no canister has all places.
 #[test]
 fn no_more_requests_are_open_than_may_be_and_no_canister_has_all_places() {
     let mut node = node(4);

@@ -81,6 +81,7 @@ fn totals(calls: u128, instructions: u64, request: usize, response: usize) -> Qu
     }
 }
 
+// Promise: P9 - `query_stats` include a query after at most three periods.
 #[test]
 fn queries_are_in_the_totals_when_their_period_and_the_next_two_are_over() {
     let mut counting = Counting::new();
@@ -218,6 +219,8 @@ fn counts(calls: u64) -> QueryCounts {
     QueryCounts { calls, instructions: 9 * calls, request_bytes: 2 * calls, response_bytes: calls }
 }
 
+// Promise: P9 - Of `3f+1` members, `f` faulty ones inflate totals to at most `f` times an honest
+//   report.
 #[test]
 fn of_four_members_one_that_lies_adds_no_more_than_another_saw() {
     let config = subnet_config(short_periods());

@@ -338,6 +338,7 @@ fn slow_module() -> Vec<u8> {
     wat::parse_str(text).unwrap()
 }
 
+// Promise: P13 - Slow queries end at their deadline, and others are served.
 fn slow_queries_are_ended_and_others_are_served() {
     let mut limits = limits();
     limits.execution.query_threads = 1;
@@ -405,6 +406,7 @@ fn a_killed_worker_costs_nothing_certified() {
     assert!(real.node.log.iter().all(|(_, verdicts, _)| verdicts.is_empty()));
 }
 
+// Promise: P8 - Real workers give equal roots on any number of threads and over restarts.
 fn threads_and_restarts_change_no_root() {
     let live = |threads: u64, restarts: bool| {
         let mut real = real(threads);
@@ -478,6 +480,7 @@ fn long_life(places: u64, threads: u64, after: fn(u64, Real) -> Real) -> Vec<[u8
     real.node.log.iter().map(|(.., root)| *root).collect()
 }
 
+// Promise: P13 - Long messages give the same result with kept and with lost workers.
 fn long_messages_come_to_the_same_whatever_is_kept() {
     let kept = long_life(4, 2, |_, real| real);
     assert_eq!(kept, long_life(0, 1, |_, real| real));
@@ -595,6 +598,7 @@ fn upgrade_life(
     (real.node.log.iter().map(|(.., root)| *root).collect(), sums, rounds)
 }
 
+// Promise: P13 - An upgrade in slices gives the same result with kept and with lost workers.
 fn an_upgrade_in_slices_comes_to_the_same_whatever_is_kept() {
     let (roots, sums, rounds) = upgrade_life(4, 3_000_000, false, |_, real| real);
     assert!(rounds > 20, "{rounds}");
@@ -620,6 +624,7 @@ fn an_upgrade_in_slices_comes_to_the_same_whatever_is_kept() {
     assert_eq!((&roots, &sums), (&restarted.0, &restarted.1));
 }
 
+// Promise: P13 - A paused message of a module without a memory completes.
 fn a_heap_kept_for_a_module_without_a_memory_holds_up_no_round() {
     let mut limits = limits();
     limits.execution.instructions_per_slice = 10_000_000;
@@ -682,6 +687,7 @@ fn fetch(
     dir
 }
 
+// Promise: P13 - A fetched state with paused messages continues like its source.
 fn a_fetched_state_goes_on_as_its_source_does() {
     let mut limits = limits();
     limits.execution.instructions_per_slice = 1_000_000;

@@ -94,6 +94,7 @@ fn content(node: &mut Node, id: CanisterId) -> impl PartialEq + std::fmt::Debug 
     (module, execution.stable.wasm_pages, pages, canister.certified_data, canister.chunks)
 }
 
+// Promise: P9 - A loaded snapshot restores memories, module and certified data.
 #[test]
 fn a_snapshot_brings_back_what_was() {
     let mut node = Node::new();
@@ -138,6 +139,8 @@ fn a_snapshot_brings_back_what_was() {
     node.restart();
 }
 
+// Promise: P5 - Snapshots survive checkpoints and restarts, and deleted ones leave no memory,
+//   module or chunk.
 #[test]
 fn snapshots_survive_checkpoints_and_restarts_and_what_is_not_named_goes() {
     let mut node = Node::new();
@@ -521,6 +524,7 @@ fn an_upload_must_fit_its_module() {
     assert_eq!(node.call(id, &[Op::Reply(b"up".to_vec())]).unwrap(), b"up");
 }
 
+// Promise: P4 - Snapshots count in the disk of their canister and are deleted with it.
 #[test]
 fn snapshots_cost_cycles_and_room_and_go_when_there_are_none() {
     let mut node = Node::new();

@@ -40,6 +40,7 @@ fn power(exponent: u32) -> Nat {
     value
 }
 
+// Promise: P15 - A balance of 2^128 - 1 cycles stops nothing.
 #[test]
 fn all_the_cycles_there_can_be_are_no_reason_to_stop() {
     let mut node = Node::new();
@@ -69,6 +70,7 @@ fn all_the_cycles_there_can_be_are_no_reason_to_stop() {
     assert_eq!(node.canister(rich).cycles, Cycles::MAX);
 }
 
+// Promise: P15 - Cycles that a full balance cannot accept stay with the caller.
 #[test]
 fn what_a_full_balance_cannot_take_is_left_with_the_caller() {
     let mut node = Node::new();
@@ -102,6 +104,7 @@ fn what_a_full_balance_cannot_take_is_left_with_the_caller() {
     assert!(node.canister(giver).cycles > kept - 100_000_000_000);
 }
 
+// Promise: P15 - A refund that a full balance cannot accept is lost and counted.
 #[test]
 fn a_refund_to_a_balance_that_was_filled_meanwhile_is_lost_and_counted() {
     let mut node = Node::new();
@@ -132,6 +135,7 @@ fn a_refund_to_a_balance_that_was_filled_meanwhile_is_lost_and_counted() {
     assert_eq!(counted, node.canister(caller).consumption.burned);
 }
 
+// Promise: P15 - A number of two megabytes counts as the largest number.
 /// Millions of digits are neither written out nor copied about: that takes time in the square of
 /// their number.
 #[test]
@@ -163,6 +167,7 @@ fn a_number_of_two_megabytes_is_no_more_than_the_largest() {
     assert!(refused.message.len() < 200, "{}", refused.message);
 }
 
+// Promise: P16 - Without provisional methods the refusal names the setting.
 #[test]
 fn without_provisional_methods_the_refusal_names_the_setting() {
     let mut config = common::config(common::limits());
@@ -286,6 +291,8 @@ fn anything(node: &mut Node, random: &mut ChaCha8Rng, ids: &[CanisterId]) -> sta
     }
 }
 
+// Promise: P15 - No number in an argument, up to 2^128 - 1 and beyond, stops a node or loses
+//   cycles.
 #[test]
 fn no_number_stops_a_node_or_makes_cycles_go_missing() {
     for seed in 0..12 {

@@ -371,6 +371,7 @@ fn a_state_is_put_together_in_an_empty_directory() {
     assert_eq!(node.executor.snapshots().newest(), source.executor.snapshots().newest());
 }
 
+// Promise: P19 - A fetched state includes the snapshots of canisters.
 #[test]
 fn snapshots_of_canisters_come_with_a_state_that_is_fetched() {
     let (mut source, ids) = populated(sync_limits());
@@ -655,6 +656,7 @@ fn install_on(
     Ok(())
 }
 
+// Promise: P6 - A power cut during state installation leaves the old state or the new one.
 #[test]
 fn a_power_cut_at_any_operation_of_an_installation_leaves_the_old_state_or_the_new_one() {
     let (mut source, ids) = populated(sync_limits());
@@ -1047,6 +1049,7 @@ fn messages_that_wait_come_with_a_fetched_state() {
     check_installed(beside.path(), &mut source, newer);
 }
 
+// Promise: P3 - Payload files of a leased snapshot stay until the lease ends.
 #[test]
 fn payloads_of_a_leased_snapshot_stay_when_their_messages_are_over() {
     let mut source = Node::of_subnet(sync_limits());

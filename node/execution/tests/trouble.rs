@@ -47,6 +47,7 @@ fn write(node: &mut Node, ids: &[CanisterId], round: u64) -> Batch {
     node.batch()
 }
 
+// Promise: P13 - Queries on old states delay no round and change no root.
 #[test]
 fn queries_that_read_old_states_hold_up_no_round_and_change_no_root() {
     let (mut slow, ids) = writers(tight());
@@ -71,6 +72,7 @@ fn queries_that_read_old_states_hold_up_no_round_and_change_no_root() {
     slow.restart();
 }
 
+// Promise: P13 - A query that is cut off names its limit.
 #[test]
 fn a_query_that_was_cut_off_says_which_limit_it_met() {
     let (mut node, ids) = writers(tight());
@@ -153,6 +155,7 @@ fn a_damaged_module_on_disk_is_trouble_of_the_node_and_is_named() {
     assert_eq!(node.sandbox.preparations.load(Relaxed), preparations);
 }
 
+// Promise: P7 - A dead worker is replaced, and no root changes.
 #[test]
 fn a_worker_that_dies_is_waited_for_and_leaves_no_trace() {
     let (mut unlucky, ids) = writers(limits());
@@ -180,6 +183,7 @@ fn impatient(node: &Node, waits: u32) {
     node.retry.act(move |trouble| if trouble.attempt < waits { Ok(()) } else { Err(Closing) });
 }
 
+// Promise: P7 - A verdict of the operator ends a message that kills every worker.
 #[test]
 fn an_operator_lets_a_node_past_a_message_that_kills_every_worker() {
     let (mut node, ids) = writers(limits());
@@ -242,6 +246,7 @@ fn a_verdict_on_an_answer_ends_its_call_and_nothing_else() {
     assert_eq!(node.call(ids[0], &[Op::Reply(b"on".to_vec())]).unwrap(), b"on");
 }
 
+// Promise: P7 - A panic names its message, and a verdict lets the node continue.
 #[test]
 fn a_panic_stops_the_node_in_words_and_a_verdict_lets_it_go_on() {
     let (mut node, ids) = writers(limits());
@@ -291,6 +296,7 @@ fn a_panic_in_a_management_call_names_method_caller_and_command() {
     assert_eq!(node.call(ids[1], &[Op::Reply(b"on".to_vec())]).unwrap(), b"on");
 }
 
+// Promise: P7 - A round waits for files that cannot be created.
 #[test]
 fn files_that_cannot_be_made_are_waited_for() {
     let (mut node, ids) = writers(limits());
@@ -345,6 +351,7 @@ fn large_calls(node: &mut Node, count: u8) -> CanisterId {
     callee
 }
 
+// Promise: P4 - A checkpoint frees disk while some folding fails for lack of it.
 /// Pages that a canister and its snapshot do not share are moved apart, and the one that keeps the
 /// place waits for the checkpoint after that.
 #[test]
@@ -395,6 +402,7 @@ fn what_a_checkpoint_lets_go_of_makes_room_although_some_of_the_folding_fails() 
     node.restart();
 }
 
+// Promise: P7 - A round waits for disk room of payload files and gives the same root.
 #[test]
 fn a_disk_that_has_no_room_for_a_payload_is_waited_for() {
     let temporary = tempfile::tempdir().unwrap();
@@ -443,6 +451,7 @@ thread_local! {
     static NO_ROOM: Cell<u64> = const { Cell::new(0) };
 }
 
+// Promise: P7 - A round waits for disk room of the state's heap and gives the same root.
 #[test]
 fn a_disk_that_has_no_room_for_the_state_s_heap_is_waited_for() {
     let ready = || {
@@ -473,6 +482,7 @@ fn a_disk_that_has_no_room_for_the_state_s_heap_is_waited_for() {
     node.restart();
 }
 
+// Promise: P3 - A round with large payloads writes them before it ends.
 #[test]
 fn a_round_that_brings_much_writes_it_before_it_is_over() {
     let temporary = tempfile::tempdir().unwrap();
@@ -505,6 +515,7 @@ fn a_round_that_brings_much_writes_it_before_it_is_over() {
     assert_eq!(node.notes(caller), ["on"; 6]);
 }
 
+// Promise: P6 - A damaged payload stops the node with an error message.
 #[test]
 fn a_payload_that_is_not_what_it_was_ends_the_node_in_words() {
     let mut node = Node::new();

@@ -416,6 +416,7 @@ mod tests {
         assert_eq!(places.run(|| 7).await.unwrap(), 7);
     }
 
+    // Promise: P13 - The canister with the least used query time is served next.
     #[tokio::test]
     async fn canister_that_used_least_time_is_served_next() {
         let places = Places::beside_workers(1, 1);
@@ -564,6 +565,7 @@ mod tests {
         assert_eq!(queue.idle.order.len(), IDLE_LINES_MAX);
     }
 
+    // Promise: P13 - One canister has at most its share of query workers.
     #[tokio::test]
     async fn one_canister_has_at_most_its_share_of_the_places() {
         let places = Places::beside_workers(2, 1);

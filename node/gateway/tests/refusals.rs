@@ -38,6 +38,7 @@ fn closed(answered: &Answered, status: u16, part: &str) {
     assert!(!answered.headers.contains_key("access-control-allow-origin"));
 }
 
+// Promise: P15 - Bodies that are not envelopes are refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[expect(clippy::too_many_lines, reason = "one sequence of steps")]
 async fn bodies_that_are_no_envelopes() {
@@ -411,6 +412,7 @@ async fn pages_of_other_origins_may_be_clients() {
     assert!(answered.headers["access-control-allow-headers"].contains("content-type"));
 }
 
+// Promise: P15 - A request without a valid signature does not pass the gateway.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_nobody_signed_does_not_get_past_the_gateway() {
     use serde_cbor::Value::{Array, Bytes, Map, Null, Text};
@@ -441,6 +443,7 @@ async fn what_nobody_signed_does_not_get_past_the_gateway() {
     assert_eq!(signed.envelope, canonical);
 }
 
+// Promise: P16 - Operator pages return 403 to foreign origins and 421 under foreign host names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operator_pages_are_refused_to_other_web_pages() {
     let world = World::start().await;

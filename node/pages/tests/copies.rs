@@ -157,6 +157,8 @@ fn tag_at(store: &PageStore, id: MemoryId, page: u64) -> u64 {
     u64::from_le_bytes(bytes.try_into().unwrap())
 }
 
+// Promise: P4 - A snapshot of 256 MiB uses no disk at first, and each first write to a piece 256
+//   KiB.
 #[test]
 fn a_copy_of_a_large_memory_takes_neither_disk_nor_time_and_a_fold_after_it_no_more_than_it_needs()
 {
@@ -228,6 +230,7 @@ fn fold_and_checkpoint(store: &PageStore, dir: &Path, index: &mut Index, over: b
     most
 }
 
+// Promise: P4 - Delta that copies share is folded once and uses no extra disk.
 #[test]
 fn delta_that_memories_have_in_common_is_folded_once_for_all_of_them() {
     const DENSE: u64 = 8 << 10;
@@ -440,6 +443,7 @@ impl Drop for Stopped<'_> {
     }
 }
 
+// Promise: P6 - Snapshots of memories survive power cuts as memories do.
 #[test]
 fn what_a_durable_index_names_of_copies_survives_the_power_and_the_rest_goes() {
     for seed in 0..20 {
@@ -465,6 +469,7 @@ fn what_a_durable_index_names_of_copies_survives_the_power_and_the_rest_goes() {
     }
 }
 
+// Promise: P4 - A copy without disk room leaves nothing and is made later.
 #[test]
 fn a_copy_that_finds_no_room_leaves_nothing_and_is_made_later() {
     let dir = tempfile::tempdir().unwrap();

@@ -60,6 +60,7 @@ fn child() {
     }
 }
 
+// Promise: P5 - Canister memory survives `kill -9` at any moment.
 #[test]
 fn kill_9_at_any_moment_loses_nothing_that_a_durable_index_names() {
     let dir = tempfile::tempdir().unwrap();

@@ -32,6 +32,7 @@ fn assert_tags(layouts: &[MemoryLayout], tag: u64) {
     }
 }
 
+// Promise: P3 - Rounds write all memories with a quarter as many descriptors as memories.
 #[test]
 fn memories_cost_no_descriptors_and_a_round_may_write_more_of_them_than_can_be_open() {
     let dir = tempfile::tempdir().unwrap();

@@ -23,6 +23,7 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
+// Promise: P7 - A full disk stops writes of canister memory and nothing else.
 #[test]
 fn a_full_disk_stops_writes_and_nothing_else() {
     let dir = tempfile::tempdir().unwrap();

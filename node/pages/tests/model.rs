@@ -263,6 +263,7 @@ fn segment_bytes(dir: &std::path::Path) -> u64 {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
+    // Promise: P4 - Canisters and snapshots share pages and use at most the disk of separate files.
     #[test]
     fn reads_as_the_model_says(steps in proptest::collection::vec(step(), 1..60)) {
         let mut world = World::new();

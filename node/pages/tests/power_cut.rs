@@ -82,6 +82,7 @@ fn mount(dir: &Path) -> Option<Mount> {
     mount
 }
 
+// Promise: P6 - Canister memory survives a power cut on a loop device.
 #[test]
 fn a_power_cut_loses_nothing_that_a_durable_index_names() {
     let dir = tempfile::tempdir().unwrap();

@@ -49,6 +49,7 @@ fn few_files() -> limits::PagesLimits {
     limits::PagesLimits { open_files: 4, ..limits() }
 }
 
+// Promise: P3 - A lost writeback of a closed segment is detected at the checkpoint.
 /// A writeback that fails while a segment is closed is not reported by a sync of the segment. The
 /// checkpoint detects it all the same.
 #[test]
@@ -179,6 +180,7 @@ fn try_change(store: &PageStore, change: &Change, step: u64) -> Result<(), Pages
     Ok(())
 }
 
+// Promise: P6 - Canister memory survives a power cut at every operation of a history.
 #[test]
 fn a_cut_at_any_operation_loses_nothing_that_a_durable_index_names() {
     let seed = 1;
@@ -201,6 +203,7 @@ fn a_cut_at_any_operation_loses_nothing_that_a_durable_index_names() {
     println!("{operations} operations");
 }
 
+// Promise: P6 - Canister memory survives 60 histories of power cuts and failed syncs.
 #[test]
 fn lives_that_end_in_power_cuts_and_failed_syncs_lose_nothing_that_a_durable_index_names() {
     let (mut finished, mut in_time) = (0, 0);
@@ -220,6 +223,7 @@ fn lives_that_end_in_power_cuts_and_failed_syncs_lose_nothing_that_a_durable_ind
     assert!(in_time < SEEDS * LIVES / 2, "hardly any life was cut short: {in_time}");
 }
 
+// Promise: P6 - A power cut loses only writes that no checkpoint covered.
 #[test]
 fn only_what_a_checkpoint_did_not_cover_goes_with_the_power() {
     let mut lost = 0;

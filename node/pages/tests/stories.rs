@@ -61,6 +61,7 @@ fn a_query_keeps_reading_its_version_while_commits_checkpoints_and_folds_go_on()
     assert_eq!(tags(&store.layout(A).unwrap()), [3; 16]);
 }
 
+// Promise: P13 - A reader that blocks folding is cut off and detects it.
 #[test]
 fn a_reader_that_folding_cannot_wait_for_is_cut_off_and_can_tell() {
     let (_dir, store, mut index) = store_with(16);
@@ -277,6 +278,7 @@ fn a_hot_page_does_not_fill_the_log() {
     assert_eq!(tags(&store.layout(A).unwrap()), expected);
 }
 
+// Promise: P13 - Rewriting an open segment disturbs no reader.
 #[test]
 fn rewriting_an_open_segment_disturbs_no_reader_and_no_checkpoint() {
     let (dir, store, mut index) = store_with(40);

@@ -284,6 +284,7 @@ mod tests {
 
     use super::*;
 
+    // Promise: P16 - Folders outside the allowed roots are refused, links resolved.
     #[test]
     fn folders_outside_the_roots_are_refused_however_they_are_named() {
         let [root, outside] = [(); 2].map(|()| tempfile::tempdir().unwrap());

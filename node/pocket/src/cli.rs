@@ -172,6 +172,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
+    // Promise: P10 - Each client version from 13 to 16 has its server version.
     #[test]
     fn each_client_version_has_its_server_version() {
         for (value, version, knows) in [

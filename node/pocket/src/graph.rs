@@ -217,6 +217,7 @@ mod tests {
         assert!(numbers.first().is_some_and(|oldest| matches!(graph.look(*oldest), Found::Gone)));
     }
 
+    // Promise: P15 - Outcomes that clients poll for are bounded by their bytes.
     #[test]
     fn outcomes_are_bounded_by_their_bytes() {
         let graph = Graph::new(100);

@@ -496,6 +496,7 @@ mod tests {
         }
     }
 
+    // Promise: P5 - Foreign files in the folder of an instance stay unchanged.
     #[test]
     fn a_folder_is_one_instances_and_left_as_it_was() {
         let kept = tempfile::tempdir().unwrap();

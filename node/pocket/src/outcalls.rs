@@ -508,6 +508,7 @@ mod tests {
         assert_eq!(pool.used_bytes(), 0);
     }
 
+    // Promise: P12 - As many mocked answers agree as nodes sign for a subnet.
     #[test]
     fn as_many_nodes_agree_as_sign_for_a_subnet() {
         let mock = |responses: &[&str]| RawMock {

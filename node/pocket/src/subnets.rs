@@ -374,6 +374,7 @@ mod tests {
         Principal::from_text(text).unwrap()
     }
 
+    // Promise: P10 - Subnets have the ids of the public network.
     #[test]
     fn subnets_have_the_ids_that_clients_know() {
         let subnets = Subnets::of(plan(&[Kind::Application]).unwrap()).unwrap();

@@ -66,6 +66,7 @@ mod tests {
         per_second
     }
 
+    // Promise: P2 - Ingress is slowed as the history fills and never stopped for long.
     #[test]
     fn a_burst_is_taken_at_full_speed_and_then_slowed_but_never_stopped() {
         let taken = taken_per_second(2_500, 600, 38_000);
@@ -75,6 +76,7 @@ mod tests {
         assert!(taken[9] > 200 && taken[60] > 50, "{taken:?}");
     }
 
+    // Promise: P2 - An ingress rate that the history sustains is never slowed.
     #[test]
     fn what_the_room_bears_for_long_is_never_slowed() {
         let capacity = 38_000;

@@ -209,6 +209,7 @@ mod tests {
         fn forget(&self, _: &[MemoryId]) {}
     }
 
+    // Promise: P1 - Compilations that exceed the `compilations` line together run in sequence.
     #[test]
     fn compilations_that_do_not_fit_together_take_turns() {
         let limits = Limits::nano().unwrap();

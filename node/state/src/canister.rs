@@ -701,6 +701,7 @@ mod tests {
         }
     }
 
+    // Promise: P8 - Records of the store keep the bytes of their version.
     #[test]
     fn records_have_the_bytes_of_their_format() {
         let mut outcalls = crate::Outcalls::default();

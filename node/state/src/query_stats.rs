@@ -272,6 +272,7 @@ mod tests {
         assert_eq!(total, QueryTotals::of([u128::MAX; 4]));
     }
 
+    // Promise: P9 - The state stores reports for a bounded number of canisters per member.
     #[test]
     fn the_first_report_of_a_canister_counts_and_of_so_many_canisters() {
         let alone = members(1);

@@ -121,6 +121,8 @@ fn request(receiver: CanisterId, number: u64, deadline: Option<Time>) -> Shared<
     })
 }
 
+// Promise: P3 - Queued messages, call statuses and canister records are allocated in a heap on
+//   disk.
 #[test]
 fn what_the_state_keeps_lies_in_its_heap() {
     install();
@@ -158,6 +160,7 @@ fn what_the_state_keeps_lies_in_its_heap() {
     assert!(live()[1] - before[1] < 1 << 10, "all of it goes back: {:?}", live());
 }
 
+// Promise: P3 - A loaded state is allocated in the heap on disk.
 #[test]
 fn what_is_loaded_lies_in_the_state_s_heap() {
     const MESSAGES: u64 = 3_000;

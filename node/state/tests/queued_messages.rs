@@ -266,6 +266,7 @@ fn load_and_compare(store: &StateStore, seed: u64) -> ReplicatedState {
     state
 }
 
+// Promise: P6 - A power cut at any operation loses no queued message and restores none twice.
 #[test]
 fn a_power_cut_at_any_operation_loses_no_message_and_brings_none_back() {
     let mut durable = 0;
@@ -313,6 +314,7 @@ fn a_power_cut_at_any_operation_loses_no_message_and_brings_none_back() {
     assert!(durable > 600, "the cuts left hardly any round: {durable}");
 }
 
+// Promise: P6 - A checkpoint of unknown outcome keeps every queued message once.
 #[test]
 fn a_checkpoint_that_failed_may_or_may_not_have_been_written() {
     for seed in 0..60 {
@@ -345,6 +347,7 @@ fn a_checkpoint_that_failed_may_or_may_not_have_been_written() {
     }
 }
 
+// Promise: P3 - A checkpoint writes only new messages, and a restart writes none.
 #[test]
 fn a_checkpoint_writes_the_messages_that_came_and_a_restart_none() {
     const MESSAGES: u64 = 1_000;

@@ -145,6 +145,7 @@ fn check(dir: &Path) -> u64 {
     height
 }
 
+// Promise: P5 - Durable checkpoint records survive `kill -9` at any moment.
 #[test]
 fn a_kill_at_any_moment_loses_no_durable_checkpoint() {
     let dir = tempfile::tempdir().unwrap();

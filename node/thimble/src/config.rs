@@ -449,6 +449,7 @@ mod tests {
         assert!(small.contains("512 MiB of disk is too little"), "{small}");
     }
 
+    // Promise: P8 - Features that change execution are settings that members compare.
     #[test]
     fn features_are_settings_with_a_default_of_their_own() {
         let unset = Config::load(&Settings::default()).unwrap();

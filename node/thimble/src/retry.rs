@@ -137,6 +137,7 @@ mod tests {
         }
     }
 
+    // Promise: P7 - Retries of a round wait at most 5 s.
     #[test]
     fn waits_double_up_to_five_seconds() {
         let waits: Vec<_> = (1..=10).map(|failed| wait_after(failed).as_millis()).collect();
@@ -158,6 +159,7 @@ mod tests {
         assert_eq!(pool.refusing(), None);
     }
 
+    // Promise: P7 - Repeated failures of one message log the command that rejects it.
     #[test]
     fn a_message_that_fails_again_and_again_brings_the_command_through() {
         let (pool, retry) = retry();
@@ -194,6 +196,7 @@ mod tests {
         }
     }
 
+    // Promise: P7 - A full disk does not blame a message.
     #[test]
     fn where_the_disk_is_full_no_message_is_blamed() {
         let killer = Trouble { runs_message: true, ..trouble(1, ATTEMPTS_BEFORE_VERDICT) };

@@ -284,6 +284,7 @@ mod tests {
         store.write(delta).unwrap();
     }
 
+    // Promise: P8 - Blocks are replayed by the rules of their time, also after an interruption.
     #[test]
     fn blocks_are_executed_by_the_rules_they_were_executed_by_and_then_the_change_takes_effect() {
         let folder = tempfile::tempdir().unwrap();

@@ -117,6 +117,7 @@ mod tests {
 
     use super::*;
 
+    // Promise: P7 - Verdicts are stored and applied at their height.
     #[test]
     fn verdicts_are_kept_and_found_at_their_height() {
         let dir = tempfile::tempdir().unwrap();

@@ -183,6 +183,7 @@ mod tests {
         RunningMessage { point, what: "method spin".into(), since }
     }
 
+    // Promise: P21 - A round that has not ended after 10 s is reported as stalled.
     #[test]
     fn round_is_stalled_after_ten_seconds_and_not_before() {
         let (watchdog, begun) = (watchdog(), Instant::now());
@@ -206,6 +207,7 @@ mod tests {
         }
     }
 
+    // Promise: P21 - A stall is reported with height, message and the `thimble reject` command.
     #[test]
     fn stall_names_height_message_and_reject_command() {
         let now = Instant::now();
@@ -229,6 +231,7 @@ mod tests {
         assert!(!short.contains("thimble reject"), "one message of many is not blamed: {short}");
     }
 
+    // Promise: P21 - A stalled checkpoint is reported as such.
     #[test]
     fn checkpoint_is_told_apart_from_a_round() {
         let (watchdog, begun) = (watchdog(), Instant::now());
@@ -238,6 +241,7 @@ mod tests {
         assert!(!text.contains("thimble reject"), "{text}");
     }
 
+    // Promise: P21 - A stall is logged when its length doubles and when it ends.
     #[test]
     fn stall_is_logged_when_its_length_doubles_and_when_it_ends() {
         let (watchdog, begun) = (watchdog(), Instant::now());

@@ -409,6 +409,7 @@ mod tests {
         }
     }
 
+    // Promise: P25 - Turns on a busy machine are dropped.
     #[test]
     fn turns_in_which_the_machine_was_busy_are_dropped() {
         let turns = [

@@ -23,6 +23,7 @@ fn file(lab: &Lab, name: &str, bytes: &[u8]) -> PathBuf {
     path
 }
 
+// Promise: P25 - A truncated or damaged image is refused with the reason.
 #[test]
 fn what_is_cut_off_or_damaged_is_refused() {
     let lab = Lab::new();
@@ -52,6 +53,7 @@ fn what_is_cut_off_or_damaged_is_refused() {
     assert!(lab.run("add", [&file(&lab, "raw", &tar)]).code == Some(0));
 }
 
+// Promise: P25 - A file that is not a disk image is refused with the reason.
 #[test]
 fn what_is_no_disk_is_refused() {
     let lab = Lab::new();
@@ -81,6 +83,7 @@ fn what_is_no_disk_is_refused() {
     refused(&lab, &lab.path("missing"), &["opening", "No such file"]);
 }
 
+// Promise: P25 - An image writes at most `--limit` bytes.
 /// A few bytes that unpack to more than any disk, and sizes that are declared and false.
 #[test]
 fn bombs_stop_at_the_limit() {
@@ -140,6 +143,7 @@ fn header(name: &str, size: u64, kind: u8) -> [u8; 512] {
     *header.as_bytes()
 }
 
+// Promise: P25 - An archive of an image contains one disk and no path outside.
 #[test]
 fn an_archive_holds_one_disk_and_nothing_that_leads_out() {
     let lab = Lab::new();
@@ -207,6 +211,7 @@ fn an_archive_holds_one_disk_and_nothing_that_leads_out() {
     }
 }
 
+// Promise: P25 - A qcow2 image that names another file is refused.
 /// A qcow2 file that names another file of the host would show it to the guest.
 #[test]
 fn a_qcow2_file_that_points_outside_is_refused() {

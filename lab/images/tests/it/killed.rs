@@ -58,6 +58,7 @@ fn killed_at(call: &str, when: usize, arguments: &[&OsStr]) -> Output {
     strace.stdin(Stdio::null()).output().unwrap()
 }
 
+// Promise: P25 - An `add` killed at any system call leaves a whole base or none.
 /// Every system call of these kinds that an add makes, in turn, is the last one it makes.
 #[test]
 fn at_every_system_call() {
@@ -94,6 +95,7 @@ fn at_every_system_call() {
     eprintln!("{kills} kills, {left} of them with remains");
 }
 
+// Promise: P25 - An `add` killed at 24 moments is completed by the next one.
 /// At arbitrary moments, spread over the whole of a longer add.
 #[test]
 fn at_moments_spread_over_an_add() {
@@ -123,6 +125,7 @@ fn at_moments_spread_over_an_add() {
     assert!(killed > 0, "every add was done before it was killed");
 }
 
+// Promise: P25 - A `remove` killed at any system call is completed by the next one.
 /// Removing is as whole as adding: a base is there with all of it, or it is gone.
 #[test]
 fn removing_at_every_system_call() {

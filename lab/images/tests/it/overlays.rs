@@ -55,6 +55,7 @@ impl Lab {
     }
 }
 
+// Promise: P25 - An overlay equals the one of `qemu-img create`.
 /// QEMU's tools find no difference between our overlay and one of `qemu-img create`.
 #[test]
 fn an_overlay_is_like_one_that_qemu_img_makes() {
@@ -105,6 +106,7 @@ fn an_overlay_is_like_one_that_qemu_img_makes() {
     assert!(fs::read(lab.path("disk.raw")).unwrap() == content(4 << 20, 1), "the base was written");
 }
 
+// Promise: P25 - An existing overlay is reused with its writes.
 #[test]
 fn it_is_used_again_and_made_anew_only_when_asked() {
     let lab = Lab::new();
@@ -129,6 +131,7 @@ fn it_is_used_again_and_made_anew_only_when_asked() {
     }));
 }
 
+// Promise: P25 - An overlay never shrinks.
 #[test]
 fn it_grows_when_asked_and_never_shrinks() {
     let lab = Lab::new();
@@ -235,6 +238,7 @@ fn many_processes_make_one_overlay() {
     assert_eq!(made.iter().filter(|made| **made == "reused").count(), 7, "{made:?}");
 }
 
+// Promise: P25 - A base in use is not removed.
 /// A base in use is not removed, and its users are named; an overlay that was deleted by hand is
 /// forgotten.
 #[test]
@@ -262,6 +266,7 @@ fn a_base_in_use_is_not_removed() {
     lab.run("remove", [&id]).bad(&["there is no base"]);
 }
 
+// Promise: P25 - A missing base is reported with its overlays and restored by `add`.
 #[test]
 fn a_base_deleted_under_overlays_is_named_with_them_and_comes_back() {
     let lab = Lab::new();
@@ -296,6 +301,7 @@ fn a_base_deleted_under_overlays_is_named_with_them_and_comes_back() {
     }
 }
 
+// Promise: P25 - A base with other content is reported with its overlays.
 #[test]
 fn a_base_with_other_content_is_named_with_its_overlays() {
     let lab = Lab::new();

@@ -105,6 +105,7 @@ fn two_processes_add_the_same_image_at_once() {
     lab.assert_only(bases);
 }
 
+// Promise: P25 - A killed `add` is taken over by a waiting one.
 /// The one that unpacks is killed: the one that waits does it, and nothing of the first is left.
 #[test]
 fn one_of_two_is_killed_half_way() {
@@ -122,6 +123,7 @@ fn one_of_two_is_killed_half_way() {
     lab.assert_only(bases);
 }
 
+// Promise: P25 - Concurrent adds of one image unpack it once.
 /// Eight processes and one image: it is unpacked once.
 #[test]
 fn many_at_once_unpack_once() {
@@ -135,6 +137,7 @@ fn many_at_once_unpack_once() {
     lab.assert_only(1);
 }
 
+// Promise: P25 - Ctrl-C during an `add` leaves nothing.
 #[test]
 fn ctrl_c_leaves_nothing() {
     let lab = Lab::new();
@@ -169,6 +172,7 @@ fn hanging(lab: &Lab) -> (Running, String) {
     (running, fs::read_to_string(&pid).unwrap())
 }
 
+// Promise: P25 - A killed `add` leaves no child process.
 /// `qemu-img` dies with the process that started it, even by `kill -9`.
 #[test]
 fn a_killed_process_leaves_no_child() {
@@ -256,6 +260,7 @@ fn collect_keeps_what_is_used() {
     lab.run("collect", ["--keep", "soon"]).code.filter(|code| *code == 2).unwrap();
 }
 
+// Promise: P25 - An unchanged image file is hashed once.
 /// A file that was hashed and did not change is not read again; one that changed is.
 #[test]
 fn the_same_unchanged_file_is_hashed_once() {

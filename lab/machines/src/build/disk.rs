@@ -119,6 +119,7 @@ mod tests {
 
     use super::*;
 
+    // Promise: P25 - Equal programs and kernel packages produce equal disks.
     #[test]
     fn the_same_tree_makes_the_same_disk() {
         let folder = tempfile::tempdir().unwrap();

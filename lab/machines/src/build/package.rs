@@ -282,6 +282,7 @@ mod tests {
         unpack(&[path], &work.folder("kernel").unwrap(), &work)
     }
 
+    // Promise: P25 - A damaged kernel package, or one with paths outside, is refused.
     #[test]
     fn a_package_that_is_none_or_climbs_or_has_no_kernel_is_refused() {
         for (name, part) in [

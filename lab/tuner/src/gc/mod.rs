@@ -120,6 +120,7 @@ mod tests {
         assert_eq!(mebibytes("99999999999999"), None);
     }
 
+    // Promise: P25 - An endless line of a collector's log is skipped.
     #[test]
     fn a_line_without_end_is_passed_over() {
         let line = "gc 1 @0.001s 10%: 0.11+0.27+0.008 ms clock, 0.22+0.16/0/0+0.017 ms cpu, \
@@ -129,6 +130,7 @@ mod tests {
         assert_eq!(Reader::new(Dialect::Go).line(&long), None);
     }
 
+    // Promise: P25 - Every prefix of a collector's log line is parsed safely.
     #[test]
     fn every_prefix_of_every_line_is_survived() {
         let lines = [

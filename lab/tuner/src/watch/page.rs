@@ -161,6 +161,7 @@ mod tests {
         answer(&request.body(()).unwrap(), ip.parse().unwrap(), &Shown::default()).status()
     }
 
+    // Promise: P25 - The page of a watch is served to loopback names only.
     #[test]
     fn only_get_of_two_paths_by_a_loopback_name_is_answered() {
         for host in ["127.0.0.1:80", "localhost", "LOCALHOST:1", "[::1]:9", "127.1.2.3"] {

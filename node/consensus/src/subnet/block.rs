@@ -323,6 +323,7 @@ mod tests {
         Block { ingress: calls.iter().map(name).collect(), ..genesis }
     }
 
+    // Promise: P17 - A block is validated by the envelope lengths that it names.
     #[test]
     fn a_block_is_judged_by_the_lengths_it_names() {
         let refused =

@@ -920,6 +920,7 @@ mod tests {
         Message::Give(Bounded(vec![Given { digest, signed: signed.clone() }]))
     }
 
+    // Promise: P18 - A peer that sends a wrong envelope is blocked, and another peer supplies it.
     #[test]
     fn a_lying_peer_is_cut_off_and_the_named_envelope_is_had_from_another() {
         bench(|mut bench| async move {
@@ -1010,6 +1011,7 @@ mod tests {
         });
     }
 
+    // Promise: P18 - Requested envelopes are bounded.
     #[test]
     fn what_is_wanted_is_bounded() {
         bench(|bench| async move {
@@ -1029,6 +1031,7 @@ mod tests {
         });
     }
 
+    // Promise: P18 - Ingress offers are counted before their signatures are verified.
     #[test]
     fn offers_are_counted_before_they_are_verified_and_a_false_one_is_its_senders_fault() {
         bench(|mut bench| async move {
@@ -1060,6 +1063,7 @@ mod tests {
         });
     }
 
+    // Promise: P18 - A message that does not decode counts against its sender.
     #[test]
     fn a_message_that_does_not_decode_is_its_senders_fault() {
         bench(|mut bench| async move {

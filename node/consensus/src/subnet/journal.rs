@@ -359,6 +359,7 @@ mod tests {
         assert!(numbers(&journal).is_empty(), "void calls leave");
     }
 
+    // Promise: P17 - Calls of blocks that did not become final are released with their height.
     #[test]
     fn calls_of_blocks_that_did_not_become_final_leave_with_their_height() {
         let folder = tempfile::tempdir().unwrap();
@@ -389,6 +390,7 @@ mod tests {
         assert_eq!(journal.get(&large.name).map(|(signed, _)| signed), Some(large.signed));
     }
 
+    // Promise: P17 - The journal file is bounded by its live records.
     #[test]
     fn the_file_is_bounded_by_what_is_live() {
         let folder = tempfile::tempdir().unwrap();
@@ -409,6 +411,7 @@ mod tests {
         assert!(live.contains(&0) && live.len() < 30, "{live:?}");
     }
 
+    // Promise: P17 - Calls beyond the bound of the journal are refused with the bound.
     #[test]
     fn more_than_the_bound_is_refused_by_name() {
         let folder = tempfile::tempdir().unwrap();
@@ -422,6 +425,7 @@ mod tests {
         journal.keep(vec![at(2, 1, 500, 9)]).unwrap();
     }
 
+    // Promise: P6 - Every intact record behind damage in the journal is kept.
     #[test]
     fn behind_damage_every_good_record_is_kept() {
         let folder = tempfile::tempdir().unwrap();
@@ -448,6 +452,7 @@ mod tests {
         }
     }
 
+    // Promise: P6 - The journal of calls keeps what a vote depends on in 100 histories of failures.
     #[test]
     fn what_a_vote_stands_for_survives_failed_syncs_and_a_power_cut() {
         for seed in 0..100_u64 {

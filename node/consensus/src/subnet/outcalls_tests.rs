@@ -162,6 +162,7 @@ fn run<F: Future<Output = ()>>(test: impl FnOnce(Members) -> F) {
     });
 }
 
+// Promise: P12 - Three equal answers of four members are agreed on.
 #[test]
 fn what_three_found_is_agreed_on_and_the_fourth_has_nothing_to_add() {
     run(|members| async move {
@@ -182,6 +183,7 @@ fn what_three_found_is_agreed_on_and_the_fourth_has_nothing_to_add() {
     });
 }
 
+// Promise: P12 - Two and two answers are a divergence on all members.
 #[test]
 fn two_and_two_is_no_agreement_and_all_say_so() {
     run(|members| async move {
@@ -275,6 +277,7 @@ fn another_committee_signs_anew() {
     });
 }
 
+// Promise: P18 - Invalid shares of outcalls produce neither an answer nor a divergence.
 #[test]
 fn false_shares_make_no_answer_and_no_divergence() {
     let dealt = dealt(1);
@@ -309,6 +312,7 @@ fn false_shares_make_no_answer_and_no_divergence() {
     assert!(!split.can_agree(&term));
 }
 
+// Promise: P12 - Shares of answers are bounded per member.
 #[test]
 fn what_is_kept_of_shares_is_bounded() {
     run(|members| async move {
@@ -455,6 +459,7 @@ fn outcalls_with(ids: &[u64], node: Option<Principal>) -> Arc<Outcalls> {
     outcalls
 }
 
+// Promise: P12 - Answers are sent at the speed of the network, in round-robin order.
 #[test]
 fn answers_are_told_as_fast_as_the_network_takes_them_and_all_in_turn() {
     run(|members| async move {
@@ -487,6 +492,7 @@ fn shares_of_many_requests_are_all_told_again() {
     });
 }
 
+// Promise: P12 - Members without room for an answer still sign the answers of others.
 #[test]
 fn an_answer_of_one_member_is_agreed_on_where_others_have_no_room_for_it() {
     run(|members| async move {

@@ -189,6 +189,7 @@ mod tests {
         }
     }
 
+    // Promise: P18 - A peer that floods is blocked, and occasional requests are served.
     #[test]
     fn who_floods_is_cut_off_and_who_asks_now_and_then_is_not() {
         let cut = Arc::new(Mutex::new(Vec::new()));

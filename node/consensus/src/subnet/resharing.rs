@@ -598,6 +598,7 @@ mod tests {
         Block { height: EngineHeight::new(2), payload, ..Block::genesis(b"test", Time(1)) }
     }
 
+    // Promise: P20 - A member that cannot verify a dealing now postpones its vote.
     #[test]
     fn vote_on_a_dealing_waits_while_arithmetic_cannot_start() {
         deterministic::Runner::timed(Duration::from_secs(600)).start(|context| async move {
@@ -615,6 +616,7 @@ mod tests {
         });
     }
 
+    // Promise: P20 - A block of a later epoch is validated when the epoch is reached.
     #[test]
     fn block_of_an_epoch_that_this_node_has_not_reached_is_judged_later() {
         deterministic::Runner::timed(Duration::from_secs(600)).start(|context| async move {
@@ -637,6 +639,7 @@ mod tests {
         });
     }
 
+    // Promise: P20 - A dealing is made when its computation can start.
     #[test]
     fn dealing_is_made_once_arithmetic_can_start() {
         deterministic::Runner::timed(Duration::from_secs(600)).start(|context| async move {

@@ -369,6 +369,7 @@ mod tests {
         });
     }
 
+    // Promise: P21 - Timeouts and quotas use a monotonic clock.
     #[test]
     fn time_goes_on_when_the_wall_clock_is_set() {
         deterministic::Runner::default().start(|context| async move {

@@ -214,6 +214,7 @@ mod tests {
         })
     }
 
+    // Promise: P7 - A temporary write failure of consensus is retried and reported.
     #[test]
     fn what_fails_for_a_while_is_waited_for_and_told() {
         for (operation, word) in [
@@ -232,6 +233,7 @@ mod tests {
         }
     }
 
+    // Promise: P7 - A failed sync of consensus is not retried and ends the node.
     #[test]
     fn a_failed_sync_is_handed_on() {
         let (done, told) = with_failures(Operation::Sync, 1);

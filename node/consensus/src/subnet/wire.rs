@@ -70,6 +70,7 @@ pub(super) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8], bytes_max: usize) 
 mod tests {
     use super::*;
 
+    // Promise: P18 - A message between members has bounded lists and no trailing bytes.
     #[test]
     fn a_list_is_refused_where_it_is_too_long_and_a_message_where_something_follows() {
         type Three = Bounded<u8, 3>;

@@ -255,6 +255,7 @@ mod tests {
         }
     }
 
+    // Promise: P11 - Pages on a shared host redirect to the canister's own host.
     #[test]
     fn pages_of_a_shared_host_are_opened_at_the_canisters_own() {
         let own = |host: &str, uri: &str, name: &'static str, value: &str| {
@@ -288,6 +289,7 @@ mod tests {
         }
     }
 
+    // Promise: P11 - Service workers are served on a canister's own host only.
     #[test]
     fn service_workers_are_of_a_canisters_own_host() {
         let mut headers = HeaderMap::new();

@@ -707,6 +707,7 @@ mod tests {
         assert_eq!(chunk(&Encode!(&wide).unwrap()), Err(BadReply::Token));
     }
 
+    // Promise: P11 - A truncated or changed reply is refused without a panic.
     #[test]
     fn what_is_cut_off_or_wrong_is_refused_and_nothing_panics() {
         let callback = Callback(Func { principal: Principal::anonymous(), method: "next".into() });

@@ -228,6 +228,7 @@ mod tests {
         Head::new(200, headers.collect()).unwrap()
     }
 
+    // Promise: P11 - Headers of a canister cannot split a response or control the connection.
     #[test]
     fn nothing_of_a_canister_splits_a_response_or_steers_the_connection() {
         for (name, value) in [

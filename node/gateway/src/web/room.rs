@@ -377,6 +377,7 @@ mod tests {
         assert_eq!(pool.used_bytes(), 0);
     }
 
+    // Promise: P11 - Slow readers delay neither requests nor small responses.
     #[tokio::test]
     async fn readers_that_are_slow_keep_nobody_from_asking_nor_from_small_responses() {
         let (rooms, pool) = rooms();
@@ -422,6 +423,7 @@ mod tests {
         assert!(share.keep(&rooms, &other, 1 << 20));
     }
 
+    // Promise: P11 - Room for responses is granted in order of arrival.
     #[tokio::test]
     async fn room_comes_to_who_came_first() {
         let (rooms, _) = rooms();

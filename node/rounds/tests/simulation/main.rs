@@ -418,6 +418,8 @@ fn fresh() -> u64 {
     now.as_secs() * 1_000
 }
 
+// Promise: P17 - Simulated subnets with faults agree on one root per height and execute each
+//   acknowledged call once.
 #[test]
 fn every_history_ends_in_agreement_and_loses_nothing_acknowledged() {
     let (first, seeds) = (number("SIMULATE_FIRST", fresh()), number("SIMULATE_SEEDS", SAMPLE));
@@ -491,6 +493,7 @@ fn twice<T: PartialEq + std::fmt::Debug + Send>(history: impl Fn() -> T + Sync) 
     one
 }
 
+// Promise: P17 - A seed reproduces its history.
 #[test]
 fn a_seed_gives_the_same_history_again() {
     // A toy, and the replicated state.
@@ -569,6 +572,7 @@ fn heals(seed: u64, loses_disk: bool, real: bool) -> (u64, String) {
     })
 }
 
+// Promise: P19 - A node behind the blocks of its peers fetches a state.
 #[test]
 fn a_node_that_is_behind_what_its_peers_keep_fetches_a_state() {
     for (seed, real) in [(1, false), (3, true)] {
@@ -597,6 +601,7 @@ fn a_node_that_is_behind_the_checkpoints_of_its_peers_but_not_what_they_keep_exe
     });
 }
 
+// Promise: P17 - A node that ends at any of its first 59 disk operations continues.
 /// Every operation from the first of a start on, done and not done; later ones here and there.
 #[test]
 fn a_node_may_end_at_any_operation_of_its_disk() {
@@ -686,26 +691,31 @@ fn joins_and_leaves(seed: u64, real: bool) -> String {
     })
 }
 
+// Promise: P20 - Members join with only their keys, and founders leave.
 #[test]
 fn members_join_with_nothing_and_leave() {
     twice(|| joins_and_leaves(21, false));
 }
 
+// Promise: P20 - Members join a subnet with executed state and leave it.
 #[test]
 fn members_join_a_real_state_with_nothing_and_leave() {
     joins_and_leaves(22, true);
 }
 
+// Promise: P19 - A node with an empty disk fetches a state, with one faulty peer.
 #[test]
 fn a_node_that_lost_its_disk_fetches_a_state() {
     assert_eq!(twice(|| heals(7, true, false)).0, 1);
 }
 
+// Promise: P19 - A node with an empty disk fetches an executed state.
 #[test]
 fn a_node_that_lost_its_disk_fetches_a_real_state() {
     assert_eq!(heals(7, true, true).0, 1);
 }
 
+// Promise: P9 - A report of query statistics counts only for the maker of its block.
 #[test]
 fn a_report_in_anothers_name_gets_no_vote_and_those_of_the_others_are_summed() {
     deterministic::Runner::new(history(5)).start(|context| async move {
@@ -755,6 +765,7 @@ fn waits(seed: u64, sync_millis: u64) -> Vec<Duration> {
     })
 }
 
+// Promise: P17 - A call between two idle blocks takes less than 700 ms with any leader.
 #[test]
 fn a_call_does_not_wait_for_the_idle_block_whoever_leads() {
     for seed in [1, 2] {
@@ -766,6 +777,7 @@ fn a_call_does_not_wait_for_the_idle_block_whoever_leads() {
     }
 }
 
+// Promise: P7 - With syncs of 20 ms no call on four nodes takes longer than 1.5 s.
 #[test]
 fn a_call_waits_for_slow_disks_as_long_as_they_take_and_not_for_seconds() {
     let (fast, slow) = (waits(1, 0), waits(1, 20));

@@ -529,6 +529,7 @@ mod tests {
         "i64 ".repeat(count as usize)
     }
 
+    // Promise: P14 - Parameters and results of calls are charged.
     #[test]
     fn calls_are_charged_for_parameters_and_results() {
         let call = |results: u64, instruction: &str| {
@@ -580,6 +581,7 @@ mod tests {
         }
     }
 
+    // Promise: P14 - Values are charged where control flow joins.
     #[test]
     fn values_of_blocks_are_charged_where_ways_meet() {
         let count = 100;

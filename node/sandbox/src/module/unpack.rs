@@ -93,6 +93,7 @@ mod tests {
         assert_eq!(unpack(&gzip(&wasm), &limits()).unwrap().as_ref(), wasm);
     }
 
+    // Promise: P14 - A compressed module stops expanding at the limit, which the refusal names.
     #[test]
     fn a_bomb_stops_at_the_limit_and_names_it() {
         let mut limits = limits();

@@ -734,6 +734,7 @@ mod tests {
         }
     }
 
+    // Promise: P13 - The time limit of a slice does not depend on earlier slices.
     #[test]
     fn a_slice_may_take_as_long_however_many_came_before() {
         const SLICE: u64 = 1_000_000_000;

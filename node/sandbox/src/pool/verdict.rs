@@ -553,6 +553,7 @@ mod tests {
         }
     }
 
+    // Promise: P13 - A worker that pauses before its grant is used is killed.
     #[test]
     fn a_pause_comes_when_the_grant_is_used_and_not_before() {
         let name = crate::SlicedName {

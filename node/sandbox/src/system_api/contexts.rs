@@ -195,6 +195,7 @@ mod tests {
         assert!(permitted("no_such_function").is_none());
     }
 
+    // Promise: P9 - The table of System API functions in the documentation is the table in force.
     /// The table that users read is this one.
     #[test]
     fn the_documented_table_is_the_one_in_force() {

@@ -66,6 +66,8 @@ fn module(number: u64) -> Vec<u8> {
     wat::parse_str(format!("(module {functions})")).unwrap()
 }
 
+// Promise: P1 - Four workers and their compile children exceed their reservations by at most 1 MiB
+//   per worker.
 #[test]
 fn dirty_pages_and_compilations_together_stay_within_what_was_reserved() {
     let world = World::with(HOST, |config| {

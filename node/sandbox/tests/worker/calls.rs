@@ -213,6 +213,7 @@ fn cycles_are_accepted_and_burned_within_bounds() {
     );
 }
 
+// Promise: P15 - 2^128 - 1 cycles do not kill a worker.
 /// Cycles attached to a call under construction may be returned, so they count when cycles are
 /// accepted; and the counter of burned cycles saturates.
 #[test]

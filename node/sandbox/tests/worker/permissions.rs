@@ -138,6 +138,8 @@ fn caller(start: bool) -> String {
     )
 }
 
+// Promise: P9 - System API functions may be called from exactly the contexts that the specification
+//   lists.
 #[test]
 fn functions_may_be_called_from_where_the_specification_says() {
     assert_eq!(PERMITTED.len(), IC0_FUNCTIONS.len());

@@ -209,6 +209,7 @@ fn kill_paused(world: &World) {
     world.pool.paused_pids().into_iter().for_each(kill);
 }
 
+// Promise: P13 - A message has one result in one piece, in slices, and after loss of its worker.
 #[test]
 fn a_message_comes_to_the_same_in_one_piece_in_slices_and_after_its_worker_was_lost() {
     for method in NAMES {
@@ -274,6 +275,7 @@ fn loop_until_ended(
     }
 }
 
+// Promise: P14 - A slice ends near its granted instructions.
 #[test]
 fn each_slice_is_about_as_long_as_granted() {
     let world = world(1);
@@ -398,6 +400,7 @@ fn the_youngest_gives_way_and_what_holds_too_much_is_not_kept() {
     assert_eq!(world.pool.statistics().paused, 0);
 }
 
+// Promise: P13 - A paused message releases its worker when memory is short.
 #[test]
 fn a_place_is_given_up_when_memory_is_short_and_when_what_it_maps_is_gone() {
     let world = world(2);
@@ -510,6 +513,7 @@ fn anonymous_bytes(pid: u32) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
+// Promise: P13 - A paused message uses at most its line of memory; the rest is in a file.
 #[test]
 fn whatever_a_paused_message_wrote_and_called_it_holds_next_to_no_memory() {
     // Scattered, so that many pages of stable memory are not mapped; and the same ones again.
@@ -547,6 +551,7 @@ fn what_fails_after_it_was_put_away_leaves_the_memories_as_they_were() {
     assert_eq!(told(world.update(&mut canister, "wide", b"")), expected);
 }
 
+// Promise: P13 - A paused message without disk room is executed again with the same result.
 #[test]
 fn a_message_that_finds_no_room_on_the_disk_runs_again_and_comes_to_the_same() {
     let expected = {

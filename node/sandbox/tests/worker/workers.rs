@@ -90,6 +90,7 @@ fn cpu_ticks(pid: u32) -> u64 {
     fields[11].parse::<u64>().unwrap()
 }
 
+// Promise: P7 - Memory refused by the kernel is retried and is not a result.
 #[test]
 fn memory_that_the_kernel_refuses_is_no_answer() {
     const GROWS: &str = r#"(module
@@ -122,6 +123,7 @@ fn memory_that_the_kernel_refuses_is_no_answer() {
     assert_eq!(world.pool.statistics().restarts, 2);
 }
 
+// Promise: P15 - A worker cannot access the machine.
 #[test]
 fn workers_cannot_reach_the_machine() {
     let world = World::with(HOST, |config| config.probes = true);
@@ -148,6 +150,7 @@ fn workers_take_probes_only_when_asked_to() {
     assert_eq!(world.pool.statistics().lies, 0);
 }
 
+// Promise: P7 - A worker that hangs or sends invalid results is replaced.
 #[test]
 fn hanging_and_lying_workers_are_replaced() {
     let world = World::with(HOST, |config| config.probes = true);

@@ -166,6 +166,7 @@ mod tests {
         vec![number; 6_000]
     }
 
+    // Promise: P6 - Keys survive 300 power cuts whole, and an erased key does not return.
     #[test]
     fn a_power_cut_leaves_a_secret_whole_and_an_erased_one_gone() {
         let (mut replaced, mut kept) = (0, 0);

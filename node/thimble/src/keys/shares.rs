@@ -313,6 +313,7 @@ mod tests {
         }
     }
 
+    // Promise: P20 - Old shares are erased after resharing.
     #[test]
     fn shares_come_and_go_as_the_key_is_handed_on() {
         let mut subnet = Subnet::new();
@@ -367,6 +368,7 @@ mod tests {
         assert_eq!(found(&folders[0]), (vec!["1".to_owned(), "5".to_owned()], 6));
     }
 
+    // Promise: P20 - A share is stored before the encryption key moves on, after any interruption.
     #[test]
     fn cut_off_after_any_step_it_is_finished() {
         let mut subnet = Subnet::new();
@@ -406,6 +408,7 @@ mod tests {
         }
     }
 
+    // Promise: P20 - A lost or foreign share is named.
     #[test]
     fn what_is_lost_or_another_s_is_named() {
         let mut subnet = Subnet::new();
@@ -436,6 +439,7 @@ mod tests {
         refused("node.key is missing");
     }
 
+    // Promise: P20 - A node that joins later gets its share, and one that leaves keeps none.
     #[test]
     fn a_node_that_joins_later_gets_its_share_and_one_that_leaves_keeps_none() {
         let mut subnet = Subnet::new();

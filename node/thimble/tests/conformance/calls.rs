@@ -163,6 +163,7 @@ fn calls_of_several_messages_to_one_canister_begin_in_their_order() {
 
 // Assembling a call.
 
+// Promise: P9 - Calls between canisters follow the rules of the specification.
 #[test]
 fn a_call_that_is_not_performed_is_discarded() {
     run(async |world| {

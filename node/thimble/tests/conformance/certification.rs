@@ -364,6 +364,7 @@ async fn called(world: &World, canister: Universal, what: Program) -> Vec<u8> {
     signed.request_id.as_slice().to_vec()
 }
 
+// Promise: P9 - The certified state tree contains the status of a call with its reply.
 #[test]
 fn the_status_of_a_call_that_was_replied_has_the_reply() {
     run(async |world| {

@@ -61,6 +61,7 @@ async fn each(context: &str, ask: impl AsyncFn(&'static str) -> Outcome) {
     differ.none();
 }
 
+// Promise: P9 - An update method may call the System API functions that the specification allows.
 #[test]
 fn from_an_update_method() {
     run(async |world| {

@@ -148,6 +148,7 @@ fn a_message_of_a_user_brings_no_cycles() {
     });
 }
 
+// Promise: P9 - Accepted cycles move to the callee, and the rest is refunded.
 #[test]
 fn a_callee_accepts_at_most_what_it_asks_for_and_the_rest_is_refunded() {
     run(async |world| {

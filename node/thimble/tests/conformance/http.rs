@@ -350,6 +350,7 @@ fn a_call_of_the_management_canister_that_names_no_canister_is_rejected_and_not_
 
 // Replays.
 
+// Promise: P9 - A call that is sent twice is executed once.
 #[test]
 fn the_same_call_sent_twice_is_executed_once() {
     run(async |world| {

@@ -754,6 +754,7 @@ fn raw_rand_gives_32_other_bytes_each_time() {
     });
 }
 
+// Promise: P15 - Arguments beyond the bounds are refused with the bound, and rounds continue.
 #[test]
 fn arguments_beyond_the_bounds_are_refused_and_rounds_continue() {
     run(async |world| {
@@ -973,6 +974,7 @@ async fn log_lines(world: &World, canister: Principal) -> Vec<String> {
     records.into_iter().map(text).collect()
 }
 
+// Promise: P9 - A backtrace is shown in the log and to callers that may read the log.
 #[test]
 fn a_trap_shows_its_backtrace_to_those_who_may_read_the_log_and_in_the_log() {
     run(async |world| {

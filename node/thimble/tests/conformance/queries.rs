@@ -246,6 +246,8 @@ async fn query_stats(world: &World, canister: Principal) -> [u64; 3] {
         .map(|figure| figure.0.try_into().unwrap())
 }
 
+// Promise: P9 - `query_stats` contain payload bytes, calls and instructions of every evaluated
+//   query.
 #[test]
 fn query_stats_have_the_queries_that_were_evaluated_and_the_bytes_of_their_payloads() {
     run(async |world| {

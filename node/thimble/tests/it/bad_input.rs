@@ -14,6 +14,7 @@ async fn still_counts(node: &Node) {
     assert_eq!(update(&agent, counter, "inc", vec![]).await.unwrap(), 1u64.to_le_bytes());
 }
 
+// Promise: P15 - Malformed requests are refused with a reason.
 #[tokio::test]
 async fn malformed_and_misaddressed_requests_are_refused_with_a_reason() {
     let node = Node::start().await;
@@ -79,6 +80,7 @@ async fn malformed_and_misaddressed_requests_are_refused_with_a_reason() {
     still_counts(&node).await;
 }
 
+// Promise: P15 - Invalid modules are refused with the limit.
 #[tokio::test]
 #[expect(clippy::too_many_lines, reason = "one sequence of steps")]
 async fn modules_that_are_no_canisters_are_refused_with_the_limit() {
@@ -176,6 +178,7 @@ fn gzip_bomb() -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
+// Promise: P15 - A canister that grows without end stops at its limit.
 #[tokio::test]
 async fn a_canister_that_grows_without_end_is_stopped_by_its_cap() {
     let node = Node::start_as("256MiB", "disk = \"4GiB\"\n", "").await;

@@ -48,6 +48,7 @@ fn relocated_bytes(pid: u64) -> u64 {
     kib << 10
 }
 
+// Promise: P1 - Idle anonymous memory outside every pool of the ledger is at most 8 MiB.
 #[tokio::test]
 async fn status_tells_what_the_node_holds() {
     let node = Node::start().await;
@@ -121,6 +122,7 @@ async fn status_tells_what_the_node_holds() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("127.0.0.1:9"));
 }
 
+// Promise: P3 - An idle node returns freed memory to the kernel.
 #[tokio::test]
 async fn an_idle_node_hands_memory_back() {
     let eager = "[limits.governor]\nidle_millis = 100\ninterval_millis = 100\ngrowth_percent = 100\ninitial_bytes = 0\n";
@@ -152,6 +154,8 @@ async fn an_idle_node_hands_memory_back() {
     .await;
 }
 
+// Promise: P2 - Under memory pressure queries are refused first, then calls; accepted calls
+//   complete.
 #[tokio::test]
 async fn short_of_memory_queries_are_refused_first_then_calls_and_what_was_accepted_goes_on() {
     // An idle node holds more than 1 % of 256 MiB.
@@ -218,6 +222,7 @@ async fn short_of_memory_queries_are_refused_first_then_calls_and_what_was_accep
     assert_eq!(report(&node).await["throttling"]["level"], "none");
 }
 
+// Promise: P2 - A call without room in the ingress history is refused at once.
 #[tokio::test]
 async fn a_call_the_history_has_no_room_for_is_refused_and_not_left_waiting() {
     let mut node = Node::start().await;

@@ -129,6 +129,7 @@ async fn last_words(mut stream: TcpStream) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
+// Promise: P2 - Ten thousand silent connections use at most 24 MiB more than none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_silent_connections_are_bounded_and_disturb_nobody() {
     let descriptors = raise_descriptor_limit();
@@ -207,6 +208,7 @@ async fn trickle(node: std::net::SocketAddr, at_once: usize, bytes: Vec<u8>) -> 
     String::from_utf8_lossy(&words).into_owned()
 }
 
+// Promise: P2 - A request that trickles loses its connection, and other clients are served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_trickle_lose_their_connection_and_others_go_on() {
     let config = "[limits.gateway]\nread_timeout_millis = 2000\n";
@@ -257,6 +259,7 @@ fn large_query(agent: &Agent, bench: Principal, bytes: u64) -> (String, Vec<u8>)
     (format!("/api/v3/canister/{bench}/query"), signed.signed_query)
 }
 
+// Promise: P2 - Unread responses are bounded in bytes and time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_that_nobody_reads_are_bounded_and_given_up() {
     let node = Node::start().await;
@@ -363,6 +366,7 @@ async fn no_window(node: &Node, path: &str, body: &[u8]) -> (Streams, tokio::tas
     (answers, driver)
 }
 
+// Promise: P2 - A node with few descriptors serves clients while connections exceed them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_with_few_descriptors_goes_on_with_more_connections_than_it_can_hold() {
     // With this few descriptors, no node of this size starts: it could halt later.

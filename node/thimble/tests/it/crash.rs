@@ -63,6 +63,8 @@ async fn certified_root(agent: &Agent, canister: Principal) -> String {
     hex::encode(certificate.tree.digest())
 }
 
+// Promise: P5 - 20 kills of node or worker under load lose no update with a certified reply, and
+//   reproduce the roots.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[expect(clippy::too_many_lines, reason = "one sequence of steps")]
 async fn twenty_kills_of_node_or_worker_under_load_lose_nothing() {
@@ -159,6 +161,8 @@ async fn query_again(agent: &Agent, counter: Principal) -> Vec<u8> {
     }
 }
 
+// Promise: P8 - A start with another `--memory` replays by the old limits and then applies the new
+//   ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_memory_after_a_crash_replays_by_the_limits_of_before() {
     let mut node = Node::start_with("512MiB").await;

@@ -27,6 +27,7 @@ pub(crate) fn disk_for_little() -> String {
     format!("{}m", (reserve >> 20) + 200)
 }
 
+// Promise: P7 - A full disk refuses updates with a reason and loses nothing.
 #[tokio::test]
 async fn a_disk_that_fills_up_stops_updates_and_loses_nothing() {
     let mount_point = tempfile::tempdir().unwrap();
@@ -78,6 +79,7 @@ async fn a_disk_that_fills_up_stops_updates_and_loses_nothing() {
     );
 }
 
+// Promise: P7 - Updates resume without a restart when the disk has room.
 #[tokio::test]
 async fn updates_are_taken_again_when_the_disk_has_room_without_a_restart() {
     let mount_point = tempfile::tempdir().unwrap();
@@ -179,6 +181,7 @@ async fn keep_uploading(agent: Agent, canister: Principal, stop: Arc<AtomicBool>
     taken
 }
 
+// Promise: P7 - A disk that fills under load loses nothing and recovers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
     let mount_point = tempfile::tempdir().unwrap();
@@ -296,6 +299,8 @@ async fn health(node: &Node) -> (bool, String) {
     (answer.status().is_success(), answer.text().await.unwrap())
 }
 
+// Promise: P7 - One of four nodes with a full disk reports it on `/health` and catches up without a
+//   restart.
 #[tokio::test]
 async fn one_of_four_with_a_full_disk_waits_and_says_so_and_goes_on_when_there_is_room() {
     let mount_point = tempfile::tempdir().unwrap();
@@ -380,6 +385,7 @@ fn limit_descriptors(pid: u32, (soft, hard): (u64, u64)) {
     prlimit(Pid::from_raw(i32::try_from(pid).unwrap()), Resource::Nofile, limit).unwrap();
 }
 
+// Promise: P7 - One of four nodes without descriptors waits and recovers without a restart.
 #[tokio::test]
 async fn one_of_four_that_can_open_nothing_more_waits_and_goes_on_when_it_can() {
     let mut subnet = Subnet::start_at("", &["--provisional", "true"], None).await;
@@ -418,6 +424,7 @@ async fn one_of_four_that_can_open_nothing_more_waits_and_goes_on_when_it_can() 
     increment(&own, counter).await;
 }
 
+// Promise: P7 - Files that may not grow are waited for and named.
 #[tokio::test]
 async fn files_that_may_not_grow_are_waited_for_and_named() {
     use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
@@ -441,6 +448,7 @@ async fn files_that_may_not_grow_are_waited_for_and_named() {
     assert_eq!(node.pid(), pid, "it heals without a restart");
 }
 
+// Promise: P7 - A folder that cannot be written is named.
 #[test]
 fn a_folder_that_cannot_be_written_is_named() {
     let folder = tempfile::tempdir().unwrap();
@@ -488,6 +496,7 @@ async fn refused(node: &mut Node) -> String {
     node.log()[before..].to_owned()
 }
 
+// Promise: P6 - A node refuses a flipped bit by height and accepts a torn end.
 #[tokio::test]
 async fn a_flipped_bit_in_the_block_log_is_refused_by_height_and_a_torn_end_is_not() {
     const UPDATES: u64 = 20;

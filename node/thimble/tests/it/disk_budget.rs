@@ -40,6 +40,7 @@ async fn allocate(
     manage(agent, canister_id, "update_settings", arguments).await.map(drop)
 }
 
+// Promise: P4 - A node without `--disk` uses the free space of its first start from then on.
 #[tokio::test]
 async fn the_disk_that_was_found_is_remembered_and_another_may_be_stated() {
     let mount_point = tempfile::tempdir().unwrap();
@@ -79,6 +80,8 @@ async fn the_disk_that_was_found_is_remembered_and_another_may_be_stated() {
     assert!(warning.contains("100 GiB") && warning.contains("8 GiB"), "{warning}");
 }
 
+// Promise: P4 - A disk smaller than its budget is reported with both numbers by log, `limits` and
+//   `status`.
 #[tokio::test]
 async fn disk_with_less_free_than_smallest_budget_is_reported() {
     let mount_point = tempfile::tempdir().unwrap();
@@ -90,6 +93,7 @@ async fn disk_with_less_free_than_smallest_budget_is_reported() {
     assert!(shortage.contains("free") && shortage.contains(&smallest), "{shortage}");
 }
 
+// Promise: P4 - Canisters fill the stated disk budget and do not exceed it.
 #[tokio::test]
 async fn canisters_fill_the_disk_that_is_stated_and_no_more() {
     let (ok, smallest) = smallest_disk();

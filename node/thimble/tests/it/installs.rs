@@ -23,6 +23,7 @@ fn heavy(number: usize) -> Vec<u8> {
         .unwrap()
 }
 
+// Promise: P14 - A client's installation that cannot be paid compiles nothing.
 #[tokio::test]
 async fn an_install_that_cannot_be_paid_compiles_nothing() {
     let node = Node::start().await;
@@ -70,6 +71,7 @@ async fn count_during<T>(
     (result, counted, begin.elapsed())
 }
 
+// Promise: P13 - Updates run while a module is compiled.
 #[tokio::test]
 async fn updates_of_others_run_while_a_module_is_compiled() {
     let node = Node::start_with("256MiB").await;
@@ -104,6 +106,7 @@ async fn updates_of_others_run_while_a_module_is_compiled() {
     }
 }
 
+// Promise: P13 - An installation that is killed while compiling leaves nothing and can be repeated.
 #[tokio::test]
 async fn an_install_that_is_cut_off_while_it_compiles_leaves_nothing_and_is_made_again() {
     let mut node = Node::start_with("256MiB").await;

@@ -33,6 +33,7 @@ async fn height(node: &Node) -> u64 {
     node.metric("thimble_certified_height").await
 }
 
+// Promise: P9 - `query_stats` of a single node are exact and survive kills.
 #[tokio::test]
 async fn query_stats_of_one_node_are_exact_and_outlive_kills_by_the_block_log_alone() {
     let configuration = format!("{SHORT_PERIODS}{NO_CHECKPOINT}");
@@ -69,6 +70,7 @@ async fn query_stats_of_one_node_are_exact_and_outlive_kills_by_the_block_log_al
     }
 }
 
+// Promise: P9 - `query_stats` are equal on four members and after a kill of all.
 #[tokio::test]
 async fn query_stats_are_the_same_on_four_members_and_after_all_were_killed() {
     let mut subnet = Subnet::start_with(SHORT_PERIODS).await;

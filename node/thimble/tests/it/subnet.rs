@@ -161,6 +161,7 @@ async fn a_node_that_the_others_could_not_connect_to_says_so_and_ends() {
     assert!(log.contains(&format!("cannot listen on {address} for the other members")), "{log}");
 }
 
+// Promise: P10 - Published clients in JavaScript and Python work with each of four nodes.
 #[tokio::test]
 async fn unmodified_clients_work_against_any_of_four_nodes() {
     let subnet = Subnet::start().await;
@@ -169,6 +170,8 @@ async fn unmodified_clients_work_against_any_of_four_nodes() {
     client_of(&subnet.nodes[2].url, &python(), &["tests/clients/python/deploy.py"]);
 }
 
+// Promise: P5 - Acknowledged updates of four nodes survive a kill of one and of all; two of four
+//   acknowledge nothing.
 #[tokio::test]
 async fn nothing_acknowledged_is_lost_when_one_node_is_killed_and_when_all_are() {
     let mut subnet = Subnet::start().await;
@@ -277,6 +280,8 @@ impl Subnet {
     }
 }
 
+// Promise: P19 - A node that was away too long, or has only its keys, fetches a state, also when
+//   killed meanwhile.
 #[tokio::test]
 async fn a_node_that_was_away_too_long_fetches_a_state_even_when_killed_meanwhile_and_from_nothing()
 {
@@ -408,6 +413,7 @@ fn delegated(signed: &SignedUpdate, key: &BasicIdentity, number: u8) -> Vec<u8> 
     serde_cbor::to_vec(&Cbor::Map(envelope)).unwrap()
 }
 
+// Promise: P17 - One request in several valid envelopes, 26 MB in total, is executed once.
 #[tokio::test]
 async fn one_request_in_many_envelopes_does_not_hold_a_subnet_up() {
     const CALLS: u8 = 12;

@@ -88,6 +88,7 @@ fn recover(data: &Path) -> (bool, String) {
     (done.status.success(), String::from_utf8(text).unwrap())
 }
 
+// Promise: P21 - A wrong clock is reported on `/health` and breaks nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clock_that_is_wrong_for_seconds_is_reported_and_breaks_nothing() {
     let clock = WallClock::new(0);
@@ -143,6 +144,7 @@ async fn clock_that_is_wrong_for_seconds_is_reported_and_breaks_nothing() {
     node.stop();
 }
 
+// Promise: P21 - `thimble recover-clock` recovers a state ahead of the clock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn state_that_is_ahead_of_the_clock_is_recovered() {
     let clock = WallClock::new(0);

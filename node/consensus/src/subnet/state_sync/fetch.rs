@@ -340,6 +340,7 @@ mod tests {
         assert_eq!(asked(&mut fetching, late + ASIDE.as_millis() as u64).len(), 1);
     }
 
+    // Promise: P19 - Peers that do not answer are asked last.
     #[test]
     fn who_is_silent_again_and_again_does_not_use_up_the_time_of_who_answers() {
         // The last answers, of seven others; the first two were silent before.
@@ -431,6 +432,7 @@ mod tests {
         assert!(over);
     }
 
+    // Promise: P19 - A peer that sends invalid chunks is not asked again.
     #[test]
     fn liars_are_not_asked_again_and_without_anybody_else_it_is_over() {
         let (mut fetching, _reply) = fetching(3);
