@@ -9,7 +9,7 @@
 //! `i64.add` for what is counted.
 //!
 //! Left out is what depends on the machine and not on the message: caches of the processor that
-//! miss, and the disk (see "Metering" in ARCHITECTURE.md).
+//! miss, and the disk (see docs/internals/metering.md).
 #![allow(clippy::unwrap_used)]
 
 mod api;
