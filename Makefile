@@ -107,26 +107,49 @@ test-long: build setup-clients ## What takes longer than a test may: nets of mac
 	@$(MAKE) --no-print-directory storm MODE=all MEMORY=256MiB
 	@$(MAKE) --no-print-directory chaos
 
+# Promise: P6 [SEEDS=200] - Every simulated node survives power cuts over its log, votes and state.
+# Promise: P17 [SEEDS=200] - 200 histories of faults end with one root per height and each call
+#   executed once.
+# Promise: P19 [SEEDS=200] - Members that lost their disk fetch a state in simulated histories.
+# Promise: P21 [SEEDS=200] - Clock jumps of up to 15 min delay only votes and proposals of their
+#   node.
 simulate: setup ## Run SEEDS histories of a subnet of four to six under a simulated clock, network and disk, each with other faults, from FIRST on.
 	@SIMULATE_SEEDS="$(SEEDS)" SIMULATE_FIRST="$(FIRST)" RUST_LOG=off cargo test $(CHECKED) --release --locked --workspace --test simulation -- --nocapture every_history
 
+# Promise: P3 - Idle anonymous memory of all processes is under 32 MiB at 512 MiB.
+# Promise: P22 - A node starts in 0.3 s, and executes 1,000 signed updates/s with a median below 20
+#   ms.
+# Promise: P22 - A node answers 5,000 queries/s and delivers 2,000 messages/s between canisters.
 bench: build ## Measure start, idle, latency, rates and memory, and print the table with the machine.
 	@"$(BIN)/thimble-lab" bench --node "$(BIN)/thimble" --memory "$(MEMORY)" --seconds "$(or $(DURATION),10)" --concurrency "$(CONCURRENCY)" \
 		--json target/bench/bench.json
 
+# Promise: P3 [PARTS=open-calls] - 10,000 calls with guaranteed responses are open at once.
+# Promise: P3 [DURATION=1800] - 764,000 call statuses are stored: 1,270 calls/s, signed 5 min ahead,
+#   are not slowed.
 bench-state: build ## Measure a node with more than fits its memory: STATE of state, CANISTERS, calls signed far ahead for DURATION seconds, MODULES; a table with goals.
 	@"$(BIN)/thimble-lab" bench-state --node "$(BIN)/thimble" --memory "$(MEMORY)" $(if $(STATE),--state "$(STATE)") $(if $(CANISTERS),--canisters "$(CANISTERS)") \
 		$(if $(DISK),--disk "$(DISK)") $(if $(MODULES),--modules "$(MODULES)") $(if $(DURATION),--seconds "$(DURATION)") $(if $(PARTS),--parts "$(PARTS)") --json target/bench/bench-state.json
 
+# Promise: P22 [INSTANCES=20] - An instance starts in 50 ms and uses less than 12 MiB of memory when
+#   idle.
 bench-pocket: build ## Measure the server for tests with INSTANCES instances: start, memory at rest, calls; a table with goals.
 	@"$(BIN)/thimble-lab" bench-pocket --server "$(BIN)/thimble-pocket" $(if $(INSTANCES),--instances "$(INSTANCES)") --json target/bench/bench-pocket.json
 
+# Promise: P1 [MEMORY=256MiB MODE=all] - A capped node survives every load mode: no kill, restart or
+#   wrong byte.
+# Promise: P1 [MODE=hybrid DURATION=120] - Peak anonymous memory is under 170 MiB at 512 MiB, and
+#   near idle after 60 s.
 storm: build ## Storm a node that is capped at MEMORY with the hammer's MODE for DURATION seconds, and judge what its memory did.
 	@"$(BIN)/thimble-lab" storm --node "$(BIN)/thimble" --memory "$(MEMORY)" --mode "$(MODE)" $(if $(DURATION),--seconds "$(DURATION)") --out target/storm
 
+# Promise: P17 [DURATION=300] - Four nodes under random faults give linearizable histories and
+#   recover unaided.
 chaos: build ## Hurt a subnet of four at random for DURATION seconds while clients work on it, and check that nothing acknowledged is lost.
 	@"$(BIN)/thimble-lab" chaos --node "$(BIN)/thimble" --memory "$(MEMORY)" --duration "$(or $(DURATION),300)" $(if $(SEED),--seed "$(SEED)")
 
+# Promise: P15 [SECONDS=3600] - Hostile input, faults and one Byzantine member delay no round beyond
+#   10 s.
 # The release build and the build of the tests are copied, because cargo writes both to one place.
 # For each five minutes, one history of a simulated subnet, whose clocks jump, runs first.
 hostile: SEED := $(or $(SEED),$(shell od -An -N2 -tu2 /dev/urandom | tr -d ' '))
@@ -143,17 +166,24 @@ hostile: setup ## Attack one node and subnets of different builds for SECONDS se
 		$(if $(BYZANTINE),--byzantine target/hostile/builds/thimble-byzantine) --seconds "$(SECONDS)" --seed "$(SEED)" --memory "$(MEMORY)" \
 		--json target/hostile/report.json
 
+# Promise: P14 - No work takes more than 10 times as long per counted instruction as `i64.add`.
 bench-metering: setup ## Measure ns per counted instruction of every instruction, shape of code, first touch of pages and system function, relative to i64.add; fails above 10.
 	@mkdir -p target/bench
 	@cargo build --release --locked --workspace --example metering
 	@"$(BIN)/examples/metering" --json target/bench/metering.json --runs "$(RUNS)" $(if $(ONLY),--only "$(ONLY)")
 
+# Promise: P19 - A member fetches a state of 300 MiB in under 30 s, with at most 64 MiB of extra
+#   memory.
+# Promise: P22 - A subnet of four finalises an update in a median below 150 ms, at 1,000 messages/s.
 bench-net: build ## Measure a subnet of four: idle memory and CPU, latency, messages, a storm of MINUTES, state sync; with one picture.
 	@"$(BIN)/thimble-lab" bench-net --node "$(BIN)/thimble" --memory "$(MEMORY)" --minutes "$(MINUTES)"
 
+# Promise: P22 - A dealing among 40 nodes is created in 60 ms and verified in 50 ms of processor
+#   time.
 bench-dkg: setup ## Measure key generation, one thread and two, and print the table beside its targets and the reference.
 	@DKG_BENCH_NODES="$(DKG_NODES)" cargo bench --locked --workspace --bench dkg
 
+# Promise: P22 - Key generation at most doubles the p99 latency of other signers.
 bench-dkg-starvation: setup ## Print how late others sign while key generation runs flat out, beside an idle machine.
 	@mkdir -p target/bench && rm -f target/bench/dkg-starvation.csv
 	@DKG_BENCH_CSV="$(CURDIR)/target/bench/dkg-starvation.csv" DKG_BENCH_SECONDS="$(DURATION)" cargo bench --locked --workspace --bench starvation
@@ -162,11 +192,14 @@ bench-sync: setup ## Measure manifests, showing and installing a state of SYNC_M
 	@mkdir -p target/bench && rm -f target/bench/sync.csv
 	@SYNC_BENCH_CSV="$(CURDIR)/target/bench/sync.csv" SYNC_BENCH_MIB="$(SYNC_MIB)" cargo bench --locked --workspace --bench sync
 
+# Promise: P24 [CASE=flood MEMORY=64MiB] - A flooded relay in a capped group delivers every accepted
+#   message.
 stress: build ## Work on a relay in MEMORY with CASE of the stress study (baseline, overallocation, long, flood), each phase for PHASE seconds.
 	@mkdir -p target/stress
 	@"$(BIN)/thimble-lab" stress --case "$(CASE)" --phase "$(PHASE)" --memory "$(MEMORY)" --json "target/stress/$(CASE).json" --picture "target/stress/$(CASE).svg" \
 		--command '"$(BIN)/thimble-relay" run --memory {memory} --data-dir {folder} --listen /ip4/127.0.0.1/tcp/{port} --http 127.0.0.1:0 --log warn'
 
+# Promise: P22 - The relay meets its goals of rate, latency and memory, compared with go-waku.
 bench-relay: build ## Hold the relay against its goals, beside go-waku in TURNS alternating turns on this machine; phases of PHASE seconds, 250/s for LONG.
 	@tests/waku/setup.sh go >/dev/null
 	@mkdir -p target/stress
@@ -179,18 +212,22 @@ bench-heap: build ## Measure what sampling of allocations costs the relay under 
 		--compare 'off="$(BIN)/thimble-relay" run --memory 128MiB --data-dir {folder} --listen /ip4/127.0.0.1/tcp/{port} --http 127.0.0.1:0 --log warn' \
 		--compare 'on="$(BIN)/thimble-relay" run --memory 128MiB --data-dir {folder} --listen /ip4/127.0.0.1/tcp/{port} --http 127.0.0.1:0 --log warn --heap-profile'
 
+# Promise: P25 [BASE=HEAD~1] - A comparison of two commits reports the changed figures.
 compare: build ## Say what HEAD changed against the commit BASE: builds both, runs WHAT (bench, bench-net, bench-relay) of both in TURNS turns, and compares.
 	@TURNS="$(if $(filter file,$(origin TURNS)),3,$(TURNS))" DURATION="$(DURATION)" MEMORY="$(MEMORY)" PHASE="$(PHASE)" MINUTES="$(if $(filter file,$(origin MINUTES)),1,$(MINUTES))" \
 		scripts/compare.sh "$(BIN)/thimble-lab" "$(BASE)" "$(WHAT)"
 
+# Promise: P25 - Eight disks from a cached base take at most 0.05 s, and nothing is unpacked twice.
 bench-images: build setup-images ## Make the disks of MACHINES machines from one image of 1.6 GB in every way, in turns: wall, CPU, bytes on disk, goals.
 	@mkdir -p target/bench-images
 	@"$(BIN)/thimble-lab" image bench --machines "$(MACHINES)" --turns "$(TURNS)" --folder target/bench-images --json target/bench-images/figures.json
 
+# Promise: P25 - The search saves 25 % to 30 % of memory of four runtimes at the same latency.
 tune-study: build setup-tune ## Tune programs in Haskell, Java, JavaScript and Go, and geth, for BUDGET each: default, operators' flags, what was found (STUDY="ghc java ...").
 	@scripts/tune-study.sh "$(BIN)/thimble-lab" target/tune "$(BUDGET)" $(STUDY)
 
 lint: setup ## Formatting and lints, as the gate runs them.
+	@scripts/promises.py --check
 	@cargo fmt --all --check
 	@cargo clippy --release --locked --workspace --all-targets -- -D warnings
 
@@ -200,5 +237,6 @@ fmt: ## Format.
 canisters: ## Rebuild the sample canisters in canisters/wasm from their sources.
 	@canisters/build.sh
 
+# Promise: P15 - Fuzzing of messages, files and arguments from outside the process finds no crash.
 fuzz: ## Fuzz what outsiders, peers, workers and compile children send, each target for FUZZ_SECONDS (installs what it needs; FUZZ_COVERAGE=1 prints statistics).
 	@scripts/fuzz.sh "$(FUZZ_SECONDS)"

@@ -176,6 +176,7 @@ mod tests {
         is_own_page(host, origin, listen, &["ops.example.org".into(), "thimble".into()])
     }
 
+    // Promise: P16 - Operator pages accept IP addresses, `localhost` and configured host names.
     #[test]
     fn ip_literals_localhost_and_allowed_names_are_own_hosts() {
         for host in [
@@ -193,6 +194,7 @@ mod tests {
         assert_eq!(check(None, None), Ok(()));
     }
 
+    // Promise: P16 - Foreign and malformed host names are refused.
     #[test]
     fn other_names_and_malformed_hosts_are_foreign() {
         for host in [
@@ -216,6 +218,7 @@ mod tests {
         }
     }
 
+    // Promise: P16 - Only pages of the server itself have an own origin.
     #[test]
     fn only_the_servers_own_pages_are_own_origins() {
         for (host, origin) in [

@@ -90,6 +90,7 @@ mod tests {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     }
 
+    // Promise: P16 - A data folder is created with, or changed to, mode 0700.
     #[test]
     fn own_folder_is_made_or_becomes_private() {
         let folder = tempfile::tempdir().unwrap();
@@ -105,6 +106,7 @@ mod tests {
         assert_eq!(mode(&data), 0o700);
     }
 
+    // Promise: P16 - A foreign folder that is used as data folder keeps its mode.
     #[test]
     fn folder_of_others_keeps_its_mode() {
         let folder = tempfile::tempdir().unwrap();

@@ -63,6 +63,7 @@ fn records_come_back_in_order_and_a_file_goes_on_where_it_ended() {
     assert_eq!(read(&RealDisk, &path).0.len(), 12);
 }
 
+// Promise: P6 - Each flipped bit of an acknowledged record is detected.
 #[test]
 fn every_flipped_bit_of_what_was_acknowledged_is_noticed() {
     let folder = tempfile::tempdir().unwrap();
@@ -211,6 +212,7 @@ fn a_slot_is_whole_or_says_so() {
     }
 }
 
+// Promise: P6 - A power cut at any operation loses no synced record.
 #[test]
 fn a_power_cut_at_any_operation_loses_nothing_that_was_synced() {
     for seed in 0..400 {

@@ -99,6 +99,7 @@ mod tests {
     use super::*;
     use crate::RealDisk;
 
+    // Promise: P6 - A flipped bit in a remembered value reverts at most one write.
     #[test]
     fn a_flipped_bit_takes_back_one_write_at_most() {
         let folder = tempfile::tempdir().unwrap();

@@ -198,6 +198,7 @@ mod tests {
     use super::*;
     use crate::testing::profile;
 
+    // Promise: P1 - A pprof export refers only to sites that it contains.
     #[test]
     fn every_number_in_the_file_is_of_something_in_it() {
         let profile = profile();

@@ -244,6 +244,7 @@ impl Namer<'_> {
 mod tests {
     use super::*;
 
+    // Promise: P1 - A heap sample is scaled to the allocations that it represents.
     #[test]
     fn samples_stand_for_what_they_were_drawn_from() {
         // Objects of 1 KiB at one sample per 128 KiB: each stands for about 128.

@@ -292,6 +292,7 @@ impl Write for Bounded {
 mod tests {
     use super::*;
 
+    // Promise: P1 - A heap profile beyond its size limit is refused with the limit.
     #[test]
     fn an_answer_that_grows_too_large_names_the_limit() {
         let mut bounded = Bounded { bytes: Vec::new(), most: 100_000 };

@@ -571,6 +571,7 @@ mod tests {
         elsewhere.join().unwrap();
     }
 
+    // Promise: P3 - Freed room in a file-backed heap is used again, for every size.
     #[test]
     fn room_in_the_file_is_used_again_whatever_the_size() {
         let heap = heap();

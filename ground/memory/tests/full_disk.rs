@@ -17,6 +17,7 @@ static MALLOC_CONF: Option<&'static std::ffi::c_char> = {
     Some(unsafe { &*TEXT.as_ptr() })
 };
 
+// Promise: P3 - A file-backed heap without disk room reports it, allocates elsewhere, and recovers.
 #[test]
 fn a_heap_that_finds_no_disk_says_so_allocates_elsewhere_and_goes_on_when_there_is_some() {
     let mount_point = tempfile::tempdir().unwrap();

@@ -45,6 +45,7 @@ fn first(addresses: impl Iterator<Item = IpAddr>) -> Option<IpAddr> {
 mod tests {
     use super::*;
 
+    // Promise: P16 - A listen address may be a host name.
     #[test]
     fn address_is_read_as_it_is_and_host_name_is_resolved() {
         for text in ["127.0.0.1:8080", "[::1]:0", "0.0.0.0:4000"] {
@@ -64,6 +65,7 @@ mod tests {
         assert_eq!(first(found.into_iter().take(1)), Some(ip("::1")));
     }
 
+    // Promise: P16 - A host name that does not resolve is refused by name.
     #[test]
     fn text_without_address_is_refused_with_the_reason() {
         for text in ["8080", "localhost", ":8080", "localhost:80800", "::1:8080", ""] {

@@ -1,7 +1,7 @@
-//! A program that a driver of the lab started: waited for until it serves, asked to end, and gone
-//! when its owner is.
+//! A program that a driver of the lab starts: the driver waits until it serves, asks it to end, and
+//! ends it when the owner is dropped.
 //!
-//! What bounds it: every wait has an end. What it must never know: what the program is.
+//! Bounds: every wait has an end. Must never know: what the program is.
 
 use std::{
     fs,
@@ -19,7 +19,7 @@ const GROUP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes shown of a log when its program fails.
 const LAST_WORDS_BYTES: usize = 4096;
 
-/// What becomes of a child when its owner is dropped.
+/// How a child ends when its owner is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnDrop {
     /// It is killed.
@@ -34,7 +34,7 @@ pub enum OnDrop {
 pub struct Child {
     process: std::process::Child,
     what: String,
-    /// Where it and its own children write what they have to say, in the order to be shown.
+    /// Log files of it and its own children, in the order to be shown.
     logs: Vec<PathBuf>,
     on_drop: OnDrop,
 }
@@ -60,7 +60,7 @@ impl Child {
         self
     }
 
-    /// What it prints, once, if its command pipes that.
+    /// Takes its standard output, if the command pipes it; `None` after the first call.
     pub const fn take_output(&mut self) -> Option<ChildStdout> {
         self.process.stdout.take()
     }

@@ -1,7 +1,7 @@
-//! What commands of the lab have in common: programs that they start ([`Child`]), and the request
-//! to stop that they get ([`StopSignals`]).
+//! Code shared by the commands of the lab: programs that they start ([`Child`]), and signals that
+//! ask them to stop ([`StopSignals`]).
 //!
-//! What it must never know: what any of these programs does.
+//! Must never know: what any of these programs does.
 
 mod child;
 
@@ -18,7 +18,8 @@ pub fn interrupted() -> ExitCode {
     ExitCode::from(EXIT_INTERRUPTED)
 }
 
-/// So many ports of this machine, all different, that nobody listened on a moment ago.
+/// `COUNT` different free ports of this machine. Another program may take one before the caller
+/// binds it.
 ///
 /// # Errors
 ///

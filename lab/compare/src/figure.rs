@@ -1,6 +1,6 @@
-//! Figures: what benches write for comparing, and what every reader turns its file into.
+//! Figures: the output of benches for comparison, and the result of every reader of files.
 //!
-//! What bounds it: names by [`NAME_BYTES_MAX`]. What it must never know: files, statistics.
+//! Bounds: names by [`NAME_BYTES_MAX`]. Must never know: files, statistics.
 
 use std::path::Path;
 
@@ -24,7 +24,7 @@ pub enum Better {
     More,
 }
 
-/// What a value is measured in, after conversion to the base unit.
+/// Unit of a value, after conversion to the base unit.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Unit {
     /// A time, in seconds.
@@ -90,7 +90,7 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// A figure whose unit says which values are better.
+    /// A figure whose unit determines which values are better.
     pub fn new(name: &str, value: f64, unit: &str) -> Self {
         Self { name: name.to_owned(), value, unit: unit.to_owned(), better: None }
     }
@@ -101,9 +101,9 @@ impl Figure {
 pub struct Figures {
     /// Version of the document, [`FORMAT`].
     pub format: u32,
-    /// What wrote it.
+    /// The bench that wrote it.
     pub bench: String,
-    /// What was measured on.
+    /// The machine of the measurement.
     pub machine: String,
     /// All of them.
     pub figures: Vec<Figure>,
@@ -127,7 +127,7 @@ impl Figures {
     }
 }
 
-/// Which values are better where a file does not say: by unit, then by words in the name.
+/// Which values are better where a file does not state it: by unit, then by words in the name.
 pub fn by_name(name: &str, unit: &Unit) -> Better {
     match unit {
         Unit::Seconds | Unit::Bytes => return Better::Less,

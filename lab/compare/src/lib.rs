@@ -1,12 +1,12 @@
 //! `thimble-lab compare`: which differences between earlier runs and a change are real.
 //!
 //! Files of measurements ([`input`]) become tests with a value in each run (`suite`). Each test is
-//! judged against its own spread (`stats` has the method and its limits), every verdict in words
-//! (`verdict`), for people and machines (`report`). With `--pair` it measures two commands in
-//! alternating turns by itself (`pair`). [`figure`] is what benches write to be compared.
+//! judged against its own spread (`stats` has the method and its limits), each gets a verdict
+//! (`verdict`), and the report is for people and machines (`report`). With `--pair` it measures two
+//! commands itself, in alternating turns (`pair`). [`figure`] is the format that benches write.
 //!
-//! What bounds it: sizes, depths and counts of files in `input` and `suite`; turns and time of
-//! `--pair` by flags. What it must never know: what the figures mean to the programs they are of.
+//! Bounds: sizes, depths and counts of files in `input` and `suite`; turns and time of `--pair` by
+//! flags. Must never know: the meaning of the figures to the measured programs.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -77,7 +77,7 @@ pub fn render(baseline: &[Run], candidate: &[Run]) -> Result<[String; 4]> {
     Ok([report::text(&report, true), report::markdown(&report), json, report::page(&report)])
 }
 
-/// Reads every file, and says on standard error what was passed over.
+/// Reads every file, and reports skipped values on standard error.
 fn read_all(paths: &[PathBuf]) -> Result<Vec<Run>> {
     let mut runs = Vec::new();
     for path in paths {

@@ -7,10 +7,10 @@ use clap::{Args, Parser, ValueEnum};
 
 /// Most error that may be asked for.
 const ERROR_MAX: f64 = 0.5;
-/// The part of calls that may be wrong, where nothing is said.
+/// Default of the part of verdicts that may be wrong.
 pub(crate) const ERROR: f64 = 0.05;
 
-/// What makes `compare` end with status 1.
+/// Conditions for exit status 1 of `compare`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum FailOn {
     /// Any test is slower.
@@ -77,7 +77,7 @@ struct Flags {
     all: bool,
 }
 
-/// What came after the files of the candidate.
+/// Arguments after the files of the candidate.
 #[derive(Parser)]
 #[command(name = "compare", no_binary_name = true, disable_help_flag = true)]
 struct After {
@@ -113,7 +113,7 @@ pub(crate) fn percent(text: &str) -> Result<f64, String> {
     if number.is_finite() && (0.0..=100_000.0).contains(&number) {
         Ok(number / 100.0)
     } else {
-        Err(format!("{text:?} must lie between 0% and 100000%"))
+        Err(format!("{text:?} must be between 0% and 100000%"))
     }
 }
 

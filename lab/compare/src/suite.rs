@@ -1,11 +1,10 @@
 //! The tests of both sides, with the value of each in each run.
 //!
-//! A test is a name with a unit. Which values of it are better: flags say, else its file, else its
-//! unit and name. A file that has a test several times (turns, repetitions) counts as one run with
-//! the median of them; with one file on each side, its repetitions are all there is and count as
-//! runs.
+//! A test is a name with a unit. Flags state which values are better; else its file, else its unit
+//! and name. A file that has a test several times (turns, repetitions) counts as one run with the
+//! median of them; with one file on each side, its repetitions count as runs.
 //!
-//! What bounds it: [`TESTS_MAX`], [`RUNS_MAX`]. What it must never know: formats, statistics.
+//! Bounds: [`TESTS_MAX`], [`RUNS_MAX`]. Must never know: formats, statistics.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
-//! A verdict for each test, and what they come to.
+//! A verdict for each test, and their summary.
 //!
-//! What bounds it: the tests of the suite. What it must never know: formats of files and reports.
+//! Bounds: the tests of the suite. Must never know: formats of files and reports.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ use crate::{
     suite::{By, Suite, Test, median},
 };
 
-/// What is said of a test.
+/// The verdict on a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verdict {
@@ -42,7 +42,7 @@ pub(crate) const VERDICTS: [Verdict; 7] = [
 ];
 
 impl Verdict {
-    /// In words, of times and rates.
+    /// Text of the verdict, for times and rates.
     pub(crate) fn words(self) -> &'static str {
         match self {
             Self::Slower => "slower",
@@ -55,7 +55,7 @@ impl Verdict {
         }
     }
 
-    /// In words, of what is measured in `unit`: memory is not slower.
+    /// Text of the verdict, for figures in `unit`: memory is not slower.
     pub(crate) fn words_of(self, unit: &Unit) -> &'static str {
         match (self, unit) {
             (_, Unit::Seconds | Unit::PerSecond) => self.words(),
@@ -76,7 +76,7 @@ pub(crate) struct Judged {
     pub(crate) unit: Unit,
     /// Which values are better.
     pub(crate) better: Better,
-    /// Who says so: `flag`, `file`, `name`.
+    /// Source of `better`: `flag`, `file`, `name`.
     pub(crate) better_by: &'static str,
     /// By run; none where a run has none.
     pub(crate) baseline: Vec<Option<f64>>,
@@ -98,7 +98,7 @@ pub(crate) struct Judged {
     pub(crate) q: Option<f64>,
     /// How the candidate compares with the baseline.
     pub(crate) verdict: Verdict,
-    /// Why, where the figures do not say.
+    /// The reason, where the figures do not show it.
     pub(crate) why: Option<String>,
 }
 
@@ -134,11 +134,11 @@ pub(crate) struct Method {
     pub(crate) error: f64,
     /// Smallest change that is called one, as a part.
     pub(crate) least: f64,
-    /// Standard deviation between whole runs, as a part; none where it cannot be told.
+    /// Standard deviation between whole runs, as a fraction; `None` where it cannot be estimated.
     pub(crate) run_noise: Option<f64>,
     /// Tests that spreads are pooled over.
     pub(crate) pooled_over: usize,
-    /// What the pooled spread counts as, in degrees of freedom.
+    /// Weight of the pooled spread, in degrees of freedom.
     pub(crate) pooled_df: f64,
     /// Degrees of freedom of the tail; none is the normal distribution's.
     pub(crate) tail_df: Option<f64>,
@@ -153,7 +153,7 @@ pub(crate) struct Outcome {
     pub(crate) method: Method,
     /// Figures over all tests together.
     pub(crate) whole: Whole,
-    /// What to keep in mind.
+    /// Notes on the verdict.
     pub(crate) notes: Vec<String>,
     /// In the order of verdicts, then by name.
     pub(crate) tests: Vec<Judged>,
@@ -218,13 +218,13 @@ fn notes(suite: &Suite, findings: &Findings) -> Vec<String> {
     } else if findings.pooled == 0 {
         notes.push(format!(
             "fewer than {TESTS_MIN} comparable tests, or most do not vary: each test is judged by \
-             its own values alone, and few runs tell large changes only"
+             its own values alone, and few runs detect large changes only"
         ));
     }
     if suite.shared_runs && candidate == 1 && baseline > 1 {
         notes.push(
-            "one candidate run: what is far in it may be that run's; two or more tell a change \
-             from an outlier"
+            "one candidate run: what is far in it may be that run's; two or more distinguish a \
+             change from an outlier"
                 .into(),
         );
     }
@@ -283,7 +283,7 @@ fn one(test: &Test, finding: Option<&Finding>, error: f64, least: f64) -> Judged
     (judged.verdict, judged.why) = match (finding.p, lone) {
         (_, Some(index)) => (
             Verdict::Outlier,
-            Some(format!("run {} of the candidate lies far from the others", index + 1)),
+            Some(format!("run {} of the candidate is far from the others", index + 1)),
         ),
         (None, _) if finding.difference == 0.0 && finding.constant => {
             (Verdict::Noise, Some("all values are the same".into()))
@@ -297,7 +297,7 @@ fn one(test: &Test, finding: Option<&Finding>, error: f64, least: f64) -> Judged
         (Some(_), _) if called => {
             (Verdict::Noise, Some(format!("a change, and below {:.1} %", least * 100.0)))
         }
-        // Far by itself, and not rarer than the farthest of so many tests.
+        // Far by itself, but not rarer than the most distant of all tests.
         (Some(p), _) if p <= FAR && large => (Verdict::Outlier, None),
         (Some(_), _) => (Verdict::Noise, None),
     };

@@ -119,6 +119,7 @@ fn what_node_writes_now_is_read() {
     assert!(value(&run, "outer > waits <&>") >= 0.018);
 }
 
+// Promise: P25 - Files are recognised by content, not by name.
 #[test]
 fn files_that_are_not_what_their_name_says_are_told_by_their_content() {
     let folder = tempfile::tempdir().unwrap();
@@ -147,6 +148,7 @@ fn files_that_are_not_what_their_name_says_are_told_by_their_content() {
     assert!(error.contains("no benchmark in it"), "{error}");
 }
 
+// Promise: P25 - An endless file is refused.
 #[test]
 fn a_file_without_end_is_refused_and_a_long_series_is_read_by_its_summary() {
     let error = input::read(Path::new("/dev/zero")).unwrap_err().to_string();

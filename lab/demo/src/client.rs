@@ -1,4 +1,4 @@
-//! What all drivers do with `ic-agent`: connect, create, install, delete.
+//! Operations of all drivers with `ic-agent`: connect, create, install, delete.
 
 use std::{path::Path, time::Duration};
 
@@ -22,11 +22,11 @@ pub fn identity() -> Result<BasicIdentity> {
     Ok(BasicIdentity::from_raw_key(&seed))
 }
 
-/// For how long calls are signed. A node remembers a call until then; whoever sends thousands a
-/// second does well to sign for a short time.
+/// Expiry of signed calls. A node remembers a call until then; a client that sends thousands of
+/// calls a second should sign for a short time.
 const EXPIRY: Duration = Duration::from_secs(60);
 
-/// What an agent waits for an answer, as the library has it.
+/// How long an agent waits for an answer: the default of the library.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(360);
 
 /// HTTP clients for nodes. They ignore the proxy variables of the environment: a node on loopback
@@ -54,7 +54,7 @@ pub async fn connect_signing_for(expiry: Duration, url: &str, timeout: Duration)
     Ok(agent)
 }
 
-/// Waits until the node says it is healthy, and takes its root key.
+/// Waits until the node reports that it is healthy, and takes its root key.
 pub async fn wait_until_healthy(agent: &Agent, url: &str, timeout: Duration) -> Result<()> {
     let deadline = Instant::now() + timeout;
     loop {

@@ -1,6 +1,5 @@
-//! What `make run` shows: an unmodified published client deploys a real canister, calls it and
-//! verifies every answer, and finds the canister's state again when the node was stopped in
-//! between.
+//! The demo of `make run`: an unmodified published client deploys a real canister, calls it,
+//! verifies every answer, and finds the canister's state again after a restart of the node.
 
 use std::{
     path::{Path, PathBuf},
@@ -108,9 +107,9 @@ pub async fn run(options: Options) -> Result<()> {
     Ok(())
 }
 
-/// The canister of an earlier run; `None` when there was none, or the node says that it is not
-/// there. A node that was just started may be too busy to answer at once: that is no reason to
-/// deploy another one.
+/// The canister of an earlier run; `None` when there was none, or the node reports that it does not
+/// exist. A node that was just started may be too busy to answer at once, which must not deploy
+/// another one.
 async fn remembered(agent: &Agent, file: Option<&Path>) -> Result<Option<Principal>> {
     let text = file.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
     let Ok(canister) = Principal::from_text(text.trim()) else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! What the operating system says of a node: the memory and CPU of all its processes.
+//! Figures of the operating system about a node: the memory and CPU of all its processes.
 
 use anyhow::{Context, Result};
 
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 pub struct Process {
     /// Process id, as the kernel counts.
     pub pid: u32,
-    /// What it is, as its command line says.
+    /// Its role, from its command line.
     pub role: String,
     /// Private memory the kernel cannot take back.
     pub anonymous_bytes: u64,

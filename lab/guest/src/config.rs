@@ -1,12 +1,12 @@
-//! What a machine is told: a raw disk that holds a tar archive.
+//! Configuration of a machine: a raw disk that holds a tar archive.
 //!
 //! ```text
 //! machine.json     role, budget, addresses, arguments; always the first entry
-//! data/...         what the node's data folder holds before its first start: keys, the genesis
+//! data/... content of the node's data folder before its first start: keys, the genesis
 //! ```
 //!
-//! A tape archive needs no file system, is read from front to back, and is made with `tar` by
-//! anybody. The data is unpacked once, onto a disk that has none yet.
+//! A tape archive needs no file system, is read from front to back, and can be made with `tar`. The
+//! data is unpacked once, onto a disk that has none yet.
 
 use std::{
     fs::{self, File},
@@ -69,7 +69,7 @@ pub struct Interface {
 pub struct Machine {
     /// Version of the document, [`FORMAT`].
     pub format: u32,
-    /// What the machine is called.
+    /// Name of the machine.
     pub name: String,
     /// Which program it runs.
     pub role: Role,
@@ -128,7 +128,7 @@ pub fn write(machine: &Machine, data: Option<&Path>, path: &Path) -> Result<()> 
 ///
 /// # Errors
 ///
-/// The disk is none of this format; what is wrong with it.
+/// The disk does not have this format; the error describes the fault.
 pub fn read(disk: impl Read) -> Result<Machine> {
     let mut archive = tar::Archive::new(disk.take(DATA_BYTES_MAX));
     let entry = archive.entries()?.next().context("the configuration disk is empty")?;
@@ -280,7 +280,7 @@ mod tests {
             let error = unpack(with(name, kind).as_slice(), &into).unwrap_err();
             assert!(format!("{error:#}").contains(part), "{name}: {error:#}");
         }
-        // What is not below data/ is nobody's.
+        // Entries outside data/ are ignored.
         unpack(with("elsewhere/x", tar::EntryType::Regular).as_slice(), &into).unwrap();
         assert!(!into.join("elsewhere").exists() && !folder.path().join("out").exists());
     }

@@ -1,7 +1,7 @@
-//! What a machine tells its host, one JSON document a line, on its second serial port.
+//! Reports of a machine to its host, one JSON document a line, on its second serial port.
 //!
-//! The host reads it as the output of a stranger: lines are at most [`LINE_BYTES_MAX`] long, what
-//! cannot be read is passed over.
+//! The host treats them as untrusted: lines are at most [`LINE_BYTES_MAX`] long, invalid lines are
+//! skipped.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,26 +16,26 @@ pub const PROCESSES_MAX: usize = 64;
 pub enum Line {
     /// The node is about to be started.
     Started(Started),
-    /// What the kernel said at one moment.
+    /// Figures of the kernel at one moment.
     Sample(Sample),
-    /// The node ended, or could not be started; the machine powers off or is started anew after it.
+    /// The node ended, or could not be started; the machine powers off or restarts after it.
     Ended(Ended),
 }
 
 /// The sum of the machine's memory.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Started {
-    /// Of the machine, as its host says.
+    /// Memory of the machine, as stated by its host.
     pub machine_bytes: u64,
-    /// What the kernel keeps of it, before and while the node works.
+    /// Memory reserved for the kernel, before and while the node runs.
     pub kernel_bytes: u64,
-    /// What is left for the node.
+    /// Memory that remains for the node.
     pub left_bytes: u64,
-    /// What the node got.
+    /// The node's budget.
     pub budget_bytes: u64,
 }
 
-/// What the kernel said at one moment; bytes, and since the start of the kernel.
+/// Figures of the kernel at one moment, in bytes; times since the start of the kernel.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Sample {
     /// Seconds since the start of the kernel.
@@ -48,7 +48,7 @@ pub struct Sample {
     pub shared_bytes: u64,
     /// The kernel's own: slab, page tables, stacks, and what it took before the first process.
     pub kernel_bytes: u64,
-    /// What could still be had.
+    /// Available memory.
     pub available_bytes: u64,
     /// CPU time of all processes and the kernel.
     pub cpu_seconds: f64,
@@ -56,7 +56,8 @@ pub struct Sample {
     pub major_faults: u64,
     /// Processes killed for lack of memory so far.
     pub oom_kills: u64,
-    /// Share of the last 10 s in which somebody waited for memory, where the kernel tells.
+    /// Share of the last 10 s in which at least one task waited for memory, where the kernel
+    /// reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pressure_some_percent: Option<f64>,
     /// The node's processes, the largest first, at most [`PROCESSES_MAX`].
@@ -79,15 +80,15 @@ pub struct Process {
 /// How the node ended.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Ended {
-    /// In words: `exit 1`, `ended by SIGKILL`, `not started: ...`.
+    /// A text: `exit 1`, `ended by SIGKILL`, `not started: ...`.
     pub how: String,
-    /// The machine was told to stop before.
+    /// The machine was asked to stop before.
     pub was_asked: bool,
-    /// What the machine does now: `power off` or `start anew`.
+    /// The next action of the machine: `power off` or `start anew`.
     pub then: String,
 }
 
-/// Reads a line; `None` when it is no line of this format.
+/// Reads a line; `None` when it does not have this format.
 pub fn parse(bytes: &[u8]) -> Option<Line> {
     if bytes.len() > LINE_BYTES_MAX {
         return None;

@@ -1,19 +1,20 @@
 //! How much of a machine's memory its node gets.
 //!
-//! A budget that a node promises to keep is of its processes; what the kernel takes for itself
-//! comes before it. A kernel says with how much memory it begins once it has loaded itself
-//! (`MemTotal`). Of that it takes a part for its drivers and tables; the rest is the node's.
+//! The budget of a node covers its processes only; the kernel's own memory comes first. A kernel
+//! reports the memory that remains once it has loaded itself (`MemTotal`). It takes a part of that
+//! for its drivers and tables; the rest is the node's.
 //!
 //! Members of a subnet agree on limits that follow from their budgets, so machines of one size must
-//! come to the same budget. What is free at a moment differs from start to start; what the kernel
-//! begins with does not. So the latter is what counts, in whole steps, and the former is a check.
+//! compute the same budget. The free memory at a moment differs from start to start; `MemTotal`
+//! does not. So the budget follows from `MemTotal`, in whole steps, and the free memory is only
+//! checked.
 
 use budget::{MIB, format_size};
 
-/// What a kernel takes once it has loaded itself: drivers, the memory it never gives away, slab,
-/// page tables. Measured: 20 to 25 MiB of machines of 128 MiB to 1 GiB, when the node starts.
+/// Memory that a kernel takes once it has loaded itself: drivers, reserved memory, slab, page
+/// tables. Measured: 20 to 25 MiB on machines of 128 MiB to 1 GiB, when the node starts.
 const KERNEL_BYTES: u64 = 24 * MIB;
-/// And one part in so many, for tables that grow with the machine.
+/// The kernel also takes this fraction (1/64), for tables that grow with the machine.
 const KERNEL_SHARE: u64 = 64;
 /// Budgets are whole multiples: what a kernel begins with differs by some KiB between versions.
 const STEP_BYTES: u64 = 4 * MIB;
@@ -21,9 +22,9 @@ const STEP_BYTES: u64 = 4 * MIB;
 /// A machine's memory, divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sum {
-    /// What the host gave the machine.
+    /// Memory that the host gave the machine.
     pub machine_bytes: u64,
-    /// What is left for the node.
+    /// Memory that remains for the node.
     pub left_bytes: u64,
 }
 
@@ -37,16 +38,16 @@ impl Sum {
         Self { machine_bytes, left_bytes }
     }
 
-    /// What the kernel keeps.
+    /// Memory that the kernel keeps.
     pub fn kernel_bytes(&self) -> u64 {
         self.machine_bytes.saturating_sub(self.left_bytes)
     }
 
-    /// The node's budget: what is left, or what is `stated` if it fits.
+    /// The node's budget: the remaining memory, or the `stated` budget if it fits.
     ///
     /// # Errors
     ///
-    /// The sum in words, when the stated budget does not fit and `overcommit` was not asked for.
+    /// A text with the calculation, when the stated budget does not fit and `overcommit` is false.
     pub fn budget(&self, stated: Option<u64>, overcommit: bool) -> Result<u64, String> {
         match stated {
             None => Ok(self.left_bytes),
@@ -77,6 +78,7 @@ impl Sum {
 mod tests {
     use super::*;
 
+    // Promise: P25 - The node in a machine gets the memory that its kernel leaves.
     #[test]
     fn a_node_gets_what_is_left_and_no_more() {
         let sum = Sum::of(256 * MIB, 217 * MIB, 193 * MIB);
@@ -96,6 +98,7 @@ mod tests {
         );
     }
 
+    // Promise: P25 - Machines of one size have one budget.
     #[test]
     fn machines_of_one_size_come_to_one_budget() {
         let left: Vec<u64> = [190, 193, 205]

@@ -1,4 +1,5 @@
-//! Adding an image: its file becomes a base, once, whoever asks at the same time.
+//! Adding an image: its file becomes a base, once, even if several processes add it at the same
+//! time.
 
 use std::{
     fs::{self, File},
@@ -27,10 +28,9 @@ use crate::{
 
 /// In which form a base is kept.
 ///
-/// A raw disk is kept raw: it is served at the speed of the file, and packing it anew as qcow2
-/// takes four times the CPU time of unpacking it. A qcow2 file is kept as it is, packed or not: it
-/// serves overlays without being unpacked at all. `make bench-images` prints the figures behind
-/// this.
+/// A raw disk is kept raw: it is served at the speed of the file, and repacking it as qcow2 takes
+/// four times the CPU time of unpacking it. A qcow2 file is kept as it is, packed or not: it serves
+/// overlays without being unpacked at all. `make bench-images` prints the figures for this choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wanted {
     /// Raw when the disk is raw, the qcow2 file as it is when it is qcow2.
@@ -43,7 +43,7 @@ pub enum Wanted {
     Compressed,
 }
 
-/// What [`Cache::add`] did.
+/// Result of [`Cache::add`].
 #[derive(Clone, Debug, Serialize)]
 pub struct Added {
     /// The base that the file became.
@@ -56,7 +56,7 @@ pub struct Added {
     pub healed: Option<Vec<PathBuf>>,
     /// Whether the file's hash was known, so that it was not read for it.
     pub hash_was_known: bool,
-    /// What the base takes on the disk, in bytes.
+    /// Size of the base on the disk, in bytes.
     pub disk_bytes: u64,
     /// Size of the disk for each byte of the file.
     pub ratio: f64,
@@ -79,9 +79,10 @@ impl Cache {
     ///
     /// # Errors
     ///
-    /// [`Error::Refused`] for what is no image or points outside of itself, [`Error::TooLarge`],
-    /// [`Error::NoRoom`], [`Error::NoTool`] where `qemu-img` is needed (for qcow2 and for
-    /// [`Wanted::Compressed`]), [`Error::Stopped`]. None leaves anything in the cache.
+    /// [`Error::Refused`] for a file that is not an image or refers to other files,
+    /// [`Error::TooLarge`], [`Error::NoRoom`], [`Error::NoTool`] where `qemu-img` is needed (for
+    /// qcow2 and for [`Wanted::Compressed`]), [`Error::Stopped`]. None leaves anything in the
+    /// cache.
     pub fn add(&self, path: &Path, wanted: Wanted) -> Result<Added> {
         self.add_with(path, wanted, false)
     }
@@ -122,7 +123,7 @@ impl Cache {
         };
         let id = BaseId { key, form };
         let (is_new, healed) = match self.look(&id)? {
-            // No lock is needed to see that it is there: whoever uses it looks again, under one.
+            // This check needs no lock: users of the base check again, under one.
             (Some(_), State::Whole) => (false, None),
             _ => self.add_locked(&id, &file, &source)?,
         };
@@ -134,7 +135,7 @@ impl Cache {
         Ok(Added { base, is_new, healed, hash_was_known: !was_read, disk_bytes, ratio })
     }
 
-    /// What was there in the end, and the overlays of a base that had to be made again.
+    /// Returns the base, and the overlays of a base that had to be made again.
     fn add_locked(
         &self,
         id: &BaseId,
@@ -158,7 +159,7 @@ impl Cache {
         source: &Source<'_>,
     ) -> Result<(bool, Option<Vec<PathBuf>>)> {
         let damaged = match self.whole(id) {
-            // Somebody else added it while we waited.
+            // Another process added it while this one waited.
             Ok(_) => return Ok((false, None)),
             Err(Error::Unknown { .. }) => None,
             Err(Error::Damaged { users, .. }) => Some(users),
@@ -315,7 +316,7 @@ impl Cache {
     fn check_qcow2(&self, named: &Path, path: &Path) -> Result<u64> {
         let (file, _) = files::open_regular(path)?;
         let refuse = |why: String| Error::refused(named, why);
-        // Before any other program reads it: this header says what that program would open.
+        // Before any other program reads it: this header determines what that program would open.
         let header = qcow2::read(&head(&file, path)?).map_err(refuse)?;
         header.check_base().map_err(refuse)?;
         if header.virtual_bytes > self.settings.limit_bytes {
@@ -362,7 +363,7 @@ impl Cache {
         }
         Err(Error::refused(
             source.path,
-            "it was changed while it was read; add it when nobody writes to it",
+            "it was changed while it was read; add it when no program writes to it",
         ))
     }
 }

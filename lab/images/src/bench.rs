@@ -1,11 +1,12 @@
-//! `image bench`: every way to make the disks of some machines out of one packed image, in turns in
-//! one run, so that what the machine does besides meets all of them.
+//! `image bench`: every way to make the disks of some machines from one packed image, in
+//! alternating turns in one run, so that other load on the machine affects all of them.
 //!
 //! The image is made without network: an ext4 file system with real files of this machine, packed
-//! by zstd. Each method begins with an empty folder and a quiet disk; what it wrote and what the
-//! kernel still had to write are measured separately, because only ours sync what they make.
+//! by zstd. Each method begins with an empty folder and a quiet disk; its own writes and the dirty
+//! pages that the kernel had still to write are measured separately, because only our methods sync
+//! their files.
 //!
-//! What bounds it: the room for the largest method, one disk per machine, which is asked for first.
+//! Bounds: the room for the largest method, one disk per machine, which is checked first.
 
 mod image;
 mod methods;
@@ -26,10 +27,10 @@ use crate::Stop;
 const GOAL_CACHED_SECONDS: f64 = 0.05;
 const MACHINES_MAX: usize = 64;
 const TURNS_MAX: usize = 100;
-/// Besides one disk per machine.
+/// Room required in addition to one disk per machine.
 const ROOM_BYTES: u64 = 4 * GIB;
 
-/// What is measured.
+/// Options of the bench.
 #[derive(Clone, Debug, Args)]
 pub struct Options {
     /// The image: a raw disk packed by zstd. Without it one is made of the files in --from.
@@ -69,9 +70,9 @@ pub(crate) struct Measured {
     wall_seconds: f64,
     /// Of this process and its children.
     cpu_seconds: f64,
-    /// What `sync` took afterwards.
+    /// Duration of the `sync` afterwards.
     sync_seconds: f64,
-    /// What it wrote, in bytes on disk.
+    /// Bytes that it wrote, as allocated on disk.
     made_bytes: u64,
     /// With the base that was there before.
     total_bytes: u64,
@@ -215,12 +216,12 @@ fn cpu_seconds() -> Result<f64> {
     Ok(total)
 }
 
-/// Runs `work` and measures it; where its bytes lie is the caller's to say.
+/// Runs `work` and measures it; the caller states where its output is.
 fn measure(
     work: impl FnOnce() -> Result<()>,
     made: impl Fn() -> Result<(u64, u64)>,
 ) -> Result<Measured> {
-    // What earlier work left to write is not this one's.
+    // Dirty pages of earlier work must not count for this method.
     rustix::fs::sync();
     let (cpu, began) = (cpu_seconds()?, Instant::now());
     work()?;
@@ -247,7 +248,7 @@ fn median(turns: &[Measured]) -> Measured {
     }
 }
 
-/// What `thimble-lab compare` reads: the medians.
+/// Figures for `thimble-lab compare`: the medians.
 fn figures(rows: &[Row]) -> Vec<Figure> {
     rows.iter()
         .flat_map(|row| {
@@ -301,7 +302,7 @@ fn text(report: &Report) -> String {
     text
 }
 
-/// The type of the file system of a folder, as the kernel's table of mounts has it.
+/// The type of the file system of a folder, from the kernel's table of mounts.
 fn file_system(folder: &std::path::Path) -> String {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     mounts

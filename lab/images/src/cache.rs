@@ -33,7 +33,7 @@ pub struct Cache {
     root: PathBuf,
     pub(crate) settings: Settings,
     pub(crate) known: Known,
-    /// Tells this cache from others, in names outside of it.
+    /// Identifies this cache in names outside of it.
     pub(crate) own_id: String,
 }
 
@@ -41,7 +41,7 @@ pub struct Cache {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// As it was made, as far as size and times of its file tell.
+    /// Unchanged since it was made, per size and times of its file.
     Whole,
     /// Its file has other times than it had; its content is compared at its next use.
     Touched,
@@ -56,12 +56,12 @@ pub enum State {
 pub struct Entry {
     /// Id of the base: SHA-256 of the file it was made from, and its form.
     pub id: BaseId,
-    /// What is known of it; nothing when it is gone.
+    /// The base; `None` when it was removed.
     #[serde(flatten)]
     pub base: Option<Base>,
     /// How it is, without reading its content.
     pub state: State,
-    /// What it takes on the disk, in bytes.
+    /// Its size on the disk, in bytes.
     pub disk_bytes: u64,
     /// When it was last added or given an overlay.
     #[serde(skip)]
@@ -216,7 +216,7 @@ impl Cache {
         }
     }
 
-    /// The record of a base and how its file is, as far as size and times tell.
+    /// The record of a base, and the state of its file per size and times.
     pub(crate) fn look(&self, id: &BaseId) -> Result<(Option<Record>, State)> {
         let Some(record) = Record::load(&self.base_folder(id))?.filter(|record| record.id == *id)
         else {
@@ -385,10 +385,10 @@ pub(crate) fn disk_name(id: &BaseId) -> String {
     format!("disk.{}", id.form.format())
 }
 
-/// What a file has below it.
+/// The backing file of a disk.
 pub(crate) enum Backing {
     Is(PathBuf),
-    /// It is no overlay, or no more.
+    /// It is not an overlay, or no longer one.
     None,
     /// It cannot be known.
     Unreadable,
@@ -431,8 +431,8 @@ pub(crate) fn head(file: &File, path: &Path) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut limited = file.take(HEAD_BYTES);
     limited.read_to_end(&mut bytes).map_err(Error::io("reading", path))?;
-    // Names and extensions lie there in all files that qemu-img makes; the rest is read only where
-    // they do not.
+    // All files that qemu-img makes have names and extensions in this part; more is read only for
+    // other files.
     if qcow2::read(&bytes).is_err() && bytes.len() as u64 == HEAD_BYTES {
         let mut rest = file.take(qcow2::HEADER_BYTES_MAX as u64 - HEAD_BYTES);
         rest.read_to_end(&mut bytes).map_err(Error::io("reading", path))?;

@@ -16,8 +16,8 @@ use crate::{
 /// Which bases stay when the cache is collected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// Bases of so many bytes on disk together, those used last; bases in use stay in any case and
-    /// count.
+    /// The most recently used bases up to this total of bytes on disk; bases in use stay in any
+    /// case and count.
     Bytes(u64),
     /// Bases that were used within this time.
     Age(Duration),
@@ -54,13 +54,13 @@ impl FromStr for Keep {
 pub struct Collected {
     /// Bases that went.
     pub removed: Vec<BaseId>,
-    /// What they took on the disk, in bytes.
+    /// Their size on the disk, in bytes.
     pub removed_bytes: u64,
     /// Bases that would have gone, and are in use.
     pub in_use: Vec<BaseId>,
     /// Scratch folders of killed processes that went.
     pub scratch: usize,
-    /// What the bases that stay take on the disk, in bytes.
+    /// Size of the remaining bases on the disk, in bytes.
     pub left_bytes: u64,
 }
 
@@ -79,7 +79,7 @@ impl Cache {
         for entry in entries {
             let is_kept = match keep {
                 Keep::Bytes(bytes) => collected.left_bytes <= bytes,
-                // A time that lies ahead is no age.
+                // A time in the future has no age.
                 Keep::Age(age) => entry.used.is_some_and(|used| {
                     used.elapsed().is_ok_and(|unused| unused <= age) || used.elapsed().is_err()
                 }),
@@ -93,7 +93,7 @@ impl Cache {
             }
             if !dry {
                 let path = self.lock_path(&entry.id.to_string());
-                // Whoever holds it uses the base now.
+                // Its holder is using the base.
                 let Some(lock) = Lock::try_take(&path, Mode::Exclusive, "removing the base")?
                 else {
                     collected.in_use.push(entry.id);
@@ -105,7 +105,7 @@ impl Cache {
                         collected.in_use.push(id);
                         continue;
                     }
-                    // Somebody else removed it.
+                    // Another process removed it.
                     Err(Error::Unknown { .. }) => continue,
                     Err(error) => return Err(error),
                 }

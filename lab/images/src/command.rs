@@ -1,7 +1,7 @@
 //! The subcommands of `thimble-lab image` that work on the cache.
 //!
-//! [`Command`] is flattened into the lab's own enumeration, which has more of them. What it must
-//! never know: how anything is done; it reads flags and prints.
+//! [`Command`] is flattened into the lab's own enumeration, which has more of them. Must never
+//! know: the implementation of the operations; it reads flags and prints.
 
 use std::{
     env,
@@ -25,15 +25,16 @@ use crate::{
 const OVERLAYS_MAX: usize = 4096;
 const DIGITS_SHOWN: usize = 12;
 
-/// What can be done with the cache.
+/// Operations on the cache.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Make a base of an image file; prints its id.
     ///
     /// The file is raw or qcow2, plain or packed by zstd, gzip or xz, alone or as the one file of a
-    /// tar archive; what it is shows in its bytes, not its name. It is unpacked once, whoever asks
-    /// at the same time, with holes as holes. A file that was added before and did not change costs
-    /// nothing. Killed at any moment, it leaves nothing that is taken for a base.
+    /// tar archive; its format is detected from its bytes, not its name. It is unpacked once, even
+    /// if several processes add it at the same time, with holes as holes. An unchanged file that
+    /// was added before is not read again. Killed at any moment, it leaves nothing that counts as a
+    /// base.
     ///
     /// Example: thimble-lab image add disk.img.tar.zst
     Add(Add),
@@ -71,7 +72,7 @@ pub enum Command {
     Bench(bench::Options),
 }
 
-/// What all of them take.
+/// Options of all subcommands.
 #[derive(Clone, Debug, Args)]
 pub struct Common {
     /// Folder of the cache. Default: $THIMBLE_IMAGES, or thimble/images in $XDG_CACHE_HOME or
@@ -89,7 +90,7 @@ pub struct Common {
     qemu_img: PathBuf,
 }
 
-/// What making a base takes besides.
+/// Further options of subcommands that make a base.
 #[derive(Clone, Debug, Args)]
 struct Limits {
     /// Largest disk, as a machine sees it; what a file declares is not believed.
@@ -134,7 +135,7 @@ pub struct Overlays {
     /// A larger disk than the base has; a smaller size changes nothing.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     grow: Option<u64>,
-    /// Make them anew: what machines have written into earlier ones is gone.
+    /// Recreate them: the data of machines in earlier ones is lost.
     #[arg(long)]
     fresh: bool,
     #[command(flatten)]
@@ -169,7 +170,7 @@ pub struct Collect {
     /// How many bytes of bases stay (20GiB), or which age (36h, 14d, 8w) without use is too old.
     #[arg(long, value_name = "SIZE|AGE")]
     keep: Keep,
-    /// Only say what would be removed.
+    /// Only print what would be removed.
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -180,21 +181,21 @@ fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|error| error.to_string())
 }
 
-/// Runs a command; `subcommand` is what stands before it on the command line of this program
+/// Runs a command; `subcommand` is the path of its parent on the command line of this program
 /// (`["image"]` in the lab).
 ///
 /// # Errors
 ///
-/// What the command met, in words.
+/// The error of the command.
 pub async fn run(command: Command, subcommand: &'static [&'static str]) -> Result<ExitCode> {
     stoppable(move |stop| dispatch(command, stop, subcommand)).await
 }
 
-/// Does work that blocks; Ctrl-C and SIGTERM ask it to stop, a second one ends the process.
+/// Runs blocking work; Ctrl-C and SIGTERM ask it to stop, a second one ends the process.
 ///
 /// # Errors
 ///
-/// What the work met, in words.
+/// The error of the work.
 pub async fn stoppable(
     work: impl FnOnce(&Stop) -> Result<ExitCode> + Send + 'static,
 ) -> Result<ExitCode> {
@@ -212,7 +213,7 @@ pub async fn stoppable(
             _ = signals.next() => {}
         }
         if was_asked {
-            // What is left is tidied up by the next run.
+            // The next run removes the remains.
             std::process::exit(i32::from(cli::EXIT_INTERRUPTED));
         }
         was_asked = true;
@@ -256,8 +257,8 @@ fn open(common: &Common, limits: Option<&Limits>, stop: &Stop) -> Result<Cache> 
     Ok(Cache::open(&folder, settings)?)
 }
 
-/// Where the cache is when nobody says: `$THIMBLE_IMAGES`, or `thimble/images` in the user's folder
-/// of caches.
+/// Default folder of the cache: `$THIMBLE_IMAGES`, or `thimble/images` in the user's folder of
+/// caches.
 ///
 /// # Errors
 ///

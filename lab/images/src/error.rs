@@ -19,7 +19,7 @@ pub enum Error {
     /// The operating system refused.
     #[error("{doing} {}: {source}", path.display())]
     Io {
-        /// In words, as in "opening".
+        /// The operation, as in "opening".
         doing: &'static str,
         /// With which file or folder.
         path: PathBuf,
@@ -31,7 +31,7 @@ pub enum Error {
     Refused {
         /// The file or folder that is refused.
         path: PathBuf,
-        /// What is wrong with it, and what would help.
+        /// The problem, and how to solve it.
         why: String,
     },
     /// A disk that is larger than [`crate::Settings::limit_bytes`].
@@ -58,11 +58,11 @@ pub enum Error {
     NoRoom {
         /// The folder that was written into.
         folder: PathBuf,
-        /// What is free.
+        /// Free bytes.
         free_bytes: u64,
-        /// What must stay free.
+        /// Bytes that must stay free.
         reserve_bytes: u64,
-        /// What this work had written.
+        /// Bytes that this work had written.
         written_bytes: u64,
     },
     /// A base that overlays need.
@@ -82,7 +82,7 @@ pub enum Error {
     Damaged {
         /// The base that is missing or has changed.
         id: BaseId,
-        /// What is wrong with it: "is missing", "has other content".
+        /// The problem: "is missing", "has other content".
         why: String,
         /// The overlays that need it.
         users: Vec<PathBuf>,
@@ -105,7 +105,7 @@ pub enum Error {
         program.display()
     )]
     NoTool {
-        /// What was looked for.
+        /// The missing program.
         program: PathBuf,
     },
     /// qemu-img could not be run, failed, or gave an answer that cannot be read.
@@ -113,7 +113,7 @@ pub enum Error {
     Tool {
         /// The command, shortened.
         command: String,
-        /// What it said, or how it ended.
+        /// Its error output, or how it ended.
         words: String,
     },
     /// [`crate::Stop`] asked to end.

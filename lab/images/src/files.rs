@@ -18,7 +18,7 @@ use crate::{Error, Result};
 /// within the tick of the last one leaves the time as it is.
 const SETTLED_NS: i128 = 3_000_000_000;
 
-/// What tells a file, and this state of it, from others.
+/// Identity of a file and of its present state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Identity {
     pub(crate) device: u64,
@@ -42,7 +42,7 @@ impl Identity {
     }
 
     /// Whether a change from now on would show in the times: the last one is long enough ago, by a
-    /// clock that is not behind it. Nobody can set a file's ctime, so this one counts.
+    /// clock that is not behind it. Only the ctime is checked, as no program can set it.
     pub(crate) fn is_settled(&self) -> bool {
         let now =
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos() as i128);
@@ -91,7 +91,7 @@ pub(crate) fn read_small(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>>
     Ok(Some(bytes))
 }
 
-/// The names in a folder that may be missing, sorted; names that are no text are none of ours.
+/// The names in a folder that may be missing, sorted; names that are not text are ignored.
 pub(crate) fn names(folder: &Path) -> Result<Vec<String>> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,

@@ -1,9 +1,9 @@
-//! The name of a base: the SHA-256 of the file it was made from, and the form it has in the cache.
+//! ID of a base: the SHA-256 of the file it was made from, and the form it has in the cache.
 //!
 //! The hash is that of the file *as given*, not of the disk in it. It is known before anything is
-//! unpacked, so two processes that add the same file meet at one lock and only one unpacks; it is
-//! what publishers print beside their downloads; and the same disk packed in two ways being kept
-//! twice is rarer than every add having to unpack in order to know what it has.
+//! unpacked, so two processes that add the same file meet at one lock and only one unpacks;
+//! publishers state it with their downloads. The cost is that one disk packed in two ways is kept
+//! twice, which is rare; a hash of the disk would require every add to unpack.
 
 use std::{fmt, str::FromStr};
 
@@ -14,7 +14,7 @@ const HASH_DIGITS: usize = 64;
 /// Fewest digits that name a base; with fewer, a typing error could name another one.
 pub(crate) const PREFIX_DIGITS_MIN: usize = 6;
 
-/// How a base lies in the cache.
+/// Format of a base in the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Form {
@@ -36,7 +36,7 @@ impl Form {
         }
     }
 
-    /// What QEMU calls it: `raw` or `qcow2`.
+    /// QEMU's name of it: `raw` or `qcow2`.
     pub fn format(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -73,7 +73,7 @@ impl FromStr for BaseId {
         let (digits, form) = text.split_once('-').ok_or(())?;
         let form =
             [Form::Raw, Form::Qcow2, Form::Zstd].into_iter().find(|known| known.name() == form);
-        // One spelling only: a folder in upper case is none of ours.
+        // One spelling only: a folder in upper case is ignored.
         let lower = digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
         if digits.len() != HASH_DIGITS || !lower {
             return Err(());

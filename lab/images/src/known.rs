@@ -1,12 +1,13 @@
-//! Hashes of files that were hashed before: the same unchanged file is not read again.
+//! Hashes of files that were hashed before, so that an unchanged file is not read again.
 //!
 //! A file is the same and unchanged when device, inode, size, time of modification and time of
-//! change are. A change within the clock's tick of an earlier one moves none of the times, so a
+//! change are. A change within the clock's tick of an earlier one changes none of the times, so a
 //! hash is remembered only for a file whose last change is a few seconds old when the hashing
-//! begins, and that is the same when it ends. What is left: a program that has the file mapped and
-//! writes into a page that was dirty all the time. `image add --rehash` reads in any case.
+//! begins, and that is the same when it ends. One case is not detected: a program that has the file
+//! mapped and writes into a page that was dirty all the time. `image add --rehash` reads the file
+//! in any case.
 //!
-//! What bounds it: [`KNOWN_MAX`] files; the ones remembered longest ago are forgotten.
+//! Bounds: [`KNOWN_MAX`] files; the ones remembered longest ago are forgotten.
 
 use std::{
     fs::{self, File},
@@ -142,6 +143,7 @@ mod tests {
         (known, path, progress)
     }
 
+    // Promise: P25 - A change within one tick of the clock is detected.
     /// A file is changed, and its times are set back so far that the change cannot be seen in them:
     /// what happens within one tick of a coarse clock. The hash must not be believed.
     #[test]
@@ -179,7 +181,7 @@ mod tests {
         fs::write(&path, b"two").unwrap();
         let third = known.hash(&mut file, &path, &progress).unwrap();
         assert!(third.1 && third.0 != first.0);
-        // What was written by somebody else, or half, is not believed.
+        // Entries of another program, or incomplete ones, are rejected.
         for entry in fs::read_dir(&known.0).unwrap() {
             fs::write(entry.unwrap().path(), b"{").unwrap();
         }

@@ -1,4 +1,4 @@
-//! Disks for any number of virtual machines out of one image: a content-addressed cache of base
+//! Disks for any number of virtual machines from one image: a content-addressed cache of base
 //! images, and copy-on-write overlays of them.
 //!
 //! An image file (raw or qcow2, plain or packed) is added once and becomes a *base*: a read-only
@@ -20,9 +20,9 @@
 //! Rules that hold at any instruction, whatever is killed:
 //!
 //! - A base is there when `bases/ID` is: that folder appears by one rename, after everything in it
-//!   was synced, and disappears by one rename. What is in `scratch` is never taken for a base.
-//! - `scratch/ID.*` is made and removed only under the exclusive lock of ID. So whoever has the
-//!   lock may remove what an earlier holder left.
+//!   was synced, and disappears by one rename. Files in `scratch` never count as a base.
+//! - `scratch/ID.*` is made and removed only under the exclusive lock of ID. So the holder of the
+//!   lock may remove the remains of an earlier holder.
 //! - An overlay is made under the shared lock of its base, which is removed under the exclusive
 //!   one; its link is there before the overlay is.
 //!
@@ -30,7 +30,7 @@
 //! system ([`Settings::reserve_bytes`]), layers of packing, entries of an archive, memory of
 //! decoders, time and memory of `qemu-img`; each is a constant with its reason where it is used.
 //!
-//! What it must never know: machines, networks, or what is on a disk.
+//! Must never know: machines, networks, or the content of a disk.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -67,5 +67,5 @@ pub use settings::{Settings, Stop};
 pub use source::{Layers, open as open_layers};
 pub use verify::{Finding, Verified};
 
-/// What functions of this crate return.
+/// Result of functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

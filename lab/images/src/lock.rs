@@ -2,12 +2,12 @@
 //!
 //! A lock belongs to one opening of the file, so two threads exclude each other as two processes
 //! do. The descriptor is closed when a child becomes another program (`O_CLOEXEC`), and the lock is
-//! given back in words before the descriptor is closed, so that a child that another thread is just
-//! starting cannot hold it for a moment longer. The kernel gives it back when its holder dies.
+//! released explicitly before the descriptor is closed, so that a child that another thread is just
+//! starting cannot hold it for a moment longer. The kernel releases it when its holder dies.
 //!
-//! The holder of an exclusive lock writes who it is and since when; whoever waits says so. A lock's
-//! file may be removed by its exclusive holder: whoever gets a lock looks whether the file is still
-//! the one of that name, and otherwise begins anew.
+//! The holder of an exclusive lock writes its process and the time into the file; a waiting process
+//! reports them. A lock's file may be removed by its exclusive holder: after getting a lock, a
+//! process checks whether the file is still the one of that name, and otherwise starts again.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result, Settings, files};
 
-/// Between two attempts: short beside anything that is done under a lock for long.
+/// Time between two attempts: short compared with the long operations under a lock.
 const TRY_EVERY: Duration = Duration::from_millis(10);
 /// Waits shorter than this are not worth a line.
 const SAID_AFTER: Duration = Duration::from_millis(500);
@@ -144,8 +144,7 @@ impl Lock {
         self.file.set_len(0)?;
         self.file.rewind()?;
         match serde_json::to_vec(&Holder::new(doing)) {
-            // Who holds it is for people only: a full disk must not keep anybody from tidying it
-            // up.
+            // The holder's record is informative only: a full disk must not prevent a cleanup.
             Ok(bytes) => drop(self.file.write_all(&bytes)),
             Err(error) => return Err(error.into()),
         }
@@ -155,7 +154,7 @@ impl Lock {
     /// Removes the file with the lock, when it will not be needed soon.
     pub(crate) fn discard(self) {
         debug_assert_eq!(self.mode, Mode::Exclusive, "others may hold it");
-        // The next one makes it anew; a file that stays is an empty file.
+        // The next holder recreates it; a file that remains is empty.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -216,13 +215,14 @@ mod tests {
         assert_eq!(rounds.load(Ordering::SeqCst), 160);
     }
 
+    // Promise: P25 - A child process does not inherit the lock of an image.
     #[test]
     fn a_child_does_not_inherit_the_lock() {
         let (_folder, path) = place();
         let lock = Lock::try_take(&path, Mode::Exclusive, "testing").unwrap().unwrap();
         let flags = rustix::io::fcntl_getfd(lock.file.as_fd()).unwrap();
         assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
-        // A child that lives on while the lock is given back, and is looked at from outside, too.
+        // A child that outlives the release of the lock, checked from outside, too.
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
         let held = fs::read_dir(format!("/proc/{}/fd", child.id()))
             .unwrap()

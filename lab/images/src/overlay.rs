@@ -1,9 +1,9 @@
 //! Overlays: one small qcow2 file per machine, over a base that all share.
 //!
-//! An overlay is not synced when it is made: it holds nothing that the base does not hold, and the
-//! first flush of the machine that writes into it makes it durable together with what was written.
-//! A cut of power before that can leave an empty file, which is made anew. Its link in the cache is
-//! a symbolic link, which a journal keeps whole or not at all, and is made before the overlay.
+//! An overlay is not synced when it is made: it holds only data of the base, and the first flush of
+//! its machine makes it durable together with the written data. A power cut before that can leave
+//! an empty file, which is recreated. Its link in the cache is a symbolic link, which a journal
+//! keeps whole or not at all, and is made before the overlay.
 
 use std::{
     fs::{self, File},
@@ -41,11 +41,11 @@ pub struct OverlayOptions {
     /// Size of the disk, in bytes, where it is to be larger than the base; rounded up to 512. It
     /// never shrinks.
     pub grow: Option<u64>,
-    /// Made anew: what a machine has written into an earlier one is gone.
+    /// Recreate it: the data of a machine in an earlier one is lost.
     pub fresh: bool,
 }
 
-/// What was done.
+/// How the overlay was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Made {
@@ -64,11 +64,11 @@ pub enum Made {
 pub struct Overlay {
     /// Its file, absolute; its format is qcow2.
     pub path: PathBuf,
-    /// What it lies over.
+    /// Its base.
     pub base: BaseId,
     /// Size of its disk in bytes.
     pub virtual_bytes: u64,
-    /// What was done.
+    /// How it was made.
     pub made: Made,
 }
 
@@ -113,7 +113,8 @@ impl Cache {
         name: &str,
         options: OverlayOptions,
     ) -> Result<Overlay> {
-        // The name is this overlay's alone and this lock is held: whoever made it was killed.
+        // The name belongs to this overlay alone and this process holds the lock, so the process
+        // that made it was killed.
         let scratch = path.with_file_name(format!(".thimble-overlay.{name}"));
         match fs::remove_file(&scratch) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -149,7 +150,7 @@ impl Cache {
         Ok(Overlay { path: path.to_owned(), base: base.id, virtual_bytes: wanted, made })
     }
 
-    /// What is at the place of an overlay.
+    /// The file at the path of an overlay.
     fn existing(&self, base: &Base, path: &Path, fresh: bool) -> Result<Existing> {
         let metadata = match fs::symlink_metadata(path) {
             Ok(metadata) => metadata,
@@ -281,7 +282,7 @@ fn write(base: &Base, path: &Path, virtual_bytes: u64) -> Result<()> {
     file.set_len(empty.length).map_err(&fail)
 }
 
-/// Gives a file its name; what somebody else has put there is not overwritten when it is `new`.
+/// Gives a file its name; an existing file is not overwritten when it is `new`.
 fn place(from: &Path, to: &Path, new: bool) -> std::io::Result<()> {
     let flags = if new { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
     match renameat_with(CWD, from, CWD, to, flags) {
@@ -305,7 +306,8 @@ fn is_open_in_qemu(path: &Path) -> Result<bool> {
         l_len: QEMU_LOCKS_LENGTH,
         l_pid: 0,
     };
-    // Closing the file gives the lock back. A file system without such locks tells nothing.
+    // Closing the file releases the lock. On a file system without such locks the result is
+    // unknown.
     Ok(matches!(
         fcntl(&file, FcntlArg::F_OFD_SETLK(&lock)),
         Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EACCES)

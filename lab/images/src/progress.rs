@@ -75,7 +75,7 @@ impl Progress {
         self.read.load(Ordering::Relaxed)
     }
 
-    /// Says how far it is, when it is time to.
+    /// Prints the progress, when it is due.
     fn tell(&self) {
         let elapsed = self.began.elapsed();
         if !self.talks || elapsed < FIRST_AFTER {
@@ -106,7 +106,7 @@ impl Progress {
         let rate = made.max(read) as f64 / elapsed.as_secs_f64();
         words.push_str(&format!(", {:.0} MB/s, {:.0} s", rate / 1e6, elapsed.as_secs_f64()));
         let mut out = std::io::stderr().lock();
-        // Nobody may be reading.
+        // Standard error may be closed.
         let _ =
             if self.terminal { write!(out, "\r\x1b[K{words}") } else { writeln!(out, "{words}") };
     }

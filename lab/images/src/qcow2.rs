@@ -1,25 +1,26 @@
-//! The header of qcow2 files: read with distrust, and written for overlays.
+//! The header of qcow2 files: read as untrusted, and written for overlays.
 //!
-//! A qcow2 file from outside may name another file as its backing file or as the place of its data;
-//! whoever opens it would then read that file of the host, and show it to the guest. So a header is
-//! read here before `qemu-img` or QEMU sees the file, and everything that points outside is
-//! refused.
+//! A qcow2 file from outside may name another file as its backing file or as its data file; a
+//! program that opens it would then read that file of the host, and expose it to the guest. So a
+//! header is checked here before `qemu-img` or QEMU opens the file, and references to other files
+//! are refused.
 //!
 //! Overlays are written here as well, and not by `qemu-img create`. An empty overlay is a header, a
 //! table of one refcount block, that block and an empty L1 table: 256 KiB with 200 bytes in them,
 //! of which 12 KiB take room (`qemu-img` fills 196 KiB). Eight take 2 ms, locks and links included,
 //! where eight `qemu-img create` take 53 ms of CPU time and 60 to 170 ms on a busy machine with two
 //! cores (`make bench-images`), and eight machines are to have theirs within 50 ms. Tests compare
-//! what `qemu-img info`, `check` and `compare` say of both, and let `qemu-io` write into them.
+//! the output of `qemu-img info`, `check` and `compare` for both, and let `qemu-io` write into
+//! them.
 //!
 //! Format: QEMU's `docs/interop/qcow2.txt`. All numbers are big endian.
 //!
-//! What bounds it: [`HEADER_BYTES_MAX`] of a file are read, whatever it says; a name in it has at
-//! most [`NAME_BYTES_MAX`] bytes.
+//! Bounds: at most [`HEADER_BYTES_MAX`] of a file are read; a name in it has at most
+//! [`NAME_BYTES_MAX`] bytes.
 
 /// The first four bytes of a qcow2 file, `QFI\xfb`.
 pub const MAGIC: [u8; 4] = *b"QFI\xfb";
-/// The header and its extensions lie in the first cluster, whose size is at most this.
+/// The header and its extensions are in the first cluster, whose size is at most this.
 pub const HEADER_BYTES_MAX: usize = 2 << 20;
 /// The format's own limit for the name of a backing file.
 pub const NAME_BYTES_MAX: usize = 1023;
@@ -45,7 +46,7 @@ const INCOMPATIBLE_DATA_FILE: u64 = 1 << 2;
 const INCOMPATIBLE_COMPRESSION: u64 = 1 << 3;
 const INCOMPATIBLE_EXTENDED_L2: u64 = 1 << 4;
 
-/// What the header of a qcow2 file says.
+/// The header of a qcow2 file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     /// 2 or 3.
@@ -58,14 +59,14 @@ pub struct Header {
     pub backing: Option<Vec<u8>>,
     /// The format of that, as written.
     pub backing_format: Option<Vec<u8>>,
-    /// Whether its data lie in another file.
+    /// Whether its data are in another file.
     pub has_data_file: bool,
     /// 0 for none.
     encryption: u32,
     incompatible: u64,
 }
 
-/// Reads big-endian numbers that may lie outside.
+/// Reads big-endian numbers at offsets that may be out of bounds.
 struct Bytes<'a>(&'a [u8]);
 
 impl<'a> Bytes<'a> {
@@ -88,7 +89,7 @@ impl<'a> Bytes<'a> {
 ///
 /// # Errors
 ///
-/// What is wrong with it, in words.
+/// A text that names the problem.
 pub fn read(bytes: &[u8]) -> Result<Header, String> {
     let bytes = Bytes(bytes.get(..HEADER_BYTES_MAX).unwrap_or(bytes));
     if bytes.range(0, 4) != Some(&MAGIC) {
@@ -154,12 +155,12 @@ fn fields(bytes: &Bytes<'_>) -> Result<Option<Header>, String> {
 }
 
 impl Header {
-    /// Whether the file can be a base: it stands for itself, is not encrypted, and was closed in
-    /// order.
+    /// Whether the file can be a base: it references no other file, is not encrypted, and was
+    /// closed cleanly.
     ///
     /// # Errors
     ///
-    /// Why not, in words.
+    /// A text with the reason.
     pub fn check_base(&self) -> Result<(), String> {
         let name = |bytes: &[u8]| -> String {
             String::from_utf8_lossy(bytes).chars().take(200).flat_map(char::escape_debug).collect()
@@ -208,7 +209,7 @@ impl Header {
 pub struct Empty {
     /// Length of the file.
     pub length: u64,
-    /// Bytes, and where they stand.
+    /// Offsets and bytes.
     pub parts: [(u64, Vec<u8>); 3],
 }
 
@@ -216,8 +217,7 @@ pub struct Empty {
 ///
 /// # Errors
 ///
-/// In words, when the path of the base is too long, or the disk is larger than
-/// [`OVERLAY_BYTES_MAX`].
+/// A text, when the path of the base is too long, or the disk is larger than [`OVERLAY_BYTES_MAX`].
 pub fn overlay(backing: &[u8], format: &str, virtual_bytes: u64) -> Result<Empty, String> {
     if backing.is_empty() || backing.len() > NAME_BYTES_MAX {
         return Err(format!(

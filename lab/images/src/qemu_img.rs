@@ -19,7 +19,7 @@ use serde::Deserialize;
 
 use crate::{Error, Result, Settings};
 
-/// What `info` says of a file with the most snapshots it may have is shorter.
+/// The output of `info` for a file with the most permitted snapshots is shorter.
 const OUTPUT_BYTES_MAX: u64 = 4 * MIB;
 /// Its words in an error.
 const WORDS_CHARACTERS_MAX: usize = 1000;
@@ -31,10 +31,10 @@ pub(crate) const TIMEOUT_FOR_TABLES: Duration = Duration::from_secs(120);
 pub(crate) const TIMEOUT_FOR_DISKS: Duration = Duration::from_secs(4 * 3600);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 const WATCH_EVERY: Duration = Duration::from_millis(100);
-/// What a converted file may take besides the disk in it.
+/// Size of a converted file in addition to the disk in it, at most.
 const TABLES_BYTES: u64 = GIB;
 
-/// What `qemu-img info` says of a file.
+/// Output of `qemu-img info`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Info {
@@ -45,7 +45,7 @@ pub(crate) struct Info {
     pub(crate) encrypted: bool,
 }
 
-/// What `qemu-img check` says of a file.
+/// Output of `qemu-img check`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Check {
@@ -57,13 +57,13 @@ struct Check {
     image_end_offset: u64,
 }
 
-/// What a run may take.
+/// Limits of a run.
 struct Bounds {
     timeout: Duration,
     file_bytes: u64,
 }
 
-/// What the tool knows of a qcow2 file whose header was checked.
+/// Runs `qemu-img info` on a qcow2 file whose header was checked.
 pub(crate) fn info(path: &Path, settings: &Settings) -> Result<Info> {
     // Locks of machines that run on the file do not matter to who only looks.
     let arguments = [
@@ -82,7 +82,7 @@ pub(crate) fn info(path: &Path, settings: &Settings) -> Result<Info> {
     })
 }
 
-/// Whether a qcow2 file is whole, as far as its tables tell.
+/// Checks the tables of a qcow2 file with `qemu-img check`.
 pub(crate) fn check(path: &Path, cluster_bytes: u64, settings: &Settings) -> Result<()> {
     let arguments = [
         OsStr::new("check"),
@@ -265,7 +265,7 @@ fn spawn(
 fn bounded(pipe: Option<impl Read>) -> Vec<u8> {
     let mut kept = Vec::new();
     if let Some(mut pipe) = pipe {
-        // What was read so far is what there is.
+        // After an error, the output read so far is used.
         let _ = pipe.by_ref().take(OUTPUT_BYTES_MAX).read_to_end(&mut kept);
         let _ = io::copy(&mut pipe, &mut io::sink());
     }

@@ -1,4 +1,4 @@
-//! What the cache knows of a base, in a file beside it.
+//! The metadata of a base, in a file in its folder.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ const FORMAT: u32 = 1;
 /// A path and a few numbers.
 const RECORD_BYTES_MAX: u64 = 64 << 10;
 
-/// What is written.
+/// The record as written.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) format: u32,
@@ -32,7 +32,7 @@ pub(crate) struct Record {
 impl Record {
     pub(crate) const FORMAT: u32 = FORMAT;
 
-    /// `None` where there is none; one that cannot be read counts as none and is made anew.
+    /// `None` where there is none; an unreadable one counts as missing and is recreated.
     pub(crate) fn load(folder: &Path) -> Result<Option<Self>> {
         let Some(bytes) = files::read_small(&folder.join("base.json"), RECORD_BYTES_MAX)? else {
             return Ok(None);
@@ -40,7 +40,7 @@ impl Record {
         Ok(serde_json::from_slice(&bytes).ok().filter(|record: &Self| record.format == FORMAT))
     }
 
-    /// Writes it, durably, into a folder that nobody reads yet.
+    /// Writes it, durably, into a folder that no process reads yet.
     pub(crate) fn save(&self, folder: &Path) -> Result<()> {
         let path = folder.join("base.json");
         let fail = Error::io("writing", &path);
@@ -70,7 +70,7 @@ pub struct Base {
     pub id: BaseId,
     /// Its disk, absolute: what an overlay or a machine opens, read-only.
     pub path: PathBuf,
-    /// What QEMU calls its format: `raw` or `qcow2`.
+    /// QEMU's name of its format: `raw` or `qcow2`.
     pub format: &'static str,
     /// Size of the disk as a machine sees it, in bytes; a multiple of 512.
     pub virtual_bytes: u64,

@@ -50,7 +50,7 @@ fn name(scratch: &Path, id: &BaseId) -> PathBuf {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let Some(path) = &self.0 {
-            // What is left is tidied up by the next one.
+            // The next operation removes the remains.
             let _ = fs::remove_dir_all(path);
         }
     }

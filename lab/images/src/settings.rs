@@ -1,4 +1,4 @@
-//! What a cache may take, and how it is asked to stop.
+//! Limits of a cache, and its stop request.
 
 use std::{
     path::PathBuf,
@@ -22,11 +22,11 @@ pub(crate) const RESERVE_BYTES_DEFAULT: u64 = 512 * MIB;
 pub struct Settings {
     /// Largest disk of a base, in bytes as a machine sees it.
     pub limit_bytes: u64,
-    /// What must stay free on the cache's file system while a base is made.
+    /// Bytes that must stay free on the cache's file system while a base is made.
     pub reserve_bytes: u64,
     /// The program, found on the PATH unless it has a slash.
     pub qemu_img: PathBuf,
-    /// Whether progress and waiting are told on standard error.
+    /// Whether progress and waiting are reported on standard error.
     pub talks: bool,
     /// Ends work early.
     pub stop: Stop,
@@ -44,7 +44,7 @@ impl Default for Settings {
     }
 }
 
-/// A request to end, which work looks at several times a second. Clones ask the same work.
+/// A request to end, which work checks several times a second. Clones stop the same work.
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<AtomicBool>);
 
@@ -56,7 +56,7 @@ impl Stop {
 
     /// # Errors
     ///
-    /// [`Error::Stopped`] once somebody asked.
+    /// [`Error::Stopped`] once a stop was requested.
     pub fn check(&self) -> Result<()> {
         if self.0.load(Ordering::Relaxed) { Err(Error::Stopped) } else { Ok(()) }
     }

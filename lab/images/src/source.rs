@@ -1,9 +1,9 @@
-//! What is in a file that was given as an image: its layers of packing are taken off one by one, by
-//! what the bytes say and not by the name, until there is a disk.
+//! Unpacks a file that was given as an image: its layers of packing are removed one by one until a
+//! disk is found. The bytes decide, not the name.
 //!
-//! What bounds it: [`LAYERS_MAX`] layers; memory of each decoder ([`ZSTD_WINDOW_LOG_MAX`],
-//! [`XZ_MEMORY_BYTES_MAX`]); how much comes out is the caller's to bound, and no size that a layer
-//! declares is used for anything.
+//! Bounds: [`LAYERS_MAX`] layers; memory of each decoder ([`ZSTD_WINDOW_LOG_MAX`],
+//! [`XZ_MEMORY_BYTES_MAX`]); the caller bounds the size of the output, and sizes that a layer
+//! declares are never used.
 
 use std::{
     io::{self, BufReader, Read},
@@ -12,7 +12,7 @@ use std::{
 
 use crate::{qcow2, tar_disk};
 
-/// A disk in an archive in a packed file, whose parts are packed once more: nobody needs more.
+/// Enough for a disk in an archive in a packed file, whose parts are packed once more.
 const LAYERS_MAX: usize = 3;
 /// 128 MiB, what `zstd --long` makes and `zstd -d` takes unasked.
 const ZSTD_WINDOW_LOG_MAX: u32 = 27;
@@ -33,7 +33,7 @@ pub struct Layers {
     pub is_qcow2: bool,
 }
 
-/// What begins with these bytes.
+/// Format of a layer, detected from its first bytes.
 enum Kind {
     Zstd,
     Gzip,
@@ -45,12 +45,12 @@ enum Kind {
     Other(&'static str),
 }
 
-/// Takes the layers off.
+/// Removes the layers.
 ///
 /// # Errors
 ///
-/// What reading gives, and [`io::ErrorKind::InvalidData`] with words when a layer is damaged, is
-/// not taken, or is one too many.
+/// Errors of reading, and [`io::ErrorKind::InvalidData`] with a text when a layer is damaged, is
+/// not supported, or exceeds the number of layers.
 pub fn open(file: impl Read + Send + 'static) -> io::Result<Layers> {
     let mut reader: Box<dyn Read + Send> = Box::new(file);
     let mut names = Vec::new();
@@ -141,7 +141,7 @@ fn kind(bytes: &[u8]) -> Kind {
     }
 }
 
-/// What is wrong with a file's content, in words of ours.
+/// A problem of a file's content, with a text of this crate.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Refusal(String);
@@ -150,7 +150,7 @@ pub(crate) fn invalid(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, Refusal(why.into()))
 }
 
-/// Says which layer an error is of.
+/// Adds the layer to an error.
 struct Words<R> {
     inner: R,
     name: &'static str,
@@ -159,10 +159,11 @@ struct Words<R> {
 impl<R: Read> Read for Words<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.inner.read(buffer).map_err(|error| match error.raw_os_error() {
-            // The file cannot be read, which is no fault of its content; nor is a wish to stop.
+            // The file cannot be read, which is not a fault of its content; nor is a request to
+            // stop.
             Some(_) => error,
             None if error.kind() == io::ErrorKind::Interrupted => error,
-            // Words of an outer layer, or of whoever reads the file.
+            // An error of an outer layer, or of the reader of the file.
             None if error
                 .get_ref()
                 .is_some_and(|it| it.is::<crate::Error>() || it.is::<Refusal>()) =>

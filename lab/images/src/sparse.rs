@@ -1,13 +1,13 @@
-//! Disks as files with holes: a stream is written so that zeros take no room, a file is copied by
-//! what is in it, and the digest of a disk does not depend on where its holes are.
+//! Disks as files with holes: a stream is written so that zeros take no room, a file is copied
+//! without its holes, and the digest of a disk does not depend on where its holes are.
 //!
-//! The digest is BLAKE3 over every block of 64 KiB that is not all zeros, each behind its number
-//! (64 bits, little endian), and the length of the file in the end. Computing it costs about a
-//! third of SHA-256, and it is never compared with anything that others publish.
+//! The digest is BLAKE3 over every block of 64 KiB that is not all zeros, each preceded by its
+//! number (64 bits, little endian), and the length of the file in the end. Computing it costs about
+//! a third of SHA-256, and it is never compared with published digests.
 //!
-//! One thread reads (and so unpacks), another writes. What bounds it: [`BUFFERS`] buffers of
-//! [`BUFFER_BYTES`] between the two, the size limit and the room on the file system, which is asked
-//! for every [`ROOM_EVERY_BYTES`] that were written.
+//! One thread reads (and so unpacks), another writes. Bounds: [`BUFFERS`] buffers of
+//! [`BUFFER_BYTES`] between the two, the size limit and the room on the file system, which is
+//! checked after every [`ROOM_EVERY_BYTES`] written.
 
 use std::{
     fs::File,
@@ -32,13 +32,13 @@ const ROOM_EVERY_BYTES: u64 = 32 << 20;
 const _: () =
     assert!(BUFFER_BYTES.is_multiple_of(BLOCK_BYTES) && BLOCK_BYTES.is_multiple_of(HOLE_BYTES));
 
-/// A piece of a disk, at a multiple of [`BLOCK_BYTES`]; what lies between two pieces is zeros.
+/// A piece of a disk, at a multiple of [`BLOCK_BYTES`]; the bytes between two pieces are zeros.
 struct Piece {
     offset: u64,
     bytes: Vec<u8>,
 }
 
-/// What is known of a file that was written or read.
+/// Size and digest of a file that was written or read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Content {
     /// Length of the file in bytes, holes included.
@@ -59,8 +59,8 @@ pub(crate) enum From<'a> {
 ///
 /// # Errors
 ///
-/// [`Error::TooLarge`], [`Error::NoRoom`], [`Error::Stopped`], and what reading (in words with the
-/// path `named`) or writing gives.
+/// [`Error::TooLarge`], [`Error::NoRoom`], [`Error::Stopped`], and errors of reading (with the path
+/// `named`) or writing.
 pub(crate) fn write(
     from: From<'_>,
     named: &Path,
@@ -208,7 +208,7 @@ fn read_file(
     Ok(length)
 }
 
-/// What may still be written on the file system of an open file.
+/// Bytes that may still be written on the file system of an open file.
 pub(crate) fn free(file: &File, path: &Path) -> Result<u64> {
     let room = fstatvfs(file).map_err(|error| Error::io("looking at", path)(error.into()))?;
     Ok(room.f_bavail.saturating_mul(room.f_frsize))
@@ -219,7 +219,7 @@ struct Writer<'a> {
     path: &'a Path,
     settings: &'a Settings,
     written: u64,
-    /// What was written when room was last asked for.
+    /// Bytes written at the last check of the room.
     room_at: u64,
     /// Up to where the disk was made.
     end: u64,
@@ -329,8 +329,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(40))]
 
-        /// Whatever lies where: the same bytes come out, by stream and by file, with one digest,
-        /// and another byte anywhere makes another digest.
+        /// For every layout: stream and file yield the same bytes and the same digest, and a change
+        /// of any byte changes the digest.
         #[test]
         fn what_is_written_is_what_was_read(
             length in 0_usize..3_000_000,

@@ -1,13 +1,13 @@
 //! The one disk in a tar archive, as a stream.
 //!
 //! Nothing is ever written under a name from the archive. Names, links and devices are refused all
-//! the same: an archive that has them was not made to carry one disk, and says so before a machine
-//! starts with the wrong one. The fields of a header are read by the `tar` crate; the walk through
-//! the archive is this module's own, because it must read names and extensions of bounded length
-//! only.
+//! the same: an archive that has them was not made to carry one disk, and the error comes before a
+//! machine starts with the wrong one. The fields of a header are read by the `tar` crate; the walk
+//! through the archive is this module's own, because it must read names and extensions of bounded
+//! length only.
 //!
-//! What bounds it: [`ENTRIES_MAX`] headers, [`EXTENSION_BYTES_MAX`] for what describes an entry,
-//! [`TRAILING_BYTES_MAX`] of zeros behind the end.
+//! Bounds: [`ENTRIES_MAX`] headers, [`EXTENSION_BYTES_MAX`] for the extensions of an entry,
+//! [`TRAILING_BYTES_MAX`] of zeros after the end.
 
 use std::{
     io::{self, Read},
@@ -19,7 +19,7 @@ use tar::{EntryType, Header, PaxExtensions};
 use crate::source::invalid;
 
 const BLOCK_BYTES: usize = 512;
-/// Folders and descriptions beside the one disk.
+/// Headers, including folders and extensions.
 const ENTRIES_MAX: usize = 4096;
 /// A long name or a list of attributes.
 const EXTENSION_BYTES_MAX: u64 = 64 << 10;
@@ -49,21 +49,21 @@ fn checksum_is_right(block: &[u8; BLOCK_BYTES]) -> bool {
     Header::from_byte_slice(block).cksum().is_ok_and(|stated| stated == sum)
 }
 
-/// What the headers before an entry say of it.
+/// Attributes of an entry from the headers before it.
 #[derive(Default)]
 struct Described {
     name: Option<String>,
     size: Option<u64>,
 }
 
-/// Reads as the content of the one regular file; the end of the archive is looked at before the end
-/// of the file is told.
+/// Reads as the content of the one regular file; the end of the archive is checked before the end
+/// of the file is returned.
 pub struct DiskInTar<R> {
     reader: R,
     name: String,
     /// Bytes of the disk that are still to come.
     left: u64,
-    /// What fills its last block up.
+    /// Padding of its last block, in bytes.
     padding: u64,
     entries: usize,
     is_done: bool,
@@ -74,8 +74,8 @@ impl<R: Read> DiskInTar<R> {
     ///
     /// # Errors
     ///
-    /// What the reader gives, and [`io::ErrorKind::InvalidData`] with words when there is no
-    /// regular file, or something before it that is not taken.
+    /// Errors of the reader, and [`io::ErrorKind::InvalidData`] with a text when there is no
+    /// regular file, or when an unsupported entry precedes it.
     pub fn open(reader: R) -> io::Result<Self> {
         let mut disk =
             Self { reader, name: String::new(), left: 0, padding: 0, entries: 0, is_done: false };
@@ -130,7 +130,8 @@ impl<R: Read> DiskInTar<R> {
                     continue;
                 }
                 EntryType::XGlobalHeader => {
-                    // Comments, as git writes them; what describes files stands with the file.
+                    // Comments, as git writes them; attributes of files are in the headers of the
+                    // file.
                     Described::default().read_pax(&self.extension(size)?)?;
                     continue;
                 }

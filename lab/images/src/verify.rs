@@ -17,11 +17,11 @@ use crate::{
 pub struct Finding {
     /// The overlay, or nothing when it is the base itself.
     pub overlay: Option<PathBuf>,
-    /// In words, with what helps.
+    /// The reason, and how to repair it.
     pub why: String,
 }
 
-/// What was found of one base.
+/// Result of the verification of one base.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verified {
     /// The base that was read.

@@ -1,8 +1,8 @@
-//! The nodes behind several endpoints: where they are, and what each said of its memory and its
-//! height while they were worked on.
+//! The nodes behind several endpoints: their addresses, and the memory and height that each
+//! reported during the load.
 //!
-//! Everything comes from the nodes' own reports (`/status.json`), asked for twice a second; what
-//! lies between two reports is not seen. A node that has no such report is listed without figures.
+//! Everything comes from the nodes' own reports (`/status.json`), requested twice a second; peaks
+//! between two reports are not seen. A node that has no such report is listed without figures.
 
 use std::{
     fmt::Write,
@@ -21,7 +21,7 @@ const NET_BYTES_MAX: u64 = 16 << 20;
 const ASK_EVERY: Duration = Duration::from_millis(500);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The part of a net's file that says where its nodes are.
+/// The part of a net's file with the addresses of its nodes.
 #[derive(Deserialize)]
 struct Net {
     nodes: Vec<NetNode>,
@@ -63,7 +63,7 @@ pub(crate) struct NodeSeen {
     pub(crate) worker_restarts: u64,
     /// Of itself: how often it was younger than before.
     pub(crate) restarts: u64,
-    /// Processes of its group that the kernel killed, as it says itself.
+    /// Processes of its group that the kernel killed, as it reports itself.
     pub(crate) oom_kills: u64,
     pub(crate) height: u64,
     /// Rounds behind the node that is furthest, at the end.
@@ -128,7 +128,7 @@ impl Watch {
         Ok(Self { seen, http, task })
     }
 
-    /// Asks once more and says what was seen.
+    /// Requests a last report and returns the figures.
     pub(crate) async fn finish(self) -> Vec<NodeSeen> {
         self.task.abort();
         ask(&self.http, &self.seen).await;
@@ -195,7 +195,7 @@ pub(crate) fn table(nodes: &[NodeSeen]) -> String {
     );
     for node in nodes {
         if node.answers == 0 {
-            let _ = writeln!(text, "{:<30} tells nothing at /status.json", node.endpoint);
+            let _ = writeln!(text, "{:<30} reports nothing at /status.json", node.endpoint);
             continue;
         }
         let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / 1_048_576.0);

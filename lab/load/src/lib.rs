@@ -1,12 +1,12 @@
-//! Drivers that put work on a node through its public endpoint only, with the published client
+//! Drivers that put load on a node through its public endpoint only, with the published client
 //! library.
 //!
-//! `bench` starts a node of its
-//! own and prints the table of speed and memory. `hammer` puts every sort of load on a node that
-//! runs already, and checks every byte that comes back. `history` records what clients of a subnet
-//! that is being hurt are told, and checks whether it can be true. `misuse` sends what no node may
-//! suffer from, and checks that none does. `hostile` attacks nodes that it starts itself. Nothing here knows the node's insides: what it reports
-//! of memory it reads from the operating system.
+//! `bench` starts a node of its own and prints the table of speed and memory. `hammer` puts every
+//! sort of load on a running node, and checks every byte that it returns. `history` records the
+//! client-visible responses of a subnet under faults, and checks them for consistency violations.
+//! `misuse` sends adversarial traffic, and checks that no node is affected. `hostile` attacks nodes
+//! that it starts itself. This crate does not depend on the node's internals: it reads memory
+//! figures from the operating system.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,15 +1,16 @@
-//! `thimble-lab misuse`: clients that no node may suffer from. `chaos` runs it beside its recorder.
+//! `thimble-lab misuse`: clients that send adversarial traffic. `chaos` runs it in addition to its
+//! recorder.
 //!
 //! Three of them work at once, each at endpoints of its choice:
 //!
-//! - one sends each call to every node in another envelope: the same signed content, and beside it
-//!   a field that nobody signed, of another size for each node;
-//! - one asks a single node many queries at once that run until they are out of instructions;
-//! - one installs modules that were never seen before, so that something is always being compiled.
+//! - one sends each call to every node in another envelope: the same signed content, and an
+//!   unsigned field of another size for each node;
+//! - one sends many queries at once to a single node, which run until they are out of instructions;
+//! - one installs modules that were never seen before, so that a compilation is always running.
 //!
-//! What they are told is checked: a call in several envelopes happens once, whatever was sent
-//! where, and a module that is valid is never refused. Transport errors and expired calls are not:
-//! whoever hurts the nodes meanwhile causes those.
+//! The responses are checked: a call in several envelopes happens once at most, and a valid module
+//! is never refused. Transport errors and expired calls are not checked: faults that are injected
+//! meanwhile cause those.
 
 use std::{
     collections::BTreeSet,
@@ -86,7 +87,7 @@ struct Shared {
     spinner: Principal,
     target: Principal,
     counts: Counts,
-    /// What the counter told with each acknowledged call.
+    /// Count returned by each acknowledged call.
     told: Mutex<BTreeSet<u64>>,
     broken: Mutex<Vec<String>>,
 }
@@ -119,15 +120,13 @@ impl Shared {
         };
         self.counts.acknowledged.fetch_add(1, Relaxed);
         if !self.told.lock().unwrap_or_else(PoisonError::into_inner).insert(value) {
-            self.broken(format!(
-                "two acknowledged calls were both told that they are number {value}"
-            ));
+            self.broken(format!("two acknowledged calls both got the number {value}"));
         }
     }
 }
 
-/// Misuses the subnet until told to stop, then says what came of it. Exit status 1 when something
-/// is broken.
+/// Misuses the subnet until a stop is requested, then reports the result. Exit status 1 when a
+/// check failed.
 pub async fn run(options: Options) -> Result<ExitCode> {
     let (stopper, stopped) = watch::channel(false);
     let mut signals = StopSignals::listen()?;
@@ -199,7 +198,7 @@ async fn prepare(urls: &[String]) -> Result<Shared> {
     })
 }
 
-/// Waits between two pieces of work, unless it is time to stop; says whether to go on.
+/// Waits between two pieces of work, unless it is time to stop; returns whether to continue.
 async fn pause(stopped: &mut watch::Receiver<bool>, millis: u64) -> bool {
     timeout(Duration::from_millis(millis), stopped.wait_for(|stop| *stop)).await.is_err()
 }
@@ -225,7 +224,7 @@ async fn call_in_several_envelopes(
                 shared.http.post(url).header("content-type", "application/cbor").body(body).send();
             posts.spawn(post);
         }
-        // Refusals and transport errors count for nothing; the outcome is what a certificate says.
+        // Refusals and transport errors do not count; the outcome is that of a certificate.
         posts.join_all().await;
         let deadline = Instant::now() + OUTCOME_WITHIN;
         let mut at = random.gen_range(0..shared.nodes.len());
@@ -249,7 +248,7 @@ async fn call_in_several_envelopes(
     }
 }
 
-/// An envelope with a field of so many bytes beside what is signed; none for 0.
+/// An envelope with an unsigned field of `bytes` added; unchanged for 0.
 fn padded(envelope: &[u8], bytes: usize) -> Result<Vec<u8>> {
     let Value::Map(mut fields) = serde_cbor::from_slice(envelope)? else {
         anyhow::bail!("an envelope is a map")
@@ -304,7 +303,7 @@ async fn install_new_modules(
     }
 }
 
-/// One more call through every node: what it is told is the number of calls that ever happened.
+/// One more call through every node: its reply is the number of calls that ever happened.
 async fn finish(shared: &Shared) {
     let deadline = Instant::now() + LAST_WITHIN;
     for node in &shared.nodes {

@@ -1,12 +1,12 @@
-//! `thimble-lab local`: a network for developing against. A node alone, and on it small canisters
-//! at the ids where tools look for the public network's: cycles minting, cycles ledger, ICP ledger
-//! (sources in `canisters/local`). With them, project tools create, pay for, and delete canisters
-//! as they do elsewhere.
+//! `thimble-lab local`: a network for developing against. It consists of one node with small
+//! canisters at the ids where tools look for those of the public network: cycles minting, cycles
+//! ledger, ICP ledger (sources in `canisters/local`). With them, project tools create, pay for, and
+//! delete canisters as they do elsewhere.
 //!
-//! What bounds it: the node's own budget. What the canisters keep is bounded by themselves.
+//! Bounds: the node's own budget. The canisters bound their own data.
 //!
-//! What it must never know: which tool is used, and what a node is beyond its command line and its
-//! public interface.
+//! Must never know: which tool is used; anything of a node except its command line and its public
+//! interface.
 
 mod amount;
 mod prepare;
@@ -40,7 +40,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Command line of `thimble-lab local`.
 #[derive(Args)]
 pub struct Options {
-    /// The node's binary [default: thimble, beside this program]
+    /// The node's binary [default: thimble, in the folder of this program]
     #[arg(long, value_name = "FILE")]
     node: Option<PathBuf>,
     /// The node's memory budget.
@@ -53,14 +53,14 @@ pub struct Options {
     /// Where canisters are served to browsers; port 0 takes a free one.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8081", value_parser = setup::socket_address)]
     http_gateway: SocketAddr,
-    /// Folder of the network's state, made at the first start. Delete it to begin anew.
+    /// Folder of the network's state, made at the first start. Delete it to start over.
     #[arg(long, value_name = "DIR", default_value = "thimble-local")]
     data_dir: PathBuf,
-    /// What the node logs: error, warn, info, debug, or a filter like `info,gateway=debug`.
+    /// Log level of the node: error, warn, info, debug, or a filter like `info,gateway=debug`.
     #[arg(long, value_name = "FILTER", default_value = "warn")]
     log: String,
-    /// Put the canisters on the network at this address, which runs already, and end. Everybody
-    /// must be able to make cycles there (`--provisional true`).
+    /// Install the canisters on the running network at this address, and exit. The network must
+    /// have the provisional methods enabled (`--provisional true`).
     #[arg(long, conflicts_with_all = ["node", "memory", "listen", "http_gateway", "data_dir", "log"])]
     url: Option<String>,
     /// Cycles with which every principal begins; suffixes k, m, b, t.
@@ -69,10 +69,11 @@ pub struct Options {
     /// ICP with which every principal begins.
     #[arg(long, value_name = "AMOUNT", default_value = "1000000", value_parser = parse_icp)]
     icp: u64,
-    /// A module of yours at an id below those that the network gives away, in place of one of ours
-    /// or beside them. ARGUMENT is a file with the encoded Candid with which it is installed
-    /// (without: no arguments); where it changed, the module is upgraded with it. Once for each. In place of one of ours that is there already only Motoko's modules with
-    /// enhanced orthogonal persistence can come: the folder must be new for others.
+    /// Install a module of yours at an id below those that the network assigns, instead of one of
+    /// the built-in canisters or in addition to them. ARGUMENT is a file with the encoded Candid
+    /// argument of the installation (without it: no arguments); when the argument changed, the
+    /// module is upgraded with it. Repeatable. An installed built-in canister can only be replaced
+    /// by a Motoko module with enhanced orthogonal persistence; other modules need a new folder.
     #[arg(long = "service", value_name = "ID=MODULE[,ARGUMENT]")]
     services: Vec<Named>,
 }
@@ -119,7 +120,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Stops the node in order, for a reason, which is what is told.
+/// Stops the node in order, and returns the error that is the reason.
 async fn stopped(mut node: Child, error: anyhow::Error) -> anyhow::Error {
     match node.stop_within(STOPPED_WITHIN).await {
         Ok(_) => error,

@@ -18,17 +18,17 @@ use crate::{
 /// Cycles that a service begins with: what all accounts of the ledger together can spend, many
 /// times over, and far from what a balance can hold.
 const CYCLES: u128 = 1 << 110;
-/// A `specified_id` that somebody has.
+/// Error code of a `specified_id` that is already in use.
 const TAKEN: &str = "IC0538";
 /// Metadata that our modules have and no other.
 const OURS: &str = "thimble:local";
 
-/// What is to be done with a canister.
+/// The step that a canister needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// It has no module.
     Install,
-    /// It has this module, and was told the same.
+    /// It has this module, installed with the same argument.
     Nothing,
     /// Another module, or another argument.
     Upgrade,
@@ -36,19 +36,19 @@ enum Step {
     Refuse,
 }
 
-/// What is at the id.
+/// The canister at the id, as installed.
 #[derive(Clone, Copy, Default)]
 struct There<'a> {
     /// The hash of the module, if there is one.
     installed: Option<[u8; 32]>,
     is_ours: bool,
-    /// The name of the argument that it was told last, where that is known.
+    /// The name of the last argument passed to it, if known.
     told: Option<&'a str>,
 }
 
-/// A module that keeps its memory on its heap loses it when it is upgraded, and one that is told at an
-/// upgrade what it was told at its installation may fail: so a user's module that did not change is
-/// upgraded only if its argument did.
+/// Chooses the step. An upgrade erases the memory of a module that keeps its data on the heap, and
+/// may fail for a module that gets its installation argument again. So an unchanged module of the
+/// user is upgraded only if its argument changed.
 fn step(service: &Service, argument: &[u8], there: There) -> Step {
     let Some(installed) = there.installed else { return Step::Install };
     let is_same = installed == hash(service);
@@ -68,7 +68,7 @@ fn hash(service: &Service) -> [u8; 32] {
     Sha256::digest(service.module.bytes()).into()
 }
 
-/// Puts the service there, running; what was done, to be said of it.
+/// Installs the service and starts it; returns a text for the action taken.
 pub(crate) async fn service(agent: &Agent, service: &Service) -> Result<&'static str> {
     let id = service.id;
     let is_new = create(agent, id).await?;
@@ -96,7 +96,7 @@ pub(crate) async fn service(agent: &Agent, service: &Service) -> Result<&'static
              name it with --service {id}=MODULE, or begin with a new folder (--data-dir)"
         ),
     };
-    // Whoever was interrupted while it upgraded left it stopped.
+    // An interrupted upgrade leaves the canister stopped.
     if !is_new {
         switch(agent, id, "start_canister").await?;
     }
@@ -110,8 +110,8 @@ fn argument(service: &Service) -> Result<Vec<u8>> {
     }
 }
 
-/// Whether the canister was made; it is there otherwise. Everybody controls it: where everybody can
-/// make cycles, there is nothing to protect.
+/// Creates the canister; false if it exists already. Every principal controls it: on a network
+/// where every principal can mint cycles, there is nothing to protect.
 async fn create(agent: &Agent, id: Principal) -> Result<bool> {
     let arguments = ProvisionalCreateCanisterWithCyclesArgs {
         amount: Some(Nat::from(CYCLES)),
@@ -152,7 +152,7 @@ async fn is_ours(agent: &Agent, id: Principal) -> Result<bool> {
     }
 }
 
-/// Upgrades it. It stays stopped: who calls this starts it.
+/// Upgrades it. It stays stopped: the caller starts it.
 async fn upgrade(agent: &Agent, service: &Service, argument: &[u8], was_ours: bool) -> Result<()> {
     let id = service.id;
     // No callback of the module before may run in the new one.
@@ -171,7 +171,7 @@ async fn upgrade(agent: &Agent, service: &Service, argument: &[u8], was_ours: bo
             Err(error) => errors.push(format!("{error:#}")),
         }
     }
-    // What was there goes on.
+    // The previous module continues to run.
     if let Err(error) = switch(agent, id, "start_canister").await {
         errors.push(format!("{error:#}"));
     }
@@ -256,7 +256,7 @@ mod tests {
             assert_eq!(does_not_knowing(service, same), Step::Nothing);
         }
         assert_eq!(does(&plain, same, false, &nothing), Step::Nothing);
-        assert_eq!(does(&plain, same, false, &[1]), Step::Nothing, "it is told nothing");
+        assert_eq!(does(&plain, same, false, &[1]), Step::Nothing, "no argument is stated");
         assert_eq!(does(&told, same, false, &[1]), Step::Nothing);
         assert_eq!(does(&told, same, false, &[2]), Step::Upgrade);
         assert_eq!(does(&told, same, false, &nothing), Step::Upgrade);

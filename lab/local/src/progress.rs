@@ -91,6 +91,7 @@ mod tests {
         assert!(lines.len() == 2 && lines[1].ends_with(" s") && !text.contains('\x1b'), "{text}");
     }
 
+    // Promise: P10 - `thimble-lab local` shows its progress.
     #[tokio::test]
     async fn a_terminal_shows_the_time_elapsed_in_one_line() {
         let text = shown(true, Ok(7)).await;

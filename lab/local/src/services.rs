@@ -1,4 +1,4 @@
-//! Which canisters a local network has, at which ids, and what they are told at installation.
+//! The canisters of a local network: their ids and their installation arguments.
 
 use std::{borrow::Cow, fs, path::PathBuf, str::FromStr};
 
@@ -11,7 +11,7 @@ const CYCLES_LEDGER: &str = "um5iw-rqaaa-aaaaq-qaaba-cai";
 /// One ICP buys 4 T cycles.
 const XDR_PERMYRIAD_PER_ICP: u64 = 40_000;
 
-/// What every principal begins with.
+/// Opening balances of every principal.
 pub(crate) struct OpeningBalances {
     pub(crate) cycles: u128,
     pub(crate) icp_e8s: u64,
@@ -100,7 +100,7 @@ struct MintingArgument {
 struct CyclesLedgerArgument {
     subnet: Principal,
     opening_balance: Nat,
-    /// How many accounts it keeps; its own limit where none is told.
+    /// Number of accounts it keeps; its own limit if `None`.
     accounts_max: Option<Nat>,
 }
 

@@ -1,5 +1,5 @@
-//! What a canister was told when its module was put there: the hash of the argument, in an environment
-//! variable of the canister's. There it is wherever the canister is, and whoever looks next.
+//! The argument with which a canister's module was installed: its hash is kept in an environment
+//! variable of the canister. So it is available wherever the canister is, to every later run.
 
 use anyhow::{Context, Result};
 use candid::{Decode, Encode, Principal};
@@ -20,14 +20,14 @@ pub(crate) fn name_of(argument: &[u8]) -> String {
     hex::encode(Sha256::digest(argument))
 }
 
-/// The name of the argument that the canister was told last, where that is known.
+/// The name of the last argument passed to the canister, if known.
 pub(crate) async fn read(agent: &Agent, id: Principal) -> Result<Option<String>> {
     let variables = variables(agent, id).await?;
     let told = variables.into_iter().find(|variable| variable.name == NAME);
     Ok(told.map(|variable| variable.value))
 }
 
-/// Writes down that the canister was told this argument, beside the variables that it has.
+/// Records this argument in the canister's environment variables, and keeps its other variables.
 pub(crate) async fn write(agent: &Agent, id: Principal, argument: &[u8]) -> Result<()> {
     let mut variables = variables(agent, id).await?;
     variables.retain(|variable| variable.name != NAME);

@@ -1,8 +1,9 @@
-//! What a machine prints, made fit for a log: bounded lines, without what a terminal would obey.
+//! Console output of a machine, sanitized for a log: bounded lines without terminal control
+//! characters.
 //!
 //! A machine may print anything. Characters that control a terminal are written as Rust writes them
-//! (`\u{1b}`), bytes that are no UTF-8 as U+FFFD. A line of more than [`LINE_BYTES_MAX`] becomes
-//! several, so that nothing is lost and what is held is bounded.
+//! (`\u{1b}`), bytes that are not UTF-8 as U+FFFD. A line of more than [`LINE_BYTES_MAX`] becomes
+//! several, so that nothing is lost and the buffer is bounded.
 
 /// Longest line of the log, in bytes of the machine's output.
 pub const LINE_BYTES_MAX: usize = 4096;
@@ -44,7 +45,7 @@ pub fn harmless(bytes: &[u8]) -> String {
     for letter in String::from_utf8_lossy(bytes).chars() {
         match letter {
             '\t' => text.push(letter),
-            // Marks that change the direction of what follows are no control characters to Rust.
+            // Marks that change the text direction are not control characters in Rust.
             '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
                 text.extend(letter.escape_unicode());
             }
@@ -59,6 +60,7 @@ pub fn harmless(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
+    // Promise: P25 - Console output of a machine is bounded and free of control sequences.
     #[test]
     fn nothing_that_a_terminal_obeys_gets_through_and_lines_are_bounded() {
         let mut console = Console::default();

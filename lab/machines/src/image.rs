@@ -1,4 +1,4 @@
-//! What was built for which role, and where it is.
+//! The built images by role, and their paths.
 //!
 //! ```text
 //! CACHE/bases/ID/disk.raw       the disk, a base like any other
@@ -37,7 +37,7 @@ pub struct Image {
     pub command_line: String,
     /// Package and version of the kernel.
     pub kernel: String,
-    /// SHA-256 of the program, for telling whether a newer one was built since.
+    /// SHA-256 of the program, to detect that a newer one was built since.
     pub program_sha256: String,
     /// The base's bytes, as a machine sees it. Disks are grown beyond it: what is behind the root
     /// is the machine's state, and the machine makes its file system as large as that.

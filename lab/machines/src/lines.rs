@@ -1,7 +1,7 @@
-//! Lines out of pieces of a stream, for streams that others write: QMP, the reports of a guest.
+//! Splits chunks of an untrusted stream into lines: QMP, the reports of a guest.
 //!
-//! A line longer than the limit is passed over up to its end. What is held is never more than one
-//! line of that length.
+//! A line longer than the limit is skipped up to its end. The buffer never holds more than one line
+//! of that length.
 
 /// See the module.
 #[derive(Debug)]

@@ -26,19 +26,19 @@ use rustix::io::FdFlags;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-/// What QEMU takes of the host besides a machine's memory: its own code, the translated code of the
-/// guest, buffers of devices. It was seen to take 60 MiB.
+/// Host memory of QEMU in addition to the machine's memory: its own code, the translated code of
+/// the guest, buffers of devices. 60 MiB were measured.
 pub const OVERHEAD_BYTES: u64 = 80 << 20;
 /// The machine's address on the card towards the host, as QEMU's user network gives it.
 pub const HOST_SIDE: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 /// Bits of the network's part of it.
 pub const HOST_SIDE_PREFIX: u8 = 24;
-/// A path of a Unix socket has at most so many bytes.
+/// Longest path of a Unix socket, in bytes.
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 /// Until a kernel under KVM has printed its first line; it takes a tenth of that.
 const KVM_TIMEOUT: Duration = Duration::from_secs(4);
-/// What every kernel prints first.
+/// Text that every kernel prints first.
 const KERNEL_SAYS: &str = "Linux version";
 const PROGRAM: &str = "qemu-system-x86_64";
 /// Boots a second of eleven sooner than q35 under emulation.
@@ -47,7 +47,7 @@ const MACHINE: &str = "pc";
 /// host's memory.
 const TRANSLATED_MIB: u32 = 64;
 
-/// What runs the guest's instructions.
+/// Execution of the guest's instructions: hardware or emulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Accelerator {
@@ -80,9 +80,9 @@ impl Accelerator {
 pub struct Qemu {
     /// Path of `qemu-system-x86_64`.
     pub program: PathBuf,
-    /// As it says: `7.2.22`.
+    /// As reported: `7.2.22`.
     pub version: String,
-    /// What runs the guest's instructions.
+    /// Execution of the guest's instructions.
     pub accelerator: Accelerator,
     /// Why it is not KVM, when it is not.
     pub why: Option<String>,
@@ -209,7 +209,7 @@ pub struct Ends {
 pub struct Machine<'a> {
     /// Size of its memory in bytes; QEMU gets whole KiB.
     pub memory_bytes: u64,
-    /// What is started.
+    /// The kernel to start.
     pub kernel: &'a Path,
     /// The first file system in memory, handed to the kernel.
     pub initrd: &'a Path,
@@ -333,7 +333,7 @@ fn die_with_us(command: &mut Command) {
             // The parent may have ended before.
             match rustix::process::getppid() {
                 Some(now) if now == parent => Ok(()),
-                _ => Err(std::io::Error::other("whoever started it has ended")),
+                _ => Err(std::io::Error::other("its parent process has ended")),
             }
         });
     }

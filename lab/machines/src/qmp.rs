@@ -1,8 +1,8 @@
 //! QEMU's monitor protocol: JSON lines over a socket, commands to QEMU and events from it.
 //!
-//! [`Client`] sends one command and waits for its answer, for programs that do one thing to a
-//! machine. [`parse`] and [`command`] are for whoever reads events as they come. Only commands
-//! without arguments are needed here.
+//! [`Client`] sends one command and waits for its answer, for programs that perform one action on a
+//! machine. [`parse`] and [`command`] are for callers that read events as they arrive. Only
+//! commands without arguments are needed here.
 //!
 //! Bounds: lines of [`LINE_BYTES_MAX`], [`LINES_MAX`] lines until an answer, the caller's timeout.
 
@@ -21,7 +21,7 @@ pub const LINE_BYTES_MAX: usize = 64 << 10;
 /// Events before an answer.
 const LINES_MAX: usize = 1000;
 
-/// What QEMU says.
+/// A message of QEMU.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Message {
     /// It is ready to negotiate.
@@ -34,12 +34,12 @@ pub enum Message {
     Event {
         /// Name of the event, such as `SHUTDOWN` or `RESET`.
         name: String,
-        /// What belongs to it.
+        /// Data of the event.
         data: Value,
     },
 }
 
-/// Reads one line; `None` when it is none of the protocol.
+/// Reads one line; `None` when it is not a line of the protocol.
 pub fn parse(line: &[u8]) -> Option<Message> {
     if line.len() > LINE_BYTES_MAX {
         return None;
@@ -76,7 +76,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Nobody listens there, or what listens is no QEMU, or it does not answer within `timeout`.
+    /// No process listens there, the listener is not QEMU, or it does not answer within `timeout`.
     pub fn connect(path: &Path, timeout: Duration) -> Result<Self> {
         let words = || format!("talking with QEMU at {}", path.display());
         let stream = UnixStream::connect(path).with_context(words)?;

@@ -1,18 +1,18 @@
 //! A switch between machines: Ethernet frames over Unix datagram sockets, one frame each.
 //!
 //! Every port has a socket that its machine sends into and knows the socket on which that machine
-//! receives. A machine may only send from the hardware address of its port; anything else, and
-//! whatever is no frame, is dropped. A frame for one port's address goes there, one for many goes
-//! to all others, one for nobody to nobody.
+//! receives. A machine may only send from the hardware address of its port; any other frame, and
+//! data that is not a frame, is dropped. A frame for the address of a port is sent there, a
+//! multicast frame to all others; a frame for an unknown address is dropped.
 //!
-//! A link of one port to another may be cut, slow or lossy ([`Quality`]). What is on its way when
-//! the link is cut is lost, too. Nothing overtakes on its way between two ports.
+//! A link of one port to another may be cut, slow or lossy ([`Quality`]). Frames in flight when the
+//! link is cut are lost, too. Frames between two ports are never reordered.
 //!
-//! Bounds: frames of [`FRAME_BYTES_MAX`]; [`QUEUE_FRAMES_MAX`] and [`QUEUE_BYTES_MAX`] on their way
-//! to one port, beyond which frames are dropped as a real switch does: to a machine that stands
-//! still, or over a link too slow for what is sent into it.
+//! Bounds: frames of [`FRAME_BYTES_MAX`]; [`QUEUE_FRAMES_MAX`] and [`QUEUE_BYTES_MAX`] in flight to
+//! one port. Beyond these, frames are dropped as by a real switch, which happens when a machine
+//! does not read or a link is too slow for its traffic.
 //!
-//! What it must never know: what is in a frame behind its addresses.
+//! Must never know: the payload of a frame.
 
 use std::{
     collections::BTreeMap,
@@ -270,7 +270,7 @@ async fn deliver(
 /// Sends a frame to a machine, which may be away: then it is lost. One that is slow is waited for,
 /// while the queue takes what comes and drops what is too much.
 async fn send(socket: &mut Option<UnixDatagram>, path: &Path, bytes: &[u8]) {
-    // The second time over a new connection: the machine may have been started anew.
+    // The second time over a new connection: the machine may have been restarted.
     for _ in 0..2 {
         if socket.is_none() {
             let made = UnixDatagram::unbound().and_then(|made| made.connect(path).map(|()| made));
@@ -295,6 +295,7 @@ mod tests {
         [&to.0[..], &from.0[..], &[8, 0], text.as_bytes()].concat()
     }
 
+    // Promise: P25 - A machine sends frames from one hardware address only.
     #[test]
     fn frames_go_where_their_address_is_and_nobody_speaks_for_another() {
         let ports: Vec<Hardware> = (0..3).map(Hardware::of_port).collect();
@@ -377,7 +378,7 @@ mod tests {
         rig.send(0, usize::MAX, "all").await;
         assert_eq!((rig.next(1).await, rig.next(2).await), ("all".into(), "all".into()));
 
-        // What is sent over the cut link never comes; what is sent after it over a good one does.
+        // A frame sent over the cut link never arrives; a later one over a good link does.
         let cut = Quality { cut: true, ..Quality::default() };
         rig.table.send_replace([((0, 1), cut)].into());
         rig.send(0, 1, "lost").await;
@@ -393,7 +394,7 @@ mod tests {
         rig.table.send_replace([((0, 1), slow)].into());
         let began = Instant::now();
         rig.send(0, usize::MAX, "slow").await;
-        // Once one has it, it is on its way to the other.
+        // Once one port has received it, it is in flight to the other.
         assert_eq!(rig.next(2).await, "slow");
         rig.table.send_replace(Table::new());
         rig.send(0, 1, "behind").await;

@@ -1,6 +1,6 @@
-//! Store queries: beside the load at a rate, and after a phase for messages that were accepted.
+//! Store queries: at a rate during the load, and after a phase for the accepted messages.
 //!
-//! What bounds it: queries in flight, hashes of a query, time. What it must never know: publishers.
+//! Bounds: queries in flight, hashes of a query, time. Must never know: publishers.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -51,7 +51,7 @@ pub(crate) struct Queried {
     pub(crate) skipped: u64,
 }
 
-/// Codes told apart.
+/// Codes that are counted separately.
 const CODES_MAX: usize = 16;
 
 impl Default for Queried {
@@ -76,7 +76,7 @@ pub(crate) struct Look {
     pub(crate) found: oneshot::Sender<Found>,
 }
 
-/// What came of a look.
+/// Result of a lookup.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Found {
     pub(crate) found: usize,
@@ -96,8 +96,8 @@ pub(crate) struct Archive {
 }
 
 impl Archive {
-    /// Works until nobody asks any more. A connection that ends is made anew. Tells whether the
-    /// node has a store by what it says of itself.
+    /// Runs until all requesters are gone. A connection that ends is reestablished. The node's
+    /// identify message shows whether it has a store.
     pub(crate) async fn run(mut self, ready: Ready) {
         let keys = Keypair::generate_secp256k1();
         let shared = self.shared.clone();
@@ -155,7 +155,7 @@ impl Archive {
                     } else {
                         Found::default()
                     };
-                    // Whoever asked may have given up.
+                    // The requester may have given up.
                     let _ = look.found.send(found);
                 }
                 Next::Tick => {

@@ -1,8 +1,8 @@
-//! `thimble-lab bench-relay`: the relay held against its goals, and a reference node measured in
-//! the same run, in alternating turns on the same machine.
+//! `thimble-lab bench-relay`: the relay measured against its goals, and a reference node in the
+//! same run, in alternating turns on the same machine.
 //!
-//! What bounds it: parts, turns and seconds by flags with maxima. What it must never know: how a
-//! figure is measured.
+//! Bounds: parts, turns and seconds by flags with maxima. Must never know: how a figure is
+//! measured.
 
 use std::{
     path::{Path, PathBuf},
@@ -39,7 +39,7 @@ const LOST_PERCENT_MAX: f64 = 0.1;
 /// Longest phase, and longest long part.
 const SECONDS_MAX: f64 = 36_000.0;
 
-/// Runs of the bench; each starts every node anew.
+/// Runs of the bench; each restarts every node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Part {
@@ -60,11 +60,11 @@ const PARTS: [Part; 5] = [Part::Steady, Part::Flood, Part::Cap256, Part::Cap128,
 /// Command line of `thimble-lab bench-relay`.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
-    /// The relay's program. [default: thimble-relay beside this program]
+    /// The relay's program. [default: thimble-relay in the folder of this program]
     #[arg(long, value_name = "FILE")]
     relay: Option<PathBuf>,
-    /// A node to measure beside it, LABEL=COMMAND, with {port} and {folder} as for stress
-    /// --command.
+    /// A reference node to measure in turns with it, LABEL=COMMAND, with {port} and {folder} as for
+    /// stress --command.
     #[arg(long, value_name = "LABEL=COMMAND")]
     reference: Option<String>,
     /// Seconds of each phase. For people: 60.
@@ -215,7 +215,7 @@ struct Run {
     turn: u32,
     label: String,
     report: Option<Report>,
-    /// Why there is none.
+    /// Why it was not measured.
     failed: Option<String>,
 }
 
@@ -226,7 +226,7 @@ struct Row {
     goal: String,
     /// Bytes for MiB.
     measured: Option<f64>,
-    /// Whether the goal is met; none where there is none or nothing was measured.
+    /// Whether the goal is met; `None` without a goal or a measurement.
     met: Option<bool>,
     reference: Option<f64>,
     #[serde(skip)]
@@ -276,7 +276,7 @@ fn nodes(options: &Options) -> Result<Vec<Node>> {
     let mut nodes = vec![Node { label: RELAY.to_owned(), command }];
     if let Some(reference) = &options.reference {
         let (label, command) = split(reference).context("--reference")?;
-        ensure!(label != RELAY, "--reference: {RELAY} is what it is measured beside");
+        ensure!(label != RELAY, "--reference: {RELAY} is the label of the relay itself");
         nodes.push(Node { label: label.to_owned(), command: command.to_owned() });
     }
     Ok(nodes)

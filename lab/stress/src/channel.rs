@@ -3,9 +3,9 @@
 //! Written out here because a push is one stream of a few packets: proposal and request leave in
 //! one write, as the specification allows a dialer that has a single protocol to propose.
 //!
-//! What bounds it: a name of a protocol has at most [`NAME_BYTES_MAX`] bytes, a peer may propose
-//! [`PROPOSALS_MAX`] of them, the caller states the longest frame. What it must never know: what
-//! is said on the stream, and which connection it is of.
+//! Bounds: a name of a protocol has at most [`NAME_BYTES_MAX`] bytes, a peer may propose
+//! [`PROPOSALS_MAX`] of them, the caller states the longest frame. Must never know: the content of
+//! the stream, and its connection.
 
 use std::io::{self, ErrorKind};
 
@@ -25,7 +25,7 @@ const READ_BYTES: usize = 2048;
 /// A frame's memory grows in such steps until it has come.
 const FRAME_STEP_BYTES: usize = 256 << 10;
 
-/// What a dialer says first: the protocol of protocols, and the one it wants.
+/// First message of a dialer: the multistream protocol, and the protocol it wants.
 pub(crate) fn proposal(name: &str) -> Vec<u8> {
     let mut bytes = HEADER.to_vec();
     put_name(name, &mut bytes);
@@ -45,7 +45,7 @@ fn invalid(text: impl Into<String>) -> io::Error {
 /// See the module.
 pub(crate) struct Channel {
     stream: SubstreamBox,
-    /// What was read; what of it was used ends at `used`.
+    /// Bytes read; those before `used` are consumed.
     buffer: Vec<u8>,
     used: usize,
 }
@@ -97,7 +97,7 @@ impl Channel {
     }
 
     /// Agrees on one of `served` with a peer that opened the stream; `None` when it wants none of
-    /// them or says nothing.
+    /// them or sends nothing.
     pub(crate) async fn accept(
         &mut self,
         served: &[&'static str],
@@ -108,7 +108,7 @@ impl Channel {
             if name == "/multistream/1.0.0" {
                 answer.extend_from_slice(HEADER);
                 if !self.unread().is_empty() {
-                    // What it proposes is here already: one answer to both.
+                    // Its proposal has already arrived: one answer to both.
                     continue;
                 }
             } else if let Some(found) = served.iter().find(|served| **served == name) {
@@ -124,7 +124,7 @@ impl Channel {
         Err(invalid(format!("a peer proposed more than {PROPOSALS_MAX} protocols on one stream")))
     }
 
-    /// The next name a peer says; `None` at the end of the stream.
+    /// The next name a peer sends; `None` at the end of the stream.
     async fn name(&mut self) -> io::Result<Option<String>> {
         let Some((bytes, prefix)) = self.length(NAME_BYTES_MAX).await? else { return Ok(None) };
         while self.unread().len() < prefix + bytes {
@@ -194,7 +194,7 @@ impl Channel {
         self.stream.flush().await
     }
 
-    /// Says that nothing more is written.
+    /// Closes the writing side.
     pub(crate) async fn close(&mut self) -> io::Result<()> {
         self.stream.close().await
     }
@@ -230,7 +230,7 @@ mod tests {
 
     use super::*;
 
-    /// A stream whose other side said `script`, of which at most `step` bytes come at once.
+    /// A stream whose other side sent `script`, of which at most `step` bytes come at once.
     struct Scripted {
         script: Vec<u8>,
         step: usize,

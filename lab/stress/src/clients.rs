@@ -1,6 +1,6 @@
-//! The clients of a run: started together, told about phases, read while they work.
+//! The clients of a run: started together, notified of phases, read while they work.
 //!
-//! What bounds it: clients as stated. What it must never know: what is made of their figures.
+//! Bounds: clients as stated. Must never know: the use of their figures.
 
 use std::{
     sync::{Arc, Mutex},
@@ -105,8 +105,7 @@ impl Clients {
         }
     }
 
-    /// What was pushed in a phase, of all publishers, and which messages were accepted, by
-    /// publisher.
+    /// Pushes of all publishers in a phase, and which messages were accepted, by publisher.
     pub(crate) fn pushed(&self, phase: usize) -> (Pushed, Vec<Bits>) {
         let mut sum = Pushed::default();
         let mut accepted = Vec::new();
@@ -126,7 +125,7 @@ impl Clients {
         self.pushed.iter().map(count).sum()
     }
 
-    /// Whether everything that was accepted reached everybody.
+    /// Whether every accepted message reached every receiver.
     pub(crate) fn all_arrived(&self, phase: usize, accepted: &[Bits]) -> bool {
         let wanted: u64 = accepted.iter().map(Bits::count).sum();
         self.receivers
@@ -140,8 +139,8 @@ impl Clients {
         self.tasks.shutdown().await;
     }
 
-    /// Waits until all clients work; what each node says of itself. Errors: one does not within
-    /// `timeout`, or `ended` says that the node did.
+    /// Waits until all clients work; returns the identify message of each node. Errors: one does
+    /// not work within `timeout`, or `ended` reports that the node ended.
     pub(crate) async fn all_ready(
         &mut self,
         shared: &Shared,

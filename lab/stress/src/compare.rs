@@ -1,7 +1,6 @@
-//! Several nodes in alternating turns on the same machine, and their figures side by side.
+//! Several nodes in alternating turns on the same machine, and their figures compared.
 //!
-//! What bounds it: labels by [`LABELS_MAX`], turns by the flag. What it must never know: what a
-//! figure means.
+//! Bounds: labels by [`LABELS_MAX`], turns by the flag. Must never know: the meaning of a figure.
 
 use std::path::{Path, PathBuf};
 

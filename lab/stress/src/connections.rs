@@ -1,9 +1,9 @@
 //! Which node of a network a client works at, and which nodes can be reached.
 //!
-//! Publishers spread over the first half of the nodes, everybody else over the second, so that what
-//! is received has crossed the network. With one node all are there.
+//! Publishers spread over the first half of the nodes, all other clients over the second, so that
+//! received messages have crossed the network. With one node all clients work at it.
 //!
-//! What bounds it: one entry for each node. What it must never know: what clients do.
+//! Bounds: one entry for each node. Must never know: the work of clients.
 
 use std::{
     sync::{Arc, Mutex},
@@ -69,8 +69,8 @@ impl NodeConnections {
         lock(&self.0).get(node).is_some_and(|presence| presence.connections > 0)
     }
 
-    /// Whether every node was reached and no client has been connected to it for [`GONE_AFTER`].
-    /// One that no client works at says nothing.
+    /// Whether every node was reached and no client has been connected to it for [`GONE_AFTER`]. A
+    /// node without clients does not count.
     pub(crate) fn all_gone(&self) -> bool {
         let all = lock(&self.0);
         let mut known = all

@@ -1,7 +1,7 @@
 //! Connections to the node: TCP or WebSocket, encrypted by noise, multiplexed by yamux.
 //!
-//! What bounds it: a connection stands within [`HANDSHAKE`] or not at all; [`STREAMS_MAX`] streams
-//! on it. What it must never know: what the connection is for.
+//! Bounds: a connection is established within [`HANDSHAKE`] or fails; [`STREAMS_MAX`] streams on
+//! it. Must never know: the use of the connection.
 
 use std::{io, time::Duration};
 
@@ -40,8 +40,8 @@ fn transport(keys: &Keypair) -> Result<Boxed<(PeerId, StreamMuxerBox)>> {
         .boxed())
 }
 
-/// Connects to `address`. If that names a peer, only that one will do. Errors: nobody listens, the
-/// handshake fails, another peer answers.
+/// Connects to `address`. If that names a peer, only that one will do. Errors: no process listens,
+/// the handshake fails, another peer answers.
 pub(crate) async fn connect(keys: &Keypair, address: &Multiaddr) -> Result<StreamMuxerBox> {
     let mut place = address.clone();
     let wanted = match place.iter().last() {

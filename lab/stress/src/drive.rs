@@ -1,6 +1,6 @@
 //! One run: starts the node if asked, connects the clients, runs the phases, gathers the figures.
 //!
-//! What bounds it: every wait has an end. What it must never know: how a client speaks to a node.
+//! Bounds: every wait has an end. Must never know: how a client speaks to a node.
 
 use std::{
     io::IsTerminal,
@@ -52,7 +52,7 @@ const SLACK: Duration = Duration::from_secs(10);
 /// The answer to a look into the store.
 const STORE_TIME: Duration = Duration::from_secs(60);
 
-/// What is different between the runs of one invocation.
+/// Settings that differ between the runs of one invocation.
 pub(crate) struct Start<'a> {
     pub(crate) label: &'a str,
     /// Named by the user, and their processes.
@@ -134,7 +134,7 @@ pub(crate) async fn run(work: &Work, start: &Start<'_>) -> Result<Report> {
         (0..shared.target.addresses.len()).map(|node| shared.places.is_reached(node)).collect();
     let ended_early = node.as_mut().is_some_and(Node::has_ended);
     let connections_lost = shared.connections_lost();
-    // That the node goes now is no event of the load.
+    // The end of the node from here on does not count as an event of the load.
     clients.stop().await;
     // The picture ends with the load; that the node is stopped after it is not news.
     let mut watched = Vec::new();
@@ -208,7 +208,7 @@ fn moment(watch: &Watch) -> Moment {
     watch.seen().iter().map(of).collect()
 }
 
-/// What a phase needs.
+/// State of a phase.
 struct Driver<'a> {
     label: &'a str,
     load: &'a Load,
@@ -221,8 +221,8 @@ struct Driver<'a> {
 }
 
 impl Driver<'_> {
-    /// Whether there is no node left to work on: none runs, as far as that is known, or none lets
-    /// anybody connect.
+    /// Whether no node is left to work on: none runs, as far as that is known, or none accepts
+    /// connections.
     fn all_gone(&self) -> bool {
         self.watch.is_some_and(Watch::all_gone) || self.shared.places.all_gone()
     }

@@ -1,7 +1,6 @@
-//! Puts the figures of a run together once it is over: late messages of early phases count as well.
+//! Collects the figures of a run once it is over: late messages of early phases count as well.
 //!
-//! What bounds it: phases, clients and nodes of a run. What it must never know: how long anything
-//! is waited for.
+//! Bounds: phases, clients and nodes of a run. Must never know: timeouts.
 
 use std::{sync::Arc, sync::Mutex, time::Duration};
 
@@ -35,7 +34,8 @@ pub(crate) struct NodeMoment {
 /// All nodes at one moment.
 pub(crate) type Moment = Vec<NodeMoment>;
 
-/// What is only known while a phase runs. Nodes' figures are empty when nothing is watched.
+/// Figures that are only available while a phase runs. Nodes' figures are empty when nothing is
+/// watched.
 pub(crate) struct MeasuredPhase {
     /// How long it took if it ended before its time.
     pub(crate) cut_short: Option<f64>,

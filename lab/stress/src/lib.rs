@@ -1,20 +1,20 @@
-//! `thimble-lab stress`: puts load on any Waku node, given its multiaddress, and tells what came of
-//! it.
+//! `thimble-lab stress`: puts load on any Waku node, given its multiaddress, and reports the
+//! result.
 //!
 //! Clients of three kinds work in this process: publishers push messages by light push (version 3,
 //! or 2 where the node has no other), receivers get them by filter, relay peers by gossip; another
-//! asks the store. Every message says who sent it, which one it is and when, and carries a checksum
-//! ([`payload`]), so that what arrives can be told from what was only promised. The node's memory
-//! and CPU come from the kernel.
+//! queries the store. Every message states its sender, number and time, and carries a checksum
+//! ([`payload`]), so that arrived messages are distinguished from messages that were only
+//! acknowledged. The node's memory and CPU come from the kernel.
 //!
 //! The clients use libp2p's transports, encryption and multiplexer, and open streams on them
-//! without its swarm ([`session`]): a push costs the driver so little that the node's cost shows,
-//! on a machine that both share. Nothing here shares code with the services or the router of a node
-//! but the message formats.
+//! without its swarm ([`session`]): a push costs the driver so little that the node's cost is
+//! visible on a machine that both share. Only the message formats share code with the services or
+//! the router of a node.
 //!
-//! What bounds it: clients, phases and requests in flight by flags with maxima; a bit for each
-//! message, sender and receiver; one histogram for each kind of answer. What it must never know:
-//! the insides of a node.
+//! Bounds: clients, phases and requests in flight by flags with maxima; a bit for each message,
+//! sender and receiver; one histogram for each kind of answer. Must never know: the insides of a
+//! node.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -87,7 +87,7 @@ async fn print(options: &Options, stop: &Stop) -> Result<bool> {
 /// One run against one node or network, with what came of it. Errors: a node cannot be started or
 /// reached, or what is asked for is out of bounds.
 pub async fn measure(options: &Options, stop: &Stop) -> Result<report::Report> {
-    // What cannot be done is said before anything is started.
+    // Invalid options are reported before anything is started.
     let work = options.work(Settings::default())?;
     if options.case == Some(plan::Case::Overallocation) && options.memory.is_none() {
         eprintln!(

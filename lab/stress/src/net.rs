@@ -1,7 +1,7 @@
-//! A network of relays to work on: one that runs, or one that is started for this run only.
+//! A network of relays under load: a running one, or one that is started for this run only.
 //!
-//! Started and removed by `thimble-lab net`, which this program is. What bounds it: waits have
-//! ends. What it must never know: how a net starts its nodes.
+//! Started and removed by `thimble-lab net`, which this program is. Bounds: waits have ends. Must
+//! never know: how a net starts its nodes.
 
 use std::{
     fs::File,
@@ -28,7 +28,7 @@ const UP_SECONDS: u64 = 120;
 /// Between a Ctrl-C and the end of a start that is being undone.
 const UNDONE_WITHIN: Duration = Duration::from_secs(90);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Of a relay whose memory nobody stated: what `net up` gives it, too.
+/// Memory of a relay if not stated: the same as the default of `net up`.
 const MEMORY_BYTES: u64 = 128 << 20;
 
 /// The nodes of a network.
@@ -36,7 +36,7 @@ const MEMORY_BYTES: u64 = 128 << 20;
 pub(crate) struct Members {
     pub(crate) addresses: Vec<Multiaddr>,
     pub(crate) watched: Vec<Watched>,
-    /// What the network says of itself.
+    /// Settings that the network reports.
     pub(crate) settings: Settings,
 }
 
@@ -77,12 +77,12 @@ impl Members {
 pub(crate) struct RelayNet {
     program: PathBuf,
     folder: PathBuf,
-    /// Holds that folder, and what starting it said.
+    /// Holds that folder, and the output of its start.
     scratch: TempDir,
 }
 
 impl RelayNet {
-    /// Starts `count` relays. Errors: they do not start, or somebody stops it.
+    /// Starts `count` relays. Errors: they do not start, or a stop was requested.
     pub(crate) async fn start(
         count: usize,
         options: &Options,

@@ -1,7 +1,7 @@
 //! The node under load as a process: started, perhaps in a memory-capped group, stopped.
 //!
-//! What bounds it: waits have ends. What it must never know: what the node does. Everything here
-//! comes from `thimble-lab cap`.
+//! Bounds: waits have ends. Must never know: the work of the node. Everything here comes from
+//! `thimble-lab cap`.
 
 use std::{
     fs::{self, File},
@@ -24,7 +24,7 @@ const STOPPED_WITHIN: Duration = Duration::from_secs(30);
 /// How a node ended.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ended {
-    /// How it ended, in words.
+    /// A description of how it ended.
     pub(crate) how: String,
     pub(crate) oom_kills: u64,
     pub(crate) restarts: u64,
@@ -112,7 +112,7 @@ impl Node {
         self.child.last_words()
     }
 
-    /// Stops it and says how it ended. Errors: it does not stop.
+    /// Stops it and returns how it ended. Errors: it does not stop.
     pub(crate) async fn stop(mut self) -> Result<Ended> {
         let before = self.has_ended();
         let status = self.child.stop_within(STOPPED_WITHIN).await?;

@@ -1,5 +1,5 @@
-//! Tests: nodes that refuse, lie, fall silent, go away or speak nonsense, on real sockets. The
-//! driver reports what they did, in time.
+//! Tests: nodes that refuse, send false data, stop answering, disconnect or send invalid data, on
+//! real sockets. The driver reports each case, in time.
 
 use std::{
     collections::VecDeque,
@@ -31,14 +31,14 @@ use crate::{
     tally::lock,
 };
 
-/// What an odd node does with pushes.
+/// Reaction of a faulty node to pushes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Pushes {
     /// Refuses each with a code and a reason.
     Refuse,
     /// Takes each and never answers.
     Ignore,
-    /// Answers what nobody can read.
+    /// Answers with invalid data.
     Garbage,
     /// Accepts and delivers nothing.
     Lie,
@@ -220,7 +220,7 @@ async fn work(address: &Multiaddr, flags: &str, stop: &Stop) -> anyhow::Result<R
     let usual = "--publishers 1 --receivers 1 --relay-peers 0 --after 0 --drain 1 --answer 1 \
                  --rate 20 --phase 1 --timeout 3";
     let address = address.to_string();
-    // What stands last counts.
+    // The last flag counts.
     let mut words = vec!["stress", "--node", &address];
     let given: Vec<&str> = flags.split_whitespace().collect();
     for pair in usual.split_whitespace().collect::<Vec<_>>().chunks(2) {
@@ -258,6 +258,7 @@ async fn a_node_that_refuses_receivers_is_named_with_its_answer() {
     assert!(error.contains("503") && error.contains("not today"), "{error}");
 }
 
+// Promise: P25 - A node that never answers does not block the driver.
 #[tokio::test]
 async fn a_node_that_never_answers_pushes_is_not_waited_for() {
     let address = serve(odd(Pushes::Ignore)).await;
@@ -276,6 +277,7 @@ async fn answers_that_nobody_can_read_are_broken_off() {
     assert!(!report.phases[0].answers[0].example.is_empty());
 }
 
+// Promise: P25 - A node that accepts messages and delivers none is reported.
 #[tokio::test]
 async fn a_node_that_accepts_and_delivers_nothing_is_caught() {
     let address = serve(odd(Pushes::Lie)).await;
@@ -285,6 +287,7 @@ async fn a_node_that_accepts_and_delivers_nothing_is_caught() {
     assert!(!report.good && report.verdict.contains("misses up to 20"), "{}", report.verdict);
 }
 
+// Promise: P25 - Damaged and duplicate messages are distinguished from intact ones.
 #[tokio::test]
 async fn damaged_and_double_messages_are_told_apart_from_whole_ones() {
     let address = serve(odd(Pushes::Deliver)).await;

@@ -48,10 +48,11 @@ pub struct Options {
     #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "thimble-net",
         conflicts_with_all = ["nodes", "command", "compare"])]
     pub net: Option<PathBuf>,
-    /// Start a net of so many relays, each in a memory cap of its own, work on it, and remove it.
+    /// Start a net of this number of relays, each in a memory cap of its own, put load on it, and
+    /// remove it.
     #[arg(long, value_name = "COUNT", conflicts_with_all = ["nodes", "command", "compare", "net"])]
     pub relays: Option<usize>,
-    /// The program of --relays. [default: thimble-relay beside this program]
+    /// The program of --relays. [default: thimble-relay in the folder of this program]
     #[arg(long, value_name = "FILE", requires = "relays")]
     pub relay_program: Option<PathBuf>,
     /// A case of the study. [default: baseline, unless --plan, --rate or --payload is given]
@@ -95,12 +96,12 @@ fn size(text: &str) -> Result<u64, String> {
     parse_size(text).map_err(|error| error.to_string())
 }
 
-/// What an invocation asks for, all of it known.
+/// The validated options of an invocation.
 #[derive(Clone, Debug)]
 pub struct Work {
     /// Clients, limits, the network's numbers.
     pub load: Load,
-    /// What is sent.
+    /// The phases to send.
     pub phases: Vec<Phase>,
 }
 
@@ -109,7 +110,7 @@ impl Options {
         Duration::from_secs(self.timeout)
     }
 
-    /// The plan: of the file or the flags. Errors: the file, or what it says, is not usable.
+    /// The plan: of the file or the flags. Errors: the file or its content is invalid.
     pub fn plan(&self) -> Result<Plan> {
         let below = match (&self.plan, self.case) {
             (Some(plan), _) => plan::read(plan)?,
@@ -127,8 +128,9 @@ impl Options {
         Ok(Plan { settings: self.settings.clone().over(below.settings), phases: below.phases })
     }
 
-    /// Everything this invocation asks for; `below` stands for what neither flags nor plan state.
-    /// Errors: as for [`Self::plan`], and flags that do not go together or are out of bounds.
+    /// The settings of this invocation; `below` has the defaults for settings that neither flags
+    /// nor plan state. Errors: as for [`Self::plan`], and flags that do not go together or are out
+    /// of bounds.
     pub fn work(&self, below: Settings) -> Result<Work> {
         let started = self.command.is_some() || !self.compare.is_empty() || self.relays.is_some();
         if self.memory.is_some() && !started {

@@ -1,7 +1,7 @@
-//! The payload of a test message: who sent it, which one it is, when, and whether it is whole.
+//! The payload of a test message: its sender, number, send time, and a checksum.
 //!
-//! What bounds it: a payload has at least [`HEADER_BYTES`] and at most [`PAYLOAD_BYTES_MAX`] bytes.
-//! What it must never know: Waku messages, connections and clocks.
+//! Bounds: a payload has at least [`HEADER_BYTES`] and at most [`PAYLOAD_BYTES_MAX`] bytes. Must
+//! never know: Waku messages, connections and clocks.
 //!
 //! All numbers are big-endian:
 //!
@@ -32,7 +32,7 @@ const SUMMED_FROM: usize = 8;
 /// Offsets into the pseudo-random bytes at which a message may begin.
 const FILLER_STARTS: usize = 1 << 16;
 
-/// Made once: generating bytes anew for each message would cost more than sending them.
+/// Made once: generating new bytes for each message would cost more than sending them.
 static FILLER: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let words = (FILLER_STARTS + PAYLOAD_BYTES_MAX).div_ceil(8);
@@ -46,10 +46,10 @@ static FILLER: LazyLock<Vec<u8>> = LazyLock::new(|| {
         .collect()
 });
 
-/// What a payload says of its message.
+/// Header of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Tells the messages of this run from those of others.
+    /// Distinguishes the messages of this run from those of others.
     pub run: u64,
     /// Index of the phase.
     pub phase: u16,
@@ -72,7 +72,7 @@ pub enum Damage {
     Length {
         /// Bytes that arrived.
         bytes: usize,
-        /// Bytes that were sent, as the payload says.
+        /// Number of bytes sent, as stated in the payload.
         announced: usize,
     },
     /// The checksum does not hold.

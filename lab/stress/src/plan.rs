@@ -1,7 +1,7 @@
-//! What is sent: phases of payload size times rate, named cases, plan files.
+//! The load: phases of payload size times rate, named cases, plan files.
 //!
-//! What bounds it: [`PHASES_MAX`] phases, rates and lengths by the constants below. What it must
-//! never know: who sends.
+//! Bounds: [`PHASES_MAX`] phases, rates and lengths by the constants below. Must never know: the
+//! senders.
 
 use std::{path::Path, str::FromStr, time::Duration};
 
@@ -70,7 +70,7 @@ impl From<Sizes> for String {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Phase {
-    /// What it is called in tables.
+    /// Its name in tables.
     pub name: String,
     /// How long messages are sent.
     pub seconds: f64,
@@ -119,8 +119,8 @@ fn kilobytes(sizes: Sizes) -> String {
     format!("{}-{} kB", sizes.min as f64 / 1000.0, sizes.max as f64 / 1000.0)
 }
 
-/// The phases of a case, each `seconds` long but for [`Case::Long`], where that is all of them.
-/// A `rate` stands in for the case's own.
+/// The phases of a case, each `seconds` long but for [`Case::Long`], where that is all of them. A
+/// `rate` replaces the case's own.
 pub fn phases(case: Case, seconds: f64, rate: Option<f64>) -> Vec<Phase> {
     let phase = |sizes: Sizes, usual: Option<f64>| Phase {
         name: kilobytes(sizes),
@@ -142,8 +142,8 @@ pub fn phases(case: Case, seconds: f64, rate: Option<f64>) -> Vec<Phase> {
     }
 }
 
-/// What a plan file says: `[[phase]]` tables with `name`, `seconds`, `rate` (absent: as fast as the
-/// node answers) and `payload = "MIN-MAX"`, and above them whatever [`Settings`] it states.
+/// Content of a plan file: `[[phase]]` tables with `name`, `seconds`, `rate` (absent: as fast as
+/// the node answers) and `payload = "MIN-MAX"`, and above them whatever [`Settings`] it states.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// As far as stated.
@@ -178,7 +178,7 @@ impl Plan {
     }
 }
 
-/// Reads a plan file. Errors: it cannot be read, is too long, or says what no plan can say.
+/// Reads a plan file. Errors: it cannot be read, is too long, or is not a valid plan.
 pub fn read(path: &Path) -> Result<Plan> {
     let bytes =
         std::fs::metadata(path).with_context(|| format!("reading {}", path.display()))?.len();

@@ -1,11 +1,11 @@
 //! A publisher: pushes messages when they are due, or as fast as the node answers.
 //!
-//! Open loop: message n is due at a time that does not depend on answers; what is sent later than
-//! that counts as late, and what is not sent by the end of the phase as unsent. Without a rate it
+//! Open loop: message n is due at a time that does not depend on answers; messages sent later than
+//! that count as late, and messages not sent by the end of the phase as unsent. Without a rate it
 //! is a closed loop of [`Load::outstanding`] requests.
 //!
-//! What bounds it: requests in flight by [`IN_FLIGHT_MAX`] or [`Load::outstanding`], each for
-//! [`Load::answer`] seconds. What it must never know: receivers.
+//! Bounds: requests in flight by [`IN_FLIGHT_MAX`] or [`Load::outstanding`], each for
+//! [`Load::answer`] seconds. Must never know: receivers.
 //!
 //! [`Load::outstanding`]: crate::settings::Load::outstanding
 //! [`Load::answer`]: crate::settings::Load::answer
@@ -48,7 +48,7 @@ pub(crate) struct Order {
     pub(crate) phase: usize,
     pub(crate) plan: Phase,
     pub(crate) begin: Instant,
-    /// Told once all is sent and answered.
+    /// Notified once all messages are sent and answered.
     pub(crate) done: mpsc::Sender<()>,
 }
 
@@ -110,7 +110,7 @@ impl Publisher {
         (publisher, sender, pushed)
     }
 
-    /// Works until nobody has orders any more. A connection that ends is made anew.
+    /// Runs until the channel of orders is closed. A connection that ends is reestablished.
     pub(crate) async fn run(mut self, ready: Ready) {
         let keys = Keypair::generate_secp256k1();
         let shared = self.shared.clone();
@@ -118,7 +118,7 @@ impl Publisher {
             let role = Arc::new(Plain);
             let connecting = shared.connect(&keys, self.node, &role, |error| ready.waiting(&error));
             let mut connecting = Box::pin(connecting);
-            // Orders are taken, and end in time, while there is no connection.
+            // Orders are accepted, and end in time, also without a connection.
             let Some((mut session, about)) = poll_fn(|cx| {
                 if self.poll_order(cx).is_ready() {
                     return Poll::Ready(None);
@@ -142,7 +142,7 @@ impl Publisher {
             let ended = poll_fn(|cx| self.poll(&mut session, &form, cx)).await;
             let Some(error) = ended else { return };
             shared.lost("publishers", &error.to_string());
-            // Their streams are gone with the connection: each says so.
+            // Their streams ended with the connection: each returns an error.
             let rest = poll_fn(|cx| {
                 while let Poll::Ready(Some(push)) = self.flying.poll_next_unpin(cx) {
                     self.ended(push);

@@ -1,7 +1,7 @@
-//! What a publisher asked for in one phase, and what it was answered.
+//! Requests of a publisher in one phase, and their answers.
 //!
-//! What bounds it: [`ANSWERS_MAX`] kinds of answers, the stated number of hashes for the store.
-//! What it must never know: connections.
+//! Bounds: [`ANSWERS_MAX`] kinds of answers, the stated number of hashes for the store. Must never
+//! know: connections.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use crate::{
     tally::{Bits, histogram, record},
 };
 
-/// Kinds of answers told apart; further codes count as [`Answer::Other`].
+/// Kinds of answers that are counted separately; further codes count as [`Answer::Other`].
 const ANSWERS_MAX: usize = 16;
 /// Longest example of a refusal, in letters.
 const EXAMPLE_CHARS_MAX: usize = 160;
@@ -23,7 +23,7 @@ const EXAMPLE_CHARS_MAX: usize = 160;
 pub(crate) enum Answer {
     /// The node's code. Version 2 of light push has none: its success is 200.
     Code(u32),
-    /// Version 2 said no.
+    /// Refused by version 2.
     RefusedV2,
     /// No answer in time.
     Timeout,
@@ -55,7 +55,7 @@ pub(crate) struct Answered {
     pub(crate) answer: Answer,
     /// From opening the stream to the answer.
     pub(crate) latency: Histogram<u32>,
-    /// What one of them said.
+    /// Text of one of them.
     pub(crate) example: String,
 }
 
@@ -73,7 +73,7 @@ pub(crate) struct Pushed {
     pub(crate) accepted_count: u64,
     /// When the last answer came, nanoseconds since the phase began.
     pub(crate) last_answer_nanos: u64,
-    /// Accepted messages to look for in the store, and where in the sample they stand.
+    /// Accepted messages to look for in the store, and their indexes in the sample.
     sample: Vec<Option<MessageHash>>,
 }
 

@@ -1,7 +1,8 @@
-//! A receiver: subscribes to the run's content topic by filter, and takes what it is pushed.
+//! A receiver: subscribes to the run's content topic by filter, and accepts the messages that are
+//! pushed to it.
 //!
-//! What bounds it: streams of its connection; a bit for each message. What it must never know:
-//! what was accepted.
+//! Bounds: streams of its connection; a bit for each message. Must never know: which messages were
+//! accepted.
 
 use std::{
     sync::{Arc, Mutex, atomic::Ordering::Relaxed},
@@ -80,7 +81,7 @@ impl Receiver {
         Arc::new(Self { shared, node, received })
     }
 
-    /// Receives until it is aborted. A connection that ends is made anew.
+    /// Receives until it is aborted. A connection that ends is reestablished.
     pub(crate) async fn run(self: Arc<Self>, ready: Ready) {
         let keys = Keypair::generate_secp256k1();
         loop {

@@ -1,11 +1,11 @@
 //! A relay peer: joins the mesh of the run's topic and counts what the node relays to it.
 //!
 //! It has no other peer than the node, so it forwards nothing, and it shares no code with a router
-//! under test. It does what the specification asks of a peer that only listens: subscribes, takes
-//! and asks for a place in the mesh, fetches what was offered and did not come.
+//! under test. It implements the specification of a peer that only listens: it subscribes, accepts
+//! and sends grafts, and requests announced messages that did not arrive.
 //!
-//! What bounds it: [`SEEN_MAX`] message ids, [`SAYINGS_MAX`] messages waiting to be said. What it
-//! must never know: what was accepted.
+//! Bounds: [`SEEN_MAX`] message ids, [`SAYINGS_MAX`] messages waiting to be sent. Must never know:
+//! which messages were accepted.
 //!
 //! Source: libp2p/specs gossipsub 1.1, vacp2p/rfc-index 11.
 
@@ -34,20 +34,20 @@ use crate::{
 
 /// Ids remembered, so that what is offered again is not fetched again.
 const SEEN_MAX: usize = 1 << 16;
-/// Messages waiting to be said; more are not said.
+/// Messages waiting to be sent; further ones are dropped.
 const SAYINGS_MAX: usize = 64;
 /// Ids fetched at once.
 const IWANT_MAX: usize = 1000;
 /// Longest frame written.
 const FRAME_BYTES: usize = 64 << 10;
-/// How often the place in the mesh is looked at.
+/// Interval at which the place in the mesh is checked.
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// How long the node does not want to be asked again, unless it says.
+/// Default time until the node accepts another graft.
 const BACKOFF: Duration = Duration::from_secs(60);
 /// Longest time a node may ask for.
 const BACKOFF_MAX: Duration = Duration::from_secs(3600);
 
-/// What is to be said.
+/// A message to send.
 #[derive(Debug)]
 enum Say {
     IWant(Vec<MessageId>),
@@ -163,12 +163,12 @@ impl RelayPeer {
                 .collect()
         };
         if !wanted.is_empty() {
-            // What is not asked for now is offered again at the next heartbeat.
+            // Messages that are not requested now are announced again at the next heartbeat.
             let _ = self.say.try_send(Say::IWant(wanted));
         }
     }
 
-    /// Listens until it is aborted. A connection that ends is made anew.
+    /// Listens until it is aborted. A connection that ends is reestablished.
     pub(crate) async fn run(self: Arc<Self>, ready: Ready) {
         let keys = Keypair::generate_secp256k1();
         loop {

@@ -1,7 +1,6 @@
-//! What came of a run: figures, for machines and for people.
+//! Result of a run: figures, for machines and for people.
 //!
-//! What bounds it: phases, receivers and answers of a run. What it must never know: how they were
-//! measured.
+//! Bounds: phases, receivers and answers of a run. Must never know: how the figures were measured.
 
 use budget::MIB;
 use serde::Serialize;
@@ -16,7 +15,7 @@ pub const FORMAT: u32 = 2;
 pub struct Report {
     /// Version of the document, [`FORMAT`].
     pub format: u32,
-    /// What the node is called in tables.
+    /// Name of the node in tables.
     pub label: String,
     /// Processor, memory, kernel.
     pub machine: String,
@@ -36,7 +35,7 @@ pub struct Report {
     pub phases_asked: usize,
     /// Connections that ended before the run did, and were made again.
     pub connections_lost: Vec<Lost>,
-    /// Whether somebody ended the run before it was over.
+    /// Whether the run was stopped before its end.
     pub interrupted: bool,
     /// Whether nothing accepted was lost and the nodes lived.
     pub good: bool,
@@ -49,7 +48,7 @@ pub struct Report {
 pub struct NodeReport {
     /// Where it was reached.
     pub address: String,
-    /// What it calls itself.
+    /// Agent string that it reports.
     pub agent: String,
     /// The cap on its memory, where this program knows of one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,13 +56,13 @@ pub struct NodeReport {
     /// Before the first phase; none where nothing is known of its process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub idle: Option<Memory>,
-    /// So many seconds after the last phase.
+    /// Memory at given times after the last phase.
     pub after: Vec<After>,
-    /// Whether its process was gone before anybody stopped it.
+    /// Whether its process ended before it was stopped.
     pub died: bool,
     /// Whether a client was connected to it in the end.
     pub reached_in_the_end: bool,
-    /// How it ended, if this run started it or its cap tells.
+    /// How it ended, if this run started it or its cap reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,
     /// Processes killed for lack of memory, where a cap counts them.
@@ -86,7 +85,7 @@ pub struct Lost {
 /// Memory at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Memory {
-    /// What only swap could take back.
+    /// Anonymous memory: only swap could reclaim it.
     pub anonymous_bytes: u64,
     /// Page cache of a capped group, else mapped file pages.
     pub file_bytes: u64,
@@ -139,11 +138,11 @@ pub struct Answers {
     pub answer: String,
     /// From opening the stream to the answer.
     pub latency: Latency,
-    /// What one of them said.
+    /// Text of one of them.
     pub example: String,
 }
 
-/// What reached a receiver or a relay peer.
+/// Messages that reached a receiver or a relay peer.
 #[derive(Clone, Debug, Serialize)]
 pub struct Delivery {
     /// Index of the node it is connected to.
@@ -152,7 +151,7 @@ pub struct Delivery {
     pub delivered: u64,
     /// Accepted messages that did not come whole.
     pub missing: u64,
-    /// Messages that came whole although their publisher was not told that they are accepted.
+    /// Messages that arrived whole although they were not acknowledged to their publisher.
     pub unaccepted: u64,
     /// Messages that came again.
     pub double: u64,
@@ -171,7 +170,7 @@ pub struct StoreSample {
     pub looked: u64,
     /// Those that were found.
     pub found: u64,
-    /// Those that no query was answered for: nobody knows whether they are there.
+    /// Messages whose query got no answer: it is unknown whether they are stored.
     pub unanswered: u64,
 }
 
@@ -199,7 +198,7 @@ pub struct NodePhase {
     pub restarts: u64,
 }
 
-/// Store queries beside the load.
+/// Store queries during the load.
 #[derive(Clone, Debug, Serialize)]
 pub struct Queries {
     /// From asking to the last byte.
@@ -223,7 +222,7 @@ pub struct PhaseReport {
     pub asked_rate: Option<f64>,
     /// From its begin to the last answer.
     pub seconds: f64,
-    /// Whether it ended before its time: nobody was there any more, or somebody stopped it.
+    /// Whether it ended early: no node was reachable, or a stop was requested.
     pub cut_short: bool,
     /// Messages that were due.
     pub due: u64,
@@ -235,7 +234,7 @@ pub struct PhaseReport {
     pub answers: Vec<Answers>,
     /// From when a message was due to when it was sent.
     pub lateness: Latency,
-    /// What each receiver got.
+    /// Deliveries to each receiver.
     pub receivers: Vec<Delivery>,
     /// By relay peer.
     pub relay_peers: Vec<Delivery>,
@@ -284,7 +283,7 @@ impl Unit {
 /// One figure of a phase.
 #[derive(Clone, Debug)]
 pub struct Figure {
-    /// What it is, with its unit.
+    /// Its name, with the unit.
     pub name: String,
     /// In that unit, but bytes for MiB.
     pub value: f64,

@@ -1,6 +1,6 @@
-//! A light-push request, written in one go into a buffer that is used again.
+//! A light-push request, written at once into a reused buffer.
 //!
-//! What bounds it: the payload's bound. What it must never know: connections and answers.
+//! Bounds: the payload's bound. Must never know: connections and answers.
 
 use protocol::{
     frame, light_push,
@@ -28,11 +28,11 @@ impl Version {
     }
 }
 
-/// What all requests of a publisher have in common.
+/// Fields shared by all requests of a publisher.
 #[derive(Clone, Debug)]
 pub(crate) struct Form {
     pub(crate) version: Version,
-    /// What opens the stream.
+    /// Bytes that open the stream.
     pub(crate) proposal: Vec<u8>,
     pub(crate) pubsub_topic: String,
     pub(crate) content_topic: String,

@@ -1,12 +1,10 @@
 //! A client's connection while it lives: driving it, opening streams, serving those the node opens.
 //!
-//! Everything of a connection runs in one task, without channels between: whoever owns a
+//! Everything of a connection runs in one task, without channels between: the owner of a
 //! [`Session`] polls it along with its own work. Every client serves identify, ping and metadata,
-//! because nodes ask for them before they do anything for a client; what else it serves is its
-//! [`Role`]'s.
+//! because nodes request them before they serve a client; its [`Role`] serves further protocols.
 //!
-//! What bounds it: [`dial::STREAMS_MAX`](crate::dial) streams. What it must never know: messages,
-//! and what is measured.
+//! Bounds: [`dial::STREAMS_MAX`](crate::dial) streams. Must never know: messages and measurements.
 
 use std::{
     future::poll_fn,
@@ -44,10 +42,10 @@ const PING_BYTES: usize = 32;
 const IDENTIFY_BYTES_MAX: usize = 64 << 10;
 /// Protocols of a node that are remembered.
 const NAMES_MAX: usize = 256;
-/// What a node says of itself comes within this time.
+/// Timeout of a node's identify message.
 const GREETING: Duration = Duration::from_secs(20);
 
-/// What a client serves besides what all serve.
+/// Protocols that a client serves in addition to those of all clients.
 pub(crate) trait Role: Send + Sync + 'static {
     /// Names of its protocols.
     fn protocols(&self) -> &'static [&'static str];
@@ -69,7 +67,7 @@ impl Role for Plain {
     }
 }
 
-/// What a node says of itself.
+/// Identify message of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct About {
     /// Name and version.
@@ -100,7 +98,7 @@ impl About {
     }
 }
 
-/// What is served on every stream, shared by all of a session.
+/// Service on every stream, shared by all streams of a session.
 struct Serving<R> {
     role: Arc<R>,
     names: Vec<&'static str>,
@@ -117,8 +115,9 @@ pub(crate) struct Session<R> {
 }
 
 impl<R: Role> Session<R> {
-    /// Connects to one of the nodes, and asks it who it is; tells it the client's cluster and shard
-    /// if it wants to know. Errors: no connection, or the node does not say who it is.
+    /// Connects to one of the nodes, and requests its identify message; sends it the client's
+    /// cluster and shard if it requests them. Errors: no connection, or the node does not identify
+    /// itself.
     pub(crate) async fn open(
         keys: &Keypair,
         target: &Target,
@@ -257,7 +256,7 @@ async fn say(channel: &mut Channel, body: &[u8]) -> io::Result<()> {
     channel.close().await
 }
 
-/// What a client says of itself. Source: libp2p/specs identify.
+/// Identify message of a client. Source: libp2p/specs identify.
 fn identify(keys: &Keypair, names: &[&str]) -> Vec<u8> {
     let mut out = Vec::new();
     put_bytes(1, &keys.public().encode_protobuf(), &mut out);

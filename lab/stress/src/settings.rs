@@ -1,8 +1,8 @@
-//! What a load consists of beside its phases: clients, limits, the network's numbers. Each of them
-//! is a flag and a key of a plan file; flags stand above the file.
+//! Settings of a load in addition to its phases: clients, limits, the network's numbers. Each of
+//! them is a flag and a key of a plan file; flags override the file.
 //!
-//! What bounds it: the constants below, checked once ([`Settings::load`]). What it must never know:
-//! which node the load is for.
+//! Bounds: the constants below, checked once ([`Settings::load`]). Must never know: which node the
+//! load is for.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub struct Settings {
     /// Peers that receive by relay. [default: 2]
     #[arg(long, value_name = "COUNT")]
     pub relay_peers: Option<usize>,
-    /// Store queries beside the load, in all per second. [default: 0]
+    /// Store queries per second during the load, in total. [default: 0]
     #[arg(long, value_name = "PER SECOND")]
     pub store_queries: Option<f64>,
     /// Accepted messages of each publisher and phase that are looked for in the store, 1000 at
@@ -76,7 +76,7 @@ pub struct Settings {
     pub shards_in_cluster: Option<u16>,
 }
 
-/// The same, every one of them known. Stands in the report.
+/// The same with all values set. Part of the report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Load {
     /// Clients that push by light push.
@@ -85,7 +85,7 @@ pub struct Load {
     pub receivers: usize,
     /// Peers that receive by relay.
     pub relay_peers: usize,
-    /// Store queries beside the load, in all per second.
+    /// Store queries per second during the load, in total.
     pub store_queries: f64,
     /// Of each publisher and phase.
     pub store_sample: usize,

@@ -1,6 +1,6 @@
-//! What the clients of a run share.
+//! State shared by the clients of a run.
 //!
-//! What bounds it: numbers and locks of fixed count. What it must never know: what a client does.
+//! Bounds: numbers and locks of fixed count. Must never know: the work of a client.
 
 use std::{
     collections::BTreeMap,
@@ -31,7 +31,7 @@ pub(crate) struct Shared {
     pub(crate) load: Load,
     pub(crate) places: Arc<NodeConnections>,
     pub(crate) issued: Issued,
-    /// Phase under way, or the one before while there is none.
+    /// Current phase, or the last one between phases.
     pub(crate) phase: AtomicUsize,
     /// Connections that ended before the run did.
     connections_lost: Mutex<BTreeMap<&'static str, Lost>>,
@@ -62,8 +62,8 @@ impl Shared {
         lock(&self.connections_lost).values().cloned().collect()
     }
 
-    /// Connects to `node`, again and again until it is done: it may be starting, or gone for a
-    /// moment. `failed` is told why it is not done yet.
+    /// Connects to `node`, and retries until it succeeds: the node may be starting, or unavailable
+    /// for a moment. `failed` receives the reason of each failure.
     pub(crate) async fn connect<R: Role>(
         &self,
         keys: &Keypair,
@@ -81,17 +81,17 @@ impl Shared {
     }
 }
 
-/// Tells once that a client is ready to work, and until then why it is not.
+/// Reports once that a client is ready to work, and until then the reason why it is not.
 pub(crate) struct Ready {
     sender: tokio::sync::watch::Sender<State>,
 }
 
-/// What a client last said of itself.
+/// Last reported state of a client.
 #[derive(Clone, Debug)]
 pub(crate) enum State {
     /// Not yet: why.
     Waiting(String),
-    /// It works. What the node says of itself.
+    /// It works; with the identify message of the node.
     Ready(About),
 }
 
@@ -124,7 +124,7 @@ pub(crate) async fn is_ready(
     timeout: Duration,
 ) -> Result<About, String> {
     let waiting = receiver.wait_for(|state| matches!(state, State::Ready(_)));
-    // What it came to is read below.
+    // The result is read below.
     let _ = tokio::time::timeout(timeout, waiting).await;
     match &*receiver.borrow() {
         State::Ready(about) => Ok(about.clone()),

@@ -1,6 +1,6 @@
-//! Being asked to end early: what was measured so far is told all the same.
+//! A request to stop early: the figures measured so far are reported all the same.
 //!
-//! What it must never know: what ends.
+//! Must never know: the stopped work.
 
 use std::process::ExitCode;
 
@@ -13,7 +13,7 @@ use tokio::sync::watch;
 pub struct Stop(watch::Receiver<bool>);
 
 impl Stop {
-    /// What is set to true asks.
+    /// Setting the sender to true requests the stop.
     pub fn new() -> (watch::Sender<bool>, Self) {
         let (sender, receiver) = watch::channel(false);
         (sender, Self(receiver))
@@ -24,20 +24,20 @@ impl Stop {
         Self::new().1
     }
 
-    /// Whether somebody asked.
+    /// Whether a stop was requested.
     pub fn is_asked(&self) -> bool {
         *self.0.borrow()
     }
 
-    /// Waits until somebody asks.
+    /// Waits until a stop is requested.
     pub async fn asked(&self) {
         if self.0.clone().wait_for(|asked| *asked).await.is_err() {
-            // Whoever could ask is gone.
+            // The sender is gone.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Waits for `work`; `None` when somebody asked before it was done.
+    /// Waits for `work`; `None` when a stop was requested before it was done.
     pub(crate) async fn or<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
@@ -47,8 +47,8 @@ impl Stop {
     }
 }
 
-/// Runs `work`, which says whether its result is good. The first Ctrl-C or SIGTERM asks it to stop,
-/// the second ends it at once.
+/// Runs `work`, which returns whether its result is good. The first Ctrl-C or SIGTERM asks it to
+/// stop, the second ends it at once.
 pub(crate) async fn until_done(
     who: &str,
     work: impl AsyncFnOnce(Stop) -> Result<bool>,

@@ -1,6 +1,6 @@
-//! A table for people: named cells in columns side by side.
+//! A table for people: named cells in columns.
 //!
-//! What bounds it: what it is given. What it must never know: what a figure means.
+//! Bounds: its input. Must never know: the meaning of a figure.
 
 /// Rows that matter when they are not 0: where they are 0 in every column, they are left out and
 /// named below.

@@ -1,8 +1,7 @@
-//! Who got what: which messages were accepted, and which of them reached a receiver.
+//! Delivery records: which messages were accepted, and which of them reached a receiver.
 //!
-//! What bounds it: one bit for each message, sender and receiver; a sequence number that was never
-//! issued is damage and grows nothing. What it must never know: connections, payload bytes and the
-//! clock.
+//! Bounds: one bit for each message, sender and receiver; a sequence number that was never issued
+//! is damage and allocates nothing. Must never know: connections, payload bytes and the clock.
 
 use std::sync::{
     Mutex, MutexGuard, PoisonError,
@@ -17,7 +16,7 @@ use crate::payload::{Damage, Header};
 pub(crate) const SEQUENCES_MAX: u64 = 1 << 27;
 /// A message that takes longer counts as late.
 pub(crate) const LATE_NANOS: u64 = 10_000_000_000;
-/// Longest latency told apart, in microseconds.
+/// Longest latency of a histogram, in microseconds.
 const MICROS_MAX: u64 = 120_000_000;
 
 /// A lock whose holder cannot have left anything half done.
@@ -33,7 +32,7 @@ pub(crate) fn histogram() -> Histogram<u32> {
     })
 }
 
-/// Records; what is longer than can be told apart counts as the longest.
+/// Records a latency; one above the maximum counts as the maximum.
 pub(crate) fn record(histogram: &mut Histogram<u32>, nanos: u64) {
     histogram.saturating_record((nanos / 1000).clamp(1, MICROS_MAX));
 }
@@ -102,7 +101,7 @@ impl Issued {
     }
 }
 
-/// What one receiver got of one phase.
+/// Messages of one phase that one receiver got.
 #[derive(Debug)]
 pub(crate) struct PhaseReceived {
     /// Sequence numbers that came whole, one set for each sender.
@@ -117,7 +116,7 @@ pub(crate) struct PhaseReceived {
     pub(crate) delay: Histogram<u32>,
 }
 
-/// What one receiver got.
+/// Messages that one receiver got.
 #[derive(Debug)]
 pub(crate) struct Received {
     phases: Vec<PhaseReceived>,
@@ -135,8 +134,8 @@ impl Received {
         Self { phases: (0..phases).map(|_| phase()).collect() }
     }
 
-    /// Takes what came at `now`, nanoseconds since the start of the run, while phase `current` is
-    /// under way: damage does not say which phase it was of.
+    /// Takes what came at `now`, nanoseconds since the start of the run, during phase `current`:
+    /// the phase of damaged data is unknown.
     pub(crate) fn take(
         &mut self,
         issued: &Issued,
@@ -179,7 +178,7 @@ impl PhaseReceived {
         self.whole.iter().map(Bits::count).sum()
     }
 
-    /// How many of those `sender` was told are accepted came whole.
+    /// Number of messages acknowledged to `sender` that arrived whole.
     pub(crate) fn delivered(&self, sender: usize, accepted: &Bits) -> u64 {
         self.whole.get(sender).map_or(0, |whole| accepted.count_in(whole))
     }
@@ -217,13 +216,14 @@ mod tests {
         assert_eq!((phase.whole(), phase.double, phase.late, phase.damaged), (4, 3, 0, 0));
     }
 
+    // Promise: P25 - A missing message was accepted and did not arrive.
     #[test]
     fn missing_is_what_was_accepted_and_did_not_come() {
         let issued = issued();
         let mut received = Received::new(2, 2);
         let mut accepted = Bits::default();
         assert!([0, 1, 2, 9].into_iter().all(|number| accepted.insert(number)));
-        // 3 came although its sender was not told that it was accepted.
+        // 3 arrived although it was not acknowledged to its sender.
         for sequence in [0, 3, 9] {
             received.take(&issued, message(0, sequence, 5), 0, 10);
         }
@@ -232,6 +232,7 @@ mod tests {
         assert_eq!(phase.delivered(1, &accepted), 0, "another sender's messages are not these");
     }
 
+    // Promise: P25 - A message is late after 10 s.
     #[test]
     fn a_message_is_late_after_ten_seconds_and_whole_nevertheless() {
         let issued = issued();

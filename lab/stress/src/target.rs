@@ -1,4 +1,5 @@
-//! What all clients of a run know: the nodes' addresses, the topics, the run's number and clock.
+//! Data shared by all clients of a run: the nodes' addresses, the topics, the run's number and
+//! clock.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 

@@ -1,8 +1,8 @@
 //! The nodes' memory and CPU over time, from the kernel: for the report, and as a series from which
 //! a picture is drawn.
 //!
-//! What bounds it: a sample, and a line of the series, every [`EVERY`]. What it must never know:
-//! what a node does.
+//! Bounds: a sample, and a line of the series, every [`EVERY`]. Must never know: the work of a
+//! node.
 
 use std::{
     fs::{self, File},
@@ -43,7 +43,7 @@ pub(crate) enum Source {
     },
 }
 
-/// What `thimble-lab cap --info-file` writes, as far as it is used.
+/// Output of `thimble-lab cap --info-file`; only the used fields.
 #[derive(Deserialize)]
 struct Info {
     group: String,
@@ -87,7 +87,7 @@ impl Source {
         }
     }
 
-    /// How it ended, and the kernel's kills for lack of memory, where a cap tells.
+    /// How it ended, and the kernel's kills for lack of memory, where a cap reports them.
     pub(crate) fn ended(&self) -> Option<(String, u64)> {
         match self {
             Self::Process(_) => None,
@@ -142,7 +142,7 @@ pub(crate) struct Watched {
     pub(crate) source: Source,
     /// 0 for none.
     pub(crate) cap_bytes: u64,
-    /// Of its cap: tells which processes took another's place.
+    /// Series of its cap: shows which processes took another's place.
     pub(crate) series: Option<PathBuf>,
 }
 
@@ -161,7 +161,7 @@ impl Watched {
     }
 }
 
-/// What the watch has seen of a node.
+/// Figures of the watch about a node.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) now: Memory,

@@ -1,7 +1,7 @@
-//! The driver against a real node: what it accepted is found again, and what went wrong is told.
+//! The driver against a real node: accepted messages are found again, and errors are reported.
 //!
-//! The node is this workspace's own, `thimble-relay` beside the tests or where `THIMBLE_RELAY`
-//! says.
+//! The node is this workspace's own, `thimble-relay` in the folder of the tests or at
+//! `THIMBLE_RELAY`.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -19,7 +19,7 @@ struct Cli {
     options: Options,
 }
 
-/// Where the node's program is; says so when there is none.
+/// Path of the node's program; reports when there is none.
 fn relay() -> Option<PathBuf> {
     let beside = || {
         let test = std::env::current_exe().unwrap();
@@ -106,6 +106,7 @@ async fn as_fast_as_the_node_answers_refusals_have_names_and_nothing_accepted_is
     }
 }
 
+// Promise: P25 - A node that dies under load gives a failed result and no hang.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_dies_under_the_load_is_a_bad_result_and_not_a_hang() {
     let Some(relay) = relay() else { return };

@@ -1,5 +1,5 @@
-//! The machine in one line, and how busy it is: what a figure was measured on belongs beside the
-//! figure.
+//! The machine in one line, and how busy it is: a figure is reported with the machine it was
+//! measured on.
 
 use std::fs;
 

@@ -32,25 +32,25 @@ enum Command {
     /// Example: thimble-lab cap --memory 512MiB -- thimble-lab bench-state --memory 480MiB --state
     /// 20GiB
     BenchState(load::bench::state::Options),
-    /// Start a server for tests, make instances on it, and measure them: start, memory at rest,
-    /// calls; a table with goals.
+    /// Start a server for tests, make instances on it, and measure them: start, idle memory, calls;
+    /// prints a table with goals.
     BenchPocket(load::bench::pocket::Options),
     /// Put every sort of load on a running node, check every byte that comes back, report latencies
     /// and errors.
     Hammer(Box<load::hammer::Options>),
-    /// Run any command in a memory-capped process group and tell what its memory did.
+    /// Run any command in a memory-capped process group and report its memory use.
     ///
-    /// The summary goes to standard error, every sample to the --json file, all of it at a glance
-    /// into the --picture.
+    /// The summary goes to standard error, every sample to the --json file, a plot of all of it to
+    /// the --picture.
     ///
     /// Exit status: that of the command, or 128 and its number when a signal ended it. 137 when the
-    /// command ended well but the kernel killed a process of the group for lack of memory. 125
-    /// when no group can be made or something else of ours fails, 126 when the command cannot be
+    /// command ended well but the kernel killed a process of the group for lack of memory. 125 when
+    /// no group can be made or another error occurs in this program, 126 when the command cannot be
     /// run, 127 when there is no such command.
     ///
     /// Ctrl-C at a terminal reaches the command directly; SIGINT, SIGTERM, SIGHUP and SIGQUIT sent
     /// to this program are passed on to it. Its clean end is waited for; a second signal kills
-    /// the whole group. What the command leaves running in the group is killed when it ends.
+    /// the whole group. Processes of the group that outlive the command are killed.
     ///
     /// Example: thimble-lab cap --memory 512MiB --json run.jsonl --picture run.svg -- thimble run
     /// --memory 512MiB
@@ -66,35 +66,35 @@ enum Command {
     ///
     /// Exit status: 0 when every goal is met, 1 when one is missed, 130 after Ctrl-C.
     BenchNet(Box<testnet::bench_net::Options>),
-    /// Hurt a net at random while clients work on it, heal it, and check that nothing acknowledged
-    /// is lost.
+    /// Inject random faults into a net under client load, heal them, and check that no acknowledged
+    /// update is lost.
     ///
-    /// Nodes are killed, paused, cut off, left without room on their disks or without descriptors;
-    /// links are slowed, workers and compilations killed. Never more nodes are hurt at once
-    /// than the subnet tolerates (f of 3f + 1), but now and then all are killed at the same moment.
+    /// Nodes are killed, paused, partitioned, left without disk space or without descriptors; links
+    /// are slowed, workers and compilations killed. At most as many nodes are faulty at once as the
+    /// subnet tolerates (f of 3f + 1), but at times all are killed at the same moment.
     ///
-    /// Beside the clients that keep a history works `thimble-lab misuse`: the same call to each
-    /// node in another envelope, slow queries at single nodes, ever new modules. Full disks
-    /// need root, mkfs.ext4 and loop devices; without them it says so and goes on with the other
-    /// faults.
+    /// `thimble-lab misuse` runs in addition to the clients that keep a history: the same call to
+    /// each node in another envelope, slow queries at single nodes, a stream of new modules. Full
+    /// disks need root, mkfs.ext4 and loop devices; without them a message says so, and the other
+    /// faults are used.
     ///
-    /// What is checked: no acknowledged update is missing on any node or ran twice, order agrees
-    /// with time, roots agree, no valid module was refused, every node goes on without a
-    /// restart of its own, and updates pass through every node in the end. How often each fault was
-    /// made is printed.
+    /// Checks: no acknowledged update is missing on any node or ran twice, order agrees with time,
+    /// roots agree, no valid module was refused, every node continues without a restart of its own,
+    /// and updates pass through every node in the end. The number of faults of each kind is
+    /// printed.
     ///
-    /// Exit status: 0 when nothing is broken, 1 when something is, 130 after Ctrl-C. The seed
-    /// decides which faults come and what clients do, not when exactly.
+    /// Exit status: 0 when all checks pass, 1 when one fails, 130 after Ctrl-C. The seed decides
+    /// which faults come and what clients do, not when exactly.
     ///
     /// Example: thimble-lab chaos --duration 300 --seed 7
     Chaos(testnet::chaos::Options),
-    /// Record what a subnet tells its clients, and check whether it can be true.
+    /// Record client-visible responses and check them for consistency violations.
     History(load::history::Options),
-    /// Send a subnet what no node may suffer from: one call in several envelopes, slow queries,
-    /// ever new modules.
+    /// Send adversarial traffic to a subnet: one call in several envelopes, slow queries, a stream
+    /// of new modules.
     ///
-    /// `chaos` runs it beside its clients. Exit status 1 when a call happened twice, a valid module
-    /// was refused, or no call was acknowledged in the end.
+    /// `chaos` runs it in addition to its clients. Exit status 1 when a call happened twice, a
+    /// valid module was refused, or no call was acknowledged in the end.
     Misuse(load::misuse::Options),
     /// Attack nodes of different builds with seeded hostile input and faults, and verify that no
     /// input stops a node or changes a result.
@@ -120,19 +120,19 @@ enum Command {
     ///
     /// Example: thimble-lab hostile --seed 7 --case vec-null --on alone
     Hostile(Box<load::hostile::Options>),
-    /// Put load on any Waku node, given its multiaddress, and tell what reached whom and what it
-    /// cost.
+    /// Put load on any Waku node, given its multiaddress, and report deliveries and the resources
+    /// used.
     ///
     /// Publishers push by light push (version 3, or 2), receivers get by filter, relay peers by
-    /// gossip; every message carries its sender, number, time and checksum. The table has, for
-    /// each phase, the rate, latencies by answer code, what was delivered whole, double, late,
-    /// damaged or not at all, what the store has, and the node's memory and CPU. Several nodes
-    /// of one network are worked on with repeated --node, with --net, or with --relays, which
-    /// starts them (docs/stress.md).
+    /// gossip; every message carries its sender, number, time and checksum. The table has, for each
+    /// phase, the rate, latencies by answer code, deliveries (whole, double, late, damaged,
+    /// missing), the messages in the store, and the node's memory and CPU. Several nodes of one
+    /// network are loaded with repeated --node, with --net, or with --relays, which starts them
+    /// (docs/stress.md).
     ///
-    /// Exit status: 0 when nothing that was accepted was lost to a receiver or the store and the
-    /// nodes lived, 1 otherwise. Ctrl-C ends the load, prints what was measured so far and
-    /// exits with 130; a second one ends everything at once.
+    /// Exit status: 0 when no accepted message was lost to a receiver or the store and the nodes
+    /// survived, 1 otherwise. Ctrl-C ends the load, prints what was measured so far and exits with
+    /// 130; a second one ends everything at once.
     ///
     /// Example: thimble-lab stress --node /ip4/127.0.0.1/tcp/60000 --pid 4711 --case baseline
     /// --phase 60 --after 60,180 --picture run.svg
@@ -143,8 +143,8 @@ enum Command {
     ///
     /// Example: thimble-lab stress --relays 8 --memory 128MiB --case baseline --picture net.svg
     Stress(Box<stress::Options>),
-    /// Measure the relay against its goals, and another Waku node beside it in alternating turns; a
-    /// table with goals.
+    /// Measure the relay against its goals, in alternating turns with another Waku node; prints a
+    /// table with the goals.
     ///
     /// Exit status: 0 when every goal is met, 1 when one is missed or was not measured, 130 after
     /// Ctrl-C (with what was measured so far).
@@ -152,15 +152,15 @@ enum Command {
     /// Example: thimble-lab bench-relay --phase 10 --reference 'go-waku=target/waku/peer service
     /// -cluster 0 -shards 0 -tcp-port {port} -store {folder}'
     BenchRelay(stress::bench::Options),
-    /// Say which differences between earlier runs and runs of a change are real, test by test.
+    /// Report which differences between earlier runs and runs of a change are real, test by test.
     ///
     /// Each test is judged against its own spread over the baseline runs, moderated by the spreads
-    /// of all tests; the verdicts (faster, slower, within its noise, lone outlier worth a
-    /// re-run, unknown, new, gone) are corrected for how many tests were asked. Three baseline
-    /// runs are enough to say something, one is not, and then it says so (docs/compare.md has
-    /// the method and its error rates).
+    /// of all tests; the verdicts (faster, slower, within its noise, lone outlier worth a re-run,
+    /// unknown, new, gone) are corrected for the number of tests. Three baseline runs are enough
+    /// for verdicts; one is not, which is then reported (docs/compare.md has the method and its
+    /// error rates).
     ///
-    /// With --pair it measures two commands by itself, in alternating turns.
+    /// With --pair it measures two commands itself, in alternating turns.
     ///
     /// Exit status: 0, 1 when --fail-on applies, 2 when a file cannot be read or a command fails,
     /// 130 after Ctrl-C (with what was measured so far).
@@ -173,24 +173,24 @@ enum Command {
         thimble-lab compare --pair <BASELINE> <CANDIDATE> [OPTIONS]"
     )]
     Compare(Box<compare::Options>),
-    /// Find the settings of a program's runtime with which it needs the least memory and keeps its
-    /// deadline.
+    /// Find the settings of a program's runtime with the smallest memory that meets the latency
+    /// goal.
     ///
     /// Runs the command again and again under `cap`, with other settings of its runtime each time:
-    /// of GHC, Go, a JVM, Node, .NET, or the allocator, found by looking at the program, or of
-    /// a file of your own (--knobs). First each setting is tried alone, and what does nothing
-    /// is dropped; then the promising ones together; in the end the best is confirmed against
-    /// the default, in turns. A run in which others took the processors counts for nothing. The
-    /// report has the frontier of memory and CPU time, what failed and how, and the settings to
-    /// paste (docs/tuning.md).
+    /// of GHC, Go, a JVM, Node, .NET, or the allocator, detected from the program, or of a file of
+    /// your own (--knobs). First each setting is tried alone, and settings without effect are
+    /// dropped; then the promising ones together; in the end the best is confirmed against the
+    /// default, in turns. A run in which other processes used the processors is discarded. The
+    /// report has the frontier of memory and CPU time, the failed settings with the kind of
+    /// failure, and the settings to paste (docs/tuning.md).
     ///
-    /// How late the command is comes from outside (--http, --tcp, --rpc, --probe, at --rate) or
-    /// from its own lines (--beat, --miss); --load puts work on it. Ctrl-C ends the run under
-    /// way; the same command goes on where it stopped.
+    /// Latency is measured from outside (--http, --tcp, --rpc, --probe, at --rate) or read from the
+    /// command's output (--beat, --miss); --load puts load on it. Ctrl-C ends the current run; the
+    /// same command continues where it stopped.
     ///
-    /// Exit status: 0 when something better was found or the default is best, 1 when nothing lives
-    /// under the cap or meets the goal, 2 when the command cannot be run, 3 when the machine is too
-    /// busy to judge on, 130 after Ctrl-C.
+    /// Exit status: 0 when something better was found or the default is best, 1 when no setting
+    /// survives under the cap or meets the goal, 2 when the command cannot be run, 3 when the
+    /// machine is too busy to judge on, 130 after Ctrl-C.
     ///
     /// Example: thimble-lab tune --memory 100MiB --budget 5m --http http://127.0.0.1:{port}/ --rate
     /// 100
@@ -199,14 +199,13 @@ enum Command {
     /// Example: thimble-lab tune --beat 'late ([0-9.]+) ms' --lateness 'p99<20ms' -- ./leader
     /// --live-mb 200
     Tune(Box<tuner::tune::Options>),
-    /// Watch what a running program does with its memory, and say what is wrong and which setting
-    /// to try.
+    /// Watch the memory of a running program, and report problems and settings to try.
     ///
     /// Live, held, resident and returned memory of the process and its descendants; collections and
     /// pauses as its runtime reports them (GHC -S, Go gctrace, a JVM's unified log, Node
-    /// --trace-gc), found where the process was told to write them, or --log. It changes
-    /// nothing in the process. A page is served at the address that is printed; the summary
-    /// with the findings comes at the end.
+    /// --trace-gc), read from the log file of the process, or from --log. It changes nothing in the
+    /// process. A page is served at the address that is printed; the summary with the findings
+    /// comes at the end.
     ///
     /// Exit status: 0 when the process or the watch ended (Ctrl-C, --for), 1 when there is no such
     /// process or it may not be read.
@@ -220,17 +219,17 @@ enum Command {
     },
     /// Start a network to develop against: a node with the canisters that project tools expect.
     ///
-    /// Cycles minting, cycles ledger and ICP ledger stand at the ids of the public network's, and
-    /// every principal, the anonymous one too, begins with cycles and ICP; so `icp deploy` and its
-    /// like work as they are (docs/local.md). The state stays in the data folder.
+    /// Cycles minting, cycles ledger and ICP ledger are at the ids of the public network, and every
+    /// principal, the anonymous one too, begins with cycles and ICP; so `icp deploy` and similar
+    /// commands work unchanged (docs/local.md). The state stays in the data folder.
     ///
     /// It runs until Ctrl-C. Exit status: 0 when the node stopped cleanly, 1 otherwise, 130 after
     /// Ctrl-C while it starts.
     ///
     /// Example: thimble-lab local --data-dir my-network --listen 127.0.0.1:4943
     Local(Box<local::Options>),
-    /// Several nodes on this machine, each under its own memory cap: start them as a subnet, kill
-    /// them, cut them off, look at them.
+    /// Several nodes on this machine, each under its own memory cap: start them as a subnet, kill,
+    /// partition and inspect them.
     Net(testnet::net::Options),
     /// Write the manual pages and the completions for bash, zsh and fish below a folder.
     ///
@@ -246,13 +245,13 @@ enum Command {
 enum Image {
     #[command(flatten)]
     Cache(images::command::Command),
-    /// Make the smallest disk that starts a node, of the distribution's kernel package and our
+    /// Make the smallest disk that starts a node, from the distribution's kernel package and our
     /// programs; prints its base.
     ///
-    /// The node's program, the first process and the libraries of both make a read-only root; what
-    /// the node writes goes into a second part, which is as large as a machine's disk. The
-    /// kernel is started directly, without a boot loader. What is missing is said with the package
-    /// to install: binutils, e2fsprogs, and for the kernel's package apt-get with its lists, or
+    /// The node's program, the first process and the libraries of both make a read-only root; the
+    /// node writes into a second partition, which is as large as a machine's disk. The kernel is
+    /// started directly, without a boot loader. Missing programs are reported with the package to
+    /// install: binutils, e2fsprogs, and for the kernel's package apt-get with its lists, or
     /// --kernel. It needs no root.
     ///
     /// Example: thimble-lab image build && thimble-lab net up --backend vm --nodes 4 --memory

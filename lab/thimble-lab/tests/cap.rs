@@ -1,8 +1,8 @@
 //! `thimble-lab cap` as its user meets it: real commands in real groups of the machine the test
 //! runs on.
 //!
-//! Where no group can be made (an unprivileged container, say) a test says so on standard error and
-//! ends there; `cap` itself is what decides that, so a machine that can make groups skips nothing.
+//! Where no group can be made (an unprivileged container, say) a test reports that on standard
+//! error and ends; `cap` itself decides that, so a machine that can make groups skips nothing.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -22,8 +22,8 @@ use testing::{
 };
 
 fn lab() -> Command {
-    // Whoever started the tests in the background may have had them ignore signals, and what is
-    // ignored at a program's start a shell cannot trap.
+    // The tests may run in the background with signals ignored, and a shell cannot trap a signal
+    // that was ignored at its start.
     let mut command = Command::new("env");
     command.args(["--default-signal", env!("CARGO_BIN_EXE_thimble-lab")]);
     command.stdin(Stdio::null());
@@ -45,7 +45,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Whether groups can be made here; says why not.
+/// Whether groups can be made here; reports why not.
 fn possible() -> bool {
     let output = run(&["--memory", "64MiB"], &["true"]);
     let refused = output.status.code() == Some(125);
@@ -78,7 +78,8 @@ struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // The first asks, the second kills the group. One that has ended is told nothing.
+        // The first signal asks, the second kills the group. A process that has ended gets no
+        // signal.
         for _ in 0..2 {
             if matches!(self.0.try_wait(), Ok(None)) {
                 send(self.0.id(), Signal::TERM);
@@ -117,8 +118,8 @@ fn a_command_within_the_cap_is_measured() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     assert!(Command::new("mkfifo").arg(path("fifo")).status().unwrap().success());
-    // dd fills its buffer, then waits for somebody to read the pipe: so it holds 40 MiB for as long
-    // as we like. Opened for both, a pipe waits for nobody.
+    // dd fills its buffer, then waits for a reader of the pipe: so it holds 40 MiB for as long as
+    // needed. Opening a pipe for both reading and writing does not block.
     let mut pipe = fs::OpenOptions::new().read(true).write(true).open(path("fifo")).unwrap();
     let script = format!(
         "echo 'half way' >> {}; exec dd if=/dev/zero of={} bs=40M count=1 status=none",
@@ -196,8 +197,8 @@ fn a_command_beyond_the_cap_is_killed_and_that_is_said() {
     let series = folder.path().join("series");
     let own = ["--memory", "64MiB", "--json", series.to_str().unwrap()];
     let hog = "dd if=/dev/zero of=/dev/null bs=300M count=1 status=none";
-    // Itself; a child of a command that does not mind; a child of one that has something to say
-    // about it.
+    // The command itself; a child of a command that ignores it; a child of one with an exit status
+    // for it.
     for (script, status) in [
         (format!("exec {hog}"), 137),
         (format!("{hog}; exit 0"), 137),
@@ -245,7 +246,7 @@ fn the_exit_status_is_the_commands() {
     }
 }
 
-/// Starts a script that says `ready` when its traps are set.
+/// Starts a script that prints `ready` when its traps are set.
 fn start_script(own: &[&str], script: &str) -> (Running, BufReader<std::process::ChildStdout>) {
     let child = cap(own, &["sh", "-c", script])
         .stdout(Stdio::piped())
@@ -395,10 +396,10 @@ fn the_group_of_a_run_that_was_killed_is_removed_by_the_next() {
 fn a_machine_without_groups_is_told_why_and_what_helps() {
     if !rustix::process::geteuid().is_root() {
         return testing::missing(
-            "only root can become somebody who may not make groups: run as root",
+            "only root can become a user who may not make groups: run as root",
         );
     }
-    // Nobody may not read our build folder, perhaps.
+    // The user `nobody` may lack read access to our build folder.
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let copy = folder.path().join("thimble-lab");

@@ -27,7 +27,7 @@ fn text(output: &Output) -> String {
     )
 }
 
-/// Whether memory-capped groups can be made here; says why not.
+/// Whether memory-capped groups can be made here; reports why not.
 fn groups() -> bool {
     let output = lab("cap --memory 64MiB -- true").output().unwrap();
     if output.status.code() == Some(125) {
@@ -61,6 +61,7 @@ fn checked(lines: &[Value], folder: &Path) -> (Option<i32>, Vec<String>) {
     (output.status.code(), verdict["broken"].as_object().unwrap().keys().cloned().collect())
 }
 
+// Promise: P5 - A single node that is killed at random loses no acknowledged update.
 /// A node alone tolerates no fault, so all of them are its death, or that of its workers; what it
 /// acknowledged must be there all the same.
 #[test]
@@ -106,6 +107,7 @@ fn a_node_alone_loses_nothing_whenever_it_is_killed() {
     assert_eq!(checked(&changed, folder.path()), (Some(1), vec!["incomplete".into()]));
 }
 
+// Promise: P17 - Four nodes under random faults lose no acknowledged update.
 /// Once through with what hurts whole nodes, their links, disks and descriptors: a test of the
 /// tool. All of it, and longer, is `make chaos`.
 #[test]
@@ -174,8 +176,9 @@ fn report(folder: &Path) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// A minute of `make hostile` with a seed of its own each time, on the build of the tests. What it
-/// finds is printed with the command that does the same again.
+// Promise: P15 - One minute of generated hostile input and faults finds no violation.
+/// A minute of `make hostile` with a seed of its own each time, on the build of the tests. Failures
+/// are printed with the command that reproduces them.
 #[test]
 fn nothing_is_found_in_a_minute_of_hostile_cases() {
     let folder = tempfile::tempdir().unwrap();

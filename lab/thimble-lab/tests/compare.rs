@@ -132,6 +132,7 @@ fn three_runs_against_one_find_what_changed_and_little_else() {
     assert_eq!(calm.status.code(), Some(0), "{}", text(&calm));
 }
 
+// Promise: P25 - One baseline run gives ratios without a verdict.
 #[test]
 fn one_baseline_run_gives_ratios_and_says_that_nothing_is_known() {
     let folder = TempDir::new().unwrap();
@@ -149,6 +150,7 @@ fn one_baseline_run_gives_ratios_and_says_that_nothing_is_known() {
     assert_eq!(compare(&[a, "--", d, "--fail-on", "unknown"]).status.code(), Some(1));
 }
 
+// Promise: P25 - Zero, negative, equal and infinite values get no unsupported verdict.
 #[test]
 fn odd_values_have_words_and_no_verdict_that_they_do_not_carry() {
     let folder = TempDir::new().unwrap();
@@ -185,6 +187,7 @@ fn odd_values_have_words_and_no_verdict_that_they_do_not_carry() {
     assert_eq!(verdict(&report, "rate"), "faster");
 }
 
+// Promise: P25 - A file that cannot be read ends the comparison with status 2 and the reason.
 #[test]
 fn files_that_cannot_be_read_end_with_status_2_and_words() {
     let folder = TempDir::new().unwrap();
@@ -226,6 +229,7 @@ fn what_the_lab_writes_is_read() {
     );
 }
 
+// Promise: P25 - Two commands are measured in alternating turns and distinguished.
 #[test]
 fn two_commands_are_measured_in_alternating_turns_and_told_apart() {
     let run = |first: &str, second: &str| {
@@ -262,19 +266,21 @@ fn what_commands_write_is_compared_too() {
     let metrics = report["metrics"].as_array().unwrap();
     let work = metrics.iter().find(|metric| metric["name"] == "work").unwrap();
     assert_eq!((&work["verdict"], &work["better"]), (&"slower".into(), &"more".into()));
-    // A command that writes nothing is told, and what an earlier one wrote is not taken for its.
+    // A command that writes nothing is reported, and the output of an earlier one is not used for
+    // it.
     let output = compare(&[&["--pair", &command(100), "true"], &flags[..]].concat());
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output).contains("the candidate: --read"), "{}", text(&output));
 }
 
+// Promise: P25 - Ctrl-C prints the measured turns and leaves no process.
 #[test]
 fn ctrl_c_prints_what_was_measured() {
     let folder = TempDir::new().unwrap();
     let pids = folder.path().join("pids");
     let command = format!("echo $$ >> {}; sleep 0.05", pids.display());
     let mut child = Command::new("sh");
-    // Whoever started the tests in the background may have had them ignore signals.
+    // The tests may run in the background with signals ignored.
     child.args([
         "-c",
         "trap - INT; exec \"$@\"",
@@ -303,7 +309,7 @@ fn ctrl_c_prints_what_was_measured() {
     assert!(!Path::new(&format!("/proc/{last}/stat")).exists(), "{last} still runs");
 }
 
-/// The folder of this repository, if it is a checkout with a history; says so otherwise.
+/// The folder of this repository, if it is a checkout with a history; otherwise this is reported.
 fn checkout() -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap();
     let mut parent = Command::new("git");
@@ -365,14 +371,14 @@ impl Drop for Group {
     }
 }
 
+// Promise: P25 - An interrupted comparison of commits leaves no work tree.
 #[test]
 fn a_comparison_of_commits_that_is_interrupted_leaves_no_work_tree() {
     use std::os::unix::process::CommandExt;
     let Some(root) = checkout() else { return };
     let folder = TempDir::new().unwrap();
     let folder = folder.path().canonicalize().unwrap();
-    // Whoever started the tests in the background may have had them ignore signals, which bash
-    // keeps.
+    // The tests may run in the background with signals ignored, and bash keeps them ignored.
     let mut command = Command::new("env");
     command
         .args(["--default-signal=INT"])

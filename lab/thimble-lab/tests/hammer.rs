@@ -192,7 +192,7 @@ fn probes_meet_the_limits_and_the_heap_storm_goes_on() {
     assert_eq!(done(&report, "heap", "heap-write"), 12);
     assert!(done(&report, "heap", "heap-read-update") > 0);
 
-    // Twice the sizes: what must succeed does not, and the run says so.
+    // Twice the sizes: operations that must succeed fail, and the run reports it.
     let output = node.hammer("--mode probe --scale 2 --no-progress").output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
     assert!(
@@ -277,8 +277,9 @@ impl Controller {
     }
 }
 
-/// Somebody empties the canister under the driver's feet: counts, and pages of stable memory, that
-/// were acknowledged are gone.
+// Promise: P25 - The load driver fails a run with lost acknowledgements.
+/// Another client empties the canister during the run: acknowledged counts and pages of stable
+/// memory are gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_acknowledgements_fail_the_run() {
     let node = Node::start("512MiB", None);
@@ -297,7 +298,7 @@ async fn lost_acknowledgements_fail_the_run() {
     let canister = Decode!(&created, Created).unwrap().canister_id;
     controller.install(canister, CanisterInstallMode::Install).await;
 
-    // (flags, the word of `info` that says that work has begun, what the run must say)
+    // (flags, the word of `info` that shows that work has begun, text that the run must print)
     let cases = [
         ("--mode throughput --seconds 4 --concurrency 2", 2, "acknowledged updates are lost"),
         // Every page is written once, so that what was lost is not written again.

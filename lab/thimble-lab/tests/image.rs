@@ -1,5 +1,4 @@
-//! `thimble-lab image`: the subcommands are there; what they do is told in the tests of their
-//! crate.
+//! `thimble-lab image`: the subcommands exist; their behaviour is tested in their crate.
 
 #![allow(clippy::unwrap_used)]
 

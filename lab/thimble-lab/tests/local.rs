@@ -68,7 +68,7 @@ impl Network {
         Self { child, _output: output, printed, url }
     }
 
-    /// What it says is to be put into `icp.yaml`.
+    /// The lines that it prints for `icp.yaml`.
     fn project_lines(&self) -> &str {
         &self.printed[self.printed.find("networks:").unwrap()..]
     }
@@ -95,7 +95,7 @@ struct Tool {
 }
 
 impl Tool {
-    /// `None` where it is not published for this machine, which was told.
+    /// `None` if it is not published for this machine, which is reported.
     fn new() -> Option<Self> {
         if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
             testing::missing("the project tool comes from npm for Linux on x86-64 only");
@@ -155,7 +155,7 @@ impl Tool {
         serde_json::from_str(&self.icp(command)).unwrap()
     }
 
-    /// What the counter says.
+    /// Output of the counter.
     fn count(&self, method: &str) -> String {
         self.with(&["canister", "call", "counter", method, "()"]).trim().to_owned()
     }
@@ -167,6 +167,7 @@ impl Tool {
     }
 }
 
+// Promise: P10 - `icp` 1.5.0 deploys, calls, tops up, snapshots and deletes a canister, unmodified.
 #[test]
 fn the_project_tool_does_all_of_a_canisters_life() {
     let Some(tool) = Tool::new() else { return };
@@ -217,6 +218,7 @@ fn the_project_tool_does_all_of_a_canisters_life() {
     network.stop();
 }
 
+// Promise: P10 - Each identity pays with its own cycles and ICP on a local network.
 #[test]
 fn every_identity_pays_for_itself_in_cycles_and_icp() {
     let Some(tool) = Tool::new() else { return };
@@ -254,6 +256,7 @@ fn every_identity_pays_for_itself_in_cycles_and_icp() {
     network.stop();
 }
 
+// Promise: P10 - @icp-sdk/canisters 3.6 works with the ledgers and verifies the conversion rate.
 #[test]
 fn the_clients_of_the_public_networks_canisters_work() {
     let folder = tempfile::tempdir().unwrap();
@@ -311,6 +314,7 @@ async fn install(
     manage(agent, canister, "install_code", Encode!(&arguments).unwrap()).await;
 }
 
+// Promise: P10 - A local network never replaces a user's module at a well-known id.
 #[tokio::test]
 async fn a_module_of_the_users_stands_at_a_well_known_id() {
     let folder = tempfile::tempdir().unwrap();
@@ -349,7 +353,7 @@ async fn a_module_of_the_users_stands_at_a_well_known_id() {
     let (is_done, said) = local(&[]);
     assert!(!is_done && said.contains(&format!("--service {id}=MODULE")), "{said}");
     assert_eq!(inc().await, 3u8);
-    // Whoever interrupted a start left it stopped, or without a module.
+    // An interrupted start leaves it stopped, or without a module.
     let everybody = Agent::builder().with_url(&network.url).build().unwrap();
     everybody.fetch_root_key().await.unwrap();
     let record = Encode!(&CanisterIdRecord { canister_id: canister }).unwrap();
@@ -368,6 +372,8 @@ async fn a_module_of_the_users_stands_at_a_well_known_id() {
     network.stop();
 }
 
+// Promise: P10 - A start of a local network changes nothing whose module and argument are
+//   unchanged.
 #[tokio::test]
 async fn a_start_leaves_what_did_not_change_alone() {
     let folder = tempfile::tempdir().unwrap();
@@ -409,6 +415,7 @@ enum CreationRefused {
     Refunded { create_error: String },
 }
 
+// Promise: P10 - Canisters create canisters with cycles of their calls on a local network.
 #[tokio::test]
 async fn canisters_pay_for_canisters_with_the_cycles_of_their_calls() {
     let folder = tempfile::tempdir().unwrap();
@@ -437,7 +444,7 @@ async fn canisters_pay_for_canisters_with_the_cycles_of_their_calls() {
     assert_eq!(controllers, [payer]);
     let after = cycles_of(payer).await;
     assert!(before.clone() - after.clone() >= 3 * T, "{before}, then {after}");
-    // What cannot be made is not paid for.
+    // A failed creation is not charged.
     let creation = Creation { subnet_type: Some("fiduciary".into()) };
     let Err(CreationRefused::Refunded { create_error }) = pay(creation).await else { panic!() };
     assert!(create_error.contains("fiduciary"), "{create_error}");
@@ -476,7 +483,7 @@ enum Refusal {
     InsufficientFunds { balance: Nat },
 }
 
-/// The cycles ledger as a canister among others, with room for so many accounts.
+/// The cycles ledger as a canister among others, with room for a stated number of accounts.
 struct Ledger {
     agent: Agent,
     id: Principal,
@@ -522,6 +529,8 @@ impl Ledger {
     }
 }
 
+// Promise: P10 - A local ledger refuses accounts beyond its limit, names the limit, and changes
+//   nothing.
 #[tokio::test]
 async fn a_ledger_keeps_as_many_accounts_as_it_is_told_and_names_the_limit() {
     let folder = tempfile::tempdir().unwrap();
@@ -530,7 +539,7 @@ async fn a_ledger_keeps_as_many_accounts_as_it_is_told_and_names_the_limit() {
     let sender = ledger.agent.get_principal().unwrap();
     ledger.transfer(1, T).await.unwrap();
     ledger.transfer(2, T).await.unwrap();
-    // It is full: accounts that are there go on, another one is refused and nothing is taken.
+    // It is full: existing accounts continue to work, a further one is refused and not charged.
     let before = ledger.balance(sender).await;
     match ledger.transfer(3, T).await.unwrap_err() {
         Refusal::GenericError { message } => assert!(message.contains("at most 3 accounts")),

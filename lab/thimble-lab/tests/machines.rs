@@ -1,5 +1,5 @@
-//! Nets of virtual machines as their user meets them: real QEMU, and an image of the binaries
-//! beside this program. Emulation is slow, so a test is a story.
+//! Nets of virtual machines from the user's view: real QEMU, and an image of the binaries in the
+//! folder of this program. Emulation is slow, so each test runs a whole scenario.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -136,7 +136,9 @@ impl Drop for Net {
     }
 }
 
-/// A power cut takes nothing that a client was told; asked to stop, the machine ends cleanly.
+// Promise: P25 - A published client works with a node in a machine; acknowledged updates survive
+//   its power cut.
+/// A power cut loses no acknowledged update; asked to stop, the machine ends cleanly.
 #[test]
 fn one_machine_works_loses_its_power_and_goes_on() {
     let Some(net) = Net::new() else { return };
@@ -148,7 +150,7 @@ fn one_machine_works_loses_its_power_and_goes_on() {
     assert!(accelerator == "kvm" || status["qemu"]["why"].is_string(), "{status:#}");
     let node = &status["nodes"][0];
     assert!(node["host_bytes"].as_u64().unwrap() > 32 << 20);
-    until("the guest tells of its memory", || {
+    until("the guest reports its memory", || {
         net.status()["nodes"][0]["group"]["anonymous_bytes"].as_u64() > Some(1 << 20)
     });
 
@@ -173,10 +175,10 @@ fn one_machine_works_loses_its_power_and_goes_on() {
     assert!(net.good("restart 0").contains("node 0 serves"));
     assert!(net.height(0) >= height, "what was certified is there");
     // The demo deploys another canister when its query is not answered; so it is given the first
-    // one's id again. Only a canister that is there with what was acknowledged ever says 1.
+    // one's id again. Only a canister that still has the acknowledged state returns 1.
     let canister = fs::read(&canister_before).unwrap();
     let mut refused = vec![];
-    until("the counter stands where the client was told", || {
+    until("the counter has the acknowledged value", || {
         fs::write(&remember, &canister).unwrap();
         let said = text(&demo());
         let found = said.contains("of an earlier run");
@@ -201,6 +203,7 @@ fn one_machine_works_loses_its_power_and_goes_on() {
     );
 }
 
+// Promise: P25 - Four machines agree, and one that was killed, paused or partitioned catches up.
 #[test]
 #[ignore = "minutes of emulated processors: make test-long"]
 fn four_machines_agree_whatever_is_done_to_their_links_and_to_one_of_them() {
@@ -209,7 +212,7 @@ fn four_machines_agree_whatever_is_done_to_their_links_and_to_one_of_them() {
     net.good("partition 0,1|2,3");
     // What is on its way may still be certified; then nothing is.
     let mut before = 0;
-    until("no side goes on without the other", || {
+    until("no side continues without the other", || {
         let now = (0..4).map(|node| net.height(node)).max().unwrap();
         std::thread::sleep(Duration::from_secs(3));
         std::mem::replace(&mut before, now) == now && now > 0
@@ -221,7 +224,7 @@ fn four_machines_agree_whatever_is_done_to_their_links_and_to_one_of_them() {
     let paused = Instant::now();
     assert_eq!(net.status()["nodes"][2]["condition"], "paused");
     let then = net.height(0);
-    until("three go on for longer than clocks of members may differ", || {
+    until("three continue for longer than clocks of members may differ", || {
         net.height(0) > then + 1 && paused.elapsed() > Duration::from_secs(40)
     });
     let then = net.height(0);
@@ -242,6 +245,7 @@ fn four_machines_agree_whatever_is_done_to_their_links_and_to_one_of_them() {
     assert!(!net.dir().exists());
 }
 
+// Promise: P25 - A machine that does not boot is reported with the end of its console.
 #[test]
 #[ignore = "minutes of emulated processors: make test-long"]
 fn a_machine_that_never_boots_is_told_with_what_it_printed_last() {
@@ -256,6 +260,7 @@ fn a_machine_that_never_boots_is_told_with_what_it_printed_last() {
     net.good("down --delete");
 }
 
+// Promise: P25 - A machine with an invalid kernel is stopped and reported.
 #[test]
 fn a_kernel_that_is_none_says_nothing_and_is_stopped() {
     let Some(mut net) = Net::new() else { return };
@@ -265,6 +270,7 @@ fn a_kernel_that_is_none_says_nothing_and_is_stopped() {
     net.good("down --delete");
 }
 
+// Promise: P25 - A missing QEMU or image is reported with the remedy.
 #[test]
 fn what_is_missing_or_does_not_fit_is_said() {
     let Some(net) = Net::new() else { return };
@@ -285,6 +291,7 @@ fn what_is_missing_or_does_not_fit_is_said() {
     net.good("down --delete");
 }
 
+// Promise: P25 - Relays in machines of 128 MiB find each other.
 #[test]
 #[ignore = "minutes of emulated processors: make test-long"]
 fn relays_in_machines_of_128_mib_find_each_other() {

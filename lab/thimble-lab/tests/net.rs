@@ -1,8 +1,8 @@
 //! `thimble-lab net` as its user meets it: real processes in real groups, on the networks that this
 //! machine has.
 //!
-//! Where no memory-capped group can be made, or no network namespace, a test says so on standard
-//! error and ends there.
+//! Where no memory-capped group can be made, or no network namespace, a test reports that on
+//! standard error and ends.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -34,7 +34,7 @@ fn text(output: &Output) -> String {
     )
 }
 
-/// Whether memory-capped groups can be made here; says why not.
+/// Whether memory-capped groups can be made here; reports why not.
 fn groups() -> bool {
     let output =
         Command::new(LAB).args(["cap", "--memory", "64MiB", "--", "true"]).output().unwrap();
@@ -59,7 +59,7 @@ impl Net {
     }
 
     fn command(&self, words: &str) -> Command {
-        // Whoever started the tests in the background may have had them ignore signals.
+        // The tests may run in the background with signals ignored.
         let mut command = Command::new("env");
         command.args(["--default-signal", LAB, "net", "--dir"]).arg(self.dir());
         command.args(words.split_whitespace()).stdin(Stdio::null());
@@ -70,14 +70,14 @@ impl Net {
         self.command(words).output().unwrap()
     }
 
-    /// Runs to a good end; gives what it said.
+    /// Runs with success; returns its output.
     fn good(&self, words: &str) -> String {
         let output = self.run(words);
         assert!(output.status.success(), "net {words}: {}", text(&output));
         text(&output)
     }
 
-    /// Runs to a bad end; gives what it said.
+    /// Runs with a failure; returns its output.
     fn bad(&self, words: &str) -> String {
         let output = self.run(words);
         assert_eq!(output.status.code(), Some(1), "net {words}: {}", text(&output));
@@ -196,8 +196,8 @@ fn a_net_is_started_hurt_looked_at_and_stopped() {
     assert!(net.good("down").contains("there is no net"));
 }
 
-/// Four nodes, one key that none of them knows, one history; whatever is done to one of them, the
-/// others go on, and it comes back.
+/// Four nodes, one key that none of them knows, one history; after any fault of one of them, the
+/// others continue, and it recovers.
 #[test]
 fn four_nodes_agree_while_one_is_hurt() {
     if !groups() || !node_is_built() {
@@ -227,12 +227,12 @@ fn four_nodes_agree_while_one_is_hurt() {
     };
     moves(&[0, 1, 2, 3], "all heights move");
     net.good("kill 3");
-    moves(&[0, 1, 2], "three go on without the fourth");
+    moves(&[0, 1, 2], "three continue without the fourth");
     net.good("restart 3");
     moves(&[0, 1, 2, 3], "the fourth comes back");
 
     net.good("partition 0|1,2,3");
-    moves(&[1, 2, 3], "three go on without the first");
+    moves(&[1, 2, 3], "three continue without the first");
     let alone = heights()[0];
     moves(&[1, 2, 3], "and on");
     assert_eq!(heights()[0], alone, "one alone certifies nothing");
@@ -455,7 +455,7 @@ impl Relay {
             })
         };
         let there = self.listener.local_addr().unwrap().to_string();
-        // Nobody dials the other way; the link is there for the bytes that come back.
+        // There are no dials in the other direction; that link carries the bytes that come back.
         let links =
             [link([0, 1], &self.dialled, there), link([1, 0], "127.0.0.1:0", "127.0.0.1:1".into())];
         let orders = serde_json::json!({"generation": self.generation, "links": links});
@@ -497,7 +497,7 @@ impl Drop for Relay {
     }
 }
 
-/// Time until what one end writes has come to the other.
+/// Time until the bytes written at one end arrive at the other.
 fn crossing(from: &mut TcpStream, to: &mut TcpStream) -> Duration {
     let started = Instant::now();
     from.write_all(b"x").unwrap();
@@ -534,7 +534,7 @@ fn the_relay_cuts_slows_and_heals_without_losing_a_byte() {
     relay.order(false, 100_000, 0.0);
     assert!(crossing(&mut near, &mut far) >= Duration::from_millis(100));
     assert!(crossing(&mut far, &mut near) >= Duration::from_millis(100));
-    // What is lost comes a retransmission later.
+    // Lost data arrive one retransmission later.
     relay.order(false, 1000, 0.999);
     assert!(crossing(&mut near, &mut far) >= Duration::from_millis(200));
     relay.order(false, 0, 0.0);

@@ -49,6 +49,7 @@ fn files_below(root: &Path) -> Vec<PathBuf> {
     files
 }
 
+// Promise: P25 - Packages install, run, and leave nothing after a purge.
 #[test]
 fn packages_are_installed_into_an_empty_root_run_and_go_again() {
     let Some(bin) = built() else { return };
@@ -59,7 +60,7 @@ fn packages_are_installed_into_an_empty_root_run_and_go_again() {
     let folder = tempfile::tempdir().unwrap();
     let (out, root) = (folder.path().join("out"), folder.path().join("root"));
     let mut script = Command::new(repository().join("scripts/package.sh"));
-    // What is packed is looked at, not how small it is.
+    // The test checks the packed files, not the compression.
     script.args([&bin, &out]).env("DPKG_DEB_COMPRESSOR_LEVEL", "1");
     let made = run(&mut script);
     assert_eq!(made.lines().count(), PROGRAMS.len(), "{made}");
@@ -105,6 +106,7 @@ fn packages_are_installed_into_an_empty_root_run_and_go_again() {
     assert!(left.is_empty(), "{left:?}");
 }
 
+// Promise: P25 - An installed program is replaced while it runs.
 #[test]
 fn an_installed_program_is_replaced_while_it_runs() {
     let Some(bin) = built() else { return };
@@ -125,7 +127,7 @@ fn an_installed_program_is_replaced_while_it_runs() {
         .unwrap();
     let before = files_below(root.path());
     install();
-    assert_eq!(files_below(root.path()), before, "the same files, and nothing beside them");
+    assert_eq!(files_below(root.path()), before, "the same files, and no others");
     assert!(running.try_wait().unwrap().is_none(), "it goes on");
     let pid = i32::try_from(running.id()).unwrap();
     let pid = rustix::process::Pid::from_raw(pid).unwrap();

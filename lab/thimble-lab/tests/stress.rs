@@ -1,7 +1,8 @@
-//! `thimble-lab stress` and `net up --relay` as their user meets them: real relays in real groups.
+//! `thimble-lab stress` and `net up --relay` from the user's view: real relays in real groups.
 //!
-//! The relay is this workspace's own, `thimble-relay` beside the tests or where `THIMBLE_RELAY`
-//! says. Where it is missing, or no memory-capped group can be made, a test says so and ends there.
+//! The relay is this workspace's own, `thimble-relay` in the folder of the tests or at
+//! `THIMBLE_RELAY`. Where it is missing, or no memory-capped group can be made, a test reports it
+//! and ends.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
@@ -25,7 +26,7 @@ fn text(output: &Output) -> String {
     )
 }
 
-/// Where the relay's program is, if it is there and groups can be made; says so otherwise.
+/// Where the relay's program is, if it is there and groups can be made; otherwise this is reported.
 fn relay() -> Option<PathBuf> {
     let output =
         Command::new(LAB).args(["cap", "--memory", "64MiB", "--", "true"]).output().unwrap();
@@ -42,7 +43,7 @@ fn relay() -> Option<PathBuf> {
     Some(path)
 }
 
-/// Whoever started the tests in the background may have had them ignore signals.
+/// The tests may run in the background with signals ignored.
 fn lab() -> Command {
     let mut command = Command::new("env");
     command.args(["--default-signal", LAB]).stdin(Stdio::null());
@@ -65,6 +66,7 @@ fn json(output: &Output) -> Value {
         .unwrap_or_else(|error| panic!("{error}: {}", text(output)))
 }
 
+// Promise: P25 - A network of relays is started, loaded and removed.
 #[test]
 fn a_network_is_started_worked_on_and_removed() {
     let Some(relay) = relay() else { return };
@@ -76,7 +78,8 @@ fn a_network_is_started_worked_on_and_removed() {
     let report = json(&output);
     let phase = &report["phases"][0];
     assert_eq!((&phase["accepted"], &phase["sent"]), (&Value::from(20), &Value::from(20)));
-    // Publishers are at the first two nodes, everybody else at the last: it came by gossip.
+    // Publishers are at the first two nodes, all other clients at the last: messages arrived by
+    // gossip.
     for delivery in phase["receivers"]
         .as_array()
         .unwrap()
@@ -152,6 +155,7 @@ fn a_net_of_relays_runs_on_until_it_is_taken_down() {
     }
 }
 
+// Promise: P25 - Ctrl-C prints the measurements of a stress run.
 #[test]
 fn ctrl_c_in_the_middle_tells_what_was_measured() {
     let Some(relay) = relay() else { return };
@@ -176,10 +180,11 @@ fn ctrl_c_in_the_middle_tells_what_was_measured() {
     assert_eq!(report["nodes"][0]["died"], false);
 }
 
+// Promise: P25 - A process killed at its cap is counted.
 #[test]
 fn a_process_that_outgrows_the_cap_is_counted_as_killed() {
     let Some(relay) = relay() else { return };
-    // Beside the relay, in its group, something grows without end once the phase has begun.
+    // In the relay's group, another process grows without bound once the phase has begun.
     let folder = tempfile::tempdir().unwrap();
     let sign = folder.path().join("begun");
     let greedy = format!(

@@ -89,6 +89,7 @@ fn running(word: &str) -> usize {
     fs::read_dir("/proc").unwrap().flatten().filter(|_| true).map(of).filter(|found| *found).count()
 }
 
+// Promise: P25 - The saving setting of a program is found and confirmed.
 #[test]
 fn the_setting_that_saves_is_found_and_what_does_nothing_is_named() {
     let _alone = ALONE.lock();
@@ -120,7 +121,7 @@ fn the_setting_that_saves_is_found_and_what_does_nothing_is_named() {
     let before = fs::read_to_string(folder.path().join("state/runs.jsonl")).unwrap();
     let (status, again, progress) = run(folder.path(), &own, &["python3", &holder()]);
     assert_eq!(status, 0);
-    assert!(progress.contains("goes on") && again.contains("--hold=16"), "{progress}{again}");
+    assert!(progress.contains("continues:") && again.contains("--hold=16"), "{progress}{again}");
     assert_eq!(before, fs::read_to_string(folder.path().join("state/runs.jsonl")).unwrap());
 
     // Another search does not mix with it.
@@ -129,6 +130,7 @@ fn the_setting_that_saves_is_found_and_what_does_nothing_is_named() {
     assert!(said.contains("--fresh") && said.contains("--state"), "{said}");
 }
 
+// Promise: P25 - A command that cannot be measured is refused with the reason.
 #[test]
 fn a_command_that_cannot_be_measured_is_refused_in_words() {
     let _alone = ALONE.lock();
@@ -165,6 +167,7 @@ fn a_command_that_cannot_be_measured_is_refused_in_words() {
     assert!(said.contains("--runtime") && said.contains("--knobs"), "{said}");
 }
 
+// Promise: P25 - A foreign process on the port is not measured.
 #[test]
 fn a_port_that_somebody_has_is_not_measured_in_the_commands_place() {
     let _alone = ALONE.lock();
@@ -178,6 +181,7 @@ fn a_port_that_somebody_has_is_not_measured_in_the_commands_place() {
     assert!(said.contains("something answers") && said.contains("{port}"), "{said}");
 }
 
+// Promise: P25 - An unmet goal is reported with the distance of each setting.
 #[test]
 fn a_goal_that_nothing_meets_says_how_close_each_came() {
     let _alone = ALONE.lock();
@@ -188,9 +192,13 @@ fn a_goal_that_nothing_meets_says_how_close_each_came() {
     let (status, text, _) = run(folder.path(), &own, &["python3", &holder()]);
     assert_eq!(status, 1, "{text}");
     assert!(text.contains("Nothing that was tried meets the goal p99<0.1ms"), "{text}");
-    assert!(text.contains("How close each came") && text.contains("1.00  default"), "{text}");
+    assert!(
+        text.contains("How close each setting was") && text.contains("1.00  default"),
+        "{text}"
+    );
 }
 
+// Promise: P25 - A cap that kills every setting is answered with the smallest that does not.
 #[test]
 fn a_cap_that_kills_everything_names_the_smallest_that_does_not() {
     let _alone = ALONE.lock();
@@ -215,6 +223,7 @@ fn a_cap_that_kills_everything_names_the_smallest_that_does_not() {
     assert!(text.contains("MemoryMax=41943040"), "{text}");
 }
 
+// Promise: P25 - A busy machine ends the search with status 3.
 #[test]
 fn a_busy_machine_is_said_to_be_busy() {
     let _alone = ALONE.lock();
@@ -239,6 +248,7 @@ fn a_busy_machine_is_said_to_be_busy() {
     assert_eq!(text, "", "nothing is guessed");
 }
 
+// Promise: P25 - Ctrl-C leaves no process, and the search can continue.
 #[test]
 fn ctrl_c_leaves_no_process_and_a_search_that_goes_on() {
     let _alone = ALONE.lock();
@@ -259,7 +269,7 @@ fn ctrl_c_leaves_no_process_and_a_search_that_goes_on() {
     kill_process(Pid::from_child(&search), Signal::INT).unwrap();
     let rest: Vec<String> = lines.map(Result::unwrap).collect();
     assert_eq!(search.wait().unwrap().code(), Some(130), "{rest:?}");
-    assert!(rest.last().unwrap().contains("goes on where it stopped"), "{rest:?}");
+    assert!(rest.last().unwrap().contains("continues where it stopped"), "{rest:?}");
     assert_eq!(running(&word), 0, "nothing is left");
 
     // Killed without a chance to tidy up, its command ends as well.
@@ -276,10 +286,13 @@ fn ctrl_c_leaves_no_process_and_a_search_that_goes_on() {
 
     let (status, text, progress) = run(folder.path(), &own, &command);
     assert_eq!(status, 0, "{text}{progress}");
-    assert!(progress.contains("goes on: 4 runs") && text.contains("--hold=16"), "{progress}{text}");
+    assert!(
+        progress.contains("continues: 4 runs") && text.contains("--hold=16"),
+        "{progress}{text}"
+    );
 }
 
-/// Builds a program once for all tests; says what is missing where it cannot.
+/// Builds a program once for all tests; reports what is missing where it cannot.
 fn built(what: &str, command: &mut Command) -> bool {
     match command.output() {
         Ok(output) if output.status.success() => true,
@@ -308,6 +321,7 @@ fn asked(seconds: &'static str, budget: &'static str) -> Vec<&'static str> {
     ]
 }
 
+// Promise: P25 - A Go program that overrides its collector's target has a knob without effect.
 #[test]
 fn a_go_program_that_overrides_its_collectors_target_has_a_dead_knob() {
     let _alone = ALONE.lock();
@@ -346,6 +360,7 @@ fn a_go_program_that_overrides_its_collectors_target_has_a_dead_knob() {
     assert_eq!(report(folder.path())["verdict"], "better", "{text}");
 }
 
+// Promise: P25 - The saving setting of a Node server is found.
 #[test]
 #[ignore = "half a minute of a machine to itself: make test-long"]
 fn a_node_server_keeps_less_garbage() {
@@ -367,6 +382,7 @@ fn a_node_server_keeps_less_garbage() {
     assert!(report(folder.path())["default"]["live_bytes"].as_f64().is_some(), "{text}");
 }
 
+// Promise: P25 - The saving setting of a Java server is found.
 #[test]
 #[ignore = "half a minute of a machine to itself: make test-long"]
 fn a_java_server_keeps_less_garbage() {

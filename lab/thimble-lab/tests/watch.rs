@@ -60,7 +60,7 @@ fn programs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tuner/programs").canonicalize().unwrap()
 }
 
-/// Collections that the summary tells of.
+/// Collections in the summary.
 fn collections(text: &str) -> u64 {
     let line = text
         .lines()
@@ -69,6 +69,7 @@ fn collections(text: &str) -> u64 {
     line["collections: ".len()..].split(' ').next().unwrap().parse().unwrap()
 }
 
+// Promise: P25 - Collections of a Node program are counted and shown on a page.
 #[test]
 fn what_node_collects_is_counted_and_a_page_shows_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -122,6 +123,7 @@ fn what_node_collects_is_counted_and_a_page_shows_it() {
     assert!(samples.lines().any(|line| line.contains("anonymous_bytes")), "{samples}");
 }
 
+// Promise: P25 - Collections of Go and Java programs are counted.
 #[test]
 fn what_go_and_java_collect_is_counted() {
     let folder = tempfile::tempdir().unwrap();
@@ -166,6 +168,7 @@ fn what_go_and_java_collect_is_counted() {
     assert!(collections(&text) >= 1 && text.contains("jvm"), "{text}{said}");
 }
 
+// Promise: P25 - A leak is reported, and an invalid log changes nothing.
 #[test]
 fn a_leak_is_named_as_one_and_a_log_of_garbage_hurts_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -182,6 +185,7 @@ fn a_leak_is_named_as_one_and_a_log_of_garbage_hurts_nothing() {
     assert!(text.contains("finding live_grows"), "{text}");
 }
 
+// Promise: P25 - A watched process that ends, or is missing, is reported.
 #[test]
 fn a_process_that_ends_ends_the_watch_and_one_that_is_not_there_is_said() {
     let mut sleep = Command::new("sleep").arg("1.5").spawn().unwrap();
@@ -197,6 +201,7 @@ fn a_process_that_ends_ends_the_watch_and_one_that_is_not_there_is_said() {
     assert!(said.contains("there is no process 4194303"), "{said}");
 }
 
+// Promise: P25 - A program without a collector log is watched, with a hint.
 #[test]
 fn a_program_without_a_report_is_watched_all_the_same_and_told_how_to_make_one() {
     let folder = tempfile::tempdir().unwrap();
@@ -209,7 +214,7 @@ fn a_program_without_a_report_is_watched_all_the_same_and_told_how_to_make_one()
     let (status, text, said) = run(&["--pid", &pid, "--for", "0.5", "--no-page"]);
     assert_eq!(status, 0, "{text}{said}");
     let said = said + &text;
-    assert!(said.contains("--trace-gc") || text.contains("tells of none"), "{said}");
+    assert!(said.contains("--trace-gc") || text.contains("none in the log"), "{said}");
     assert!(text.contains("memory: peak"), "{text}");
 }
 
@@ -241,7 +246,7 @@ func main() {
 		kept = append(kept, piece)
 	}
 	kept = nil
-	// A collection may still write its line when its caller goes on, and "ready" would stand in the
+	// A collection may still write its line when its caller continues, and "ready" would be in the
 	// middle of it. It has written it when the next one begins.
 	runtime.GC()
 	runtime.GC()
@@ -334,9 +339,9 @@ fn a_log_that_is_put_aside_or_cut_off_is_read_on() {
 fn a_process_of_somebody_else_is_refused_in_words() {
     const NOBODY: u32 = 65_534;
     if !rustix::process::geteuid().is_root() {
-        return testing::missing("root, to become somebody else");
+        return testing::missing("root, to become another user");
     }
-    // Somewhere that somebody else may read.
+    // A folder that another user may read.
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let lab = folder.path().join("thimble-lab");
@@ -346,5 +351,5 @@ fn a_process_of_somebody_else_is_refused_in_words() {
         Command::new(&lab).args(["watch", "--pid", &own]).uid(NOBODY).gid(NOBODY).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("belongs to somebody else"), "{said}");
+    assert!(said.contains("belongs to another user"), "{said}");
 }

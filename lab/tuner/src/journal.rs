@@ -1,9 +1,7 @@
-//! The journal of a search: what is searched, and every run of it, in a folder. A search begun
-//! again takes from it what was measured, in order, and so decides as it did, up to where it
-//! stopped.
+//! The journal of a search: its specification and every run, in a folder. A restarted search takes
+//! the measurements from it, in order, and so makes the same decisions up to where it stopped.
 //!
-//! What bounds it: [`RECORDS_MAX`] runs of [`RECORD_BYTES_MAX`].
-//! What it must never know: what a run means.
+//! Bounds: [`RECORDS_MAX`] runs of [`RECORD_BYTES_MAX`]. Must never know: the meaning of a run.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -28,7 +26,7 @@ pub(crate) struct Record {
     /// Names and values of the knobs that were turned.
     pub(crate) setting: Vec<(String, String)>,
     pub(crate) cap_bytes: u64,
-    /// What it was for.
+    /// Purpose of the run.
     pub(crate) why: String,
     /// Why it counts for nothing: others took the processors meanwhile.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -61,8 +59,8 @@ pub(crate) struct Journal {
 type Key = (Vec<(String, String)>, u64);
 
 impl Journal {
-    /// Opens a folder or makes it. `what`: the search in words; `identity`: all that makes a run
-    /// what it is.
+    /// Opens a folder or makes it. `what`: a description of the search; `identity`: everything that
+    /// affects a run.
     pub(crate) fn open(folder: &Path, what: &str, identity: &str, fresh: bool) -> Result<Self> {
         let shown = folder.display();
         fs::create_dir_all(folder).with_context(|| format!("making the folder {shown}"))?;
@@ -200,6 +198,7 @@ mod tests {
         }
     }
 
+    // Promise: P25 - A search continues from its journal; a truncated last line is ignored.
     #[test]
     fn what_was_measured_comes_back_in_order_and_a_line_cut_off_does_not() {
         let folder = tempfile::tempdir().unwrap();

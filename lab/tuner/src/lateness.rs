@@ -1,8 +1,7 @@
-//! How late a program is: answers or beats against the moments at which they were due, and the goal
-//! that the user sets for it.
+//! Latency of a program: delay of answers or beats after they were due, and the goal that the user
+//! sets for it.
 //!
-//! What bounds it: [`SAMPLES_MAX`] values of one run. What it must never know: where they come
-//! from.
+//! Bounds: [`SAMPLES_MAX`] values of one run. Must never know: the source of the values.
 
 use std::{fmt, str::FromStr};
 
@@ -15,13 +14,13 @@ pub(crate) const SAMPLES_MAX: usize = 200_000;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Samples {
     millis: Vec<f64>,
-    /// Answers that did not come or were wrong, and lines that tell of a miss.
+    /// Answers that did not come or were wrong, and lines that report a miss.
     misses: u64,
     /// Why the last of them was one.
     miss: Option<String>,
 }
 
-/// What one run's values say.
+/// Statistics of one run's values.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Lateness {
     /// Number of values that the percentiles are taken from.
@@ -30,7 +29,7 @@ pub(crate) struct Lateness {
     pub(crate) p90_millis: f64,
     pub(crate) p99_millis: f64,
     pub(crate) max_millis: f64,
-    /// Answers that did not come or were wrong, and lines that tell of a miss.
+    /// Answers that did not come or were wrong, and lines that report a miss.
     pub(crate) misses: u64,
     /// Why the last of them was one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -77,7 +76,7 @@ impl Samples {
     }
 }
 
-/// What is judged.
+/// The judged statistic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Figure {
@@ -97,7 +96,7 @@ pub(crate) struct Goal {
 }
 
 impl Goal {
-    /// What is judged, of one run.
+    /// The judged statistic of one run.
     pub(crate) fn of(self, lateness: &Lateness) -> f64 {
         match self.figure {
             Figure::P50 => lateness.p50_millis,

@@ -1,18 +1,17 @@
-//! `thimble-lab tune` and `thimble-lab watch`: the settings of a program's runtime with which it
-//! needs the least memory and keeps its own deadline, and what a running program does with its
-//! memory.
+//! `thimble-lab tune` and `thimble-lab watch`: search runtime settings for the smallest memory that
+//! meets the latency goal, and watch the memory of a running program.
 //!
 //! * [`recognise`]: which runtime a program has.
-//! * [`gc`]: what garbage collectors say of themselves while they run.
+//! * [`gc`]: reports of garbage collectors while they run.
 //! * `knob`: settings that can be tried, and how they get to a program.
-//! * `run`: one run under a setting, measured; `probe` and `lateness` say how late it was.
-//! * `search`: which settings are tried, and when one is better; it knows nothing of processes.
-//! * `journal`: what was measured, so that a search goes on where it stopped.
+//! * `run`: one run under a setting, measured; `probe` and `lateness` measure its latency.
+//! * `search`: which settings are tried, and when one is better; independent of processes.
+//! * `journal`: the measurements, so that a search continues where it stopped.
 //! * [`tune`]: the command, its progress and its report.
-//! * [`watch`]: a running program's memory and collections, and what is wrong with them.
+//! * [`watch`]: a running program's memory and collections, and problems found in them.
 //!
-//! What bounds it: every run, every list of settings and every log by the limits in the modules.
-//! What it must never know: what the program is for.
+//! Bounds: every run, every list of settings and every log by the limits in the modules. Must never
+//! know: the purpose of the program.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

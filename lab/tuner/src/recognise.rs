@@ -1,12 +1,12 @@
-//! Which runtime a program has, and which allocator lies behind it: from its file, or from what a
-//! running process has mapped.
+//! Detects the runtime and the allocator of a program: from its file, or from the mappings of a
+//! running process.
 //!
 //! A file is recognised by the libraries it asks for, the names of its sections, and the names of
 //! environment variables and the prefixes of messages that runtimes carry as C strings, which
 //! stripping a program leaves in. Nothing is run.
 //!
-//! What bounds it: sections, strings, libraries, bytes searched and scripts followed, by the
-//! constants below. A file that is not what it says is recognised as nothing.
+//! Bounds: sections, strings, libraries, bytes searched and scripts followed, by the constants
+//! below. A malformed file is not recognised.
 
 use std::{
     collections::BTreeSet,
@@ -37,14 +37,14 @@ const SEARCHED_BYTES_MAX: u64 = 96 << 20;
 const PIECE_BYTES: usize = 1 << 20;
 /// Longer than anything searched for.
 const OVERLAP_BYTES: usize = 64;
-/// Most bytes of the list of mappings; what lies behind is not looked at.
+/// Most bytes of the list of mappings; the rest is not read.
 const MAPPINGS_BYTES_MAX: u64 = 8 << 20;
 /// Longest first line of a script; the kernel reads 256.
 const SCRIPT_LINE_BYTES_MAX: u64 = 512;
 /// Most interpreters followed; the kernel follows four.
 const SCRIPTS_MAX: usize = 4;
 
-/// What was recognised.
+/// The recognised runtime and allocator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     /// Names out of [`RUNTIMES`] and [`ALLOCATORS`]: a runtime first, its allocator behind.
@@ -65,7 +65,7 @@ impl Found {
     fn of(marks: &BTreeSet<&'static str>) -> Self {
         let mut runtimes: Vec<_> =
             RUNTIMES.into_iter().chain(ALLOCATORS).filter(|name| marks.contains(name)).collect();
-        // An allocator of the program's own stands in for that of the C library.
+        // An allocator of the program replaces that of the C library.
         if marks.contains("jemalloc") || marks.contains("mimalloc") {
             runtimes.retain(|name| *name != "glibc");
         }
@@ -73,7 +73,7 @@ impl Found {
     }
 }
 
-/// What the file `path` would run on. Scripts are followed to their interpreter.
+/// The runtime of the file `path`. Scripts are followed to their interpreter.
 pub fn program(path: &Path) -> Found {
     let mut path = path.to_owned();
     for _ in 0..=SCRIPTS_MAX {
@@ -92,7 +92,7 @@ pub fn program(path: &Path) -> Found {
     Found::default()
 }
 
-/// What the process `pid` runs on. Empty when it has gone or may not be read.
+/// The runtime of the process `pid`. Empty when it has ended or may not be read.
 pub fn process(pid: Pid) -> Found {
     let mut marks = BTreeSet::new();
     let exe = PathBuf::from(format!("/proc/{pid}/exe"));
@@ -105,7 +105,7 @@ pub fn process(pid: Pid) -> Found {
     }
     if let Ok(file) = File::open(format!("/proc/{pid}/maps")) {
         let mut bytes = Vec::new();
-        // What was read before an error counts.
+        // Bytes read before an error are used.
         let _ = file.take(MAPPINGS_BYTES_MAX).read_to_end(&mut bytes);
         for line in String::from_utf8_lossy(&bytes).lines() {
             if let Some((_, name)) = line.rsplit_once('/') {
@@ -116,7 +116,7 @@ pub fn process(pid: Pid) -> Found {
     Found::of(&marks)
 }
 
-/// What stands behind `#!`, looked up in `PATH` when it is `env` with a name.
+/// The interpreter after `#!`, looked up in `PATH` when it is `env` with a name.
 fn interpreter(file: &File) -> Option<PathBuf> {
     let mut bytes = [0; SCRIPT_LINE_BYTES_MAX as usize];
     let length = file.read_at(&mut bytes, 0).ok()?;
@@ -177,7 +177,7 @@ fn mark_file(file: &File, marks: &mut BTreeSet<&'static str>) {
     let mut left = SEARCHED_BYTES_MAX;
     let constants = sections.iter().filter(|section| section.name.starts_with(".rodata"));
     let ranges: Vec<_> = match sections.is_empty() {
-        // A file without a table of sections is searched as it lies, if it is a program at all.
+        // A file without a table of sections is searched as a whole, if it is a program at all.
         true if is_elf(file) => vec![(0, SEARCHED_BYTES_MAX)],
         true => Vec::new(),
         false => constants.map(|section| (section.offset, section.bytes)).collect(),
@@ -345,7 +345,7 @@ mod tests {
             fs::write(&file, bytes).unwrap();
             assert_eq!(program(&file), Found::default(), "{bytes:?}");
         }
-        // A table of sections that would lie behind the end, and one that is too long.
+        // A table of sections beyond the end of the file, and one that is too long.
         let mut header = [0xff; 64];
         header[..6].copy_from_slice(b"\x7fELF\x02\x01");
         fs::write(&file, header).unwrap();

@@ -1,27 +1,27 @@
-//! The block log: the node's write-ahead log of finalised blocks and of what executing them gave.
+//! The block log: the node's write-ahead log of finalised blocks and of the results of their
+//! execution.
 //!
 //! A folder of segments named by the first height they hold. A segment is a record file
-//! ([`disk::records`]: version, checksums, and the rule that tells a torn write from damage) of
-//! postcard-encoded records: a block with its calls, the outcome of one, and first of all, in every
-//! segment that follows another, where that one ends. Appends go to the newest segment; a segment
-//! that reached its size is closed and the next begins; segments that lie wholly below a durable
-//! checkpoint are deleted. So disk use is bounded by what checkpoints allow, and memory by one
-//! record.
+//! ([`disk::records`]: version, checksums, and the rule that distinguishes a torn write from
+//! damage) of postcard-encoded records: a block with its calls, the outcome of one, and first of
+//! all, in every segment that follows another, where that one ends. Appends go to the newest
+//! segment. A segment that reached its size is closed and the next one begins. Segments wholly
+//! below a durable checkpoint are deleted. So disk use is bounded by what checkpoints allow, and
+//! memory by one record.
 //!
 //! Durability: [`BlockLog::append_block`] returns after `fdatasync`. An outcome without faults
 //! needs no sync of its own, because it can be computed again; one with faults is synced. The
 //! outcome that follows a block also marks it as durable: from then on a changed bit of the block
 //! is damage, not a tear.
 //!
-//! What ends early: the newest certified height is kept in a file of its own (`certified`), written
-//! before a certificate is shown and synced with every segment and checkpoint. A log that ends
-//! below it lost something acknowledged, and [`BlockLog::check_complete`] refuses it naming the
-//! heights.
+//! The newest certified height is kept in a separate file (`certified`), written before a
+//! certificate is shown and synced with every segment and checkpoint. A log that ends below it lost
+//! acknowledged data, and [`BlockLog::check_complete`] refuses it with the heights.
 //!
 //! A failed append (full disk) is rolled back to the end of the last whole record, so that the next
-//! append starts clean. After a failed sync nothing is known of what the segment holds beyond the
-//! last sync that succeeded: it ends there, and the next append begins a new segment with the
-//! outcomes that were not durable.
+//! append starts clean. After a failed sync the contents of the segment beyond the last successful
+//! sync are unknown: it ends there, and the next append begins a new segment with the outcomes that
+//! were not durable.
 
 use std::{
     collections::VecDeque,
@@ -60,7 +60,7 @@ pub enum LogError {
         path: PathBuf,
         /// Of the record that does not check.
         offset: u64,
-        /// What was found.
+        /// Description of the damage.
         what: String,
         /// Which heights cannot be read.
         missing: String,
@@ -165,7 +165,7 @@ pub(crate) fn samples() -> (u64, Vec<(&'static str, Vec<u8>)>) {
 pub struct Logged {
     /// The block as it was appended.
     pub block: FinalisedBlock,
-    /// What executing it gave, if it was executed before the crash.
+    /// Recorded outcome of the block, if it was executed before the crash.
     pub recorded: Option<Recorded>,
 }
 
@@ -189,7 +189,7 @@ pub struct BlockLog {
 struct Segment {
     first: Height,
     path: PathBuf,
-    /// Length of the file when it was last looked at.
+    /// Length of the file at the last check.
     bytes: u64,
     /// Where its records end, once the next segment is begun; read from that one when unknown.
     end: Option<u64>,
@@ -248,12 +248,12 @@ impl BlockLog {
         Ok(log)
     }
 
-    /// Where the segments lie.
+    /// Folder of the segments.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The disk it lies on.
+    /// Disk of the log.
     pub fn disk(&self) -> &SharedDisk {
         &self.disk
     }
@@ -382,7 +382,7 @@ impl BlockLog {
             return Ok(());
         }
         let encoded = self.encode(&RecordRef::Outcome { height, root, faults })?;
-        // What came after the append failed, and the caller tries again.
+        // A step after the append failed, and the caller retries.
         if self.unsynced.last() == Some(&encoded) {
             return Ok(());
         }
@@ -465,11 +465,11 @@ impl BlockLog {
         Ok(())
     }
 
-    /// Lets go of every block: a state above them all was installed, and the next block is the one
-    /// behind that state.
+    /// Removes every block: a state above them all was installed, and the next block is the one
+    /// after that state.
     ///
     /// # Errors
-    /// When a file cannot be removed.
+    /// If a file cannot be removed.
     pub fn clear(&mut self) -> Result<(), LogError> {
         self.file = None;
         self.last = None;
@@ -489,8 +489,8 @@ impl BlockLog {
         self.last.and_then(|_| self.segments.first()).map(|segment| segment.first)
     }
 
-    /// Height at and below which segments must go for the rest to have at most so many bytes. The
-    /// newest segment stays.
+    /// Height at and below which segments must be removed so that the rest have at most `bytes`
+    /// bytes. The newest segment stays.
     pub fn height_beyond(&self, bytes: u64) -> Height {
         let mut kept = 0_u64;
         let mut oldest = None;
@@ -524,7 +524,7 @@ impl BlockLog {
     }
 
     /// Reads the blocks above `height`, in order, with their outcomes; one block in memory at a
-    /// time. What is appended later is not read.
+    /// time. Blocks appended later are not read.
     ///
     /// # Errors
     /// None now; opening is part of the contract.
@@ -597,7 +597,7 @@ impl Replay {
                     let error = ended.unwrap_or_else(|| RecordError::Damaged {
                         path: path.clone(),
                         offset: reader.offset(),
-                        what: format!("the records of this segment went on up to byte {end}"),
+                        what: format!("the records of this segment extended to byte {end}"),
                     });
                     let behind = next_block(reader);
                     let behind = behind.or(self.follower().map(|segment| segment.first));

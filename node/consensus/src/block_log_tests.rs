@@ -104,6 +104,7 @@ fn a_log_that_was_cleared_begins_anywhere() {
     assert_eq!(heights(&log, 69), (70..=90).collect::<Vec<_>>());
 }
 
+// Promise: P6 - A torn tail of the block log is cut at every length without loss.
 #[test]
 fn a_torn_tail_is_cut_wherever_the_tear_is() {
     let source = tempfile::tempdir().unwrap();
@@ -191,6 +192,7 @@ fn copy_of(folder: &Path) -> tempfile::TempDir {
     copy
 }
 
+// Promise: P6 - Each flipped bit of the block log is harmless or refused with the heights.
 #[test]
 fn every_flipped_bit_loses_no_certified_block_in_silence() {
     let source = tempfile::tempdir().unwrap();
@@ -225,6 +227,7 @@ fn every_flipped_bit_loses_no_certified_block_in_silence() {
     );
 }
 
+// Promise: P6 - A log that ends below the certified height is refused by height.
 #[test]
 fn a_log_that_ends_below_what_was_certified_is_refused_by_height() {
     let source = tempfile::tempdir().unwrap();
@@ -288,6 +291,8 @@ fn retried(height: u64, attempt: u8) -> FinalisedBlock {
     FinalisedBlock { randomness: [attempt; 32], ..block(height) }
 }
 
+// Promise: P6 - The block log loses no synced block in 300 histories of failed syncs and power
+//   cuts.
 #[test]
 fn failed_syncs_and_power_cuts_lose_nothing_that_was_acknowledged() {
     let (mut failures, mut cuts, mut certified_cuts) = (0, 0, 0);
@@ -297,7 +302,7 @@ fn failed_syncs_and_power_cuts_lose_nothing_that_was_acknowledged() {
         let disk = SimulatedDisk::new(&root, seed).unwrap();
         let shared: SharedDisk = Arc::new(disk.clone());
         let path = root.join("blocks");
-        // What was acknowledged, by height: the try.
+        // The try of each acknowledged block, by height.
         let mut acknowledged: Vec<u8> = vec![];
         let mut certified = 0;
         for life in 0..3_u64 {

@@ -1,11 +1,11 @@
 //! Certificates: shares of the signature on a state root, collected and combined per height.
 //!
 //! Shares of others are combined first and verified together, as the signature they make: one check
-//! instead of one for each. Only if that fails is each looked at by itself, and those that are
+//! instead of one for each. Only if that fails is each share verified by itself, and those that are
 //! false are dropped by name.
 //!
-//! A member is looked at once per height: its first share counts, and one that turned out false, or
-//! was of another root, is not verified again.
+//! A member is considered once per height: its first share counts, and one that turned out false,
+//! or was of another root, is not verified again.
 //!
 //! Bounded: shares are kept for at most `heights_max` heights this node executed, and for as many
 //! ahead of it; per height for at most the committee.
@@ -140,14 +140,15 @@ struct Early {
     shares: BTreeMap<NodeIndex, ([u8; 32], SignatureShare)>,
 }
 
-/// What became of a certificate that another node has.
+/// Result of checking a certificate of another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Accepted {
     /// This node lacked it.
     New(Certificate),
-    /// This node has it, or one that covers it, or is not there yet. It was not verified.
+    /// This node has it or one that covers it, or has not reached its height yet. It was not
+    /// verified.
     Unneeded,
-    /// The subnet did not sign it: whoever sent it is at fault.
+    /// The subnet did not sign it: the sender is faulty.
     False,
 }
 
@@ -367,6 +368,7 @@ mod tests {
         .unwrap();
     }
 
+    // Promise: P17 - Four nodes certify a state with three shares.
     #[test]
     fn four_nodes_certify_with_three_shares_whoever_is_first() {
         let (committee, mut shares) = four(2);
@@ -392,6 +394,7 @@ mod tests {
         assert_eq!(certifier.sign(Height(2), root).unwrap().1.unwrap().height, Height(2));
     }
 
+    // Promise: P18 - An invalid share of a state root does not count.
     #[test]
     fn a_false_share_does_not_count_and_does_not_harm() {
         let (committee, mut shares) = four(2);
@@ -408,7 +411,7 @@ mod tests {
             certifier.take(Height(1), NodeIndex(2), root, others[1].sign(&message)),
             Ok(None)
         );
-        // It is looked at once per height: whatever else it sends costs nothing.
+        // It is considered once per height: its further shares cost nothing.
         assert_eq!(
             certifier.take(Height(1), NodeIndex(1), root, others[0].sign(&message)),
             Ok(None)

@@ -30,10 +30,11 @@ use state::Time;
 /// A time service slews by far less between two readings, and corrects what a suspended machine's
 /// clock lost, about a second, by a step.
 pub const JUMP_BOUND: Duration = Duration::from_secs(3);
-/// Block time follows a wall clock that has jumped when it has been steady for so long. Long enough
-/// for a person or a time service to correct a wrong clock; a client's call is valid for longer.
+/// Block time follows a wall clock that has jumped when it has been steady for this time. Long
+/// enough for a person or a time service to correct a wrong clock; a client's call is valid for
+/// longer.
 pub const STEADY_FOR: Duration = Duration::from_secs(120);
-/// The good reading that the next ones are compared with is replaced after so long. With
+/// The good reading that the next ones are compared with is replaced after this time. With
 /// [`JUMP_BOUND`] it bounds the drift that is followed.
 const RENEW_AFTER: Duration = Duration::from_secs(30);
 /// The two clocks are read again if that took longer.
@@ -110,8 +111,8 @@ pub struct ClockReading {
 }
 
 impl ClockReading {
-    /// What `clocks` show now. A process that is not scheduled between two readings of its clocks
-    /// would see a jump, so the second is read between two of the first.
+    /// Reads `clocks`. A process that is not scheduled between two readings of its clocks would see
+    /// a jump, so the second clock is read between two readings of the first.
     fn of(clocks: &impl Clocks) -> Self {
         let mut reading = Self::once(clocks);
         for _ in 0..READINGS_MAX {
@@ -142,7 +143,7 @@ impl ClockReading {
         wall.saturating_sub(boot(other).saturating_sub(boot(self)))
     }
 
-    /// What the wall clock shows at `boot` if it is not set meanwhile.
+    /// Expected wall-clock time at `boot` if the clock is not set meanwhile.
     fn expected_at(&self, boot: Duration) -> Time {
         later(self.wall, boot.saturating_sub(self.boot))
     }
@@ -183,7 +184,7 @@ impl fmt::Display for Jump {
     }
 }
 
-/// What an operator should know of the clock.
+/// Clock status for operators.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClockStatus {
     /// The wall clock has jumped and is not followed.
@@ -278,7 +279,7 @@ impl<C: Clocks> BlockClock<C> {
         }
     }
 
-    /// What an operator should know.
+    /// Clock status for operators.
     pub fn status(&self) -> ClockStatus {
         let mut state = self.lock();
         let (good, _, jump) = self.read(&mut state);
@@ -374,6 +375,7 @@ mod tests {
         Time(START + seconds * SECOND)
     }
 
+    // Promise: P21 - A clock jump is not followed for 120 s; time continues by `CLOCK_BOOTTIME`.
     #[test]
     fn jump_is_not_followed_and_time_continues_by_boottime() {
         for seconds in [HOUR, -HOUR, 365 * 24 * HOUR, 4, -4] {
@@ -397,6 +399,7 @@ mod tests {
         }
     }
 
+    // Promise: P21 - A clock jump that lasts 120 s is followed.
     #[test]
     fn jump_is_followed_once_the_clock_has_been_steady() {
         let (moved, clock) = clock();
@@ -414,6 +417,7 @@ mod tests {
         assert!(clock.status().jump.is_some());
     }
 
+    // Promise: P21 - A restart during a clock jump detects it.
     #[test]
     fn jump_is_known_to_the_next_start() {
         let (moved, clock) = clock();
@@ -469,6 +473,7 @@ mod tests {
         assert_eq!(clock.now(), at(220 + 2 * HOUR as u64));
     }
 
+    // Promise: P21 - Corrections up to 3 s and suspension are followed at once.
     #[test]
     fn small_corrections_and_suspension_are_followed_at_once() {
         let (moved, clock) = clock();
@@ -483,6 +488,7 @@ mod tests {
         assert_eq!(clock.status(), ClockStatus::default());
     }
 
+    // Promise: P21 - Slow clock drift is followed, and fast drift is treated as a jump.
     #[test]
     fn slow_drift_is_followed_and_fast_drift_is_a_jump() {
         // 1 ms each second is 1,000 ppm, twice what a kernel slews by.
@@ -501,6 +507,7 @@ mod tests {
         assert!(fast.now() < at(70), "a clock at double speed is not followed");
     }
 
+    // Promise: P21 - Block time ahead of the clock advances at half speed.
     #[test]
     fn block_time_ahead_advances_at_half_speed_until_the_clock_caught_up() {
         let (moved, clock) = clock();
@@ -523,6 +530,7 @@ mod tests {
         assert_eq!(clock.after(newest), moved.wall());
     }
 
+    // Promise: P21 - Call expiry is checked against block time where it is ahead.
     #[test]
     fn calls_are_judged_by_block_time_where_it_is_ahead() {
         let (moved, clock) = clock();

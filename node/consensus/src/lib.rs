@@ -4,18 +4,18 @@
 //! least once, state roots go in, certificates come out per height. A subnet of one makes its
 //! blocks by itself ([`SingleNode`]); several nodes agree on theirs ([`Subnet`]).
 //!
-//! What travels through the seam, and when it may be shown:
+//! Data that crosses the seam, and when they may be shown:
 //!
 //! ```text
 //! ingress pool -> batch (time, randomness, ingress) -> durable in the block log -> executed -> root
 //!              -> share of the signature on the root -> combined -> certificate -> shown to clients
 //! ```
 //!
-//! A batch is durable before its certificate exists; therefore whatever a client saw certified is
-//! executed again after a crash.
+//! A batch is durable before its certificate exists; therefore every state that a client saw
+//! certified is executed again after a crash.
 //!
-//! This crate must not know what a message means, how it is executed, or where canister memory
-//! lies.
+//! This crate must not know what a message means, how it is executed, or where canister memory is
+//! stored.
 
 #[doc(hidden)]
 pub mod adversary;

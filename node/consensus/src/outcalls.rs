@@ -1,19 +1,19 @@
-//! Outcalls of this node: which requests are open, what it found out, and what the subnet signed.
+//! Outcalls of this node: open requests, this node's answers, and answers that the subnet signed.
 //!
 //! ```text
 //! after a round: open requests -> here <- this node's answers, with the memory they hold
 //!   alone:     signed at once                            -> ingress pool -> block
-//!   of several: shares told to all (`subnet::outcalls`)  -> ingress pool -> block
+//!   of several: shares sent to all (`subnet::outcalls`)  -> ingress pool -> block
 //! ```
 //!
-//! An answer is here until the subnet signed it; then it waits in the pool, and here is its digest, by
-//! which this node goes on to vouch for it while the request is open.
+//! An answer is here until the subnet signed it. Then it waits in the pool, and its digest stays
+//! here, by which this node continues to vouch for it while the request is open.
 //!
-//! An answer of another member needs no room for this node to vouch for it: the digest is enough, and
-//! who asked has the answer. It is kept for a block of this node's where it finds room that nobody
-//! else needs: a quarter of the room at most, and less as soon as this node's own requests need it.
-//! Where askers are many, one has no more than another that wants some, and what was kept longest goes
-//! first.
+//! This node needs no room to vouch for an answer of another member: the digest is enough, and the
+//! member that made the request has the answer. The answer is kept for a block of this node's if
+//! there is room that is not needed otherwise: at most a quarter of the room, and less as soon as
+//! this node's own requests need it. With several askers, an asker has no more room than another
+//! one that wants some, and the oldest answer is dropped first.
 //!
 //! This module must not know how servers are asked.
 
@@ -30,10 +30,10 @@ use tokio::sync::Notify;
 
 use crate::{IngressPool, certifier::Terms};
 
-/// Of the room, answers of other members have one part in so many at most.
+/// Answers of other members use at most the room divided by this.
 const PARTS: u64 = 4;
 
-/// What agreement knows of a request.
+/// A request as consensus knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenOutcall {
     /// Last block time of an answer.
@@ -45,7 +45,7 @@ pub struct OpenOutcall {
 }
 
 impl OpenOutcall {
-    /// Whether this may be the answer, whoever found it out.
+    /// Whether this may be the answer, from any member.
     fn is_answered_by(&self, answer: &OutcallAnswer) -> bool {
         self.until == answer.until && answer.is_within(self.reply_bytes_max)
     }
@@ -54,7 +54,7 @@ impl OpenOutcall {
 /// See the module. Shared by who makes requests and who agrees.
 pub struct Outcalls {
     inner: Mutex<Inner>,
-    /// What answers of others hold, which this node keeps for them.
+    /// Memory of the answers of others that this node keeps.
     room: Pool,
     /// Where answers wait that the subnet signed.
     pool: OnceLock<Arc<IngressPool>>,
@@ -110,7 +110,7 @@ impl Inner {
         }
     }
 
-    /// Room for an answer of another member, if there is some or somebody has no less.
+    /// Room for an answer of another member, if some is free or another asker has at least as much.
     fn room_for(&mut self, room: &Pool, asker: Principal, bytes: u64) -> Option<Reservation> {
         let mut shares: BTreeMap<Principal, Share> = BTreeMap::new();
         for (id, adopted, bytes) in self.of_others() {
@@ -137,7 +137,7 @@ impl Inner {
     }
 }
 
-/// What is kept of one asker's answers.
+/// Answers that are kept of one asker.
 #[derive(Default)]
 struct Share {
     bytes: u64,
@@ -161,8 +161,8 @@ impl Outcalls {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// These requests are open after a round, and the next one has the number `next`. What is known
-    /// of others is over.
+    /// Sets the requests that are open after a round; the next one has the number `next`. Answers
+    /// to other requests are dropped.
     pub fn set_open(&self, next: OutcallId, open: BTreeMap<OutcallId, OpenOutcall>) {
         let mut inner = self.lock();
         inner.next = next;
@@ -178,7 +178,7 @@ impl Outcalls {
         self.news.notify_one();
     }
 
-    /// What this node found out, with the memory that it holds.
+    /// Adds an answer of this node, with the memory that it holds.
     pub fn answer(&self, answer: OutcallAnswer, held: Reservation) {
         let id = answer.id;
         let is_within = |open: OpenOutcall| open.is_answered_by(&answer);
@@ -221,7 +221,7 @@ impl Outcalls {
         let _ = self.pool.set(pool);
     }
 
-    /// Nobody else signs: this node's share is the signature.
+    /// No other member signs: this node's share is the signature.
     pub(crate) fn decide_alone(&self, pool: Arc<IngressPool>, terms: Terms) {
         self.submit_to(pool);
         let _ = self.alone.set(terms);
@@ -277,8 +277,8 @@ impl Outcalls {
         true
     }
 
-    /// The subnet signed the answer that this node knows: it waits for a block from here on. Whether
-    /// it came to be so now.
+    /// The subnet signed the answer that this node knows: it waits for a block from here on.
+    /// Returns whether it was not signed before.
     pub(crate) fn signed(&self, id: OutcallId, signature: &[u8; 48]) -> bool {
         // Held until it is submitted: what is open no more is not taken in again.
         let mut inner = self.lock();
@@ -297,7 +297,7 @@ impl Outcalls {
         let mut inner = self.lock();
         let is_open = inner.open.get(&answer.id).is_some_and(|open| open.is_answered_by(answer));
         let Some(pool) = self.pool.get().filter(|_| is_open) else { return false };
-        // What was found out is of no use any more, and its room is.
+        // The answer itself is not needed any more; its memory is reused.
         let bytes = answer.payload.len();
         let kept = inner.known.get_mut(&answer.id).and_then(|known| known.kept.as_mut());
         let of_it = kept.and_then(|kept| {
@@ -320,7 +320,7 @@ impl Outcalls {
         self.lock().known.get(&id).map(|known| known.digest)
     }
 
-    /// What `look` makes of the answer itself, while it is kept.
+    /// Calls `look` with the answer itself, while it is kept.
     pub(crate) fn kept<T>(
         &self,
         id: OutcallId,
@@ -461,7 +461,8 @@ mod tests {
         assert_eq!(kept(&outcalls), [1]);
         assert_eq!(outcalls.digest(OutcallId(1)), Some(answer(1, &[1; 80]).digest()));
         assert_eq!(outcalls.digest(OutcallId(2)), Some(answer(2, &[1; 80]).digest()));
-        // What is signed is of no use until it comes again; who asked has it meanwhile.
+        // A signature is of no use until the answer is sent again; the member that asked has it
+        // meanwhile.
         assert!(!outcalls.signed(OutcallId(2), &[1; 48]));
         assert!(outcalls.signed(OutcallId(1), &[1; 48]));
         drop(pool.take(Time(5), 1_000, 10));
@@ -506,7 +507,7 @@ mod tests {
         let requests = room.try_reserve(290).unwrap();
         assert!(outcalls.adopt(answer(6, &[1; 25]), asker(1)));
         assert_eq!(kept(&outcalls), [3, 4, 5]);
-        assert!(outcalls.digest(OutcallId(6)).is_some(), "a full room keeps nobody from signing");
+        assert!(outcalls.digest(OutcallId(6)).is_some(), "a full room does not prevent signing");
         drop(requests);
         outcalls.set_open(OutcallId(9), open([2]));
         assert_eq!(room.used_bytes(), 0);

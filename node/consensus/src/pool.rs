@@ -1,17 +1,17 @@
 //! The ingress pool: calls accepted by the gateway that no block holds yet.
 //!
 //! First come, first served; bounded in messages and bytes; a call is in it once. When it is full
-//! the client is told so and how long to wait, and nothing already accepted is dropped except calls
-//! whose expiry passed.
+//! the client receives an error with a time to wait, and no accepted call is dropped except after
+//! its expiry.
 //!
 //! Answers to outcalls wait here like calls, and come before them, with half of a block's bytes at
-//! most ([`IngressPool::submit_answer`]). Other nodes have them by themselves, so they are not told;
-//! and they hold memory of the outcalls' own pool, so neither takes the other's room.
+//! most ([`IngressPool::submit_answer`]). Other nodes have them themselves, so they are not
+//! announced; and they hold memory of the outcalls' own pool, so neither takes the other's room.
 //!
 //! A few calls can be held back ([`IngressPool::hold_back`]): they are in the pool like all others
-//! and told to other nodes, but not offered for blocks until this node got ready for them, for at
-//! most [`HELD_FOR`], and only while the pool is less than half full. Blocks of other nodes may hold
-//! them all the same.
+//! and are announced to other nodes, but not offered for blocks until this node is ready for them,
+//! for at most [`HELD_FOR`], and only while the pool is less than half full. Blocks of other nodes
+//! may contain them anyway.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -99,7 +99,7 @@ pub struct TakenCall {
     pub(crate) answer: Option<Arc<Answer>>,
 }
 
-/// What makes a call an answer to an outcall.
+/// Data of a call that answers an outcall.
 #[derive(Debug)]
 pub(crate) struct Answer {
     id: OutcallId,
@@ -135,7 +135,7 @@ pub struct IngressPool {
     held_arrived: Condvar,
     stop: Stop,
     health: Health,
-    /// Told of every call a client brings, and of closing.
+    /// Called for every call that a client submits, and on closing.
     listener: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
@@ -159,7 +159,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// What it takes of this pool.
+    /// Bytes of this pool that it uses.
     fn bytes(&self) -> u64 {
         if self.answer.is_some() { 0 } else { self.signed.accounted_bytes() }
     }
@@ -177,7 +177,7 @@ struct Held {
     since: Instant,
 }
 
-/// What a peer's calls take of the pool.
+/// Use of the pool by a peer's calls.
 #[derive(Clone, Copy, Default)]
 struct Part {
     bytes: u64,
@@ -196,19 +196,19 @@ struct Inner {
     /// Parts the pool is divided into, one per node; 0 for a node that is alone.
     parts: u64,
     peers: BTreeMap<usize, Part>,
-    /// Calls of clients that other nodes were not told of.
+    /// Calls of clients that were not announced to other nodes.
     unannounced: VecDeque<IngressId>,
     woken: bool,
     /// Calls the state could take in when it was last asked; `None` until then.
     room: Option<u64>,
     /// Calls taken for blocks since.
     taken: u64,
-    /// Tells the ledger how many bytes wait.
+    /// Reports the bytes that wait to the ledger.
     counted: Option<Observation>,
 }
 
 impl Inner {
-    /// Its place in the order goes when that is looked at next.
+    /// Removes a call. Its entry in the order is removed at the next check of the order.
     fn forget(&mut self, id: &IngressId) {
         let Some(call) = self.waiting.remove(id) else { return };
         self.held.retain(|held| held.id != *id);
@@ -243,7 +243,7 @@ impl Inner {
         self.order.is_empty() && self.answers.is_empty()
     }
 
-    /// What left the pool goes from the orders too.
+    /// Removes from the orders the calls that left the pool.
     fn tidy(&mut self) {
         let Self { waiting, order, answers, .. } = self;
         order.retain(|id| waiting.contains_key(id));
@@ -341,9 +341,9 @@ impl IngressPool {
         Ok(Submitted::New)
     }
 
-    /// Takes an answer to an outcall that the subnet signed, with the memory it holds. There are no
-    /// more of them than open outcalls, so there is always a place. Who submits it tells of it
-    /// ([`Self::tell`]).
+    /// Adds an answer to an outcall that the subnet signed, with the memory it holds. There are no
+    /// more answers than open outcalls, so there is always a place. The caller announces it with
+    /// [`Self::tell`].
     pub(crate) fn submit_answer(
         &self,
         answer: &OutcallAnswer,
@@ -378,8 +378,8 @@ impl IngressPool {
         });
     }
 
-    /// From now on calls that `holds` names are held back, a few at once, until [`Self::release`].
-    /// Whoever asks for this takes them by [`Self::next_held`]. Once.
+    /// From now on, calls for which `holds` returns true are held back, a few at once, until
+    /// [`Self::release`]. The caller takes them with [`Self::next_held`]. May be set once.
     pub fn hold_back(&self, holds: fn(&SignedIngress) -> bool) {
         let _ = self.holds.set(holds);
     }
@@ -430,8 +430,8 @@ impl IngressPool {
             && !inner.held.iter().any(|held| canister(held) == Some(signed.effective_canister_id))
     }
 
-    /// Whether a call of so many accounted bytes would be taken now, before anything is spent on
-    /// verifying it.
+    /// Whether a call with this number of accounted bytes would be accepted now, before anything is
+    /// spent on verifying it.
     pub(crate) fn would_take(
         &self,
         source: Source,
@@ -454,8 +454,8 @@ impl IngressPool {
         if inner.waiting.contains_key(id) {
             return Ok(Submitted::Already);
         }
-        // A call that would be passed over for want of room is better refused here, where its
-        // sender is told.
+        // A call that would be skipped for want of room is better refused here, where its sender
+        // receives the error.
         if inner.room.is_some_and(|room| inner.calls() + inner.taken >= room) {
             return Err(PoolRefusal::History);
         }
@@ -492,7 +492,7 @@ impl IngressPool {
         &self.stop
     }
 
-    /// Why calls are refused. What waits stays.
+    /// Reasons for refusing calls. Calls that wait stay.
     pub fn health(&self) -> &Health {
         &self.health
     }
@@ -506,7 +506,7 @@ impl IngressPool {
     pub fn close(&self) {
         self.health.refuse(Cause::Stopping, "it is shutting down".into());
         self.stop.close();
-        // Whoever looked before and waits now holds no lock: it is woken.
+        // A waiter that checked before the close holds no lock any more: it is woken.
         drop(self.lock());
         self.arrived.notify_all();
         self.held_arrived.notify_all();
@@ -540,8 +540,8 @@ impl IngressPool {
         self.arrived.notify_all();
     }
 
-    /// Divides the pool among `nodes` and has `listener` told of every call a client brings, and of
-    /// closing. Once.
+    /// Divides the pool among `nodes`, and has `listener` called for every call that a client
+    /// submits and on closing. May be set once.
     pub(crate) fn share_among(&self, nodes: usize, listener: impl Fn() + Send + Sync + 'static) {
         self.lock().parts = nodes as u64;
         let _ = self.listener.set(Box::new(listener));
@@ -559,8 +559,8 @@ impl IngressPool {
         }
     }
 
-    /// Calls of clients that other nodes were not told of yet: at most `calls_max`, with envelopes
-    /// of at most `bytes_max` bytes together, or one.
+    /// Calls of clients that were not announced to other nodes yet: at most `calls_max`, with
+    /// envelopes of at most `bytes_max` bytes together, or one call.
     pub(crate) fn unannounced(&self, bytes_max: usize, calls_max: usize) -> Vec<SignedIngress> {
         let mut inner = self.lock();
         let mut calls = Vec::new();
@@ -644,8 +644,9 @@ impl IngressPool {
         Some((call.signed.clone(), call.validity))
     }
 
-    /// These are in a final block, which is durable: whatever envelope of theirs waits is of no use
-    /// any more. So many of them are calls of users; answers of others never wait here.
+    /// These calls are in a final block, which is durable: other envelopes of theirs in the pool
+    /// are not needed any more. `of_users` of them are calls of users; answers of others never wait
+    /// here.
     pub(crate) fn remove(&self, names: &[CallName], of_users: u64) {
         let mut inner = self.lock();
         inner.taken += of_users;
@@ -776,7 +777,7 @@ mod tests {
         pool.set_room(2);
         submit(&pool, call(2, 0, 9)).unwrap();
         assert_eq!(submit(&pool, call(3, 0, 9)), Err(PoolRefusal::History));
-        // What a block took is not in the state yet.
+        // Calls taken for a block are not in the state yet.
         assert_eq!(pool.take(Time(0), 100_000, 1).len(), 1);
         assert_eq!(submit(&pool, call(3, 0, 9)), Err(PoolRefusal::History));
         pool.set_room(2);

@@ -1,9 +1,9 @@
-//! What the block log holds, and nothing more: batches that were executed before are executed
-//! again, by nobody's leave.
+//! Replays the block log and nothing more: executes again the batches that were executed before,
+//! without agreement.
 //!
-//! For a start whose limits differ from those the log was executed by: it has to come to the log's
-//! end first, alone, before this node says anything to its peers. Nothing is signed, nothing
-//! certified and nothing appended; every root is compared with the recorded one.
+//! For a start whose limits differ from those that the log was executed with: the node has to reach
+//! the end of the log first, alone, before it sends anything to its peers. Nothing is signed,
+//! certified or appended; every root is compared with the recorded one.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::{
 
 /// See the module.
 pub struct LogReplay {
-    /// Held open: nobody else writes to it meanwhile.
+    /// Held open so that no other process writes to it meanwhile.
     _log: BlockLog,
     envelopes: Arc<dyn Envelopes>,
     replay: Replay,

@@ -16,7 +16,7 @@ use crate::{
     StateOffer, StateServer, WallClock, Want,
 };
 
-/// What an earlier run found when it executed the batch.
+/// Recorded result of an earlier execution of the batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recorded {
     /// State root after the batch.
@@ -46,7 +46,7 @@ pub struct FinalisedBlock {
 }
 
 impl FinalisedBlock {
-    /// What execution makes of it. Calls were verified before they came into a block.
+    /// The batch for execution. Calls were verified before they were put into a block.
     pub(crate) fn batch(&self, envelopes: &dyn Envelopes) -> Result<Batch, ConsensusError> {
         let unreadable = |reason| ConsensusError::UnreadableCall { height: self.height.0, reason };
         let (mut ingress, mut outcalls) = (Vec::new(), Vec::new());
@@ -70,7 +70,7 @@ impl FinalisedBlock {
     }
 }
 
-/// What every implementation of [`Consensus`] works with.
+/// Dependencies of every implementation of [`Consensus`].
 pub struct Wiring {
     /// Calls that wait for a block.
     pub pool: Arc<IngressPool>,
@@ -91,22 +91,22 @@ pub struct Wiring {
     pub queries: Option<Arc<dyn CountedQueries>>,
 }
 
-/// What this node counted of the queries that it answered.
+/// This node's counts of the queries that it answered.
 pub trait CountedQueries: Send + Sync {
-    /// What a block of this height may report of them, by its maker, that no executed block did.
+    /// Report for a block of this height by its maker, of queries that no executed block reported.
     fn report(&self, height: Height) -> Option<QueryReport>;
 }
 
 /// A batch that will not change any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FinalisedBatch {
-    /// What to execute.
+    /// The batch to execute.
     pub batch: Batch,
     /// Present when the batch was executed before: the root must come out the same.
     pub recorded: Option<Recorded>,
 }
 
-/// What execution still wants, so that rounds come as fast as there is work and no faster.
+/// Work that execution has left, so that rounds come as fast as there is work and no faster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
     /// Messages are waiting: the next batch is due now.
@@ -117,7 +117,7 @@ pub struct Demand {
     pub every_round: bool,
 }
 
-/// Why consensus cannot go on.
+/// Errors after which consensus cannot continue.
 #[derive(Debug, Error)]
 pub enum ConsensusError {
     /// The block log.
@@ -133,9 +133,9 @@ pub enum ConsensusError {
     Diverged {
         /// Height of the block.
         height: u64,
-        /// What came out.
+        /// The computed result.
         found: String,
-        /// What had been recorded.
+        /// The recorded result.
         recorded: String,
     },
     /// A call of a block does not decode.
@@ -146,7 +146,7 @@ pub enum ConsensusError {
     UnreadableCall {
         /// Height of the batch.
         height: u64,
-        /// What is wrong.
+        /// Why it cannot be read.
         reason: String,
     },
     /// Heights must follow each other.
@@ -154,7 +154,7 @@ pub enum ConsensusError {
     OutOfOrder {
         /// The height that came.
         found: u64,
-        /// What was due.
+        /// The expected height.
         expected: u64,
     },
     /// The state root could not be signed or combined.
@@ -162,27 +162,27 @@ pub enum ConsensusError {
     Certify {
         /// Height of the state.
         height: u64,
-        /// What the certifier said.
+        /// Error of the certifier.
         source: CertifyError,
     },
     /// Members must have the same limits.
     #[error(transparent)]
     LimitsDiffer(LimitsDiffer),
-    /// The subnet goes on without this node.
+    /// The subnet continues without this node.
     #[error(
         "this node does not belong to the subnet's members after block {height}: either a change \
-         of the members removed it, and it can be taken down, or it could not          take up \
-         its share of the subnet's key, as told above"
+         of the members removed it, and it can be shut down, or it could not obtain \
+         its share of the subnet's key, as logged above"
     )]
     Left {
         /// Its last block.
         height: u64,
     },
     /// The engine that several nodes agree by is gone.
-    #[error("the consensus engine ended; its message stands above")]
+    #[error("the consensus engine ended; see its message above")]
     EngineEnded,
-    /// Where agreement goes on above a state that was fetched cannot be written down.
-    #[error("where agreement goes on: {0}")]
+    /// The floor above a fetched state cannot be written.
+    #[error("state-sync floor: {0}")]
     Floor(disk::records::RecordError),
 }
 
@@ -198,7 +198,7 @@ impl ConsensusError {
     }
 }
 
-/// What is to be done next.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// A batch is final and durable.
@@ -216,8 +216,8 @@ pub enum Step {
 
 /// Batches out, certificates back.
 ///
-/// What waits is a future, so that one thread can drive several nodes in a simulation. A future may
-/// block instead of waiting when its consensus is the only thing its thread drives
+/// Operations that wait are futures, so that one thread can drive several nodes in a simulation. A
+/// future may block instead of waiting when its consensus is the only thing its thread drives
 /// ([`crate::SingleNode`]).
 pub trait Consensus: Send {
     /// Waits for the next step. Batches come in height order: after a start, those behind the
@@ -260,11 +260,11 @@ pub trait Consensus: Send {
         Box::pin(async { Ok(Fetched { over: true, ..Fetched::default() }) })
     }
 
-    /// Writes down, durably, where agreement goes on above the state of the last [`Step::Behind`].
-    /// To be called before that state counts.
+    /// Writes durably the floor above the state of the last [`Step::Behind`]: the block from which
+    /// consensus continues. To be called before that state counts.
     ///
     /// # Errors
-    /// When the disk fails; the call may be repeated.
+    /// If the disk fails; the call may be repeated.
     fn installed(&mut self) -> Result<(), ConsensusError> {
         Ok(())
     }

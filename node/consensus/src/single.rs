@@ -12,7 +12,7 @@
 //! subnet's signature on the state before it. The drawn bytes make it fresh, also after a restart
 //! and when the same state is reached twice; the signature keeps it unpredictable to outsiders
 //! should the machine's source be a poor one. The block records the result, so a replay has the
-//! same. While the source fails no block is made: nothing stands in for it.
+//! same. While the source fails no block is made: it has no substitute.
 
 use std::{sync::Arc, time::Duration};
 
@@ -38,10 +38,10 @@ const RANDOMNESS_RETRY_MAX: Duration = Duration::from_secs(5);
 
 /// Where the randomness of blocks comes from.
 pub trait RandomSource: Send {
-    /// 32 bytes that nobody can foresee, never the same twice.
+    /// 32 unpredictable bytes, never the same twice.
     ///
     /// # Errors
-    /// Why there are none now. Whoever asks waits and asks again.
+    /// The reason why there are none now. The caller waits and retries.
     fn draw(&mut self) -> Result<[u8; 32], String>;
 }
 
@@ -70,7 +70,7 @@ pub struct SingleNode {
     /// Height of the last batch handed out.
     height: Height,
     time: Time,
-    /// What the batch handed out last had been recorded to give.
+    /// Recorded result of the batch handed out last.
     recorded: Option<Recorded>,
     /// Hash of the subnet's newest signature; zeros before there is one.
     signature_hash: [u8; 32],
@@ -464,6 +464,7 @@ mod tests {
     /// Time of a clock that was ahead by more than the window.
     const AHEAD: u64 = WINDOW + 5_000;
 
+    // Promise: P21 - Block time is set back only by `thimble recover-clock`, and replays repeat it.
     #[test]
     fn time_is_set_back_by_an_order_only_and_replays_repeat_it() {
         assert_eq!(SingleNode::ingress_window(&limits()).as_nanos(), u128::from(WINDOW));
@@ -607,6 +608,7 @@ mod tests {
         assert_ne!(batch(&mut node).batch.randomness, first);
     }
 
+    // Promise: P9 - No block is made without a random source.
     #[test]
     fn without_a_random_source_no_block_is_made() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! State sync as consensus carries it: heights, names of chunks
-//! and bytes. What they mean is execution's.
+//! State sync as consensus carries it: heights, names of chunks and bytes. Execution defines their
+//! meaning.
 
 use std::any::Any;
 
@@ -16,7 +16,7 @@ pub trait StateServer: Send + Sync {
     /// The newest state that can be fetched here, and a certificate of its manifest.
     fn offer(&self) -> Option<(Height, Vec<u8>)>;
 
-    /// The oldest state that is still shown to somebody: blocks above it are kept.
+    /// The oldest state that is still served to a peer: blocks above it are kept.
     fn oldest(&self) -> Option<Height>;
 
     /// One chunk. Blocks, as it reads the disk; called for one chunk at a time.
@@ -25,11 +25,11 @@ pub trait StateServer: Send + Sync {
     /// Why there is none.
     fn chunk(&self, height: Height, name: &[u8]) -> Result<Vec<u8>, String>;
 
-    /// Keeps the state of this height as long as what is returned lives, within the bounds of
-    /// whoever keeps it.
+    /// Keeps the state of this height as long as the returned value lives, within the bounds of its
+    /// keeper.
     fn lease(&self, height: Height) -> Option<Box<dyn Any + Send>>;
 
-    /// What another node's certificate says. Its signature is verified elsewhere.
+    /// The content of another node's certificate. Its signature is verified elsewhere.
     fn read_offer(&self, certificate: &[u8]) -> Option<ManifestClaim>;
 }
 
@@ -46,7 +46,7 @@ pub struct StateOffer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ChunkSource(pub(crate) usize);
 
-/// What is to be fetched next.
+/// The next chunks to fetch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Want {
     /// Names, most urgent first, [`CHUNKS_WANTED_MAX`] at most. Replaces what was wanted before.

@@ -1,18 +1,19 @@
-//! Compiling before a round asks for it: a call that installs code waits outside of blocks until
-//! its module is compiled, so that the round finds the artefact and holds nobody up.
+//! Compilation ahead of rounds: a call that installs code waits outside of blocks until its module
+//! is compiled, so that the round finds the artefact and is not delayed.
 //!
-//! What is compiled here is what the round would compile and be paid for: the call is checked
-//! against the newest certified state as the round will check it against its own, and will be in a
-//! block: it is valid for longer than it is held. A caller can have a module compiled for nothing
-//! only by making its call fail in the moment between the two, about once for each installation that
-//! is paid for; compilations here run one at a time, and are ended when a round needs their place.
+//! A module is compiled here only if the round would compile it and be paid for it: the call is
+//! checked against the newest certified state as the round will check it against its own, and will
+//! be in a block, because it is valid for longer than it is held. A caller can have a module
+//! compiled without paying only by making its call fail in the moment between the two, about once
+//! for each installation that is paid for; compilations here run one at a time, and are ended when
+//! a round needs their place.
 //!
 //! After a start the same is done for modules that canisters have and whose artefacts are gone (the
-//! engine is another, files were lost), those first that most canisters have: until then the first
-//! message or query of such a canister waits for its module.
+//! engine is another, files were lost), those of the most canisters first: until then the first message
+//! or query of such a canister waits for its module.
 //!
-//! Nothing that is decided here is seen by other nodes or changes what a call does. Whatever goes
-//! wrong is left to the round.
+//! Decisions made here are not visible to other nodes and do not change the effect of a call.
+//! Errors are left to the round.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -34,17 +35,17 @@ use crate::management::{
     types::InstallCode,
 };
 
-/// How long a call waits for the memory to be looked at in; then it is the round's.
+/// How long a call waits for the memory in which it is examined; then it is left to the round.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How often it is tried to compile a module again.
 const ATTEMPTS_AGAIN: u8 = 3;
 
-/// A call that waits, to be read as often as it is needed, so that nobody holds its argument
-/// meanwhile.
+/// A call that waits, to be read as often as it is needed, so that its argument is not kept in
+/// memory meanwhile.
 pub type ReadCall<'a> = &'a dyn Fn() -> Result<Ingress, String>;
 
-/// What came of it.
+/// Result of compiling ahead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ahead {
     /// The module is compiled.
@@ -74,7 +75,7 @@ impl ModulesAgain {
     }
 }
 
-/// Where the module of a call lies.
+/// Location of the module of a call.
 enum Place {
     Argument,
     Chunks(Vec<state::BlobHash>),

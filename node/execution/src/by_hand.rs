@@ -1,9 +1,10 @@
-//! What a test does to a state between rounds: cycles out of nothing, stable memory as it likes.
+//! Changes a test makes to a state between rounds: provisional cycles, any content of stable
+//! memory.
 //!
-//! None of it is a message, and no batch holds it: a node that others agree with, or whose block
-//! log is executed again, must not call it. The state stays one that rounds could have left: cycles
-//! are counted as made, memories are new ones. It is shown when it is published again
-//! ([`Executor::show_again`]).
+//! None of it is a message, and no batch holds it: a node that has to agree with others, or whose
+//! block log is executed again, must not call it. The state stays one that rounds could have
+//! produced: cycles are counted as minted, memories are new ones. The change is visible once the
+//! state is published again ([`Executor::show_again`]).
 
 use std::io::Read;
 

@@ -36,7 +36,7 @@ use crate::round::RoundWork;
 /// Bytes folded per step.
 const FOLD_STEP_BYTES: u64 = 4 << 20;
 
-/// What happened since the last checkpoint.
+/// Work since the last checkpoint.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SinceCheckpoint {
     rounds: u64,
@@ -57,7 +57,7 @@ impl SinceCheckpoint {
     pub(crate) fn add(&mut self, work: &RoundWork) {
         self.rounds += 1;
         self.delta_bytes += work.delta_bytes;
-        self.instructions += work.instructions;
+        self.instructions += work.execution_work;
         self.messages += work.came.count;
         self.message_bytes += work.came.bytes;
     }
@@ -110,7 +110,7 @@ impl Folder {
     }
 }
 
-/// What the folding thread works with.
+/// State of the folding thread.
 struct Folding {
     pages: Arc<PageStore>,
     stopped: Arc<AtomicBool>,
@@ -142,8 +142,8 @@ impl Folding {
                 }
                 Ok(_) => {}
                 Err(error) => {
-                    // What could not be folded stays in the delta log and is tried again after the
-                    // next checkpoint.
+                    // Delta that could not be folded stays in the log and is retried after the next
+                    // checkpoint.
                     tracing::warn!(%error, "folding delta into base files failed");
                     return;
                 }
@@ -274,7 +274,7 @@ impl Executor {
         self.state.history.finish_checkpoint(history);
         self.state.mark_saved();
         payloads.saved();
-        // Before files are deleted, so that none has to be kept open for a canister at rest.
+        // Before files are deleted, so that none has to be kept open for an idle canister.
         self.state.renew_layouts(changed, |memory| pages.layout(memory).ok());
         pages.finish_checkpoint(ticket);
         self.since_checkpoint = SinceCheckpoint::default();
@@ -316,7 +316,7 @@ impl Executor {
         self.relieved += 1;
         let core = Arc::clone(&self.core);
         let mut attempts = core.attempts(ExecutionPoint { height, message: None });
-        // Where only the indexes are long, what state sync reads stands in the way of nothing.
+        // If only the indexes are long, the memories that state sync reads block nothing.
         self.relieve_snapshots();
         loop {
             let tried = self.try_to_make_room();
@@ -338,8 +338,8 @@ impl Executor {
         self.checkpoint()?;
         loop {
             let folded = self.fold_over_readers();
-            // The same state once more: only where its pages lie has changed. Also when folding failed:
-            // what it did so far may let go of pages that others wait for, and of disk.
+            // The same state once more: only the places of its pages changed. Also when folding
+            // failed: its progress so far may release pages that others wait for, and disk space.
             self.write_checkpoint()?;
             if folded? == 0 || self.core.pages.check_room().is_ok() {
                 return Ok(());
@@ -347,7 +347,7 @@ impl Executor {
         }
     }
 
-    /// Folds what can be without another checkpoint. How many bytes it was.
+    /// Folds as much as possible without another checkpoint. Returns the number of bytes.
     fn fold_over_readers(&self) -> Result<u64, FatalError> {
         let mut bytes = 0;
         loop {

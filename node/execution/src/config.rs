@@ -1,4 +1,5 @@
-//! What an executor is given, what it returns from a round, and what stops it for good.
+//! Configuration of an executor, the result of a round, and the errors that stop an executor for
+//! good.
 
 use std::sync::Arc;
 
@@ -16,21 +17,22 @@ use crate::retry::ExecutionPoint;
 pub struct ExecutorConfig {
     /// Limits of the node; those that decide the outcome of a batch are the same on every node.
     pub limits: Arc<Limits>,
-    /// Threads of this machine that execute messages, usually `execution.threads`. What a batch
-    /// comes to does not depend on it.
+    /// Threads of this machine that execute messages, usually `execution.threads`. They do not
+    /// affect the result of a batch.
     pub threads: u64,
     /// The subnet: its id, key, canister ranges and nodes.
     pub subnet: SubnetInfo,
     /// Public key of the subnet in DER, which `ic0.root_key_copy` returns.
     pub root_key_der: Vec<u8>,
-    /// Number of the first canister that is given an id without asking for one. Ids are eight
-    /// bytes of number, then `01 01`; they must lie in the subnet's ranges.
+    /// Number of the first canister whose id is not chosen by its creator. Ids are eight bytes of
+    /// number, then `01 01`; they must be in the subnet's ranges.
     pub first_canister: u64,
-    /// Whether canisters and cycles may be made out of nothing (`provisional_*`).
+    /// Whether the provisional methods (`provisional_*`, which create canisters and mint cycles)
+    /// are enabled.
     pub provisional: bool,
-    /// Whether canisters may ask servers outside (`http_request`).
+    /// Whether canisters may make HTTPS outcalls (`http_request`).
     pub outcalls: bool,
-    /// Principals with the rights of subnet admins (stop, start, uninstall, delete and look at any
+    /// Principals with the rights of subnet admins (stop, start, uninstall, delete and inspect any
     /// canister).
     pub subnet_admins: Vec<Principal>,
     /// Which of several subnets a canister belongs to, where the state is that of several; a node
@@ -60,14 +62,14 @@ impl ExecutorConfig {
     }
 }
 
-/// What a round did.
+/// Result of a round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoundResult {
     /// State root after it; what the subnet signs.
     pub root: [u8; 32],
     /// Users' calls that were answered.
     pub finished: Vec<RequestId>,
-    /// Messages that were rejected because an operator said so, to be recorded beside the batch.
+    /// Messages that were rejected because an operator decided so, to be recorded with the batch.
     pub verdicts: Vec<Fault>,
     /// Instructions that canister code used in the round, System API work included.
     pub instructions: u64,
@@ -83,8 +85,8 @@ pub struct RoundResult {
     pub manifest: bool,
 }
 
-/// The node cannot go on executing. The state on disk is as the last checkpoint left it, and a
-/// restart repeats what came after.
+/// The node cannot continue to execute. The state on disk is the one of the last checkpoint, and a
+/// restart repeats later batches.
 #[derive(Debug, Error)]
 pub enum FatalError {
     /// Batches come in order.
@@ -95,7 +97,7 @@ pub enum FatalError {
     Height {
         /// Height of the batch handed in.
         found: u64,
-        /// What was due.
+        /// The expected height.
         expected: u64,
     },
     /// Time only grows.
@@ -117,10 +119,10 @@ pub enum FatalError {
     /// Modules and chunks.
     #[error("module store: {0}")]
     Blobs(#[from] BlobError),
-    /// What large messages carry.
+    /// The store of large messages' payloads failed.
     #[error(transparent)]
     Payload(#[from] PayloadError),
-    /// The heap on disk in which the state lies.
+    /// The heap on disk that holds the state.
     #[error("the state's heap finds no room on disk: {0}")]
     StateHeap(std::io::Error),
     /// A stored status of a user's call.
@@ -151,7 +153,7 @@ pub enum FatalError {
         /// validation now.
         reason: String,
     },
-    /// What a test gives a canister as its stable memory.
+    /// The content that a test sets as a canister's stable memory.
     #[error("the content of a stable memory cannot be taken: {0}")]
     StableContent(String),
     /// Certificates come in order.
@@ -159,7 +161,7 @@ pub enum FatalError {
     CertificateHeight {
         /// Height of the certificate handed in.
         found: u64,
-        /// What was due.
+        /// The expected height.
         expected: u64,
     },
     /// A state that should have been given a manifest.
@@ -178,7 +180,7 @@ pub enum FatalError {
     /// executed again at the next start.
     #[error("the node is closing; the round is executed again at the next start")]
     Closing,
-    /// A defect of the node, met by a message.
+    /// A defect of the node that a message triggered.
     #[error(
         "{place} made the node panic ({what}); this is a defect of the node. Report it. To go on without this message, on every node of the subnet: thimble \
          reject --data-dir DIRECTORY {}", place.arguments()
@@ -221,7 +223,8 @@ impl FatalError {
     }
 }
 
-/// Runs `step` and catches a panic, as its text. What the step worked on is not to be used again.
+/// Runs `step` and catches a panic, as its text. State that the step modified must not be used
+/// again.
 pub(crate) fn unwound<T>(step: impl FnOnce() -> T) -> Result<T, String> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(step)).map_err(|panic| {
         let text = panic

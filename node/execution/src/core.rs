@@ -1,5 +1,5 @@
-//! What every part of execution shares and nothing changes: limits, prices, workers, and where
-//! memories and modules lie.
+//! Shared, unchanging context of execution: limits, prices, workers, and the stores of memories and
+//! modules.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -36,11 +36,11 @@ pub(crate) struct Core {
     pub(crate) payloads: Arc<PayloadStore>,
     pub(crate) retry: Arc<dyn RetryPolicy>,
     pub(crate) running: RunningMessages,
-    /// Modules whose artefact this process has seen to. At most one per canister.
+    /// Modules whose artefact this process has ensured. At most one per canister.
     prepared: Mutex<BTreeSet<ModuleHash>>,
     /// Held by the thread that prepares a module whose artefact is gone.
     preparing: Mutex<()>,
-    /// Whether a canister let go of a module or of chunks since the module store was last swept.
+    /// Whether a canister dropped a module or chunks since the module store was last swept.
     blobs_changed: AtomicBool,
     /// Nodes of the subnet, which prices depend on. Changes between rounds only.
     subnet_nodes: AtomicU32,
@@ -210,7 +210,7 @@ impl Core {
         Ok(())
     }
 
-    /// What an update, timer, heartbeat or callback may use.
+    /// Limits of an update, timer, heartbeat or callback.
     pub(crate) fn message_limits(&self) -> MessageLimits {
         let execution = &self.limits().execution;
         MessageLimits {
@@ -222,7 +222,7 @@ impl Core {
         }
     }
 
-    /// What init and the upgrade hooks may use.
+    /// Limits of init and the upgrade hooks.
     pub(crate) fn install_limits(&self) -> MessageLimits {
         let execution = &self.limits().execution;
         MessageLimits {
@@ -234,7 +234,7 @@ impl Core {
         }
     }
 
-    /// What a query may use.
+    /// Limits of a query.
     pub(crate) fn query_limits(&self) -> MessageLimits {
         MessageLimits {
             instructions: self.limits().execution.instructions_per_query,
@@ -264,19 +264,19 @@ pub(crate) enum EnsureError {
     Trouble(String),
 }
 
-/// What is the same for every message of a round.
+/// Data that is the same for every message of a round.
 #[derive(Clone, Debug)]
 pub(crate) struct RoundFacts {
     pub(crate) height: Height,
     pub(crate) time: Time,
-    /// The round's, which nobody knew before its block was agreed on.
+    /// The round's randomness, which was unpredictable before its block was agreed on.
     pub(crate) randomness: [u8; 32],
     /// Messages that an operator ruled to be rejected in this round.
     pub(crate) rejected: BTreeSet<Fault>,
 }
 
 impl RoundFacts {
-    /// The message that the canister takes up as its `ordinal`th of the round.
+    /// The message that the canister executes as its `ordinal`th of the round.
     pub(crate) fn place(&self, canister_id: CanisterId, ordinal: u64) -> ExecutionPoint {
         ExecutionPoint { height: self.height, message: Some(Fault { canister_id, ordinal }) }
     }

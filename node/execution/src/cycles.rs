@@ -1,9 +1,9 @@
-//! What things cost, and what a canister must keep.
+//! Prices, and the balance that a canister must keep.
 //!
 //! The prices are those of a subnet of 13 nodes, which development tools expect. An execution is
-//! prepaid for the most it may use and the rest is given back; a call prepays its transmission, the
+//! prepaid for the most it may use and the rest is returned; a call prepays its transmission, the
 //! largest response and the execution of its callback. Nothing here changes a balance: the
-//! functions are sums.
+//! functions only compute sums.
 
 use limits::Limits;
 use sandbox::CostTable;
@@ -74,12 +74,12 @@ impl CostSchedule {
         }
     }
 
-    /// Of executing a message that used so many instructions.
+    /// Price of executing a message that used `instructions` instructions.
     pub fn execution(&self, instructions: u64) -> Cycles {
         self.message + Cycles::from(instructions) * self.ten_instructions / 10
     }
 
-    /// Of inducting an ingress message of so many bytes.
+    /// Price of inducting an ingress message of `bytes` bytes.
     pub fn induction(&self, bytes: u64) -> Cycles {
         self.ingress + Cycles::from(bytes) * self.ingress_byte
     }
@@ -99,13 +99,13 @@ impl CostSchedule {
         Cycles::from(percent) * self.compute_percent_second * Cycles::from(seconds)
     }
 
-    /// What a canister burns by being there, per day.
+    /// Cycles that an idle canister burns per day.
     pub fn idle_burn_per_day(&self, memory_bytes: u64, compute_percent: u64) -> Cycles {
         Cycles::from(memory_bytes) * self.gib_second * DAY_SECONDS / GIB
             + Cycles::from(compute_percent) * self.compute_percent_second * DAY_SECONDS
     }
 
-    /// What a canister must keep to last its freezing threshold, if it took `memory_bytes`.
+    /// Balance that a canister must keep to last its freezing threshold, if it took `memory_bytes`.
     pub fn freezing_limit_with(&self, canister: &CanisterState, memory_bytes: u64) -> Cycles {
         let memory = memory_bytes.max(canister.settings.memory_allocation);
         let per_day = self.idle_burn_per_day(memory, canister.settings.compute_allocation);
@@ -114,7 +114,7 @@ impl CostSchedule {
         limit.saturating_sub(canister.reserved_cycles)
     }
 
-    /// What a canister must keep to last its freezing threshold.
+    /// Balance that a canister must keep to last its freezing threshold.
     pub fn freezing_limit(&self, canister: &CanisterState) -> Cycles {
         self.freezing_limit_with(canister, canister.memory_usage().total())
     }
@@ -129,7 +129,7 @@ impl CostSchedule {
         canister.cycles < self.freezing_limit(canister)
     }
 
-    /// What workers need to know.
+    /// Prices that workers need.
     pub fn table(&self, limits: &Limits) -> CostTable {
         CostTable {
             call_base: self.call,

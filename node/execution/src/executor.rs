@@ -42,8 +42,8 @@ const UNCERTIFIED_BEYOND_LAG: usize = 4;
 /// Modules that the cache of compiled code is filled with after a start, at most: 33 bytes each.
 const FILLED_AGAIN_MAX: usize = 4_096;
 
-/// Bytes of records loaded until it is looked whether the state's heap has room for more, and what
-/// one takes beside its bytes.
+/// Bytes of records loaded between two checks that the state's heap has room for more, and the
+/// overhead of a record beyond its bytes.
 const LOADED_BETWEEN_LOOKS: u64 = 2 << 20;
 const LOADED_BESIDE_BYTES: u64 = 512;
 
@@ -126,15 +126,15 @@ impl Executor {
         Ok(executor)
     }
 
-    /// The subnet's nodes are those of the state, if it says who they are.
+    /// The subnet's nodes are those of the state, if it lists them.
     fn take_key(&mut self) {
         let Some(key) = &self.state.subnet.key else { return };
         self.core.set_subnet_nodes(key.nodes.len());
         self.subnet_tree = Arc::new(SubnetTree::holding(self.subnet_tree.info().clone(), key));
     }
 
-    /// Who holds the subnet's key as of [`Executor::height`]; none while it is who came out of the
-    /// ceremony.
+    /// The committee that holds the subnet's key as of [`Executor::height`]; `None` while it is the
+    /// one of the ceremony.
     pub fn subnet_key(&self) -> Option<&SubnetKey> {
         self.state.subnet.key.as_ref()
     }
@@ -159,8 +159,8 @@ impl Executor {
     /// serves); almost always there are none. Waits as long as this machine cannot execute it.
     ///
     /// # Errors
-    /// When the node cannot go on, or closes while it waits; no message is lost by that, for the
-    /// batch is in the block log. The executor is not to be used any more then.
+    /// When the node cannot continue, or closes while it waits; no message is lost by that, for the
+    /// batch is in the block log. The executor must not be used any more then.
     pub fn execute(
         &mut self,
         batch: &Batch,
@@ -195,7 +195,7 @@ impl Executor {
             Some(key) => &key.nodes,
             None => &self.core.config.subnet.nodes,
         };
-        // Who holds the key from here on makes blocks from the next one on.
+        // The committee that holds the key from here on makes blocks from the next one on.
         self.state.subnet.node_metrics.note(batch.time, batch.agreed, nodes);
         let members: Vec<_> = nodes.iter().map(|node| node.node_id).collect();
         query_stats::account(&mut self.state, batch, &members, &self.core.limits().execution);
@@ -272,8 +272,8 @@ impl Executor {
         root
     }
 
-    /// Publishes the state of `height`, signed. Heights in order; those that were passed over are
-    /// let go. None when the state was let go already, because the certificate came late.
+    /// Publishes the state of `height`, signed. Heights in order; skipped ones are dropped. `None`
+    /// if the state was dropped already, because the certificate came late.
     ///
     /// # Errors
     /// When the height was not executed.
@@ -363,7 +363,7 @@ impl Executor {
         &self.core.config
     }
 
-    /// The replicated state, to be looked at.
+    /// The replicated state, read-only.
     pub fn state(&self) -> &ReplicatedState {
         &self.state
     }
@@ -371,7 +371,7 @@ impl Executor {
 
 impl Drop for Executor {
     fn drop(&mut self) {
-        // Whoever still has the source finds nothing in it, and the files can be closed.
+        // Remaining holders of the source find nothing in it, and the files can be closed.
         self.snapshots.close();
     }
 }

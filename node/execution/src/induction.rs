@@ -1,4 +1,4 @@
-//! Taking in the users' calls of a batch: duplicates, expiry, who may call what, and the fee.
+//! Induction of a batch's ingress messages: duplicates, expiry, permissions, and the fee.
 //!
 //! The batch was agreed on; what it holds was not checked against the state by anyone whose word
 //! counts. A call that was here before, or is too old or too far ahead, is passed over. Any other
@@ -69,12 +69,12 @@ fn accept(
         if let Some(id) = named
             && management::is_charged(&ingress.method_name)
         {
-            // A canister out of cycles must still be within reach of those who would mend its
-            // settings.
+            // Controllers must still be able to change the settings of a canister that is out of
+            // cycles.
             let spares_frozen = ingress.method_name == "update_settings";
             charge(core, state, &id, ingress.accounted_bytes(), spares_frozen)?;
         }
-        // However many calls wait for a canister, its controllers can stop it or look at it.
+        // However many calls wait for a canister, its controllers can stop it or inspect it.
         let is_large = accounted_bytes > SMALL_MANAGEMENT_CALL_BYTES;
         let shares = named.filter(|_| is_large).and_then(|id| state.get(&id));
         memory.take_ingress(core, accounted_bytes, shares)?;

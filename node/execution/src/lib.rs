@@ -1,7 +1,7 @@
 //! Execution: (state, batch) -> state.
 //!
-//! [`Executor`] holds the replicated state of this node. A batch of users' calls comes in,
-//! canisters run in worker processes, their calls find each other within the round, and out comes
+//! [`Executor`] holds the replicated state of this node. It takes a batch of ingress messages, runs
+//! canisters in worker processes, delivers their calls to each other within the round, and returns
 //! the root of the certified tree. The same batches give the same roots on every node and in every
 //! run, whatever the number of threads, and whether or not the node was restarted from a checkpoint
 //! in between.
@@ -9,9 +9,9 @@
 //! | to change | start at |
 //! |---|---|
 //! | what happens in a round, and in which order | `round` |
-//! | which canister runs when, and beside whom | `scheduler` |
+//! | which canister runs when, and alongside which others | `scheduler` |
 //! | what one message pays, may do and leads to | `message` |
-//! | how a long message is paused and goes on | `slices` |
+//! | how a long message is paused and resumed | `slices` |
 //! | how a worker's answer is checked and kept | `machine` |
 //! | how calls and answers travel, and what bounds them | `messaging` |
 //! | which users' calls are taken in | `induction` |
@@ -25,8 +25,8 @@
 //!
 //! Bounds: a round by instructions and delta (a slice that was started is finished), queues by
 //! slots per pair of canisters, messages by two pools of bytes, callbacks per canister, unfinished
-//! users' calls, canisters and their metadata; all from `limits`, and every refusal names the one
-//! it met.
+//! users' calls, canisters and their metadata; all from `limits`, and every refusal names the limit
+//! that was reached.
 //!
 //! This crate must never know of networks, HTTP, blocks or keys; it has no clock (time comes with
 //! batches), no randomness of its own, and reads files only through the stores it is given.
@@ -56,9 +56,9 @@ mod running;
 mod scheduler;
 mod slices;
 
-/// Counts changes of what a batch results in. Members compare it when they meet, the rules beside
-/// the block log record it, and `subnet_info` reports it in place of a version of the program: two
-/// programs that execute alike may have different versions.
+/// Counts changes in the results of batches. Members compare it when they connect, the rules next
+/// to the block log record it, and `subnet_info` reports it in place of a version of the program:
+/// two programs that execute alike may have different versions.
 pub const RULES_VERSION: u32 = 10;
 
 pub use ahead::{Ahead, CompileAhead, ModulesAgain, ReadCall};

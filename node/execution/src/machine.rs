@@ -1,14 +1,14 @@
 //! One execution of a canister's code: mounting its memories, running a worker, and keeping or
-//! dropping what it changed.
+//! dropping its changes.
 //!
 //! A worker's answer was checked against the request before it comes here (see
 //! `sandbox::Sandbox::execute`), and once.
 //!
-//! What this machine lacks (a worker that died or hangs, memory, disk, descriptors, a compiled
-//! module) is waited for in place, with [`Attempts`]: the same step is tried again until it
-//! succeeds, so nothing of it ever becomes a result. A message that kills every worker waits until
-//! an operator says that it is to be rejected. Nothing here knows why a message runs or who waits
-//! for it.
+//! For lack of a resource of this machine (a worker that died or hangs, memory, disk, descriptors,
+//! a compiled module) this module waits in place, with [`Attempts`]: the same step is retried until
+//! it succeeds, so such a failure never becomes a result. A message that kills every worker waits
+//! until an operator decides to reject it. Nothing here knows why a message runs or who waits for
+//! it.
 
 use std::collections::BTreeMap;
 
@@ -149,8 +149,8 @@ impl Begun {
         Some(self)
     }
 
-    /// The same without what [`Self::told_by`] finds again: so what is written down of a message
-    /// beside its own bytes is small.
+    /// The same without the data that [`Self::told_by`] restores, so that the stored record of a
+    /// message is small apart from its payload.
     pub(crate) fn without_what_its_canister_tells(mut self) -> Self {
         self.context.controllers = Vec::new();
         self.context.env_vars = Vec::new();
@@ -158,8 +158,9 @@ impl Begun {
         self
     }
 
-    /// What is not written down, because the canister does not change it while a message is paused:
-    /// its settings wait, and it neither makes calls nor takes responses.
+    /// Restores the data that is not stored, because the canister does not change it while a
+    /// message is paused: changes of its settings wait, and it neither makes calls nor takes
+    /// responses.
     pub(crate) fn told_by(&mut self, canister: &CanisterState, queue_slots: u64) {
         self.context.controllers.clone_from(&canister.controllers);
         self.context.env_vars.clone_from(&canister.settings.environment);
@@ -167,7 +168,7 @@ impl Begun {
         (self.context.queue_slots_left, self.context.queue_slots) = (slots.left, slots.others);
     }
 
-    /// The cleanup of this callback, which failed after so many instructions.
+    /// The cleanup of this callback, which failed after `instructions` instructions.
     pub(crate) fn cleanup(
         self,
         entry: Entry,
@@ -195,13 +196,13 @@ impl Begun {
     }
 }
 
-/// What came of running a message, or a slice of it.
+/// Result of running a message, or a slice of it.
 #[derive(Debug)]
 pub(crate) enum Attempted {
     /// It is over. Nothing is committed: the targets are returned with what is written in them,
     /// and only together with changes.
     Ended(Box<Ran>, Option<Targets>),
-    /// It goes on in a later round.
+    /// It is resumed in a later round.
     Paused(Progress),
 }
 
@@ -212,10 +213,12 @@ pub(crate) struct Targets {
     pub(crate) stable: AppendTarget,
 }
 
-/// What an execution did, as far as it counts.
+/// Effects of an execution, as far as they count.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) instructions: u64,
+    /// For slices and rounds, at least the instructions (`sandbox::slices`).
+    pub(crate) work: u64,
     pub(crate) result: Result<sandbox::Response, Reject>,
     /// Checked and committed, but for what concerns cycles and calls, which is the caller's to
     /// apply.
@@ -238,7 +241,7 @@ pub(crate) struct Machine<'a> {
     pub(crate) core: &'a Core,
     pub(crate) round: &'a RoundFacts,
     pub(crate) lane: usize,
-    /// Whose execution it is, in the words of an operator.
+    /// The execution's place, as operators see it.
     pub(crate) place: ExecutionPoint,
 }
 
@@ -278,7 +281,7 @@ impl<'a> Machine<'a> {
         self.core.attempts(self.place.clone())
     }
 
-    /// The payload of a message that lies in a file.
+    /// The payload of a message, read from its file.
     pub(crate) fn read_payload(&self, payload: &StoredPayload) -> Result<Vec<u8>, FatalError> {
         self.attempts().until(|| self.core.payloads.read(payload))
     }
@@ -309,8 +312,8 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Runs as much of an execution of an installation as is granted. What it comes to,
-    /// [`Self::judged`] says.
+    /// Runs an execution of an installation as far as it is granted. [`Self::judged`] evaluates the
+    /// outcome.
     pub(crate) fn run(
         &self,
         canister: &CanisterState,
@@ -330,7 +333,7 @@ impl<'a> Machine<'a> {
         self.execute(&request, Some(grant))
     }
 
-    /// What an outcome of [`Self::run`] comes to for a canister as it is now.
+    /// Evaluates an outcome of [`Self::run`] for a canister as it is now.
     pub(crate) fn judged(&self, canister: &CanisterState, begun: &Begun, outcome: Outcome) -> Ran {
         match canister.execution.as_ref() {
             Some(execution) => self.judge(canister, execution, begun, outcome),
@@ -375,7 +378,7 @@ impl<'a> Machine<'a> {
         Ok((begun, attempted))
     }
 
-    /// What an outcome comes to for a canister as it is now, which may have paid and been paid since
+    /// Evaluates an outcome for a canister as it is now, which may have paid and been paid since
     /// the message began.
     fn judge(
         &self,
@@ -384,9 +387,10 @@ impl<'a> Machine<'a> {
         begun: &Begun,
         outcome: Outcome,
     ) -> Ran {
-        let Outcome { instructions, result, changes, log, .. } = outcome;
+        let Outcome { instructions, work, result, changes, log, .. } = outcome;
         let mut ran = Ran {
             instructions,
+            work,
             result: Ok(sandbox::Response::None),
             changes: None,
             log,
@@ -522,8 +526,8 @@ impl<'a> Machine<'a> {
     ) -> Result<u64, FatalError> {
         let Some(execution) = canister.execution.as_mut() else { return Ok(0) };
         let Targets { heap, stable } = targets;
-        // Both were verified, so each comes to its end; should the node close between them, the
-        // whole round counts for nothing.
+        // Both were verified, so each succeeds; if the node closes between them, the whole round
+        // does not count.
         let mut pages = 0;
         for (memory, target, runs) in [
             (&mut execution.heap, heap, &changes.heap_runs),
@@ -532,7 +536,7 @@ impl<'a> Machine<'a> {
             if runs.is_empty() {
                 continue;
             }
-            // Let go of first: a layout of the version before holds up folding.
+            // Dropped first: a layout of the previous version blocks folding.
             memory.layout = None;
             memory.layout = Some(self.attempts().until(|| self.core.pages.commit(&target, runs))?);
             pages += runs.iter().map(|run: &Run| run.pages).sum::<u64>();
@@ -562,6 +566,7 @@ impl Ran {
     pub(crate) fn failed(reject: Reject) -> Self {
         Self {
             instructions: 0,
+            work: 0,
             result: Err(reject),
             changes: None,
             log: Vec::new(),
@@ -596,10 +601,10 @@ fn balance_after(
     })
 }
 
-/// Callees of which a caller is always told how many calls it may make.
+/// Callees up to which the list of a caller's remaining calls is complete.
 const CALLEES_TOLD: usize = 256;
 
-/// How many calls a message may make towards each callee.
+/// Number of calls that a message may make towards each callee.
 struct QueueSlots {
     /// Towards these.
     left: BTreeMap<Principal, u64>,
@@ -608,9 +613,9 @@ struct QueueSlots {
 }
 
 impl QueueSlots {
-    /// A canister with thousands of callees is told of those only that it has many calls open
-    /// towards, because each message carries the list; towards any other it has fewer than
-    /// [`CROWD`], for which one message may make so many fewer.
+    /// For a canister with thousands of callees the list contains only those with many open calls,
+    /// because each message carries the list; towards any other it has fewer than [`CROWD`] open
+    /// calls, and one message may make that many fewer.
     fn of(canister: &CanisterState, slots: u64) -> Self {
         let calls = &canister.calls;
         let left = |(callee, open)| (callee, slots.saturating_sub(open));
@@ -621,7 +626,7 @@ impl QueueSlots {
     }
 }
 
-/// Everything the System API may tell.
+/// Everything the System API may return to a canister.
 pub(crate) fn system_context(
     core: &Core,
     canister: &CanisterState,
@@ -691,7 +696,7 @@ pub(crate) fn watch_memory(core: &Core, canister: &mut CanisterState) {
     };
 }
 
-/// Whether a heap of so many bytes comes near its limit.
+/// Whether a heap of `bytes` bytes comes near its limit.
 pub(crate) fn is_memory_low(
     core: &Core,
     settings: &Settings,
@@ -741,7 +746,7 @@ mod tests {
         }
         let slots = QueueSlots::of(&canister, 500);
         assert_eq!((slots.left.len(), slots.left[&callee(7)], slots.others), (256, 499, 500));
-        // One callee more than all are told of.
+        // One callee more than a complete list may have.
         let last = open(&mut canister, context, 256);
         let often: Vec<_> = (0..19).map(|_| open(&mut canister, context, 7)).collect();
         for _ in 0..14 {
@@ -758,7 +763,7 @@ mod tests {
         }
         let slots = QueueSlots::of(&canister, 500);
         assert_eq!(slots.left, [(callee(8), 484)].into());
-        // Where there are few slots, all callees are told of, as are all of few.
+        // With few slots the list has all callees, as it has with few callees.
         let few = QueueSlots::of(&canister, 20);
         assert_eq!((few.left.len(), few.left[&callee(7)], few.others), (257, 5, 20));
         canister.calls.close_callback(last);

@@ -14,7 +14,7 @@ use crate::config::FatalError;
 use crate::executor::Executor;
 use crate::round::RoundWork;
 
-/// Nodes a subnet must have for there to be someone who could fetch.
+/// Minimum number of nodes of a subnet for another node to exist that could fetch.
 const NODES_MIN: u32 = 2;
 
 impl Executor {
@@ -29,12 +29,12 @@ impl Executor {
         self.manifest_owed
     }
 
-    /// What the state lies on, for an installer beside it.
+    /// The disk of the state, for an installer that runs next to it.
     pub fn disk(&self) -> SharedDisk {
         self.store.disk().clone()
     }
 
-    /// What this node has, for an installer to take from instead of fetching. Holds the layouts of
+    /// This node's state, for an installer to take from instead of fetching. Holds the layouts of
     /// all memories: folding waits for it.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ impl Executor {
             return Ok(());
         }
         let (pace, mut clock) = (self.pace(), self.state.subnet.manifest);
-        let cost = RoundCost { delta_bytes: work.delta_bytes, instructions: work.instructions };
+        let cost = RoundCost { delta_bytes: work.delta_bytes, instructions: work.execution_work };
         if let Some(entering) = clock.count(height, cost, &pace) {
             clock.enter(entering, self.manifests.wait(entering.0)?);
         }
@@ -95,7 +95,7 @@ impl Executor {
         Ok(())
     }
 
-    /// After a restart: goes on where the manifest that is pending stood.
+    /// After a restart: continues the manifest that is pending.
     pub(crate) fn resume_manifest(&mut self) -> Result<(), FatalError> {
         let Some(pending) = self.state.subnet.manifest.pending() else { return Ok(()) };
         let unreadable = |reason: String| FatalError::Record {
@@ -130,7 +130,7 @@ impl Executor {
 
     /// The files behind the state as it is now. Only between rounds.
     fn pinned(&self) -> Result<Pinned, FatalError> {
-        // As many as there are memories: they lie where the canisters do.
+        // As many as there are memories: they are allocated where the canisters are.
         let _here = state::heap::enter();
         let mut layouts: BTreeMap<MemoryId, HeldLayout> = BTreeMap::new();
         let mut blobs: BTreeSet<BlobHash> = BTreeSet::new();

@@ -1,11 +1,10 @@
-//! One message of one canister: what it is checked for, what it pays, how it is answered.
+//! One message of one canister: its checks, its price, its answer.
 //!
-//! A [`Turn`] works on canisters it was handed and on nothing else, so that turns on different
-//! canisters can run side by side. What concerns others (calls, answers, statuses of users' calls)
-//! is collected in [`Effects`] and merged later, in an order that does not depend on who was
-//! faster.
+//! A [`Turn`] works only on canisters it was handed, so that turns on different canisters can run
+//! in parallel. Effects on others (calls, answers, statuses of ingress messages) are collected in
+//! [`Effects`] and merged later, in an order that does not depend on timing.
 //!
-//! Every message is prepaid for all the instructions it may use; what it did not use goes back. A
+//! Every message is prepaid for all the instructions it may use; the unused part is returned. A
 //! call context that is neither answered nor waiting for anything is answered by the system. So
 //! every call is answered exactly once.
 
@@ -25,12 +24,12 @@ use crate::slices::Task;
 
 /// Part of a callback's instructions that is kept for its cleanup.
 const CLEANUP_PART: u64 = 20;
-/// What a message counts in a round besides its instructions: fetching, mounting, answering. About
-/// as many as run in that time (0.1 ms), so that a round of very many short messages, of timers that
-/// are due at once for one, lasts no longer than one of a few long ones.
+/// Instructions a message counts in a round in addition to its own: fetching, mounting, answering.
+/// About as many as run in that time (0.1 ms), so that a round of very many short messages, for
+/// example of timers that are due at once, lasts no longer than one of a few long ones.
 pub(crate) const MESSAGE_OVERHEAD_INSTRUCTIONS: u64 = 1_000_000;
 
-/// What came of messages besides changes of the canister itself.
+/// Effects of messages apart from changes of the canister itself.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
     /// Calls to other canisters and to the management canister.
@@ -47,7 +46,9 @@ pub(crate) struct Effects {
     pub(crate) verdicts: Vec<Fault>,
     /// Instructions that canister code used, System API work included.
     pub(crate) instructions: u64,
-    /// The same with what messages cost besides.
+    /// Work of the same code (`sandbox::slices`): at least its instructions.
+    pub(crate) execution_work: u64,
+    /// The same with the overhead of messages.
     pub(crate) work: u64,
     /// Bytes of delta pages (4 KiB each) committed to canister memories.
     pub(crate) delta_bytes: u64,
@@ -58,10 +59,25 @@ pub(crate) struct Effects {
     pub(crate) messages: u64,
 }
 
+/// How far a message was when its slice began.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Before {
+    pub(crate) instructions: u64,
+    pub(crate) work: u64,
+    pub(crate) grown_bytes: u64,
+}
+
 impl Effects {
-    /// Answers whoever waits. Cycles that nobody can take back are returned.
+    /// Counts canister code that ran.
+    pub(crate) fn executed(&mut self, instructions: u64, work: u64) {
+        self.instructions += instructions;
+        self.execution_work += work;
+        self.work += work;
+    }
+
+    /// Answers the caller. Returns the cycles that could not be refunded.
     pub(crate) fn answer(&mut self, origin: &Origin, payload: Payload, refund: Cycles) -> Cycles {
-        // Effects wait until an iteration's are merged, and answers until somebody takes them.
+        // Effects wait until an iteration's are merged, and answers until they are taken.
         let payload = payload.kept();
         self.payload_bytes += payload.len();
         match origin {
@@ -88,10 +104,10 @@ impl Effects {
     }
 }
 
-/// Where a canister stands in the current round.
+/// A canister's state in the current round.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seat {
-    /// Messages and tasks taken up so far.
+    /// Messages and tasks started so far.
     pub(crate) ordinal: u64,
     /// The heartbeat ran.
     pub(crate) heartbeat_done: bool,
@@ -102,7 +118,7 @@ pub(crate) struct Seat {
     pub(crate) paused: bool,
 }
 
-/// What a step did.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Something; there may be more.
@@ -128,7 +144,7 @@ struct Work {
     source: Source,
 }
 
-/// Which message is executed, and where its payload lies.
+/// The message that is executed, and the location of its payload.
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
     pub(crate) number: u64,
@@ -178,7 +194,7 @@ impl<'a> Turn<'a> {
         step
     }
 
-    /// Counts what is taken up now. Whether an operator ruled that it is to be rejected.
+    /// Counts the message that is started now. Returns whether an operator decided to reject it.
     pub(crate) fn take_up(&mut self, canister: &CanisterState, seat: &mut Seat) -> bool {
         let verdict = self.machine.round.verdict(canister.id, seat.ordinal);
         seat.ordinal += 1;
@@ -198,7 +214,7 @@ impl<'a> Turn<'a> {
                 && canister.global_timer <= self.time()
                 && hooks.global_timer
                 && !seat.timer_done;
-            // A hook that cannot be paid waits; what else is there goes on, and most of it will be
+            // A hook that cannot be paid waits; other work continues, and most of it will be
             // refused for the same reason.
             if hooks.on_low_wasm_memory
                 && canister.low_memory_hook == LowMemoryHook::Ready
@@ -388,7 +404,7 @@ impl<'a> Turn<'a> {
         let cleanup_instructions = self.cleanup_instructions();
         let costs = core.costs_of(&canister.id);
         let execution_prepaid = costs.execution(limits.instructions);
-        // What transmission did not use of the rest goes back now.
+        // The part of the rest that transmission did not use is returned now.
         let transmission = costs.transmission(callback.request_bytes, taken.payload_bytes());
         let transmission_prepaid = callback.prepaid.saturating_sub(execution_prepaid);
         let transmission = transmission.min(transmission_prepaid);
@@ -508,9 +524,8 @@ impl<'a> Turn<'a> {
         mut ran: Ran,
         targets: Option<Targets>,
         prepaid: Cycles,
-        before: (u64, u64),
+        before: Before,
     ) -> Result<Ran, FatalError> {
-        let (counted, grown_bytes) = before;
         let taken_before = canister.memory_taken();
         if let Some((changes, targets)) = ran.changes.as_ref().zip(targets) {
             ran.delta_bytes = self.machine.commit(canister, changes, targets)?;
@@ -529,17 +544,17 @@ impl<'a> Turn<'a> {
             canister.log.push(self.machine.round.time, line.to_vec(), log_bytes_max);
         }
         let grown = canister.memory_taken().saturating_sub(taken_before);
-        self.growable_bytes = self.growable_bytes.saturating_sub(grown.saturating_sub(grown_bytes));
-        let instructions = ran.instructions.saturating_sub(counted);
-        self.effects.instructions += instructions;
-        self.effects.work += instructions;
+        self.growable_bytes =
+            self.growable_bytes.saturating_sub(grown.saturating_sub(before.grown_bytes));
+        let instructions = ran.instructions.saturating_sub(before.instructions);
+        self.effects.executed(instructions, ran.work.saturating_sub(before.work));
         self.effects.delta_bytes += ran.delta_bytes;
         self.effects.messages += 1;
         watch_memory(self.core(), canister);
         Ok(ran)
     }
 
-    /// What a message of a context leads to: calls, an answer, the end of the context.
+    /// Applies the results of a message of a context: calls, an answer, the end of the context.
     /// `version` is the canister's when the message began.
     pub(crate) fn conclude(
         &mut self,

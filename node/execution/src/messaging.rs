@@ -24,7 +24,7 @@ use crate::core::Core;
 use crate::message::Effects;
 use crate::reject;
 
-/// Calls of the management canister of up to so many bytes find room where larger ones find none
+/// Calls of the management canister of up to this many bytes find room where larger ones find none
 /// any more.
 pub(crate) const SMALL_MANAGEMENT_CALL_BYTES: u64 = 64 << 10;
 
@@ -40,7 +40,7 @@ pub(crate) struct MessageMemory {
 }
 
 impl MessageMemory {
-    /// As it stands; the indexes must be fresh.
+    /// The current use; the indexes must be fresh.
     pub(crate) fn of(state: &ReplicatedState) -> Self {
         let totals = state.totals();
         let bytes = |from_user: bool| -> u64 {
@@ -55,15 +55,15 @@ impl MessageMemory {
             guaranteed: totals.guaranteed_message_bytes + management,
             guaranteed_calls: totals.guaranteed_calls,
             best_effort: totals.best_effort_message_bytes + bytes(true),
-            // Those that wait for a paused message come to the others when it is over.
+            // Calls that wait for a paused message join the others when it is over.
             management: management + totals.waiting_call_bytes,
         }
     }
 
-    /// Takes room for a user's message. It counts to the share of `canister`, if that is told: those
-    /// that wait for one canister, or are paused there, take no more than is left for all others.
-    /// So `n` canisters that take what they can leave one part in `n + 1`, however large the pool
-    /// is, and a message to a canister with nothing in it needs no more than room.
+    /// Takes room for an ingress message. It counts to the share of `canister`, if that is given:
+    /// messages that wait for one canister, or are paused there, may use at most as much as remains
+    /// free for all others. So `n` canisters that use their maximum leave one part in `n + 1`,
+    /// however large the pool is, and a message to a canister without others only needs to fit.
     pub(crate) fn take_ingress(
         &mut self,
         core: &Core,
@@ -124,7 +124,7 @@ impl MessageMemory {
     /// installs, wait in the smallest memory too.
     fn check_management(&self, limits: &SubnetLimits, bytes: u64) -> Result<(), Reject> {
         let (used, mut limit) = (self.management, limits.management_call_bytes());
-        // Whoever sends large ones leaves room for `raw_rand` or `stop_canister` of others.
+        // Large calls leave room for `raw_rand` or `stop_canister` of other canisters.
         if bytes <= SMALL_MANAGEMENT_CALL_BYTES {
             limit = limit.saturating_add(SMALL_MANAGEMENT_CALLS_BYTES);
         }
@@ -196,8 +196,9 @@ impl MessageMemory {
     }
 }
 
-/// Brings calls to the management canister back that waited for a message which is over, in the order
-/// of canisters: before the room that is left is looked at, for they take theirs all along.
+/// Requeues calls of the management canister that waited for a message which is over, in the order
+/// of canisters: before the remaining room is computed, because they have occupied theirs all
+/// along.
 pub(crate) fn release(state: &mut ReplicatedState, all: &mut [Effects]) {
     // They came before those that wait in the queue.
     let released = all
@@ -362,7 +363,7 @@ pub(crate) fn expire_ingress(state: &mut ReplicatedState, now: Time) {
     }
 }
 
-/// Tells those who wait too long for a canister to stop.
+/// Rejects calls that have waited too long for a canister to stop.
 pub(crate) fn expire_stops(state: &mut ReplicatedState, now: Time, seconds: u64) -> Effects {
     let mut effects = Effects::default();
     for id in state.due_stops(now) {

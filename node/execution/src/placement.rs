@@ -10,7 +10,7 @@ use state::{CanisterId, Origin};
 
 use crate::config::ExecutorConfig;
 
-/// Which of several subnets a canister belongs to. What it says of an id or an origin is the same
+/// Which of several subnets a canister belongs to. Its answer for an id or an origin is the same
 /// whenever the batch is executed.
 pub trait Placement: Send + Sync + Debug {
     /// Id of the subnet that hosts a canister id; none where no subnet does.

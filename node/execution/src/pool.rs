@@ -1,11 +1,11 @@
 //! The execution threads: made once, handed jobs, joined at the end.
 //!
-//! Thread `n` is the only one that uses update worker `n`; the first is whoever calls, which would
-//! only wait otherwise: handing a message over and back costs as much as many a message. How jobs
-//! are spread over threads has no influence on what they compute; results come back in the order of
-//! the jobs. A job that panics takes nothing with it: the caller is told that it is gone.
+//! Thread `n` is the only one that uses update worker `n`; the first is the caller's, which would
+//! only wait otherwise: handing a message over and back costs as much as many a message. The
+//! distribution of jobs over threads does not influence their results, which are returned in the
+//! order of the jobs. A job that panics has no other effect: the caller gets an error for it.
 //!
-//! Each thread takes turns with its worker, so both stay on one processor ([`budget::processor`]):
+//! Each thread alternates with its worker, so both stay on one processor ([`budget::processor`]):
 //! the caller where it is at its first job until [`LanePool::roam`], the others on those behind it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,7 +26,7 @@ pub(crate) struct LanePool {
 }
 
 impl LanePool {
-    /// Starts what `threads` threads need besides the caller.
+    /// Starts the other threads of `threads` execution threads, of which the caller is one.
     pub(crate) fn new(threads: usize) -> Result<Self, FatalError> {
         let others = (1..threads.max(1))
             .map(|lane| {

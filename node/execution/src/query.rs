@@ -51,7 +51,7 @@ const COMPILATIONS_MAX: u32 = 3;
 pub struct QueryRequest {
     /// Authenticated sender of the query.
     pub sender: Principal,
-    /// Whom; `aaaaa-aa` is the management canister.
+    /// The callee; `aaaaa-aa` is the management canister.
     pub canister_id: CanisterId,
     /// Name of a query or composite query method, or of a query of the management canister.
     pub method_name: String,
@@ -61,7 +61,7 @@ pub struct QueryRequest {
     pub sender_info: Option<SenderInfo>,
 }
 
-/// What a query came to.
+/// Result of a query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueryReply {
     /// Bytes that the canister replied with; encoded in Candid by the management canister.
@@ -94,7 +94,7 @@ pub struct QueryService {
     compilations: Arc<Compilations>,
     counters: Arc<Counters>,
     cache: Option<Arc<QueryCache>>,
-    /// Counts queries. None: nobody reports them.
+    /// Counts queries. `None`: they are not reported.
     tally: Option<Arc<QueryTally>>,
 }
 
@@ -128,14 +128,14 @@ struct Session<'a> {
     deadline: Instant,
     /// Whether the deadline ended it.
     overdue: bool,
-    /// Whether another height would see the same: nothing of this one was read, nobody else was
-    /// asked.
+    /// Whether another height would see the same: nothing of this one was read, and no other
+    /// canister was called.
     repeatable: bool,
     /// Whether workers died of a message, or with it.
     died: bool,
 }
 
-/// Who calls what within a session.
+/// A query or call within a session.
 struct Asked {
     caller: Principal,
     caller_info: Option<SenderInfo>,
@@ -227,7 +227,7 @@ impl QueryService {
     /// Answers a query from the newest certified state.
     ///
     /// # Errors
-    /// What the client is told: the canister's reject, or why it could not be asked.
+    /// The reject for the client: the canister's, or the reason why it could not be called.
     pub fn query(&self, request: &QueryRequest) -> Result<QueryReply, Reject> {
         let state = self.reader.latest().ok_or_else(reject::no_certified_state)?;
         let (height, time) = (state.height(), state.time());
@@ -282,9 +282,9 @@ impl QueryService {
         Ok(QueryReply { bytes, height, time, instructions: session.instructions })
     }
 
-    /// What a canister's query method makes of `arg`, asked by the management canister: the transform
-    /// of a response to an outcall. Composite queries are none. A state before the height `since` does
-    /// not know the canister as it asked.
+    /// Runs a canister's query method on `arg`, called by the management canister: the transform of
+    /// a response to an outcall. Composite queries are not allowed. A state before the height
+    /// `since` does not have the canister as it was when it made the request.
     ///
     /// # Errors
     /// See [`NotTransformed`].
@@ -327,12 +327,12 @@ impl QueryService {
         })
     }
 
-    /// Whether this node would take a user's call in: the canister exists, runs, can pay, and its
-    /// `canister_inspect_message` (if it has one) accepts. For management methods, whether the
+    /// Whether this node would accept an ingress message: the canister exists, runs, can pay, and
+    /// its `canister_inspect_message` (if it has one) accepts. For management methods, whether the
     /// sender may call them.
     ///
     /// # Errors
-    /// What the client is told.
+    /// The reject for the client.
     pub fn inspect(&self, ingress: &Ingress) -> Result<(), Reject> {
         let state = self.reader.latest().ok_or_else(reject::no_certified_state)?;
         let core = &*self.core;
@@ -372,7 +372,7 @@ impl QueryService {
             caller: ingress.sender,
             caller_info: ingress.sender_info.clone(),
             arg: ingress.arg.clone(),
-            // What it grows by is dropped with everything else it does, as with a query.
+            // Its growth is dropped with everything else it does, as with a query.
             growable_bytes: core.limits().subnet.memory_capacity_bytes,
             keeps_changes: false,
             ..Invocation::system(
@@ -441,8 +441,8 @@ fn affordable(core: &Core, canister: &CanisterState, ingress: &Ingress) -> Resul
 
 impl Session<'_> {
     /// Evaluates a query or composite query and the calls it makes, and counts each for its
-    /// canister. What began no execution does not count: there is no such method, the canister is
-    /// stopped or cannot pay, this machine is in trouble.
+    /// canister. A query that began no execution does not count: the method does not exist, the
+    /// canister is stopped or cannot pay, this machine has a fault.
     fn evaluate(&mut self, asked: Asked, depth: u64) -> Result<Vec<u8>, Reject> {
         let (id, request_bytes) = (asked.canister_id, asked.arg.len() as u64);
         let (before, counted) = (self.instructions, self.counted);
@@ -563,7 +563,7 @@ impl Session<'_> {
         Err(reject::did_not_reply(&canister.id))
     }
 
-    /// What a call of a composite query comes to; the outer error ends the whole query.
+    /// Answer to a call of a composite query; the outer error ends the whole query.
     fn answer(
         &mut self,
         canister: &SharedCanister,
@@ -599,8 +599,8 @@ impl Session<'_> {
             arg: call.arg.clone(),
         };
         let answer = self.evaluate(asked, depth + 1);
-        // A bound of the whole query was met below: nobody up the chain may go on. How deep calls
-        // nest is one of the single call: its caller is told.
+        // A bound of the whole query was reached below: no caller in the chain may continue. The
+        // nesting depth is a bound of the single call: its caller gets the error.
         match answer {
             Err(reject) if matches!(reject.error_code.0, 526 | 528) => Err(reject),
             answer => Ok(answer),
@@ -656,7 +656,7 @@ impl Session<'_> {
         })
     }
 
-    /// One attempt at an execution. The inner error is trouble of this machine, the outer one ends
+    /// One attempt at an execution. The inner error is a fault of this machine, the outer one ends
     /// the query.
     fn attempt(
         &mut self,
@@ -754,7 +754,7 @@ impl Session<'_> {
             executed = self.attempt(&request, canister.id)?;
         }
         if cut_off() || (executed.is_err() && gone()) {
-            // Whatever it came to, a trap included.
+            // Whatever the result, a trap included.
             if let Some(token) = executed.ok().and_then(|outcome| outcome.keep_token) {
                 self.core.sandbox.release(Lane::Query(self.lane), token);
             }

@@ -1,14 +1,13 @@
-//! Replies of queries, kept for whoever asks the same again while nothing they depend on has
-//! changed.
+//! Replies of queries, kept for identical queries while nothing they depend on has changed.
 //!
-//! A query's reply depends on the canister's state, on what was asked and by whom, and, if it
-//! looked, on the time and the certificate of the height it ran at. Replies of those that looked
-//! are not kept. States of canisters are shared between heights as long as nothing touches them, so
-//! an entry is good exactly while the canister's state is still the very same allocation; a weak
-//! reference tells, and keeps no state alive.
+//! A query's reply depends on the canister's state, on the query and its caller, and, if it read
+//! them, on the time and the certificate of the height it ran at. Replies of queries that read
+//! those are not kept. States of canisters are shared between heights as long as they do not
+//! change, so an entry is valid exactly while the canister's state is still the same allocation; a
+//! weak reference detects that, and keeps no state alive.
 //!
-//! Bounded by a pool of the ledger: every entry reserves its bytes, the one used longest ago makes
-//! room, and an entry that would take more than an eighth of the pool is not kept. Calls of
+//! Bounded by a pool of the ledger: every entry reserves its bytes, the least recently used one is
+//! evicted, and an entry that would take more than an eighth of the pool is not kept. Calls of
 //! composite queries touch other canisters' states; they are not kept either.
 
 use std::collections::BTreeMap;
@@ -21,8 +20,8 @@ use state::{CanisterState, SharedCanister};
 
 use crate::query::QueryRequest;
 
-/// What an entry takes besides its reply: two map entries, and its share of the state record that
-/// its weak reference keeps allocated (not what that holds).
+/// Cost of an entry in addition to its reply: two map entries, and its share of the state record
+/// that its weak reference keeps allocated (not what that holds).
 const ENTRY_BYTES: u64 = 1 << 10;
 /// One entry takes at most this part of the pool.
 const ENTRY_SHARE: u64 = 8;
@@ -49,7 +48,7 @@ struct Inner {
 struct Entry {
     canister: Weak<CanisterState>,
     reply: Arc<[u8]>,
-    /// What it took to evaluate it.
+    /// Instructions of its evaluation.
     instructions: u64,
     used: u64,
     _reservation: Reservation,
@@ -101,7 +100,7 @@ impl QueryCache {
         let mut inner = self.lock();
         inner.remove(&key);
         let reservation = loop {
-            // Asked before reserving, so that making room does not count as refusing.
+            // Checked before reserving, so that making room does not count as refusing.
             if self.pool.free_bytes() >= bytes
                 && let Ok(reservation) = self.pool.try_reserve(bytes)
             {

@@ -1,20 +1,20 @@
-//! What queries came to: this node's own table, and the totals that members agree on.
+//! Query statistics: this node's own table, and the totals that members agree on.
 //!
 //! ```text
 //! query -> QueryTally, this node's -> closed with its period -> report in a block of this node's
 //! batch -> account: reports of all members in the state -> a period later sums, which are held
-//!       -> a period later totals of canisters, of so many in a round
+//!       -> a period later totals of canisters, of a limited number in a round
 //! ```
 //!
-//! The table is in memory alone: a node that starts again has lost what it counted since its last
-//! report. It is a statistic, and what it lacks is as if those queries had not been asked here.
+//! The table is in memory alone: a node that restarts has lost its counts since its last report. It
+//! is a statistic; the lost queries count as if they had not been sent here.
 //!
 //! # Bounds
 //!
-//! The table of the period that runs and the one that is being reported have
+//! The table of the current period and the one that is being reported have
 //! `execution.query_stats_canisters` canisters each. When a table is full, queries of further
-//! canisters are not counted before the next period. What could not be reported within a period is
-//! dropped.
+//! canisters are not counted before the next period. Counts that could not be reported within a
+//! period are dropped.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,7 +50,7 @@ pub struct QueryTally {
     closed: Mutex<Closed>,
 }
 
-/// What was counted in the last period that is over, and no executed block has.
+/// Counts of the last completed period that are in no executed block.
 #[derive(Default)]
 struct Closed {
     /// The one that runs.
@@ -94,8 +94,8 @@ impl QueryTally {
         }
     }
 
-    /// What a block of this height may report by its maker, this node: a part of what was counted
-    /// in the period before the block's, and no executed block has.
+    /// Report for a block of this height made by this node: a part of the counts of the period
+    /// before the block's that are in no executed block.
     pub fn report(&self, height: Height) -> Option<QueryReport> {
         let closed = lock(&self.closed);
         // A node that executes slowly still has the table of an older one.
@@ -113,7 +113,7 @@ impl QueryTally {
         let period = period(batch.height, &self.limits);
         let mut closed = lock(&self.closed);
         if closed.period != period {
-            // What was not reported is gone before as much again is made.
+            // Unreported counts are dropped before new ones are collected.
             *closed = Closed { period, table: Table::new() };
             closed.table = self.close();
         }
@@ -214,7 +214,7 @@ mod tests {
         tally.count(&id(1), &one());
         assert_eq!(reported(&tally, 21), [(id(1), 3), (id(2), 1)]);
         assert!(reported(&tally, 30).is_empty(), "no block of a later period has it");
-        // Somebody else's report changes nothing.
+        // A report of another node changes nothing.
         let report = tally.report(Height(21)).unwrap();
         report.check().unwrap();
         let theirs = QueryReport { node: Principal::from_slice(&[2]), ..report.clone() };
@@ -227,6 +227,7 @@ mod tests {
         assert_eq!(reported(&tally, 31), [(id(1), 1)], "what was not reported in time is dropped");
     }
 
+    // Promise: P9 - A member counts queries of at most `execution.query_stats_canisters` canisters.
     #[test]
     fn a_full_table_counts_those_it_has_and_has_room_again_in_the_next_period() {
         let tally = QueryTally::new(me(), &limits(300), Height(0));

@@ -180,7 +180,7 @@ pub(crate) fn not_provisional(name: &str) -> Reject {
     )
 }
 
-/// What the specification's rules on the values of settings and on chunks are broken with.
+/// A violation of the specification's rules on the values of settings and on chunks.
 pub(crate) fn contract_violation(message: impl Into<String>) -> Reject {
     reject(504, message)
 }
@@ -201,7 +201,7 @@ pub(crate) fn stopping(id: &CanisterId) -> Reject {
     reject(509, format!("Canister {id} is stopping"))
 }
 
-/// The text of the public network where a query meets a canister that is stopped.
+/// The text of the public network for a query to a canister that is stopped.
 pub(crate) fn stopped_for_queries(id: &CanisterId) -> Reject {
     reject(
         508,
@@ -293,8 +293,8 @@ pub(crate) fn query_cut_off(id: &CanisterId, seconds: u64) -> Reject {
     )
 }
 
-/// For trouble of this machine, which says nothing about the canister: transient, like everything
-/// another node may answer. Never for an update.
+/// For a fault of this machine, which is unrelated to the canister: transient, like every condition
+/// under which another node may answer. Never for an update.
 fn trouble_of_the_machine(message: String) -> Reject {
     reject(208, message)
 }
@@ -315,7 +315,7 @@ pub(crate) fn not_compiled(id: &CanisterId, reason: &str) -> Reject {
     ))
 }
 
-/// What ends the node when an update meets it.
+/// A fault that ends the node when it executes an update.
 pub(crate) fn node_cannot_execute(id: &CanisterId, error: &impl std::fmt::Display) -> Reject {
     trouble_of_the_machine(format!(
         "This node cannot execute canister {id}: {error}. That is trouble of the node and says \
@@ -357,6 +357,7 @@ mod tests {
         assert_eq!(reject(601, "").code, RejectCode::SysUnknown);
     }
 
+    // Promise: P9 - Reject texts that published suites compare are those of the public network.
     #[test]
     fn texts_that_clients_compare_are_those_of_the_public_network() {
         let id = Principal::from_text("rwlgt-iiaaa-aaaaa-aaaaa-cai").unwrap();

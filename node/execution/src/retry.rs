@@ -1,9 +1,9 @@
-//! Waiting for this machine: what a round does when memory, disk, descriptors or workers fail it.
+//! Waiting for this machine: retries of a round when memory, disk, descriptors or workers fail.
 //!
-//! Trouble of one machine is never a result, because another machine would not have had it. The
-//! step that met it is tried again, on the thread that met it, until it succeeds; between two
-//! attempts [`RetryPolicy::wait`] decides how long to wait and whom to tell. When the node is closing,
-//! the round ends with [`FatalError::Closing`] and is executed again at the next start.
+//! A fault of one machine is never a result, because another machine would not have had it. The
+//! failed step is tried again, on the same thread, until it succeeds; between two attempts
+//! [`RetryPolicy::wait`] decides how long to wait and whom to inform. When the node is closing, the
+//! round ends with [`FatalError::Closing`] and is executed again at the next start.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use thiserror::Error;
 
 use crate::config::FatalError;
 
-/// Attempts after which trouble with a message is taken to come of the message itself.
+/// Attempts after which a failure is attributed to the message itself.
 pub const ATTEMPTS_BEFORE_VERDICT: u32 = 3;
 
 /// Where in the execution of batches something happens.
@@ -56,11 +56,11 @@ impl fmt::Display for ExecutionPoint {
 pub struct Trouble {
     /// The round, and the message where the step concerns a single one.
     pub place: ExecutionPoint,
-    /// What failed, with the limit and its value where there is one.
+    /// The failure, with the limit and its value where there is one.
     pub what: String,
     /// Attempts that failed so far, from 1.
     pub attempt: u32,
-    /// Whether it is met by running the message, so that rejecting the message would end it.
+    /// Whether running the message causes it, so that rejecting the message would end it.
     pub runs_message: bool,
 }
 
@@ -97,8 +97,8 @@ pub trait RetryPolicy: Send + Sync {
     fn over(&self, trouble: &Trouble);
 }
 
-/// Tries again at once and for ever. For tests and simulations, where what is waited for goes on on
-/// other threads.
+/// Tries again at once and for ever. For tests and simulations, where other threads make the
+/// progress that is waited for.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Persistent;
 

@@ -41,11 +41,13 @@ const ROUND_THREAD: usize = 0;
 /// Canisters that pay in one round; the others pay in the next ones, for the time until then.
 const CHARGES_PER_ROUND: usize = 1_000;
 
-/// What a round did, besides changing the state.
+/// Results of a round, in addition to the new state.
 #[derive(Debug, Default)]
 pub(crate) struct RoundWork {
     pub(crate) verdicts: Vec<Fault>,
     pub(crate) instructions: u64,
+    /// Work of the same code (`sandbox::slices`): how long a replay takes.
+    pub(crate) execution_work: u64,
     pub(crate) messages: u64,
     pub(crate) delta_bytes: u64,
     /// Messages that came and wait with records of their own.
@@ -53,7 +55,8 @@ pub(crate) struct RoundWork {
     pub(crate) more: bool,
 }
 
-/// Payloads that should lie in files and do not, beyond which they are written within the round.
+/// Bytes of payloads that should be in files and are not, beyond which they are written within the
+/// round.
 const LOOSE_PAYLOAD_BYTES: u64 = 4 << 20;
 
 /// See the module.
@@ -68,16 +71,16 @@ pub(crate) struct Round<'a> {
     spent: u64,
     /// Delta so far, counted likewise.
     delta_spent: u64,
-    /// What calls and answers carried so far, counted likewise: it is written as delta is, and
-    /// stays in files until the round is over.
+    /// Payloads of calls and answers so far, counted likewise: they are written as delta is, and
+    /// stay in files until the round is over.
     payload_spent: u64,
-    /// Management calls taken up so far.
+    /// Management calls started so far.
     desk_ordinal: u64,
     /// Canisters run before the management calls, once.
     canisters_first: bool,
     /// The most lanes of an iteration.
     lanes_most: usize,
-    /// No management call is taken up: paused messages wrote so much that an upgrade would find no
+    /// No management call is started: paused messages wrote so much that an upgrade would find no
     /// room in the delta log.
     desk_is_closed: bool,
 }
@@ -98,9 +101,9 @@ pub(crate) fn run(
         state.set_timers_back(batch.time, time_before.0 - batch.time.0);
     }
     state.find_due_timers(batch.time);
-    // Work left from the round before means that the round was used up. Who was left waiting comes
-    // first; where both sides were, the canisters in every second round: neither side can keep
-    // the other from running for longer than a round.
+    // Work left from the round before means that the round was used up. The side that was left
+    // waiting comes first; if both were, the canisters do in every second round: neither side can
+    // keep the other from running for longer than a round.
     state.refresh();
     let canisters_first = if state.subnet.calls.is_empty() {
         let waits = |id| state.get(id).is_some_and(|canister| !canister.queues.is_empty());
@@ -139,7 +142,7 @@ pub(crate) fn run(
     round.finish()
 }
 
-/// Who paid until then has to pay now.
+/// Canisters that paid until then have to pay now.
 fn charged_before(now: Time) -> Time {
     Time(now.0.saturating_sub(CHARGE_SECONDS * 1_000_000_000))
 }
@@ -220,8 +223,8 @@ impl Round<'_> {
         self.merge_one(effects)
     }
 
-    /// Takes what a canister owes. One that cannot pay loses its code; while a message of it is
-    /// paused, which may give back what was prepaid, it owes the time that it did not pay for.
+    /// Charges a canister the amount it owes. One that cannot pay loses its code; while a message
+    /// of it is paused, which may return its prepayment, it owes the time that it did not pay for.
     fn charge_canister(&mut self, id: &CanisterId, now: Time, effects: &mut Effects) {
         let Some(canister) = self.state.get_mut(id) else { return };
         // Time that was set back is paid for already.
@@ -250,10 +253,10 @@ impl Round<'_> {
         }
     }
 
-    /// Grants a slice to each of the paused messages that go on now.
+    /// Grants a slice to each of the paused messages that are resumed now.
     fn advance(&mut self) -> Result<(), FatalError> {
         if std::mem::take(&mut self.state.subnet.calls_first) {
-            // Nobody's long messages keep the calls from being served for longer than a round.
+            // Long messages do not delay the calls for more than one round.
             self.canisters_first = false;
             return Ok(());
         }
@@ -301,9 +304,9 @@ impl Round<'_> {
         self.merge(all)?;
         self.finish_stops()?;
         self.charge_ended(&ids)?;
-        // Half of the round is for everybody else, however long the slices were and whatever those
-        // wrote that ended. What they wrote takes lanes away: the delta log's reserve has room for
-        // both together.
+        // Half of the round is reserved for other messages, however long the slices were and
+        // however much those that ended wrote. Their writes reduce the number of lanes: the delta
+        // log's reserve has room for both together.
         self.lanes_most =
             usize::try_from(limits.lanes_beside(self.delta_spent)).unwrap_or(VIRTUAL_LANES);
         self.desk_is_closed = !limits.has_room_for_upgrade(self.delta_spent);
@@ -326,8 +329,8 @@ impl Round<'_> {
         })??;
         running.end(ROUND_THREAD);
         let effects = dispatcher.effects;
-        // Who waited for it to end has its turn before the canister begins a message, which others
-        // need not wait for.
+        // A call that waited for it to end has its turn before the canister begins a message, which
+        // other calls need not wait for.
         self.merge_one(effects)?;
         self.finish_stops()
     }
@@ -345,9 +348,9 @@ impl Round<'_> {
         }
     }
 
-    /// Bytes that the canisters of one lane may grow by. Lanes that nobody is on count too: so what
-    /// a message is promised when it begins is there when it goes on, whoever goes on beside it, if
-    /// nobody else grows meanwhile.
+    /// Bytes that the canisters of one lane may grow by. Unused lanes count too: so the promise
+    /// made to a message when it begins still holds when it is resumed, whatever is resumed
+    /// alongside it, if no other canister grows meanwhile.
     fn growable_bytes(&self) -> u64 {
         let capacity = self.core.limits().subnet.memory_capacity_bytes;
         capacity.saturating_sub(self.state.totals().memory_taken) / VIRTUAL_LANES as u64
@@ -386,7 +389,8 @@ impl Round<'_> {
     fn serve_desk(&mut self) -> Result<(), FatalError> {
         while !self.is_used_up() && !self.desk_is_closed {
             let Some(call) = self.state.subnet.calls.pop_front() else { return Ok(()) };
-            // What it starts, a compilation for one, need not run on this processor.
+            // Processes that it starts, for a compilation for example, need not run on this
+            // processor.
             self.pool.roam();
             if let Some(canister) = call.released_by.and_then(|id| self.state.get_mut(&id)) {
                 canister.released = canister.released.saturating_sub(1);
@@ -460,7 +464,7 @@ impl Round<'_> {
                 }
             }
         }
-        // Whoever was not served comes first next time.
+        // Canisters that were not served come first next time.
         self.state.subnet.served_last =
             order.into_iter().take_while(|id| !unserved.contains(id)).last();
         self.merge(all)?;
@@ -479,6 +483,7 @@ impl Round<'_> {
         memory.release(self.core, all.iter().flat_map(|effects| &effects.requests));
         for mut effects in all {
             self.work.instructions += effects.instructions;
+            self.work.execution_work += effects.execution_work;
             self.work.messages += effects.messages;
             self.work.delta_bytes += effects.delta_bytes;
             self.delta_spent += effects.delta_bytes;
@@ -504,7 +509,7 @@ impl Round<'_> {
         self.state.store_payloads(write)
     }
 
-    /// Stops the canisters that waited for nothing but what just ended.
+    /// Stops the canisters that waited only for what just ended.
     fn finish_stops(&mut self) -> Result<(), FatalError> {
         let effects = messaging::finish_stops(self.state);
         self.merge_one(effects)
@@ -518,8 +523,8 @@ impl Round<'_> {
         }
         let waits =
             !self.state.subnet.calls.is_empty() || !self.state.subnet.randomness_waiters.is_empty();
-        // What was left alone because the canister cannot pay for it must not bring rounds one
-        // after the other.
+        // Messages that wait because the canister cannot pay for them must not cause further rounds
+        // immediately.
         let queued = self
             .state
             .with_work()

@@ -44,7 +44,7 @@ impl RunningMessages {
         }
     }
 
-    /// What the message of `thread` turned out to be.
+    /// Names the message of `thread` once its entry point is known.
     pub(crate) fn name(&self, thread: usize, entry: &Entry) {
         let what = match entry {
             Entry::Update(name) => format!("method {}", shortened(name)),

@@ -1,14 +1,14 @@
-//! Who runs next, and beside whom.
+//! Selection of the canisters that run next, and of those that run alongside.
 //!
-//! A round is a series of iterations. An iteration takes canisters that have something to do, in
-//! the order of their ids but beginning behind the last one that was served before, and spreads
-//! them over [`VIRTUAL_LANES`] lanes (fewer where paused messages that ended wrote much). Each lane has an equal part of what is left of the round's
-//! budgets and serves its canisters one after the other. Lanes are a notion of the state machine,
-//! not of the machine: how many there are follows from the state, however many threads run them, so
-//! that the outcome of a round does not depend on the number of cores.
+//! A round is a series of iterations. An iteration takes canisters that have work, in the order of
+//! their ids but beginning behind the last one that was served before, and spreads them over
+//! [`VIRTUAL_LANES`] lanes (fewer if paused messages that ended wrote much). Each lane has an equal
+//! part of the rest of the round's budgets and serves its canisters one after the other. Lanes
+//! belong to the state machine, not to the machine: their number follows from the state, whatever
+//! the number of threads, so that the outcome of a round does not depend on the number of cores.
 //!
-//! A canister prefers one lane for good (so that its memories stay mapped in one worker), and gives
-//! way to an emptier one.
+//! A canister always prefers the same lane (so that its memories stay mapped in one worker), and
+//! yields to an emptier one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -28,12 +28,12 @@ const CANISTERS_PER_ITERATION: usize = 256;
 /// Messages a canister may execute in one iteration.
 const MESSAGES_PER_TURN: u64 = 64;
 
-/// What a lane may use.
+/// Budget of a lane.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LaneBudget {
     /// Instructions and overheads.
     pub(crate) work: u64,
-    /// Bytes of delta pages (4 KiB each) after which the lane takes up no further message.
+    /// Bytes of delta pages (4 KiB each) after which the lane starts no further message.
     pub(crate) delta_bytes: u64,
     /// Bytes that memories may grow by.
     pub(crate) growable_bytes: u64,
@@ -72,7 +72,7 @@ pub(crate) fn is_active(
     }
     let heartbeat = !seat.heartbeat_done && state.heartbeats().contains(id);
     let timer = !seat.timer_done && timer_due(canister, round.time);
-    // Whoever has work but no message has a hook to run, if it can pay for it.
+    // A canister that has work but no message has a hook to run, if it can pay for it.
     let work = state.with_work().contains(id)
         && (!canister.queues.is_empty() || core.affords_task(canister));
     heartbeat || timer || work
@@ -92,7 +92,7 @@ pub(crate) fn active(
     seats: &BTreeMap<CanisterId, Seat>,
     round: &RoundFacts,
 ) -> Vec<CanisterId> {
-    // There may be as many as there are canisters; no more are looked at than it takes to find
+    // There may be as many as there are canisters; only as many are visited as it takes to find
     // those that are served.
     let sets = [state.with_work(), state.due_timers(), state.heartbeats()];
     let last = state.subnet.served_last;
@@ -107,7 +107,7 @@ pub(crate) fn active(
         .collect()
 }
 
-/// What any of the sets has within bounds, in order.
+/// Members of any of the sets within bounds, in order.
 fn union<const SETS: usize>(
     sets: [&BTreeSet<CanisterId>; SETS],
     bounds: (Bound<CanisterId>, Bound<CanisterId>),
@@ -122,7 +122,7 @@ fn union<const SETS: usize>(
     })
 }
 
-/// Spreads canisters over at most so many lanes.
+/// Spreads canisters over at most `most` lanes.
 pub(crate) fn lanes(ids: Vec<CanisterId>, most: usize) -> Vec<Vec<CanisterId>> {
     let count = ids.len().min(most).max(1);
     let fair = ids.len().div_ceil(count);

@@ -1,27 +1,28 @@
-//! Messages from their beginning to their end, which may lie many rounds later.
+//! Messages from their beginning to their end, which may be many rounds later.
 //!
 //! Every message runs in slices of `execution.instructions_per_slice`, and so do installations
-//! ([`crate::management`]). The first runs when it is taken up. If it is not over then, it is
-//! **paused**: what it was given when it began is written down in its canister
-//! ([`state::PausedMessage`]), and each round grants `execution.paused_executions` paused messages of
-//! the subnet one slice more, before anything else runs: the oldest, and one whose canister has its
-//! turn. So every one of them comes to its end, however many there are, and a short one needs not wait
-//! for all long ones that began before it.
+//! ([`crate::management`]). The first slice runs when the message is taken from its queue. If it is
+//! not over then, it is **paused**: its input is stored in its canister ([`state::PausedMessage`]),
+//! and each round grants `execution.paused_executions` paused messages of the subnet one slice
+//! more, before anything else runs: the oldest, and one whose canister has its turn. So every one
+//! of them ends, however many there are, and a short one need not wait for all long ones that began
+//! before it.
 //!
-//! # What it comes to
+//! # Result
 //!
-//! is what it would have come to without a pause, for it sees nothing but what was written down:
-//! time, balance, settings are those of its beginning. What its worker kept between two slices is
-//! this machine's to keep or lose. Three things are settled when it ends:
+//! The result is the same as without a pause, because the message sees only its stored input: time,
+//! balance, settings are those of its beginning. The worker's state between two slices is private
+//! to this machine, which may lose it. Three things are settled when the message ends:
 //!
-//! - **Cycles.** The balance changes by as much as the message's own did. Fees of users' calls were
-//!   taken meanwhile; should what is left not cover what the message spent, the message fails.
-//! - **Growth.** What it has grown by counts against the subnet's capacity from pause to pause. Its
-//!   promise is a lane's part of what is free, as it is in each later slice. Should others have taken
-//!   the room that it was promised, the message fails.
-//! - **Storage** is charged meanwhile, as far as the balance goes. The rest is owed until the message
-//!   is over and what it did not use of its prepayment is back: then a canister that cannot pay
-//!   loses its code.
+//! - **Cycles.** The balance changes by as much as the message's own did. Fees of ingress messages
+//!   were charged meanwhile; if the remaining balance does not cover the message's spending, the
+//!   message fails.
+//! - **Growth.** Its growth counts against the subnet's capacity from pause to pause. Its promise
+//!   is a lane's part of the free capacity, as it is in each later slice. If others have taken the
+//!   room that it was promised, the message fails.
+//! - **Storage** is charged meanwhile, as far as the balance allows. The rest is owed until the
+//!   message is over and the unused part of its prepayment is returned: then a canister that cannot
+//!   pay loses its code.
 //!
 //! Meanwhile the canister runs nothing else, and calls of the management canister that would change
 //! it wait ([`crate::management`]); when the message is over, they are served before the canister
@@ -37,10 +38,10 @@ use state::{
 
 use crate::config::FatalError;
 use crate::machine::{Attempted, Begun, Invocation, Ran, Targets, foreign_payload};
-use crate::message::{MESSAGE_OVERHEAD_INSTRUCTIONS, Seat, Source, Turn};
+use crate::message::{Before, MESSAGE_OVERHEAD_INSTRUCTIONS, Seat, Source, Turn};
 use crate::reject;
 
-/// Version of [`Record`]. A large payload is no part of it.
+/// Version of [`Record`]. The record does not include a large payload.
 const RECORD_VERSION: u8 = 2;
 
 /// Why a message runs, as far as it decides what its end leads to.
@@ -51,7 +52,7 @@ pub(crate) enum Task {
     /// A callback; its cleanup, and the reject code that it sees. Whether the response that it runs
     /// for was guaranteed.
     Callback { on_cleanup: Option<(u64, u64)>, reject_code: u32, guaranteed: bool },
-    /// The cleanup of a callback that failed: what the callback used and came to.
+    /// The cleanup of a callback that failed: the callback's instructions and its reject.
     Cleanup { instructions: u64, reject: Reject },
     /// Timer, heartbeat, low-memory hook.
     System,
@@ -76,7 +77,7 @@ pub(crate) struct Running {
     grown_bytes: u64,
 }
 
-/// What is written down of a message.
+/// Stored record of a message.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     task: Task,
@@ -186,7 +187,7 @@ impl Turn<'_> {
         }
         match &mut canister.paused {
             Some(still) => still.waiting = paused.waiting,
-            // A snapshot may still hold them: a copy lies where they do.
+            // A snapshot may still hold them: a copy is allocated in the same heap.
             None => heap::within(|| {
                 canister.released = paused.waiting.len() as u64;
                 let released = paused.waiting.into_iter().map(Shared::take);
@@ -202,6 +203,12 @@ impl Turn<'_> {
         self.core().limits().execution.instructions_per_slice.max(1)
     }
 
+    /// Work that was granted, and so counted, before this slice. What a slice did beyond its grant
+    /// counts in the next one as well.
+    fn worked_before(&self, running: &Running) -> u64 {
+        running.granted.saturating_sub(self.slice())
+    }
+
     fn run(&mut self, canister: &mut CanisterState, running: Running) -> Result<(), FatalError> {
         let Running { begun, .. } = &running;
         let keeps_changes = begun.keeps_changes;
@@ -214,12 +221,12 @@ impl Turn<'_> {
         match attempted {
             Attempted::Paused(progress) => {
                 let pages = progress.heap_wasm_pages.saturating_add(progress.stable_wasm_pages);
-                // What will be dropped takes nobody's room.
+                // Growth that will be dropped takes no room.
                 let grown_bytes = if keeps_changes { grown_bytes(canister, pages) } else { 0 };
                 if let Err(reject) = self.check_growth(canister, &running, grown_bytes) {
                     self.core().sandbox.abandon(&grant.name);
                     let mut ran = Ran::failed(reject);
-                    ran.instructions = progress.instructions;
+                    (ran.instructions, ran.work) = (progress.instructions, progress.work);
                     return self.end(canister, running, ran, None);
                 }
                 self.pause(canister, running, progress, grown_bytes)
@@ -281,8 +288,8 @@ impl Turn<'_> {
         grown_bytes: u64,
     ) -> Result<(), FatalError> {
         let used = progress.instructions.saturating_sub(running.counted);
-        self.effects.instructions += used;
-        self.effects.work += used;
+        let work = progress.work.saturating_sub(self.worked_before(&running));
+        self.effects.executed(used, work);
         self.growable_bytes =
             self.growable_bytes.saturating_sub(grown_bytes.saturating_sub(running.grown_bytes));
         let Running { task, context, begun, source, prepaid, since, granted, .. } = running;
@@ -325,8 +332,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// Takes a large payload away from a message that pauses: it lies in a file, or is put into
-    /// one.
+    /// Removes a large payload from a message that pauses: it is in a file, or is written to one.
     fn put_payload_away(
         &self,
         begun: Begun,
@@ -353,8 +359,13 @@ impl Turn<'_> {
         ran: Ran,
         targets: Option<Targets>,
     ) -> Result<(), FatalError> {
-        let Running { task, context, begun, prepaid, counted, grown_bytes, .. } = running;
-        let ran = self.settle(canister, ran, targets, prepaid, (counted, grown_bytes))?;
+        let before = Before {
+            instructions: running.counted,
+            work: self.worked_before(&running),
+            grown_bytes: running.grown_bytes,
+        };
+        let Running { task, context, begun, prepaid, .. } = running;
+        let ran = self.settle(canister, ran, targets, prepaid, before)?;
         let version = begun.context.canister_version;
         match task {
             Task::Call { .. } | Task::System => self.conclude(canister, context, version, ran),
@@ -368,7 +379,8 @@ impl Turn<'_> {
                 if ran.result.is_ok() {
                     canister.version += 1;
                 }
-                // What the callback came to; the calls of a cleanup, which makes none, do not count.
+                // The result of the callback; the calls of a cleanup, which makes none, do not
+                // count.
                 let mut failed = Ran::failed(reject);
                 failed.instructions = instructions.saturating_add(ran.instructions);
                 self.conclude(canister, context, version, failed);
@@ -419,7 +431,7 @@ fn stand_back(hook: &Entry, canister: &mut CanisterState, seat: &mut Seat) {
     }
 }
 
-/// Bytes that memories of so many Wasm pages together are larger than those of `canister`.
+/// Growth in bytes from the memories of `canister` to `wasm_pages` Wasm pages together.
 fn grown_bytes(canister: &CanisterState, wasm_pages: u64) -> u64 {
     let before = canister
         .execution

@@ -17,7 +17,7 @@ fn short_slices() -> Limits {
     common::short_slices(SLICE)
 }
 
-/// So many slices of work.
+/// `count` slices of work.
 fn slices(count: u64) -> Op {
     Op::Spend(count * SLICE - SLICE / 2)
 }
@@ -26,14 +26,14 @@ fn note(text: &str) -> Op {
     Op::Note(text.as_bytes().to_vec())
 }
 
-/// An old version whose last word takes so many slices.
+/// An old version whose `canister_pre_upgrade` takes `pre` slices.
 fn old(pre: u64) -> Spec {
     let pre_upgrade = vec![slices(pre), Op::Write(3, 0, 7), Op::Print(b"pre".to_vec())];
     let init = vec![Op::Grow(4), note("old")];
     Spec { name: "old".into(), init, pre_upgrade: Some(pre_upgrade), ..Spec::default() }
 }
 
-/// A new version whose first word takes so many.
+/// A new version whose `canister_post_upgrade` takes `post` slices.
 fn new(post: u64, then: &[Op]) -> Spec {
     let first = [note("new"), slices(post), Op::Write(3, 2, 9), Op::Print(b"post".to_vec())];
     let post_upgrade = first.into_iter().chain(then.iter().cloned()).collect();
@@ -66,7 +66,7 @@ fn finish(node: &mut Node, request: &RequestId) -> u64 {
         .unwrap()
 }
 
-/// What an installation leaves of its canister.
+/// State of a canister after an installation.
 fn left(node: &mut Node, id: CanisterId) -> impl PartialEq + std::fmt::Debug + use<> {
     let canister = node.canister(id).clone();
     let execution = canister.execution.clone().unwrap();
@@ -77,6 +77,8 @@ fn left(node: &mut Node, id: CanisterId) -> impl PartialEq + std::fmt::Debug + u
     (canister.cycles, canister.version, memory, log, pages, node.notes(id))
 }
 
+// Promise: P13 - An upgrade in slices gives the same result as in one piece and delays no other
+//   canister.
 #[test]
 fn an_upgrade_of_many_slices_comes_to_the_same_as_in_one_piece_and_holds_up_nobody() {
     let mut whole = short_slices();
@@ -119,7 +121,7 @@ fn sha(spec: &Spec) -> [u8; 32] {
     sha2::Digest::finalize(<sha2::Sha256 as sha2::Digest>::new_with_prefix(spec.wasm())).into()
 }
 
-/// An install, upgrades that end and fail in each phase, and long messages beside them.
+/// An install, upgrades that end and fail in each phase, and long messages alongside them.
 fn life(restarts: &[u64]) -> Vec<[u8; 32]> {
     let mut limits = short_slices();
     limits.pages.checkpoint_interval_rounds = 3;
@@ -151,6 +153,7 @@ fn life(restarts: &[u64]) -> Vec<[u8; 32]> {
     node.log.iter().map(|(.., root)| *root).collect()
 }
 
+// Promise: P13 - Paused installations survive checkpoints and restarts with the same result.
 #[test]
 fn installations_come_to_the_same_over_checkpoints_and_restarts() {
     let roots = life(&[]);
@@ -159,6 +162,7 @@ fn installations_come_to_the_same_over_checkpoints_and_restarts() {
     assert_eq!(roots, life(&[2, 5, 6, 22, 31]));
 }
 
+// Promise: P13 - An upgrade that fails in either phase changes nothing and is charged.
 #[test]
 fn an_upgrade_that_fails_in_either_phase_leaves_what_was_and_costs_what_ran() {
     let trap = || Op::Trap("stuck".into());
@@ -189,6 +193,7 @@ fn an_upgrade_that_fails_in_either_phase_leaves_what_was_and_costs_what_ran() {
     }
 }
 
+// Promise: P13 - Calls that would change the canister wait for its installation.
 #[test]
 fn what_would_change_the_canister_waits_for_the_installation_in_order() {
     let mut node = Node::with(short_slices());
@@ -225,6 +230,7 @@ fn what_would_change_the_canister_waits_for_the_installation_in_order() {
     node.restart();
 }
 
+// Promise: P13 - Installations and paused messages take turns.
 #[test]
 fn installations_and_messages_take_turns() {
     let mut node = Node::with(short_slices());
@@ -254,6 +260,7 @@ fn installations_and_messages_take_turns() {
     node.restart();
 }
 
+// Promise: P13 - An installation of 300 billion instructions completes.
 #[test]
 fn an_installation_of_three_hundred_billion_instructions_ends() {
     let mut node = Node::new();
@@ -275,6 +282,7 @@ fn an_installation_of_three_hundred_billion_instructions_ends() {
     assert_eq!(node.notes(id), ["done"]);
 }
 
+// Promise: P13 - A canister that installs another in slices gets its response.
 #[test]
 fn a_canister_that_installs_another_has_its_answer_in_the_end() {
     let mut node = Node::with(short_slices());
@@ -314,6 +322,7 @@ fn a_canister_that_installs_another_has_its_answer_in_the_end() {
     assert_eq!(node.result(&request).unwrap(), b"installed");
 }
 
+// Promise: P13 - An installation fails without effect if others used its room.
 #[test]
 fn room_that_others_took_fails_the_installation() {
     let mut limits = short_slices();
@@ -349,6 +358,7 @@ fn room_that_others_took_fails_the_installation() {
     node.restart();
 }
 
+// Promise: P13 - One long installation runs at a time, and short ones run alongside it.
 #[test]
 fn one_long_installation_goes_on_at_a_time_and_short_ones_beside_it() {
     let mut node = Node::with(short_slices());
@@ -471,6 +481,8 @@ fn what_is_known_of_modules_finds_room_when_an_installation_ends() {
     node.restart();
 }
 
+// Promise: P13 - Long installations take turns, a bounded number waits, and canisters run every
+//   second round.
 #[test]
 fn many_long_installations_take_turns_and_hold_up_no_message() {
     let mut node = Node::with(short_slices());
@@ -501,6 +513,7 @@ fn many_long_installations_take_turns_and_hold_up_no_message() {
     node.restart();
 }
 
+// Promise: P13 - An upgrade uses at most the available room in both phases.
 #[test]
 fn an_upgrade_takes_no_more_room_than_there_is_whatever_each_phase_grows_by() {
     let mut limits = short_slices();

@@ -1,5 +1,5 @@
-//! Stories of messages that take many rounds: what they come to, who waits for them and who does
-//! not.
+//! Stories of messages that take many rounds: their results, and which other messages wait for
+//! them.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -20,12 +20,12 @@ fn short_slices() -> Limits {
     common::short_slices(SLICE)
 }
 
-/// So many slices of work.
+/// `count` slices of work.
 fn slices(count: u64) -> Op {
     Op::Spend(count * SLICE - SLICE / 2)
 }
 
-/// Sends a message of so many slices and executes the first one.
+/// Sends a message of `count` slices and executes the first one.
 fn begin(node: &mut Node, id: CanisterId, count: u64, then: &[Op]) -> RequestId {
     let program: Vec<_> = std::iter::once(slices(count)).chain(then.iter().cloned()).collect();
     let request = node.send(id, &program);
@@ -48,6 +48,8 @@ fn finish(node: &mut Node, id: CanisterId) -> u64 {
         .unwrap()
 }
 
+// Promise: P13 - A message of 40 billion instructions completes, and other canisters run in every
+//   round.
 #[test]
 fn a_message_of_forty_billion_instructions_ends_and_holds_up_nobody() {
     let mut node = Node::new();
@@ -73,6 +75,7 @@ fn a_message_of_forty_billion_instructions_ends_and_holds_up_nobody() {
     node.restart();
 }
 
+// Promise: P13 - A paused message that fails leaves no change.
 #[test]
 fn a_message_beyond_its_limit_fails_in_its_last_slice_and_leaves_nothing() {
     let mut node = Node::with(short_slices());
@@ -126,6 +129,7 @@ fn life(restarts: &[u64]) -> Vec<[u8; 32]> {
     node.log.iter().map(|(.., root)| *root).collect()
 }
 
+// Promise: P13 - Sliced calls, callbacks, cleanups and timers give the same result over restarts.
 #[test]
 fn calls_callbacks_cleanups_and_timers_come_to_the_same_over_restarts() {
     let roots = life(&[]);
@@ -134,6 +138,7 @@ fn calls_callbacks_cleanups_and_timers_come_to_the_same_over_restarts() {
     assert_eq!(roots, life(&[3, 8, 21]));
 }
 
+// Promise: P13 - Ten long messages at once take turns, and all complete.
 #[test]
 fn ten_long_messages_at_once_take_turns_and_all_end() {
     let mut node = Node::with(short_slices());
@@ -148,11 +153,12 @@ fn ten_long_messages_at_once_take_turns_and_all_end() {
         assert!(rounds <= 410, "{rounds}");
         assert!(rounds < 10 || node.result(&short).is_ok(), "others are served in every round");
     }
-    // One that is sent later ends later: nobody waits for ever.
+    // A message that is sent later ends later: none waits for ever.
     assert!(requests.iter().all(|request| node.result(request).unwrap() == [1]));
     node.restart();
 }
 
+// Promise: P13 - The oldest paused messages continue when new ones begin.
 #[test]
 fn the_oldest_go_on_however_many_begin() {
     let mut node = Node::with(short_slices());
@@ -179,6 +185,7 @@ fn crowd(node: &mut Node, ids: &[CanisterId], program: &[Op]) {
     assert!(ids.iter().all(|id| is_paused(node, *id)));
 }
 
+// Promise: P13 - A message slightly longer than a slice does not wait for all older ones.
 #[test]
 fn a_message_little_longer_than_a_slice_does_not_wait_for_all_that_began_before() {
     let mut node = Node::with(short_slices());
@@ -192,7 +199,7 @@ fn a_message_little_longer_than_a_slice_does_not_wait_for_all_that_began_before(
         assert_eq!(node.result(&request).unwrap(), b"short");
     }
     assert!(strangers.iter().filter(|id| is_paused(&node, **id)).count() > 30);
-    assert!(strangers[..3].iter().all(|id| !is_paused(&node, *id)), "the oldest go on as well");
+    assert!(strangers[..3].iter().all(|id| !is_paused(&node, *id)), "the oldest continue as well");
     node.restart();
 }
 
@@ -232,12 +239,14 @@ fn recurring_timer() -> Option<Vec<Op>> {
     Some(vec![Op::Timer(1), slices(2), Op::Note(b"timer".to_vec())])
 }
 
+// Promise: P13 - A heartbeat longer than a slice leaves its canister a turn.
 #[test]
 fn a_heartbeat_longer_than_a_slice_leaves_its_canister_a_turn() {
     let notes = answers_between_hooks(&Spec { heartbeat: heartbeat(), ..Spec::default() });
     assert!(notes.iter().filter(|note| *note == "heartbeat").count() >= 6, "{notes:?}");
 }
 
+// Promise: P13 - A recurring timer longer than a slice leaves its canister a turn.
 #[test]
 fn a_recurring_timer_longer_than_a_slice_leaves_its_canister_a_turn() {
     let (init, timer) = (vec![Op::Timer(1)], recurring_timer());
@@ -255,12 +264,13 @@ fn heartbeat_timer_and_messages_that_are_all_long_have_their_turns() {
     }
 }
 
+// Promise: P13 - A heartbeat or timer does not run before waiting messages twice in a row.
 #[test]
 fn a_hook_that_has_no_turn_in_the_round_of_its_end_does_not_come_before_messages_again() {
     let mut limits = short_slices();
     limits.execution.heap_delta_bytes_per_canister_round = 16 << 10;
     let mut node = Node::with(limits);
-    // What it writes makes its canister wait for rounds after each of them.
+    // Its writes make its canister wait for rounds after each of them.
     let beat = vec![slices(2), Op::Grow(1), Op::Write(0, 10, 1)];
     let id = node.deploy(&Spec { heartbeat: Some(beat), ..Spec::default() });
     let request = node.send(id, &[Op::Reply(b"served".to_vec())]);
@@ -271,6 +281,7 @@ fn a_hook_that_has_no_turn_in_the_round_of_its_end_does_not_come_before_messages
     node.restart();
 }
 
+// Promise: P13 - Upgrades and settings wait for a paused message, and later calls do not.
 #[test]
 fn what_would_change_the_canister_waits_and_what_is_behind_does_not() {
     let mut node = Node::with(short_slices());
@@ -369,6 +380,7 @@ fn a_stop_in_the_middle_does_not_make_the_canister_tell_a_wrong_version() {
     assert!(node.result(&stop).is_ok());
 }
 
+// Promise: P13 - Cycles spent during a paused message are not spent twice.
 #[test]
 fn what_was_spent_meanwhile_is_not_spent_twice() {
     let mut node = Node::with(short_slices());
@@ -407,7 +419,7 @@ fn what_was_spent_meanwhile_is_not_spent_twice() {
     node.restart();
 }
 
-/// A canister with so much besides what storage for its freezing threshold takes.
+/// A canister with `cycles` cycles in addition to the price of storage for its freezing threshold.
 fn poor(node: &mut Node, cycles: u64) -> CanisterId {
     let id = node.deploy(&Spec::default());
     node.call(id, &[Op::Grow(1_000), Op::Reply(vec![])]).unwrap();
@@ -426,6 +438,7 @@ fn top_up(node: &mut Node, id: CanisterId, cycles: u64) {
 
 const YEAR: u64 = 365 * 86_400;
 
+// Promise: P13 - Storage of a canister with a paused message is charged later.
 #[test]
 fn what_storage_costs_while_a_message_holds_the_balance_is_owed() {
     let mut node = Node::with(short_slices());
@@ -437,13 +450,13 @@ fn what_storage_costs_while_a_message_holds_the_balance_is_owed() {
     assert_eq!(node.canister(id).cycles, 0);
     let paid_until = node.canister(id).charged_until.0;
     assert!(paid_until < node.now() - YEAR / 2 * SECOND, "the rest is owed");
-    // Who has nothing to pay with is not looked at again.
+    // A canister that cannot pay is not charged again.
     let due = node.executor.state().due_charges(state::Time(node.now() + SECOND), 10);
     assert_eq!(due, [other]);
     node = node.restart();
     node.seconds_per_round = 1;
     let spent = node.canister(id).consumption.memory;
-    // It would be prepaid with what the first gives back.
+    // It would be prepaid with the cycles that the first one returns.
     let next = node.send(id, &[slices(5), Op::Reply(b"next".to_vec())]);
     finish(&mut node, id);
     assert_eq!(node.result(&request).unwrap(), b"last");
@@ -482,13 +495,14 @@ fn storage_that_is_owed_is_paid_as_soon_as_there_is_something() {
     node.restart();
 }
 
+// Promise: P13 - A paused message keeps the room that others did not use.
 #[test]
 fn growth_is_not_lacking_where_nobody_took_the_room() {
     let mut limits = short_slices();
     limits.subnet.memory_capacity_bytes = 512 << 20;
     let mut node = Node::with(limits);
     let ids: Vec<_> = (0..4).map(|_| node.deploy(&Spec::default())).collect();
-    // It begins when it is alone, and ends when three others are paused beside it.
+    // It begins when it is alone, and ends when three others are also paused.
     let request = node.send(ids[0], &[slices(4), Op::Grow(1_500), Op::Reply(vec![])]);
     node.round();
     let others: Vec<_> =
@@ -500,7 +514,7 @@ fn growth_is_not_lacking_where_nobody_took_the_room() {
     node.restart();
 }
 
-/// An install of a module that is none, of so many bytes.
+/// An install of an invalid module of `bytes` bytes.
 fn large_install(node: &mut Node, id: CanisterId, bytes: usize) -> RequestId {
     let install = management::InstallCodeArgs {
         mode: management::CanisterInstallMode::Upgrade(None),
@@ -512,6 +526,7 @@ fn large_install(node: &mut Node, id: CanisterId, bytes: usize) -> RequestId {
     manage(node, id, "install_code", &install)
 }
 
+// Promise: P13 - Calls that wait for a paused message keep their room.
 #[test]
 fn calls_that_wait_keep_their_room_when_the_message_ends() {
     let mut limits = short_slices();
@@ -571,6 +586,7 @@ fn small_delta() -> Limits {
     limits
 }
 
+// Promise: P13 - Management calls wait at most one round for paused messages.
 #[test]
 fn calls_that_find_no_room_beside_paused_messages_come_first_in_the_next_round() {
     let mut node = Node::with(small_delta());
@@ -602,6 +618,7 @@ fn calls_that_find_no_room_beside_paused_messages_come_first_in_the_next_round()
     node.restart();
 }
 
+// Promise: P13 - Calls that waited are served before the canister begins another message.
 #[test]
 fn who_waited_for_a_message_is_served_before_the_next_one_begins() {
     let mut limits = short_slices();
@@ -639,6 +656,7 @@ fn who_waited_for_a_message_is_served_before_the_next_one_begins() {
     node.restart();
 }
 
+// Promise: P13 - Ingress messages behind a paused message expire in time.
 #[test]
 fn calls_that_wait_behind_a_paused_message_expire() {
     let mut node = Node::with(short_slices());
@@ -659,6 +677,8 @@ fn calls_that_wait_behind_a_paused_message_expire() {
     node.restart();
 }
 
+// Promise: P13 - Ingress messages that wait for three canisters leave an eighth of the pool to
+//   others.
 #[test]
 fn whatever_waits_behind_paused_messages_leaves_others_room() {
     const POOL: u64 = 32 << 20;
@@ -717,6 +737,7 @@ fn whatever_waits_behind_paused_messages_leaves_others_room() {
     assert_eq!(node.executor.state().totals().best_effort_message_bytes, 0);
 }
 
+// Promise: P13 - A paused message fails if others used the room for its growth.
 #[test]
 fn growth_that_others_left_no_room_for_fails_the_message() {
     let mut limits = short_slices();
@@ -765,6 +786,7 @@ fn messages_that_wait_are_counted_as_long_as_they_are_paused() {
     assert!(encode(&arg).len() > 1 << 20);
 }
 
+// Promise: P3 - The payload of a paused message is stored in a file.
 #[test]
 fn a_paused_message_leaves_what_it_carries_in_a_file() {
     let mut node = Node::with(short_slices());

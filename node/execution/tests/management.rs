@@ -431,7 +431,7 @@ fn canisters_create_look_at_and_pay_for_others() {
     let reply = node.call(a, &info).unwrap();
     let read: ic::CanisterInfoResult = decode(&reply);
     assert_eq!((read.total_num_changes, read.recent_changes.len()), (2, 1));
-    // The interface's `details` is no option: who expects none can read it.
+    // The interface's `details` is not an option: a reader that expects none can decode it.
     #[derive(candid::CandidType, candid::Deserialize)]
     struct Strict {
         recent_changes: Vec<StrictChange>,
@@ -494,7 +494,7 @@ fn a_creation_that_is_refused_costs_no_id() {
     let a = node.deploy(&Spec::default());
     let too_much =
         ic::CanisterSettings { compute_allocation: Some(Nat::from(101u8)), ..Default::default() };
-    // The settings are looked at before the fee, which this call does not bring.
+    // The settings are checked before the fee, which this call does not bring.
     let mut call = CallOp::new(aaaaa(), &[]);
     call.method = "create_canister".into();
     call.arg = candid::encode_one(ic::CreateCanisterArgs {
@@ -561,6 +561,7 @@ fn users_may_not_call_what_only_canisters_may() {
     assert_eq!(node.result(&crossed).unwrap_err().error_code.0, 408);
 }
 
+// Promise: P7 - An installation waits while its module cannot be compiled.
 #[test]
 fn a_module_that_cannot_be_compiled_now_is_waited_for() {
     let mut node = Node::new();
@@ -581,6 +582,7 @@ fn a_module_that_cannot_be_compiled_now_is_waited_for() {
     assert_eq!(node.call(id, &[Op::Reply(b"up".to_vec())]).unwrap(), b"up");
 }
 
+// Promise: P14 - Nothing is compiled for a canister that cannot prepay.
 #[test]
 fn nothing_is_compiled_for_a_canister_that_cannot_pay() {
     let mut node = Node::new();
@@ -592,6 +594,7 @@ fn nothing_is_compiled_for_a_canister_that_cannot_pay() {
     assert_eq!(compiled, 0, "nothing was compiled");
 }
 
+// Promise: P14 - A refused module is charged.
 #[test]
 fn a_refused_module_is_paid_for() {
     let mut node = Node::new();
@@ -600,7 +603,7 @@ fn a_refused_module_is_paid_for() {
     let bad = b"\0asm nonsense".to_vec();
     assert_eq!(node.install_wasm(id, Mode::Install, bad, vec![]).unwrap_err().error_code.0, 505);
     let induction = before - node.canister(id).cycles;
-    // The same call about a canister that has code is refused before anybody looks at the module.
+    // The same call about a canister that has code is refused before the module is examined.
     let other = node.deploy(&Spec::default());
     let before = node.canister(other).cycles;
     let bad = b"\0asm nonsense".to_vec();
@@ -621,6 +624,7 @@ fn send_install(node: &mut Node, id: CanisterId, spec: &Spec) -> RequestId {
     node.ingress(user(1), aaaaa(), id, "install_code", candid::encode_one(argument).unwrap())
 }
 
+// Promise: P13 - Canisters run at least every second round while installations wait.
 #[test]
 fn compilations_use_up_rounds_and_canisters_run_in_between() {
     let mut node = Node::new();
@@ -639,7 +643,7 @@ fn compilations_use_up_rounds_and_canisters_run_in_between() {
         answered.push(call);
         node.round();
         rounds += 1;
-        assert!(rounds <= 20, "installs go on too");
+        assert!(rounds <= 20, "installs progress too");
         let compiled =
             node.sandbox.preparations.load(std::sync::atomic::Ordering::Relaxed) - before;
         assert!(compiled <= rounds, "{compiled} compilations in {rounds} rounds");
@@ -650,6 +654,7 @@ fn compilations_use_up_rounds_and_canisters_run_in_between() {
     assert!(installs.iter().all(|id| node.result(id).is_ok()));
 }
 
+// Promise: P13 - A new installation in every block does not stop other canisters.
 #[test]
 fn a_new_install_in_every_block_keeps_no_canister_from_running() {
     let mut node = Node::new();
@@ -829,6 +834,7 @@ fn calling(method: &str, arg: Vec<u8>) -> Op {
     .op()
 }
 
+// Promise: P15 - `raw_rand` refuses elements without bytes, and the round ends.
 #[test]
 fn raw_rand_refuses_elements_without_bytes_and_the_round_ends() {
     let mut node = Node::new();
@@ -882,6 +888,8 @@ fn hostile_history(limits: limits::Limits, threads: u64) -> (Vec<[u8; 32]>, Vec<
     (roots, notes)
 }
 
+// Promise: P8 - Hostile arguments have one result on stacks of 1, 2 and 8 MiB and with 1, 2 and 4
+//   threads.
 #[test]
 fn hostile_arguments_have_one_result_on_every_stack_and_number_of_threads() {
     let on_stack = |bytes: usize, limits: limits::Limits, threads: u64| {
@@ -901,7 +909,7 @@ fn hostile_arguments_have_one_result_on_every_stack_and_number_of_threads() {
         let other = on_stack(stack, common::limits(), threads);
         assert!(other.0 == roots && other.1 == notes, "{stack} bytes of stack, {threads} threads");
     }
-    // Another `--memory` has other limits, which these calls do not meet.
+    // Another `--memory` has other limits, which these calls do not reach.
     for memory in [256 << 20, 1 << 30] {
         let mut limits = limits::Limits::derive(memory).unwrap();
         limits.pages = common::limits().pages;
@@ -910,6 +918,7 @@ fn hostile_arguments_have_one_result_on_every_stack_and_number_of_threads() {
     }
 }
 
+// Promise: P15 - Values of an argument count as instructions of the round.
 #[test]
 fn an_argument_counts_with_its_values_and_chunks_with_what_is_hashed_in_the_round() {
     let mut limits = common::limits();
@@ -1000,7 +1009,7 @@ fn formatted_errors(source: &str) -> Vec<String> {
             });
             let used = &code[at..at + open + end.unwrap_or_default()];
             let formats = ["{error", "{err}", "{e}", "error.to_string()", "{error:"];
-            // Of queries alone: trouble of one machine, which is no result.
+            // Of queries alone: a fault of one machine, which is not a result.
             let is_local = used.contains("trouble_of_the_machine");
             if !is_local && formats.iter().any(|text| used.contains(text)) {
                 found.push(used.to_owned());
@@ -1010,6 +1019,7 @@ fn formatted_errors(source: &str) -> Vec<String> {
     found
 }
 
+// Promise: P8 - No reject text contains the text of a library error.
 #[test]
 fn no_reject_is_made_of_the_text_of_an_error() {
     let sample = "let a = reject::invalid_payload(format!(\"It fails: {error}\"));";

@@ -147,6 +147,7 @@ fn a_call_without_an_answer_expires_if_it_is_best_effort() {
     assert!(node.canister(b).calls.has_no_contexts() && node.canister(c).calls.has_no_contexts());
 }
 
+// Promise: P2 - Guaranteed calls beyond the pool are refused, and every call gets a response.
 #[test]
 fn guaranteed_calls_beyond_the_pool_are_refused_and_all_are_answered() {
     // More than fit.
@@ -201,6 +202,7 @@ fn slots_and_callbacks_bound_calls() {
     assert_eq!(notes.iter().filter(|note| *note == "yes").count(), 5);
 }
 
+// Promise: P17 - Duplicate and late messages are ignored.
 #[test]
 fn duplicates_and_late_messages_are_passed_over() {
     let mut node = Node::new();
@@ -307,6 +309,7 @@ fn timers_and_heartbeats_run_without_being_asked() {
     assert!(notes.iter().filter(|note| *note == "beat").count() >= 3);
 }
 
+// Promise: P13 - Timers that are due at once run over several rounds.
 #[test]
 fn timers_that_are_due_at_once_run_over_several_rounds() {
     let mut limits = limits();
@@ -331,7 +334,7 @@ fn timers_that_are_due_at_once_run_over_several_rounds() {
     assert_eq!(ran(&node), 250);
 }
 
-/// Goes on with rounds of so many instructions.
+/// Continues with rounds of `instructions` instructions.
 fn with_round_of(mut node: Node, instructions: u64) -> Node {
     node.executor.checkpoint().unwrap();
     let mut limits = limits::Limits::clone(&node.config.limits);
@@ -340,7 +343,7 @@ fn with_round_of(mut node: Node, instructions: u64) -> Node {
     node.restart()
 }
 
-/// So many canisters with the same code, made and installed many in a batch.
+/// `count` canisters with the same code, made and installed many in a batch.
 fn deploy_many(node: &mut Node, spec: &Spec, count: usize) -> Vec<Principal> {
     const AT_ONCE: usize = 250;
     #[derive(candid::CandidType)]
@@ -378,10 +381,11 @@ fn deploy_many(node: &mut Node, spec: &Spec, count: usize) -> Vec<Principal> {
     ids
 }
 
-/// Nothing in a round looks at all timers that are due: it begins those that the instructions of one
-/// round pay for, a million each at least, behind the last one in the order of ids. So with more of
-/// them there are more rounds, and none is longer; and whoever else has something to do has a turn
-/// between them.
+// Promise: P13 - 2,000 timers due at once run over several rounds and leave others their turn.
+/// No round visits all timers that are due: it begins those that the instructions of one round pay
+/// for, a million each at least, behind the last one in the order of ids. So with more of them
+/// there are more rounds, and none is longer; and other canisters with work have a turn between
+/// them.
 #[test]
 fn thousands_of_timers_at_once_hold_up_no_round_and_leave_others_their_turn() {
     const TIMERS: usize = 2_000;
@@ -417,7 +421,7 @@ fn thousands_of_timers_at_once_hold_up_no_round_and_leave_others_their_turn() {
         assert!(result.instructions < PER_ROUND as u64 * 1_100_000, "{}", result.instructions);
         assert!(rounds <= 2 * TIMERS / PER_ROUND, "{} of them ran", ran(&node));
         served = served.or_else(|| node.result_if_any(&call).map(|_| now));
-        // What ran since the checkpoint runs again, and comes to the same.
+        // Messages since the checkpoint run again, with the same result.
         if rounds == 7 {
             node = node.restart();
         }
@@ -430,6 +434,7 @@ fn thousands_of_timers_at_once_hold_up_no_round_and_leave_others_their_turn() {
     assert!(ticks.into_iter().all(|notes| notes == ["tick"]));
 }
 
+// Promise: P13 - A busy canister does not starve the others.
 #[test]
 fn a_busy_canister_does_not_starve_the_others() {
     let mut node = Node::new();
@@ -475,6 +480,7 @@ fn a_canister_that_writes_beyond_its_rate_waits() {
     assert!(requests.iter().all(|request| node.result(request).is_ok()));
 }
 
+// Promise: P2 - Ingress messages beyond their pool are rejected with the limit.
 #[test]
 fn users_messages_beyond_the_pool_are_refused_by_name() {
     let mut limits = common::limits();
@@ -522,7 +528,7 @@ fn with_room_for_calls() -> limits::Limits {
     limits
 }
 
-/// A canister with so many guaranteed calls open towards each of `callees`, none of which had its
+/// A canister with `calls` guaranteed calls open towards each of `callees`, none of which had its
 /// turn.
 fn with_open_calls(node: &mut Node, callees: &[Principal], calls: usize) -> Principal {
     // Enough to prepay the responses to all of them.
@@ -530,7 +536,7 @@ fn with_open_calls(node: &mut Node, callees: &[Principal], calls: usize) -> Prin
     let mode = ic_management_canister_types::CanisterInstallMode::Install;
     node.install(caller, mode, &Spec::default()).unwrap();
     for callee in callees {
-        // Small ones, which lie in the callee's record, and some that have records of their own.
+        // Small ones, which are in the callee's record, and some that have records of their own.
         let program = |number: usize| {
             let large = number.is_multiple_of(10);
             let note = vec![7; if large { 9_000 } else { 10 }];
@@ -546,6 +552,7 @@ fn with_open_calls(node: &mut Node, callees: &[Principal], calls: usize) -> Prin
     caller
 }
 
+// Promise: P3 - Thousands of guaranteed calls are open at once and survive a restart.
 #[test]
 fn thousands_of_guaranteed_calls_are_open_at_once_and_survive_a_restart() {
     const CALLS: usize = 400;
@@ -583,6 +590,7 @@ fn thousands_of_guaranteed_calls_are_open_at_once_and_survive_a_restart() {
     node.restart().executor.state().check();
 }
 
+// Promise: P3 - A checkpoint is due when own records reach a quarter of the queue limit.
 #[test]
 fn messages_with_records_of_their_own_bring_a_checkpoint() {
     let mut limits = limits();
@@ -618,13 +626,15 @@ fn messages_with_records_of_their_own_bring_a_checkpoint() {
     call_ten_times(&mut node);
     assert!(!node.executor.checkpoint_pressing());
     assert!(round(&mut node), "with those before more than 16 MiB");
-    assert!(node.executor.checkpoint_pressing(), "the disk has no room for more beside it");
+    assert!(node.executor.checkpoint_pressing(), "the disk has no room for more alongside it");
     node.executor.checkpoint().unwrap();
     assert!(!node.executor.checkpoint_pressing());
     assert!(!round(&mut node));
     assert!(node.canister(callee).queues.apart().count() > 10);
 }
 
+// Promise: P3 - A canister with 10,000 open calls is stopped, emptied and deleted; bytes, contexts
+//   and files return.
 #[test]
 fn a_canister_with_ten_thousand_open_calls_is_stopped_emptied_and_deleted() {
     const CALLEES: usize = 25;
@@ -641,8 +651,8 @@ fn a_canister_with_ten_thousand_open_calls_is_stopped_emptied_and_deleted() {
     assert!(open(&node) > 9_000, "{} are open", open(&node));
     assert!(node.payload_files().len() > 500, "{} payloads", node.payload_files().len());
     node.executor.checkpoint().unwrap();
-    // It is told to stop, which it cannot while calls are open. Then its code goes: what was called
-    // goes on, and responses are dropped as they come.
+    // It gets a stop request, which cannot complete while calls are open. Then its code is removed:
+    // the callees continue, and responses are dropped as they arrive.
     let argument = Named { canister_id: caller };
     let (aaaaa, arg) = (Principal::management_canister(), candid::encode_one(&argument).unwrap());
     let stop = node.ingress(user(1), aaaaa, caller, "stop_canister", arg.clone());
@@ -663,7 +673,7 @@ fn a_canister_with_ten_thousand_open_calls_is_stopped_emptied_and_deleted() {
     assert_eq!(open(&node), 0);
     node.manage(user(1), caller, "delete_canister", &argument).unwrap();
     assert!(!node.executor.state().contains(&caller));
-    // Each call ran once, though nobody waited for most of the responses, and nothing is left.
+    // Each call ran once, although most of the responses had no receiver, and nothing is left.
     let answered: usize = callees.iter().map(|id| node.notes(*id).len()).sum();
     assert_eq!(answered, CALLEES * CALLS);
     let totals = *node.executor.state().totals();
@@ -680,14 +690,14 @@ fn a_canister_with_ten_thousand_open_calls_is_stopped_emptied_and_deleted() {
     node.restart().executor.state().check();
 }
 
-/// A node whose caller made calls of so many bytes each towards a callee that takes up one in a
+/// A node whose caller made calls of these sizes in bytes towards a callee that executes one in a
 /// round.
 fn with_large_calls(limits: limits::Limits, sizes: &[usize]) -> (Node, [Principal; 2]) {
     let mut node = Node::with(limits);
     let (caller, callee) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
     node.executor.checkpoint().unwrap();
     for (number, bytes) in (0u8..).zip(sizes) {
-        // It comes back as large as it went.
+        // It is returned as large as it was sent.
         let program = [Op::Spend(3_990_000_000), Op::Note(vec![number; *bytes]), Op::ReplyArgument];
         let mut call = CallOp::new(callee, &program);
         (call.on_reply, call.on_reject) = (vec![Op::NoteArgument], vec![Op::NoteReject]);
@@ -698,11 +708,12 @@ fn with_large_calls(limits: limits::Limits, sizes: &[usize]) -> (Node, [Principa
 
 const SIZES: [usize; 6] = [20_000, 300_000, 9_000, 100, 1_000_000, 262_144];
 
+// Promise: P3 - A payload beyond 8 KiB of a queued message is stored in a file.
 #[test]
 fn what_large_messages_carry_lies_in_files_while_they_wait() {
     let (mut node, [caller, callee]) = with_large_calls(limits(), &SIZES);
     node.round();
-    // Those that were taken up in the round they came in never had a file.
+    // Messages that were executed in the round they arrived in never had a file.
     let waiting = node.payloads();
     assert!(waiting.len() >= 3, "{waiting:?}");
     assert_eq!(node.payload_files(), waiting);
@@ -743,6 +754,7 @@ fn what_large_messages_carry_lies_in_files_while_they_wait() {
     node.restart().executor.state().check();
 }
 
+// Promise: P3 - A call beyond the number of open calls is refused, and all calls get a response.
 #[test]
 fn a_call_beyond_the_number_that_may_be_open_is_refused_and_all_are_answered() {
     let mut limits = with_room_for_calls();
@@ -767,6 +779,7 @@ fn a_call_beyond_the_number_that_may_be_open_is_refused_and_all_are_answered() {
     node.restart();
 }
 
+// Promise: P3 - Payloads count towards the bytes that a round may write.
 #[test]
 fn what_messages_carry_counts_in_what_a_round_may_write() {
     let mut limits = with_room_for_calls();
@@ -795,6 +808,7 @@ fn what_messages_carry_counts_in_what_a_round_may_write() {
     assert_eq!(node.notes(caller), ["on"; 60]);
 }
 
+// Promise: P8 - Block time that is set back moves timers and expires waiting calls.
 #[test]
 fn time_that_is_set_back_moves_timers_and_ends_what_waits() {
     const DAY: u64 = 86_400 * SECOND;
@@ -824,7 +838,7 @@ fn time_that_is_set_back_moves_timers_and_ends_what_waits() {
     node.round();
     assert_eq!(node.result_if_any(&waiting), None);
 
-    // What members agreed on never goes back, and no time comes twice.
+    // The agreed time never decreases, and no time is used twice.
     let before = node.executor.time();
     let back = Time(before.0 - DAY);
     let agreed = Some(AgreedRound { epoch: 0, view: 1 });

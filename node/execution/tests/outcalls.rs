@@ -52,7 +52,7 @@ fn member(number: u8) -> NodeInfo {
     NodeInfo { node_id: user(number), public_key_der: vec![number] }
 }
 
-/// A node whose subnet makes requests, of which so many may be open.
+/// A node whose subnet makes requests, of which `open` may be open.
 fn node(open: u64) -> Node {
     let mut limits: Limits = limits();
     limits.outcalls.open = open;
@@ -74,7 +74,7 @@ fn request(arg: Vec<u8>, cycles: Cycles) -> Op {
     call.op()
 }
 
-/// Has the canister ask, and goes on until the request is open.
+/// Has the canister make a request, and runs a round, after which the request is open.
 fn ask(node: &mut Node, canister: CanisterId, cycles: Cycles) -> state::RequestId {
     let call = node.send(canister, &[request(argument(Method::get, None), cycles)]);
     node.round();
@@ -97,6 +97,7 @@ fn open(node: &Node) -> usize {
     node.executor.state().subnet.outcalls.open().len()
 }
 
+// Promise: P12 - A request gets exactly one answer.
 #[test]
 fn a_request_waits_for_its_answer_and_is_answered_once() {
     let mut node = node(10);
@@ -139,6 +140,7 @@ fn an_answer_to_another_request_or_over_the_bounds_of_this_is_none() {
     assert_eq!(node.result(&call).unwrap(), [1; 1_124]);
 }
 
+// Promise: P12 - A request without an answer ends at its deadline.
 #[test]
 fn a_request_that_nobody_answers_ends_at_its_time() {
     let mut node = node(10);
@@ -155,6 +157,7 @@ fn a_request_that_nobody_answers_ends_at_its_time() {
     assert_eq!(told, "2: Canister http request timed out");
 }
 
+// Promise: P12 - Open requests are bounded, and no canister has all places.
 #[test]
 fn no_more_requests_are_open_than_may_be_and_no_canister_has_all_places() {
     let mut node = node(4);

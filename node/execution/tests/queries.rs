@@ -111,7 +111,7 @@ fn nesting_is_bounded() {
     };
     let depth = node.config.limits.execution.composite_query_depth;
     assert_eq!(ask(&node, id, "compose", nested(depth)).unwrap().bytes, b"deep");
-    // Who calls too deeply is told, and may answer.
+    // A caller that nests too deeply gets an error, and may answer.
     assert_eq!(ask(&node, id, "compose", nested(depth + 1)).unwrap().bytes, b"too deep");
     assert_eq!(node.sandbox.kept(), 0);
     let mut hungry = composite(id, "look", &[Op::Spend(4_900_000_000), Op::Reply(vec![])]);

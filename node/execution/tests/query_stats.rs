@@ -1,4 +1,4 @@
-//! Stories about what `canister_status` tells of queries.
+//! Stories about the query statistics in `canister_status`.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -81,6 +81,7 @@ fn totals(calls: u128, instructions: u64, request: usize, response: usize) -> Qu
     }
 }
 
+// Promise: P9 - `query_stats` include a query after at most three periods.
 #[test]
 fn queries_are_in_the_totals_when_their_period_and_the_next_two_are_over() {
     let mut counting = Counting::new();
@@ -179,7 +180,7 @@ fn uninstalling_keeps_the_totals_and_deletion_takes_them() {
     assert!(counting.node.executor.state().subnet.query_reports == reports_of_nothing(&counting));
 }
 
-/// What the state has while nobody reported anything in the period that runs.
+/// The expected state if no member reported anything in the current period.
 fn reports_of_nothing(counting: &Counting) -> state::QueryReports {
     let mut reports = state::QueryReports::default();
     reports.begin(counting.node.executor.height().0 / PERIOD, &[]);
@@ -198,7 +199,7 @@ fn executing_the_same_blocks_again_gives_the_same_totals_and_a_restart_keeps_the
     let found = counting.totals(id);
     assert_eq!(found.calls, 30);
     assert_eq!(found.response_bytes, (0..30).sum::<u128>());
-    // A member that counted nothing, and one that comes back from a checkpoint within a period.
+    // A member that counted nothing, and one that restarts from a checkpoint within a period.
     let mut other = Node::with_config(alone(), None);
     for (at, (batch, _, root)) in counting.node.log.clone().into_iter().enumerate() {
         assert_eq!(other.execute(batch, &[]).root, root);
@@ -218,6 +219,8 @@ fn counts(calls: u64) -> QueryCounts {
     QueryCounts { calls, instructions: 9 * calls, request_bytes: 2 * calls, response_bytes: calls }
 }
 
+// Promise: P9 - Of `3f+1` members, `f` faulty ones inflate totals to at most `f` times an honest
+//   report.
 #[test]
 fn of_four_members_one_that_lies_adds_no_more_than_another_saw() {
     let config = subnet_config(short_periods());
@@ -231,10 +234,10 @@ fn of_four_members_one_that_lies_adds_no_more_than_another_saw() {
         (nodes[0], vec![(one, counts(10)), (two, counts(3))]),
         (nodes[1], vec![(one, counts(12))]),
         (nodes[2], vec![(one, counts(11))]),
-        // What it likes, of canisters that exist and of one that does not.
+        // Arbitrary figures, of canisters that exist and of one that does not.
         (nodes[3], vec![(one, counts(u64::MAX / 9)), (two, counts(1 << 50))]),
         (nodes[3], vec![(ExecutorConfig::canister_id(9_999), counts(5))]),
-        // It does not count again, whatever it says, nor does who is no member.
+        // A second report does not count, whatever its content, nor does one of a non-member.
         (nodes[0], vec![(one, counts(1_000))]),
         (user(3), vec![(one, counts(1_000))]),
     ]
@@ -256,7 +259,7 @@ fn of_four_members_one_that_lies_adds_no_more_than_another_saw() {
     }
 }
 
-/// The same batch on both, which come to the same.
+/// The same batch on both, with the same result.
 fn both(members: &mut [Node; 2], report: Option<QueryReport>) {
     let mut batch = members[0].batch();
     batch.queries = report.map(Box::new);

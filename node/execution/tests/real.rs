@@ -338,6 +338,7 @@ fn slow_module() -> Vec<u8> {
     wat::parse_str(text).unwrap()
 }
 
+// Promise: P13 - Slow queries end at their deadline, and others are served.
 fn slow_queries_are_ended_and_others_are_served() {
     let mut limits = limits();
     limits.execution.query_threads = 1;
@@ -385,7 +386,7 @@ fn slow_queries_are_ended_and_others_are_served() {
     is_ended(queries.inspect(&call).unwrap_err());
     let transformed = queries.transform((slow, state::Height(0)), "endless", &none());
     assert!(matches!(transformed, Err(execution::NotTransformed::Died(_))), "{transformed:?}");
-    // A worker that was ended for its query is not a worker in trouble.
+    // A worker that was ended for its query is not a faulty worker.
     real.query(other, "get", none()).unwrap();
     assert_eq!(queries.ended(), execution::EndedQueries { wall_clock: 6, wait: 0 });
     let statistics = real.pool.lock().unwrap().as_ref().unwrap().statistics();
@@ -405,6 +406,7 @@ fn a_killed_worker_costs_nothing_certified() {
     assert!(real.node.log.iter().all(|(_, verdicts, _)| verdicts.is_empty()));
 }
 
+// Promise: P8 - Real workers give equal roots on any number of threads and over restarts.
 fn threads_and_restarts_change_no_root() {
     let live = |threads: u64, restarts: bool| {
         let mut real = real(threads);
@@ -478,6 +480,7 @@ fn long_life(places: u64, threads: u64, after: fn(u64, Real) -> Real) -> Vec<[u8
     real.node.log.iter().map(|(.., root)| *root).collect()
 }
 
+// Promise: P13 - Long messages give the same result with kept and with lost workers.
 fn long_messages_come_to_the_same_whatever_is_kept() {
     let kept = long_life(4, 2, |_, real| real);
     assert_eq!(kept, long_life(0, 1, |_, real| real));
@@ -551,7 +554,7 @@ fn begin_upgrade(node: &mut Node, id: CanisterId, version: u64) -> RequestId {
     node.ingress(user(1), Principal::management_canister(), id, "install_code", arg)
 }
 
-/// Two canisters that are upgraded beside a long message, in slices of so many instructions.
+/// Two canisters that are upgraded alongside a long message, in slices of `slice` instructions.
 fn upgrade_life(
     places: u64,
     slice: u64,
@@ -595,6 +598,7 @@ fn upgrade_life(
     (real.node.log.iter().map(|(.., root)| *root).collect(), sums, rounds)
 }
 
+// Promise: P13 - An upgrade in slices gives the same result with kept and with lost workers.
 fn an_upgrade_in_slices_comes_to_the_same_whatever_is_kept() {
     let (roots, sums, rounds) = upgrade_life(4, 3_000_000, false, |_, real| real);
     assert!(rounds > 20, "{rounds}");
@@ -620,6 +624,7 @@ fn an_upgrade_in_slices_comes_to_the_same_whatever_is_kept() {
     assert_eq!((&roots, &sums), (&restarted.0, &restarted.1));
 }
 
+// Promise: P13 - A paused message of a module without a memory completes.
 fn a_heap_kept_for_a_module_without_a_memory_holds_up_no_round() {
     let mut limits = limits();
     limits.execution.instructions_per_slice = 10_000_000;
@@ -649,7 +654,7 @@ fn a_heap_kept_for_a_module_without_a_memory_holds_up_no_round() {
     let heap_pages =
         |real: &Real| real.node.canister(id).execution.as_ref().unwrap().heap.wasm_pages;
     assert_eq!(heap_pages(&real), 1);
-    // Nobody waits for a worker that tells of another heap.
+    // No retry for a worker that reports another heap.
     real.node.retry.act(|trouble| panic!("{trouble:?}"));
     let spin = real.node.ingress(user(1), id, id, "spin", none());
     real.node.round();
@@ -682,6 +687,7 @@ fn fetch(
     dir
 }
 
+// Promise: P13 - A fetched state with paused messages continues like its source.
 fn a_fetched_state_goes_on_as_its_source_does() {
     let mut limits = limits();
     limits.execution.instructions_per_slice = 1_000_000;

@@ -187,6 +187,7 @@ fn live(seed: u64, threads: u64, restarts: &[usize]) -> (Vec<[u8; 32]>, Vec<Batc
     (node.log.iter().map(|(_, _, root)| *root).collect(), batches)
 }
 
+// Promise: P8 - Equal batches give equal roots on any number of threads and over restarts.
 #[test]
 fn the_same_life_gives_the_same_roots_on_any_number_of_threads_and_over_restarts() {
     for seed in 0..8 {

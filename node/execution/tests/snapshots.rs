@@ -94,6 +94,7 @@ fn content(node: &mut Node, id: CanisterId) -> impl PartialEq + std::fmt::Debug 
     (module, execution.stable.wasm_pages, pages, canister.certified_data, canister.chunks)
 }
 
+// Promise: P9 - A loaded snapshot restores memories, module and certified data.
 #[test]
 fn a_snapshot_brings_back_what_was() {
     let mut node = Node::new();
@@ -138,6 +139,8 @@ fn a_snapshot_brings_back_what_was() {
     node.restart();
 }
 
+// Promise: P5 - Snapshots survive checkpoints and restarts, and deleted ones leave no memory,
+//   module or chunk.
 #[test]
 fn snapshots_survive_checkpoints_and_restarts_and_what_is_not_named_goes() {
     let mut node = Node::new();
@@ -399,7 +402,7 @@ fn what_is_read_out_of_one_can_be_uploaded_to_another_canister_and_loaded() {
     let error = load(&mut node, other, &uploaded).unwrap_err();
     assert_eq!(error.error_code.0, 505, "zeros are no module");
 
-    // In pieces whose borders are no pages.
+    // In pieces that are not aligned to pages.
     let piece = 10_007;
     let whole =
         |bytes: u64| (0..bytes).step_by(piece).map(move |at| (at, (piece as u64).min(bytes - at)));
@@ -521,6 +524,7 @@ fn an_upload_must_fit_its_module() {
     assert_eq!(node.call(id, &[Op::Reply(b"up".to_vec())]).unwrap(), b"up");
 }
 
+// Promise: P4 - Snapshots count in the disk of their canister and are deleted with it.
 #[test]
 fn snapshots_cost_cycles_and_room_and_go_when_there_are_none() {
     let mut node = Node::new();
@@ -569,7 +573,7 @@ fn snapshots_cost_cycles_and_room_and_go_when_there_are_none() {
 #[test]
 fn a_snapshot_is_loaded_and_taken_where_the_subnet_has_room_for_it_once_more() {
     let mut limits = limits();
-    // Little by little: what is left is divided among those who execute.
+    // Little by little: the rest is divided among the executing canisters.
     let grow = |node: &mut Node, id| {
         for _ in 0..8 {
             node.call(id, &[Op::Grow(250), Op::Reply(vec![])]).unwrap();
@@ -581,7 +585,7 @@ fn a_snapshot_is_loaded_and_taken_where_the_subnet_has_room_for_it_once_more() {
     take(&mut node, id);
     let taken = node.executor.state().totals().memory_taken;
     drop(node);
-    // What it has twice fits, with a little beside.
+    // Twice its memory fits, with little room to spare.
     limits.subnet.memory_capacity_bytes = taken + 1_000 * WASM_PAGE;
     let mut node = Node::with(limits);
     let id = deployed(&mut node);
@@ -597,7 +601,7 @@ fn a_snapshot_is_loaded_and_taken_where_the_subnet_has_room_for_it_once_more() {
     }
     assert_eq!(content(&mut node, id), before);
     assert_eq!(list(&mut node, id), std::slice::from_ref(&snapshot));
-    // What takes the memories over copies nothing.
+    // Taking the memories over copies nothing.
     take_with(&mut node, id, Some(snapshot.id), Some(true)).unwrap();
 }
 

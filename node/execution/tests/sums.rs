@@ -1,5 +1,5 @@
-//! Amounts at the edge of what fits: whoever sends them is refused or served, and nobody else
-//! notices. docs/sums.md says why each sum holds.
+//! Amounts at the edge of what fits: the sender is refused or served, and other clients are not
+//! affected. docs/sums.md says why each sum holds.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -40,6 +40,7 @@ fn power(exponent: u32) -> Nat {
     value
 }
 
+// Promise: P15 - A balance of 2^128 - 1 cycles stops nothing.
 #[test]
 fn all_the_cycles_there_can_be_are_no_reason_to_stop() {
     let mut node = Node::new();
@@ -57,7 +58,7 @@ fn all_the_cycles_there_can_be_are_no_reason_to_stop() {
     let beyond = create(&mut node, power(128));
     assert_eq!(node.canister(beyond).cycles, Cycles::MAX);
 
-    // Everybody else gets theirs all the same.
+    // Other clients still get theirs.
     for _ in 0..3 {
         let another = create(&mut node, Nat::from(Cycles::MAX));
         assert_eq!(node.canister(another).cycles, Cycles::MAX);
@@ -69,6 +70,7 @@ fn all_the_cycles_there_can_be_are_no_reason_to_stop() {
     assert_eq!(node.canister(rich).cycles, Cycles::MAX);
 }
 
+// Promise: P15 - Cycles that a full balance cannot accept stay with the caller.
 #[test]
 fn what_a_full_balance_cannot_take_is_left_with_the_caller() {
     let mut node = Node::new();
@@ -81,7 +83,7 @@ fn what_a_full_balance_cannot_take_is_left_with_the_caller() {
     fill(&mut node, giver);
     fill(&mut node, full);
 
-    // Accepting takes what fits, the rest goes back; what the execution did not use of its
+    // Accepting takes what fits, the rest is refunded; the unused part of the execution's
     // prepayment is lost with a full balance, and counted.
     let mut call = CallOp::new(full, &[Op::Accept(Cycles::MAX), Op::Reply(vec![])]);
     call.cycles = 1 << 127;
@@ -102,6 +104,7 @@ fn what_a_full_balance_cannot_take_is_left_with_the_caller() {
     assert!(node.canister(giver).cycles > kept - 100_000_000_000);
 }
 
+// Promise: P15 - A refund that a full balance cannot accept is lost and counted.
 #[test]
 fn a_refund_to_a_balance_that_was_filled_meanwhile_is_lost_and_counted() {
     let mut node = Node::new();
@@ -132,6 +135,7 @@ fn a_refund_to_a_balance_that_was_filled_meanwhile_is_lost_and_counted() {
     assert_eq!(counted, node.canister(caller).consumption.burned);
 }
 
+// Promise: P15 - A number of two megabytes counts as the largest number.
 /// Millions of digits are neither written out nor copied about: that takes time in the square of
 /// their number.
 #[test]
@@ -139,7 +143,7 @@ fn a_number_of_two_megabytes_is_no_more_than_the_largest() {
     let mut node = Node::new();
     let id = create(&mut node, Nat::from(0u8));
     let huge = {
-        // One nat: 2 MB - 1 bytes of seven bits that go on, and one that does not.
+        // One nat: 2 MB - 1 bytes of seven bits with a continuation bit, and one without.
         let mut arg = candid::encode_one(ic::ProvisionalTopUpCanisterArgs {
             canister_id: id,
             amount: 0u8.into(),
@@ -163,6 +167,7 @@ fn a_number_of_two_megabytes_is_no_more_than_the_largest() {
     assert!(refused.message.len() < 200, "{}", refused.message);
 }
 
+// Promise: P16 - Without provisional methods the refusal names the setting.
 #[test]
 fn without_provisional_methods_the_refusal_names_the_setting() {
     let mut config = common::config(common::limits());
@@ -233,7 +238,7 @@ fn program(random: &mut ChaCha8Rng, ids: &[CanisterId], depth: u32) -> Vec<Op> {
     ops
 }
 
-/// One call with numbers at the edges, of a user who may be anybody.
+/// One call with numbers at the edges, of an arbitrary user.
 fn anything(node: &mut Node, random: &mut ChaCha8Rng, ids: &[CanisterId]) -> state::RequestId {
     fn send(
         node: &mut Node,
@@ -286,6 +291,8 @@ fn anything(node: &mut Node, random: &mut ChaCha8Rng, ids: &[CanisterId]) -> sta
     }
 }
 
+// Promise: P15 - No number in an argument, up to 2^128 - 1 and beyond, stops a node or loses
+//   cycles.
 #[test]
 fn no_number_stops_a_node_or_makes_cycles_go_missing() {
     for seed in 0..12 {
@@ -326,7 +333,7 @@ fn no_number_stops_a_node_or_makes_cycles_go_missing() {
                 .get(id)
                 .is_some_and(|entry| matches!(entry.status, Status::Received | Status::Processing))
         });
-        assert_eq!(open.count(), 0, "seed {seed}: somebody waits for ever");
+        assert_eq!(open.count(), 0, "seed {seed}: a message waits for ever");
         assert!(node.executor.state().subnet.minted > Cycles::MAX);
         node.restart();
     }

@@ -1,5 +1,5 @@
 //! State sync: manifests that agree whatever else nodes do, snapshots that are shown while their
-//! node goes on, and states put together from chunks, over crashes, lies and full disks.
+//! node continues, and states built from chunks, over crashes, invalid chunks and full disks.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -110,7 +110,7 @@ fn after(node: &Node, height: Height) -> Vec<(Batch, [u8; 32])> {
     log.map(|(batch, _, root)| (batch.clone(), *root)).collect()
 }
 
-/// The node in `dir` is at `height` and goes on as the source did.
+/// Checks that the node in `dir` is at `height` and continues as the source did.
 fn check_installed(dir: &Path, source: &mut Node, height: Height) -> Node {
     let mut node = Node::at(dir.to_path_buf(), source.config.clone(), None);
     assert_eq!(node.executor.height(), height);
@@ -371,6 +371,7 @@ fn a_state_is_put_together_in_an_empty_directory() {
     assert_eq!(node.executor.snapshots().newest(), source.executor.snapshots().newest());
 }
 
+// Promise: P19 - A fetched state includes the snapshots of canisters.
 #[test]
 fn snapshots_of_canisters_come_with_a_state_that_is_fetched() {
     let (mut source, ids) = populated(sync_limits());
@@ -509,7 +510,7 @@ fn wrong_chunks_are_refused_and_cost_nothing() {
             assert!(!error.is_peer_fault());
             installer.offer(chunk, &bytes).unwrap();
             let again = installer.offer(chunk, &bytes).unwrap_err();
-            assert!(!again.is_peer_fault(), "a chunk that came twice is nobody's fault");
+            assert!(!again.is_peer_fault(), "a chunk that came twice is not a fault");
         }
     }
     assert_eq!(kinds.len(), 5);
@@ -598,7 +599,8 @@ fn a_crash_within_the_swap_leaves_the_old_state_or_the_new_one() {
     work(&mut source, &ids, 3);
     let (height, root) = until_newer(&mut source, first);
     let old = close(stale).unwrap();
-    // A complete installation, taken apart again: the new state under sync/, the old one beside it.
+    // A complete installation, taken apart again: the new state under sync/, the old one next to
+    // it.
     let ready = tempfile::tempdir().unwrap();
     let mut installer = begin(ready.path(), height, root, None);
     fetch(&mut installer, &source.executor.snapshots(), usize::MAX);
@@ -654,6 +656,7 @@ fn install_on(
     Ok(())
 }
 
+// Promise: P6 - A power cut during state installation leaves the old state or the new one.
 #[test]
 fn a_power_cut_at_any_operation_of_an_installation_leaves_the_old_state_or_the_new_one() {
     let (mut source, ids) = populated(sync_limits());
@@ -716,8 +719,8 @@ fn a_power_cut_at_any_operation_of_an_installation_leaves_the_old_state_or_the_n
         );
         assert_eq!(content, old_content, "operation {operation} of {operations}");
         old_ones += 1;
-        // What is left of what was fetched is used, or fetched again.
-        // (The node that was looked at did not use the simulated disk, so it begins anew.)
+        // Remaining chunks of the earlier fetch are used, or fetched again. (The node that was
+        // checked did not use the simulated disk, so it begins anew.)
         let disk = SimulatedDisk::new(dir.path(), operation).unwrap();
         install_on(&disk, &data, goal, &snapshots).unwrap();
         disk.cut_power().unwrap();
@@ -855,7 +858,7 @@ fn a_full_disk_stops_an_installation_until_there_is_room() {
         OfferError::Rejected(rejected) => panic!("{rejected}"),
     }
     disk.resize("200m");
-    // The same installer goes on, and so would another.
+    // The same installer continues, and so would another.
     fetch(&mut installer, &snapshots, usize::MAX);
     installer.finish().unwrap();
     check_installed(dir.path(), &mut source, height);
@@ -1046,6 +1049,7 @@ fn messages_that_wait_come_with_a_fetched_state() {
     check_installed(beside.path(), &mut source, newer);
 }
 
+// Promise: P3 - Payload files of a leased snapshot stay until the lease ends.
 #[test]
 fn payloads_of_a_leased_snapshot_stay_when_their_messages_are_over() {
     let mut source = Node::of_subnet(sync_limits());

@@ -1,4 +1,5 @@
-//! Stories about what this machine lacks: rounds wait for it, and no state ever tells.
+//! Stories about resources that this machine lacks: rounds wait for them, and no state depends on
+//! them.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod common;
@@ -46,6 +47,7 @@ fn write(node: &mut Node, ids: &[CanisterId], round: u64) -> Batch {
     node.batch()
 }
 
+// Promise: P13 - Queries on old states delay no round and change no root.
 #[test]
 fn queries_that_read_old_states_hold_up_no_round_and_change_no_root() {
     let (mut slow, ids) = writers(tight());
@@ -70,6 +72,7 @@ fn queries_that_read_old_states_hold_up_no_round_and_change_no_root() {
     slow.restart();
 }
 
+// Promise: P13 - A query that is cut off names its limit.
 #[test]
 fn a_query_that_was_cut_off_says_which_limit_it_met() {
     let (mut node, ids) = writers(tight());
@@ -122,7 +125,7 @@ fn a_query_is_executed_again_when_its_worker_dies_but_not_for_ever() {
 fn a_damaged_module_on_disk_is_trouble_of_the_node_and_is_named() {
     let (mut node, ids) = writers(limits());
     node.call(ids[0], &[Op::Reply(vec![])]).unwrap();
-    // Nothing is repeated at the start, so the module is not looked at before the query.
+    // Nothing is repeated at the start, so the module is not loaded before the query.
     node.executor.checkpoint().unwrap();
     let mut node = node.restart();
     node.round();
@@ -152,6 +155,7 @@ fn a_damaged_module_on_disk_is_trouble_of_the_node_and_is_named() {
     assert_eq!(node.sandbox.preparations.load(Relaxed), preparations);
 }
 
+// Promise: P7 - A dead worker is replaced, and no root changes.
 #[test]
 fn a_worker_that_dies_is_waited_for_and_leaves_no_trace() {
     let (mut unlucky, ids) = writers(limits());
@@ -174,11 +178,12 @@ fn a_worker_that_dies_is_waited_for_and_leaves_no_trace() {
     assert_eq!(lucky.retry.troubles(), []);
 }
 
-/// Gives up after so many waits, as a node that is told to stop.
+/// Gives up after this many waits, as a node that is ordered to stop.
 fn impatient(node: &Node, waits: u32) {
     node.retry.act(move |trouble| if trouble.attempt < waits { Ok(()) } else { Err(Closing) });
 }
 
+// Promise: P7 - A verdict of the operator ends a message that kills every worker.
 #[test]
 fn an_operator_lets_a_node_past_a_message_that_kills_every_worker() {
     let (mut node, ids) = writers(limits());
@@ -191,7 +196,7 @@ fn an_operator_lets_a_node_past_a_message_that_kills_every_worker() {
     let verdict = node.retry.troubles().last().unwrap().place.message.clone().unwrap();
     assert_eq!(verdict, Fault { canister_id: ids[1], ordinal: 0 });
 
-    // What the round did does not count: the node starts again, with the verdict.
+    // The effects of the round do not count: the node starts again, with the verdict.
     let mut node = node.restart();
     node.sandbox.deaths.store(u64::MAX, Relaxed);
     let result = node.execute(batch.clone(), std::slice::from_ref(&verdict));
@@ -241,6 +246,7 @@ fn a_verdict_on_an_answer_ends_its_call_and_nothing_else() {
     assert_eq!(node.call(ids[0], &[Op::Reply(b"on".to_vec())]).unwrap(), b"on");
 }
 
+// Promise: P7 - A panic names its message, and a verdict lets the node continue.
 #[test]
 fn a_panic_stops_the_node_in_words_and_a_verdict_lets_it_go_on() {
     let (mut node, ids) = writers(limits());
@@ -290,6 +296,7 @@ fn a_panic_in_a_management_call_names_method_caller_and_command() {
     assert_eq!(node.call(ids[1], &[Op::Reply(b"on".to_vec())]).unwrap(), b"on");
 }
 
+// Promise: P7 - A round waits for files that cannot be created.
 #[test]
 fn files_that_cannot_be_made_are_waited_for() {
     let (mut node, ids) = writers(limits());
@@ -331,7 +338,7 @@ fn files_that_cannot_be_made_are_waited_for() {
     node.restart();
 }
 
-/// Calls of 100 kB each that wait for a callee which takes up one in a round.
+/// Calls of 100 kB each that wait for a callee which executes one in a round.
 fn large_calls(node: &mut Node, count: u8) -> CanisterId {
     let (caller, callee) = (node.deploy(&Spec::default()), node.deploy(&Spec::default()));
     for number in 0..count {
@@ -344,8 +351,9 @@ fn large_calls(node: &mut Node, count: u8) -> CanisterId {
     callee
 }
 
-/// What a canister and its snapshot do not share is moved apart, and the one that keeps the place waits
-/// for the checkpoint after that.
+// Promise: P4 - A checkpoint frees disk while some folding fails for lack of it.
+/// Pages that a canister and its snapshot do not share are moved apart, and the one that keeps the
+/// place waits for the checkpoint after that.
 #[test]
 fn what_a_checkpoint_lets_go_of_makes_room_although_some_of_the_folding_fails() {
     let temporary = tempfile::tempdir().unwrap();
@@ -394,6 +402,7 @@ fn what_a_checkpoint_lets_go_of_makes_room_although_some_of_the_folding_fails() 
     node.restart();
 }
 
+// Promise: P7 - A round waits for disk room of payload files and gives the same root.
 #[test]
 fn a_disk_that_has_no_room_for_a_payload_is_waited_for() {
     let temporary = tempfile::tempdir().unwrap();
@@ -442,6 +451,7 @@ thread_local! {
     static NO_ROOM: Cell<u64> = const { Cell::new(0) };
 }
 
+// Promise: P7 - A round waits for disk room of the state's heap and gives the same root.
 #[test]
 fn a_disk_that_has_no_room_for_the_state_s_heap_is_waited_for() {
     let ready = || {
@@ -463,15 +473,16 @@ fn a_disk_that_has_no_room_for_the_state_s_heap_is_waited_for() {
         assert_eq!(roots[0], roots[1], "round {round}");
     }
     let troubles = node.retry.troubles();
-    // Asked once before it counts as trouble.
+    // Retried once before it counts as trouble.
     assert_eq!(troubles.len(), 3, "{troubles:?}");
     let name = |trouble: &Trouble| trouble.to_string().contains("heap");
     assert!(troubles.iter().all(name), "{troubles:?}");
     assert!(troubles.iter().all(|trouble| trouble.awaits_verdict().is_none()));
-    assert_eq!(node.retry.over.load(Relaxed), 1, "it is told that there is room again");
+    assert_eq!(node.retry.over.load(Relaxed), 1, "the end of the trouble is reported");
     node.restart();
 }
 
+// Promise: P3 - A round with large payloads writes them before it ends.
 #[test]
 fn a_round_that_brings_much_writes_it_before_it_is_over() {
     let temporary = tempfile::tempdir().unwrap();
@@ -504,6 +515,7 @@ fn a_round_that_brings_much_writes_it_before_it_is_over() {
     assert_eq!(node.notes(caller), ["on"; 6]);
 }
 
+// Promise: P6 - A damaged payload stops the node with an error message.
 #[test]
 fn a_payload_that_is_not_what_it_was_ends_the_node_in_words() {
     let mut node = Node::new();

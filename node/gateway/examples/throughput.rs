@@ -1,8 +1,8 @@
 //! Drives a gateway over a node that answers at once, and prints requests per second and latencies.
 //!
-//! `cargo run --release -p gateway --example throughput -- <seconds> <connections>`. What it shows
-//! is the gateway's own cost: HTTP, CBOR, signatures. Client and gateway share the machine; the
-//! client signs before the clock starts.
+//! `cargo run --release -p gateway --example throughput -- <seconds> <connections>`. It measures
+//! the gateway's own cost: HTTP, CBOR, signatures. Client and gateway share the machine; the client
+//! signs before the clock starts.
 
 #![allow(clippy::unwrap_used)]
 

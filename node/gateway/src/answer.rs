@@ -1,6 +1,6 @@
-//! What a request is answered with: bodies of the interface specification, and refusals that teach.
+//! Answers to requests: bodies of the interface specification, and refusals with an explanation.
 //!
-//! A refusal names what was wrong or which limit was met, with its value and what to do. Its
+//! A refusal names the error, or the limit that was met with its value, and what to do. Its
 //! `reason` is the label under which it is counted.
 
 use bytes::Bytes;
@@ -103,7 +103,7 @@ impl Refused {
 pub(crate) enum Readers {
     /// Pages of any origin: they are clients.
     Anyone,
-    /// The node's own pages: what the operator sees is nobody else's.
+    /// The node's own pages: operator data must not be readable by others.
     SameOrigin,
 }
 
@@ -293,7 +293,7 @@ impl NodeSigner {
     }
 }
 
-/// What `/api/v2/status` says.
+/// Content of `/api/v2/status`.
 pub(crate) fn status(
     root_key_der: &[u8],
     version: &str,

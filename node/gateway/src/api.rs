@@ -32,7 +32,7 @@ pub struct QueryRequest {
     pub sender_info: Option<SenderInfo>,
 }
 
-/// What became of an ingress message that was not refused.
+/// Outcome of an ingress message that was not refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Submitted {
     /// It waits for a block.
@@ -41,7 +41,7 @@ pub enum Submitted {
     Duplicate,
 }
 
-/// What a request asks for, as far as [`Node::check_load`] cares.
+/// Kind of a request, as far as [`Node::check_load`] needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestKind {
     /// An update call.
@@ -54,7 +54,7 @@ pub enum RequestKind {
 /// and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// A pool is full: 503, come back after so many seconds.
+    /// A pool is full: 503, with this number of seconds until a retry.
     Full {
         /// Names the pool, its limit and its value.
         message: String,
@@ -95,7 +95,7 @@ pub struct Health {
     pub certified_height: Height,
 }
 
-/// What access rules need to know of an update call.
+/// Facts of an update call for access rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestFacts {
     /// Who sent it.
@@ -108,23 +108,23 @@ pub struct RequestFacts {
     pub terminal: bool,
 }
 
-/// What an update call came to.
+/// Outcome of an update call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Answered with these bytes.
     Replied(Vec<u8>),
     /// Rejected.
     Rejected(Reject),
-    /// Answered, and the answer let go.
+    /// Answered, and the answer was dropped.
     Done,
 }
 
-/// A custom section of a canister's module, as far as everybody may know.
+/// A custom section of a canister's module, as far as it is public.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PublicMetadata {
     /// There is none of that name.
     Absent,
-    /// There is one, and its content is not for everybody.
+    /// There is one, and its content is private.
     Private,
     /// Its content.
     Public(Vec<u8>),
@@ -139,12 +139,12 @@ pub trait CertifiedView: Send + Sync {
     /// A CBOR certificate that reveals everything below the paths, or proves absence; `/time`
     /// always.
     fn certificate(&self, paths: &[Vec<Vec<u8>>]) -> Vec<u8>;
-    /// What is known of an update call.
+    /// Facts of an update call, if it is known.
     fn request(&self, id: &RequestId) -> Option<RequestFacts>;
     /// Whether `sender` may read the custom section `name`: anyone may unless it exists and is
     /// private, then controllers may.
     fn may_read_metadata(&self, canister_id: &CanisterId, name: &str, sender: &Principal) -> bool;
-    /// What an update call came to; `None` while it is not answered.
+    /// Outcome of an update call; `None` while it is not answered.
     fn outcome(&self, id: &RequestId) -> Option<Outcome>;
     /// The custom section `name` of a canister's module.
     fn public_metadata(&self, canister_id: &CanisterId, name: &str) -> PublicMetadata;
@@ -240,12 +240,12 @@ pub trait Node: Send + Sync + 'static {
     }
     /// Whether the node can serve.
     fn health(&self) -> Health;
-    /// Whether the canister id lies in a range of this subnet, whether or not such a canister
-    /// exists.
+    /// Whether the canister id is in a range of this subnet, whether or not such a canister exists.
     fn hosts(&self, canister_id: &CanisterId) -> bool;
-    /// What `/status.json` says. May block.
+    /// Content of `/status.json`. May block.
     fn report(&self) -> Report;
-    /// What `/debug/heap` says: where memory went, compressed, in bounded memory. May block.
+    /// Content of `/debug/heap`: memory by allocation site, compressed, in bounded memory. May
+    /// block.
     fn heap_profile(&self) -> Result<Vec<u8>, NoProfile> {
         Err(NoProfile::Off("this node does not sample its allocations".to_owned()))
     }

@@ -52,7 +52,7 @@ use tokio::{
 
 /// Who answers the requests of connections.
 pub trait Answers: Send + Sync + 'static {
-    /// What is known of one connection.
+    /// State of one connection.
     type Guest: Send + Sync + 'static;
 
     /// A new connection.
@@ -67,8 +67,8 @@ pub trait Answers: Send + Sync + 'static {
     fn connections_limit(&self) -> (&'static str, u64);
     /// Counts a connection that was not served.
     fn refused(&self, reason: &'static str);
-    /// Answers one request. What the call does is done also if the peer is gone; the future may be
-    /// dropped at any time, polled or not.
+    /// Answers one request. The effects of the call take place even if the peer is gone; the future
+    /// may be dropped at any time, polled or not.
     fn answer(
         self: Arc<Self>,
         request: Request<Incoming>,
@@ -80,14 +80,14 @@ pub trait Answers: Send + Sync + 'static {
 pub enum Outgoing {
     /// All of it.
     Whole(Full<Bytes>),
-    /// Piece by piece, so many bytes together if that is known; else an empty piece is the end. An
-    /// error, or an end that comes too early, ends the connection.
+    /// Piece by piece, with the total number of bytes if it is known; otherwise an empty piece is
+    /// the end. An error, or an end that comes too early, ends the connection.
     Pieces(mpsc::Receiver<io::Result<Bytes>>, Option<u64>),
 }
 
 /// A kept-alive connection without a request is closed after this.
 const IDLE: Duration = Duration::from_secs(60);
-/// What remains of a connection asked to close is dropped after this.
+/// A connection asked to close is dropped after this.
 const CLOSING: Duration = Duration::from_secs(2);
 /// A reader may stall a response this long, and then must take
 /// [`dashboard::paced::WRITE_RATE_MIN`].
@@ -96,7 +96,7 @@ const WRITE_STALL: Duration = Duration::from_secs(20);
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// Header lines of HTTP/1.
 const HEADERS_MAX: usize = 64;
-/// Requests at once on one HTTP/2 connection, if nobody says less.
+/// Default number of concurrent requests on one HTTP/2 connection.
 pub(crate) const STREAMS_MAX: u32 = 64;
 /// Unread body bytes of one HTTP/2 stream ...
 const STREAM_WINDOW_BYTES: u32 = 64 * 1024;
@@ -116,7 +116,7 @@ pub(crate) enum Stage {
     Closed,
 }
 
-/// What a connection is doing, shared by its stream, its service and its watchdog.
+/// Activity of a connection, shared by its stream, its service and its watchdog.
 struct Activity {
     started: Instant,
     /// Requests being served.
@@ -259,7 +259,7 @@ struct Pieces {
     left: Option<u64>,
     /// The time that the peer has left of that for all pieces so far.
     patience: Duration,
-    /// What the peer has its time for, and since when: the last piece that hyper took.
+    /// The last piece that hyper took, in bytes, and when: the peer's time runs for it.
     taken: Option<(u64, Instant)>,
     active: Active,
 }
@@ -373,8 +373,8 @@ pub(crate) async fn serve<A: Answers>(
     let answer = service_fn(move |request: Request<Incoming>| {
         serving.request_begins(request.version());
         let active = Active(serving.clone());
-        // Called here and not where it is awaited: hyper drops what nobody polled yet when the peer
-        // has closed the connection behind its request.
+        // Called here and not where it is awaited: hyper drops an unpolled future when the peer has
+        // closed the connection behind its request.
         let answer = service.clone().answer(request, guest.clone());
         async move {
             let (head, body) = answer.await.into_parts();
@@ -393,7 +393,7 @@ pub(crate) async fn serve<A: Answers>(
     let mut connection = std::pin::pin!(builder.serve_connection(guarded, answer));
     let mut closing: Option<Instant> = None;
     loop {
-        // What the connection waits for may change at any moment, so it is looked at once per read
+        // The connection's deadline may change at any moment, so it is checked once per read
         // timeout at least.
         let soon = Instant::now() + read_timeout;
         let waiting = closing.or_else(|| activity.deadline(read_timeout));

@@ -4,7 +4,7 @@
 //! asks the node. Small anonymous requests are decoded where they are; everything else is decoded
 //! and verified on a blocking thread.
 //!
-//! A synchronous call registers among the waiters before it is submitted and looks at the certified
+//! A synchronous call registers among the waiters before it is submitted and reads the certified
 //! state after that, so its answer cannot slip through between the two. A call the certified state
 //! already knows is not submitted again: that is a retry or a replay, and its status is the answer.
 
@@ -33,10 +33,10 @@ use crate::{
 
 /// Bodies up to this are decoded without changing threads: a fraction of a millisecond at worst.
 const INLINE_BYTES: usize = 16 * 1024;
-/// A read_state of up to so many paths is answered without changing threads.
+/// A read_state of at most this number of paths is answered without changing threads.
 const INLINE_PATHS: usize = 16;
 
-/// What a query thread leaves behind.
+/// Result of a query thread.
 enum Ran {
     /// A short outcome, not signed yet.
     Short(Result<Vec<u8>, Reject>),
@@ -96,7 +96,7 @@ struct Checked {
     without_destination: Option<EffectiveError>,
 }
 
-/// What an endpoint takes.
+/// Kind of request that an endpoint takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Call,
@@ -183,7 +183,8 @@ impl Service {
         Ok(Checked { authenticated, without_destination })
     }
 
-    /// A call whose expiry does not fit is told what is wrong with this node's clock, if anything is.
+    /// The refusal of a call with an unsuitable expiry also states the fault of this node's clock,
+    /// if there is one.
     pub(crate) fn with_clock_fault(&self, error: AuthError) -> Refused {
         let is_expiry = matches!(error, AuthError::Expired { .. } | AuthError::TooFarAhead { .. });
         let fault = self.node.clock_fault().filter(|_| is_expiry);
@@ -211,7 +212,8 @@ impl Service {
         ))
     }
 
-    /// `call`: asynchronous (v2), or synchronous (v3, v4) for somebody who waits since then.
+    /// `call`: asynchronous (v2), or synchronous (v3, v4) for a client that has waited since
+    /// `waits_since`.
     pub(crate) async fn call(
         self: &Arc<Self>,
         effective: Effective,
@@ -257,9 +259,9 @@ impl Service {
         if let Some(error) = without_destination {
             return Err(error.into());
         }
-        // What nobody signed and nobody reads stays behind. A copy of its own in any case: what
-        // came may be a piece of a larger read buffer, which must not live for as long as
-        // the call waits.
+        // Unsigned and unused fields are removed. The envelope is copied in any case: the received
+        // bytes may be a piece of a larger read buffer, which must not live for as long as the call
+        // waits.
         let envelope = Bytes::from(canonical(&bytes, &self.bounds)?);
         if envelope.len() as u64 > self.limits.body_bytes {
             return Err(Refused::bad(
@@ -361,8 +363,8 @@ impl Service {
                     Ran::Answered(Err(no_query_worker(service.query_wait, status)))
                 }
                 (Ok(_), Some(error)) => Ran::Answered(Err(error.into())),
-                // No long reply is held outside the pool of responses: the thread goes on with the
-                // next query, whether or not anybody takes this one's.
+                // No long reply is held outside the pool of responses: the thread continues with
+                // the next query, whether or not this one's reply is taken.
                 (Ok(reply), None) if reply.len() > INLINE_BYTES => {
                     Ran::Answered(service.query_answer(&id, &Ok(reply)))
                 }

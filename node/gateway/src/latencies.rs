@@ -17,9 +17,9 @@ use std::{
 /// Buckets of an octave, as a power of two: a bucket is a sixteenth of its lower bound wide, so its
 /// middle is off by 3.2 % at most.
 const STEP_BITS: u32 = 4;
-/// Everything below is told as this, in nanoseconds as a power of two: one microsecond.
+/// Smaller values are reported as this, in nanoseconds as a power of two: one microsecond.
 const FLOOR_BITS: u32 = 10;
-/// Everything from here on is told as this: 137 seconds, longer than any wait the gateway allows.
+/// Values from here on are reported as this: 137 seconds, longer than any wait the gateway allows.
 const CEILING_BITS: u32 = 37;
 const BUCKETS: usize = ((CEILING_BITS - FLOOR_BITS) << STEP_BITS) as usize;
 
@@ -35,7 +35,7 @@ struct Shared {
     queries: Histogram,
 }
 
-/// What was recorded between two looks.
+/// Latencies recorded between two readings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LatencyWindow {
     /// Update calls answered with a certified reply or reject, synchronously.
@@ -63,8 +63,8 @@ impl Latencies {
         self.shared.queries.record(took);
     }
 
-    /// What was recorded since the last call of this on any clone. A value recorded meanwhile is in
-    /// this window or in the next, never in both or none.
+    /// Latencies recorded since the last call of this on any clone. A value recorded meanwhile is
+    /// in this window or in the next, never in both or none.
     pub fn take(&self) -> LatencyWindow {
         let updates = self.shared.updates.take();
         let queries = self.shared.queries.take();
@@ -114,7 +114,7 @@ struct Window {
 }
 
 impl Window {
-    /// By nearest rank: the smallest value that so many percent do not exceed.
+    /// By nearest rank: the smallest value that `percent` percent of the values do not exceed.
     fn percentile_millis(&self, percent: u64) -> Option<f64> {
         let rank = (self.total * percent).div_ceil(100);
         let mut seen = 0;
@@ -156,7 +156,7 @@ mod tests {
 
     fn near(told: Option<f64>, exact: Duration) {
         let (told, exact) = (told.unwrap(), exact.as_secs_f64() * 1e3);
-        assert!((told - exact).abs() <= exact * 0.05, "{told} ms is told for {exact} ms");
+        assert!((told - exact).abs() <= exact * 0.05, "{told} ms is reported for {exact} ms");
     }
 
     #[test]

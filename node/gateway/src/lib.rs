@@ -1,8 +1,8 @@
 //! The public HTTP interface.
 //!
-//! Clients reach the node through here and nowhere else: calls, queries and read_states of the
-//! interface specification, its status endpoint, and for the operator `/health`, `/metrics`,
-//! `/status.json` and `/dashboard`. The way of a request:
+//! Clients reach the node only through this crate: calls, queries and read_states of the interface
+//! specification, its status endpoint, and for the operator `/health`, `/metrics`, `/status.json`
+//! and `/dashboard`. The path of a request:
 //!
 //! ```text
 //! accept -> connection -> service -> endpoint -> Node
@@ -13,19 +13,18 @@
 //!   connections
 //! ```
 //!
-//! Canisters are served to browsers by [`web`], which has a listener of its own and shares
+//! Canisters are served to browsers by [`web`], which has a separate listener and shares
 //! connections, permits and endpoints with the rest.
 //!
-//! What bounds it: every resource a client can take has a limit of the limits table and a named
-//! answer when it is used up. Nothing is queued without a place: a connection beyond the limit is
-//! told so and closed, a request beyond it is answered 503 or 429 with `Retry-After`, a synchronous
-//! call beyond it becomes an asynchronous one.
+//! Bounds: every resource a client can take has a limit of the limits table and a named answer when
+//! it is used up. Nothing is queued without a place: a connection above the limit gets an error and
+//! is closed, a request above it is answered 503 or 429 with `Retry-After`, a synchronous call
+//! above it becomes an asynchronous one.
 //!
-//! What an envelope is, whether its sender sent it and which canister it is for is said by the
-//! crate `envelope`.
+//! The crate `envelope` defines an envelope, and checks its sender and its canister.
 //!
-//! What it must never know: how the node orders, executes or stores. It speaks to [`Node`] and
-//! [`CertifiedView`] only, and the node tells it through [`Waiters`] which calls were certified.
+//! This crate must never know how the node orders, executes or stores. It uses only [`Node`] and
+//! [`CertifiedView`], and the node reports certified calls through [`Waiters`].
 
 mod answer;
 mod api;

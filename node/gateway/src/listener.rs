@@ -1,12 +1,12 @@
 //! The listener: accepts connections up to their limit, and brings the gateway to an orderly end.
 //!
-//! A connection takes one of `connections` places before it is served. When there is none it is
-//! told so in a 503 written without reading anything, by one of [`REFUSALS_MAX`] short-lived tasks;
-//! when those are busy too it is dropped. So accepting never waits and never spawns without a
-//! permit.
+//! A connection takes one of `connections` places before it is served. When there is none, it is
+//! refused with a 503 written without reading anything, by one of [`REFUSALS_MAX`] short-lived
+//! tasks; when those are busy too it is dropped. So accepting never waits and never spawns without
+//! a permit.
 //!
-//! On shutdown the listener closes first, then connections finish what is in flight, and after the
-//! grace what is left is dropped.
+//! On shutdown the listener closes first, then connections finish their requests in flight, and
+//! after the grace period the rest is dropped.
 
 use std::{
     io,
@@ -39,19 +39,19 @@ use crate::{
     web::Web,
 };
 
-/// Connections being told that there is no place, at once.
+/// Connections that are being refused for lack of a place, at once.
 const REFUSALS_MAX: usize = 32;
-/// Time for telling and for the peer to read it.
+/// Time to write a refusal and for the peer to read it.
 const REFUSAL_TIME: Duration = Duration::from_secs(1);
 /// Accepting pauses this long when the process has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// What a gateway is made of.
+/// Configuration of a gateway.
 pub struct GatewayConfig {
     /// Where to listen; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// Host names by which operator pages are served, besides `localhost` and IP addresses; without
-    /// port.
+    /// Host names by which operator pages are served, in addition to `localhost` and IP addresses;
+    /// without port.
     pub host_names: Vec<String>,
     /// Limits of the interface.
     pub limits: GatewayLimits,
@@ -72,7 +72,7 @@ pub struct GatewayConfig {
     pub bodies: Pool,
     /// Pool of responses being written, capped at `responses_bytes`.
     pub responses: Pool,
-    /// Signs query responses; its public key stands in the state tree.
+    /// Signs query responses; its public key is in the state tree.
     pub node_key: SigningKey,
     /// Principal of this node, the `identity` of its signatures on query responses.
     pub node_id: Principal,
@@ -109,7 +109,7 @@ impl From<&ExecutionLimits> for QueryPlaces {
     }
 }
 
-/// What the HTTP gateway is made of, which serves canisters to browsers.
+/// Configuration of the HTTP gateway, which serves canisters to browsers.
 pub struct HttpGatewayConfig {
     /// Where to listen; port 0 takes a free one.
     pub listen: SocketAddr,
@@ -131,7 +131,7 @@ pub enum GatewayError {
     Listen {
         /// The address that was to be bound.
         listen: SocketAddr,
-        /// What the system said.
+        /// Error of the operating system.
         error: io::Error,
     },
     /// The root key is none.
@@ -250,7 +250,7 @@ impl Gateway {
     }
 }
 
-/// Places for so many connections.
+/// Places for this number of connections.
 fn places(connections: u64) -> Arc<Semaphore> {
     Arc::new(Semaphore::new(permits(connections).min(u32::MAX as usize)))
 }
@@ -268,15 +268,15 @@ impl GatewayHandle {
         self.local_addr
     }
 
-    /// Answers one request of the public interface that came to somebody else's listener.
+    /// Answers one request of the public interface that arrived at another listener.
     pub async fn answer(&self, request: Request<Incoming>) -> Response<Outgoing> {
         self.service.clone().answer(request, Arc::new(())).await
     }
 
-    /// Opens the HTTP gateway beside the public interface; it ends with it. Says where it listens.
+    /// Opens the HTTP gateway alongside the public interface; it ends with it. Returns its address.
     ///
     /// # Errors
-    /// When the address cannot be bound.
+    /// If the address cannot be bound.
     pub async fn serve_browsers(
         &mut self,
         config: HttpGatewayConfig,
@@ -359,7 +359,7 @@ impl OtherListener {
             let _ = (&mut self.door.listener).await;
             let _ = self.door.connections.acquire_many(self.door.connections_max).await;
         };
-        // What has not finished by then is closed.
+        // Connections that have not finished by then are closed.
         let _ = timeout(grace, finishing).await;
         self.stage.send_replace(Stage::Closed);
     }
@@ -418,14 +418,14 @@ async fn accept<A: Answers>(
         if let Ok(permit) = refusals.clone().try_acquire_owned() {
             tokio::spawn(async move {
                 let _permit = permit;
-                // The peer may leave before it is told.
+                // The peer may leave before the refusal is written.
                 let _ = timeout(REFUSAL_TIME, refuse(stream, limit)).await;
             });
         }
     }
 }
 
-/// Says that there is no place, and lets the peer read it: closing with unread bytes would reset
+/// Reports that there is no place, and lets the peer read it: closing with unread bytes would reset
 /// the connection under the answer.
 async fn refuse(mut stream: TcpStream, (name, limit): (&str, u64)) -> io::Result<()> {
     let message = format!(

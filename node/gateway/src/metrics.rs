@@ -1,5 +1,5 @@
-//! What the gateway counts: requests by route and status, latencies by route, refusals by reason,
-//! and how full its pools are.
+//! Metrics of the gateway: requests by route and status, latencies by route, refusals by reason,
+//! and the use of its pools.
 //!
 //! Label sets are closed: routes and reasons are constants of this crate and statuses are those it
 //! answers with, so no client can make a series.
@@ -48,7 +48,7 @@ pub(crate) struct Metrics {
     refusals: Family<ReasonLabels, Counter>,
 }
 
-/// Pools that are read when somebody scrapes.
+/// Pools that are read on each scrape.
 pub(crate) struct Pools {
     /// Name, permits, limit.
     pub(crate) permits: Vec<(&'static str, Arc<Semaphore>, usize)>,

@@ -20,7 +20,7 @@ type Path = Vec<Vec<u8>>;
 
 /// The endpoint a read_state came in at.
 pub(crate) struct Scope<'a> {
-    /// What its URL names.
+    /// The effective id in its URL.
     pub(crate) effective: &'a Effective,
     /// Whether it is the deprecated v2 endpoint.
     pub(crate) v2: bool,
@@ -63,7 +63,7 @@ pub(crate) enum PathError {
     /// Several subnets at once.
     #[error("paths below /canister_ranges must all name the same subnet")]
     SeveralSubnets,
-    /// A request of somebody else, or elsewhere.
+    /// A request of another sender, or at another effective id.
     #[error(
         "the status of request {id:?} may only be read by its sender, at the effective id the \
          request was sent to"
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    #[expect(clippy::too_many_lines, reason = "one story, told in order")]
+    #[expect(clippy::too_many_lines, reason = "one sequence of steps")]
     fn the_forms_of_the_specification_and_no_others() {
         let canister = Effective::Canister(id(1));
         let subnet = Effective::Subnet(id(100));

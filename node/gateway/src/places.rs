@@ -35,7 +35,7 @@ type Job = Box<dyn FnOnce() + Send>;
 /// nodes are about half full at worst: at most about 200 kilobytes for one kind of work.
 const IDLE_LINES_MAX: usize = 1_024;
 
-/// The mean of the first work of canisters moves by one part in so many with each.
+/// The mean of the first work of canisters moves by one part in this number with each.
 const MEAN_PARTS: u64 = 8;
 
 /// Places of one kind of work.
@@ -93,7 +93,7 @@ impl Usage {
     }
 }
 
-/// What is remembered of canisters without work.
+/// Used time of canisters without work.
 #[derive(Default)]
 struct Idle {
     usage: BTreeMap<Principal, Usage>,
@@ -416,6 +416,7 @@ mod tests {
         assert_eq!(places.run(|| 7).await.unwrap(), 7);
     }
 
+    // Promise: P13 - The canister with the least used query time is served next.
     #[tokio::test]
     async fn canister_that_used_least_time_is_served_next() {
         let places = Places::beside_workers(1, 1);
@@ -457,7 +458,7 @@ mod tests {
                 submitted.run_for(canister(number), None, work).await.unwrap();
             })
         };
-        // What each takes is known from its first.
+        // The time of each is known from its first work.
         for number in 1..=4 {
             run(number, 100).await.unwrap();
         }
@@ -564,6 +565,7 @@ mod tests {
         assert_eq!(queue.idle.order.len(), IDLE_LINES_MAX);
     }
 
+    // Promise: P13 - One canister has at most its share of query workers.
     #[tokio::test]
     async fn one_canister_has_at_most_its_share_of_the_places() {
         let places = Places::beside_workers(2, 1);

@@ -1,4 +1,4 @@
-//! What `/status.json` says: one document from which the dashboard draws and `thimble status`
+//! Content of `/status.json`: one document from which the dashboard draws and `thimble status`
 //! prints.
 //!
 //! The node fills it; the gateway only carries it. Every list has an upper bound, so the document
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 pub use dashboard::{Allocator, EVENTS_MAX, Group, HISTORY_MAX, Memory, Pool, Process};
 
-/// What is held back.
+/// Work that is held back.
 pub type Throttling = dashboard::Throttling<Level>;
 /// A change of the level.
 pub type Event = dashboard::Event<Level>;
@@ -42,7 +42,7 @@ pub struct Report {
     pub allocator: Allocator,
     /// Every pool of the ledger, in the order of the budget sheet.
     pub pools: Vec<Pool>,
-    /// What lies on disk.
+    /// Disk usage.
     pub disk: Disk,
     /// The node's processes.
     pub processes: Vec<Process>,
@@ -50,7 +50,7 @@ pub struct Report {
     pub clock: Clock,
     /// Rounds since the start.
     pub rounds: Rounds,
-    /// What is refused at the moment, and what was.
+    /// Current refusals, and former ones.
     pub throttling: Throttling,
     /// The largest canisters by memory.
     pub canisters: Vec<Canister>,
@@ -62,16 +62,16 @@ pub struct Report {
     pub history: Vec<Sample>,
 }
 
-/// What lies on disk, against the disk's budget sheet.
+/// Disk usage, against the disk's budget sheet.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Disk {
-    /// The disk budget; 0 where none was stated and what lies on disk follows from the memory.
+    /// The disk budget; 0 where none was stated and the size follows from the memory.
     pub budget_bytes: u64,
     /// Why the file system cannot hold what the budget allows, found when the node started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shortage: Option<String>,
-    /// Free on the disk of the data folder, whoever may take it.
+    /// Free on the disk of the data folder, for any process.
     pub free_bytes: u64,
     /// In the order of the budget sheet, but for what is kept free and what compilations work in.
     pub lines: Vec<DiskLine>,
@@ -83,10 +83,10 @@ pub struct Disk {
 pub struct DiskLine {
     /// As in the budget sheet.
     pub name: String,
-    /// What is taken of it. Of the state: what counts against the capacity, allocated memory in
-    /// full, whether or not it was written.
+    /// Bytes in use. Of the state: bytes that count against the capacity, allocated memory in full,
+    /// whether or not it was written.
     pub used_bytes: u64,
-    /// What it may take at most.
+    /// Upper bound of the bytes in use.
     pub cap_bytes: u64,
 }
 
@@ -149,7 +149,7 @@ pub struct SubnetMember {
     pub heard_height: u64,
 }
 
-/// What the round loop did since the start.
+/// Activity of the round loop since the start.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rounds {
@@ -171,7 +171,7 @@ pub struct Rounds {
     pub checkpoints: u64,
     /// Delta segments on disk.
     pub delta_bytes: u64,
-    /// What they may take.
+    /// Capacity for delta segments.
     pub delta_capacity_bytes: u64,
     /// Workers that died and were started again.
     pub worker_restarts: u64,

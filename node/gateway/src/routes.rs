@@ -1,7 +1,7 @@
-//! Which endpoint a request is for, and what to tell those who missed it.
+//! Finds the endpoint of a request, and explains requests that match none.
 //!
-//! The routes are few and fixed, so they are matched by hand: no table is built, nothing is
-//! allocated, and every miss can say what was probably meant.
+//! The routes are few and fixed, so they are matched by explicit code: no table is built, nothing
+//! is allocated, and the answer to every miss can name the route that was probably meant.
 
 use hyper::{Method, StatusCode};
 use ic_principal::Principal;
@@ -33,7 +33,7 @@ pub(crate) enum Route {
     Query(Effective),
     /// `POST /api/{v2,v3}/{canister,subnet}/<id>/read_state`: a certificate of the paths asked for.
     ReadState {
-        /// What the URL names.
+        /// The effective id in the URL.
         effective: Effective,
         /// Whether it is the v2 form.
         v2: bool,

@@ -4,10 +4,10 @@
 //! A request passes these permits, each with its own answer: a place among the requests in flight
 //! (503), for queries a place among the queries (429), the content type (415), the announced and
 //! the real length of the body (413), room in the pool of bodies (503), and the read timeout (408).
-//! Health, metrics, status, report, heap profile and dashboard stand outside the first door, so
-//! that an operator sees an overloaded node. Operator pages (metrics, report, heap profile,
-//! dashboard) are served to programs and to the node's own page only: other values of `Host` and
-//! `Origin` are refused (421, 403).
+//! Health, metrics, status, report, heap profile and dashboard do not pass the first check, so that
+//! an operator sees an overloaded node. Operator pages (metrics, report, heap profile, dashboard)
+//! are served to programs and to the node's own page only: other values of `Host` and `Origin` are
+//! refused (421, 403).
 //!
 //! Work that takes a thread (signatures, inspection, queries, scrapes, reports) runs on the
 //! runtime's blocking threads, each kind in places of its own, those of queries and inspections
@@ -179,7 +179,7 @@ struct Accounted<B, R> {
     _reservation: R,
 }
 
-/// Bytes that hold their reservation for as long as somebody has a part of them.
+/// Bytes that hold their reservation for as long as a part of them is in use.
 pub(crate) fn held<B, R>(bytes: B, reservation: R) -> Bytes
 where
     B: AsRef<[u8]> + Send + 'static,
@@ -196,7 +196,7 @@ impl<B: AsRef<[u8]>, R> AsRef<[u8]> for Accounted<B, R> {
 
 /// Where a body is counted while it is read.
 pub(crate) trait BodyRoom: Send {
-    /// Counts a body of which so many bytes are there, in buffers of so many.
+    /// Counts a body of which `received` bytes have arrived, in buffers of `buffers` bytes.
     fn hold(
         &mut self,
         received: u64,
@@ -358,7 +358,7 @@ impl Service {
             )
         };
         if matches!(route, Route::Query(_)) {
-            // Before a body comes that nobody would read.
+            // Before a body arrives that would not be read.
             drop(enter_query()?);
         }
         let kind = match route {
@@ -495,8 +495,8 @@ impl Service {
         }
     }
 
-    /// Runs `work` on a blocking thread once there is a place for its kind. The thread does not wait
-    /// until somebody takes what comes of it, so what is long must be in a pool already.
+    /// Runs `work` on a blocking thread once there is a place for its kind. The thread does not
+    /// wait until the result is taken, so long results must be in a pool already.
     pub(crate) async fn on_thread<T: Send + 'static>(
         &self,
         kind: Work,
@@ -536,7 +536,7 @@ impl Service {
         })
     }
 
-    /// The same in places of somebody's own.
+    /// The same in the given places.
     pub(crate) async fn on_places<T: Send + 'static>(
         &self,
         places: &Arc<Places>,

@@ -1,9 +1,9 @@
 //! Synchronous calls that wait for their certificate.
 //!
-//! A call registers its request id before it looks at the certified state, so that an answer
-//! certified between looking and waiting is never missed. The node calls [`Waiters::certified`]
-//! after it published a height, with the requests that height finished. Waiting is bounded by a
-//! count; a call that finds no room is answered as an asynchronous one. Whoever stops waiting
+//! A call registers its request id before it reads the certified state, so that an answer certified
+//! between reading and waiting is never missed. The node calls [`Waiters::certified`] after it
+//! published a height, with the requests that height finished. Waiting is bounded by a count; a
+//! call that finds no room is answered as an asynchronous one. A waiter that stops waiting
 //! (timeout, client gone) leaves the map by being dropped.
 
 use std::{
@@ -52,8 +52,8 @@ impl Waiters {
         self.0.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the calls in `finished` that their answers are in the newest published state. Call it
-    /// after publishing.
+    /// Notifies the calls in `finished` that their answers are in the newest published state. Call
+    /// it after publishing.
     pub fn certified(&self, finished: &[RequestId]) {
         let mut waiting = self.lock();
         for id in finished {

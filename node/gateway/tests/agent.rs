@@ -166,7 +166,7 @@ async fn a_call_that_takes_longer_than_the_wait_is_polled_for() {
     assert_eq!(world.script.certify().len(), 1);
     let (reply, _) = agent.wait(&id, canister(1)).await.unwrap();
     assert_eq!(reply, b"later");
-    // Somebody else may not look.
+    // Another sender may not read it.
     let other = world.agent(ed25519(2)).request_status_raw(&id, canister(1)).await.unwrap_err();
     assert!(matches!(&other, AgentError::HttpError(payload) if payload.status == 403), "{other}");
 }
@@ -180,8 +180,8 @@ async fn a_synchronous_call_is_answered_when_its_height_is_certified() {
         tokio::spawn(
             async move { agent.update(&canister(1), "echo").with_arg(b"now").call().await },
         );
-    // The call waits before it is submitted, so once there is something to certify somebody waits
-    // for it.
+    // The call waits before it is submitted, so once there is something to certify there is a
+    // waiter for it.
     while world.script.certify().is_empty() {
         tokio::task::yield_now().await;
     }

@@ -60,6 +60,7 @@ fn closes(stream: &mut TcpStream) -> bool {
     matches!(stream.read(&mut bytes), Ok(0) | Err(_))
 }
 
+// Promise: P2 - Connections beyond the limit get an error, and the others work.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_beyond_the_limit_are_told_and_the_rest_keep_working() {
     let mut limits = gateway_limits();
@@ -73,8 +74,8 @@ async fn connections_beyond_the_limit_are_told_and_the_rest_keep_working() {
             stream.write_all(&keep_alive(&path("query"), &echo())).unwrap();
             assert_eq!(receive(stream).status, 200);
         }
-        // A storm of 20 times the limit: some are told, the others are closed, none is served and
-        // none hangs.
+        // A storm of 20 times the limit: some get an error, the others are closed, none is served
+        // and none hangs.
         let storm: Vec<TcpStream> = (0..1280).map(|_| connect(address)).collect();
         let (mut told, mut closed) = (0, 0);
         for mut stream in storm {
@@ -125,6 +126,7 @@ async fn connections_beyond_the_limit_are_told_and_the_rest_keep_working() {
     assert_eq!(world.metric("gateway_connections_limit").await, Some(64.0));
 }
 
+// Promise: P2 - A slow request ends at its timeout.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slow_requests_are_ended() {
     let world = World::start().await;
@@ -178,6 +180,7 @@ async fn slow_requests_are_ended() {
     assert_eq!(world.bodies.used_bytes(), 0);
 }
 
+// Promise: P2 - Request bodies are bounded each and in total.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bodies_have_a_size_each_and_together() {
     let mut limits = gateway_limits();
@@ -242,13 +245,14 @@ async fn bodies_have_a_size_each_and_together() {
     until_async("the bodies", async || world.bodies.used_bytes() == 0).await;
 }
 
+// Promise: P2 - Responses are bounded by a pool.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn responses_have_a_pool_too() {
     let mut limits = gateway_limits();
     limits.responses_bytes = 3 << 19;
     let world = World::with(limits).await;
     let large = anonymous(query(Principal::anonymous(), "large"));
-    // A reader that does not read holds the first response; the second does not fit beside it.
+    // A reader that does not read holds the first response; the second does not fit in addition.
     let reader = blocking(&world, {
         let large = large.clone();
         move |address| {
@@ -493,7 +497,7 @@ async fn shutting_down_finishes_what_is_in_flight_and_takes_nothing_new() {
     assert_eq!(held.await.unwrap().status, 200);
     assert!(shutdown.await.unwrap(), "everything finished");
     assert!(start.elapsed() < Duration::from_secs(5));
-    assert!(TcpStream::connect(address).is_err(), "nobody listens any more");
+    assert!(TcpStream::connect(address).is_err(), "the listener is closed");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -515,6 +519,7 @@ async fn shutting_down_does_not_wait_for_ever() {
     assert!(now().0 > 0);
 }
 
+// Promise: P13 - A wait for a query worker ends in 429 with Retry-After.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_canisters_queries_leave_places_to_others_and_do_not_wait_for_ever() {
     let wait = Duration::from_secs(1);

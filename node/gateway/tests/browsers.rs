@@ -1,6 +1,5 @@
 //! The HTTP gateway under pressure: clients that send nothing, read nothing or take everything, and
-//! canisters that never come to an end. What is asked is unverified, so that the canister can be
-//! anything.
+//! canisters that never end. Requests are unverified, so that the canister can be anything.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -162,8 +161,8 @@ fn head(method: &str, path: &str, more: &str) -> Vec<u8> {
     format!("{method} {path} HTTP/1.1\r\nhost: {}\r\n{more}\r\n", host()).into_bytes()
 }
 
-/// Requests over HTTP/2 whose bodies nobody reads, all of one connection: their statuses as they
-/// come.
+/// Requests over HTTP/2 whose bodies are not read, all of one connection: their statuses in the
+/// order of arrival.
 struct Unread {
     _client: h2::client::SendRequest<bytes::Bytes>,
     statuses: tokio::sync::mpsc::UnboundedReceiver<u16>,
@@ -193,6 +192,7 @@ async fn unread(address: SocketAddr, path: &str, requests: usize) -> Unread {
     Unread { _client: client, statuses }
 }
 
+// Promise: P11 - Requests without their body reserve nothing and delay no other request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bodies_that_do_not_come_hold_nothing_and_keep_nobody_waiting() {
     let site = Site::start().await;
@@ -215,7 +215,7 @@ async fn bodies_that_do_not_come_hold_nothing_and_keep_nobody_waiting() {
     }
     assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
     assert!(site.requests.used_bytes() < 1 << 20, "{}", site.requests.used_bytes());
-    // They are told when their time is over.
+    // They get an error when their time is over.
     let told: Vec<u16> = site
         .blocking(move |_| idle.into_iter().map(|mut one| receive(&mut one).status).collect())
         .await;
@@ -255,6 +255,7 @@ async fn a_body_is_what_was_sent_however_it_comes() {
     site.nothing_is_held().await;
 }
 
+// Promise: P11 - Clients that read nothing do not delay small pages of others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_that_take_nothing_keep_nobody_from_small_pages() {
     let site = Site::start().await;
@@ -280,6 +281,7 @@ async fn readers_that_take_nothing_keep_nobody_from_small_pages() {
     site.nothing_is_held().await;
 }
 
+// Promise: P11 - One connection holds at most its part of `http_gateway.requests_bytes`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_connection_takes_a_part_and_leaves_the_rest_to_others() {
     let site = Site::start().await;
@@ -297,6 +299,7 @@ async fn one_connection_takes_a_part_and_leaves_the_rest_to_others() {
     site.nothing_is_held().await;
 }
 
+// Promise: P11 - Responses without a body return their reservation.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn responses_without_a_body_give_back_what_they_hold() {
     let site = Site::start().await;
@@ -312,7 +315,7 @@ async fn responses_without_a_body_give_back_what_they_hold() {
     site.nothing_is_held().await;
 }
 
-/// The bytes of a response, and whether it came to its end.
+/// The bytes of a response, and whether it ended properly.
 fn read_stream(address: SocketAddr, path: &str) -> (usize, bool) {
     let mut stream = connect(address);
     stream.write_all(&head("GET", path, "connection: close\r\n")).unwrap();
@@ -322,6 +325,7 @@ fn read_stream(address: SocketAddr, path: &str) -> (usize, bool) {
     (body, bytes.ends_with(b"0\r\n\r\n"))
 }
 
+// Promise: P11 - A response is whole or ends at `http_gateway.stream_millis`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_long_response_is_whole_or_breaks_off_at_its_deadline() {
     let site = Site::start().await;
@@ -337,6 +341,7 @@ async fn a_long_response_is_whole_or_breaks_off_at_its_deadline() {
     site.nothing_is_held().await;
 }
 
+// Promise: P11 - Canisters named by a parameter share no origin.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn canisters_do_not_share_an_origin() {
     let site = Site::start().await;

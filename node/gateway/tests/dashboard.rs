@@ -1,4 +1,4 @@
-//! What the operator sees: the report, the page that draws it, and the latencies that go into it.
+//! Operator views: the report, the page that draws it, and its latencies.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

@@ -1,4 +1,4 @@
-//! Every way to send a request that must not be served, and what it is told.
+//! Every way to send a request that must not be served, and its refusal.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -38,8 +38,9 @@ fn closed(answered: &Answered, status: u16, part: &str) {
     assert!(!answered.headers.contains_key("access-control-allow-origin"));
 }
 
+// Promise: P15 - Bodies that are not envelopes are refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+#[expect(clippy::too_many_lines, reason = "one sequence of steps")]
 async fn bodies_that_are_no_envelopes() {
     let world = World::start().await;
     let good = anonymous(query(Principal::anonymous(), "echo"));
@@ -127,7 +128,7 @@ async fn bodies_that_are_no_envelopes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+#[expect(clippy::too_many_lines, reason = "one sequence of steps")]
 async fn requests_at_the_wrong_place() {
     let world = World::start().await;
     let identity = ed25519(1);
@@ -411,6 +412,7 @@ async fn pages_of_other_origins_may_be_clients() {
     assert!(answered.headers["access-control-allow-headers"].contains("content-type"));
 }
 
+// Promise: P15 - A request without a valid signature does not pass the gateway.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_nobody_signed_does_not_get_past_the_gateway() {
     use serde_cbor::Value::{Array, Bytes, Map, Null, Text};
@@ -441,6 +443,7 @@ async fn what_nobody_signed_does_not_get_past_the_gateway() {
     assert_eq!(signed.envelope, canonical);
 }
 
+// Promise: P16 - Operator pages return 403 to foreign origins and 421 under foreign host names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operator_pages_are_refused_to_other_web_pages() {
     let world = World::start().await;

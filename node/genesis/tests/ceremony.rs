@@ -217,6 +217,7 @@ fn a_plan_that_was_changed_is_refused() {
     assert!(error.contains("the same address"), "{error}");
 }
 
+// Promise: P20 - A changed genesis is refused with the changed part.
 #[test]
 fn a_genesis_that_was_changed_is_refused_and_what_was_changed_is_named() {
     let Stage { plan, genesis, .. } = &*STAGE;

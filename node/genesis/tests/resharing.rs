@@ -142,6 +142,7 @@ fn signature(committee: &Committee, shares: &[SecretShare], skipped: usize) -> [
     combine(committee, &signed).unwrap().0
 }
 
+// Promise: P20 - Four members reshare the key over three epochs with one public key.
 #[test]
 fn four_hand_the_key_on_over_three_epochs_and_sign_the_same_with_every_set_of_shares() {
     let mut subnet = Subnet::new(4, 4);
@@ -195,6 +196,7 @@ fn an_epoch_with_too_few_dealings_keeps_the_committee() {
     assert!(verify(&before.public_key, MESSAGE, &subnet.signature(1)));
 }
 
+// Promise: P20 - False, duplicate, late and surplus payloads change nothing.
 #[test]
 fn what_must_not_count_is_refused_and_changes_nothing() {
     let mut subnet = Subnet::new(4, 4);
@@ -379,6 +381,7 @@ fn parts_of_two_summaries_are_not_mixed() {
     assert!(error.contains("a transcript does not belong"), "{error}");
 }
 
+// Promise: P20 - The key stays constant while members join and leave.
 #[test]
 fn members_come_and_go_and_the_key_stays() {
     let mut subnet = Subnet::new(4, 6);

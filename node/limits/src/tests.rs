@@ -63,6 +63,7 @@ fn nano_is_the_reference_profile_or_better() {
     );
 }
 
+// Promise: P13 - A round with paused messages stays within the reserve of the delta log.
 #[test]
 fn whatever_paused_messages_wrote_a_round_stays_within_the_reserve() {
     for memory in [Limits::smallest_bytes(), 256 * MIB, 512 * MIB, 4 * GIB, 16 * GIB] {
@@ -126,6 +127,8 @@ fn presets_are_derived_and_named() {
     }
 }
 
+// Promise: P1 - A budget below 96 MiB is refused with the line that does not fit and the smallest
+//   budget.
 #[test]
 fn too_little_memory_names_the_line_and_the_smallest_size_which_works() {
     let error = Limits::derive(64 * MIB).unwrap_err();
@@ -148,6 +151,7 @@ fn too_little_memory_names_the_line_and_the_smallest_size_which_works() {
     }
 }
 
+// Promise: P1 - The memory lines sum to at most `--memory` for every MiB from 96 MiB to 16 GiB.
 #[test]
 fn every_mib_adds_up_and_more_memory_never_means_less() {
     let mut before: Option<Limits> = None;
@@ -164,6 +168,7 @@ fn every_mib_adds_up_and_more_memory_never_means_less() {
     }
 }
 
+// Promise: P11 - Bodies and responses of browsers leave room for further requests.
 #[test]
 fn whatever_bodies_and_responses_of_browsers_hold_there_is_room_to_ask() {
     let reply = 2 * MIB;
@@ -236,6 +241,7 @@ fn a_ledger_is_made_of_the_sheet() {
     assert!(all.iter().all(|name| ledger.pool(name).is_some()));
 }
 
+// Promise: P1 - Executions, compilations and worker buffers that run at once fit the shared line.
 #[test]
 fn everything_that_runs_at_once_fits_the_shared_line() {
     for mib in (SMALLEST_MIB..16384).step_by(64) {
@@ -320,6 +326,7 @@ fn contradictions_are_named_with_both_limits() {
     }
 }
 
+// Promise: P1 - An override that exceeds the budget is refused with the name of the line.
 #[test]
 fn a_sum_above_the_budget_names_the_line_that_was_raised() {
     let text = broken(json!({"gateway": {"bodies_bytes": "256MiB"}}));
@@ -427,6 +434,7 @@ proptest! {
     }
 }
 
+// Promise: P4 - The disk lines sum to at most `--disk`, for every memory and every disk.
 #[test]
 fn a_disk_budget_adds_up_for_every_memory_and_leaves_the_rest_to_the_state() {
     for memory in [SMALLEST_MIB * MIB, 256 * MIB, 512 * MIB, GIB, 4 * GIB, 16 * GIB] {
@@ -462,6 +470,7 @@ fn a_disk_budget_adds_up_for_every_memory_and_leaves_the_rest_to_the_state() {
     }
 }
 
+// Promise: P4 - 512 MiB of memory and 150 GiB of disk hold 100 GiB of state and 131,072 canisters.
 #[test]
 fn a_hundred_gib_of_state_fit_half_a_gib_of_memory() {
     let mut limits = Limits::nano().unwrap();
@@ -480,6 +489,7 @@ fn a_hundred_gib_of_state_fit_half_a_gib_of_memory() {
     assert_eq!(limits.consensus.retention_block_bytes, GIB);
 }
 
+// Promise: P4 - A disk budget that is too small is refused with the smallest that works.
 #[test]
 fn too_little_disk_names_what_lies_beside_the_state_and_the_smallest_that_works() {
     let mut limits = Limits::nano().unwrap();
@@ -509,6 +519,7 @@ fn what_was_set_by_hand_stays_when_the_disk_is_stated() {
     assert!(text.contains("`canister_state` (200 GiB)") && text.contains("100 GiB"), "{text}");
 }
 
+// Promise: P3 - 512 MiB and 100 GiB of disk allow 10,000 open calls and keep 56 GiB for canisters.
 #[test]
 fn open_calls_follow_from_the_disk_and_leave_it_to_the_canisters() {
     let open = |limits: &Limits| {
@@ -581,6 +592,7 @@ fn open_calls_follow_from_the_disk_and_leave_it_to_the_canisters() {
     assert_eq!(limits.late_checkpoint_message_bytes(), GIB / 2);
 }
 
+// Promise: P4 - The tables of the state's heap fit every memory with every disk.
 #[test]
 fn the_tables_of_the_heap_fit_every_memory_with_every_disk() {
     let disks = [(16 * GIB, 1), (40 * GIB, 2), (100 * GIB, 1), (4 << 40, 1), (1 << 50, 2)];

@@ -193,6 +193,7 @@ mod tests {
         assert_eq!(table.solve(&table.power(1 << 30), 0, 65_535), None);
     }
 
+    // Promise: P1 - The search for a cheating dealer's chunk uses its reservation and no more.
     #[test]
     fn a_search_takes_what_was_reserved_and_no_more() {
         for cap in [0, 60 << 10, 64 << 10, 1 << 20, 3 << 20, 32 << 20] {

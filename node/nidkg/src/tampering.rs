@@ -67,6 +67,7 @@ fn moved(scalar: &mut Scalar) {
     *scalar = scalar.add(&Scalar::one());
 }
 
+// Promise: P20 - Each changed field of a dealing is refused with the dealer and the check.
 #[test]
 fn every_field_that_is_changed_is_noticed() {
     type Change = fn(&mut Dealing);
@@ -121,6 +122,7 @@ fn every_field_that_is_changed_is_noticed() {
     }
 }
 
+// Promise: P20 - Points outside the group are refused in every field.
 #[test]
 fn points_outside_the_group_are_noticed_wherever_they_stand() {
     let off_g1 = (0u8..)
@@ -226,6 +228,7 @@ const COFACTOR_THIRD: [u64; 2] = {
     [((cofactor / 3) >> 64) as u64, (cofactor / 3) as u64]
 };
 
+// Promise: P20 - Chunks beyond their range within the proof's slack are recovered.
 #[test]
 fn chunks_within_the_slack_are_recovered_and_make_the_same_key() {
     let mut stage = stage(3);
@@ -274,6 +277,7 @@ fn chunks_that_make_another_share_do_not_verify() {
     assert_eq!(stage.verdict(&wrong.unwrap()), Err(Check::Sharing));
 }
 
+// Promise: P20 - A damaged ciphertext in a transcript is named or gives no share.
 #[test]
 fn a_damaged_ciphertext_in_a_transcript_is_named_or_makes_no_share() {
     let mut stage = stage(5);

@@ -116,6 +116,8 @@ fn run(cap_bytes: u64) -> Run {
     }
 }
 
+// Promise: P1 - Key tables use the reserved pool and one table of 64 KiB; 14 dealings add less than
+//   8 MiB.
 #[test]
 fn tables_take_what_was_reserved_and_a_pool_without_room_changes_no_byte() {
     let full = run(32 << 20);

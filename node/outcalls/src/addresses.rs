@@ -99,6 +99,7 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
 mod tests {
     use super::*;
 
+    // Promise: P12 - A non-public address is refused in every form.
     #[test]
     fn what_is_not_public_is_refused_in_every_form() {
         for text in [

@@ -149,6 +149,7 @@ async fn the_server_is_asked_what_the_canister_says() {
     }
 }
 
+// Promise: P12 - A response beyond its bound, headers included, is cut off while it is read.
 #[tokio::test]
 async fn a_response_is_cut_off_where_it_is_too_much() {
     // 18 bytes of the header are part of it: 14 of its name, 3 of its value.
@@ -194,6 +195,7 @@ async fn what_is_no_response_or_ends_early_or_never_comes_is_told_apart() {
     assert!(matches!(ask(&local(), &unknown).await, Err(Failure::Connect(_))));
 }
 
+// Promise: P12 - Non-public addresses are refused after resolution, by name and by number.
 #[tokio::test]
 async fn addresses_that_are_not_public_are_refused_by_name_and_by_number() {
     let mut server = serve(response("200 OK", b""), true, None).await;
@@ -233,6 +235,7 @@ fn authority(names: &[&str]) -> (String, TlsAcceptor) {
     (ca.cert.pem(), TlsAcceptor::from(Arc::new(config)))
 }
 
+// Promise: P12 - A server needs a certificate of a known authority for its name.
 #[tokio::test]
 async fn certificates_count_by_authority_and_name() {
     let (pem, acceptor) = authority(&["localhost"]);

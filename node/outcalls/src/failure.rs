@@ -66,6 +66,7 @@ impl Failure {
 mod tests {
     use super::*;
 
+    // Promise: P12 - A refused address is a transient reject.
     #[test]
     fn a_refused_address_is_a_transient_reject() {
         let refused = Failure::Address("10.0.0.1:443".into()).reject();

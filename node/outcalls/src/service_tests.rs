@@ -103,6 +103,7 @@ fn begun(begins: &Begins) -> Vec<u8> {
     begins.begun.values().map(|begun| begun.caller.as_slice()[0]).collect()
 }
 
+// Promise: P12 - A canister has at most a quarter of the places.
 #[tokio::test]
 async fn a_canister_has_a_quarter_of_the_places_and_each_its_turn() {
     let service = service(idle(), 8, Pool::standalone("outcalls", 1 << 30));
@@ -131,6 +132,7 @@ async fn a_canister_has_a_quarter_of_the_room_while_others_wait() {
     assert_eq!(begun(&begins), [1], "one in any case");
 }
 
+// Promise: P12 - A request starts only with its memory reserved.
 #[tokio::test]
 async fn a_request_takes_the_room_of_what_can_go() {
     let one = bytes_held(&outcall(1));

@@ -1,6 +1,6 @@
-//! What a commit costs, in microseconds per message: a counter that dirties the same three pages,
-//! and single pages spread over an ever longer index. Prints what it measured on and with which
-//! parameters.
+//! Measures the cost of a commit, in microseconds per message: a counter that dirties the same
+//! three pages, and single pages spread over an ever longer index. Prints the machine and the
+//! parameters with the results.
 //!
 //! `cargo run --release -p pages --example commit_cost [directory]`; without a directory a
 //! temporary one is used.

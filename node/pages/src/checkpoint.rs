@@ -29,7 +29,7 @@ use crate::{
 /// Files of [`Pending::early`] that are open.
 const EARLY_OPEN_MAX: usize = 64;
 
-/// What the checkpoint that is under way, or was given up, covers.
+/// Contents of the checkpoint that is in progress or was abandoned.
 #[derive(Debug, Default)]
 pub(crate) struct Pending {
     /// Memories in the newest ticket whose index is not durable yet.
@@ -40,8 +40,8 @@ pub(crate) struct Pending {
     doomed: Vec<Doomed>,
     /// Files of memories removed since that ticket was begun; the next one dooms them.
     doomed_next: Vec<Doomed>,
-    /// Files that the next ticket syncs, whatever becomes of the memories that made them: a copy
-    /// looks at them.
+    /// Files that the next ticket syncs, even if the memories that made them are removed: a copy
+    /// references them.
     early: Vec<SyncFile>,
     /// Files that no durable index names and that could not be deleted: layouts name them, most
     /// likely those of the state that is published, and as many are open for layouts as may be.
@@ -50,7 +50,7 @@ pub(crate) struct Pending {
     removed: BTreeMap<MemoryId, u64>,
 }
 
-/// What tickets and the store tell each other.
+/// Progress shared between tickets and the store.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     /// Number of the newest ticket.
@@ -105,7 +105,7 @@ impl SyncFile {
     }
 }
 
-/// What nothing is named in any more, once no durable index does.
+/// Files to delete once no durable index names them.
 #[derive(Debug)]
 enum Doomed {
     /// A file to delete.
@@ -122,14 +122,14 @@ enum Doomed {
     Pages(Retired),
 }
 
-/// What became of it.
+/// Outcome of a deletion.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Deletion {
     Done {
         /// A segment's file is gone, not only the name that a memory had for it.
         frees_delta: bool,
     },
-    /// Readers have to let go first.
+    /// Blocked by readers that still hold the file.
     Waits,
     Failed,
 }
@@ -146,9 +146,9 @@ impl Doomed {
         }
     }
 
-    /// Takes a file's name away, or gives pages back. Layouts that name a file keep it, open; where
-    /// that cannot be and the readers are `given_up`, they lose it. Pages wait for those who may read
-    /// them.
+    /// Unlinks a file, or returns pages. Layouts that name a file keep it, open; if that is not
+    /// possible and the readers are `given_up`, they lose it. Pages wait for their possible
+    /// readers.
     fn delete(&mut self, store: &PageStore, given_up: bool) -> Deletion {
         let PageStore { dir, shared: files, .. } = store;
         let stays = match self {
@@ -178,7 +178,7 @@ impl Doomed {
 fn keep(file: &Weak<PageFile>, given_up: bool) -> Result<()> {
     let Some(file) = file.upgrade() else { return Ok(()) };
     match file.keep() {
-        // Nobody can read it any more.
+        // The file is unreadable already.
         Err(PagesError::Gone { .. } | PagesError::MissingFile { .. }) => Ok(()),
         Err(_) if given_up => {
             file.give_up();
@@ -242,7 +242,7 @@ impl Pending {
         self.doomed_next.extend(doomed(memory.id, segments));
     }
 
-    /// Has the next ticket sync what a copy looks at.
+    /// Has the next ticket sync what a copy references.
     pub(crate) fn sync_early(&mut self, unsynced: Unsynced) {
         let Unsynced { owner, base, segment, cleared } = unsynced;
         self.early.extend(cleared.map(|base| SyncFile::base(base, None)));
@@ -381,8 +381,8 @@ impl PageStore {
 }
 
 impl PageStore {
-    /// Deletes so many of the files that wait for it, or puts them off again. How many could not be
-    /// deleted.
+    /// Deletes up to `count` of the files whose deletion was deferred, or defers them again.
+    /// Returns how many could not be deleted.
     pub(crate) fn delete_deferred(&self, count: usize, given_up: bool) -> u64 {
         let mut failed = 0;
         for _ in 0..count {

@@ -1,23 +1,23 @@
-//! Who looks at which pages of one base file: an ordered map of disjoint ranges with three numbers
-//! each. Ranges that nobody looks at are not in it, and neighbours with the same numbers are one. It
-//! knows nothing of files or memories.
+//! Reference counts on the pages of one base file: an ordered map of disjoint ranges with three
+//! counts each. Unreferenced ranges are not in the map, and neighbours with equal counts are
+//! merged. This module knows nothing of files or memories.
 
 use std::{collections::BTreeMap, ops::Range};
 
 /// The claims on a page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Memories whose newest version looks at it.
+    /// Memories whose newest version references it.
     pub(crate) live: u32,
-    /// Claims that ended, and that a durable index may still hold: the next checkpoint but one at the
-    /// latest releases them, or tells that they are held.
+    /// Ended claims that a durable index may still need: the next checkpoint but one at the latest
+    /// releases them, or marks them as held.
     pub(crate) retired: u32,
     /// Claims that ended and that no durable index holds, but a reader of an older version.
     pub(crate) held: u32,
 }
 
 impl Counts {
-    /// One memory looks at it, and nobody else may.
+    /// Exactly one memory references the page, and no other durable index or reader does.
     pub(crate) fn is_sole(self) -> bool {
         self == Self { live: 1, ..Self::default() }
     }
@@ -35,17 +35,17 @@ pub(crate) struct Claims {
 }
 
 impl Claims {
-    /// A memory looks at these pages from now on.
+    /// A memory references these pages from now on.
     pub(crate) fn add(&mut self, pages: &Range<u64>) {
         self.change(pages, |counts| counts.live += 1);
     }
 
-    /// Takes back what was added and never was in an index or a layout.
+    /// Withdraws a claim that was added and never was in an index or a layout.
     pub(crate) fn give_back(&mut self, pages: &Range<u64>) {
         self.change(pages, |counts| counts.live = less(counts.live));
     }
 
-    /// The newest version of a memory does not look at these pages any more.
+    /// The newest version of a memory does not reference these pages any more.
     pub(crate) fn retire(&mut self, pages: &Range<u64>) {
         self.change(pages, |counts| {
             counts.live = less(counts.live);
@@ -53,7 +53,7 @@ impl Claims {
         });
     }
 
-    /// Neither does any durable index of that memory, but a reader.
+    /// The durable indexes of that memory do not reference them any more; only a reader does.
     pub(crate) fn hold(&mut self, pages: &Range<u64>) {
         self.change(pages, |counts| {
             counts.retired = less(counts.retired);
@@ -61,7 +61,8 @@ impl Claims {
         });
     }
 
-    /// Neither does any durable index or reader of that memory. `was_held`: only readers did.
+    /// Neither durable indexes nor readers of that memory reference them any more. `was_held`: only
+    /// readers did.
     pub(crate) fn release(&mut self, pages: &Range<u64>, was_held: bool) {
         self.change(pages, |counts| {
             let ended = if was_held { &mut counts.held } else { &mut counts.retired };
@@ -69,7 +70,7 @@ impl Claims {
         });
     }
 
-    /// The pages around this one, within others, at which more than one memory looks, or may.
+    /// The pages around this one, within others, that more than one memory references, or may.
     pub(crate) fn not_sole(&self, page: u64, within: &Range<u64>) -> Range<u64> {
         let (mut start, mut at) = (within.start, within.start);
         while at < within.end {
@@ -85,7 +86,7 @@ impl Claims {
         start..within.end
     }
 
-    /// Whether nobody looks at any of these pages.
+    /// Whether none of these pages is referenced.
     pub(crate) fn is_free(&self, pages: &Range<u64>) -> bool {
         pages.is_empty() || self.counts(pages.start, pages.end) == (Counts::default(), pages.end)
     }
@@ -100,12 +101,12 @@ impl Claims {
         self.matching(pages, Counts::is_sole)
     }
 
-    /// Those of these pages that nobody looks at.
+    /// Those of these pages that are not referenced.
     pub(crate) fn gaps(&self, pages: &Range<u64>) -> Vec<Range<u64>> {
         self.matching(pages, |counts| counts == Counts::default())
     }
 
-    /// Number of pages that somebody looks at.
+    /// Number of referenced pages.
     pub(crate) fn pages(&self) -> u64 {
         self.ranges.iter().map(|(start, (end, _))| end - start).sum()
     }
@@ -167,7 +168,7 @@ impl Claims {
         }
     }
 
-    /// Makes one of the ranges that meet at a page, if they say the same.
+    /// Merges the two ranges that meet at a page, if their counts are equal.
     fn join(&mut self, page: u64) {
         let Some(&(end, right)) = self.ranges.get(&page) else { return };
         if let Some((_, (left_end, left))) = self.ranges.range_mut(..page).next_back()

@@ -1,14 +1,14 @@
 //! Memories that begin as copies: what a version of one memory holds, in another.
 //!
-//! A copy of the newest version takes nothing of the disk and no time to speak of, whatever the file
-//! system: it looks at the same pages of the same files ([`Memory::lend`]), and either memory gets
-//! pages of its own where it writes, when they are folded. Any other version, and one whose pages lie
-//! in too many files already, is copied into the base file of the new memory: by the file system
-//! where it can, which shares blocks where it knows how (XFS, btrfs). What is a hole stays one, as
-//! far as the file system tells. That is no delta: it is synced with the checkpoint that names the
-//! memory first.
+//! A copy of the newest version takes no disk space and negligible time on any file system: it
+//! references the same pages of the same files ([`Memory::lend`]), and each of the two memories
+//! gets pages of its own where it writes, when they are folded. Any other version, and one whose
+//! pages are spread over too many files already, is copied into the base file of the new memory, by
+//! the file system if it can: XFS and btrfs share blocks. Holes stay holes, as far as the file
+//! system reports them. The copied bytes are not delta: they are synced with the first checkpoint
+//! that names the memory.
 //!
-//! Either way that checkpoint tells of all pages that hold data as written
+//! In both cases that checkpoint reports all pages that hold data as written
 //! ([`crate::CheckpointTicket::written`]). This module must not know what is copied, or why.
 
 use std::{
@@ -30,8 +30,8 @@ use crate::{
     store::{PageStore, lock},
 };
 
-/// Segments of a memory from which on copying it calls for a checkpoint, that they be folded: each copy
-/// may seal one more, and there may be so many only ([`Memory::can_lend`]).
+/// Number of segments from which a memory that is copied requests a checkpoint, so that they are
+/// folded: each copy may seal one more, and their number is bounded ([`Memory::can_lend`]).
 const SEGMENTS_FOLDED_FROM: usize = 16;
 /// Ranges of written pages that are remembered until the next checkpoint; more become fewer and
 /// longer ones.
@@ -45,7 +45,8 @@ impl PageStore {
     /// version, or held.
     ///
     /// # Errors
-    /// As [`PageStore::create`], and what reading and writing meet; there is no memory then.
+    /// The errors of [`PageStore::create`], of reading and of writing; the memory does not exist
+    /// then.
     pub fn create_copy(
         &self,
         id: MemoryId,
@@ -67,8 +68,8 @@ impl PageStore {
             Err(error) => Err(error),
         };
         let mut memory = made.inspect_err(|_| {
-            // The error that matters is the first one; should the removal fail as well, the next
-            // start removes the file, and another attempt finds it in its way and says so.
+            // The first error is the one that matters; if the removal fails as well, the next start
+            // removes the file, and another attempt fails because the file exists.
             let _ = self.dir.unlink(&path);
         })?;
         memory.base_unsynced = true;
@@ -79,7 +80,7 @@ impl PageStore {
         Ok(layout)
     }
 
-    /// A memory that looks at what the newest version of another does, if `from` is that.
+    /// A memory that references what the newest version of another does, if `from` is that.
     fn borrowed(
         &self,
         id: MemoryId,
@@ -114,7 +115,7 @@ impl PageStore {
         Ok(Some(memory))
     }
 
-    /// Pages of a memory's parts that may hold data. Where that cannot be told, all.
+    /// Pages of a memory's parts that may hold data; all pages if this cannot be determined.
     fn data_of(&self, memory: &Memory) -> Vec<Range<u64>> {
         let mut ranges = Ranges::default();
         let parts = memory.sharing.as_ref().map_or(&[][..], |sharing| sharing.parts());
@@ -166,7 +167,7 @@ impl PageStore {
     }
 
     /// Writes bytes of a memory from `offset` on, as one new version, and returns the bytes of
-    /// delta. What lies beside them in their pages stays.
+    /// delta. The other bytes of the affected pages are unchanged.
     ///
     /// # Errors
     /// Those of [`read_bytes`](crate::read_bytes), [`PageStore::reserve`] and
@@ -222,7 +223,8 @@ impl Source {
         Ok(Self { file: Arc::new(dir.open_read(&path)?), path })
     }
 
-    /// Gives `each` the pages that may be data, as long as it says to go on. How far it came.
+    /// Passes the pages that may hold data to `each` until it returns to stop. Returns how far it
+    /// got.
     fn data(
         &self,
         pages: Range<u64>,
@@ -304,7 +306,7 @@ impl<'a> Copier<'a> {
 #[derive(Debug, Default)]
 struct Ranges {
     pages: Vec<Range<u64>>,
-    /// How many were noted.
+    /// Number of recorded ranges.
     looked: usize,
 }
 

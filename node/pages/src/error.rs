@@ -1,4 +1,4 @@
-//! What can go wrong, in the words a person needs: which file or limit, its value, what to do.
+//! Errors. Each message names the file or limit, its value, and what to do.
 //!
 //! Every error leaves the store consistent: the call had no effect unless its documentation says
 //! otherwise.
@@ -41,7 +41,7 @@ pub enum PagesError {
     BadSize {
         /// The memory whose size was asked for.
         id: MemoryId,
-        /// What was asked for.
+        /// Requested size.
         base_bytes: u64,
     },
     /// More pages than a file can hold.
@@ -49,7 +49,7 @@ pub enum PagesError {
     BadReservation {
         /// The memory for which pages were asked.
         id: MemoryId,
-        /// What was asked for.
+        /// Requested number of pages.
         pages: u64,
     },
     /// The append target is not the one that is out for this memory.
@@ -62,7 +62,7 @@ pub enum PagesError {
         id: MemoryId,
         /// The first bad one.
         run: Run,
-        /// What is wrong with it.
+        /// The fault.
         fault: RunFault,
     },
     /// The durable index cannot be right.
@@ -70,7 +70,7 @@ pub enum PagesError {
     BadIndex {
         /// The memory whose index it is.
         id: MemoryId,
-        /// What is wrong with it.
+        /// The fault.
         fault: IndexFault,
     },
     /// A file that an index names is missing.
@@ -95,7 +95,7 @@ pub enum PagesError {
         /// Bytes that the file has.
         found_bytes: u64,
     },
-    /// A read beyond the end of the memory, or of a length that is no multiple of a page.
+    /// A read beyond the end of the memory, or of a length that is not a multiple of a page.
     #[error("{bytes} bytes from page {start_page} on are not whole pages within memory {} of {base_bytes} bytes", .id.0)]
     OutOfRange {
         /// The memory that was read.
@@ -114,7 +114,7 @@ pub enum PagesError {
         action: &'static str,
         /// On which file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// EFBIG: the file system or RLIMIT_FSIZE does not allow a file of this length.
@@ -124,7 +124,7 @@ pub enum PagesError {
         action: &'static str,
         /// On which file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// EACCES, EPERM or EROFS.
@@ -134,7 +134,7 @@ pub enum PagesError {
         action: &'static str,
         /// On which file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// EMFILE or ENFILE.
@@ -144,17 +144,17 @@ pub enum PagesError {
         action: &'static str,
         /// On which file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// Any other failure of the file system.
     #[error("cannot {action} {}: {source}", .path.display())]
     Io {
-        /// What was tried.
+        /// The failed operation.
         action: &'static str,
         /// On which file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// Another process has the directory open.
@@ -192,7 +192,7 @@ pub enum RunFault {
     #[error("it reaches past the end of the memory")]
     PastMemory,
     /// Outside the reserved range of the segment.
-    #[error("it lies outside the reserved range of the segment")]
+    #[error("it is outside the reserved range of the segment")]
     OutsideTarget,
     /// Shares segment pages with another run.
     #[error("it shares pages of the segment with another run")]
@@ -209,7 +209,7 @@ pub enum IndexFault {
     /// The memory is named twice.
     #[error("the memory is named twice")]
     Twice,
-    /// The length of the base file is no multiple of a page, or too large.
+    /// The length of the base file is not a multiple of a page, or too large.
     #[error("its base length is impossible")]
     BadSize,
     /// A run is empty.

@@ -1,8 +1,8 @@
-//! The directory and its files: names, creation, deletion, syncing. The only place that touches the
-//! file system besides plain reads and writes at an offset, and the only one with unsafe code.
-//! Whatever durability depends on goes through [`disk::Disk`]; the files are the operating system's
-//! all the same, because workers map them and write to them. It knows nothing of versions or
-//! checkpoints.
+//! The directory and its files: names, creation, deletion, syncing. Only this module touches the
+//! file system, except for plain reads and writes at an offset, and only this module has unsafe
+//! code. Everything that durability depends on goes through [`disk::Disk`]; the files themselves
+//! are always the operating system's, because workers map them and write to them. This module knows
+//! nothing of versions or checkpoints.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -24,15 +24,15 @@ use rustix::{
 
 use crate::{BaseId, MemoryId, PAGE_BYTES, PagesError, Result, SegmentId};
 
-/// The part of RLIMIT_NOFILE, one in so many, that open segments may take, and again files that
-/// were deleted and are kept for layouts, whatever the limits say.
+/// Divisor of RLIMIT_NOFILE: open segments may take one such share, and deleted files that are kept
+/// for layouts another, whatever the limits say.
 const OPEN_FILES_SHARE: u64 = 4;
 /// Largest length of a file: offsets are signed.
 pub(crate) const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 /// The same in pages.
 pub(crate) const FILE_PAGES_MAX: u64 = FILE_BYTES_MAX / PAGE_BYTES;
 
-/// What a file of the directory is, by its name.
+/// Kind of a file of the directory, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Name {
     Base(BaseId),
@@ -73,7 +73,7 @@ pub(crate) struct Dir {
     pub(crate) place: Arc<Place>,
 }
 
-/// Where the files are, for those who read them, and how many stay open for layouts without a name.
+/// Location of the files, for readers, and the number of unlinked files that stay open for layouts.
 #[derive(Debug)]
 pub(crate) struct Place {
     path: PathBuf,
@@ -172,15 +172,15 @@ impl Dir {
         }))
     }
 
-    /// Creates a file of `len` bytes, all of them a hole. On failure there is no file.
+    /// Creates a file of `len` bytes that is one hole. On failure there is no file.
     pub(crate) fn create(&self, path: &Path, len: u64) -> Result<File> {
         let file =
             self.disk.open_raw(path, Open::New).map_err(|e| PagesError::io("create", path, e))?;
         if len > 0
             && let Err(e) = self.on_disk(path, &file).set_len(len)
         {
-            // The error that matters is the first one; should the removal fail as well, the next
-            // start removes the file.
+            // The first error is the one that matters; if the removal fails as well, the next start
+            // removes the file.
             let _ = self.disk.remove(path);
             return Err(PagesError::io("extend", path, e));
         }
@@ -238,9 +238,9 @@ impl Dir {
         self.disk.sync_folder(&self.path).map_err(|e| PagesError::io("sync", &self.path, e))
     }
 
-    /// Whether the file system failed to write anything since this was asked last, or since the
-    /// directory was opened (as of Linux 5.8; before it is not told). Waits until all of the file
-    /// system is written, whoever wrote it, and cannot tell whose the error is.
+    /// Whether the file system failed to write anything since the last call, or since the directory
+    /// was opened (Linux 5.8 or later; earlier kernels do not report it). Waits until all of the
+    /// file system is written, by any process, and cannot attribute the error to a process.
     pub(crate) fn check_writeback(&self) -> Result<()> {
         self.disk
             .check_writeback(self.lock.file())
@@ -297,7 +297,7 @@ pub(crate) fn next_data(from: Named, at: u64, end: u64) -> Result<Range<u64>> {
         Ok(start) => start,
         // Nothing but a hole.
         Err(Errno::NXIO) => return Ok(end..end),
-        // A file system that tells of no holes.
+        // A file system that does not report holes.
         Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(at..end),
         Err(error) => return Err(PagesError::io("look for data in", from.path, error.into())),
     };
@@ -337,8 +337,8 @@ pub(crate) fn copy_pages(
     Ok(())
 }
 
-/// Buffer of a copy. Enough to make the calls cheap, small enough to be nothing beside the node's
-/// memory.
+/// Buffer of a copy: large enough to make the calls cheap, small enough to be negligible in the
+/// node's memory.
 pub(crate) const COPY_BUFFER_BYTES: usize = 256 << 10;
 
 /// How many of `open_files` (see `pages.open_files`) the process may have open.

@@ -1,5 +1,6 @@
-//! Folding: copying sealed delta pages into base files, in bounded steps, and before that, where other
-//! memories look at the same pages, moving these. See the crate's documentation for why that is safe.
+//! Folding: copying sealed delta pages into base files, in bounded steps, and before that, where
+//! other memories reference the same pages, moving these. See the crate's documentation for why
+//! that is safe.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,23 +26,23 @@ use crate::{
 /// one journal commit of the file system serves them all.
 const FILES_PER_STEP: usize = 32;
 
-/// What one step of folding did.
+/// Result of one folding step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FoldProgress {
     /// Copied into base files by this step.
     pub copied_bytes: u64,
-    /// Of pages that others look at too: copied to another base file by this step, so that those can
-    /// be written.
+    /// Bytes of pages that others reference too: copied to another base file by this step, so that
+    /// those can be written.
     pub moved_bytes: u64,
     /// Memories that still have pages to fold, blocked ones included.
     pub memories_left: u64,
-    /// Of those: met in this step and left alone because an older version is being read, or because a
-    /// checkpoint will let go of what they share.
+    /// Of those: encountered in this step and skipped because an older version is being read, or
+    /// because a checkpoint will release what they share.
     pub memories_blocked: u64,
 }
 
 impl FoldProgress {
-    /// Nothing is left to do until the next checkpoint or until readers let go.
+    /// No work is left until the next checkpoint or until readers release their layouts.
     pub fn is_idle(&self) -> bool {
         self.copied_bytes == 0
     }
@@ -81,8 +82,8 @@ impl Written {
 impl PageStore {
     /// Copies up to `budget_bytes` (at least one page) of sealed and durable delta into base files,
     /// syncs these, and takes the runs out of the index. Memories of which an older version is
-    /// being read are skipped. Runs beside executions and checkpoints; a second caller waits
-    /// for the first.
+    /// being read are skipped. Runs concurrently with executions and checkpoints; a second caller
+    /// waits for the first.
     ///
     /// On an error, what this step copied for other memories counts; the failed memory is unchanged
     /// and stays queued.
@@ -91,9 +92,9 @@ impl PageStore {
     }
 
     /// [`PageStore::fold`] without waiting for readers: layouts of older versions are cut off
-    /// ([`crate::MemoryLayout::is_cut_off`]), except those that are
-    /// held ([`crate::HeldLayout`]), whose memories are skipped. What only a checkpoint releases waits
-    /// for it: where pages are shared it takes a checkpoint and another fold after it.
+    /// ([`crate::MemoryLayout::is_cut_off`]), except held ones ([`crate::HeldLayout`]), whose
+    /// memories are skipped. Claims that only a checkpoint releases still block the fold: where
+    /// pages are shared, a checkpoint and another fold are needed.
     pub fn fold_over_readers(&self, budget_bytes: u64) -> Result<FoldProgress> {
         self.step(budget_bytes, Readers::CutOff)
     }
@@ -106,7 +107,7 @@ impl PageStore {
         let mut buf = Vec::new();
         let mut result = Ok(());
         let visits_max = lock(&self.fold_queue).ids.len();
-        // Files that others than a memory of this step may look at.
+        // Files that other memories than those of this step may reference.
         let mut taken = BTreeSet::new();
         for _ in 0..visits_max {
             let open: usize = copied.iter().map(|part: &Copied| part.bases.len()).sum();
@@ -117,7 +118,8 @@ impl PageStore {
             let Some(id) = next else { break };
             let is_planned = copied.iter().any(|part| part.id == id);
             let work = if is_planned {
-                // Others left the queue meanwhile. What is planned for it is not done yet.
+                // Other memories left the queue meanwhile. The work planned for this one is not
+                // done yet.
                 Ok(FoldWork::Later)
             } else {
                 self.plan(id, pages_left, readers, &mut taken)
@@ -172,8 +174,8 @@ impl PageStore {
         result.map(|()| progress)
     }
 
-    /// What of a memory can be folded. `taken` are the base files of other memories of this step: what
-    /// they share with this one is about to change.
+    /// Plans the work that can be done for a memory. `taken` are the base files of other memories
+    /// of this step: what they share with this memory is about to change.
     fn plan(
         &self,
         id: MemoryId,
@@ -214,13 +216,13 @@ impl PageStore {
         }
     }
 
-    /// Copies what is to be moved. How many bytes it is.
+    /// Copies the pages to be moved. Returns the number of bytes.
     fn carry_out(&self, moves: &[Move], bases: &mut Vec<Written>) -> Result<u64> {
         let mut moved_bytes = 0;
         for Move { pages, from, to } in moves {
             let from = Source::of(&self.dir, from.id)?;
             let Written { path, file, .. } = Written::of(bases, &self.dir, to.id)?;
-            // What an attempt before a crash left there.
+            // Removes remains of an attempt before a crash.
             self.dir.clear(path, file, slice::from_ref(pages))?;
             let to = self.dir.on_disk(path, file);
             let mut copier = Copier::new(to.as_ref(), path);
@@ -290,7 +292,7 @@ impl PageStore {
         changed.unwrap_or(false)
     }
 
-    /// Gives back the places that a plan wrote to, and those of moves if nothing came of them.
+    /// Returns the places that a plan wrote to, and those of moves if they were not carried out.
     fn give_back(&self, plan: &FoldPlan, also_moves: bool) {
         let moves = plan.moves.iter().filter(|_| also_moves);
         let moves = moves.map(|moved| (&moved.to, slice::from_ref(&moved.pages)));

@@ -1,7 +1,7 @@
-//! What of one memory can be folded now, and where to: pages go to the base file in which they lie
-//! if their memory alone looks at them there, or all that do have the same to write there (see
-//! `together.rs`), and with others around them to another file if not. See the crate's documentation
-//! for why each is safe.
+//! Plans which pages of one memory can be folded now, and to which file. Pages are written to the
+//! base file they are in if this memory alone references them there, or if all memories that do
+//! have the same data to write (see `together.rs`). Otherwise they move to another file, with the
+//! pages around them. The crate's documentation explains why each case is safe.
 
 use std::{
     ops::Range,
@@ -22,18 +22,18 @@ use crate::{
 /// Pages that one step moves in one memory, unless more have to go at once.
 const MOVED_PAGES_MAX: u64 = 4096;
 
-/// What may stand in the way of a fold and be passed over.
+/// Treatment of readers that block a fold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Readers {
-    /// Their memory is left alone, and so are pages that only readers and durable indexes still
-    /// share: once these let go, the pages need not be moved.
+    /// Their memory is skipped, and so are pages that only readers and durable indexes still share:
+    /// once these release them, the pages need not be moved.
     Respected,
-    /// They are cut off, unless they hold their version; and pages are moved that only readers still
-    /// share. What a durable index shares waits for the checkpoint that releases it all the same.
+    /// They are cut off, unless they hold their version, and pages that only readers still share
+    /// are moved. Pages shared by a durable index wait for the checkpoint that releases them.
     CutOff,
 }
 
-/// What a plan is made in.
+/// Input of a plan.
 #[derive(Clone, Copy)]
 pub(crate) struct Surroundings<'a> {
     pub(crate) dir: &'a Arc<Dir>,
@@ -50,8 +50,8 @@ pub(crate) struct FoldPlan {
     pub(crate) runs: Vec<(Run, BaseId)>,
     /// To be done before.
     pub(crate) moves: Vec<Move>,
-    /// What is written where it lies in files that others may look at: claimed, so that nobody is
-    /// given the place before it is written, whatever becomes of the memory.
+    /// Pages written in place in files that others may reference: claimed, so that the place is not
+    /// allocated again before it is written, even if the memory is removed.
     pub(crate) kept: Vec<(Arc<BaseFile>, Vec<Range<u64>>)>,
     pub(crate) segments: Vec<FoldSource>,
 }
@@ -65,11 +65,11 @@ pub(crate) struct FoldSource {
     pub(crate) shared: Option<Arc<SharedSegment>>,
 }
 
-/// What there is to fold.
+/// Work of a fold.
 pub(crate) enum FoldWork {
     /// Nothing is sealed and durable.
     None,
-    /// An older version is being read, or pages wait for a checkpoint that lets go of them.
+    /// An older version is being read, or pages wait for a checkpoint that releases them.
     Blocked,
     /// This step folds another memory that it shares files with.
     Later,
@@ -87,8 +87,8 @@ enum Target {
 }
 
 impl Memory {
-    /// Cuts off the readers of older versions that stand in the way of a fold and that nobody
-    /// holds. How many versions.
+    /// Cuts off the readers of older versions that block a fold and are not held. Returns the
+    /// number of versions.
     pub(crate) fn cut_off_readers(&mut self) -> u64 {
         self.older.retain(|(_, pin)| pin.strong_count() > 0);
         let ready = |segment: &&Segment| segment.durable && segment.live_pages > 0;
@@ -146,7 +146,7 @@ impl Memory {
         if runs.is_empty() {
             return Ok(FoldWork::Blocked);
         }
-        // What was to be written in place before it was found that its unit has to move.
+        // Runs to be written in place before it turned out that their unit has to move.
         for Move { pages, from, to } in &moves {
             let first = runs.partition_point(|(run, _)| run.start_page < pages.start);
             let within = runs.iter_mut().skip(first);
@@ -157,7 +157,7 @@ impl Memory {
         Ok(FoldWork::Plan(FoldPlan { runs, moves, kept, segments }))
     }
 
-    /// Claims what is written and was not moved, in files that others may look at.
+    /// Claims pages that are written and were not moved, in files that others may reference.
     fn keep_places(
         &self,
         runs: &[(Run, BaseId)],
@@ -186,12 +186,12 @@ impl Memory {
         kept
     }
 
-    /// The base files that it looks at and that others may look at.
+    /// The base files that it references and that others may reference.
     pub(crate) fn shared_bases(&self) -> impl Iterator<Item = BaseId> {
         self.sharing.iter().flat_map(|sharing| sharing.files().map(|file| file.id))
     }
 
-    /// Runs of these segments, cut where their targets change, of so many pages at most.
+    /// Runs of these segments, cut where their targets change, of at most `pages_max` pages in total.
     fn runs_to_fold(
         &mut self,
         candidates: &[SegmentId],
@@ -200,7 +200,7 @@ impl Memory {
     ) -> Result<Vec<(Run, BaseId)>> {
         let (mut left, mut found) = (pages_max, Vec::new());
         let mut next = 0;
-        // Not all runs: with a budget for few pages, few are looked at.
+        // Not all runs: with a budget for few pages, few are visited.
         while left > 0
             && let Some(run) = self.index.next_run(next)
         {
@@ -245,7 +245,7 @@ impl Memory {
             return Ok(Target::To(file.id, until));
         }
         let unit = sharing.unit_of(page, &extent);
-        // No further than to where the rest would move with it, should it come to that.
+        // At most up to where the rest would move with it, if it has to move.
         let pages = page..until.min(unit.end);
         let segment = self.segments.get(&run.segment).and_then(|of| of.shared.as_deref());
         let company = match counts.live {
@@ -253,7 +253,7 @@ impl Memory {
             _ => around.company(id, segment, run.offset_page, &pages, file.id),
         };
         if company.count + 1 >= counts.live {
-            // Nobody whose newest version will look at something else here.
+            // No memory's newest version will reference other data here.
             let is_ready = company.is_ready && counts.held == 0;
             match (counts.retired, is_ready, around.readers) {
                 (0, true, _) => return Ok(Target::To(file.id, company.until)),

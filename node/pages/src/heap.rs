@@ -1,10 +1,10 @@
-//! In which memory of the process the replicated state lies.
+//! Selects the heap of the process that holds the replicated state.
 //!
-//! What canisters and clients leave behind may be more than the memory of a node. A program may
-//! have a second heap, which the kernel can write to disk and take (`memory::FileHeap` in the
-//! node), and [`install`] it; from then on whatever the state keeps from round to round is
+//! The state that canisters and clients create may exceed the memory of a node. A program may have
+//! a second heap, which the kernel can write to disk and reclaim (`memory::FileHeap` in the node),
+//! and [`install`] it; from then on everything that the state keeps from round to round is
 //! allocated there, and so is what [`crate::PageStore`] keeps of each memory. Without one (tests,
-//! simulation) nothing differs but where it lies: the contents, and so every result, are the same.
+//! simulation) only the location differs: the contents, and therefore every result, are the same.
 //!
 //! Only allocations are directed; reading and freeing need to know nothing.
 
@@ -20,15 +20,16 @@ pub struct StateHeap {
     pub switch: fn(i32) -> i32,
     /// The heap's number.
     pub number: i32,
-    /// Whether the byte at this address lies in it.
+    /// Whether the byte at this address is in this heap.
     pub holds: fn(*const u8) -> bool,
-    /// Sees to it that a round finds room. An error is the machine's trouble, which may heal.
+    /// Makes sure that a round finds room. An error is a fault of the machine, which may heal.
     pub ready: fn() -> io::Result<()>,
 }
 
 static INSTALLED: OnceLock<StateHeap> = OnceLock::new();
 
-/// From now on, for all threads of the process, the state lies in this heap. The first one stays.
+/// Allocates the state in this heap from now on, for all threads of the process. Only the first
+/// call has an effect.
 pub fn install(heap: StateHeap) {
     INSTALLED.get_or_init(|| heap);
 }

@@ -1,7 +1,7 @@
-//! The delta index of one memory: which pages lie in which segment. An ordered map from first page
-//! to extent, disjoint, neighbours merged where they are neighbours in the segment too. Inserting a
-//! run costs the logarithm of the map plus what it overwrites; no list is copied. It knows nothing
-//! of files; whoever loses pages is told through a callback.
+//! The delta index of one memory: the segment of each page. An ordered map from first page to
+//! extent, disjoint; neighbours are merged if they are neighbours in the segment too. Inserting a
+//! run costs the logarithm of the map plus what it overwrites; no list is copied. The index knows
+//! nothing of files; a callback reports pages that are removed.
 
 use std::collections::{BTreeMap, btree_map};
 
@@ -42,7 +42,7 @@ impl RunIndex {
     pub(crate) fn has_some(&self, of: Run) -> bool {
         let (mut page, end) = (of.start_page, of.start_page + of.pages);
         while let Some(found) = self.next_run(page).filter(|found| found.start_page < end) {
-            // Where both begin in the segment, were they to go on backwards.
+            // Where both would begin in the segment if extended backwards.
             let is_same = found.segment == of.segment
                 && found.offset_page + of.start_page == of.offset_page + found.start_page;
             if is_same {
@@ -58,7 +58,7 @@ impl RunIndex {
         assert!(new.pages > 0, "an empty run at page {}", new.start_page);
         let extent =
             Extent { pages: new.pages, segment: new.segment, offset_page: new.offset_page };
-        // A hot page is written again and again as the same run: replace it where it stands.
+        // A hot page is written again and again as the same run: replace it in place.
         match self.extents.get_mut(&new.start_page) {
             Some(old) if old.pages == new.pages => {
                 freed(old.segment, old.pages);
@@ -88,8 +88,8 @@ impl RunIndex {
         });
     }
 
-    /// Offers every piece of an extent that lies in `[start, end)` to `take(start of piece, piece)`
-    /// and removes those it answers with true.
+    /// Passes every piece of an extent in `[start, end)` to `take(start of piece, piece)` and
+    /// removes those for which it returns true.
     fn cut(&mut self, start: u64, end: u64, mut take: impl FnMut(u64, Extent) -> bool) {
         let mut next = match self.extents.range(..start).next_back() {
             Some((&before, extent)) if before + extent.pages > start => before,

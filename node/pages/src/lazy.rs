@@ -1,11 +1,11 @@
-//! A file of a memory that is open only while somebody uses it.
+//! A file of a memory that is open only while it is in use.
 //!
-//! Of a hundred thousand memories few are touched at a time, and a process has fewer descriptors
-//! than that. A layout therefore names its files; whoever maps or reads one opens it, and others
-//! that use it meanwhile share the descriptor.
+//! Of a hundred thousand memories few are in use at a time, and a process has fewer descriptors
+//! than that. Files are therefore opened when mapped or read: a layout only names them, and
+//! concurrent users share the descriptor.
 //!
-//! A file whose name is about to go, while a layout still names it, is opened before and stays open
-//! until the last such layout is gone ([`PageFile::keep`]).
+//! A file that is about to be unlinked while a layout still names it is opened before, and stays
+//! open until the last such layout is dropped ([`PageFile::keep`]).
 
 use std::{
     fs::File,
@@ -46,10 +46,10 @@ impl PageFile {
         Self { place: None, handle: Mutex::new(Handle { kept: Some(file), ..Handle::default() }) }
     }
 
-    /// The file. Open until the last of those who hold it lets go.
+    /// The file, open until its last holder drops it.
     ///
     /// # Errors
-    /// What opening it met: too many open files, most likely.
+    /// The error of opening it, most likely too many open files.
     pub fn open(&self) -> Result<Arc<File>> {
         self.open_locked(&mut lock(&self.handle))
     }
@@ -69,7 +69,7 @@ impl PageFile {
     /// Its name is about to go: it stays open as long as a layout names it.
     ///
     /// # Errors
-    /// What opening it met, and too many open files where as many are kept as may be
+    /// The errors of opening it, and too many open files if the maximum are kept open already
     /// ([`Place::keeps_one_more`]).
     pub(crate) fn keep(&self) -> Result<()> {
         let Some((place, name)) = &self.place else { return Ok(()) };
@@ -86,8 +86,8 @@ impl PageFile {
         Ok(())
     }
 
-    /// Its name goes, and nobody may open it any more: its readers were given up, and there is no
-    /// descriptor left to keep it.
+    /// Unlinks the file for good: it cannot be opened any more. Its readers were given up, and no
+    /// descriptor is left to keep it.
     pub(crate) fn give_up(&self) {
         lock(&self.handle).is_gone = true;
     }

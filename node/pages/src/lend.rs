@@ -1,10 +1,10 @@
-//! A copy of a memory that takes nothing: the new one looks at the base files and the segments of the
-//! old one, and nothing that either looks at is written any more where the other does.
+//! A copy of a memory that takes no space: the new memory references the base files and the
+//! segments of the old one, and neither writes any more to a place that the other references.
 //!
-//! Base files: every page gets a claim of the new memory ([`crate::claims`]), so folding moves it before
-//! it writes there. Segments: the open one is sealed, so nothing is appended to it any more; each is
-//! deleted once nobody names it. What memories have in common of the delta is folded for all of them
-//! at once, where it can ([`crate::fold_plan`]).
+//! Base files: every page gets a claim of the new memory ([`crate::claims`]), so folding moves it
+//! before writing there. Segments: the open one is sealed, so nothing is appended to it any more;
+//! each is deleted once no memory names it. Delta that memories have in common is folded for all of
+//! them at once where possible ([`crate::fold_plan`]).
 
 use std::{
     collections::BTreeMap,
@@ -44,8 +44,8 @@ impl Memory {
         !self.is_busy() && self.segments.len() < SEGMENTS_MAX && bases < BASES_MAX
     }
 
-    /// Makes of `copy`, which is new, a memory that holds the first `pages` pages of this one. What
-    /// both need is durable with the checkpoint `generation`.
+    /// Turns `copy`, which is new, into a memory that holds the first `pages` pages of this one.
+    /// The data of both is durable with the checkpoint `generation`.
     pub(crate) fn lend(
         &mut self,
         mut copy: Self,

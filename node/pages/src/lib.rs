@@ -1,16 +1,16 @@
 //! Canister memory on disk: page index, delta log, checkpoints, recovery.
 //!
-//! A memory (the heap or the stable memory of one canister) never lives in this process. It lies in
-//! files that workers map, and what is held here is only the index of the pages that changed since
-//! they were last folded into place.
+//! A memory (the heap or the stable memory of one canister) is never held in this process. It is in
+//! files that workers map; this process only holds the index of the pages that changed since they
+//! were last folded into place.
 //!
 //! # Files
 //!
 //! One directory, two kinds of files:
 //!
 //! - `<id>.base`: sparse and as long as the memory may ever grow, from creation on. Page `n` of the
-//!   memory lies at offset `n * 4096`, so base pages need no index and growth maps nothing new.
-//!   `<id>.base1` and so on: more of the kind, of a memory that was copied ([`Part`]).
+//!   memory is at offset `n * 4096`, so base pages need no index and growth maps nothing new.
+//!   `<id>.base1` and so on: further base files of a memory that was copied ([`Part`]).
 //! - `<id>.<segment>`: delta. A worker appends the pages that a message dirtied; [`Run`]s say which
 //!   pages of the memory they are.
 //!
@@ -31,128 +31,131 @@
 //!
 //! # Why folding in place is safe
 //!
-//! A base page is overwritten only while every reader and every possible restart looks past it:
+//! A base page is overwritten only while no reader and no possible restart reads it:
 //!
 //! - *Restart*: only segments that the durable index names are folded, so after a crash in the
 //!   middle of the copy the durable index still shadows the half-written base page with the intact
 //!   run.
 //! - *Readers*: a version at least as new as the seal shadows the page with that run or a newer
-//!   one. An older version may look at the base page itself, so the fold leaves a segment alone
-//!   while a layout of a version older than its seal is alive ([`MemoryLayout::pin`]). When folding
-//!   cannot wait, [`PageStore::fold_over_readers`] cuts such readers off instead: it marks their
-//!   version, then overwrites. A reader asks for the mark after reading
-//!   ([`MemoryLayout::is_cut_off`]) and lets nothing count that it read if it is set. Readers who
-//!   could not notice ([`HeldLayout`]) are waited for all the same.
+//!   one. An older version may read the base page itself, so the fold skips a segment while a
+//!   layout of a version older than its seal is alive ([`MemoryLayout::pin`]). When folding cannot
+//!   wait, [`PageStore::fold_over_readers`] cuts such readers off instead: it marks their version,
+//!   then overwrites. A reader checks the mark after reading ([`MemoryLayout::is_cut_off`]) and
+//!   discards what it read if it is set. Folding always waits for readers that could not notice
+//!   ([`HeldLayout`]).
 //!
-//! A pin is for *reading*. Whoever only keeps a mapping in a cache need not, and should not, keep
-//! the layout: as long as the epoch is the same, bringing the cached mapping up to date by the
-//! difference of the two run lists is enough. With another epoch the memory is mapped afresh: pages
-//! may lie in another base file, and those that were looked at before be given back. A cache that kept
-//! the layout of an idle canister would hold up its folding for ever.
+//! A pin is for *reading*. A cache of mappings need not, and should not, keep the layout: within
+//! one epoch, updating the cached mapping by the difference of the two run lists is enough. With
+//! another epoch the memory is mapped afresh: pages may be in another base file, and the pages it
+//! referenced before may have been returned. A cache that kept the layout of an idle canister would
+//! block its folding for ever.
 //!
 //! # Copies
 //!
-//! A memory may begin as a copy of the newest version of another ([`PageStore::create_copy`]). Nothing
-//! is copied: both look at the same base pages, and the copy's index names the segments of the other
-//! ([`Borrowed`]), of which the open one is sealed. Each base file keeps, for ranges of its pages, how
-//! many memories look at them (a *claim*): newest versions, those that a durable index still needs, and
-//! those that only a reader does. Nothing of it is stored: opening counts anew what the durable indexes
-//! name. From the claims it follows what folding does with a page:
+//! A memory may begin as a copy of the newest version of another ([`PageStore::create_copy`]).
+//! Nothing is copied: both reference the same base pages, and the copy's index names the segments
+//! of the other ([`Borrowed`]), of which the open one is sealed. Each base file keeps, for ranges
+//! of its pages, how many memories reference them (a *claim*): newest versions, those that a
+//! durable index still needs, and those that only a reader does. Claims are not stored: they are
+//! counted from the durable indexes when the store is opened. The claims on a page determine how it
+//! is folded:
 //!
-//! - one memory looks at it, and nobody else may: it is overwritten in place, as above;
-//! - the newest versions of several do, and all of them find the same page of the same segment above
-//!   it, as a copy does of delta that was not folded when it was made: it is overwritten in place, once,
-//!   and the run leaves all their indexes (`together.rs`);
-//! - the newest versions of several do, and another will look at something else there: the memory's
-//!   pages around it ([`Part`]) are first copied to another base file of the memory's, into a place
-//!   nobody claims, synced, and looked at there from now on, also by the others that have the same to
-//!   fold there. No claim is needed on what is not in a durable index yet: a restart before the next
-//!   checkpoint finds the old pages, which nobody wrote to, and clears the half-made copy;
+//! - one memory references it, and no other may: it is overwritten in place, as above;
+//! - the newest versions of several memories do, and all of them find the same page of the same
+//!   segment above it, as a copy does with delta that was not folded when it was made: it is
+//!   overwritten in place, once, and the run is removed from all their indexes (`together.rs`);
+//! - the newest versions of several memories do, and one of them will have other data there: the
+//!   memory's pages around it ([`Part`]) are first copied to an unclaimed place in another base
+//!   file of the memory and synced; the memory references that place from then on, and so do the
+//!   others that have the same data to fold there. Data that is not in a durable index yet needs no
+//!   claim: a restart before the next checkpoint finds the old pages, which were not written to,
+//!   and clears the half-made copy;
 //! - others do only until a checkpoint is durable: folding waits for it, also `fold_over_readers`,
-//!   because moving would make pages that nobody needs. So of memories that differ the last one never
-//!   moves: it has the place to itself after the next checkpoint;
-//! - others do only until a reader lets go: folding waits, or moves the pages where it may not wait
-//!   (`fold_over_readers`).
+//!   because moving would create pages that are not needed. So of memories that differ the last one
+//!   never moves: after the next checkpoint it is the only one that references the place;
+//! - others do only until a reader releases them: folding waits, or moves the pages where it may
+//!   not wait (`fold_over_readers`).
 //!
 //! A claim that ended is released by the checkpoint that does not name it, once no layout that was
-//! taken before is alive: the last one gives the pages back to the file system, or deletes the file.
-//! So each page is on disk once for each content that memories have there, with those around it, and
-//! the base files take no more than the sizes of the memories together, what was removed or moved
-//! since the last durable checkpoint, and what readers of before that still look at. That holds
-//! however many copies one round makes, and whether or not their delta was folded.
+//! taken before is alive: the last claim returns the pages to the file system, or deletes the file.
+//! So each page is on disk once for each content that memories have there, with those around it,
+//! and the base files take no more than the sizes of the memories together, what was removed or
+//! moved since the last durable checkpoint, and what readers of earlier versions still reference.
+//! That holds for any number of copies made in one round, whether or not their delta was folded.
 //!
-//! What must hold at any time:
+//! Invariants:
 //!
 //! - The newest version of a memory, every durable index that may be opened, and every layout has a
-//!   claim on each base page that it looks at.
-//! - A page that is claimed more than once is written only where every claim is a newest version's, and
-//!   every version of those memories that is read, and every durable index, finds above it what is
-//!   written there.
-//! - A place is claimed before it is written and until it is; what nobody claims holds nothing. That
-//!   it does is durable with the first checkpoint that names the place: pages that are moved there are
-//!   synced, and a place behind the end of a copy is synced with that checkpoint.
-//! - In one step, of the memories that look at one base file only one is folded: what another's plan
-//!   relies on does not change until it is carried out.
-//! - Whether a claim, or the name of a segment, was the last is decided with its end, under one lock.
+//!   claim on each base page that it references.
+//! - A page that is claimed more than once is written only where every claim belongs to a newest
+//!   version, and every version of those memories that is being read, and every durable index,
+//!   finds the written data above it.
+//! - A place is claimed before it is written and remains claimed until it is; an unclaimed place
+//!   holds no data. The data is durable with the first checkpoint that names the place: pages that
+//!   are moved there are synced, and a place behind the end of a copy is synced with that
+//!   checkpoint.
+//! - Of the memories that reference one base file only one is folded per step, so the state that a
+//!   plan relies on does not change until it is carried out.
+//! - Ending a claim, or dropping the name of a segment, and deciding whether it was the last,
+//!   happen under one lock.
 //!
-//! Pages move some hundred KiB at once, and not all of a memory: a canister of 100 GiB of which a
-//! snapshot was taken would otherwise be copied whole, while its delta waits, because of one page.
-//! The price is a list of parts, which is bounded (see `sharing.rs`), so that a worker can map all of
-//! them and their files fit in one frame. Where a memory has more files than that, which takes as
-//! many copies of copies that all differ, the next copy is made by copying, and needs room for it.
+//! Pages move in units of some hundred KiB, not whole memories: otherwise one page could cause a
+//! canister of 100 GiB that has a snapshot to be copied whole, while its delta waits. The price is
+//! a list of parts, which is bounded (see `sharing.rs`), so that a worker can map all of them and
+//! their files fit in one frame. A memory exceeds the bound on files only after as many copies of
+//! copies that all differ; its next copy then copies the data and needs disk space for it.
 //!
 //! # Order of syncs
 //!
-//! segment data, then directory entries (both in [`CheckpointTicket::sync`]); then the caller's
+//! Segment data, then directory entries (both in [`CheckpointTicket::sync`]); then the caller's
 //! transaction with the indexes; then unlinks. The base is synced inside [`PageStore::fold`],
 //! before its runs leave the index, so it is durable before any durable index relies on it. An
 //! unlink needs no sync: [`PageStore::open`] removes what the index does not name, so a file that
 //! comes back after a power cut is removed again. After a failed sync of a segment the kernel may
 //! have thrown the pages away and report success the next time (a segment stays open until it is
-//! synced for that reason; after one that did not, the file system is asked); the store therefore
-//! refuses
-//! every further reservation and checkpoint ([`PagesError::SyncLost`]) and the node restarts from
-//! its last checkpoint. A failed sync of a base file costs nothing: the runs stay in the index and
-//! are copied again.
+//! synced for that reason; after one that was closed before, the file system is checked); the store
+//! therefore refuses every further reservation and checkpoint ([`PagesError::SyncLost`]) and the
+//! node restarts from its last checkpoint. A failed sync of a base file costs nothing: the runs
+//! stay in the index and are copied again.
 //!
 //! All of that goes through [`disk::Disk`], so that a test can cut the power anywhere in it
 //! ([`PageStore::open_on`]). Files are opened raw: workers append to segments and map both kinds,
 //! and what is only read is read past the disk.
 //!
-//! # What was written since
+//! # Written pages
 //!
-//! Every page that messages wrote since the last durable checkpoint lies in a segment that no
-//! durable index names, and the newest version finds it there. So a ticket can tell which pages
-//! those are ([`CheckpointTicket::written`]) without anybody having kept a list: what hashes memory
-//! for state sync hashes only those.
+//! Every page that messages wrote since the last durable checkpoint is in a segment that no durable
+//! index names, and the newest version finds it there. So a ticket can report those pages
+//! ([`CheckpointTicket::written`]) without a list of them being kept; hashing for state sync covers
+//! only those pages.
 //!
-//! # What bounds it
+//! # Bounds
 //!
 //! - Disk: a round must not begin once the delta (live, dead, and waiting for deletion) is within
 //!   `delta_reserve_bytes` of `delta_capacity_bytes` ([`PageStore::check_room`]); the reserve
 //!   covers what one round writes. [`PageStore::needs_checkpoint`] turns true at the same point. An
 //!   open segment that is mostly overwritten pages is rewritten without them, so a hot page does
 //!   not fill the log. A segment that several memories name is there, and counts, once.
-//! - Memory: an index entry per run of delta pages. There are no more when a round begins than pages in
-//!   the log without its reserve, which [`PageStore::check_room`] sees to (a copy has the entries of
-//!   its source until these are folded); in a round come one for each page of the reserve, and those of
-//!   the copies that it makes. A fixed part per memory lies in the state's heap ([`heap`]). Parts and claims are for memories that share pages: at most some
-//!   hundred for each GiB of them, and 2,000 for the largest. Nothing else grows with the size of
-//!   the state.
+//! - Memory: an index entry per run of delta pages. When a round begins, there are at most as many
+//!   as pages in the log without its reserve, which [`PageStore::check_room`] ensures (a copy has
+//!   the entries of its source until these are folded); a round adds at most one for each page of
+//!   the reserve, and those of the copies that it makes. A fixed part per memory is in the state's
+//!   heap ([`heap`]). Parts and claims are for memories that share pages: at most some hundred for
+//!   each GiB of them, and 2,000 for the largest. Nothing else grows with the size of the state.
 //! - Descriptors: one per memory changed since the last checkpoint, at most a quarter of what the
 //!   process may have (others are closed meanwhile); the same again while a checkpoint syncs; those
 //!   that are being used; and those of deleted files that a layout still names ([`PageFile`]), at
 //!   most a quarter as well. A file that cannot be kept for its readers is deleted later, or, if they
 //!   were cut off, without regard to them.
-//! - Time: commit costs in the number of runs committed (times the logarithm of the index),
-//!   [`PageStore::layout`] in the number of runs and parts of that memory, as does a copy; a
-//!   checkpoint in what changed, a fold step in its budget and 16 MiB of pages to be moved for each
-//!   memory (more where a memory is in so many parts that more have to go at once). Opening costs in
-//!   what the indexes name, times the logarithm of the number of memories.
+//! - Time: a commit costs in the number of runs committed (times the logarithm of the index),
+//!   [`PageStore::layout`] and a copy in the number of runs and parts of that memory, a checkpoint
+//!   in what changed, and a fold step in its budget and 16 MiB of pages to be moved for each memory
+//!   (more where a memory is in more parts, which move in larger units). Opening costs in the
+//!   entries of the indexes, times the logarithm of the number of memories.
 //!
-//! # What it must never know
+//! # Out of scope
 //!
-//! What a canister is, which rounds exist, what a page contains, whether an execution was
+//! This crate does not know canisters, rounds, the contents of pages, or whether an execution was
 //! replicated. It has no clock, no thread of its own and no async; every call blocks for as long as
 //! its I/O takes.
 

@@ -1,11 +1,11 @@
-//! One memory: its newest version, its segments, the append target that is out, and who still reads
+//! One memory: its newest version, its segments, the append target that is out, and the readers of
 //! older versions. Everything here runs under the memory's own lock, so two lanes that execute
-//! different canisters do not meet.
+//! different canisters do not contend.
 //!
 //! A segment goes through four states: *open* (targets are handed out), *sealed* (a checkpoint was
 //! begun; nothing is written to it any more), *durable* (that checkpoint is finished, so it may be
-//! folded), and, once no run of the index lies in it, *releasable* (the next checkpoint that leaves
-//! it out lets it be deleted).
+//! folded), and, once no run of the index is in it, *releasable* (the next checkpoint that leaves
+//! it out allows it to be deleted).
 
 use std::{
     collections::BTreeMap,
@@ -40,13 +40,14 @@ const REWRITE_DEAD_PER_LIVE: u64 = 4;
 /// Bytes of pages that are copied at once.
 const COPY_BYTES: usize = 1 << 20;
 
-/// What all memories together have on disk and did so far. Bytes of delta count from commit until
-/// the file is deleted.
+/// Disk usage and totals of all memories together. Bytes of delta count from commit until the file
+/// is deleted.
 #[derive(Debug, Default)]
 pub(crate) struct Accounts {
     /// Bytes of all segments. One that several memories name counts once.
     pub(crate) delta: AtomicU64,
-    /// Entries of all indexes. What bounds the bytes bounds them too, but for what copies borrow.
+    /// Entries of all indexes. The bound on the bytes bounds them too, except for entries that
+    /// copies borrow.
     pub(crate) runs: AtomicU64,
     /// Of those: written since the last checkpoint was begun.
     pub(crate) open: AtomicU64,
@@ -118,8 +119,8 @@ impl Open {
 
 type SegmentFiles = [(SegmentId, Arc<PageFile>)];
 
-/// Parts of the newest layout. Weak: the store itself must neither pin a version nor hold
-/// descriptors that nobody uses.
+/// Parts of the newest layout. Weak: the store itself must neither pin a version nor hold unused
+/// descriptors.
 #[derive(Debug, Default)]
 struct View {
     runs: Option<Weak<[Run]>>,
@@ -142,17 +143,18 @@ pub(crate) struct Memory {
     open: Option<Open>,
     pub(crate) next_segment: u64,
     view: View,
-    /// Where its pages lie, if it is a copy or was copied; otherwise in the file it was created with.
+    /// The files of its pages, if it is a copy or was copied; otherwise all are in the file it was
+    /// created with.
     pub(crate) sharing: Option<Box<Sharing>>,
     /// Pins of superseded versions that may still be read, oldest first. Pruned at every commit,
     /// so as long as the list of versions being read.
     pub(crate) older: Vec<(u64, Weak<Pin>)>,
     /// The base file was created since the last checkpoint.
     pub(crate) base_unsynced: bool,
-    /// What it was created with, until a checkpoint that names it is durable.
+    /// The pages it was created with, until a checkpoint that names them is durable.
     pub(crate) fresh: Option<Fresh>,
-    /// Rewritten segments that could not be kept for those who read them: the next checkpoint
-    /// deletes them.
+    /// Rewritten segments that could not be kept for their readers: the next checkpoint deletes
+    /// them.
     orphans: Vec<Forgotten>,
 }
 
@@ -166,7 +168,7 @@ pub(crate) struct Fresh {
 }
 
 impl Fresh {
-    /// Pages came to the base that were in the delta.
+    /// Adds pages that were folded from the delta into the base.
     pub(crate) fn note(&mut self, pages: impl IntoIterator<Item = Range<u64>>) {
         self.pages.extend(pages);
         self.pages.sort_unstable_by_key(|range| range.start);
@@ -306,8 +308,9 @@ impl Memory {
     }
 
     /// Closes the file of the open segment unless a target is out. It is opened again when it is
-    /// written or synced; an error of the kernel's writeback that nobody was told of meanwhile is
-    /// then known to the file system alone ([`Dir::check_writeback`]). Whether it closed one.
+    /// written or synced; a writeback error of the kernel that was not reported meanwhile is then
+    /// known to the file system alone ([`Dir::check_writeback`]). Returns whether it closed the
+    /// file.
     pub(crate) fn close(&mut self, accounts: &Accounts) -> bool {
         let Some(open) = self.open.as_mut().filter(|open| !open.is_out()) else { return false };
         let closed = open.file.take().is_some();
@@ -411,8 +414,8 @@ impl Memory {
         Ok(self.version)
     }
 
-    /// What must hold between versions: the index names pages that its segments have, each page
-    /// once, and the segments count them. Costs a look at every run.
+    /// Checks the invariants between versions: the index names pages that its segments have, each
+    /// page once, and the segments count them. Visits every run.
     fn check(&self) {
         let mut live: BTreeMap<SegmentId, u64> = BTreeMap::new();
         let mut free_page = 0;
@@ -422,7 +425,7 @@ impl Memory {
             let used = self.segments.get(&run.segment).map(|segment| segment.used_pages);
             assert!(
                 used.is_some_and(|used| run.offset_page + run.pages <= used),
-                "{run:?} lies beyond its segment, which has {used:?} pages"
+                "{run:?} is beyond its segment, which has {used:?} pages"
             );
             *live.entry(run.segment).or_default() += run.pages;
         }
@@ -447,7 +450,7 @@ impl Memory {
         self.count_runs(accounts, before);
     }
 
-    /// The index had so many runs.
+    /// Accounts for a change of the index, which had `before` runs.
     fn count_runs(&self, accounts: &Accounts, before: u64) {
         accounts.runs.fetch_add(self.runs_len(), Relaxed);
         accounts.runs.fetch_sub(before, Relaxed);
@@ -471,7 +474,7 @@ impl Memory {
         let old_path = dir.segment_path(self.id, old);
         let old_handle = self.segment_handle(dir, old);
         let old_file = old_handle.open()?;
-        // What is copied may have been lost already, if nobody was told.
+        // The pages to be copied may have been lost already, if the error was not reported.
         let new = Open { was_closed, ..self.create_segment(dir, accounts)? };
         let new_path = dir.segment_path(self.id, new.segment);
         let mut moved = Vec::new();
@@ -614,8 +617,8 @@ impl Memory {
         })
     }
 
-    /// Takes the open segment away if it holds nothing and nobody is about to write it: of a memory
-    /// that was only going to be written nothing stays.
+    /// Removes the open segment if it is empty and no target is out, so that a memory that was only
+    /// prepared for writing leaves nothing behind.
     pub(crate) fn take_empty(&mut self, accounts: &Accounts) -> Option<Forgotten> {
         let segments = &self.segments;
         let is_empty =
@@ -632,7 +635,7 @@ impl Memory {
         self.open.is_some()
     }
 
-    /// A map keeps a node when its last entry goes, and most memories are at rest.
+    /// A map keeps a node when its last entry is removed, and most memories are idle.
     pub(crate) fn shrink(&mut self) {
         if self.segments.is_empty() {
             self.segments = BTreeMap::new();
@@ -737,8 +740,8 @@ impl Memory {
         self.segments.values().any(|segment| segment.durable && segment.live_pages > 0)
     }
 
-    /// The base now holds what these runs name, and lies where `moves` say: takes out those that were
-    /// not overwritten meanwhile.
+    /// The base now holds the data of these runs, at the place that `moves` state: removes the runs
+    /// that were not overwritten meanwhile.
     pub(crate) fn folded(&mut self, accounts: &Accounts, runs: &[Run], moves: &[Move]) {
         let before = self.runs_len();
         let Self { index, segments, sharing, view, .. } = self;
@@ -791,8 +794,8 @@ pub(crate) fn check_base_bytes(base_bytes: u64) -> Option<()> {
     (base_bytes <= FILE_BYTES_MAX && base_bytes.is_multiple_of(PAGE_BYTES)).then_some(())
 }
 
-/// Checks what a worker returned, and that it was written to the file of `target`, which lies at
-/// `path`. Answers with the first free page after it.
+/// Checks the runs a worker returned, and that they were written to the file of `target`, at
+/// `path`. Returns the first free page after them.
 pub(crate) fn verify_written(
     base_bytes: u64,
     target: &AppendTarget,
@@ -803,7 +806,7 @@ pub(crate) fn verify_written(
     let end_page = check_runs(base_bytes / PAGE_BYTES, target, runs)
         .map_err(|(run, fault)| PagesError::BadRun { id, run, fault })?;
     if let Some(last) = runs.iter().max_by_key(|run| run.offset_page) {
-        // A mapping beyond the end of its file is a SIGBUS in whoever reads it.
+        // Accessing a mapping beyond the end of its file raises SIGBUS.
         let len = files::len(&target.file, path)?;
         if len < end_page * PAGE_BYTES {
             return Err(PagesError::BadRun { id, run: *last, fault: RunFault::NotWritten });

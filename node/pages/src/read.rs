@@ -1,5 +1,4 @@
-//! Reading pages through a layout, for whoever has no reason to map it: state sync, snapshots,
-//! tests.
+//! Reading pages through a layout without mapping it, for state sync, snapshots and tests.
 
 use std::{fs::File, ops::Range, path::PathBuf, sync::Arc};
 
@@ -59,8 +58,8 @@ pub fn read_pages(layout: &MemoryLayout, start_page: u64, buf: &mut [u8]) -> Res
     Ok(())
 }
 
-/// Fills `buf` with the bytes from `offset` on, wherever pages begin. `buf` lies within the memory.
-/// Holds as many bytes again.
+/// Fills `buf` with the bytes from `offset` on, which need not be page-aligned. `buf` must be
+/// within the memory. Allocates as many bytes again.
 pub fn read_bytes(layout: &MemoryLayout, offset: u64, buf: &mut [u8]) -> Result<()> {
     if buf.is_empty() {
         return Ok(());
@@ -75,7 +74,7 @@ pub fn read_bytes(layout: &MemoryLayout, offset: u64, buf: &mut [u8]) -> Result<
     Ok(())
 }
 
-/// The pages in which so many bytes from `offset` on lie, if these are within the memory.
+/// The pages that contain `bytes` bytes from `offset` on, if these are within the memory.
 pub(crate) fn pages_of(layout: &MemoryLayout, offset: u64, bytes: usize) -> Result<Range<u64>> {
     let end = offset.checked_add(bytes as u64).filter(|end| *end <= layout.base_bytes);
     let Some(end) = end else {

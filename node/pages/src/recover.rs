@@ -82,7 +82,7 @@ impl PageStore {
     }
 }
 
-/// A memory that looks at files of others.
+/// A memory that references files of others.
 struct Sharer {
     parts: Vec<Part>,
     borrowed: Vec<Borrowed>,
@@ -156,14 +156,15 @@ fn share_bases(
     Ok(())
 }
 
-/// Has all memories that name a segment know so. How many bytes are counted more than once.
+/// Registers all memories that name a segment with it. Returns the bytes that are counted more than
+/// once.
 fn share_segments(
     shared: &SharedFiles,
     memories: &mut Memories,
     sharers: &BTreeMap<MemoryId, Sharer>,
 ) -> u64 {
     let _here = heap::enter();
-    // Who names a file, and how.
+    // The memories that name a file, with their names for it.
     let mut files: BTreeMap<(MemoryId, SegmentId), Vec<(MemoryId, SegmentId)>> = BTreeMap::new();
     for (&memory, sharer) in sharers {
         for Borrowed { segment, owner, id } in &sharer.borrowed {
@@ -275,7 +276,7 @@ fn wanted_bytes(name: Name, shared: &SharedFiles, memories: &mut Memories) -> Op
     let base_bytes = memory.map(|memory| memory.base_bytes);
     match name {
         Name::Base(base) => match shared.known_base(base) {
-            // Others may look at pages behind the end of the memory that made it.
+            // Others may reference pages behind the end of the memory that made it.
             Some(known) => Some(known.bytes.max(base_bytes.unwrap_or(0))),
             None => base_bytes.filter(|_| base.number == 0),
         },

@@ -1,11 +1,11 @@
-//! Files that several memories look at, or may: base files with a claim on every page that somebody
-//! needs, and segments with the memories that name them. A memory that was never copied and is no
+//! Files that several memories reference, or may: base files with a claim on every page that is in
+//! use, and segments with the memories that name them. A memory that was never copied and is not a
 //! copy has no entry here.
 //!
-//! Whoever ends the last claim on a base file, or is the last to name a segment, takes the file away.
-//! Whether it is the last is decided with the change itself, under one lock: of two who end claims at
-//! the same time exactly one is. Pages are cleared while the claim that ends still covers them, so
-//! whatever is free holds nothing.
+//! The memory that ends the last claim on a base file, or is the last to name a segment, deletes
+//! the file. Whether it is the last is decided with the change itself, under one lock: if two
+//! memories end claims at the same time, exactly one is last. Pages are cleared while the claim
+//! that ends still covers them, so a free page holds no data.
 
 use std::{
     cell::Cell,
@@ -24,7 +24,7 @@ use crate::{
     store::lock,
 };
 
-/// A base file and who looks at which of its pages.
+/// A base file and the claims on its pages.
 #[derive(Debug)]
 pub(crate) struct BaseFile {
     pub(crate) id: BaseId,
@@ -48,7 +48,7 @@ impl BaseFile {
         lock(&self.claims)
     }
 
-    /// Claims pages if they are in it and nobody looks at them. Whether it did.
+    /// Claims pages if they are within the file and unclaimed. Returns whether it did.
     pub(crate) fn take_free(&self, pages: &Range<u64>) -> bool {
         let mut claims = self.claims();
         let is_free = pages.end <= self.bytes / PAGE_BYTES
@@ -60,7 +60,7 @@ impl BaseFile {
         is_free
     }
 
-    /// Ends claims. Whether nobody looks at the file any more: whoever is told so deletes it.
+    /// Ends claims. Returns whether the file is no longer referenced; the caller then deletes it.
     fn end(&self, claims: &mut Claims, change: impl FnOnce(&mut Claims)) -> bool {
         change(claims);
         let is_last = claims.pages() == 0 && !self.owned.load(SeqCst);
@@ -81,7 +81,7 @@ impl BaseFile {
 pub(crate) struct SharedSegment {
     /// The memory whose segment it was.
     pub(crate) owner: MemoryId,
-    /// What it was there.
+    /// Its id in that memory.
     pub(crate) id: SegmentId,
     /// Its length.
     pub(crate) bytes: u64,
@@ -103,7 +103,7 @@ impl SharedSegment {
         lock(&self.sharers).len() > 1
     }
 
-    /// A memory names it no more. What that called it, if nobody else names it.
+    /// A memory names it no more. Returns that memory's name for it if no other memory names it.
     fn leave(&self, memory: MemoryId) -> Option<SegmentId> {
         let mut sharers = lock(&self.sharers);
         let at = sharers.iter().position(|(id, _)| *id == memory)?;
@@ -124,8 +124,8 @@ pub(crate) struct SharedFiles {
 }
 
 impl SharedFiles {
-    /// The base file of this name, made known with so many bytes and what `claim` lays on it if it
-    /// was not.
+    /// The base file of this name; registered with `bytes` bytes and the claims of `claim` if it
+    /// was unknown.
     pub(crate) fn base(
         &self,
         id: BaseId,
@@ -174,8 +174,8 @@ impl SharedFiles {
         lock(&self.segments).get(&(owner, id)).cloned()
     }
 
-    /// Gives back what lies in base files where nobody looks: what was being moved there when the
-    /// power went, and what nobody had given back yet.
+    /// Frees unclaimed pages of base files: pages that were being moved when the power failed, and
+    /// pages that had not been returned yet.
     pub(crate) fn clear_gaps(&self, dir: &Dir) -> Result<()> {
         for base in lock(&self.bases).values() {
             let gaps = base.claims().gaps(&(0..base.bytes / PAGE_BYTES));
@@ -210,8 +210,8 @@ impl SharedFiles {
         Ok(false)
     }
 
-    /// Ends claims for good: pages that nobody else looks at give their disk back, and a file that
-    /// nobody looks at goes. After an error it can be tried again.
+    /// Ends claims for good: pages that no other memory references return their disk space, and a
+    /// file that is no longer referenced is deleted. May be retried after an error.
     pub(crate) fn release(&self, dir: &Dir, retired: &mut Retired) -> Result<()> {
         let file = Arc::clone(&retired.file);
         if retired.disowns {
@@ -228,16 +228,16 @@ impl SharedFiles {
         ended
     }
 
-    /// Takes back claims on pages that no index names by them. The file goes if nobody else looks at
-    /// it.
+    /// Withdraws claims on pages that no index names by them. The file is deleted if no other
+    /// memory references it.
     pub(crate) fn give_back(&self, dir: &Dir, file: &BaseFile, pages: &[Range<u64>]) -> Result<()> {
         self.end(dir, file, pages, Claims::sole, |claims| {
             pages.iter().for_each(|pages| claims.give_back(pages));
         })
     }
 
-    /// Ends one claim on each of these pages, by `change`. `last` tells on which of them nobody else
-    /// has one.
+    /// Ends one claim on each of these pages, by `change`. `last` returns those of them that no
+    /// other claim covers.
     fn end(
         &self,
         dir: &Dir,
@@ -253,7 +253,7 @@ impl SharedFiles {
             let freed: Vec<_> = pages.iter().flat_map(|pages| last(&claims, pages)).collect();
             let freed_pages: u64 = freed.iter().map(|range| range.end - range.start).sum();
             let goes = freed_pages == claims.pages() && !file.owned.load(SeqCst);
-            // Who ended the other claim on a page meanwhile left it to this one.
+            // The memory that ended the other claim on a page meanwhile left it to this one.
             if goes || freed == cleared {
                 break;
             }
@@ -273,12 +273,12 @@ impl SharedFiles {
     }
 }
 
-/// Claims that ended: the newest version of a memory does not look at these pages any more.
+/// Claims that ended: the newest version of a memory does not reference these pages any more.
 #[derive(Debug)]
 pub(crate) struct Retired {
     pub(crate) file: Arc<BaseFile>,
     pub(crate) pages: Vec<Range<u64>>,
-    /// The file as layouts name it that may look at them.
+    /// The file as named by layouts that may reference them.
     pub(crate) readers: Vec<Weak<PageFile>>,
     /// The memory of the file's number is gone.
     pub(crate) disowns: bool,
@@ -318,7 +318,7 @@ mod tests {
         for number in 0..40 {
             let (_folder, dir, shared) = place();
             let id = BaseId { memory: MemoryId(1), number: 1 };
-            // It stays: its last page has a claim that nobody ends.
+            // The file stays: its last page has a claim that is never ended.
             let file = shared.create_base(&dir, id, 513 * PAGE_BYTES, &(0..513)).unwrap();
             let path = dir.path_of(Name::Base(id));
             std::fs::write(&path, vec![7; 513 * PAGE_BYTES as usize]).unwrap();

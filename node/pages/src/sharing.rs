@@ -1,12 +1,12 @@
-//! In which base files the pages of one memory lie, when it is a copy or was copied.
+//! The base files that hold the pages of one memory, when it is a copy or was copied.
 //!
-//! Every page lies in the file that the memory was created with (its *own*), unless a part says
-//! otherwise, at the same place in either. A memory may write to any of these files where it alone
-//! looks at the pages. Where others do, folding first moves the pages: to a file of the memory's in
-//! whose place there nobody looks, or to a new one. How many pages go at once ([`unit`]) grows with the
-//! number of parts, which therefore stays small; and because places that others let go of are used
-//! again, before a memory's own if its files are many, a memory has about as many files as there are
-//! copies of it at a time.
+//! Every page is in the file that the memory was created with (its *own*), unless a part names
+//! another file; the offset is the same in both. A memory may write to any of these files where it
+//! alone references the pages. Where others do, folding first moves the pages: to a file of the
+//! memory in which that place is unclaimed, or to a new one. The number of pages that move at once
+//! ([`unit`]) grows with the number of parts, which therefore stays small; and because places that
+//! others released are used again, before a memory's own if it has many files, a memory has about
+//! as many files as there are copies of it at a time.
 
 use std::{
     ops::Range,
@@ -19,16 +19,16 @@ use crate::{
     shared::{BaseFile, Retired},
 };
 
-/// Base files of a memory from which on it takes places in those that copies of it look at anyway
-/// before its own, which would be one more for them.
+/// Number of base files from which on a memory takes places in those that its copies reference
+/// anyway before its own, which would be one more for them.
 const FILES_MANY: usize = 8;
 /// Pages that are moved at once in a memory of few parts: 256 KiB, as much as state sync hashes at
 /// once.
 const UNIT_PAGES: u64 = 64;
-/// Parts for each of which so many pages are moved at once, and twice as many for as many more.
+/// Number of parts after which the unit doubles, each time.
 const PARTS_PER_UNIT: usize = 128;
 
-/// Pages that are moved at once, of a memory that has so many parts.
+/// Pages that are moved at once, of a memory that has `parts` parts.
 ///
 /// A move makes at most two parts of one, and one that takes a whole part makes none. So with units of
 /// `u` pages there are at most as many parts as before and one for each `u` pages of the memory: with
@@ -47,13 +47,13 @@ pub(crate) struct Move {
     pub(crate) to: Arc<BaseFile>,
 }
 
-/// A base file that a memory looks at.
+/// A base file that a memory references.
 #[derive(Debug)]
 struct Used {
     file: Arc<BaseFile>,
     /// As new layouts name it.
     current: Weak<PageFile>,
-    /// As layouts name it that may look at pages which newer ones find elsewhere.
+    /// As named by layouts that may reference pages which newer ones find elsewhere.
     older: Vec<Weak<PageFile>>,
 }
 
@@ -81,13 +81,13 @@ pub(crate) struct Sharing {
 }
 
 impl Sharing {
-    /// Of a memory all of whose pages lie in its own file, which layouts name as `handle`.
+    /// Of a memory all of whose pages are in its own file, which layouts name as `handle`.
     pub(crate) fn new(own: Arc<BaseFile>, handle: Weak<PageFile>) -> Self {
         let files = vec![Used::new(own, handle)];
         Self { files, parts: Vec::new(), next_file: 1, retired: Vec::new() }
     }
 
-    /// Of a memory whose pages lie in these files, in order, and for the rest in its own, with claims
+    /// Of a memory whose pages are in these files, in order, and the rest in its own, with claims
     /// on all.
     pub(crate) fn of_parts(
         own: Arc<BaseFile>,
@@ -132,8 +132,8 @@ impl Sharing {
         }
     }
 
-    /// The file in which a page lies, and the pages around it that lie there without a gap, of
-    /// `pages` in all.
+    /// The file that holds a page, and the pages around it that are there without a gap, of `pages`
+    /// in all.
     pub(crate) fn extent(&self, page: u64, pages: u64) -> Option<(&Arc<BaseFile>, Range<u64>)> {
         let next = self.parts.partition_point(|part| part.start_page + part.pages <= page);
         let before = next.checked_sub(1).and_then(|before| self.parts.get(before));
@@ -148,7 +148,7 @@ impl Sharing {
         Some((self.file(base)?, range))
     }
 
-    /// The files in which these pages lie, in the order of pages.
+    /// The files that hold these pages, in the order of pages.
     pub(crate) fn extents(&self, pages: Range<u64>) -> Vec<(Arc<BaseFile>, Range<u64>)> {
         let (mut at, mut found) = (pages.start, Vec::new());
         while at < pages.end
@@ -161,23 +161,23 @@ impl Sharing {
         found
     }
 
-    /// The pages that are moved with this one, which lies in `extent`.
+    /// The pages that are moved with this one, which is in `extent`.
     pub(crate) fn unit_of(&self, page: u64, extent: &Range<u64>) -> Range<u64> {
         let unit = unit(self.parts.len());
         let start = page / unit * unit;
         start.max(extent.start)..start.saturating_add(unit).min(extent.end)
     }
 
-    /// A file of the memory in which nobody looked at these pages, which are claimed there.
+    /// A file of the memory in which these pages were unclaimed; claims them there.
     pub(crate) fn place_for(&self, pages: &Range<u64>) -> Option<Arc<BaseFile>> {
         let last = usize::from(self.files.len() >= FILES_MANY);
         let files = self.files().skip(last).chain(self.files().take(last));
         files.into_iter().find(|file| file.take_free(pages)).cloned()
     }
 
-    /// Where pages behind its end lie in a copy, if not in the copy's own file: they are claimed
-    /// there. Else what copies of copies write behind the ends of others would be in one more file for
-    /// each.
+    /// The file for pages behind the end of a copy, if not the copy's own; claims them there.
+    /// Otherwise the pages that copies of copies write behind the ends of others would take one
+    /// more file for each.
     pub(crate) fn place_behind(&self, pages: &Range<u64>) -> Option<Arc<BaseFile>> {
         let is_wanted = self.files.len() >= FILES_MANY && !pages.is_empty();
         is_wanted.then(|| self.files().find(|file| file.take_free(pages)).cloned()).flatten()
@@ -280,7 +280,7 @@ impl Sharing {
         std::mem::take(&mut self.retired)
     }
 
-    /// Ends all claims of a memory of so many pages, which is removed.
+    /// Ends all claims of a memory of `pages` pages, which is removed.
     pub(crate) fn retire_all(&mut self, pages: u64) -> Vec<Retired> {
         let mut retired = self.take_retired();
         let extents = self.extents(0..pages);

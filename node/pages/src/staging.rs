@@ -1,11 +1,11 @@
-//! Memories that are being put together from elsewhere, before there is a store: base files under
-//! the names that [`crate::PageStore::open`] will look for, in a directory that no store has open.
+//! Memories that are assembled from elsewhere, before there is a store: base files under the names
+//! that [`crate::PageStore::open`] will look for, in a directory that no store has open.
 //!
-//! What is written here lies in the base file alone; a store that opens the directory is given an
-//! empty index for it. A file is sparse, so pages that are zero take no disk. Nothing is durable
-//! before [`StagedMemory::sync`], and the names not before [`sync_dir`]: whoever goes on after a
-//! crash looks at what is in the files and believes nothing else. This module must not know where
-//! pages come from or how it is told that they are right.
+//! All data written here is in the base file; a store that opens the directory is given an empty
+//! index for it. A file is sparse, so zero pages take no disk space. Nothing is durable before
+//! [`StagedMemory::sync`], and the names not before [`sync_dir`]: a caller that continues after a
+//! crash must verify the contents of the files. This module must not know where pages come from or
+//! how they are verified.
 
 use std::{
     fs::{self, File},
@@ -59,7 +59,7 @@ impl StagedMemory {
         self.base_bytes
     }
 
-    /// Fills `buf` with what lies from `offset` on.
+    /// Fills `buf` with the bytes from `offset` on.
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
         files::read_exact(&self.file, &self.path, buf, offset)
     }

@@ -1,12 +1,12 @@
-//! The store of all memories: who exists, what changed since the last checkpoint, how much delta
-//! there is.
+//! The store of all memories: their existence, the changes since the last checkpoint, the amount of
+//! delta.
 //!
 //! Locks, in the order they are taken: `memories` (shared for everything that touches one memory,
 //! exclusive for creating, removing and beginning a checkpoint), then one memory's own lock, then
-//! `changed`, `opened`, `checkpoint`, `fold_queue` or one of `shared`, which are leaves. (Beginning a
-//! checkpoint takes memory locks last: under the exclusive lock nobody else can hold one.) Folding
-//! alone, of which there is one at a time (`folding`, before all others), takes the lock of another
-//! memory while it holds one. No file is read, written or synced under the exclusive lock.
+//! `changed`, `opened`, `checkpoint`, `fold_queue` or one of `shared`, which are leaves. (Beginning
+//! a checkpoint takes memory locks last: under the exclusive lock no other thread can hold one.)
+//! Only folding, one at a time (`folding`, before all others), takes the lock of another memory
+//! while it holds one. No file is read, written or synced under the exclusive lock.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// Segments that are closed at once when a round writes more memories than that, and memories that
-/// are looked at for them.
+/// are visited for them.
 const CLOSED_AT_ONCE: usize = 64;
 const LOOKED_AT: usize = 1024;
 
@@ -41,7 +41,7 @@ const DELETED_AT_ONCE: usize = 64;
 pub(crate) type Memories = BTreeMap<MemoryId, Mutex<Memory>>;
 
 /// All canister memory of a node. Shared by reference between execution lanes, query threads, and
-/// whoever checkpoints and folds.
+/// the threads that checkpoint and fold.
 pub struct PageStore {
     // Configuration.
     pub(crate) limits: PagesLimits,
@@ -84,7 +84,7 @@ pub(crate) struct FoldQueue {
     pub(crate) last: Option<MemoryId>,
 }
 
-/// What the store holds and did, for metrics. Totals count from [`PageStore::open`].
+/// Contents and totals of the store, for metrics. Totals count from [`PageStore::open`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PagesStats {
     /// Number of memories, heaps and stable memories together.
@@ -103,7 +103,7 @@ pub struct PagesStats {
     pub rewritten_bytes: u64,
     /// Total copied into base files.
     pub folded_bytes: u64,
-    /// Total copied from one base file to another, because another memory looks at it too.
+    /// Total copied from one base file to another, because another memory references it too.
     pub moved_bytes: u64,
     /// Versions whose readers were cut off because folding could not wait.
     pub cut_off: u64,
@@ -145,8 +145,8 @@ impl PageStore {
     }
 
     /// Creates a memory of zeros that may grow to `base_bytes` (a multiple of 4096), as a sparse
-    /// file of that length. An id is used once: versions of a second memory of the same name
-    /// would start anew, and a worker's cached mapping could not tell them apart.
+    /// file of that length. An id is used once: versions of a second memory of the same name would
+    /// start anew, and a worker's cached mapping could not distinguish them.
     pub fn create(&self, id: MemoryId, base_bytes: u64) -> Result<MemoryLayout> {
         memory::check_base_bytes(base_bytes).ok_or(PagesError::BadSize { id, base_bytes })?;
         self.check_sync()?;
@@ -185,19 +185,19 @@ impl PageStore {
         lock(&self.fold_queue).ids.remove(&id);
     }
 
-    /// The newest version. Builds the list of runs if nobody holds it; see [`PageStore::append`]
+    /// The newest version. Builds the list of runs if it is not cached; see [`PageStore::append`]
     /// for how not to build it per message.
     pub fn layout(&self, id: MemoryId) -> Result<MemoryLayout> {
         self.with(id, |memory| Ok(memory.layout(&self.dir)))
     }
 
-    /// Hands out the place where the dirty pages of the next message of this memory go: at most
-    /// `pages_max` pages. There is one target per memory at a time, and it is out as long as
-    /// any clone of its `file` lives, because whoever holds that could still write.
-    /// Before dropping a target whose worker did not answer, make sure that the worker is dead.
+    /// Hands out the place for the dirty pages of the next message of this memory: at most
+    /// `pages_max` pages. There is one target per memory at a time, and it is out as long as any
+    /// clone of its `file` lives, because the holder of a clone could still write. Before dropping
+    /// a target whose worker did not answer, make sure that the worker is dead.
     ///
-    /// Never refused for want of delta: whoever writes asks [`PageStore::check_room`] first,
-    /// between rounds.
+    /// Never refused for lack of delta space: writers call [`PageStore::check_room`] first, between
+    /// rounds.
     pub fn reserve(&self, id: MemoryId, pages_max: u64) -> Result<AppendTarget> {
         self.check_sync()?;
         if self.accounts.open_files.load(Relaxed) >= self.open_files_max {
@@ -208,8 +208,8 @@ impl PageStore {
     }
 
     /// A file of `len` bytes without a name, all of them a hole: for pages that are no version of a
-    /// memory yet. `id` is that of no memory. Should the node end before the name is gone, the next
-    /// start removes it.
+    /// memory yet. `id` is that of no memory. If the node ends before the file is unlinked, the
+    /// next start removes it.
     pub fn scratch(&self, id: MemoryId, len: u64) -> Result<File> {
         let path = self.dir.base_path(id);
         let file = self.dir.create(&path, len)?;
@@ -228,16 +228,16 @@ impl PageStore {
         memory::verify_written(base_bytes, target, runs, &path).map(|_| ())
     }
 
-    /// Copies pages of a scratch file to the beginning of `target`, in the order of `runs`. Where
-    /// they lie there.
+    /// Copies pages of a scratch file to the beginning of `target`, in the order of `runs`. Returns
+    /// their runs there.
     pub fn copy_pages(&self, target: &AppendTarget, from: &File, runs: &[Run]) -> Result<Vec<Run>> {
         let path = self.dir.segment_path(target.id, target.segment);
         memory::copy_pages(target, from, runs).map_err(|error| PagesError::io("copy", &path, error))
     }
 
     /// Has the next checkpoint delete files that layouts still name and that cannot be kept open
-    /// for them; whoever reads such a layout afterwards meets [`PagesError::Gone`]. For when there
-    /// is no other way to make room, and nobody reads who must not be disturbed.
+    /// for them; a read through such a layout then fails with [`PagesError::Gone`]. For use when
+    /// there is no other way to make room and no reader is active that must not be disturbed.
     pub fn give_up_readers(&self) {
         self.readers_given_up.store(true, Relaxed);
     }
@@ -266,12 +266,12 @@ impl PageStore {
         }
     }
 
-    /// Whether the delta log has room for another round: the reserve is free, which covers all that
-    /// a round may write, and the indexes have no more entries than there are pages in what is not
-    /// the reserve. Deletes some files of which readers let go since the last checkpoint.
+    /// Whether the delta log has room for another round: the reserve, which covers all that a round
+    /// may write, is free, and the indexes have at most as many entries as the log without the
+    /// reserve has pages. Deletes some files that readers released since the last checkpoint.
     ///
     /// # Errors
-    /// [`PagesError::DeltaFull`] when there is none until a checkpoint, a fold, and a checkpoint
+    /// [`PagesError::DeltaFull`] when there is no room until a checkpoint, a fold, and a checkpoint
     /// after it.
     pub fn check_room(&self) -> Result<()> {
         self.delete_deferred(DELETED_AT_ONCE, false);
@@ -292,10 +292,10 @@ impl PageStore {
         self.with(target.id, |memory| memory.verify(&self.dir, target, runs).map(|_| ()))
     }
 
-    /// Makes what was written to `target` the newest version and returns its layout. The runs are
-    /// checked as by [`PageStore::verify`]. The target is spent and is to be dropped; space of
-    /// it that no run reaches is given back then. On an error nothing has changed, and the same
-    /// can be tried again.
+    /// Makes the pages written to `target` the newest version and returns its layout. The runs are
+    /// checked as by [`PageStore::verify`]. The target is spent and is to be dropped; its space
+    /// that no run reaches is returned then. On an error nothing has changed, and the same can be
+    /// tried again.
     pub fn commit(&self, target: &AppendTarget, runs: &[Run]) -> Result<MemoryLayout> {
         self.with(target.id, |memory| {
             let layout = memory.commit_layout(&self.dir, &self.accounts, target, runs)?;
@@ -305,7 +305,7 @@ impl PageStore {
     }
 
     /// [`PageStore::commit`] without the layout, which costs in the number of runs of the memory.
-    /// For messages whose layout nobody asks for before the next one; returns the version.
+    /// For messages whose layout is not needed before the next one; returns the version.
     pub fn append(&self, target: &AppendTarget, runs: &[Run]) -> Result<u64> {
         self.with(target.id, |memory| {
             let version = memory.commit(&self.dir, &self.accounts, target, runs)?;
@@ -322,7 +322,7 @@ impl PageStore {
         }
     }
 
-    /// Delta in bytes, as it lies on disk: needed, overwritten, and waiting for deletion. See
+    /// Delta in bytes on disk: needed, overwritten, and waiting for deletion. See
     /// [`PageStore::check_room`].
     pub fn delta_bytes(&self) -> u64 {
         self.accounts.delta.load(Relaxed)
@@ -358,16 +358,16 @@ impl PageStore {
     }
 
     /// Whether a checkpoint should be taken now: the delta is within `delta_reserve_bytes` of its
-    /// capacity and a checkpoint would help (otherwise the space waits for
-    /// [`PageStore::fold`]), a memory has more runs than `runs_per_memory`, too many files are open,
-    /// or `checkpoint_delta_bytes` were copied for new memories ([`PageStore::create_copy`]; those that
-    /// only look at what others have take nothing), of which those that were removed again are on
-    /// disk until then.
+    /// capacity and a checkpoint would help (otherwise the space waits for [`PageStore::fold`]), a
+    /// memory has more runs than `runs_per_memory`, too many files are open, or
+    /// `checkpoint_delta_bytes` were copied for new memories ([`PageStore::create_copy`]; those
+    /// that only reference the pages of others take nothing), of which those that were removed
+    /// again are on disk until then.
     pub fn needs_checkpoint(&self) -> bool {
         let delta = self.delta_bytes();
         let near_full = delta >= self.delta_limit_bytes();
-        // What is sealed and needed is freed by folding alone. A checkpoint per round while that is
-        // pending would free nothing.
+        // Delta that is sealed and needed is freed by folding alone. While that is pending, a
+        // checkpoint per round would free nothing.
         let gain = self.open_delta_bytes() + self.accounts.releasable.load(Relaxed);
         let helps = gain > 0 && gain >= delta / 2;
         (near_full && helps)
@@ -425,7 +425,7 @@ impl PageStore {
     ) -> Result<T> {
         let memories = self.read();
         let memory = memories.get(&id).ok_or(PagesError::UnknownMemory(id))?;
-        // What is known of a memory is kept as long as there is one.
+        // The entry of a memory is kept as long as the memory exists.
         let _here = heap::enter();
         f(&mut lock(memory))
     }

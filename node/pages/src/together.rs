@@ -1,17 +1,20 @@
-//! Folding what several memories have in common of the delta once for all of them.
+//! Folding delta that several memories have in common once for all of them.
 //!
-//! A copy names the runs of the memory it was made of. Were each to fold them for itself, all that the
-//! delta touches would be moved apart although nothing differs. So where one memory is folded:
+//! A copy names the runs of the memory it was made of. If each memory folded them for itself, all
+//! pages that the delta touches would be moved apart although nothing differs. So when one memory
+//! is folded:
 //!
-//! - A page that several memories look at is overwritten in place if all of them find the same page of
-//!   the same segment above it, in all versions that are read and in all durable indexes. The run is
-//!   then taken out of all their indexes ([`Memory::look_below`] before, [`Memory::fold_along`] after).
-//! - Pages that have to be moved are so for all that find the same above what is written there: they
-//!   look at the new place together. What they found at the old one is the same.
+//! - A page that several memories reference is overwritten in place if all of them find the same
+//!   page of the same segment above it, in all versions that are being read and in all durable
+//!   indexes. The run is then removed from all their indexes ([`Memory::look_below`] before,
+//!   [`Memory::fold_along`] after).
+//! - Pages that have to be moved are moved for all memories that find the same segment pages above
+//!   the written ones: they share the new place. The data at the old place was the same for all of
+//!   them.
 //!
-//! That a memory finds a run above a page cannot end in a way that matters while the page is written:
-//! newer runs lie above it too, a removed memory's durable index names the run, and a copy that is made
-//! meanwhile begins with it.
+//! A memory cannot stop finding a run above a page in a way that matters while the page is written:
+//! newer runs are above it too, a removed memory's durable index names the run, and a copy that is
+//! made meanwhile begins with it.
 
 use std::{collections::BTreeMap, ops::Range, sync::atomic::Ordering::Relaxed};
 
@@ -24,18 +27,18 @@ use crate::{
     store::lock,
 };
 
-/// Others that find the same page above a page that they look at.
+/// Other memories that find the same page above a page that they reference.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Company {
-    /// How many.
+    /// Their number.
     pub(crate) count: u32,
-    /// None of them, and of those who read them, looks past it.
+    /// None of them, and none of their readers, reads below it.
     pub(crate) is_ready: bool,
-    /// To which page the same holds.
+    /// End of the range in which the same holds.
     pub(crate) until: u64,
 }
 
-/// The page of a segment that lies above a page.
+/// The page of a segment that shadows a page.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Above {
     pub(crate) segment: SegmentId,
@@ -43,9 +46,9 @@ pub(crate) struct Above {
 }
 
 impl Surroundings<'_> {
-    /// Who of those that name `segment` finds its page at `offset_page` above the first of these
-    /// pages, and looks at `base` there. `id` is the memory that is folded, and locked: nobody else
-    /// waits for a memory while holding another, so locking these cannot end in a circle.
+    /// Those memories that name `segment`, find its page at `offset_page` above the first of these
+    /// pages, and reference `base` there. `id` is the memory that is folded, and locked: no other
+    /// thread waits for a memory while holding another, so locking these cannot deadlock.
     pub(crate) fn company(
         &self,
         id: MemoryId,
@@ -75,8 +78,8 @@ impl Surroundings<'_> {
 }
 
 impl Memory {
-    /// To which page it finds `above` over these pages and looks at `base` there; none if it does not
-    /// at the first.
+    /// End of the range in which `above` shadows these pages and the base page is in `base`; `None`
+    /// if the first page does not match.
     fn look_below(&self, above: Above, pages: &Range<u64>, base: BaseId) -> Option<u64> {
         let run = self.index.next_run(pages.start)?;
         let within = pages.start.checked_sub(run.start_page)?;
@@ -86,15 +89,15 @@ impl Memory {
         (is_same && file.id == base).then_some(until)
     }
 
-    /// Whether no durable index of this memory, and nobody who reads it, looks past a segment that
-    /// the newest version finds above a page.
+    /// Whether no durable index of this memory, and no reader of it, reads below a segment that the
+    /// newest version finds above a page.
     fn is_ready(&mut self, segment: SegmentId) -> bool {
         self.older.retain(|(_, pin)| pin.strong_count() > 0);
         let oldest_read = self.older.iter().map(|(version, _)| *version).min();
         let oldest_read = oldest_read.unwrap_or(self.version);
         let id = self.id;
         let is_ready = |segment: &Segment| {
-            // What it was created with no version of it ever looked past.
+            // No version of it ever read below the segments it was created with.
             let is_borrowed = segment.shared.as_ref().is_some_and(|shared| shared.owner != id);
             let is_settled =
                 segment.durable && segment.seal.is_some_and(|seal| seal.version <= oldest_read);
@@ -103,16 +106,18 @@ impl Memory {
         self.segments.get(&segment).is_some_and(is_ready)
     }
 
-    /// What `plan` wrote for another memory, and synced, is below what this one finds: takes the same
-    /// out of its index, and has it look at pages where they were moved. `names` tells what it calls
-    /// the other's segments. Whether anything changed.
+    /// Applies a fold to another memory: the data that `plan` wrote for that memory, and synced, is
+    /// below what this one finds. Removes the same runs from this index and references pages where
+    /// they were moved. `names` maps the other's segments to this memory's names. Returns whether
+    /// anything changed.
     pub(crate) fn fold_along(
         &mut self,
         accounts: &Accounts,
         plan: &FoldPlan,
         names: &BTreeMap<SegmentId, SegmentId>,
     ) -> bool {
-        // What it wrote since the last checkpoint has to be told by its index or what it began with.
+        // Pages written since the last checkpoint must be reported by the index or by what the
+        // memory was created with.
         let is_told = |segment: &SegmentId| {
             let is_durable = self.segments.get(segment).is_some_and(|segment| segment.durable);
             is_durable || self.fresh.is_some()
@@ -150,8 +155,8 @@ impl Memory {
         true
     }
 
-    /// The part of a move that lies in this memory, if it can look at the new place instead: it looked
-    /// at all of the old one, and finds the same above what was written.
+    /// The part of a move that is in this memory, if it can reference the new place instead: it
+    /// referenced all of the old one, and finds the same pages above the written ones.
     fn go_along(
         &self,
         moved: &Move,

@@ -1,5 +1,5 @@
 // SEAM
-//! The words of canister memory on disk: which memory, where its pages lie, what a worker wrote.
+//! Types of canister memory on disk: the memory, the place of its pages, the runs a worker wrote.
 
 use std::{
     fs::File,
@@ -43,8 +43,8 @@ impl BaseId {
     }
 }
 
-/// `pages` pages of the memory from `start_page` on, which lie in a base file that is not the one
-/// the memory was created with, at the same place.
+/// `pages` pages of the memory from `start_page` on, which are in a base file other than the one
+/// the memory was created with, at the same offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
     /// First page, in the memory and in the file.
@@ -58,11 +58,11 @@ pub struct Part {
 /// A segment that runs name and that another memory wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Borrowed {
-    /// What runs call it.
+    /// Its name in runs.
     pub segment: SegmentId,
     /// The memory that wrote it.
     pub owner: MemoryId,
-    /// What it was there.
+    /// Its id in that memory.
     pub id: SegmentId,
 }
 
@@ -79,8 +79,8 @@ pub struct Run {
     pub offset_page: u64,
 }
 
-/// One memory's index. What neither a run nor a part names lies in the base file that the memory was
-/// created with, at offset = page number; a run lies over a part.
+/// One memory's index. Pages that neither a run nor a part names are in the base file that the
+/// memory was created with, at offset = page number; a run shadows a part.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryIndex {
     /// Delta: disjoint, ordered by `start_page`.
@@ -91,7 +91,7 @@ pub struct MemoryIndex {
     pub borrowed: Vec<Borrowed>,
 }
 
-/// Pages of a layout that lie in another base file than [`MemoryLayout::base`], at the same place.
+/// Pages of a layout that are in another base file than [`MemoryLayout::base`], at the same offset.
 #[derive(Clone, Debug)]
 pub struct BasePart {
     /// First page, in the memory and in the file.
@@ -102,10 +102,9 @@ pub struct BasePart {
     pub file: Arc<PageFile>,
 }
 
-/// One version of one memory, ready to be mapped: the base file, the parts of others that lie over
-/// it, and the runs that lie over both.
-/// Cheap to clone; holding it keeps the files alive, open or not, and keeps its pages from being
-/// overwritten.
+/// One version of one memory, ready to be mapped: the base file, the parts of others that shadow
+/// it, and the runs that shadow both. Cheap to clone; holding it keeps the files alive, open or
+/// not, and keeps its pages from being overwritten.
 #[derive(Clone, Debug)]
 pub struct MemoryLayout {
     /// The memory that it is a version of.
@@ -113,15 +112,15 @@ pub struct MemoryLayout {
     /// Rises by one at every commit. Equal versions have equal content.
     pub version: u64,
     /// Rises whenever the files behind a version change (fold). A mapping made from an older epoch
-    /// is right only as long as its layout is kept: pages of a base file that the newest layout does
-    /// not look at any more are given back.
+    /// is valid only as long as its layout is kept: pages of a base file that the newest layout
+    /// does not reference any more are returned.
     pub epoch: u64,
     /// The base file: sparse, as long as the memory may ever grow, so that growth maps nothing
     /// new.
     pub base: Arc<PageFile>,
     /// Length of the base file in bytes.
     pub base_bytes: u64,
-    /// Pages that lie in base files shared with other memories: disjoint, ordered by `start_page`.
+    /// Pages that are in base files shared with other memories: disjoint, ordered by `start_page`.
     pub parts: Arc<[BasePart]>,
     /// Files that the runs refer to.
     pub segments: Arc<[(SegmentId, Arc<PageFile>)]>,
@@ -133,11 +132,11 @@ pub struct MemoryLayout {
 }
 
 impl MemoryLayout {
-    /// Whether folding went over this version: what is read through it from now on, and what was
-    /// read lately, may be of newer versions.
+    /// Whether folding cut off this version: data that is read through it from now on, and data
+    /// that was read lately, may be of newer versions.
     ///
-    /// Whoever reads pages of a layout that is not held ([`HeldLayout`]) asks this after reading,
-    /// before anything of what was read counts.
+    /// Readers of a layout that is not held ([`HeldLayout`]) check this after reading, before they
+    /// use any of what was read.
     pub fn is_cut_off(&self) -> bool {
         self.pin.is_cut_off()
     }
@@ -150,7 +149,7 @@ impl MemoryLayout {
             || self.segments.iter().any(|(_, file)| file.is_gone())
     }
 
-    /// The base files in which these pages lie, in their order.
+    /// The base files that hold these pages, in their order.
     pub(crate) fn bases(&self, pages: Range<u64>) -> impl Iterator<Item = (&PageFile, Range<u64>)> {
         let mut at = pages.start;
         let mut next = self.parts.partition_point(|part| part.start_page + part.pages <= at);
@@ -179,10 +178,10 @@ impl MemoryLayout {
     }
 }
 
-/// Marks a version that somebody reads.
+/// Marks a version that is being read.
 #[derive(Debug, Default)]
 pub struct Pin {
-    /// How many hold it so that it cannot be cut off; [`CUT_OFF`] once it is.
+    /// Number of holders, which keep it from being cut off; [`CUT_OFF`] once it is.
     holders: AtomicU64,
 }
 
@@ -194,7 +193,8 @@ impl Pin {
         self.holders.load(SeqCst) == CUT_OFF
     }
 
-    /// Cuts the readers of this version off unless somebody holds it. Whether they are cut off now.
+    /// Cuts the readers of this version off unless it is held. Returns whether they are cut off
+    /// now.
     pub(crate) fn cut_off(&self) -> bool {
         matches!(self.holders.compare_exchange(0, CUT_OFF, SeqCst, SeqCst), Ok(_) | Err(CUT_OFF))
     }
@@ -205,8 +205,8 @@ impl Pin {
     }
 }
 
-/// A layout that folding waits for, however long. For readers whose bytes nobody can check
-/// afterwards, bounded by those who make them.
+/// A layout that folding waits for without a time limit. For readers whose bytes cannot be checked
+/// afterwards; the code that creates them bounds their number.
 #[derive(Debug)]
 pub struct HeldLayout(MemoryLayout);
 

@@ -1,4 +1,5 @@
-//! Memories that begin as copies of others: what they hold, what tells of it, what is left of them.
+//! Memories that begin as copies of others: their contents, their written pages, and what remains
+//! of them.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
@@ -132,7 +133,7 @@ fn disk_bytes(dir: &Path) -> u64 {
     entries.map(|metadata| metadata.blocks() * 512).sum()
 }
 
-/// A memory that is large, dense for so many pages, and a copy of it.
+/// A memory that is large, with `dense` pages of data, and a copy of it.
 fn large(store: &PageStore, index: &mut Index, dense: u64) -> Duration {
     store.create(A, LARGE_PAGES * PAGE_BYTES).unwrap();
     for start in (0..dense).step_by(2048) {
@@ -156,6 +157,8 @@ fn tag_at(store: &PageStore, id: MemoryId, page: u64) -> u64 {
     u64::from_le_bytes(bytes.try_into().unwrap())
 }
 
+// Promise: P4 - A snapshot of 256 MiB uses no disk at first, and each first write to a piece 256
+//   KiB.
 #[test]
 fn a_copy_of_a_large_memory_takes_neither_disk_nor_time_and_a_fold_after_it_no_more_than_it_needs()
 {
@@ -191,7 +194,7 @@ fn a_copy_of_a_large_memory_takes_neither_disk_nor_time_and_a_fold_after_it_no_m
     assert_eq!([tag_at(&store, B, 5), tag_at(&store, B, 6), tag_at(&store, B, 4)], [1, 7_003, 1]);
     assert_eq!(tag_at(&store, B, DENSE / 2), DENSE / 2 + 1);
 
-    // Without its source the copy has all there is, and its pages are given back with it.
+    // Without its source the copy has all pages, and they are freed with it.
     store.remove(A);
     checkpoint(&store, &mut index);
     drop(store);
@@ -203,7 +206,7 @@ fn a_copy_of_a_large_memory_takes_neither_disk_nor_time_and_a_fold_after_it_no_m
     assert!(file_names(dir.path()).is_empty(), "{:?}", file_names(dir.path()));
 }
 
-/// Folds until there is nothing to do, and tells the most that base files took on the way.
+/// Folds until there is nothing to do, and returns the maximum that base files took meanwhile.
 fn fold_watched(store: &PageStore, dir: &Path, over: bool) -> u64 {
     let mut most = base_bytes_on_disk(dir);
     loop {
@@ -227,6 +230,7 @@ fn fold_and_checkpoint(store: &PageStore, dir: &Path, index: &mut Index, over: b
     most
 }
 
+// Promise: P4 - Delta that copies share is folded once and uses no extra disk.
 #[test]
 fn delta_that_memories_have_in_common_is_folded_once_for_all_of_them() {
     const DENSE: u64 = 8 << 10;
@@ -439,6 +443,7 @@ impl Drop for Stopped<'_> {
     }
 }
 
+// Promise: P6 - Snapshots of memories survive power cuts as memories do.
 #[test]
 fn what_a_durable_index_names_of_copies_survives_the_power_and_the_rest_goes() {
     for seed in 0..20 {
@@ -464,6 +469,7 @@ fn what_a_durable_index_names_of_copies_survives_the_power_and_the_rest_goes() {
     }
 }
 
+// Promise: P4 - A copy without disk room leaves nothing and is made later.
 #[test]
 fn a_copy_that_finds_no_room_leaves_nothing_and_is_made_later() {
     let dir = tempfile::tempdir().unwrap();

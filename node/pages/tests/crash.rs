@@ -1,6 +1,6 @@
-//! `kill -9` at any moment: a child process writes a seeded history with checkpoints and folds, is
-//! killed, and what is reopened from its last durable index is exactly the history up to that
-//! index. The next child goes on from there.
+//! `kill -9` at any moment: a child process writes a seeded history with checkpoints and folds and
+//! is killed; the state reopened from its last durable index is exactly the history up to that
+//! index. The next child continues from there.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
@@ -31,7 +31,7 @@ fn child() {
     let store = open(&dir.join("pages"), &index).unwrap();
     let mut model = history(SEED, step);
     assert_same(&store, &model);
-    // What is not content may differ from run to run.
+    // Only the content must be the same in every run.
     let mut rng = Rng::new(u64::from(std::process::id()));
     loop {
         std::io::stderr().write_all(b".").unwrap();
@@ -60,6 +60,7 @@ fn child() {
     }
 }
 
+// Promise: P5 - Canister memory survives `kill -9` at any moment.
 #[test]
 fn kill_9_at_any_moment_loses_nothing_that_a_durable_index_names() {
     let dir = tempfile::tempdir().unwrap();
@@ -96,8 +97,8 @@ fn kill_9_at_any_moment_loses_nothing_that_a_durable_index_names() {
         let (step, index) = index_file.load();
         let store = open(&dir.path().join("pages"), &index).unwrap();
         assert_same(&store, &history(SEED, step));
-        // Every other time, finish the folding that the crash interrupted; the index in hand must
-        // stay good.
+        // Every other time, finish the folding that the crash interrupted; the loaded index must
+        // stay valid.
         if kill % 2 == 0 {
             fold_all(&store);
             assert_same(&store, &history(SEED, step));

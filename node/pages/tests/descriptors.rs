@@ -32,6 +32,7 @@ fn assert_tags(layouts: &[MemoryLayout], tag: u64) {
     }
 }
 
+// Promise: P3 - Rounds write all memories with a quarter as many descriptors as memories.
 #[test]
 fn memories_cost_no_descriptors_and_a_round_may_write_more_of_them_than_can_be_open() {
     let dir = tempfile::tempdir().unwrap();
@@ -42,7 +43,7 @@ fn memories_cost_no_descriptors_and_a_round_may_write_more_of_them_than_can_be_o
     for id in 0..MEMORIES {
         store.create(MemoryId(id), 2 * PAGE_BYTES).unwrap();
     }
-    // Every layout is held from here on: at rest none has a file open.
+    // Every layout is held from here on: idle ones have no file open.
     let empty: Vec<_> = (0..MEMORIES).map(|id| store.layout(MemoryId(id)).unwrap()).collect();
     assert!(open_files() <= before + 2, "{} of {before}", open_files());
     assert!(empty.iter().all(|layout| tags(layout) == [0, 0]));
@@ -58,7 +59,8 @@ fn memories_cost_no_descriptors_and_a_round_may_write_more_of_them_than_can_be_o
     assert!(!store.needs_checkpoint() && open_files() <= before + 2, "{}", open_files());
     assert_tags(&first, 2_000);
 
-    // What is deleted while somebody may read it stays open, as far as that goes; the others wait.
+    // Files deleted while a reader may still need them stay open, within the limit; the others
+    // wait.
     fold_all(&store);
     checkpoint(&store, &mut index);
     assert!(store.stats().unlink_failures > 0);
@@ -69,7 +71,7 @@ fn memories_cost_no_descriptors_and_a_round_may_write_more_of_them_than_can_be_o
     assert_eq!(store.delta_bytes(), 0);
     assert!(open_files() <= before + 2, "{}", open_files());
 
-    // Where there is no other way, readers lose what cannot be kept, and are told.
+    // If there is no other way, readers lose the files that cannot be kept, and get an error.
     let old = write_all(&store, 3_000);
     drop(write_all(&store, 4_000));
     checkpoint(&store, &mut index);
@@ -84,7 +86,7 @@ fn memories_cost_no_descriptors_and_a_round_may_write_more_of_them_than_can_be_o
     assert!(old.iter().any(|layout| matches!(read(layout), Err(PagesError::Gone { .. }))));
     drop(old);
 
-    // What was only going to be written leaves nothing open.
+    // A memory that was only prepared for writing leaves nothing open.
     for id in 0..MEMORIES {
         drop(store.reserve(MemoryId(id), 1).unwrap());
     }
@@ -92,7 +94,7 @@ fn memories_cost_no_descriptors_and_a_round_may_write_more_of_them_than_can_be_o
     assert!(!store.needs_checkpoint() && open_files() <= before + 2, "{}", open_files());
     assert_eq!(file_names(dir.path()).len() as u64, MEMORIES);
 
-    // What was acknowledged is there after a restart.
+    // Acknowledged data is there after a restart.
     drop(store);
     let store = open(dir.path(), &index).unwrap();
     let layouts: Vec<_> = store.ids().into_iter().map(|id| store.layout(id).unwrap()).collect();

@@ -1,5 +1,5 @@
-//! Disks that are full and directories that cannot be written: a typed error, a store that goes on,
-//! and content that stays right.
+//! Full disks and directories that cannot be written: a typed error, a store that continues, and
+//! correct content.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
@@ -23,6 +23,7 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
+// Promise: P7 - A full disk stops writes of canister memory and nothing else.
 #[test]
 fn a_full_disk_stops_writes_and_nothing_else() {
     let dir = tempfile::tempdir().unwrap();
@@ -46,8 +47,8 @@ fn a_full_disk_stops_writes_and_nothing_else() {
     fs::write(&filler, vec![1; room as usize]).unwrap();
     assert!(store.is_disk_low().unwrap());
 
-    // The worker is told by its own write; the message fails, its target is dropped, its pages are
-    // given back.
+    // The worker's own write fails; the message fails, its target is dropped, its pages are
+    // returned.
     let target = store.reserve(A, 100).unwrap();
     let error = write(&target, &[(0, 100)], 2).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::StorageFull);
@@ -103,7 +104,7 @@ fn child() {
     drop(target);
     put(&store, A, &[(2, 2)], 3).unwrap();
     checkpoint(&store, &mut index);
-    // Pages 40 to 49 of the base lie beyond the limit.
+    // Pages 40 to 49 of the base are beyond the limit.
     assert!(matches!(store.fold(MIB), Err(PagesError::FileTooLarge { .. })));
     let mut model = Model::from([(A, vec![0; 256])]);
     apply(&mut model, A, &[(30, 20)], 1);
@@ -130,7 +131,7 @@ fn a_file_size_limit_is_an_error_too() {
     assert!(output.status.success() && text.contains("the child is done"), "{text}");
 }
 
-/// Runs `f` on a thread that is not root, whoever runs the tests.
+/// Runs `f` on a thread that is not root, even if the tests run as root.
 fn unprivileged(f: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -1,6 +1,6 @@
-//! Whatever is reserved, committed, dropped, checkpointed (fully or half), folded, removed and
-//! reopened, in any order: every memory reads as a plain table of pages says, and every layout
-//! taken before goes on reading its own version.
+//! Reservations, commits, drops, checkpoints (full or half), folds, removals and reopens in any
+//! order: every memory reads like a plain table of pages, and every layout taken before keeps
+//! reading its own version.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
@@ -16,9 +16,9 @@ const MEMORIES: u64 = 5;
 #[derive(Clone, Debug)]
 enum Step {
     Create(u64),
-    /// The second begins as the first so many pages of the first.
+    /// The second begins with the first pages of the first; the last field is their number.
     Copy(u64, u64, u64),
-    /// The same of a version that somebody holds, the newest or an older one.
+    /// The same of a version that is held, the newest or an older one.
     CopyHeld(u64),
     Remove(u64),
     Commit {
@@ -36,7 +36,7 @@ enum Step {
     HalfCheckpoint {
         synced: bool,
     },
-    /// A checkpoint during which messages go on.
+    /// A checkpoint during which messages continue to run.
     SlowCheckpoint {
         id: u64,
         ranges: Vec<(u64, u64)>,
@@ -124,7 +124,7 @@ impl World {
         apply(&mut self.model, id, ranges, self.tag);
     }
 
-    /// A checkpoint tells of every page that differs from the one before as written.
+    /// A checkpoint reports every page that differs from the one before as written.
     fn assert_written(&self, ticket: &CheckpointTicket) {
         let zeros = vec![0; PAGES as usize];
         for (id, tags) in &self.model {
@@ -138,7 +138,7 @@ impl World {
         }
     }
 
-    #[expect(clippy::too_many_lines, reason = "one story, told in order")]
+    #[expect(clippy::too_many_lines, reason = "one story, in order")]
     fn run(&mut self, step: Step) {
         match step {
             Step::Create(id) => {
@@ -263,6 +263,7 @@ fn segment_bytes(dir: &std::path::Path) -> u64 {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
+    // Promise: P4 - Canisters and snapshots share pages and use at most the disk of separate files.
     #[test]
     fn reads_as_the_model_says(steps in proptest::collection::vec(step(), 1..60)) {
         let mut world = World::new();
@@ -271,8 +272,8 @@ proptest! {
         for step in steps {
             world.run(step);
         }
-        // At rest nothing but base files is left, and of them each page once for each memory that
-        // has it, at most.
+        // In the end only base files are left, and of them each page at most once for each memory
+        // that has it.
         world.held.clear();
         for _ in 0..4 {
             world.run(Step::Checkpoint);

@@ -67,7 +67,7 @@ fn run(command: &mut Command) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// A fresh ext4 of 96 MiB, or a word about why there is none.
+/// A fresh ext4 of 96 MiB, or a message about why there is none.
 fn mount(dir: &Path) -> Option<Mount> {
     let (image, at) = (dir.join("image"), dir.join("mount"));
     File::create(&image).unwrap().set_len(96 * MIB).unwrap();
@@ -82,6 +82,7 @@ fn mount(dir: &Path) -> Option<Mount> {
     mount
 }
 
+// Promise: P6 - Canister memory survives a power cut on a loop device.
 #[test]
 fn a_power_cut_loses_nothing_that_a_durable_index_names() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
-//! A power cut at any operation of a simulated disk: what a durable index names is there, whole,
-//! whatever else is lost or torn.
+//! A power cut at any operation of a simulated disk: all data that a durable index names is there,
+//! whole, whatever else is lost or torn.
 //!
-//! The index lies on the same disk, in a folder of its own, so a cut may come in the middle of its
-//! replacement too. Nothing real fails, so this runs everywhere; `power_cut` does the same to a
+//! The index is on the same disk, in a folder of its own, so a cut may also happen in the middle of
+//! its replacement. Nothing real fails, so this runs everywhere; `power_cut` does the same to a
 //! real file system.
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -49,8 +49,9 @@ fn few_files() -> limits::PagesLimits {
     limits::PagesLimits { open_files: 4, ..limits() }
 }
 
-/// A writeback that fails while a segment is closed is told to nobody who syncs the segment. The
-/// checkpoint finds out all the same.
+// Promise: P3 - A lost writeback of a closed segment is detected at the checkpoint.
+/// A writeback that fails while a segment is closed is not reported by a sync of the segment. The
+/// checkpoint detects it all the same.
 #[test]
 fn what_was_lost_of_a_segment_that_was_closed_is_found_out() {
     for (memories, is_found) in [(20, true), (3, false)] {
@@ -111,7 +112,7 @@ impl Machine {
         }
     }
 
-    /// Opens what the last life left, checks it, and goes on for so many steps. Syncs that fail
+    /// Opens what the last life left, checks it, and continues for `steps` steps. Syncs that fail
     /// begin at one of them.
     fn live(&mut self, steps: u64, sync_fails_at: Option<u64>) -> Result<(), Ended> {
         let (mut step, mut index) = self.kept();
@@ -179,6 +180,7 @@ fn try_change(store: &PageStore, change: &Change, step: u64) -> Result<(), Pages
     Ok(())
 }
 
+// Promise: P6 - Canister memory survives a power cut at every operation of a history.
 #[test]
 fn a_cut_at_any_operation_loses_nothing_that_a_durable_index_names() {
     let seed = 1;
@@ -189,7 +191,7 @@ fn a_cut_at_any_operation_loses_nothing_that_a_durable_index_names() {
     for operation in 1..=operations {
         let mut machine = Machine::new(seed);
         machine.simulated.end_after(operation, operation.is_multiple_of(2));
-        // The last operation may be one whose failure nobody has to be told, such as a removal.
+        // The last operation may be one whose failure need not be reported, such as a removal.
         let _ = machine.live(STEPS, None);
         machine.cut_power();
         machine.live(3, None).unwrap_or_else(|ended| panic!("operation {operation}: {ended:?}"));
@@ -201,6 +203,7 @@ fn a_cut_at_any_operation_loses_nothing_that_a_durable_index_names() {
     println!("{operations} operations");
 }
 
+// Promise: P6 - Canister memory survives 60 histories of power cuts and failed syncs.
 #[test]
 fn lives_that_end_in_power_cuts_and_failed_syncs_lose_nothing_that_a_durable_index_names() {
     let (mut finished, mut in_time) = (0, 0);
@@ -220,6 +223,7 @@ fn lives_that_end_in_power_cuts_and_failed_syncs_lose_nothing_that_a_durable_ind
     assert!(in_time < SEEDS * LIVES / 2, "hardly any life was cut short: {in_time}");
 }
 
+// Promise: P6 - A power cut loses only writes that no checkpoint covered.
 #[test]
 fn only_what_a_checkpoint_did_not_cover_goes_with_the_power() {
     let mut lost = 0;
@@ -231,7 +235,7 @@ fn only_what_a_checkpoint_did_not_cover_goes_with_the_power() {
         lost += u64::from(bytes_below(&machine.pages()) < before);
         machine.live(0, None).unwrap();
     }
-    assert!(lost > 10, "what workers append and nobody syncs is lost now and then: {lost} of 20");
+    assert!(lost > 10, "unsynced appends of workers are lost now and then: {lost} of 20");
 }
 
 fn bytes_below(folder: &Path) -> u64 {

@@ -1,5 +1,5 @@
-//! The store as its users meet it: readers that keep their version, workers that lie, a log that
-//! fills, directories that are not what they should be.
+//! The store from its users' view: readers that keep their version, faulty workers, a log that
+//! fills, malformed directories.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
@@ -40,7 +40,7 @@ fn a_query_keeps_reading_its_version_while_commits_checkpoints_and_folds_go_on()
     );
     assert_eq!(tags(&query), before);
 
-    // The newest version does not stand in its own way, even when a reader holds it.
+    // The newest version does not block its own folding, even when a reader holds it.
     drop(query);
     let progress = store.fold(MIB).unwrap();
     assert_eq!((progress.copied_bytes, progress.memories_left), (10 * PAGE_BYTES, 0));
@@ -49,7 +49,7 @@ fn a_query_keeps_reading_its_version_while_commits_checkpoints_and_folds_go_on()
     assert_eq!((folded.version, folded.epoch), (newer.version, newer.epoch + 1));
     assert_eq!(tags(&folded), tags(&newer));
 
-    // The file behind the older epoch goes at the next checkpoint; who holds it reads on.
+    // The file behind the older epoch goes at the next checkpoint; its holder can still read it.
     checkpoint(&store, &mut index);
     put(&store, A, &[(0, 16)], 3).unwrap();
     checkpoint(&store, &mut index);
@@ -61,6 +61,7 @@ fn a_query_keeps_reading_its_version_while_commits_checkpoints_and_folds_go_on()
     assert_eq!(tags(&store.layout(A).unwrap()), [3; 16]);
 }
 
+// Promise: P13 - A reader that blocks folding is cut off and detects it.
 #[test]
 fn a_reader_that_folding_cannot_wait_for_is_cut_off_and_can_tell() {
     let (_dir, store, mut index) = store_with(16);
@@ -210,7 +211,7 @@ fn runs_that_a_worker_could_not_have_written_are_refused() {
         assert_eq!((after.version, &after.runs), (before.version, &before.runs));
     }
 
-    // Whoever was refused may try the same target again.
+    // The same target may be tried again after a refusal.
     let target = store.reserve(A, 8).unwrap();
     assert!(store.commit(&target, &[run(0, 1, 1)]).is_err());
     let runs = write(&target, &[(3, 1)], 1).unwrap();
@@ -277,6 +278,7 @@ fn a_hot_page_does_not_fill_the_log() {
     assert_eq!(tags(&store.layout(A).unwrap()), expected);
 }
 
+// Promise: P13 - Rewriting an open segment disturbs no reader.
 #[test]
 fn rewriting_an_open_segment_disturbs_no_reader_and_no_checkpoint() {
     let (dir, store, mut index) = store_with(40);
@@ -329,7 +331,7 @@ fn a_log_without_room_is_an_error_with_its_limit_and_drains_by_checkpoints_and_f
     assert_eq!(store.delta_bytes(), 48 * MIB);
     assert!(full.can_heal());
     assert!(full.to_string().contains("50331648"), "{full}");
-    // Who began before that finishes.
+    // Readers that began before that finish.
     for _ in 0..16 {
         put(&store, A, &[(start, 256)], 1).unwrap();
         start += 256;
@@ -428,7 +430,7 @@ fn opening_removes_what_the_index_does_not_name_and_nothing_else() {
     assert_eq!(fs::metadata(dir.path().join("1.0")).unwrap().len(), 2 * PAGE_BYTES);
     assert_eq!(store.delta_bytes(), 2 * PAGE_BYTES);
     assert_eq!(tags(&store.layout(A).unwrap())[..3], [1, 1, 0]);
-    // What was durable is folded, and the segment then goes.
+    // Durable delta is folded, and the segment is then deleted.
     fold_all(&store);
     checkpoint(&store, &mut index);
     assert_eq!(file_names(dir.path()), ["1.base", "README"]);

@@ -37,9 +37,9 @@ const STATE_DIR_ROOT: &str = "THIMBLE_POCKET_STATE_DIR_ROOT";
 
 /// See the module.
 pub(crate) struct Access {
-    /// Names of the server besides `localhost`.
+    /// Names of the server in addition to `localhost`.
     hosts: Vec<String>,
-    /// Where the server listens, when it does.
+    /// Address of the server, once it listens.
     listen: OnceLock<SocketAddr>,
     has_refused: AtomicBool,
     remote_gateways: bool,
@@ -48,7 +48,7 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// As the command line and the environment have it.
+    /// From the command line and the environment.
     ///
     /// # Errors
     /// When a network or a folder is invalid.
@@ -76,10 +76,10 @@ impl Access {
         let _ = self.listen.set(address);
     }
 
-    /// What live instances may connect to.
+    /// Networks that live instances may connect to.
     ///
     /// # Errors
-    /// When a network is invalid.
+    /// If a network is invalid.
     pub(crate) fn outcalls(&self) -> Result<Allowed> {
         let parse = |text: &String| {
             let network = text.parse();
@@ -284,6 +284,7 @@ mod tests {
 
     use super::*;
 
+    // Promise: P16 - Folders outside the allowed roots are refused, links resolved.
     #[test]
     fn folders_outside_the_roots_are_refused_however_they_are_named() {
         let [root, outside] = [(); 2].map(|()| tempfile::tempdir().unwrap());

@@ -73,7 +73,7 @@ impl Blobs {
 
     fn take_room(&self, bytes: u64) -> Result<(), String> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        // The oldest goes: nothing tells when a client needs one no more.
+        // The oldest is removed: the server cannot know when a client no longer needs one.
         while known.bytes.saturating_add(bytes) > BLOBS_BYTES || known.blobs.len() >= BLOBS_MAX {
             if let Some(oldest) = known.by_age.first_key_value().map(|(_, id)| *id) {
                 match fs::remove_file(self.path(&oldest)) {
@@ -131,7 +131,7 @@ impl Blobs {
         Ok(known.blobs.get(&id).map(|blob| (self.path(&id), blob.is_compressed)))
     }
 
-    /// Where they lie.
+    /// Folder of the blobs.
     #[cfg(test)]
     fn folder(&self) -> &std::path::Path {
         &self.folder

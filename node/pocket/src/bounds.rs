@@ -1,9 +1,9 @@
-//! What bounds the server: one memory budget, and what follows from it.
+//! Bounds of the server: one memory budget, and the limits that follow from it.
 //!
-//! The budget has two parts. What instances take at rest is counted for each: two workers, a state,
-//! threads ([`INSTANCE_BYTES`]), and bodies of requests have a pool. What work takes (messages,
+//! The budget has two parts. The baseline of instances is counted for each: two workers, a state,
+//! threads ([`INSTANCE_BYTES`]), and bodies of requests have a pool. Memory for work (messages,
 //! compilations, queries, responses) is the budget sheet of a node with the rest, which all
-//! instances share: a message waits for its room in the same pool whichever instance it is of.
+//! instances share: messages of all instances wait for room in the same pool.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use budget::{Ledger, Pool, format_size, parse_size};
 use limits::{Limits, OutcallLimits, pool};
 
-/// Memory of one instance at rest, its workers included.
+/// Memory of one idle instance, its workers included.
 pub(crate) const INSTANCE_BYTES: u64 = 12 << 20;
 /// The budget, where none is stated.
 const MEMORY: &str = "1GiB";
@@ -33,7 +33,7 @@ const _: () = assert!(BODIES_BYTES >= 2 * BODY_BYTES, "one body must find room")
 const OUTCALLS_BYTES: u64 = 16 << 20;
 /// HTTPS outcalls of one instance that wait for an answer: two of the largest.
 const OUTCALLS_OPEN_BYTES: u64 = 4 << 20;
-/// Operations whose clients were told to come back for the outcome.
+/// Operations whose clients were asked to poll for the outcome.
 pub(crate) const STARTED_MAX: usize = 1_024;
 /// One blob.
 pub(crate) const BLOB_BYTES: u64 = 1 << 30;
@@ -82,7 +82,7 @@ impl Bounds {
     /// By the budget that was stated, and the free space of the disk.
     ///
     /// # Errors
-    /// When it is no size, or too small.
+    /// If it is not a size, or too small.
     pub(crate) fn new(stated: Option<&str>, disk_free_bytes: u64) -> Result<Self> {
         let stated = stated.unwrap_or(MEMORY);
         let memory = parse_size(stated).with_context(|| format!("--memory {stated}"))?;
@@ -100,7 +100,7 @@ impl Bounds {
         let instances = half.clamp(1, possible.max(1)).min(INSTANCES_MAX) * INSTANCE_BYTES;
         let mut limits = Limits::derive((memory - instances) >> 20 << 20)?;
         limits.pages.metadata_cache_bytes = RECORDS_CACHE_BYTES;
-        // Their memory is a pool beside the sheet, of the same size in every budget.
+        // Their memory is a pool outside the sheet, of the same size in every budget.
         let nano = Limits::preset("nano")?.outcalls;
         limits.outcalls = OutcallLimits { open_bytes: OUTCALLS_OPEN_BYTES, bytes: 0, ..nano };
         limits.execution.query_stats_period_rounds = QUERY_STATS_PERIOD_ROUNDS;

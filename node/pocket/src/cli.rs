@@ -109,7 +109,7 @@ pub(crate) struct Cli {
     pub(crate) command: Option<Command>,
 }
 
-/// What the program does instead of serving.
+/// Commands other than serving.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum Command {
     /// Write the manual page and the completions for bash, zsh and fish below a folder.
@@ -172,6 +172,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
+    // Promise: P10 - Each client version from 13 to 16 has its server version.
     #[test]
     fn each_client_version_has_its_server_version() {
         for (value, version, knows) in [

@@ -79,7 +79,7 @@ impl Gateways {
             ingress_history_bytes: bounds.limits.subnet.ingress_history_bytes,
         };
         let port = gateway.serve_browsers(parts).await?.port();
-        // Whoever deletes the instance takes it away first and closes then what is open of it.
+        // Deletion of an instance removes it first and then closes its open gateways.
         if server.instance(instance).is_none() {
             gateway.shutdown().await;
             bail!("instance {instance} was deleted meanwhile");

@@ -16,13 +16,13 @@ use crate::{
 /// The outcome of an operation, when there is one.
 pub(crate) type Pending = oneshot::Receiver<Outcome>;
 
-/// What came of looking for an outcome.
+/// Result of looking for an outcome.
 pub(crate) enum Found {
-    /// It is there. It stays until the client says that it has it, or newer ones need its room.
+    /// It is available. It stays until the client confirms it, or newer ones need its room.
     Outcome(Outcome),
-    /// The operation goes on.
+    /// The operation is still running.
     Pending,
-    /// There is none: it was given away, had to make room, or there was no such operation.
+    /// There is none: it was confirmed, had to make room, or there was no such operation.
     Gone,
 }
 
@@ -31,8 +31,8 @@ enum Operation {
     Done(Outcome),
 }
 
-/// See the module. The oldest outcomes go when there are too many, or when they are too long
-/// together; operations that go on stay, and are bounded by what instances take in.
+/// See the module. The oldest outcomes are dropped when there are too many, or when they are too
+/// long together; running operations stay, and are bounded by the queues of the instances.
 pub(crate) struct Graph {
     operations: Mutex<Operations>,
     bytes_max: u64,
@@ -65,7 +65,7 @@ impl Operations {
 }
 
 impl Graph {
-    /// With room for so many bytes of outcomes.
+    /// A graph with room for this number of bytes of outcomes.
     pub(crate) fn new(bytes_max: u64) -> Self {
         Self { operations: Mutex::default(), bytes_max }
     }
@@ -74,7 +74,7 @@ impl Graph {
         self.operations.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps an operation that goes on, and its outcome when there is one; its number.
+    /// Keeps a running operation, and its outcome when there is one. Returns its number.
     pub(crate) fn keep(self: &Arc<Self>, pending: Pending) -> u64 {
         let number = self.begin();
         let graph = self.clone();
@@ -104,7 +104,7 @@ impl Graph {
         *operation = Operation::Done(outcome);
         operations.done.push_back(number);
         operations.bytes += bytes;
-        // The newest stays in any case: nobody could have asked for it yet.
+        // The newest stays in any case: it cannot have been asked for yet.
         while operations.done.len() > STARTED_MAX
             || (operations.bytes > self.bytes_max && operations.done.len() > 1)
         {
@@ -217,6 +217,7 @@ mod tests {
         assert!(numbers.first().is_some_and(|oldest| matches!(graph.look(*oldest), Found::Gone)));
     }
 
+    // Promise: P15 - Outcomes that clients poll for are bounded by their bytes.
     #[test]
     fn outcomes_are_bounded_by_their_bytes() {
         let graph = Graph::new(100);
@@ -235,7 +236,7 @@ mod tests {
         let [early, long] = [(); 2].map(|()| graph.begin());
         graph.finish(long, answer(500));
         assert!(is_there(&graph, long) && !is_there(&graph, numbers[3]));
-        // What ends late is newer, whenever it began.
+        // An operation that ends late is newer, whenever it began.
         graph.finish(early, answer(90));
         assert!(is_there(&graph, early) && !is_there(&graph, long));
         assert!(graph.gone("1").contains("answers_kept_bytes = 100"));

@@ -2,9 +2,9 @@
 //!
 //! Operations of clients come through a queue with a bounded number of places. While the instance
 //! makes progress by itself (a client asked for it), the thread executes a round whenever there is
-//! something to do, at the machine's time; otherwise a round is executed when an operation says so.
-//! An operation that fails for a defect, or a state that cannot go on, ends nothing but the
-//! instance: whatever is asked of it from then on is answered with the reason.
+//! something to do, at the machine's time; otherwise a round is executed when an operation requests
+//! it. An operation that fails for a defect, or a state that cannot continue, ends only the
+//! instance: every later request to it is answered with the reason.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -36,7 +36,7 @@ const IDLE_ROUND: Duration = Duration::from_millis(500);
 /// The same where a canister has a heartbeat.
 const HEARTBEAT_ROUND: Duration = Duration::from_millis(100);
 
-/// What the thread is asked for.
+/// A command to the thread.
 pub(crate) enum Command {
     /// An operation.
     Do(Box<dyn FnOnce(&mut Instance) + Send>),
@@ -55,32 +55,32 @@ pub(crate) struct Instance {
     kept_in: Option<kept::Folder>,
     /// The state's files. Removed last.
     folder: TempDir,
-    /// It makes progress by itself; the time that it waits between rounds besides.
+    /// The time that it waits between rounds in addition, while it makes progress by itself.
     progress: Option<Duration>,
     makes_progress: Arc<AtomicBool>,
     /// Who makes them, and where.
     requests: (Requests, tokio::runtime::Handle),
     commands: SyncSender<Command>,
     queue: Receiver<Command>,
-    /// What the last round left to do.
+    /// Work left by the last round.
     last: Option<RoundResult>,
     /// When it was executed.
     last_at: Instant,
     failure: Arc<RwLock<Option<String>>>,
 }
 
-/// An instance as the server has it.
+/// An instance as known to the server.
 pub(crate) struct Handle {
     pub(crate) shared: Shared,
     pub(crate) views: Views,
     pub(crate) commands: SyncSender<Command>,
     pub(crate) makes_progress: Arc<AtomicBool>,
     pub(crate) failure: Arc<RwLock<Option<String>>>,
-    /// What the key is made of that certifies its state.
+    /// Seed of the key that certifies its state.
     pub(crate) root_seed: [u8; 32],
     /// The endpoints of the interface specification.
     pub(crate) endpoints: std::sync::OnceLock<GatewayHandle>,
-    /// Memory of the instance at rest.
+    /// Memory of the idle instance.
     _memory: budget::Reservation,
     thread: std::sync::Mutex<Option<JoinHandle<Result<()>>>>,
 }
@@ -114,9 +114,9 @@ impl Instance {
     /// far as that does not go back.
     ///
     /// # Errors
-    /// When the instance cannot go on; it never does again then.
+    /// If the instance cannot continue; it never does again then.
     pub(crate) fn round(&mut self) -> Result<&RoundResult> {
-        // Who awaits a call executes many: a deleted instance is not waited for that long.
+        // An awaited call executes many rounds: a deleted instance is not waited for that long.
         let is_closing = self.replica.shared().closing.load(Ordering::Acquire);
         ensure!(!is_closing, "the instance is being deleted");
         if self.progress.is_some() {
@@ -140,7 +140,7 @@ impl Instance {
     /// Makes progress by itself from now on, with a round at once; or no more.
     ///
     /// # Errors
-    /// When the instance cannot go on.
+    /// If the instance cannot continue.
     pub(crate) fn set_progress(&mut self, progress: Option<Duration>) -> Result<()> {
         self.progress = progress;
         self.live = progress.map(|_| {
@@ -161,7 +161,7 @@ impl Instance {
     }
 
     fn fail(&self, reason: String) {
-        tracing::error!(%reason, "an instance cannot go on");
+        tracing::error!(%reason, "an instance cannot continue");
         let mut failure = self.failure.write().unwrap_or_else(PoisonError::into_inner);
         failure.get_or_insert(reason);
     }
@@ -212,7 +212,7 @@ impl Instance {
     /// Does something that may meet a defect.
     fn step(&mut self, step: impl FnOnce(&mut Self)) {
         if catch_unwind(AssertUnwindSafe(|| step(&mut *self))).is_err() {
-            self.fail("an operation met a defect of the server, which its log tells".into());
+            self.fail("an operation met a defect of the server; see its log".into());
         }
     }
 

@@ -1,11 +1,11 @@
 //! Instances that are kept in a folder: one file, written when the instance is deleted and read
-//! when one is made with that folder.
+//! when an instance is made with that folder.
 //!
-//! The state of a running instance lies in a temporary folder of the server. What is kept is a copy
-//! of that folder in one file, without the holes of sparse files: memories of canisters are files
-//! of hundreds of gigabytes that hold a few pages, and clients copy the folder with programs that
-//! know nothing of holes. The file is written aside and renamed, so that the one before stays whole
-//! until then.
+//! The state of a running instance is in a temporary folder of the server. The kept file is a copy
+//! of that folder, without the holes of sparse files: memories of canisters are files of hundreds
+//! of gigabytes that hold a few pages, and clients copy the folder with programs that do not
+//! preserve holes. The file is written under another name and renamed, so that the previous one
+//! stays whole until then.
 //!
 //! ```text
 //! magic, version, length of the description, description (JSON)
@@ -14,11 +14,11 @@
 //! 0, SHA-256 of all before
 //! ```
 //!
-//! Numbers are eight bytes, little-endian. What is read is bounded before it is used, and counts
-//! once the hash is right.
+//! Numbers are eight bytes, little-endian. Lengths are checked before they are used, and the
+//! content counts only once the hash is right.
 //!
-//! A state that cannot be packed is the only copy: it is left, as it lies, in a folder beside the
-//! server's ([`leave`]). Who names that folder has it packed there first.
+//! A state that cannot be packed is the only copy: it is left, as it is, in a folder next to the
+//! server's ([`leave`]). A client that names that folder has it packed there first.
 
 use std::{
     fs::{self, File},
@@ -42,14 +42,14 @@ const MAGIC: &[u8; 16] = b"thimble-pocket\0\0";
 const VERSION: u64 = 1;
 /// Name of the file in the folder that a client names.
 const FILE: &str = "thimble-pocket.state";
-/// Names of files that are written beside it: this, and so many letters and digits. Nothing of the
-/// user's has such a name.
+/// Names of temporary files next to it: this prefix, and [`ASIDE_LETTERS`] letters and digits. The
+/// user's files do not have such names.
 const ASIDE: &str = ".thimble-pocket-writes-";
 const ASIDE_LETTERS: usize = 12;
-/// What is in a folder of a state that could not be packed: its files, and its description.
+/// Contents of a folder of a state that could not be packed: its files, and its description.
 const LEFT_STATE: &str = "thimble-pocket.unpacked";
 const LEFT_DESCRIPTION: &str = "thimble-pocket.unpacked.json";
-/// What the reference's server leaves in such a folder.
+/// A file that the reference's server leaves in such a folder.
 const OTHER: &str = "topology.json";
 
 const DESCRIPTION_BYTES_MAX: u64 = 1 << 20;
@@ -61,10 +61,10 @@ const PIECE_BYTES_MAX: u64 = 64 << 20;
 /// Longest file.
 const FILE_BYTES_MAX: u64 = 1 << 44;
 
-/// What is known of an instance besides its state.
+/// Data of an instance in addition to its state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Description {
-    /// What the key is made of that certifies the state.
+    /// Seed of the key that certifies the state.
     pub(crate) root_seed: [u8; 32],
     pub(crate) subnets: Vec<Plan>,
     /// The instance's time, in nanoseconds since 1970.
@@ -331,7 +331,7 @@ fn data(file: &File, at: u64, end: u64) -> Result<Option<(u64, u64)>> {
     let start = match seek(file, SeekFrom::Data(at)) {
         Ok(start) => start,
         Err(Errno::NXIO) => return Ok(None),
-        // A file system that tells of no holes.
+        // A file system that does not report holes.
         Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(Some((at, end))),
         Err(error) => return Err(io::Error::from(error).into()),
     };
@@ -386,7 +386,7 @@ fn unpack_file(from: &mut Hashed<impl Read>, state: &Path) -> Result<()> {
         }
         let mut left = from.take_number()?;
         let fits = at.checked_add(left).is_some_and(|piece_end| piece_end <= end);
-        ensure!(fits && left <= PIECE_BYTES_MAX, "a piece of {name} lies outside of it");
+        ensure!(fits && left <= PIECE_BYTES_MAX, "a piece of {name} is outside of the file");
         while left > 0 {
             let part = buffer.get_mut(..left.min(BUFFER_BYTES as u64) as usize);
             let part = part.unwrap_or_default();
@@ -496,6 +496,7 @@ mod tests {
         }
     }
 
+    // Promise: P5 - Foreign files in the folder of an instance stay unchanged.
     #[test]
     fn a_folder_is_one_instances_and_left_as_it_was() {
         let kept = tempfile::tempdir().unwrap();
@@ -518,7 +519,7 @@ mod tests {
             let error = format!("{:#}", Folder::take(path).err().unwrap());
             assert!(error.contains("another instance uses it"), "{error}");
         }
-        // What fails leaves what was kept, and nothing beside it.
+        // A failure leaves the previous file, and no other one.
         let state = tempfile::tempdir().unwrap();
         folder.pack(state.path(), &description()).unwrap();
         let missing = state.path().join("missing");
@@ -526,7 +527,7 @@ mod tests {
         assert!(folder.is_kept().unwrap() && names() == 1);
         drop(folder);
         Folder::take(&link).unwrap();
-        // A file is no folder.
+        // A file is not a folder.
         assert!(Folder::take(&kept.path().join(FILE)).is_err());
     }
 }

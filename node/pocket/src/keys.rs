@@ -36,7 +36,7 @@ pub(crate) fn node_info(subnet_seed: &[u8; 32], number: u64) -> NodeInfo {
     NodeInfo { node_id: genesis::node_id(&key), public_key_der: genesis::node_key_der(&key) }
 }
 
-/// What a subnet signs with: one share, of its first node.
+/// Signing keys of a subnet: one share, of its first node.
 pub(crate) struct SubnetKeys {
     committee: Committee,
     share: SecretShare,

@@ -106,6 +106,6 @@ impl outcalls::Answers for ToInstance {
     }
 
     fn make_room(&self, _: u64) {
-        // What waits here was asked for by this node: all of it is needed.
+        // Answers that wait here are to requests of this node: all of them are needed.
     }
 }

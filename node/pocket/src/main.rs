@@ -79,7 +79,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Standard error may be gone; the exit code still tells.
+            // Standard error may be gone; the exit code still reports the failure.
             let _ = writeln!(std::io::stderr(), "thimble-pocket: {error:#}");
             ExitCode::FAILURE
         }

@@ -24,7 +24,7 @@ pub(crate) struct InstanceNode {
     pub(crate) views: Views,
     /// Wakes the instance, which may be waiting for a call.
     pub(crate) commands: SyncSender<Command>,
-    /// Why the instance does not go on.
+    /// Why the instance ended.
     pub(crate) failure: Arc<RwLock<Option<String>>>,
     pub(crate) activity: Arc<Activity>,
 }

@@ -1,4 +1,4 @@
-//! What clients ask of an instance, each as one step of its thread.
+//! Operations that clients request of an instance, each as one step of its thread.
 
 use std::{io::Read, time::Duration};
 
@@ -28,7 +28,8 @@ use crate::{
 
 /// Rounds in which nothing happens that an awaited call may take.
 const IDLE_ROUNDS_MAX: u64 = 100;
-/// Rounds that it may take in all: the longest installation takes 300, and others wait beside it.
+/// Greatest number of rounds that it may take: the longest installation takes 300, and others wait
+/// at the same time.
 const ROUNDS_MAX: u64 = 5_000;
 
 /// Between rounds of an awaited call for which a server is asked.
@@ -50,7 +51,7 @@ impl Failure {
         Self { status: StatusCode::BAD_REQUEST, message: message.into() }
     }
 
-    /// What is not served by this server.
+    /// A feature that this server does not offer.
     pub(crate) fn not_offered(what: &str) -> Self {
         Self::bad(format!("{what} is not offered by thimble-pocket; see docs/pocket.md"))
     }
@@ -316,7 +317,7 @@ impl Instance {
         let effective_canister_id = if makes_canister {
             Principal::management_canister()
         } else {
-            // What has none is rejected with the reason when it is inspected.
+            // A call without a destination is rejected with the reason when it is inspected.
             effective::destination(&call_of, is_query)
                 .unwrap_or_else(|_| Principal::management_canister())
         };
@@ -412,7 +413,7 @@ impl Instance {
         Ok(RawResult::Ok(RawMessageId { effective_principal, message_id: Base64(id.0.to_vec()) }))
     }
 
-    /// What a call came to, if it did.
+    /// Outcome of a call, if it has one.
     fn status(&self, id: &RequestId) -> Option<RawResult<Base64>> {
         match &self.replica.executor().state().history.get(id)?.status {
             Status::Replied(reply) => Some(RawResult::Ok(Base64(reply.clone()))),

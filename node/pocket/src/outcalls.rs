@@ -1,4 +1,4 @@
-//! HTTPS outcalls of canisters, which a test answers in the place of servers.
+//! HTTPS outcalls of canisters, which a test answers instead of servers.
 //!
 //! ```text
 //! http_request -> open in the state -> listed for the test -> mock: a response of each node
@@ -6,17 +6,18 @@
 //!   -> the next round has it in its batch -> the canister
 //! ```
 //!
-//! What is open is a part of the state, so that it is kept with an instance, and ends by the instance's
-//! time as on a node. An answer that waits for a round is here alone: an instance that is deleted before
-//! that is kept with the request open.
+//! Open outcalls are a part of the state, so that they are kept with an instance, and end by the
+//! instance's time as on a node. An answer that waits for a round is only here: an instance that is
+//! deleted before that is kept with the request open.
 //!
-//! All subnets of an instance have their requests in one state: which subnet a request is of, follows
-//! from the canister that made it. The nodes of a subnet are made up ([`crate::subnets`]); what each of
-//! them found is what the test says, and whether they agree is counted here as members of a subnet
-//! count: so many must have signed the same as are needed for the subnet's signature.
+//! All subnets of an instance have their requests in one state: the subnet of a request follows
+//! from the canister that made it. The nodes of a subnet are made up ([`crate::subnets`]); the test
+//! gives the response of each, and agreement is counted here as members of a subnet count it: as
+//! many must have signed the same as are needed for the subnet's signature.
 //!
-//! Memory: what is listed, and answers from the mock to the round, hold room of the pool `outcalls` that
-//! all instances share; what is open is bounded by `outcalls.open` and `outcalls.open_bytes` for each.
+//! Memory: listed requests, and answers from the mock to the round, hold room of the pool
+//! `outcalls` that all instances share; open outcalls are bounded by `outcalls.open` and
+//! `outcalls.open_bytes` for each instance.
 
 use std::{
     collections::BTreeMap,
@@ -46,7 +47,7 @@ const REJECT_BYTES_MAX: usize = 1 << 10;
 const ROOM_WAIT: Duration = Duration::from_secs(5);
 /// Headers of a response that are read. More than a canister may be given.
 const HEADERS_READ_MAX: usize = 1 << 10;
-/// Responses beside the first that are read. More than a subnet has nodes.
+/// Responses that are read in addition to the first. More than a subnet has nodes.
 const RESPONSES_READ_MAX: usize = 64;
 
 /// A request that waits for an answer, as the protocol writes it.
@@ -69,7 +70,7 @@ struct RawHeader<'a> {
     value: std::borrow::Cow<'a, str>,
 }
 
-/// What a test says instead of a server.
+/// A test's response in place of a server's.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 enum RawResponse {
     CanisterHttpReply {
@@ -90,7 +91,7 @@ pub(crate) struct RawMock {
     subnet_id: RawSubnetId,
     request_id: u64,
     response: RawResponse,
-    /// Of the nodes beside the first: none, or one of each.
+    /// Responses of the other nodes: none, or one of each.
     #[serde(default, deserialize_with = "at_most::<_, _, RESPONSES_READ_MAX>")]
     additional_responses: Vec<RawResponse>,
 }
@@ -102,7 +103,8 @@ pub(crate) struct RawFlexibleMock {
     request_id: u64,
 }
 
-/// Answers that wait for a round. Shared with whoever makes requests while an instance is live.
+/// Answers that wait for a round. Shared with the part that makes requests while an instance is
+/// live.
 #[derive(Default)]
 pub(crate) struct Answers {
     waiting: Mutex<BTreeMap<OutcallId, Waiting>>,
@@ -117,7 +119,7 @@ pub(crate) struct Waiting {
 
 impl Answers {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<OutcallId, Waiting>> {
-        // What it guards is whole between any two statements that can panic.
+        // The guarded data are consistent between any two statements that can panic.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -127,7 +129,7 @@ impl Answers {
         self.news.notify_all();
     }
 
-    /// Waits until there is one, or for so long.
+    /// Waits until there is one, at most for this time.
     pub(crate) fn wait(&self, time: Duration) {
         // Who is woken looks anyway.
         drop(self.news.wait_timeout_while(self.lock(), time, |waiting| waiting.is_empty()));
@@ -143,8 +145,8 @@ impl Answers {
         self.lock().is_empty()
     }
 
-    /// The oldest, as many as a round at this time may answer in so many bytes, or one. An answer whose
-    /// time is over comes to nothing, and so does one to a request that is open no more.
+    /// The oldest, as many as a round at this time may answer in this number of bytes, or one. An
+    /// answer whose time is over is dropped, and so is one to a request that is not open any more.
     pub(crate) fn take(
         &self,
         open: &BTreeMap<OutcallId, Shared<Outcall>>,
@@ -166,7 +168,7 @@ impl Answers {
 }
 
 impl Waiting {
-    /// As the batch has it.
+    /// In the form of the batch.
     pub(crate) fn answer(&self) -> OutcallAnswer {
         self.answer.clone()
     }
@@ -230,14 +232,15 @@ fn code(number: u64) -> Option<RejectCode> {
     codes.into_iter().find(|code| u64::from(*code as u32) == number)
 }
 
-/// What so many nodes say, and how many are needed to agree on it.
+/// Responses of nodes with their counts, and the number needed for agreement.
 struct Vote {
     said: Vec<(RawResponse, u32)>,
     threshold: u32,
 }
 
 impl Vote {
-    /// Of a subnet with so many nodes. A request that one node makes alone is answered by the first.
+    /// The vote of a subnet with this number of nodes. A request that one node makes alone is
+    /// answered by the first.
     fn of(mock: RawMock, outcall: &Outcall, nodes: usize) -> Result<Self, Failure> {
         let given = 1 + mock.additional_responses.len();
         if given != 1 && given != nodes {
@@ -287,7 +290,7 @@ impl Answering<'_> {
         OutcallAnswer { id: self.id, until: self.outcall.until, payload }
     }
 
-    /// What the subnet answers when its nodes hear this.
+    /// The subnet's answer for these responses of its nodes.
     fn decide(mut self, vote: Vote) -> Result<(OutcallAnswer, Reservation), Failure> {
         let mut found: BTreeMap<[u8; 32], (OutcallAnswer, u32)> = BTreeMap::new();
         for (response, nodes) in vote.said {
@@ -505,6 +508,7 @@ mod tests {
         assert_eq!(pool.used_bytes(), 0);
     }
 
+    // Promise: P12 - As many mocked answers agree as nodes sign for a subnet.
     #[test]
     fn as_many_nodes_agree_as_sign_for_a_subnet() {
         let mock = |responses: &[&str]| RawMock {

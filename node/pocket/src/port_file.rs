@@ -1,4 +1,4 @@
-//! The file that tells clients the port, and keeps a second server of the same client away.
+//! The file that gives clients the port, and prevents a second server of the same client.
 //!
 //! Clients start a server with the same file for every test of a process, and rely on all but the
 //! first to end. So the file is made first, empty, and only if it is not there; when the server
@@ -44,10 +44,10 @@ impl PortFile {
         Ok(None)
     }
 
-    /// Tells the port.
+    /// Writes the port.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If it cannot be written.
     pub(crate) fn tell(&self, port: u16) -> io::Result<()> {
         // Clients may run as another user than the server.
         disk::replace_file(&self.0, format!("{port}\n").as_bytes(), disk::Readers::All)
@@ -56,12 +56,13 @@ impl PortFile {
 
 impl Drop for PortFile {
     fn drop(&mut self) {
-        // Clients look at what it says only while they start a server.
+        // Clients read it only while they start a server.
         let _ = fs::remove_file(&self.0);
     }
 }
 
-/// Whether the file names a port where nobody listens. An empty one is of a server that starts.
+/// Whether the file names a port on which no server listens. An empty file belongs to a server that
+/// is starting.
 fn is_left_behind(path: &Path, ip: IpAddr) -> bool {
     let text = fs::read_to_string(path).unwrap_or_default();
     let Ok(port) = text.trim().parse::<u16>() else { return false };

@@ -11,7 +11,7 @@ pub(crate) struct RejectResponse {
     reject_code: &'static str,
     reject_message: String,
     error_code: &'static str,
-    /// Whether it stands in the certified state.
+    /// Whether it is in the certified state.
     certified: bool,
 }
 

@@ -109,7 +109,7 @@ impl Waiting {
     }
 }
 
-/// What an instance and its endpoints both know. Cheap to clone.
+/// Data shared by an instance and its endpoints. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Shared {
     pub(crate) subnets: Arc<Subnets>,
@@ -152,7 +152,7 @@ impl RetryPolicy for Patience {
     }
 
     fn over(&self, trouble: &Trouble) {
-        tracing::info!(%trouble, "over: the round goes on");
+        tracing::info!(%trouble, "the fault is over: the round continues");
     }
 }
 
@@ -172,7 +172,7 @@ pub(crate) struct Replica {
     last_round: Time,
 }
 
-/// What the endpoints read of it.
+/// Parts that the endpoints read.
 #[derive(Clone)]
 pub(crate) struct Views {
     pub(crate) queries: QueryService,
@@ -247,17 +247,17 @@ impl Replica {
         })
     }
 
-    /// What others may read of it meanwhile.
+    /// Parts that others may read meanwhile.
     pub(crate) fn views(&self) -> Views {
         Views { queries: self.executor.queries(), reader: self.executor.reader() }
     }
 
-    /// The state, to be looked at.
+    /// The state, for reading.
     pub(crate) fn executor(&self) -> &Executor {
         &self.executor
     }
 
-    /// Whether a long message goes on in the next rounds.
+    /// Whether a long message continues in the next rounds.
     pub(crate) fn has_paused(&self) -> bool {
         self.executor.state().paused().next().is_some()
     }
@@ -272,12 +272,12 @@ impl Replica {
         self.keys.node_id()
     }
 
-    /// What its key is made of.
+    /// Seed of its key.
     pub(crate) fn root_seed(&self) -> [u8; 32] {
         self.root_seed
     }
 
-    /// What it shares with its endpoints.
+    /// Data shared with its endpoints.
     pub(crate) fn shared(&self) -> &Shared {
         &self.shared
     }
@@ -314,7 +314,7 @@ impl Replica {
     /// did not increase since, and shows the state after it.
     ///
     /// # Errors
-    /// When the instance cannot go on.
+    /// If the instance cannot continue.
     pub(crate) fn round(&mut self) -> Result<RoundResult> {
         let time = Time(self.shared.now().0.max(self.last_round.0 + 1));
         let height = Height(self.executor.height().0 + 1);

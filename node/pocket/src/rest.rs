@@ -1,5 +1,5 @@
-//! What the protocol says in JSON. Field names and forms are the protocol's: bytes are in base64,
-//! principals their bytes. Fields that this server does not know are passed over.
+//! JSON of the protocol. Field names and forms are the protocol's: bytes are in base64, principals
+//! are their bytes. Unknown fields are ignored.
 
 use std::{collections::BTreeMap, fmt, marker::PhantomData, path::PathBuf};
 
@@ -30,7 +30,7 @@ impl<'de> Deserialize<'de> for Base64 {
     }
 }
 
-/// Bytes that lie elsewhere, as text in base64.
+/// Borrowed bytes, as text in base64.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Base64Slice<'a>(pub(crate) &'a [u8]);
 
@@ -40,7 +40,7 @@ impl Serialize for Base64Slice<'_> {
     }
 }
 
-/// Reads a list of so many at most: the values of a short text may take much memory.
+/// Reads a list of at most `N` values: the values of a short text may take much memory.
 pub(crate) fn at_most<'de, D, T, const N: usize>(from: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -88,16 +88,16 @@ pub(crate) struct RawTime {
     pub(crate) nanos_since_epoch: u64,
 }
 
-/// Latest time, in nanoseconds since 1970: what canisters and certificates are told has a sign
-/// somewhere on its way to their users.
+/// Latest time, in nanoseconds since 1970: the times of canisters and certificates are signed
+/// numbers somewhere on their way to users.
 const TIME_MAX: u64 = i64::MAX as u64;
 
 impl RawTime {
-    /// As the replica has it.
+    /// In the replica's form.
     pub(crate) fn time(self) -> Result<Time, String> {
         if self.nanos_since_epoch > TIME_MAX {
             return Err(format!(
-                "the time {} lies after the latest, {TIME_MAX} nanoseconds since 1970",
+                "the time {} is after the latest, {TIME_MAX} nanoseconds since 1970",
                 self.nanos_since_epoch
             ));
         }
@@ -315,7 +315,7 @@ pub(crate) struct HttpGatewayDetails {
     pub(crate) https_config: Option<()>,
 }
 
-/// What was made, or why not.
+/// The created item, or the reason why there is none.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) enum Creation<T> {
     Created(T),
@@ -360,7 +360,7 @@ pub(crate) struct ApiError {
     pub(crate) message: String,
 }
 
-/// The operation goes on; its outcome is to be asked for.
+/// The operation is still running; its outcome is to be polled.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Started {
     pub(crate) state_label: String,

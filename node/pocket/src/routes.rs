@@ -56,7 +56,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(60);
 /// How much of a refused body is read and thrown away, in times of the limit.
 const DISCARDED_BODIES: u64 = 4;
 
-/// What became of a request that was not answered by an operation.
+/// Answer to a request that was not answered by an operation.
 enum Answer {
     Json(StatusCode, Bytes),
     Text(StatusCode, String),
@@ -448,7 +448,7 @@ impl Server {
         let handle = &target.handle;
         let failure = handle.failure.read().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(reason) = failure {
-            return Err(Failure::bad(format!("the instance cannot go on: {reason}")));
+            return Err(Failure::bad(format!("the instance cannot continue: {reason}")));
         }
         let (done, mut outcome) = oneshot::channel();
         let command = Command::Do(Box::new(move |instance| {
@@ -478,7 +478,7 @@ impl Server {
         match found {
             Found::Outcome(outcome) => Ok(outcome.into()),
             // Clients ask again as long as they are answered 404.
-            Found::Pending => Err(not_found("the operation goes on; ask again")),
+            Found::Pending => Err(not_found("the operation is still running; ask again")),
             Found::Gone => Err(Failure::bad(self.graph.gone(number))),
         }
     }
@@ -647,7 +647,7 @@ struct Body {
     _room: budget::Reservation,
 }
 
-/// What was made, or why not, as both are told.
+/// The JSON of the created item, or of the reason why there is none.
 fn creation<T: serde::Serialize>(made: anyhow::Result<T>) -> Served {
     Ok(match made {
         Ok(made) => Answer::Json(StatusCode::CREATED, json(&Creation::Created(made))?),

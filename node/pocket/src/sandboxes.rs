@@ -1,7 +1,7 @@
 //! Worker processes of instances: two for each, with one cache of compiled modules for all.
 //!
-//! A module that many tests install is compiled once, whoever asks first. Workers are not shared:
-//! what one maps of a canister is named by numbers that each instance counts for itself.
+//! A module that many tests install is compiled once, for the first that needs it. Workers are not
+//! shared: their mappings of a canister are named by numbers that each instance counts for itself.
 
 use std::{
     path::Path,
@@ -17,7 +17,7 @@ use state::{BlobStore, ModuleHash};
 
 use crate::bounds::Bounds;
 
-/// What all instances have in common.
+/// Resources shared by all instances.
 pub(crate) struct Sandboxes {
     config: SandboxConfig,
     preparer: Arc<Preparer>,
@@ -111,7 +111,7 @@ impl Sandboxes {
     }
 }
 
-/// What a worker tells of its allocator.
+/// A worker's figures of its allocator.
 pub(crate) fn heap(trim: bool) -> HeapFigures {
     let heap = memory::allocator::heap(trim);
     HeapFigures {

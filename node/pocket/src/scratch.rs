@@ -1,8 +1,8 @@
-//! The disk that running instances lie on: the machine's, without waiting for it.
+//! The disk of running instances: the machine's, without waiting for it.
 //!
-//! What an instance writes is for as long as its process lives, or is packed into a file of its own
-//! when it ends (`kept`), which is synced. Files that nobody will read after a crash need not
-//! survive one.
+//! An instance's files exist as long as its process lives, or are packed into a separate file when
+//! it ends (`kept`), which is synced. Files that will not be read after a crash need not survive
+//! one.
 
 use std::{
     fs::File,

@@ -88,7 +88,7 @@ impl Activity {
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        // In this order: nobody sees the server idle since before this request.
+        // In this order, so that the server never seems idle since before this request.
         self.0.note();
         self.0.pending.fetch_sub(1, Ordering::AcqRel);
     }
@@ -121,7 +121,7 @@ impl Drop for UnderWay {
     }
 }
 
-/// An instance that nobody was told of yet. It is deleted if nobody is.
+/// An instance that was not reported to its client yet. It is deleted if it never is.
 struct Unclaimed {
     server: Arc<Server>,
     made: Option<CreatedInstance>,
@@ -195,7 +195,7 @@ impl Server {
         self.instances().all.get(&number).cloned()
     }
 
-    /// What there is of each number that was given: clients count by places in the list.
+    /// The state of each number that was assigned: clients count by positions in the list.
     pub(crate) fn list(&self) -> Vec<&'static str> {
         let instances = self.instances();
         (0..instances.next)
@@ -268,7 +268,7 @@ impl Server {
         if progress.is_some() {
             instance.set_progress(progress)?;
         } else {
-            // There is a state to look at from the beginning.
+            // A state can be read from the beginning.
             instance.round()?;
         }
         tracing::info!(?kinds, is_new, "an instance was made");
@@ -292,15 +292,14 @@ impl Server {
         Ok(())
     }
 
-    /// Makes an instance, with a gateway if one is asked for, as long as there is somebody who will
-    /// be told of it.
+    /// Makes an instance, with a gateway if requested, as long as the client waits for it.
     ///
     /// # Errors
-    /// When it cannot be made, or something is asked for that is not offered.
+    /// If it cannot be made, or an unsupported feature is requested.
     pub(crate) async fn make(self: &Arc<Self>, config: InstanceConfig) -> Result<CreatedInstance> {
         let (told, made) = oneshot::channel();
         let (server, under_way) = (self.clone(), self.under_way());
-        // It goes on when the client leaves; what was made for nobody is closed then.
+        // It continues when the client leaves; an unclaimed instance is closed then.
         tokio::spawn(async move {
             let made = server.make_for(config, &told).await;
             let made = made.map(|made| Unclaimed { server, made: Some(made) });
@@ -387,7 +386,7 @@ impl Server {
     async fn delete_all(self: &Arc<Self>) {
         let numbers: Vec<_> = self.instances().all.keys().copied().collect();
         for number in numbers {
-            // What it failed of is in the log.
+            // The cause of a failure is in the log.
             let _ = self.delete(number).await;
         }
         // The sender is here, so the wait ends with none under way.
@@ -494,10 +493,10 @@ pub(crate) fn mount(handle: &Arc<Handle>, server: &Server) -> Result<GatewayHand
     Ok(Gateway::mount(config, Arc::new(node), handle.shared.waiters.clone(), &registry)?)
 }
 
-/// Runs the server until it is idle for too long, or told to stop.
+/// Runs the server until it is idle for too long, or stopped.
 ///
 /// # Errors
-/// When it cannot start.
+/// If it cannot start.
 pub(crate) fn run(cli: Cli, client: Client) -> Result<()> {
     disk::restrict_new_files();
     let port_file = match &cli.port_file {

@@ -1,16 +1,16 @@
 //! The subnets of an instance: their kinds, the canister ids they host, and where a new canister
 //! goes.
 //!
-//! All subnets of an instance are parts of one replicated state: what makes a subnet here is a
-//! range of canister ids, an id of its own (the hash of a key) and names of nodes. So calls between
-//! canisters of different subnets are calls within a round, and an instance costs the same whatever
-//! its subnets. The state is certified with the key of the root subnet: the NNS if there is one,
-//! else the first.
+//! All subnets of an instance are parts of one replicated state: a subnet here consists of a range
+//! of canister ids, an id (the hash of a key) and names of nodes. So calls between canisters of
+//! different subnets are calls within a round, and the cost of an instance does not depend on its
+//! subnets. The state is certified with the key of the root subnet: the NNS if there is one, else
+//! the first.
 //!
 //! Ids: the ranges of named subnets (NNS, SNS, II, Fiduciary, Bitcoin) are those of the public
-//! network, for canisters that ask for an id. Each subnet has a range besides, from the top of all
-//! ids downwards, where canisters are given ids that ask for none. Both are as the clients'
-//! documentation and tests have them.
+//! network, for canisters that ask for an id. In addition, each subnet has a range from the top of
+//! all ids downwards, for canisters that do not ask for one. Both follow the clients' documentation
+//! and tests.
 
 use std::{
     collections::BTreeMap,
@@ -143,7 +143,7 @@ impl Plan {
         self.given.or_else(|| self.ranges.first().copied())
     }
 
-    /// What its keys are made of.
+    /// Seed of its keys.
     pub(crate) fn seed(&self) -> [u8; 32] {
         let ranges: Vec<u8> = self
             .all_ranges()
@@ -272,8 +272,8 @@ impl Subnets {
         self.look(|all| all.iter().any(|subnet| subnet.id == *id))
     }
 
-    /// The canister id that calls of the management canister are sent to by whoever has none: the
-    /// first that an application subnet gives, or else another kind of subnet.
+    /// The effective canister id for calls of the management canister without one: the first that
+    /// an application subnet gives, or else another kind of subnet.
     pub(crate) fn default_effective_id(&self) -> CanisterId {
         ExecutorConfig::canister_id(self.lock().default_range().map_or(0, |range| range.first))
     }
@@ -374,6 +374,7 @@ mod tests {
         Principal::from_text(text).unwrap()
     }
 
+    // Promise: P10 - Subnets have the ids of the public network.
     #[test]
     fn subnets_have_the_ids_that_clients_know() {
         let subnets = Subnets::of(plan(&[Kind::Application]).unwrap()).unwrap();

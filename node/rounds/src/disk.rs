@@ -1,8 +1,8 @@
-//! What the round loop asks of the disk itself.
+//! Disk queries of the round loop.
 
 use std::{fmt, io, path::PathBuf};
 
-/// The disk that the node's data lies on.
+/// The disk that holds the node's data.
 pub trait DiskProbe: fmt::Display + Send {
     /// Bytes that this process may still use.
     ///

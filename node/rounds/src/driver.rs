@@ -21,11 +21,11 @@ use crate::{
     state_sync::{self, Means, Outcome},
 };
 
-/// A batch waits for memory no longer: going on is bounded by the pools, standing still is not.
+/// Longest wait of a batch for memory: continuing is bounded by the pools, a halt is not bounded.
 pub(crate) const MEMORY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time between looks whether memory is still short.
+/// Time between checks whether memory is still short.
 const MEMORY_CHECK_EVERY: Duration = Duration::from_millis(20);
-/// Time between looks at the free disk.
+/// Time between checks of the free disk space.
 const DISK_CHECK_EVERY: Duration = Duration::from_millis(500);
 
 /// Where and within what bounds the loop runs.
@@ -39,8 +39,8 @@ pub struct Settings {
     pub disk_reserve_bytes: u64,
     /// Ingress bytes in blocks that bring a checkpoint early.
     pub checkpoint_block_bytes: u64,
-    /// Heights whose answered calls wait for a certificate. Beyond it the oldest are let go;
-    /// whoever waits for them asks again.
+    /// Heights whose answered calls wait for a certificate. Above this limit the oldest are
+    /// dropped; clients that wait for them ask again.
     pub certificates_kept: u64,
 }
 
@@ -60,7 +60,7 @@ impl Settings {
 /// Why the loop ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// The node was told to stop.
+    /// The node was requested to stop.
     Stopped,
     /// A state fetched from peers waits to be put in place: the node must start again.
     NewState,
@@ -173,7 +173,7 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
     /// nothing.
     ///
     /// # Errors
-    /// When the node cannot go on.
+    /// If the node cannot continue.
     pub async fn run(mut self) -> Result<Ended, RoundError> {
         let restarted_from = self.replica.height();
         if restarted_from > Height(0) {
@@ -240,8 +240,8 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
         self.last_checkpoint()
     }
 
-    /// A checkpoint that failed is tried again after a batch, so one has to come: updates are
-    /// refused until then, and nobody else may ask for one.
+    /// A failed checkpoint is retried after a batch, so a batch is required: updates are refused
+    /// until then, and no other component may request one.
     fn come_back(&self, demand: &mut Demand, time: Time) {
         let Some(retry) = &self.retry else { return };
         let wait = retry.at.saturating_sub(self.clock.now()).min(LONGEST);
@@ -249,7 +249,7 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
         demand.next_timer = Some(demand.next_timer.map_or(again, |timer| timer.min(again)));
     }
 
-    /// Nothing is executed meanwhile; what was certified before is still shown, and queries go on.
+    /// Nothing is executed meanwhile. States certified before are still served, and so are queries.
     async fn sync_state(&mut self, offer: StateOffer) -> Result<Outcome, RoundError> {
         let means = Means {
             clock: &self.clock,
@@ -276,7 +276,7 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
         let rejected = (self.verdicts)(height, recorded);
         let mut result = match self.replica.execute(batch, &rejected) {
             Ok(result) => result,
-            // What the round did so far counts for nothing.
+            // The progress of this round is discarded.
             Err(FatalError::Closing) => return Ok(None),
             Err(source) => return Err(RoundError::Execute { height: height.0, source }),
         };
@@ -326,7 +326,7 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
         Ok(Some(result))
     }
 
-    /// Shows the state of a height, and tells those who wait for it.
+    /// Serves the state of a height, and answers the calls that wait for its certificate.
     fn certified(&mut self, certificate: Certificate) -> Result<(), RoundError> {
         let height = certificate.height;
         self.replica
@@ -397,7 +397,7 @@ impl<C: Consensus, R: Replica, K: Clock, D: DiskProbe, O: Observer<R>> Driver<C,
         Ok(true)
     }
 
-    /// Tells consensus. Old log files that cannot be removed now are removed after a later
+    /// Notifies consensus. Old log files that cannot be removed now are removed after a later
     /// checkpoint.
     fn checkpointed(&mut self, height: Height) -> Result<(), RoundError> {
         match self.consensus.checkpointed(height) {

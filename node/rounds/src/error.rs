@@ -1,4 +1,4 @@
-//! Why the round loop ends other than by being told to.
+//! Errors that end the round loop.
 
 use consensus::ConsensusError;
 use execution::FatalError;
@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::replica::BeginError;
 
-/// The node cannot go on. Every reason stands in the source.
+/// The node cannot continue. The source holds the reason.
 #[derive(Debug, Error)]
 pub enum RoundError {
     /// A batch could not be executed.
@@ -15,7 +15,7 @@ pub enum RoundError {
     Execute {
         /// Height of the batch.
         height: u64,
-        /// What execution said.
+        /// Error of execution.
         source: FatalError,
     },
     /// A certificate that does not fit what was executed.
@@ -23,7 +23,7 @@ pub enum RoundError {
     Certify {
         /// Height of the state.
         height: u64,
-        /// What execution said.
+        /// Error of execution.
         source: FatalError,
     },
     /// A checkpoint that no waiting mends.
@@ -31,7 +31,7 @@ pub enum RoundError {
     Checkpoint {
         /// Height of the checkpoint.
         height: u64,
-        /// What execution said.
+        /// Error of execution.
         source: FatalError,
     },
     /// Agreement failed for good.

@@ -7,9 +7,9 @@
 //! ```
 //!
 //! One loop for the node and for the simulation: it is generic in consensus, in the [`Replica`]
-//! that executes, in the [`Clock`], in the disk it asks for room ([`DiskProbe`]) and in who looks
-//! on ([`Observer`]). A node runs it on a thread of its own, on which waiting blocks; the
-//! simulation (`tests/simulation`) runs many on one thread and moves their clock.
+//! that executes, in the [`Clock`], in the [`DiskProbe`] that reports free space and in the
+//! [`Observer`]. A node runs it on a dedicated thread that blocks while it waits; the simulation
+//! (`tests/simulation`) runs many on one thread and moves their clock.
 //!
 //! | to change | start at |
 //! |---|---|
@@ -18,12 +18,12 @@
 //! | how many calls are taken in while the history fills up | `pace` |
 //! | how long a step waits before it is tried again | `backoff` |
 //!
-//! # Trouble of this machine
+//! # Local faults
 //!
-//! What can heal (a full disk, too many open files, no permission) is tried again, after waits that
-//! double up to ten seconds and end at once with the stop; meanwhile new updates are refused with
-//! the reason, and queries and reads go on. What cannot (a damaged store, a device that reports
-//! errors, a record that cannot be encoded, another state root than the one recorded) ends the loop
+//! Transient faults (a full disk, too many open files, no permission) are retried, with waits that
+//! double up to ten seconds and end immediately on a stop. Meanwhile new updates are refused with
+//! the reason; queries and reads continue. Permanent faults (a damaged store, a device that reports
+//! errors, a record that cannot be encoded, a state root other than the recorded one) end the loop
 //! with the reason.
 //!
 //! This crate must not know what a message means, how blocks are agreed on, or what a metric is.

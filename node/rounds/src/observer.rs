@@ -6,8 +6,8 @@ use consensus::{Certificate, FinalisedBatch};
 use execution::RoundResult;
 use state::{Height, RequestId};
 
-/// Told what the round loop does, on its thread. Nothing that an observer does changes what comes
-/// out of a round; [`Self::is_held`] alone changes when it comes.
+/// Observes the round loop, on its thread. An observer never affects the result of a round;
+/// [`Self::is_held`] alone affects when it runs.
 pub trait Observer<R>: Send {
     /// Whether the next batch should wait, because memory is short.
     fn is_held(&self) -> bool {
@@ -22,7 +22,7 @@ pub trait Observer<R>: Send {
         let _ = (finalised, ingress_bytes);
     }
 
-    /// The batch was executed. Nobody else knows yet.
+    /// The batch was executed. The result is not visible elsewhere yet.
     fn executed(&mut self, replica: &R, finalised: &FinalisedBatch, result: &RoundResult) {
         let _ = (replica, finalised, result);
     }
@@ -32,7 +32,7 @@ pub trait Observer<R>: Send {
         let _ = (replica, round);
     }
 
-    /// Work waited for so long for a certified round.
+    /// Work waited for this time for a certified round.
     fn stalled(&mut self, time: Duration) {
         let _ = time;
     }
@@ -68,7 +68,7 @@ pub trait Observer<R>: Send {
 pub struct Round<'a> {
     /// The batch with its block.
     pub finalised: &'a FinalisedBatch,
-    /// What came of it; its `finished` calls wait for [`Observer::answered`].
+    /// Its result; the `finished` calls wait for [`Observer::answered`].
     pub result: &'a RoundResult,
     /// How long it took, recording its outcome included.
     pub took: Duration,

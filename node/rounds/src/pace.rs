@@ -1,13 +1,13 @@
 //! How many calls are taken while the ingress history fills up.
 //!
 //! Every call is remembered until its expiry has passed, minutes after it was answered. A burst at
-//! full speed could so use up the room within seconds, and then nobody's call would be taken for
-//! minutes. Instead the room is shared over time: while more than half is free everything is taken;
-//! below that, so much per second that what is left would last for a minute. The less is left the
-//! fewer are taken, and as calls expire more are again: a slope and no cliff.
+//! full speed could therefore use up the capacity within seconds, and no call would be accepted for
+//! minutes. Instead the capacity is shared over time. While more than half is free, every call is
+//! accepted; below that, the rate per second is such that the remainder would last for a minute.
+//! The rate falls gradually as capacity is used, and rises again as calls expire.
 //!
-//! Which calls a node takes in is its own affair; nothing of this enters replicated state. It is
-//! told the time and reads no clock.
+//! Which calls a node accepts is local; nothing of this enters replicated state. The caller passes
+//! the time; this module reads no clock.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ impl Pace {
         let per_second = (room as f64 / LASTS_SECONDS).max(1.0);
         let elapsed = now.saturating_sub(self.at).as_secs_f64();
         self.at = now;
-        // What a quiet second saved may be spent at once, and no more than that.
+        // The allowance saved in an idle second may be spent at once, and no more than that.
         self.calls = (self.calls - taken as f64 + elapsed * per_second).clamp(0.0, per_second);
         if room.saturating_mul(2) >= capacity { room } else { room.min(self.calls as u64) }
     }
@@ -45,8 +45,8 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// Offers `rate` calls a second for so long, with rounds of 10 ms, each call remembered for 240
-    /// s; what was taken in each second.
+    /// Offers `rate` calls a second for this time, with rounds of 10 ms, each call remembered for
+    /// 240 s; what was taken in each second.
     fn taken_per_second(rate: u64, seconds: usize, capacity: u64) -> Vec<u64> {
         let mut pace = Pace::default();
         let mut per_second = vec![0; seconds];
@@ -66,6 +66,7 @@ mod tests {
         per_second
     }
 
+    // Promise: P2 - Ingress is slowed as the history fills and never stopped for long.
     #[test]
     fn a_burst_is_taken_at_full_speed_and_then_slowed_but_never_stopped() {
         let taken = taken_per_second(2_500, 600, 38_000);
@@ -75,6 +76,7 @@ mod tests {
         assert!(taken[9] > 200 && taken[60] > 50, "{taken:?}");
     }
 
+    // Promise: P2 - An ingress rate that the history sustains is never slowed.
     #[test]
     fn what_the_room_bears_for_long_is_never_slowed() {
         let capacity = 38_000;

@@ -1,4 +1,4 @@
-//! What the round loop needs of execution.
+//! Interface of execution that the round loop uses.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -31,7 +31,7 @@ pub trait Replica: Send {
     /// rejected.
     ///
     /// # Errors
-    /// When the node cannot go on, or closes while the round waits for this machine
+    /// If the node cannot continue, or closes while the round waits for this machine
     /// ([`FatalError::Closing`]).
     fn execute(&mut self, batch: &Batch, rejected: &[Fault]) -> Result<RoundResult, FatalError>;
 
@@ -57,7 +57,7 @@ pub trait Replica: Send {
     /// the error can heal.
     fn checkpoint(&mut self) -> Result<(), FatalError>;
 
-    /// Begins to fetch a state, in the node's own folder, beside the one that is there.
+    /// Begins to fetch a state into the node's own folder, alongside the present state.
     ///
     /// # Errors
     /// When the disk fails.
@@ -67,7 +67,7 @@ pub trait Replica: Send {
 /// Why state sync cannot begin.
 #[derive(Debug, Error)]
 pub enum BeginError {
-    /// What this node has itself cannot be read.
+    /// This node's own data cannot be read.
     #[error(transparent)]
     Local(#[from] FatalError),
     /// The place for the new state.
@@ -85,13 +85,12 @@ impl BeginError {
     }
 }
 
-/// What came of a chunk.
+/// Result of offering a chunk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Offered {
     /// It is kept.
     Taken,
-    /// It is not what the certified root leads to: whoever sent it is faulty. What is wrong with
-    /// it.
+    /// It does not match the certified root: the sender is faulty. Holds the reason.
     False(String),
     /// It was not asked for, or is there already.
     NotWanted,

@@ -13,19 +13,19 @@ use crate::{
     replica::{Installation, Offered, Replica},
 };
 
-/// What came of it.
+/// Result of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// The state is whole, durable and counts: the node must start again, without another
     /// checkpoint of the old one.
     Ready,
-    /// Nobody shows it any more. What was fetched is kept.
+    /// No peer serves it any more. The chunks fetched so far are kept.
     Over,
     /// The node is closing.
     Closing,
 }
 
-/// What state sync has of the loop.
+/// Parts of the loop that state sync uses.
 pub(crate) struct Means<'a, K> {
     pub(crate) clock: &'a K,
     pub(crate) stop: &'a Stop,
@@ -34,7 +34,7 @@ pub(crate) struct Means<'a, K> {
 }
 
 impl<K: Clock> Means<'_, K> {
-    /// Waits before a step that the disk refused is tried again. Whether the node goes on.
+    /// Waits before a step that the disk refused is retried. Returns whether the node continues.
     async fn wait(&self, backoff: &mut Backoff, reason: String) -> bool {
         if self.health.refuse(Cause::StateSync, reason.clone()) {
             tracing::error!(%reason, "state sync waits until this is mended");
@@ -44,7 +44,7 @@ impl<K: Clock> Means<'_, K> {
     }
 }
 
-/// Takes a state over while the old one goes on being shown.
+/// Installs a state while the old one is still served.
 pub(crate) async fn sync_state<C: Consensus, R: Replica, K: Clock>(
     replica: &mut R,
     consensus: &mut C,
@@ -65,7 +65,7 @@ pub(crate) async fn sync_state<C: Consensus, R: Replica, K: Clock>(
                 }
                 break outcome;
             }
-            // What was fetched is kept, and the next attempt goes on from it.
+            // The chunks fetched so far are kept, and the next attempt resumes from them.
             Err(error) if error.can_heal() => {
                 if !means.wait(&mut backoff, error.told()).await {
                     break Outcome::Closing;
@@ -102,7 +102,7 @@ async fn attempt<C: Consensus, R: Replica, K: Clock>(
             return Ok((Outcome::Closing, installation.progress()));
         }
         want.chunks = installation.missing(CHUNKS_WANTED_MAX).map_err(RoundError::StateSync)?;
-        // It looked through what is here and goes on looking.
+        // It checked some of the local data and has more to check.
         if want.chunks.is_empty() {
             continue;
         }

@@ -1,5 +1,5 @@
-//! What the round loop does when its own machine fails it: a disk that takes no checkpoints or no
-//! blocks, memory that is short. The clock is simulated: waiting moves it and takes no time.
+//! Behaviour of the round loop on local faults: a disk that takes no checkpoints or no blocks,
+//! memory that is short. The clock is simulated: waiting moves it and takes no time.
 
 #![allow(clippy::unwrap_used)]
 
@@ -31,7 +31,7 @@ use statesync::{InstallError, Progress};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Moves when somebody waits. At `stop_at` it asks to stop.
+/// Advances while a task waits. At `stop_at` it requests a stop.
 #[derive(Clone)]
 struct Simulated {
     now: Arc<Mutex<Duration>>,
@@ -72,7 +72,7 @@ struct Batches {
     log: Refusing,
 }
 
-/// Fails so many times, as `error` says.
+/// Fails the given number of times, with `error`.
 #[derive(Clone)]
 struct Refusing {
     times: Arc<AtomicU64>,
@@ -249,7 +249,7 @@ impl Replica for Checkpoints {
     }
 }
 
-/// A disk with so many bytes free.
+/// A disk with this number of free bytes.
 #[derive(Clone)]
 struct Free(u64);
 
@@ -368,7 +368,7 @@ impl Setup {
     }
 }
 
-/// Tells how far the batches came.
+/// Reports the progress of the batches.
 struct Counted(Batches, Arc<AtomicU64>);
 
 impl Consensus for Counted {
@@ -395,6 +395,7 @@ impl Consensus for Counted {
     }
 }
 
+// Promise: P7 - A failed checkpoint is retried after waits that double up to 10 s.
 #[test]
 fn a_checkpoint_that_can_heal_is_tried_with_waits_that_grow() {
     let disk = Refusing::times(u64::MAX, full);
@@ -407,6 +408,7 @@ fn a_checkpoint_that_can_heal_is_tried_with_waits_that_grow() {
     assert!(run.health.has(Cause::Checkpoint) && run.refusing.unwrap().contains("checkpoint"));
 }
 
+// Promise: P7 - Rounds continue during the retry of a checkpoint that is not due.
 #[test]
 fn rounds_go_on_beside_a_checkpoint_that_need_not_be_now() {
     let disk = Refusing::times(20, full);
@@ -419,6 +421,7 @@ fn rounds_go_on_beside_a_checkpoint_that_need_not_be_now() {
     assert_eq!(run.refusing, None, "a checkpoint that was made withdraws the reason");
 }
 
+// Promise: P7 - A checkpoint that cannot succeed ends the node with an error message.
 #[test]
 fn a_checkpoint_that_cannot_heal_ends_the_node_in_words() {
     for pressing in [false, true] {
@@ -432,6 +435,8 @@ fn a_checkpoint_that_cannot_heal_ends_the_node_in_words() {
     }
 }
 
+// Promise: P7 - A failed block log write is retried, and updates are refused with the reason
+//   meanwhile.
 #[test]
 fn a_block_log_that_can_heal_is_tried_with_waits_and_the_reason_is_withdrawn() {
     let log = Refusing::times(100, full);
@@ -442,6 +447,7 @@ fn a_block_log_that_can_heal_is_tried_with_waits_and_the_reason_is_withdrawn() {
     assert!(run.height > 200_000, "{}", run.height);
 }
 
+// Promise: P7 - A block log that cannot be written ends the node with an error message.
 #[test]
 fn a_block_log_that_cannot_heal_ends_the_node_in_words() {
     let log = Refusing::times(u64::MAX, broken);
@@ -451,6 +457,7 @@ fn a_block_log_that_cannot_heal_ends_the_node_in_words() {
     assert_eq!(log.tried(), 1);
 }
 
+// Promise: P7 - A stop ends the wait for a full log.
 #[test]
 fn a_node_that_is_told_to_stop_while_its_log_is_full_stops() {
     let log = Refusing::times(u64::MAX, full);
@@ -460,6 +467,7 @@ fn a_node_that_is_told_to_stop_while_its_log_is_full_stops() {
     assert_eq!(run.now, DAY);
 }
 
+// Promise: P2 - A batch waits at most 10 s for memory.
 #[test]
 fn a_batch_waits_ten_seconds_for_memory_and_no_longer() {
     let run = Setup { held: true, ..Setup::until(Duration::from_secs(3_600)) }.run();
@@ -473,6 +481,7 @@ fn a_batch_waits_ten_seconds_for_memory_and_no_longer() {
     assert_eq!(run.height, 359);
 }
 
+// Promise: P7 - Updates are refused below the disk reserve.
 #[test]
 fn updates_are_refused_under_the_disk_reserve() {
     let run = Setup { free: 999, ..Setup::until(Duration::from_secs(10)) }.run();

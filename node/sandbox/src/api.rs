@@ -1,7 +1,7 @@
 // SEAM
-//! What execution asks of a worker and what it gets back. One request, one message: everything the
-//! System API may tell the canister travels in [`SystemContext`], everything the message did
-//! travels back in [`Outcome`]. Nothing here depends on which worker ran it.
+//! The interface between execution and a worker. One request, one message: everything the System
+//! API may return to the canister is in [`SystemContext`], everything the message did is in
+//! [`Outcome`]. Nothing here depends on which worker ran it.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -53,7 +53,7 @@ pub enum Entry {
         fun: u64,
         /// The only argument of the function; its low 32 bits where addresses are 32-bit.
         env: u64,
-        /// What `ic0.msg_reject_code` says: the code the callback that trapped saw, 0 when it was
+        /// Value of `ic0.msg_reject_code`: the code seen by the callback that trapped, 0 if it was
         /// a reply callback.
         reject_code: u32,
     },
@@ -118,8 +118,8 @@ pub struct CostTable {
 }
 
 impl CostTable {
-    /// Price of an outcall (`http_request`) with a request of so many bytes and a response of so
-    /// many at most. What `ic0.cost_http_request` tells and what is taken are the same.
+    /// Price of an outcall (`http_request`) with a request of `request_bytes` and a response of at
+    /// most `response_bytes_max`. `ic0.cost_http_request` returns the same amount that is charged.
     pub fn outcall(&self, request_bytes: u64, response_bytes_max: u64) -> Cycles {
         let [base, per_request_byte, per_response_byte] = self.http_request;
         base.saturating_add(per_request_byte.saturating_mul(request_bytes.into()))
@@ -127,7 +127,7 @@ impl CostTable {
     }
 }
 
-/// Everything the System API may tell the canister about this message.
+/// Everything the System API may return to the canister about this message.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SystemContext {
     /// The running canister, which `ic0.canister_self_copy` returns.
@@ -139,11 +139,11 @@ pub struct SystemContext {
     /// Public key of the subnet in DER, which `ic0.root_key_copy` returns.
     #[serde(with = "serde_bytes")]
     pub root_key: Vec<u8>,
-    /// What `ic0.time` returns: the time of the batch, or of the certified state for a query.
+    /// Value of `ic0.time`: the time of the batch, or of the certified state for a query.
     pub time: Time,
     /// Version of the canister, which `ic0.canister_version` returns.
     pub canister_version: u64,
-    /// What `ic0.canister_status` returns as a number.
+    /// Value of `ic0.canister_status`, as a number.
     pub run_state: RunState,
     /// Principals for which `ic0.is_controller` returns 1.
     pub controllers: Vec<Principal>,
@@ -151,9 +151,9 @@ pub struct SystemContext {
     pub env_vars: Vec<(String, String)>,
     /// Principal that `ic0.msg_caller_copy` returns; `aaaaa-aa` for heartbeats, timers and hooks.
     pub caller: Principal,
-    /// What `ic0.msg_caller_info_*` return; `None` gives empty data and an empty signer.
+    /// Data and signer of `ic0.msg_caller_info_*`; `None` gives empty data and an empty signer.
     pub caller_info: Option<SenderInfo>,
-    /// What `ic0.msg_arg_data_copy` returns: the argument of the call, or the reply to a callback.
+    /// Data of `ic0.msg_arg_data_copy`: the argument of the call, or the reply to a callback.
     #[serde(with = "serde_bytes")]
     pub arg: Vec<u8>,
     /// `ic0.msg_deadline`; 0 without one.
@@ -168,7 +168,7 @@ pub struct SystemContext {
     pub cycles_available: Cycles,
     /// Cycles returned with the response, in callbacks (`ic0.msg_cycles_refunded`); 0 elsewhere.
     pub cycles_refunded: Cycles,
-    /// Global timer as it stands; 0 is off.
+    /// Current global timer; 0 is off.
     pub global_timer: Time,
     /// Present for non-replicated queries of certified variables: the certificate for
     /// `certified_data`.
@@ -196,7 +196,7 @@ pub struct SystemContext {
     pub reject_guaranteed_response_calls: bool,
 }
 
-/// What one message may use. Copied from `limits` by execution.
+/// Limits of one message. Copied from `limits` by execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MessageLimits {
     /// Instructions in all.
@@ -218,7 +218,7 @@ pub struct MessageLimits {
 /// A memory handed to a worker.
 #[derive(Debug)]
 pub struct Mount {
-    /// What to map.
+    /// The layout to map.
     pub layout: MemoryLayout,
     /// Size in Wasm pages (64 KiB).
     pub wasm_pages: u64,
@@ -239,9 +239,9 @@ pub struct Request {
     pub heap: Mount,
     /// Stable memory, present for every module.
     pub stable: Mount,
-    /// What the canister may know.
+    /// The data the canister may read.
     pub context: SystemContext,
-    /// What it may use.
+    /// The limits of the message.
     pub limits: MessageLimits,
     /// For callbacks and cleanups of composite queries: the kept execution they continue (its
     /// globals and memories are used, those given here are ignored).
@@ -284,7 +284,7 @@ pub struct Call {
     pub prepaid: Cycles,
 }
 
-/// What a message that ended well changed.
+/// Changes of a message that ended successfully.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Changes {
     /// Values of all mutable globals after the message, ordered by index.
@@ -343,18 +343,20 @@ pub enum WorkerTrouble {
     Damage(String),
 }
 
-/// What came of a message.
+/// Outcome of a message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// Instructions used, System API work included.
     pub instructions: u64,
+    /// Work for slices and rounds, see [`crate::slices`]; at least the instructions.
+    pub work: u64,
     /// The response, or why there is none.
     pub result: Result<Response, Trap>,
     /// Changes to keep; present exactly when `result` is `Ok` and the entry keeps changes.
     pub changes: Option<Changes>,
     /// `ic0.accept_message` was called.
     pub accepted: bool,
-    /// The time or the data certificate was read: the same message may come to something else at
+    /// The time or the data certificate was read: the same message may have another outcome at
     /// another height.
     pub height_read: bool,
     /// `debug_print` lines and the trap text, bounded by `log_max_bytes`.
@@ -392,8 +394,8 @@ pub enum NotPrepared {
     Trouble(String),
 }
 
-/// A module as it was uploaded, gzip or plain, wherever it lies: it is written out in pieces, so that
-/// nobody has to hold the whole of it.
+/// A module as it was uploaded, gzip or plain, wherever it is stored: it is written out in pieces,
+/// so that it never has to be in memory as a whole.
 pub trait Uploaded {
     /// Its length.
     fn bytes(&self) -> u64;
@@ -424,7 +426,7 @@ impl Uploaded for &[u8] {
     }
 }
 
-/// A module that lies in a blob store, in one blob or in several.
+/// A module in a blob store, in one blob or in several.
 pub struct Stored<'a> {
     /// Where.
     pub blobs: &'a BlobStore,
@@ -470,15 +472,15 @@ pub trait Sandbox: Send + Sync {
     fn has_artefact_room(&self) -> bool {
         false
     }
-    /// Whether the artefact of a module is at hand, so that it need not be prepared.
+    /// Whether the artefact of a module is available, so that it need not be prepared.
     fn is_prepared(&self, module: &ModuleHash) -> bool;
     /// Runs one message on update worker `lane` (0-based; queries have lanes of their own, see
-    /// [`Lane`]). Execution keeps the request: it commits or drops the append targets
-    /// afterwards, and hands the same request in again after trouble. An outcome that is
-    /// returned is one that an honest worker could give: it was checked against the request.
+    /// [`Lane`]). Execution keeps the request: it commits or drops the append targets afterwards,
+    /// and retries the same request after a fault. An honest worker could have produced the
+    /// returned outcome: it was checked against the request.
     ///
     /// # Errors
-    /// When there is no outcome. Whatever ran of the message leaves no trace.
+    /// When there is no outcome. A partial execution of the message leaves no trace.
     fn execute(&self, lane: Lane, request: &Request) -> Result<Outcome, WorkerTrouble>;
     /// Runs one query, at most until `deadline`. Wall-clock time differs between nodes: never for
     /// a message whose outcome the subnet agrees on.
@@ -494,9 +496,10 @@ pub trait Sandbox: Send + Sync {
         let _ = deadline;
         Ok(Timed::Ended(Box::new(self.execute(lane, request)?)))
     }
-    /// Runs one message, or goes on with it, until it is over or has used what it is granted. The
-    /// request is the same at each slice but for its layouts, which hold the same bytes, and its
-    /// append targets. Whoever keeps nothing of a paused message runs it from its beginning.
+    /// Runs one message, or continues it, until it ends or has used its grant. The request is the
+    /// same for each slice except for its layouts, which hold the same bytes, and its append
+    /// targets. An implementation that keeps nothing of a paused message runs it from its
+    /// beginning.
     ///
     /// # Errors
     /// As of [`Self::execute`]; the same request and grant may be handed in again.
@@ -507,12 +510,13 @@ pub trait Sandbox: Send + Sync {
         grant: &Grant,
     ) -> Result<Slice, WorkerTrouble> {
         let outcome = self.execute(lane, request)?;
-        let over = outcome.instructions <= grant.until;
+        let over = outcome.work <= grant.until;
         Ok(if over {
             Slice::Ended(Box::new(outcome))
         } else {
             Slice::Paused(Progress {
                 instructions: grant.until,
+                work: grant.until,
                 heap_wasm_pages: request.heap.wasm_pages,
                 stable_wasm_pages: request.stable.wasm_pages,
             })
@@ -522,7 +526,7 @@ pub trait Sandbox: Send + Sync {
     /// The machine lacks something: what is kept to save time alone is given up, bit by bit.
     fn give_room(&self) {}
 
-    /// A paused message will not go on: nothing of it need be kept.
+    /// A paused message will not be resumed: its data need not be kept.
     fn abandon(&self, _name: &SlicedName) {}
     /// Releases what `keep_token` keeps.
     fn release(&self, lane: Lane, keep_token: u64);

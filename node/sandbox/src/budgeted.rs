@@ -1,12 +1,12 @@
 //! Sandboxes under the ledger: before a message runs or a module is compiled, the memory it may
-//! take is reserved; when the pool is full, it waits its turn.
+//! take is reserved; when the pool is full, it waits.
 //!
-//! What is reserved is what may be dirtied at most, so that all working sets in flight together
+//! The reservation is the maximum that may be dirtied, so that all working sets in flight together
 //! stay under their line of the budget sheet, whatever they do. Waiting is bounded by the messages
-//! that run: each of them is bounded by its instructions. Order of waiting does not change what a
-//! message does, so this stays out of what nodes agree on.
+//! that run: each of them is bounded by its instructions. The order of waiting does not change the
+//! result of a message, so this stays out of the agreed state.
 //!
-//! It must never know what a message is, nor what becomes of it.
+//! This module must not know what a message is, or what happens to it.
 
 use std::{
     sync::Arc,
@@ -23,7 +23,7 @@ use crate::{
     WorkerTrouble,
 };
 
-/// After so long in line it is worth a word in the log; then the wait goes on.
+/// A wait longer than this is logged; then it continues.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// See the module.
@@ -71,7 +71,8 @@ impl Budgeted {
         reserve(pool, bytes)
     }
 
-    /// What is compiled already takes nothing, and must not wait for what is being compiled.
+    /// A module that is compiled already takes nothing, and must not wait for others that are being
+    /// compiled.
     fn reserve_compilation(&self, hash: &ModuleHash, when_full: impl Fn()) -> Option<Reservation> {
         if self.inner.is_prepared(hash) {
             return None;
@@ -84,8 +85,8 @@ impl Budgeted {
     }
 }
 
-/// Stands in line until there is room. The caps of the sheet hold at least one of each; a table of
-/// somebody's own making that does not is held to the pool's cap.
+/// Waits in line until there is room. The caps of the sheet fit at least one reservation of each
+/// kind; with a custom table that does not, the reservation is limited to the pool's cap.
 fn reserve(pool: &Pool, bytes: u64) -> Option<Reservation> {
     loop {
         match pool.reserve_within(bytes.min(pool.cap_bytes()), TIMEOUT) {
@@ -208,6 +209,7 @@ mod tests {
         fn forget(&self, _: &[MemoryId]) {}
     }
 
+    // Promise: P1 - Compilations that exceed the `compilations` line together run in sequence.
     #[test]
     fn compilations_that_do_not_fit_together_take_turns() {
         let limits = Limits::nano().unwrap();

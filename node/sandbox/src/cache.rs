@@ -4,21 +4,21 @@
 //! they were made with:
 //!
 //! - `<hash>-<version>.cwasm`: the artefact, machine code, mapped by workers;
-//! - `<hash>-<version>.info`: what validation found, the artefact's length and SHA-256, and a
+//! - `<hash>-<version>.info`: the results of validation, the artefact's length and SHA-256, and a
 //!   SHA-256 over all of that.
 //!
 //! Both are written under a temporary name and renamed, the info last, so a module is in the cache
-//! exactly when its info is. Nothing is synced: after a power cut a file may hold anything, and the
-//! checksums, which are compared before the first use by this process, tell. What does not match is
-//! removed and compiled again.
+//! exactly when its info is. Nothing is synced: after a power cut a file may have any content,
+//! which the checksums reveal: they are compared before the first use by this process. An artefact
+//! that does not match is removed and compiled again.
 //!
 //! Artefacts are code that workers run, so the directory must belong to the node's user and be
 //! closed to all others; [`ArtefactCache::open`] makes it so or refuses.
 //!
-//! The cache is bounded in bytes by `sandbox.compilation_cache_bytes`. What was used longest ago
-//! goes first; the order survives restarts as the files' time of modification. Removing a file
-//! takes nothing from a worker that has it mapped. In memory there are some hundred bytes per
-//! module.
+//! The cache is bounded in bytes by `sandbox.compilation_cache_bytes`. The least recently used
+//! module is evicted first; the order survives restarts as the files' time of modification.
+//! Removing a file takes nothing from a worker that has it mapped. In memory there are some hundred
+//! bytes per module.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -117,7 +117,7 @@ impl ArtefactCache {
         Ok(cache)
     }
 
-    /// What validation found, if the module is here.
+    /// The results of validation, if the module is here.
     pub fn info(&self, hash: &ModuleHash) -> Option<ModuleInfo> {
         if !self.lock().entries.contains_key(hash) {
             return None;
@@ -374,7 +374,7 @@ impl TemporaryFile {
         &self.file
     }
 
-    /// Takes the name away and keeps the content for whoever holds the descriptor.
+    /// Unlinks the file and keeps the content for holders of the descriptor.
     pub fn into_unnamed(self) -> io::Result<File> {
         self.file.try_clone()
     }

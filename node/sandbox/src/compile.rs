@@ -1,7 +1,7 @@
 //! Compilation as an event: one module, one short-lived child, its memory gone with it.
 //!
-//! The child is this binary again (`sandbox-compile`). Everything that looks at bytes from outside
-//! happens there: unpacking, validation, instrumentation, code generation. The parent only moves
+//! The child is this binary again (`sandbox-compile`). All processing of untrusted bytes happens
+//! there: unpacking, validation, instrumentation, code generation. The parent only moves
 //! descriptors and reads one bounded report.
 //!
 //! | descriptor of the child | what |
@@ -13,14 +13,15 @@
 //! The job (limits) travels as one argument; there is nothing else to inherit, and descriptors of
 //! the parent close on exec.
 //!
-//! # What bounds it
+//! # Bounds
 //!
-//! The heap, which lies in a file ([`heap`]), by `sandbox.compile_memory_bytes`; anonymous memory by
+//! The heap, which is in a file ([`heap`]), by `sandbox.compile_memory_bytes`; anonymous memory by
 //! `sandbox.compile_anonymous_bytes`, six times that in address space (`RLIMIT_DATA`); time by
-//! `sandbox.compile_seconds` of CPU (`RLIMIT_CPU`); the artefact by `sandbox.compilation_cache_bytes` (`RLIMIT_FSIZE`). Hitting
-//! one of them ends the child and is a trouble of this machine, never a verdict on the module: what
-//! may be compiled is decided by `module.*`, which is chosen so that what it accepts stays far
-//! below the caps. See [`child`] for its confinement.
+//! `sandbox.compile_seconds` of CPU (`RLIMIT_CPU`); the artefact by
+//! `sandbox.compilation_cache_bytes` (`RLIMIT_FSIZE`). Hitting one of them ends the child and is a
+//! fault of this machine, never a verdict on the module: `module.*` decides which modules may be
+//! compiled, and is chosen so that accepted modules stay far below the caps. See [`child`] for its
+//! confinement.
 //!
 //! This module must not know where artefacts live: the cache hands it open files.
 
@@ -59,7 +60,7 @@ const CRASH_TEXT_MAX: usize = 500;
 /// `IC0505`: the module is not valid.
 const INVALID_WASM: ErrorCode = ErrorCode(505);
 
-/// What the child is told.
+/// Input of the child.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Job {
     module: ModuleLimits,
@@ -68,16 +69,16 @@ struct Job {
     uploaded_bytes: u64,
 }
 
-/// Who waits for a compilation.
+/// Caller that waits for a compilation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// A round, and with it everybody.
+    /// A round, which delays all clients.
     Round,
     /// One client: the child is ended when a round needs its place.
     Ahead,
 }
 
-/// What one compilation may use.
+/// Limits of one compilation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caps {
     /// The heap, named in errors.
@@ -106,7 +107,7 @@ impl Caps {
     }
 }
 
-/// What the child answers.
+/// Result reported by the child.
 type Report = Result<Compiled, Failure>;
 
 /// Why the child has written no artefact.
@@ -123,7 +124,7 @@ enum Failure {
 /// A compilation that went well.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Compiled {
-    /// What validation found.
+    /// The results of validation.
     pub info: ModuleInfo,
     /// Size of the module after unpacking.
     pub wasm_bytes: u64,
@@ -150,7 +151,7 @@ pub enum CompileError {
          is within `module.weight` and `module.function_weight`; raise the limits or lower those"
     )]
     OutOfMemory(u64),
-    /// The disk had no room for the heap, of at most so many bytes.
+    /// The disk had no room for the heap; at most this many bytes are needed.
     #[error(
         "the disk has no room for what compiling a module works in, at most {0} bytes (twice \
          `sandbox.compile_memory_bytes`); free some disk"
@@ -339,7 +340,8 @@ impl Compiler {
     }
 }
 
-/// What the node makes of the output of a child that ended with `wait_status`, for [`crate::fuzz`].
+/// The node's interpretation of the output of a child that ended with `wait_status`, for
+/// [`crate::fuzz`].
 pub(crate) fn judge_output(
     module: &ModuleLimits,
     wait_status: i32,

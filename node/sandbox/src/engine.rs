@@ -102,8 +102,8 @@ pub fn engine() -> wasmtime::Result<Engine> {
     Engine::new(&config()?)
 }
 
-/// Names everything that an artefact depends on besides its module and the limits: 16 hexadecimal
-/// digits.
+/// Names everything that an artefact depends on in addition to its module and the limits: 16
+/// hexadecimal digits.
 pub fn version() -> wasmtime::Result<&'static str> {
     static VERSION: OnceLock<String> = OnceLock::new();
     if let Some(version) = VERSION.get() {
@@ -119,10 +119,9 @@ pub fn version() -> wasmtime::Result<&'static str> {
     Ok(VERSION.get_or_init(|| version))
 }
 
-/// What the engine's part in a result depends on, for nodes to compare: names with a number each,
-/// of which the name says what a person may want to know. Two nodes with the same list run a
-/// canister to the same result, down to the instruction counted and the depth at which a stack
-/// overflows.
+/// The engine settings that a result depends on, for nodes to compare: descriptive names with a
+/// number each. Two nodes with the same list run a canister to the same result, down to the
+/// instruction counted and the depth at which a stack overflows.
 ///
 /// Nothing of the processor is among them: code is generated for one baseline of an architecture
 /// (see [`config`]), never for what the host has beyond it, and an engine refuses to start on a
@@ -151,9 +150,9 @@ pub fn agreed() -> Result<Vec<(String, u64)>, crate::PrepareError> {
 ///
 /// # Safety
 ///
-/// The file holds, unchanged, what [`crate::compile`] wrote, and nobody writes to it while the
-/// module lives. An artefact is machine code: the cache verifies its checksum before it hands out a
-/// descriptor.
+/// The file holds, unchanged, the artefact that [`crate::compile`] wrote, and is not written to
+/// while the module lives. An artefact is machine code: the cache verifies its checksum before it
+/// hands out a descriptor.
 pub unsafe fn load(engine: &Engine, file: &File) -> wasmtime::Result<Module> {
     let file = file.try_clone()?;
     // SAFETY: forwarded to the caller.
@@ -179,7 +178,7 @@ const TARGET_FLAGS: &[&str] =
 #[cfg(not(target_arch = "x86_64"))]
 const TARGET_FLAGS: &[&str] = &[];
 
-/// What instructions cost. One unit is about what an integer addition takes; the rest is in
+/// Costs of instructions. One unit is about the time of an integer addition; the rest is in
 /// proportion, so that a limit in instructions bounds time. Operations over a range cost in
 /// proportion to it.
 fn costs() -> OperatorCost {
@@ -197,7 +196,7 @@ fn costs() -> OperatorCost {
     // where the innermost few return to, and no others.
     set!(14: Call);
     set!(5: ReturnCall);
-    // The first look at an element of a table is a call into the runtime.
+    // The first access to an element of a table is a call into the runtime.
     set!(40: CallIndirect ReturnCallIndirect);
     // Integer division is not pipelined.
     set!(10: I32DivS I32DivU I32RemS I32RemU I64DivS I64DivU I64RemS I64RemU);
@@ -223,7 +222,7 @@ fn costs() -> OperatorCost {
     set!(2: I16x8Q15MulrSatS I8x16LtU I8x16LeU I8x16GtU I8x16GeU I16x8LtU I16x8LeU I16x8GtU I16x8GeU I32x4LtU I32x4LeU I32x4GtU I32x4GeU);
     set!(2: I16x8ExtAddPairwiseI8x16S I16x8ExtAddPairwiseI8x16U I32x4ExtAddPairwiseI16x8S I32x4ExtAddPairwiseI16x8U);
     set!(2: I16x8ExtMulLowI8x16S I16x8ExtMulHighI8x16S I16x8ExtMulLowI8x16U I16x8ExtMulHighI8x16U I32x4ExtMulLowI16x8S I32x4ExtMulHighI16x8S I32x4ExtMulLowI16x8U I32x4ExtMulHighI16x8U I64x2ExtMulLowI32x4S I64x2ExtMulHighI32x4S I64x2ExtMulLowI32x4U I64x2ExtMulHighI32x4U);
-    // The first look at an element is a call into the runtime.
+    // The first access to an element is a call into the runtime.
     set!(50: TableGet);
     set!(5: TableSet);
     // A call into the runtime each time, which looks the function up.

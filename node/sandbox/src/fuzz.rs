@@ -1,7 +1,7 @@
-//! What comes out of workers and compile children, for fuzz targets: hostile code runs in both, so
-//! their answers are input from outside.
+//! Output of workers and compile children, for fuzz targets: hostile code runs in both, so their
+//! answers are untrusted input.
 //!
-//! No part of the node's interface. Nothing here may panic, whatever the bytes, or use memory out
+//! Not part of the node's interface. Nothing here may panic, whatever the bytes, or use memory out
 //! of proportion to them.
 
 use std::{io::Write, os::unix::net::UnixStream};
@@ -23,7 +23,7 @@ pub const KEEP_AS: u64 = 7;
 /// Mutable globals that a module may have.
 const GLOBALS_MAX: usize = 30;
 
-/// The outcome that a worker's bytes come to as an answer to `request`, if the pool believes it.
+/// The outcome in a worker's answer to `request`, if the pool accepts it.
 pub fn worker_frame(bytes: &[u8], request: &Request) -> Option<Outcome> {
     if bytes.len() > FRAME_BYTES_MAX {
         return None;
@@ -44,7 +44,8 @@ pub fn outcome_frame(outcome: &Outcome) -> Option<Vec<u8>> {
     Some([&length.to_le_bytes()[..], &[0; 4], &body].concat())
 }
 
-/// What the node makes of everything a compile child printed before it ended with this wait status.
+/// The node's interpretation of everything that a compile child printed before it ended with this
+/// wait status.
 pub fn compile_output(
     module: &ModuleLimits,
     wait_status: i32,

@@ -1,5 +1,5 @@
 //! The wire between the pool and a worker: one stream socket, strictly one frame out and one frame
-//! back, descriptors beside the bytes.
+//! back, with descriptors attached.
 //!
 //! A frame is two little-endian 32-bit numbers, the length of the body and the number of
 //! descriptors, and then the body, a postcard value. Descriptors travel as `SCM_RIGHTS` with the
@@ -8,12 +8,12 @@
 //!
 //! # Bounds
 //!
-//! The receiver says how long a body it takes before it reads one, and no frame carries more than
-//! [`DESCRIPTORS_MAX`] descriptors. What arrives beyond either is an error that ends the
-//! connection; descriptors that came with it are closed. The scratch buffer is given back when a
-//! large frame has passed.
+//! The receiver sets the maximum length of a body before it reads one, and no frame carries more
+//! than [`DESCRIPTORS_MAX`] descriptors. A frame beyond either is an error that ends the
+//! connection; descriptors that came with it are closed. The scratch buffer is released after a
+//! large frame.
 //!
-//! This module knows nothing of what the frames say.
+//! This module knows nothing of the contents of frames.
 
 use std::{
     io::{self, IoSlice, IoSliceMut, Read, Write},
@@ -37,7 +37,7 @@ pub(crate) const DESCRIPTORS_MAX: usize = 253;
 
 const HEADER_BYTES: usize = 8;
 
-/// What is read at once, and what the scratch buffer keeps between frames.
+/// Maximum of one read, and size of the scratch buffer between frames.
 const SCRATCH_BYTES: usize = 64 * 1024;
 
 /// Why a frame could not be sent or received. Each ends the connection.
@@ -214,9 +214,9 @@ impl Channel {
         Ok(received.bytes)
     }
 
-    /// Waits until there is something to read. Whoever waits in `recvmsg` itself is woken in vain by
-    /// the other side taking what was sent before, which makes room for more; that would be two
-    /// further switches of threads for each message.
+    /// Waits until there is something to read. A thread that waits in `recvmsg` itself is woken in
+    /// vain when the other side takes the data sent before, which makes room for more; that would
+    /// be two further context switches for each message.
     fn wait_until_readable(&self) -> Result<(), IpcError> {
         let deadline = self.timeout.map(|timeout| (Instant::now(), timeout));
         loop {

@@ -1,15 +1,14 @@
-//! Canister code, run where it can do no harm: in worker processes that hold nothing but what a
-//! message needs.
+//! Isolated execution of canister code: in worker processes that hold only what a message needs.
 //!
 //! - [`Sandbox`] and the types around it ([`Request`], [`Outcome`]) are what execution sees.
 //! - [`Preparer`] turns an uploaded module into an artefact: validated and instrumented
 //!   ([`module`]), compiled in a short-lived child, kept on disk. [`engine`] is the one
 //!   configuration that both sides of it share.
-//! - [`Pool`] keeps the workers and implements [`Sandbox`]; what a worker is and may do is told
-//!   where [`worker_main`] is.
+//! - [`Pool`] keeps the workers and implements [`Sandbox`]; [`worker_main`] describes a worker and
+//!   its permissions.
 //!
-//! The crate knows nothing of consensus, queues or the state tree; whatever a canister may learn
-//! comes in with its message.
+//! The crate knows nothing of consensus, queues or the state tree; all data that a canister may
+//! read comes in with its message.
 
 mod api;
 mod budgeted;

@@ -6,32 +6,32 @@
 //!
 //! # When a worker dies
 //!
-//! By a signal from outside, for want of memory, through a fault of the engine, by the time limit
+//! By a signal from outside, for lack of memory, through a fault of the engine, by the time limit
 //! that only a hanging worker reaches, because the system refused it memory, or because the pool
-//! ended it for reporting the impossible: the caller gets [`WorkerTrouble`] and may hand the
-//! message in again, the process is reaped, and the lane's next message finds a new one. After a
-//! time limit the next one of an update lane is twice as long, up to [`TIMEOUT_FACTOR_MAX`] times,
-//! because the machine may just be slow. State is safe, because a worker only ever appends to what
-//! the caller reserved and commits. A lane whose workers keep dying waits before each start, longer
-//! each time, at most [`BACKOFF_MAX`].
+//! ended it for an invalid report: the caller gets [`WorkerTrouble`] and may retry the message, the
+//! process is reaped, and the lane's next message starts a new one. After a time limit the next one
+//! of an update lane is twice as long, up to [`TIMEOUT_FACTOR_MAX`] times, because the machine may
+//! just be slow. State is safe, because a worker only ever appends to what the caller reserved and
+//! commits. A lane whose workers keep dying waits before each start, longer each time, at most
+//! [`BACKOFF_MAX`].
 //!
-//! A query has a deadline ([`Sandbox::execute_until`]). Code that runs cannot be made to look at a
+//! A query has a deadline ([`Sandbox::execute_until`]). Running code cannot be made to check a
 //! clock, so the pool ends the process when the deadline passes. The query is the only loss: the
-//! next one finds a new worker at once, and mappings are made again as canisters are queried.
+//! next one starts a new worker at once, and mappings are made again as canisters are queried.
 //!
 //! # Messages in slices
 //!
-//! A worker whose message is paused moves from its lane to a place ([`places`]), where it puts what
-//! it holds into a file, and where the message goes on whatever lane asks. When it is over, the
-//! worker is the lane's again if that has none.
+//! A worker whose message is paused moves from its lane to a place ([`places`]), where it writes
+//! the message's data to a file. The message continues there, whichever lane requests it. When it
+//! is over, the worker returns to the lane if that has none.
 //!
 //! # Bounds
 //!
 //! Processes: one per lane and one per place. Mapped canisters: `sandbox.canisters_max` over all
-//! lanes, the longest unused go first; those idle for `sandbox.idle_seconds` go when the node calls
-//! [`Pool::evict_idle`], as long as the workers hold more than `sandbox.resident_floor_bytes`. A
-//! worker whose anonymous memory exceeds `sandbox.worker_anonymous_bytes` is replaced between two
-//! messages.
+//! lanes, the least recently used are dropped first; those idle for `sandbox.idle_seconds` are
+//! dropped when the node calls [`Pool::evict_idle`], as long as the workers hold more than
+//! `sandbox.resident_floor_bytes`. A worker whose anonymous memory exceeds
+//! `sandbox.worker_anonymous_bytes` is replaced between two messages.
 //!
 //! Workers are started by a thread of the pool's own: the kernel ends a worker when the thread that
 //! started it ends, which must be when the pool does.
@@ -76,7 +76,7 @@ const BACKOFF_MAX: Duration = Duration::from_secs(2);
 /// First wait, doubled with every death in a row.
 const BACKOFF_FIRST: Duration = Duration::from_millis(20);
 
-/// Messages between two looks at a worker's memory.
+/// Messages between two checks of a worker's memory.
 const MEMORY_CHECK_MESSAGES: u64 = 64;
 
 /// Under pressure a mapping counts as idle after this.
@@ -85,14 +85,14 @@ const PRESSED_IDLE: Duration = Duration::from_secs(1);
 /// Kernel mappings per process that a worker counts on.
 const MAP_COUNT_MIN: u64 = 65_530;
 
-/// Memories whose dropping a busy lane is told of at most; beyond that it drops all.
+/// Maximum number of dropped memories that are recorded for a busy lane; beyond that it drops all.
 const FORGET_MAX: usize = 4096;
 
-/// Times the usual time limit that a message may take which goes on: should its worker be ended for
-/// it, all of it runs again.
+/// Multiple of the usual time limit for a message that is resumed: if its worker were ended for
+/// exceeding it, all of it would run again.
 const RESUMED_FACTOR: u32 = 4;
 
-/// How long a paused message may take to be put into its file, besides its bytes.
+/// Time limit for writing a paused message to its file, in addition to the time for its bytes.
 const SPILL_GRACE: Duration = Duration::from_secs(30);
 /// Bytes of it a second: only a disk that hangs is slower.
 const SPILL_RATE: u64 = 1 << 20;
@@ -100,7 +100,7 @@ const SPILL_RATE: u64 = 1 << 20;
 /// Most that the time limit of a message grows when its worker reached it.
 const TIMEOUT_FACTOR_MAX: u32 = 8;
 
-/// What a pool needs to know.
+/// Configuration of a pool.
 #[derive(Clone)]
 pub struct SandboxConfig {
     /// The node's own binary, or another with the subcommands `sandbox-worker` and
@@ -116,7 +116,7 @@ pub struct SandboxConfig {
     pub module: ModuleLimits,
     /// Limits on workers and compilation.
     pub sandbox: SandboxLimits,
-    /// What paused messages may take of the disk together: one that takes more is not kept.
+    /// Disk space of all paused messages together: one that takes more is not kept.
     pub paused_spill_bytes: u64,
     /// Anonymous memory that a worker which keeps a paused message may hold.
     pub paused_anonymous_bytes: u64,
@@ -152,11 +152,11 @@ pub enum PoolError {
 /// Process id and allocator figures of one worker process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerFigures {
-    /// What it runs.
+    /// The lane it serves.
     pub lane: Lane,
     /// Its process id.
     pub pid: u32,
-    /// What its allocator held when it was last asked; `None` while it is busy.
+    /// Memory held by its allocator when it was last asked; `None` while it is busy.
     pub heap: Option<HeapFigures>,
 }
 
@@ -215,7 +215,7 @@ pub struct Pool {
 
 struct LaneCell {
     state: Mutex<LaneState>,
-    /// Told while the lane was busy.
+    /// Changes recorded while the lane was busy.
     pending: Mutex<Pending>,
     /// Process id of the worker; 0 without one.
     pid: AtomicU64,
@@ -235,8 +235,8 @@ struct LaneState {
     deaths: u32,
     /// The first token of the next worker: tokens never repeat within a lane.
     next_token: u64,
-    /// The worker left with a paused message, or ended with an overdue query: that the next one
-    /// starts is no sign of trouble.
+    /// The worker left with a paused message, or ended with an overdue query: the start of the next
+    /// one does not indicate a fault.
     lent: bool,
 }
 
@@ -354,8 +354,8 @@ impl Pool {
         self.preparer.children()
     }
 
-    /// The workers, with what their allocators held when they were last asked; one that is busy now
-    /// is told of without.
+    /// The workers, with the memory their allocators held when they were last asked; without it for
+    /// a worker that is busy now.
     pub fn workers(&self) -> Vec<WorkerFigures> {
         let lanes = self.lanes.iter().enumerate().map(|(at, cell)| {
             let lane = match at.checked_sub(self.update_workers) {
@@ -375,8 +375,8 @@ impl Pool {
             .collect()
     }
 
-    /// Asks every worker that is not busy what its allocator holds, and has it hand back what is
-    /// freed if `trim`. What was handed back in all.
+    /// Asks every worker that is not busy how much memory its allocator holds, and has it return
+    /// freed memory to the system if `trim`. Returns the bytes returned in all.
     pub fn heaps(&self, trim: bool) -> u64 {
         let mut returned = 0;
         for cell in &self.lanes {
@@ -412,10 +412,10 @@ impl Pool {
         }
     }
 
-    /// Drops what nobody used for `sandbox.idle_seconds`, lane by lane, while the workers hold more
-    /// than `sandbox.resident_floor_bytes` and until about `sandbox.eviction_batch_bytes` are
-    /// freed; and tells idle workers what to forget. Lanes that are busy are passed over. The
-    /// node calls this every few seconds.
+    /// Drops memories and modules not used for `sandbox.idle_seconds`, lane by lane, while the
+    /// workers hold more than `sandbox.resident_floor_bytes` and until about
+    /// `sandbox.eviction_batch_bytes` are freed; and sends idle workers their pending drops. Busy
+    /// lanes are skipped. The node calls this every few seconds.
     pub fn evict_idle(&self) {
         self.evict(
             Duration::from_secs(self.sandbox.idle_seconds),
@@ -423,8 +423,9 @@ impl Pool {
         );
     }
 
-    /// When memory is short: drops what nobody used for a second, one batch of it, however little
-    /// the workers hold; and the youngest of the paused messages that are kept, which runs again.
+    /// For when memory is short: drops memories and modules not used for a second, one batch of
+    /// them, however little the workers hold; and the youngest of the paused messages that are
+    /// kept, which runs again.
     pub fn evict_pressed(&self) {
         let given_up = lock(&self.places).give_up_youngest();
         drop(given_up);
@@ -434,7 +435,7 @@ impl Pool {
     fn evict(&self, idle: Duration, floor_bytes: u64) {
         let resident = |pid| memory_of(pid).map_or(0, |memory| memory.resident_bytes);
         let before: u64 = self.pids().into_iter().map(resident).sum();
-        // What may go, and no more than a batch of it at once.
+        // The excess, but at most one batch at once.
         let mut to_free = before.saturating_sub(floor_bytes).min(self.sandbox.eviction_batch_bytes);
         let idle_since = Instant::now().checked_sub(idle);
         for cell in &self.lanes {
@@ -456,8 +457,8 @@ impl Pool {
         }
     }
 
-    /// Has the worker of `lane` try something forbidden; whether it lived to tell. For tests of the
-    /// confinement; needs [`SandboxConfig::probes`].
+    /// Has the worker of `lane` attempt a forbidden operation. Returns whether it survived. For
+    /// tests of the confinement; needs [`SandboxConfig::probes`].
     pub fn probe(&self, lane: Lane, probe: Probe, timeout: Duration) -> bool {
         let Some(cell) = self.cell(lane) else { return false };
         let mut state = lock(&cell.state);
@@ -533,7 +534,7 @@ impl Pool {
                 Ok((executed, paused))
             }
             Err(WorkerError::Overdue) => {
-                // No sign of trouble: the next query finds a new worker without waiting.
+                // Not a fault: the next query gets a new worker without waiting.
                 self.counters.overdue.fetch_add(1, Ordering::Relaxed);
                 self.end(cell, &mut state);
                 if let Err(error) = self.start(cell, &mut state) {
@@ -544,7 +545,7 @@ impl Pool {
             }
             Err(error) => {
                 if !error.worker_is_well() {
-                    // Who asks a query does not wait for a slow machine.
+                    // A query's client does not wait for a slow machine.
                     if matches!(
                         (&error, lane),
                         (WorkerError::Wire(IpcError::TimedOut(_)), Lane::Update(_))
@@ -558,7 +559,7 @@ impl Pool {
         }
     }
 
-    /// Goes on with a message that a worker keeps.
+    /// Resumes a message that a worker keeps.
     fn resume(
         &self,
         lane: Lane,
@@ -593,7 +594,7 @@ impl Pool {
     /// Keeps a message that was just paused for the first time, if there is a place.
     fn keep_first(&self, request: &Request, grant: &Grant, worker: Worker) {
         let (is_room, given_up) = lock(&self.places).make_room(grant.name, worker.pid());
-        // Ended after the lock is let go: the process is waited for.
+        // Ended after the lock is released: this waits for the process.
         drop(given_up);
         if !is_room {
             return;
@@ -628,7 +629,7 @@ impl Pool {
             lock(&self.places).leave(&name);
             return self.count_death(&error);
         }
-        // What it holds is what the kernel says of the process and of the file.
+        // The kernel reports the memory of the process and the disk space of the file.
         let anonymous = memory_of(place.worker.pid()).map_or(0, |memory| memory.anonymous_bytes);
         let spilled = place.spill.metadata().map_or(u64::MAX, |file| file.blocks() * 512);
         let spilled_max = self.paused_spill_bytes.saturating_sub(lock(&self.places).spilled(&name));
@@ -655,7 +656,7 @@ impl Pool {
         let Some(cell) = self.cell(lane) else { return };
         let mut state = lock(&cell.state);
         if state.worker.is_none() && state.deaths == 0 {
-            // What others wrote meanwhile it was not told.
+            // It was not informed of writes by others meanwhile.
             worker.forget_all();
             state.lent = false;
             cell.pid.store(worker.pid().into(), Ordering::Relaxed);
@@ -852,7 +853,7 @@ impl Sandbox for Pool {
     }
 
     fn forget(&self, memories: &[MemoryId]) {
-        // The next lane to write to one of them, should it live on, maps it afresh.
+        // The next lane to write to one of them maps it afresh, if it survives.
         let mut writers = lock(&self.writers);
         for id in memories {
             writers.lanes.remove(id);
@@ -880,7 +881,7 @@ struct Memory {
     anonymous_bytes: u64,
 }
 
-/// What the kernel counts for a process.
+/// Memory of a process as the kernel counts it.
 fn memory_of(pid: u32) -> Option<Memory> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
     let mut pages = text.split_ascii_whitespace().skip(1).map(|word| word.parse::<u64>().ok());
@@ -904,8 +905,8 @@ impl Starter {
             mpsc::sync_channel::<(u64, mpsc::SyncSender<Result<Worker, WorkerError>>)>(1);
         std::thread::Builder::new().name("sandbox-starter".into()).spawn(move || {
             for (first_token, answer) in inbox {
-                // Who asked waits for the answer; should they be gone, the worker is ended by being
-                // dropped.
+                // The caller waits for the answer; if it is gone, the worker is dropped and so
+                // ended.
                 let _ = answer.send(Worker::start(&exe, memories_max, first_token, probes));
             }
         })?;

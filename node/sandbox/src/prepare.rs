@@ -2,12 +2,13 @@
 //!
 //! At most `sandbox.compile_threads` children run at once; further callers wait for a place.
 //! Callers that want the same module at the same time share one compilation. Nothing is queued
-//! beyond the calling threads themselves, and a refusal is not remembered: who installs an invalid
-//! module again pays for the attempt again.
+//! beyond the calling threads themselves, and a refusal is not remembered: a caller that installs
+//! an invalid module again pays for the attempt again.
 //!
 //! An artefact may vanish, because the cache is bounded or its disk failed.
 //! [`Preparer::open_artefact`] then compiles again from the module, which a [`ModuleSource`] has
-//! kept. Whether an artefact was at hand never changes what a message does, only how long it takes.
+//! kept. The availability of an artefact never changes the result of a message, only how long it
+//! takes.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -31,7 +32,7 @@ pub trait ModuleSource: Send + Sync {
     fn module(&self, hash: &ModuleHash) -> Option<Box<dyn Uploaded + '_>>;
 }
 
-/// What a preparer needs to know.
+/// Configuration of a preparer.
 #[derive(Clone)]
 pub struct PreparerConfig {
     /// The node's own binary, or one whose `arguments` lead to [`crate::compile_main`].
@@ -133,7 +134,7 @@ impl Preparer {
         self.compile_once(hash, uploaded, priority)
     }
 
-    /// What validation found in a module that is compiled.
+    /// The results of validation of a compiled module.
     pub fn info(&self, hash: &ModuleHash) -> Option<ModuleInfo> {
         self.cache.info(hash)
     }
@@ -166,7 +167,7 @@ impl Preparer {
         self.compiler.children.pids()
     }
 
-    /// A file without a name beside the cache, which is gone when nobody has it open.
+    /// An unnamed file on the file system of the cache, deleted when its last descriptor is closed.
     pub(crate) fn unnamed_file(&self) -> Result<File, PrepareError> {
         let file = self.cache.temporary()?.into_unnamed();
         Ok(file.map_err(|error| self.cache.failed(error))?)
@@ -182,7 +183,7 @@ impl Preparer {
         self.cache.has_room()
     }
 
-    /// Compiles a module, or waits for another caller who does.
+    /// Compiles a module, or waits for another caller that does.
     fn compile_once(
         &self,
         hash: &ModuleHash,
@@ -193,7 +194,8 @@ impl Preparer {
         while let Some(shared) = running.modules.get(hash).cloned() {
             drop(running);
             let result = shared.wait();
-            // What failed ahead of the round, failed by its own means or for having been ended.
+            // A compilation ahead of the round that failed did so under its own limits or because
+            // it was ended.
             let own = shared.priority == Priority::Ahead && priority == Priority::Round;
             if !own || !matches!(result, Err(NotPrepared::Trouble(_))) {
                 return result;
@@ -210,7 +212,7 @@ impl Preparer {
         }
         running.children += 1;
         drop(running);
-        // Ends the compilation for those who wait even if this thread panics.
+        // Ends the compilation for waiting callers even if this thread panics.
         let turn = Turn { preparer: self, hash: *hash, shared };
         // Someone may have finished between the look into the cache and here.
         let result = match self.cache.info(hash) {
@@ -337,8 +339,8 @@ impl Shared {
     }
 }
 
-/// Engine and limits: what an artefact, and whether there may be one, depends on besides the
-/// module.
+/// Engine and limits: everything that an artefact, and whether there may be one, depends on in
+/// addition to the module.
 fn version(limits: &ModuleLimits) -> Result<String, PrepareError> {
     let engine = engine::version().map_err(|error| PrepareError::Engine(format!("{error:#}")))?;
     let limits =

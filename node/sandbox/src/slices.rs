@@ -1,19 +1,28 @@
-//! Messages that run in slices: what execution says of one, and what it is told.
+//! Messages that run in slices: grants from execution, and progress reports.
 //!
-//! A message whose instructions are not used up at the end of its slice is **paused**, and goes on
-//! in a later round. Where a slice ends is a function of what the message did and of the number of
+//! A message whose instructions are not used up at the end of its slice is **paused**, and resumed
+//! in a later round. The end of a slice is a function of what the message did and of the number of
 //! instructions that were granted, so it is the same on every machine: whether a worker kept the
-//! paused message or it ran again from its beginning makes no difference to anybody.
+//! paused message or it ran again from its beginning is not observable.
 //!
 //! # Where a slice ends
 //!
-//! At the first *point* at which at least [`Grant::until`] instructions are counted. There is a
+//! At the first *point* at which at least [`Grant::until`] units of work are counted. There is a
 //! point after each call of a system function and before each operation on more memory than a step
 //! has instructions, where the count is exact; and one whenever [`Grant::step`] instructions were
 //! used without any. There the engine does not say how far beyond the step the code is, so the count
 //! is a lower bound.
 //! Pages that the message touched count from then on, also where the engine does not know of them.
 //! The points of a message do not depend on grants; only which of them are pauses does.
+//!
+//! # Work
+//!
+//! A slice is to take about as long whatever the code does. Instructions bound the time of code whose
+//! memory fits the processor's caches. Code that reads at random in a large heap waits for memory at
+//! each access, which is a property of the machine and not counted as instructions. So slices and
+//! rounds are measured in *work*: each instruction between two points counts [`work_per_instruction`]
+//! times, which grows with the heap that the message has opened by then. Instructions, limits and
+//! cycles of the message are not affected.
 
 use serde::{Deserialize, Serialize};
 use state::{CanisterId, Height};
@@ -21,7 +30,29 @@ use state::{CanisterId, Height};
 use crate::Outcome;
 
 /// Parts of a slice after which it is looked whether it is over.
-const STEPS_PER_SLICE: u64 = 8;
+const STEPS_PER_SLICE: u64 = 32;
+
+/// Wasm pages that a message may open, in addition to those that are always readable, before its
+/// instructions count as more work: 4 MiB, which caches of one core hold in part and those of a
+/// processor as a whole.
+const CACHED_WASM_PAGES: u64 = 64;
+/// Work of an instruction beyond: a random access takes 8 ns on the average of such code.
+const UNCACHED_WORK: u64 = 8;
+/// Wasm pages beyond which page tables do not fit the caches either: 256 MiB.
+const MAPPED_WASM_PAGES: u64 = 4_096;
+/// Work of an instruction beyond: up to 20 ns.
+pub(crate) const WORK_PER_INSTRUCTION_MAX: u64 = 20;
+
+/// Work of an instruction of a message that has opened so many Wasm pages of its heap.
+pub(crate) fn work_per_instruction(opened_wasm_pages: u64) -> u64 {
+    if opened_wasm_pages <= CACHED_WASM_PAGES {
+        1
+    } else if opened_wasm_pages <= MAPPED_WASM_PAGES {
+        UNCACHED_WORK
+    } else {
+        WORK_PER_INSTRUCTION_MAX
+    }
+}
 
 /// Which message it is among all that were ever paused: a canister has one at a time. The oldest
 /// come first.
@@ -40,18 +71,23 @@ pub struct SlicedName {
 pub struct Grant {
     /// The message.
     pub name: SlicedName,
-    /// Instructions after which it is paused, counted from its beginning.
+    /// Work after which it is paused, counted from its beginning.
     pub until: u64,
-    /// Instructions between two looks at the count.
+    /// Instructions between two checks of the count.
     pub step: u64,
-    /// Instructions of one slice.
+    /// Work of one slice.
     pub slice: u64,
 }
 
 impl Grant {
-    /// A grant of so many instructions in all, which were given in slices of `slice`.
+    /// A grant of `until` units of work in all, which were given in slices of `slice`.
     pub fn new(name: SlicedName, until: u64, slice: u64) -> Self {
         Self { name, until, step: slice.div_ceil(STEPS_PER_SLICE).max(1), slice }
+    }
+
+    /// Work that was granted before the last slice.
+    pub fn before(&self) -> u64 {
+        self.until.saturating_sub(self.slice)
     }
 
     /// Whether the message begins with it.
@@ -60,20 +96,22 @@ impl Grant {
     }
 }
 
-/// What came of a slice.
+/// Result of a slice.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Slice {
     /// The message is over.
     Ended(Box<Outcome>),
-    /// It goes on when it is granted more.
+    /// It continues with the next grant.
     Paused(Progress),
 }
 
 /// How far a paused message came. A function of the request and the grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Progress {
-    /// Instructions counted, at least those granted.
+    /// Instructions counted.
     pub instructions: u64,
+    /// Work counted, at least what was granted.
+    pub work: u64,
     /// Size of the heap in Wasm pages.
     pub heap_wasm_pages: u64,
     /// Size of the stable memory in Wasm pages.

@@ -34,6 +34,7 @@ fn compile(wasm: &[u8], module: &ModuleLimits, caps: Caps) -> Result<Compiled, C
     compiler.compile(uploaded, tempfile::tempfile().unwrap(), Priority::Round)
 }
 
+// Promise: P15 - A compile child cannot resolve paths, open, connect, signal or execute.
 #[test]
 fn a_compile_child_can_neither_look_up_nor_open_nor_start_anything() {
     let output = std::process::Command::new(env!("CARGO_BIN_EXE_sandbox-test-host"))
@@ -44,7 +45,7 @@ fn a_compile_child_can_neither_look_up_nor_open_nor_start_anything() {
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(text.lines().count(), 11, "{text}");
     for line in text.lines() {
-        // EPERM of the filter, nothing of what lies behind it.
+        // EPERM from the filter: the call itself was not reached.
         assert!(line.ends_with(": 1"), "{line}");
     }
 }
@@ -60,14 +61,18 @@ fn with_headroom(caps: Caps) -> Caps {
     }
 }
 
-/// One shape of so many is compiled with every run of the tests.
+/// One of this many shapes is compiled with every run of the tests.
 const SAMPLED: usize = 4;
 
+// Promise: P1 - A compilation uses at most 4 MiB of anonymous memory, for a quarter of 120 hostile
+//   modules.
 #[test]
 fn what_is_accepted_compiles_with_room_to_spare() {
     compile_largest(|at| at % SAMPLED == 0);
 }
 
+// Promise: P14 - 120 hostile modules compile within half of the memory and a quarter of the
+//   processor time.
 /// A minute on two cores.
 #[test]
 #[ignore = "takes long: make test-long"]
@@ -106,6 +111,7 @@ fn compile_largest(wanted: impl Fn(usize) -> bool) {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
+// Promise: P14 - Limits of the machine never decide whether a module is accepted.
 #[test]
 fn caps_of_the_machine_never_decide_about_a_module() {
     let limits = limits();
@@ -158,6 +164,7 @@ fn with_data(memory64: bool, offset: ConstExpr) -> Vec<u8> {
     module.finish()
 }
 
+// Promise: P14 - Data segments beyond any memory compile.
 #[test]
 fn data_segments_beyond_any_memory_compile() {
     let limits = limits();
@@ -170,6 +177,7 @@ fn data_segments_beyond_any_memory_compile() {
     }
 }
 
+// Promise: P9 - 50,000 functions compile in the smallest budget.
 #[test]
 fn fifty_thousand_functions_compile_in_the_smallest_budget() {
     let limits = limits();
@@ -178,6 +186,6 @@ fn fifty_thousand_functions_compile_in_the_smallest_budget() {
     let compiled = compile(&(shape.make)(50_000), &limits.module, with_headroom(caps)).unwrap();
     // Constants of the node's program take up to 1.5 MiB more than those of this one.
     assert!(compiled.anonymous_bytes <= caps.anonymous_bytes - (3 << 19), "{compiled:?}");
-    // What the disk's sheet has for it.
+    // Within the line of the disk's sheet.
     assert!(compiled.resident_bytes_max <= caps.memory_bytes, "{compiled:?}");
 }

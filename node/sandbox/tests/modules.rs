@@ -103,7 +103,7 @@ impl Running {
         let preparer = preparer(dir.path());
         prepare(&preparer, &wasm).unwrap_or_else(|error| panic!("{error}: {wat}"));
         let engine = engine::engine().unwrap();
-        // SAFETY: the preparer's own artefact, which nobody touches.
+        // SAFETY: the preparer's own artefact, which is not modified.
         let module =
             unsafe { engine::load(&engine, &preparer.open_artefact(&hash(&wasm)).unwrap()) }
                 .unwrap();
@@ -470,6 +470,7 @@ fn a_module_is_compiled_once_and_found_again() {
     assert!(prepare(&stricter, &wasm).is_err());
 }
 
+// Promise: P14 - A module is accepted by its content, compressed or plain.
 #[test]
 fn gzip_and_plain_are_two_modules_of_one_content() {
     let dir = tempfile::tempdir().unwrap();
@@ -651,6 +652,7 @@ fn each_cap_of_the_compiler_is_held_and_named() {
     assert!(matches!(time, CompileError::OutOfTime(1)), "{time}");
 }
 
+// Promise: P1 - The heap of a compilation is file-backed and does not change the artefact.
 #[test]
 fn the_heap_of_a_compilation_lies_in_a_file_and_changes_no_byte() {
     let wasm = heavy(400, 400);
@@ -678,6 +680,7 @@ fn the_heap_of_a_compilation_lies_in_a_file_and_changes_no_byte() {
     assert_eq!(artefact(256 << 20), artefact(1 << 30));
 }
 
+// Promise: P7 - A full disk under a compilation is retried and does not refuse the module.
 #[test]
 fn a_full_disk_under_the_heap_of_a_compilation_is_trouble_and_no_verdict() {
     let folder = tempfile::tempdir().unwrap();
@@ -695,7 +698,7 @@ fn a_full_disk_under_the_heap_of_a_compilation_is_trouble_and_no_verdict() {
         assert!(error.to_string().contains("free some disk"), "{error}");
         assert!(matches!(NotPrepared::from(error), NotPrepared::Trouble(_)));
     }
-    // What was written went with the child, and with room the same is no trouble.
+    // The written file was deleted with the child, and with enough room the same module compiles.
     assert!(disk.free_bytes() > 15 << 20, "{} bytes", disk.free_bytes());
     disk.resize("512m");
     compile().unwrap();

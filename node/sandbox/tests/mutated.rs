@@ -89,6 +89,7 @@ fn injure(mut wasm: Vec<u8>, injuries: &[Damage]) -> Vec<u8> {
     wasm
 }
 
+// Promise: P15 - A damaged module is refused or instrumented to a valid module.
 #[test]
 fn damaged_modules_are_refused_or_instrument_to_valid_ones() {
     let seeds: Vec<Vec<u8>> = include_str!("seeds.wat")

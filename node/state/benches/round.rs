@@ -1,5 +1,5 @@
-//! What a round costs the certified state: new calls, answers, the root, a certificate; and what a
-//! checkpoint costs.
+//! Cost of a round in the certified state (new calls, answers, the root, a certificate) and of a
+//! checkpoint.
 //!
 //! Prints the parameters and, for each step, the median and the worst of the rounds: wall time, and
 //! time on a processor, which a busy machine does not stretch. `cargo bench -p state [entries]`.

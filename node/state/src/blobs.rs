@@ -36,7 +36,7 @@ use thiserror::Error;
 pub type BlobHash = [u8; 32];
 
 const TEMPORARY: &str = "tmp-";
-/// What is in memory of a blob that is copied.
+/// Bytes in memory of a blob that is copied.
 const PIECE_BYTES: usize = 64 << 10;
 
 /// Why a blob cannot be kept or had.
@@ -124,7 +124,7 @@ impl BlobStore {
             temporary: AtomicU64::new(0),
         };
         store.disk.create_folder(dir).map_err(|error| io_error(dir, error))?;
-        // What a process that died was writing.
+        // Unfinished files of a process that died.
         store.delete(|name| name.starts_with(TEMPORARY))?;
         Ok(store)
     }
@@ -235,7 +235,7 @@ impl BlobStore {
         self.unsynced.lock().unwrap_or_else(PoisonError::into_inner).insert(hash);
     }
 
-    /// Writes a blob to a file of its own that comes to its name whole.
+    /// Writes a blob to a file of its own that is renamed to its name once it is complete.
     fn write(
         &self,
         path: &Path,
@@ -367,7 +367,7 @@ impl BlobStore {
             let path = self.path(hash);
             match self.disk.open(&path, Open::Write).and_then(|file| file.sync_all()) {
                 Ok(()) => {}
-                // Let go of by `retain` in the meantime.
+                // Removed by `retain` meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => {
                     // The system may have dropped what was not written, and report a later sync of

@@ -4,8 +4,9 @@
 //! A call context lives from the first message of a call until it is answered *and* no callback of
 //! it is open. Every callback belongs to one context. A callback is answered once: the first
 //! response that is queued for it marks it, later ones (a late answer to a best-effort call whose
-//! deadline has passed) are dropped. The table counts open callbacks per callee, so that the slots
-//! of a queue can be told without counting. This module must not know how messages are executed.
+//! deadline has passed) are dropped. The table counts open callbacks per callee, so that the used
+//! slots of a queue are known without counting. This module must not know how messages are
+//! executed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,16 +20,16 @@ use crate::{CallbackId, CanisterId, Cycles, RequestId, SenderInfo, Time, heap};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct CallContextId(pub u64);
 
-/// Who waits for an answer.
+/// The caller that waits for an answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Origin {
     /// A user waits, through the ingress history.
     Ingress {
         /// Id of the ingress message.
         request_id: RequestId,
-        /// Who sent it.
+        /// Its sender.
         sender: Principal,
-        /// What came with the sender's signature.
+        /// Data that came with the sender's signature.
         sender_info: Option<SenderInfo>,
     },
     /// A canister waits, in one of its callbacks.
@@ -40,12 +41,12 @@ pub enum Origin {
         /// Deadline of a best-effort call.
         deadline: Option<Time>,
     },
-    /// Nobody: timer, heartbeat, low-memory hook.
+    /// No caller: timer, heartbeat, low-memory hook.
     System,
 }
 
 impl Origin {
-    /// What `ic0.msg_caller` says in every message of the context.
+    /// Value of `ic0.msg_caller` in every message of the context.
     pub fn caller(&self) -> Principal {
         match self {
             Self::Ingress { sender, .. } => *sender,
@@ -58,9 +59,9 @@ impl Origin {
 /// A call being processed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallContext {
-    /// Who waits for the response.
+    /// The caller that waits for the response.
     pub origin: Origin,
-    /// Answered (or nobody waits).
+    /// Answered (or there is no caller).
     pub responded: bool,
     /// The code that served it is gone: callbacks only bring cycles back.
     pub deleted: bool,
@@ -87,8 +88,8 @@ pub struct Callback {
     pub on_cleanup: Option<(u64, u64)>,
     /// Cycles sent along.
     pub cycles_sent: Cycles,
-    /// Taken from the balance for transmission, the response and the callback's execution; what is
-    /// not used goes back.
+    /// Taken from the balance for transmission, the response and the callback's execution; the
+    /// unused part is returned.
     pub prepaid: Cycles,
     /// Bytes of the request that transmission is charged for.
     pub request_bytes: u64,
@@ -98,7 +99,8 @@ pub struct Callback {
     pub answered: bool,
 }
 
-/// Open calls towards one callee from which on a canister with many callees is told of it.
+/// Number of open calls towards one callee from which on it is listed as crowded
+/// ([`CallTable::crowded`]).
 pub const CROWD: u64 = 16;
 
 /// Call contexts and callbacks of one canister.
@@ -110,7 +112,7 @@ pub struct CallTable {
     next_context: u64,
     next_callback: u64,
 
-    // What follows from it.
+    // Derived data.
     /// Open callbacks per callee.
     #[serde(skip)]
     towards: BTreeMap<Principal, u64>,
@@ -128,7 +130,7 @@ pub struct CallTable {
     guaranteed_open: u64,
 }
 
-/// What is stored of a [`CallTable`].
+/// Stored form of a [`CallTable`].
 #[derive(Deserialize)]
 struct CallRecord {
     contexts: Numbered<CallContext>,
@@ -153,7 +155,7 @@ impl CallTable {
         let id = CallContextId(self.next_context);
         self.next_context += 1;
         let responded = matches!(origin, Origin::System);
-        // Copies of the table share it, wherever it lies.
+        // Copies of the table share it, wherever it is allocated.
         let origin = heap::within(|| origin.clone());
         self.contexts.insert(
             id.0,
@@ -269,8 +271,8 @@ impl CallTable {
         self.towards.len()
     }
 
-    /// Open callbacks per callee, of those with [`CROWD`] or more: at most one in so many of all
-    /// callbacks.
+    /// Open callbacks per callee, of those with [`CROWD`] or more: at most one callee for every
+    /// [`CROWD`] callbacks.
     pub fn crowded(&self) -> impl Iterator<Item = (Principal, u64)> {
         let open = |callee| self.towards.get(callee).copied().unwrap_or_default();
         self.crowded.iter().map(move |callee| (*callee, open(callee)))
@@ -317,11 +319,11 @@ impl CallTable {
         Some(callback)
     }
 
-    /// What must hold between messages, which costs a look at every context and callback. `paused`
-    /// is the context of a message that is not over.
+    /// Checks the invariants between messages. Visits every context and callback. `paused` is the
+    /// context of a message that is not over.
     ///
     /// # Panics
-    /// When it does not hold.
+    /// When an invariant does not hold.
     pub(crate) fn check(&self, paused: Option<CallContextId>) {
         let mut open: BTreeMap<CallContextId, u64> = BTreeMap::new();
         let mut towards: BTreeMap<Principal, u64> = BTreeMap::new();

@@ -1,10 +1,10 @@
-//! One canister: what it is (controllers, settings, code), what it holds (cycles, memories,
-//! globals) and what it waits for (queues, calls).
+//! One canister: its identity (controllers, settings, code), its holdings (cycles, memories,
+//! globals) and its messages (queues, calls).
 //!
 //! A canister is a plain value: it is copied when a round first changes it, while snapshots of
 //! earlier heights keep the value they were made from. So everything large in it is shared
-//! ([`Shared`], `Arc`) or lies on disk ([`Memory`]). It must not know how it is executed, scheduled
-//! or stored.
+//! ([`Shared`], `Arc`) or on disk ([`Memory`]). It must not know how it is executed, scheduled or
+//! stored.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,22 +23,22 @@ use crate::{
 
 /// Bytes of a Wasm page.
 pub const WASM_PAGE_BYTES: u64 = 65536;
-/// What one chunk is accounted with, whatever its size.
+/// Bytes accounted for one chunk, whatever its size.
 pub const CHUNK_ACCOUNTED_BYTES: u64 = 1 << 20;
 
-/// Who may read something of a canister, besides its controllers.
+/// Principals that may read some data of a canister, in addition to its controllers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Visibility {
     /// Controllers only.
     #[default]
     Controllers,
-    /// Everybody, anonymous callers included.
+    /// All callers, anonymous ones included.
     Public,
     /// Controllers and these principals.
     AllowedViewers(Vec<Principal>),
 }
 
-/// What controllers decide (interface specification, `canister_settings`).
+/// Settings that controllers decide (interface specification, `canister_settings`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// Percent of one core.
@@ -59,7 +59,7 @@ pub struct Settings {
     pub status_visibility: Visibility,
     /// Bytes of log kept.
     pub log_memory_limit: u64,
-    /// Largest heap of updates in bytes; 0 is none.
+    /// Largest heap of updates in bytes; 0 means none.
     pub wasm_memory_limit: u64,
     /// Heap bytes left below which the low-memory hook runs.
     pub wasm_memory_threshold: u64,
@@ -89,11 +89,11 @@ impl Default for Settings {
 /// A `stop_canister` that waits for open calls.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StopWaiter {
-    /// Who waits for the response to `stop_canister`.
+    /// The caller that waits for the response to `stop_canister`.
     pub origin: Origin,
-    /// Cycles to give back.
+    /// Cycles to return.
     pub cycles: Cycles,
-    /// When the caller is told that it took too long.
+    /// When the caller gets a timeout error.
     pub deadline: Time,
 }
 
@@ -116,13 +116,13 @@ pub struct InstalledModule {
     pub hash: ModuleHash,
     /// Bytes of the upload.
     pub bytes: u64,
-    /// What validation found.
+    /// The results of validation.
     pub info: ModuleInfo,
     /// Digest of the metadata sections as the certified tree shows them.
     pub metadata_digest: Digest,
 }
 
-/// Bytes of memory that the name of a method takes besides its own.
+/// Bytes of memory that the name of a method takes in addition to its own.
 const METHOD_BYTES: u64 = 48;
 
 impl InstalledModule {
@@ -193,7 +193,7 @@ pub struct ExecutionState {
     pub stable: Memory,
 }
 
-/// Where the low-memory hook stands.
+/// State of the low-memory hook.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LowMemoryHook {
     /// Enough memory is left.
@@ -205,8 +205,8 @@ pub enum LowMemoryHook {
     Executed,
 }
 
-/// Which hooks of a canister stand back, because one of them took longer than a slice: heartbeat,
-/// timer and messages have their turns then, so that none keeps the others from running.
+/// The hooks of a canister that are deferred, because one of them took longer than a slice:
+/// heartbeat, timer and messages have their turns then, so that none keeps the others from running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HookTurn {
     /// None: they go before messages.
@@ -224,10 +224,10 @@ pub struct CanisterState {
     /// The canister's id; it never changes.
     pub id: CanisterId,
 
-    // What controllers decide.
+    // Set by controllers.
     /// Controllers in ascending order, without repetition.
     pub controllers: Vec<Principal>,
-    /// What `update_settings` sets, but for the controllers.
+    /// Settings of `update_settings`, except for the controllers.
     pub settings: Settings,
     /// Running, stopping, stopped.
     pub status: CanisterStatus,
@@ -248,13 +248,13 @@ pub struct CanisterState {
     pub global_timer: Time,
     /// The low-memory hook.
     pub low_memory_hook: LowMemoryHook,
-    /// What `ic0.canister_version` says; rises with every change.
+    /// Value of `ic0.canister_version`; rises with every change.
     pub version: u64,
     /// When it was created.
     pub created_at: Time,
     /// When code was installed last.
     pub installed_at: Option<Time>,
-    /// What the canister printed and why it trapped, newest lines.
+    /// Lines that the canister printed and reasons for its traps, newest lines.
     pub log: CanisterLog,
 
     // Cycles.
@@ -264,15 +264,15 @@ pub struct CanisterState {
     pub reserved_cycles: Cycles,
     /// Until when storage and allocation are paid.
     pub charged_until: Time,
-    /// What was spent.
+    /// Cycles that were spent.
     pub consumption: Consumption,
-    /// What its queries came to.
+    /// Totals of its queries.
     pub query_totals: QueryTotals,
 
     // Messages.
-    /// What waits for it.
+    /// Messages that wait for it.
     pub queues: InputQueues,
-    /// What it answers and waits for.
+    /// Calls that it has to answer and calls that it waits for.
     pub calls: CallTable,
     /// Delta beyond what its rate allowed so far; it waits while this is not below one round's
     /// share.
@@ -284,7 +284,7 @@ pub struct CanisterState {
     /// Calls of the management canister that waited for a message which is over, and were not served
     /// since: until they are, no other message begins.
     pub released: u64,
-    /// Which hooks stand back until others had their turn.
+    /// Hooks that are deferred until others had their turn.
     pub hook_turn: HookTurn,
 }
 
@@ -328,8 +328,8 @@ impl CanisterState {
         }
     }
 
-    /// Whether storage and allocation can be charged now. One that has nothing while its message is
-    /// paused owes them until the message is over and has given back what was prepaid for it.
+    /// Whether storage and allocation can be charged now. A canister without cycles whose message
+    /// is paused owes them until the message is over and its unused prepayment was returned.
     pub(crate) fn can_be_charged(&self) -> bool {
         self.paused.is_none() || self.cycles > 0
     }
@@ -373,16 +373,16 @@ impl CanisterState {
         self.chunks.keys().copied().chain(snapshots)
     }
 
-    /// Bytes that count against the subnet's capacity: what is used, or what was set aside if that
-    /// is more. What a paused message grew by is used already.
+    /// Bytes that count against the subnet's capacity: the memory used, or the allocation if that
+    /// is more. Growth by a paused message counts as used already.
     pub fn memory_taken(&self) -> u64 {
         let grown = self.paused.as_ref().map_or(0, |paused| paused.grown_bytes);
         (self.memory_usage().total() + grown).max(self.settings.memory_allocation)
     }
 
-    /// Message memory: bytes of guaranteed-response messages with the room kept for their
-    /// responses; and bytes of everything that nobody promised to keep: best-effort messages, a
-    /// little for each best-effort call that waits, and users' messages.
+    /// Message memory: bytes of guaranteed-response messages with the room reserved for their
+    /// responses; and bytes of everything without a guarantee: best-effort messages, a little for
+    /// each waiting best-effort call, and ingress messages.
     pub fn message_memory(&self, response_bytes: u64) -> (u64, u64) {
         let (guaranteed, other) =
             self.paused.as_ref().map_or((0, 0), PausedMessage::message_memory);
@@ -405,15 +405,15 @@ impl CanisterState {
     }
 
     /// Calls with guaranteed responses that it has open, answered or not, and its paused message if
-    /// that came of one.
+    /// that is one.
     pub fn guaranteed_calls(&self) -> u64 {
         let paused = self.paused.as_ref().is_some_and(|paused| paused.is_guaranteed);
         self.calls.guaranteed_open() + u64::from(paused)
     }
 
-    /// Estimate of what the record takes in memory besides code, memories and messages. A paused
-    /// message does not count beside its own bytes: a kilobyte or two, for which nobody's long
-    /// messages shall have the installs of others refused.
+    /// Estimate of what the record takes in memory in addition to code, memories and messages. A
+    /// paused message counts with its own bytes only: its record takes a kilobyte or two, and long
+    /// messages of one canister must not cause the installs of others to be refused.
     pub fn metadata_bytes(&self) -> u64 {
         let environment: usize =
             self.settings.environment.iter().map(|(name, value)| name.len() + value.len()).sum();
@@ -421,7 +421,7 @@ impl CanisterState {
         1024 + 30 * self.controllers.len() as u64
             + environment as u64
             + self.module().map_or(0, InstalledModule::metadata_bytes)
-            // A value lies in memory as wide as the widest.
+            // A value takes as much memory as the widest.
             + 4 * usage.globals
             + usage.history
             + usage.log
@@ -554,7 +554,7 @@ mod tests {
     const PINNED: &str = "0154bf54ece7245234a32d3a4d27ce63";
 
     /// Everything that a record of a canister can have, in values that are not defaults.
-    #[expect(clippy::too_many_lines, reason = "one story, told in order")]
+    #[expect(clippy::too_many_lines, reason = "one story, in order")]
     fn full() -> CanisterState {
         let (own, other) = (Principal::from_slice(&[1, 1]), Principal::from_slice(&[2, 1]));
         let settings = Settings {
@@ -701,6 +701,7 @@ mod tests {
         }
     }
 
+    // Promise: P8 - Records of the store keep the bytes of their version.
     #[test]
     fn records_have_the_bytes_of_their_format() {
         let mut outcalls = crate::Outcalls::default();

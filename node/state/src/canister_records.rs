@@ -1,5 +1,4 @@
-//! What is written down about a canister: its log, its history of changes, and what it spent on
-//! what.
+//! Records about a canister: its log, its history of changes, and its spending by purpose.
 //!
 //! Log and history are short lists whose oldest entries go first; their entries are shared with
 //! snapshots. Nothing here knows why something happened.
@@ -24,7 +23,7 @@ pub struct LogRecord {
     pub index: u64,
     /// Block time of the message that wrote it.
     pub time: Time,
-    /// The bytes of `ic0.debug_print`, or the words of a trap.
+    /// The bytes of `ic0.debug_print`, or the text of a trap.
     #[serde(with = "serde_bytes")]
     pub content: Vec<u8>,
 }
@@ -67,14 +66,14 @@ impl CanisterLog {
         }
     }
 
-    /// Drops all lines; numbering goes on.
+    /// Drops all lines; numbering continues.
     pub fn clear(&mut self) {
         self.records.clear();
         self.bytes = 0;
     }
 }
 
-/// Who changed a canister.
+/// Origin of a change of a canister.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ChangeOrigin {
     /// A user, by its principal.
@@ -94,7 +93,7 @@ pub enum DeploymentMode {
     Upgrade,
 }
 
-/// How a snapshot came to be.
+/// Origin of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SnapshotSource {
     /// Taken of its canister.
@@ -103,10 +102,10 @@ pub enum SnapshotSource {
     Uploaded,
 }
 
-/// What a change did to the canister.
+/// Effect of a change on the canister.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ChangeDetails {
-    /// The canister came to be.
+    /// The canister was created.
     Creation {
         /// Controllers it was created with.
         controllers: Vec<Principal>,
@@ -135,7 +134,7 @@ pub enum ChangeDetails {
         canister_version: u64,
         /// When that was.
         taken_at: Time,
-        /// How it came to be.
+        /// The origin of the snapshot.
         source: SnapshotSource,
     },
 }
@@ -147,9 +146,9 @@ pub struct Change {
     pub time: Time,
     /// Version after it.
     pub version: u64,
-    /// Who called the management canister.
+    /// The caller of the management canister.
     pub origin: ChangeOrigin,
-    /// What was done.
+    /// The change.
     pub details: ChangeDetails,
 }
 

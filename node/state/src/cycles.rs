@@ -1,8 +1,8 @@
 //! Cycles: one amount, and sums of many amounts.
 //!
-//! An amount (a balance, what a call carries) is a `u128`. Where canisters may be given cycles for
-//! nothing, all amounts together may be more than a `u128` holds, so whatever is summed over
-//! canisters or over time is a [`CyclesTotal`]. This module must not know who owns what.
+//! An amount (a balance, what a call carries) is a `u128`. With provisional methods, all amounts
+//! together may be more than a `u128` holds, so any sum over canisters or over time is a
+//! [`CyclesTotal`]. This module must not know who owns what.
 
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, SubAssign};
@@ -90,16 +90,16 @@ impl<T: Into<Self>> Sum<T> for CyclesTotal {
 }
 
 impl CanisterState {
-    /// Gives cycles back to a canister. A balance holds at most 2^128 - 1: what is beyond that is
-    /// lost, and counted as burned. Where cycles can still go back to whoever sent them,
-    /// [`Self::room_for_cycles`] is asked first.
+    /// Returns cycles to a canister. A balance holds at most 2^128 - 1: any excess is lost, and
+    /// counted as burned. Where cycles can still be returned to their sender,
+    /// [`Self::room_for_cycles`] is checked first.
     pub fn credit(&mut self, amount: Cycles) {
         let fits = amount.min(Cycles::MAX - self.cycles);
         self.cycles += fits;
         self.consumption.burned += amount - fits;
     }
 
-    /// What the balance can still take.
+    /// Cycles that the balance can still take.
     pub fn room_for_cycles(&self) -> Cycles {
         Cycles::MAX - self.cycles
     }

@@ -2,33 +2,33 @@
 //! passed.
 //!
 //! A call is `Received`, then `Processing`, then `Replied` or `Rejected`, and perhaps `Done` when
-//! its response was let go (interface specification, "Overview of canister calling"). Three rules
+//! its response was dropped (interface specification, "Overview of canister calling"). Three rules
 //! bound it:
 //!
-//! - Bytes: every entry is charged [`ENTRY_BYTES`] (what it measurably costs, see the tests) plus
-//!   its response. When the sum exceeds the cap, the responses that were given longest ago are let
-//!   go: their calls stay as `Done`, so that they cannot be replayed, or leave if their expiry has
-//!   passed. New calls are refused once entries alone, without responses, would fill more than
-//!   seven eighths of the cap: the rest is always there for responses.
+//! - Bytes: every entry is charged [`ENTRY_BYTES`] (its measured cost, see the tests) plus its
+//!   response. When the sum exceeds the cap, the oldest responses are dropped: their calls stay as
+//!   `Done`, so that they cannot be replayed, or leave if their expiry has passed. New calls are
+//!   refused once entries alone, without responses, would fill more than seven eighths of the cap:
+//!   the rest is always available for responses.
 //! - Count: calls not yet answered.
 //! - Time: an answered call leaves once its expiry has passed, and, while at most a quarter of the
 //!   cap is taken, no earlier than [`RESPONSE_RETENTION_SECONDS`] after its response. Never before
 //!   its expiry, and never while unanswered.
 //!
-//! What happens depends on the entries and the agreed time alone, to the second, and not on the
-//! order in which entries came: ties are broken by request id. So a node that loaded a checkpoint
-//! goes on exactly as one that did not.
+//! The contents depend on the entries and the agreed time alone, to the second, and not on the
+//! order in which entries arrived: ties are broken by request id. So a node that loaded a
+//! checkpoint continues exactly like one that did not.
 //!
 //! There are no side indexes. The forks of the map know the earliest expiry, the earliest response
-//! and the latest change below them, which is all that expiring, letting go and checkpointing need
-//! to find their entries in O(log n).
+//! and the latest change below them, which is sufficient to find entries to expire, to drop or to
+//! checkpoint in O(log n).
 //!
-//! Entries, forks and responses lie in the state's heap ([`crate::heap`]), so in a node on disk,
-//! but for what was touched last.
+//! Entries, forks and responses are allocated in the state's heap ([`crate::heap`]), so in a node
+//! they are on disk, except for those used recently.
 //!
-//! A checkpoint saves what changed since the last one that was saved:
-//! [`IngressHistory::begin_checkpoint`] takes a snapshot of it, and
-//! [`IngressHistory::finish_checkpoint`] is told once it is durable. Until then the ids of the
+//! A checkpoint saves the changes since the last one that was saved:
+//! [`IngressHistory::begin_checkpoint`] takes a snapshot of them, and
+//! [`IngressHistory::finish_checkpoint`] is called once it is durable. Until then the ids of the
 //! calls that left are remembered, 32 bytes each: as many as blocks can bring in between two
 //! checkpoints.
 
@@ -47,16 +47,17 @@ use crate::{
     tree::{Certified, Digest, Keyed, MerkleMap, Subtree, Summary},
 };
 
-/// What one entry costs beside its response: the entry, one fork, and the allocator's rounding.
+/// Cost of one entry in addition to its response: the entry, one fork, and the allocator's
+/// rounding.
 pub const ENTRY_BYTES: u64 = 288;
 
-/// While at most one part in so many of the cap is taken, there is room.
+/// While at most the cap divided by this is taken, there is room.
 const ROOMY_SHARE: u64 = 4;
 
 /// How long a response is kept, if there is room, so that a client that polls finds it.
 pub const RESPONSE_RETENTION_SECONDS: u32 = 300;
 
-/// What bounds an [`IngressHistory`].
+/// Bounds of an [`IngressHistory`].
 #[derive(Clone, Copy, Debug)]
 pub struct HistoryLimits {
     /// Entries and responses together (`limits.subnet.ingress_history_bytes`).
@@ -80,7 +81,7 @@ pub enum HistoryError {
         /// Calls that may be unanswered at once.
         limit: u64,
     },
-    /// No room even after letting go of every response.
+    /// No room even after dropping every response.
     #[error(
         "the ingress history holds {used} bytes of entries and may hold {limit} (seven eighths of \
          subnet.ingress_history_bytes); send the call again when older ones expire"
@@ -88,20 +89,20 @@ pub enum HistoryError {
     Full {
         /// Bytes of entries without responses.
         used: u64,
-        /// What they may take.
+        /// The limit on those bytes.
         limit: u64,
     },
-    /// A saved entry does not decode or stands under another call's id.
+    /// A saved entry does not decode or is stored under another call's id.
     #[error("the saved status of call {id:?} cannot be read: {reason}")]
     Record {
         /// Key of the record.
         id: RequestId,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
 }
 
-/// Where a call stands.
+/// State of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Status {
     /// In the canister's queue.
@@ -112,7 +113,7 @@ pub enum Status {
     Replied(#[serde(with = "serde_bytes")] Vec<u8>),
     /// Rejected with this code and message.
     Rejected(Reject),
-    /// Answered, and the answer let go.
+    /// Answered, and the response dropped.
     Done,
 }
 
@@ -143,18 +144,18 @@ impl Status {
     }
 }
 
-/// What an allocation of so many bytes really takes: allocators have four sizes per power of two.
+/// Actual size of an allocation of `bytes` bytes: allocators have four sizes per power of two.
 fn allocated(bytes: usize) -> u64 {
     let bytes = bytes as u64;
     bytes.next_multiple_of((bytes.next_power_of_two() / 8).max(16))
 }
 
-/// What is known of one call.
+/// The record of one call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HistoryEntry {
     /// Id of the call's request.
     pub id: RequestId,
-    /// Who sent it; only they may read its status.
+    /// Its sender; only the sender may read its status.
     pub sender: Principal,
     /// From the URL; the status is read through the same.
     pub effective_canister_id: CanisterId,
@@ -162,7 +163,7 @@ pub struct HistoryEntry {
     pub to_management: bool,
     /// Until then it must be remembered.
     pub expiry: Time,
-    /// Where it stands.
+    /// Its state.
     pub status: Status,
     /// Agreed time of the response, in whole seconds; meaningless before.
     finished: u32,
@@ -178,9 +179,9 @@ pub struct HistoryEntry {
 pub struct HistorySummary {
     /// When the first answered call may leave.
     expires: u32,
-    /// When the first response that could be let go was given.
+    /// Time of the first response that could be dropped.
     finished: u32,
-    /// In which checkpoint interval the last change was.
+    /// Checkpoint interval of the last change.
     changed: u32,
 }
 
@@ -307,7 +308,7 @@ impl IngressHistory {
         Ok(history)
     }
 
-    /// What is known of the call with this id, if it was received and not forgotten.
+    /// The entry of the call with this id, if it was received and not forgotten.
     pub fn get(&self, id: &RequestId) -> Option<&Arc<HistoryEntry>> {
         self.map.get(&id.0)
     }
@@ -350,25 +351,24 @@ impl IngressHistory {
         Ok(())
     }
 
-    /// How many calls can be remembered at once.
+    /// Maximum number of calls that can be remembered at once.
     pub fn capacity_calls(&self) -> u64 {
         (self.limits.bytes_max - self.limits.bytes_max / 8) / ENTRY_BYTES
     }
 
-    /// How many more could be remembered.
+    /// Number of further calls that could be remembered.
     pub fn free_calls(&self) -> u64 {
         self.capacity_calls().saturating_sub(self.map.len() as u64)
     }
 
-    /// How many calls could be received now, one after the other, if none was answered or left
-    /// meanwhile.
+    /// Number of calls that could be received now, one after the other, if none was answered or
+    /// left meanwhile.
     pub fn room_calls(&self) -> u64 {
         self.free_calls().min(self.limits.unfinished_max.saturating_sub(self.unfinished))
     }
 
-    /// Takes a call in as `Received`. Its expiry was checked against the agreed time by the caller,
-    /// who must not induct a call whose expiry has passed: such a call may have been here and
-    /// left.
+    /// Adds a call as `Received`. Its expiry was checked against the agreed time by the caller, who
+    /// must not induct a call whose expiry has passed: such a call may have been here and left.
     pub fn receive(&mut self, ingress: &Ingress, now: Time) -> Result<(), HistoryError> {
         if self.map.contains(&ingress.request_id.0) {
             return Err(HistoryError::Known(ingress.request_id));
@@ -482,7 +482,7 @@ impl IngressHistory {
         self.map.clone()
     }
 
-    /// What changed since the last checkpoint that was saved. Later changes belong to the next.
+    /// Changes since the last checkpoint that was saved. Later changes belong to the next.
     pub fn begin_checkpoint(&mut self) -> HistoryChanges {
         let _here = heap::enter();
         let changes = HistoryChanges {

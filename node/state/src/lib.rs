@@ -1,13 +1,13 @@
-//! Replicated state: what every node of a subnet agrees on after each block, and how it is kept and
-//! proved.
+//! Replicated state: the state that every node of a subnet agrees on after each block, its storage
+//! and its proofs.
 //!
 //! - [`tree`]: the certified tree, its hashes and witnesses.
 //! - [`history`]: the status of every call the subnet knows.
 //! - [`certified`]: the state a client can have proved, at one height.
-//! - [`manifest`]: what a state consists of, as hashes of pieces that other nodes can fetch.
-//! - [`store`], [`blobs`] and [`payloads`]: checkpoints, canister modules and what large messages
-//!   carry, on disk.
-//! - [`heap`] (of the page store): in which memory of the process all of it lies.
+//! - [`manifest`]: the contents of a state, as hashes of pieces that other nodes can fetch.
+//! - [`store`], [`blobs`] and [`payloads`]: checkpoints, canister modules and payloads of large
+//!   messages, on disk.
+//! - [`heap`] (of the page store): the heap of the process that holds all of it.
 //!
 //! Deterministic throughout: no clock, no randomness, no iteration over unordered maps. It must
 //! never know of networks, of how blocks are agreed on, or of how a canister's code is run.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::{CanisterId, Cycles, Ingress, Reject, StoredPayload, Time, heap};
 
-/// Bytes a message between canisters is accounted with besides its payload.
+/// Bytes accounted for a message between canisters in addition to its payload.
 pub const MESSAGE_OVERHEAD_BYTES: u64 = 256;
 
 /// A value shared between a state and its snapshots; stored as if it were owned.
@@ -23,7 +23,8 @@ impl<T> Clone for Shared<T> {
 }
 
 impl<T> Shared<T> {
-    /// Shares `value`, which lies in the state's heap; what it points to stays where it is.
+    /// Shares `value`, which is moved to the state's heap; data that it points to stays where it
+    /// is.
     pub fn new(value: T) -> Self {
         let _here = heap::enter();
         Self(Arc::new(value))
@@ -108,7 +109,7 @@ impl Payload {
         }
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -131,7 +132,7 @@ pub struct CallResponse {
     pub originator: CanisterId,
     /// Which of its calls.
     pub callback: CallbackId,
-    /// What came of it.
+    /// Its result.
     pub payload: Payload,
     /// Attached cycles that were not accepted.
     pub refund: Cycles,
@@ -146,7 +147,7 @@ impl CallResponse {
     }
 }
 
-/// A message whose payload can lie in a file while the rest of it waits.
+/// A message whose payload can be kept in a file while the rest of it waits.
 pub trait Carrier: Sized {
     /// The name of the method and the argument; or nothing, and the reply or the text of the
     /// reject.
@@ -166,7 +167,8 @@ pub trait Carrier: Sized {
         self.parts().iter().map(|part| part.len() as u64).sum()
     }
 
-    /// The message whose payload lay in a file of this content; `None` if it cannot be its own.
+    /// The message whose payload was in a file of this content; `None` if the content does not fit
+    /// the message.
     fn whole(self, mut content: Vec<u8>, payload: &StoredPayload) -> Option<Self> {
         let name_bytes = usize::try_from(payload.name_bytes).ok()?;
         if name_bytes == 0 {

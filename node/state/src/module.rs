@@ -35,7 +35,7 @@ pub struct ModuleGlobal {
     pub initial: Global,
 }
 
-/// What validation found in a module.
+/// Results of the validation of a module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModuleInfo {
     /// `canister_update` methods, ordered.

@@ -1,8 +1,8 @@
-//! How many blocks each node made, and how many it failed to make.
+//! Number of blocks that each node made, and that it failed to make.
 //!
-//! Nodes lead rounds in turn, in the order of their keys, so who made a block follows from the
-//! round it was agreed on in, and who failed from the rounds that were given up before it. A block
-//! names the round of the block before; what is counted is therefore one block late. A node alone
+//! Nodes lead rounds in turn, in the order of their keys, so the maker of a block follows from the
+//! round it was agreed on in, and failed leaders from the rounds that were given up before it. A
+//! block names the round of the block before; counts are therefore one block late. A single node
 //! makes all blocks.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -30,7 +30,7 @@ pub struct AgreedRound {
 pub struct BlockCounts {
     /// Blocks it made.
     pub proposed: u64,
-    /// Rounds that it led and no block came of.
+    /// Rounds that it led and that produced no block.
     pub failed: u64,
 }
 
@@ -46,7 +46,7 @@ pub struct NodeSample {
 /// See the module. Its size is bounded by the days kept and by the members of a subnet.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeMetrics {
-    /// Who might have made the block before, in the order of their turns.
+    /// Possible makers of the block before, in the order of their turns.
     members: Vec<Principal>,
     /// The round of the block before that.
     agreed: Option<AgreedRound>,
@@ -63,7 +63,7 @@ fn day(time: Time) -> u64 {
 }
 
 impl NodeMetrics {
-    /// Counts the block before, which was agreed on in `round`, and notes who takes part from this
+    /// Counts the block before, which was agreed on in `round`, and records the members from this
     /// one on.
     pub fn note(&mut self, time: Time, round: Option<AgreedRound>, nodes: &[NodeInfo]) {
         match round {
@@ -120,7 +120,7 @@ impl NodeMetrics {
         NodeSample { time: self.time, nodes: self.counts.iter().filter_map(changed).collect() }
     }
 
-    /// Who did nothing that day begins at 0 when it is back.
+    /// A node that did nothing that day begins at 0 when it is back.
     fn end_day(&mut self) {
         let sample = self.today();
         self.counts = sample.nodes.iter().copied().collect();
@@ -163,7 +163,7 @@ mod tests {
         metrics.note(Time(1), None, &nodes);
         metrics.note(Time(2), round(0, 1), &nodes);
         assert_eq!(counts(&metrics, 1), (1, 0));
-        // Rounds 2 and 3 came to nothing.
+        // Rounds 2 and 3 produced no block.
         metrics.note(Time(3), round(0, 4), &nodes);
         assert_eq!([2, 3, 0].map(|node| counts(&metrics, node)), [(0, 1), (0, 1), (1, 0)]);
         // Many did: 5 to 14.
@@ -173,7 +173,7 @@ mod tests {
         // Another epoch begins with its first round, and with another leader.
         metrics.note(Time(5), round(1, 1), &nodes);
         assert_eq!(counts(&metrics, 2), (1, 4));
-        // A block's maker is of those who were members when it was made.
+        // The maker of a block was a member when it was made.
         let five = [node(3), node(0), node(2), node(1), node(4)];
         metrics.note(Time(6), round(1, 2), &five);
         assert_eq!(counts(&metrics, 3), (2, 3));

@@ -1,12 +1,13 @@
-//! A map from rising numbers to values, of which copies share what none of them changed.
+//! A map from rising numbers to values. Copies share all unchanged parts.
 //!
-//! A canister's record is copied whenever a round first changes it. What a canister has thousands
-//! of (messages that wait, calls, call contexts) lies in chunks that the copy shares: copying costs
-//! a pointer for a chunk of up to [`CHUNK`] entries, and a change copies its chunk. All other
-//! operations take time in the logarithm of the number of entries. Chunks are allocated in the
-//! state's heap, whoever changes them; what a value points to is its owner's business.
+//! A canister's record is copied whenever a round first changes it. Collections of which a canister
+//! has thousands (messages that wait, calls, call contexts) are kept in chunks that the copy
+//! shares: copying costs a pointer for a chunk of up to [`CHUNK`] entries, and a change copies its
+//! chunk. All other operations take time in the logarithm of the number of entries. Chunks are
+//! allocated in the state's heap, whatever code changes them; data that a value points to is the
+//! responsibility of its owner.
 //!
-//! Stored as a map: the chunks are no part of the format. This module must not know what the
+//! Stored as a map: the chunks are not part of the format. This module must not know what the
 //! values are.
 
 use std::collections::BTreeMap;
@@ -46,7 +47,7 @@ impl<T> Numbered<T> {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -148,7 +149,7 @@ impl<T: Clone> Numbered<T> {
         } else {
             let chunk = make_mut(chunk);
             let entry = chunk.remove(at);
-            // What few entries are left of many must not hold the room of all.
+            // A chunk with few entries left must not keep the room of many.
             if chunk.capacity() > 4 * chunk.len() {
                 chunk.shrink_to(2 * chunk.len());
             }
@@ -164,7 +165,7 @@ impl<T: Clone> Numbered<T> {
         self.remove(first).map(|value| (first, value))
     }
 
-    /// Lets go of every value for which `keep` does not hold.
+    /// Removes every value for which `keep` does not hold.
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(u64, &T) -> bool) {
         let gone: Vec<u64> = self
             .iter()

@@ -1,4 +1,4 @@
-//! HTTPS outcalls: what canisters ask of servers outside, and what the subnet agreed was answered.
+//! HTTPS outcalls: requests of canisters to external servers, and the agreed answers.
 //!
 //! ```text
 //! http_request -> Outcall, open in the state -> each member asks the server, transforms
@@ -6,12 +6,12 @@
 //! ```
 //!
 //! An open request is a part of the state, so that every member has it and none loses it. An answer
-//! carries the subnet's signature, which takes shares of as many members as agreement does, so it
-//! can be verified by whoever gets it, alone, in any epoch. It travels, waits and is stored as calls
-//! of users are ([`SignedIngress`]), in an envelope of its own form. A request is answered once: the
-//! first answer in a block, or the time at which the request ends, takes it out of the state.
+//! carries the subnet's signature, which takes shares of as many members as agreement does, so any
+//! receiver can verify it, alone, in any epoch. It is sent, queued and stored like ingress messages
+//! ([`SignedIngress`]), in an envelope of its own form. A request is answered once: the first
+//! answer in a block, or the time at which the request ends, removes it from the state.
 //!
-//! This module must not know how a server is asked, nor how members come to agree.
+//! This module must not know how a server is contacted, nor how members agree.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ use crate::{
     Reject, RejectCode, Shared, SignedIngress, Time, Validity, heap,
 };
 
-/// What a response that no transform was made of has beside its headers and body: types, lengths.
+/// Maximum bytes of an untransformed response in addition to its headers and body: types, lengths.
 const ENCODING_BYTES_MAX: u64 = 1 << 10;
 /// Most bytes of the message of a reject that answers a request.
 pub const OUTCALL_REJECT_BYTES_MAX: usize = 8 << 10;
@@ -59,7 +59,7 @@ impl OutcallMethod {
         matches!(self, Self::Get | Self::Head | Self::Post)
     }
 
-    /// As it stands in a request.
+    /// As written in a request.
     pub fn name(self) -> &'static str {
         match self {
             Self::Get => "GET",
@@ -77,7 +77,7 @@ impl OutcallMethod {
 pub struct OutcallTransform {
     /// Name of the method.
     pub method_name: String,
-    /// Handed to it beside the response.
+    /// Passed to it along with the response.
     #[serde(with = "serde_bytes")]
     pub context: Vec<u8>,
 }
@@ -85,9 +85,9 @@ pub struct OutcallTransform {
 /// A request that a canister waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcall {
-    /// Who waits.
+    /// The caller that waits.
     pub origin: Origin,
-    /// What goes back to it: what it attached beyond the price.
+    /// Cycles to return to it: the attached amount beyond the price.
     pub cycles: Cycles,
     /// As the canister wrote it.
     pub url: String,
@@ -215,14 +215,14 @@ impl Outcalls {
     }
 }
 
-/// What a request came to, as the subnet's members agree.
+/// The result of a request, as the subnet's members agree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutcallAnswer {
     /// Which request.
     pub id: OutcallId,
     /// Last block time at which it counts: that of the request.
     pub until: Time,
-    /// What the canister gets.
+    /// The payload for the canister.
     pub payload: Payload,
 }
 
@@ -255,7 +255,8 @@ impl OutcallAnswer {
         Reject { code, message: message.into(), error_code }
     }
 
-    /// Whether a request whose reply has at most so many bytes may be answered so.
+    /// Whether this answer is allowed for a request whose reply has at most `reply_bytes_max`
+    /// bytes.
     pub fn is_within(&self, reply_bytes_max: u64) -> bool {
         match &self.payload {
             Payload::Reply(bytes) => bytes.len() as u64 <= reply_bytes_max,
@@ -276,7 +277,7 @@ impl OutcallAnswer {
         Sha256::digest(self.bytes()).into()
     }
 
-    /// What the subnet signs for the answer of this digest.
+    /// The message that the subnet signs for the answer of this digest.
     pub fn message(digest: &[u8; 32]) -> Vec<u8> {
         [DOMAIN, digest].concat()
     }

@@ -1,10 +1,11 @@
-//! A message or an installation that used up its slice, as its canister keeps it until it goes on.
+//! A message or an installation that used up its slice, as its canister keeps it until it is
+//! resumed.
 //!
 //! The message has begun: it left its queue, its call context is open and its execution is prepaid.
-//! What it saw when it began lies here, as execution wrote it down; nothing it did counts before it
-//! is over. Until then its canister runs nothing else. An installation is a call of the management
-//! canister that is being served: it has no call context, and names the module that it brings, which
-//! stays in the module store for it. This module must not know how a message is run.
+//! Its input is kept here, as execution encoded it; its effects do not count before it is over.
+//! Until then its canister runs nothing else. An installation is a call of the management canister
+//! that is being served: it has no call context, and names the module that it brings, which stays
+//! in the module store for it. This module must not know how a message is run.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -40,9 +41,9 @@ pub struct PausedMessage {
     pub message_bytes: u64,
     /// Whether it is a call with a guaranteed response, whose bytes are of that pool.
     pub is_guaranteed: bool,
-    /// Where its payload lies, if that is too large for the record.
+    /// File of its payload, if that is too large for the record.
     pub payload: Option<Shared<StoredPayload>>,
-    /// What execution needs to go on: its own encoding, with a version of its own.
+    /// Data that execution needs to resume it: its own encoding, with a version of its own.
     pub record: Shared<ByteBuf>,
     /// Calls of the management canister that must wait for the end of the message, in order.
     pub waiting: Vec<Shared<SubnetCall>>,
@@ -105,12 +106,12 @@ impl PausedIndex {
         self.by_id.iter().copied()
     }
 
-    /// So many whose message began first.
+    /// The `most` whose message began first.
     pub(crate) fn oldest(&self, most: usize) -> impl Iterator<Item = (Height, CanisterId)> + '_ {
         self.by_age.iter().take(most).copied()
     }
 
-    /// The first behind `last`, and from the beginning again, that is none of `others`.
+    /// The first behind `last`, and from the beginning again, that is not among `others`.
     pub(crate) fn behind(
         &self,
         last: Option<CanisterId>,

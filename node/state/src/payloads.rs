@@ -1,30 +1,31 @@
 //! Payloads of messages that wait, each in a file of its own, named by the number of its message.
 //!
 //! A message with more than [`crate::WHOLE_BYTES_MAX`] bytes keeps its payload (the name of its
-//! method and its argument, or the reply) here while it waits or is paused; what is known of it is
-//! [`StoredPayload`]: its length and the hashes of its leaves, computed once, when it was written.
+//! method and its argument, or the reply) here while it waits or is paused; its record keeps
+//! [`StoredPayload`]: the length and the hashes of its leaves, computed once, when it was written.
 //! They are part of the message's record and of the manifest, so nothing is read or hashed again
-//! but by who takes the message up.
+//! until the message is executed.
 //!
-//! # What is durable
+//! # Durability
 //!
 //! A file is written once, into the page cache, and is durable with the checkpoint that refers to
-//! it first ([`PayloadStore::sync`] before its transaction). A crash before loses nothing: the
+//! it first ([`PayloadStore::sync`] before its transaction). A crash before that loses nothing: the
 //! batches are executed again, and write the same content under the same number. After a failed
 //! sync all files that it was to cover are *suspect*: each is written anew before a later sync may
-//! count, because the operating system may have dropped what was not written, and tells once.
+//! count, because the operating system may have dropped unwritten data, and reports that only once.
 //!
-//! # When a file goes
+//! # Removal of files
 //!
-//! [`PayloadStore::release`] says that the state does not refer to it any more. It is removed at
-//! once if no checkpoint refers to it, else when a later checkpoint is durable
+//! [`PayloadStore::release`] declares that the state does not refer to a file any more. The file is
+//! removed at once if no checkpoint refers to it, else when a later checkpoint is durable
 //! ([`PayloadStore::saved`]) and no snapshot that is hashed or shown holds it ([`PayloadPin`]).
-//! Removals are carried out a few at a time ([`PayloadStore::sweep`]). What a crash
-//! leaves behind, [`PayloadStore::keep_only`] removes at the next start; it also finds files that
-//! are missing or of another length, which is damage, as is content without its hash.
+//! Removals are carried out a few at a time ([`PayloadStore::sweep`]). [`PayloadStore::keep_only`]
+//! removes remains of a crash at the next start; it also finds files that are missing or of another
+//! length, which is damage, as is content without its hash.
 //!
-//! Memory: a payload that is read; a few words for each file that is not durable yet, or gone and
-//! not removed, which lie in the state's heap. This module must not know what a payload says.
+//! Memory: a payload that is read; a few words for each file that is not durable yet, or released
+//! and not removed, which are in the state's heap. This module must not know the meaning of a
+//! payload.
 
 #[cfg(test)]
 mod tests;
@@ -47,19 +48,19 @@ use crate::heap;
 use crate::manifest::{LEAF_BYTES, LeafHash, leaves_of, stream_leaf_bytes};
 use crate::messages::Shared;
 
-/// What a new content is written as before it takes the place of the old.
+/// Prefix of the name under which new content is written before it replaces the old.
 const TEMPORARY: &str = "tmp-";
-/// What a file takes on disk is a multiple of this.
+/// Disk space of a file is a multiple of this.
 const PAGE_BYTES: u64 = 4096;
 
-/// A payload that lies in a file.
+/// A payload in a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoredPayload {
     /// Number of the message, which names the file.
     pub number: u64,
     /// Bytes in all.
     pub bytes: u64,
-    /// Of them, those of the name of the method, which stand in front; 0 for a response.
+    /// Of them, those of the name of the method, which come first; 0 for a response.
     pub name_bytes: u32,
     /// SHA-256 of each leaf of [`LEAF_BYTES`].
     pub leaves: Vec<LeafHash>,
@@ -96,9 +97,9 @@ pub enum PayloadError {
     Damaged {
         /// File of the payload.
         path: PathBuf,
-        /// What was found.
+        /// The fault found.
         reason: String,
-        /// What to do.
+        /// The remedy.
         cure: &'static str,
     },
 }
@@ -186,7 +187,7 @@ impl Ledger {
     }
 }
 
-/// Bytes that a file of so many takes.
+/// Disk space of a file of `bytes` bytes.
 fn on_disk(bytes: u64) -> u64 {
     bytes.next_multiple_of(PAGE_BYTES)
 }
@@ -234,7 +235,7 @@ impl PayloadStore {
     ) -> Result<Shared<StoredPayload>, PayloadError> {
         let path = self.path(number);
         let leaves = self.write_file(&path, parts).map_err(|error| {
-            // What a start would remove.
+            // The next start would remove it.
             let _ = self.disk.remove(&path);
             PayloadError::io(&path, error)
         })?;
@@ -274,7 +275,7 @@ impl PayloadStore {
         Ok(leaves)
     }
 
-    /// A payload, verified. It lies in the state's heap.
+    /// A payload, verified. It is allocated in the state's heap.
     ///
     /// # Errors
     /// When the disk fails, or the content is not what was written.
@@ -307,8 +308,8 @@ impl PayloadStore {
         Ok(Some(leaf))
     }
 
-    /// Replaces `leaf` by that of a payload of so many bytes, if there is a file of this name and
-    /// length. Whose it is, is not known.
+    /// Replaces `leaf` by that of a payload of `bytes` bytes, if there is a file of this name and
+    /// length. Does not check which message the file belongs to.
     ///
     /// # Errors
     /// When the disk fails.
@@ -416,7 +417,7 @@ impl PayloadStore {
         }
     }
 
-    /// Writes the content of a file whose sync failed to another file, which takes its place. What
+    /// Writes the content of a file whose sync failed to another file, which replaces it. Data that
     /// the operating system dropped is damage: the next start executes the batches again.
     fn rewrite(&self, payload: &StoredPayload) -> Result<(), PayloadError> {
         let path = self.path(payload.number);
@@ -471,14 +472,15 @@ impl PayloadStore {
         PayloadPin { ledger: Arc::clone(&self.ledger), pin }
     }
 
-    /// Bytes on disk of payloads that nothing but snapshots refers to.
+    /// Bytes on disk of payloads that only snapshots refer to.
     pub fn pinned_bytes(&self) -> u64 {
         self.ledger().pinned_bytes
     }
 
-    /// Removes files that nothing refers to any more: so many, or as many bytes as were written
-    /// since the last time if that is more, so that they never grow more than what waits does. True
-    /// if there are none left. What cannot be removed now is tried again next time.
+    /// Removes files that are no longer referenced: at least `least`, or as many bytes as were
+    /// written since the last call if that is more, so that removable files never grow faster than
+    /// waiting ones. Returns true if there are none left. A file that cannot be removed now is
+    /// retried next time.
     pub fn sweep(&self, least: usize) -> bool {
         let _here = heap::enter();
         let mut doomed = self.take_dead(least);
@@ -496,7 +498,7 @@ impl PayloadStore {
         ledger.dead.is_empty()
     }
 
-    /// What is removed now. The files themselves are removed while others may use the store.
+    /// The files to remove now. They are removed while other threads may use the store.
     fn take_dead(&self, least: usize) -> VecDeque<Gone> {
         let mut ledger = self.ledger();
         ledger.unpin();

@@ -1,23 +1,22 @@
-//! What queries came to, canister by canister: counted by each member for itself, brought together
-//! in the state.
+//! Query statistics per canister: counted by each member for itself, merged in the state.
 //!
 //! ```text
 //! a period of rounds                 each member counts the queries that it answers
 //! the period after it                blocks carry what their makers counted (QueryReport)
 //! the one after that                 what all reported is one sum, which is held
-//! the one after that                 sums become part of the totals, so many in a round
+//! the one after that                 sums become part of the totals, at most a number in a round
 //! ```
 //!
-//! Nobody but the member that answered a query saw it, so a report cannot be checked. Of `n`
-//! members up to `f = (n - 1) / 3` may report what they like. Each figure of a canister is
-//! therefore cut, per member, to the `f+1`th largest that a member reported of it, which is no more
-//! than an honest one reported, and then summed. So liars add no more than `f` times what some
-//! honest member saw, and where members are asked alike nothing is cut. What no more than `f`
-//! members saw is not counted: it cannot be told from a lie. A figure that every member reports
-//! alike is exact, as is all that a node alone reports.
+//! Only the member that answered a query saw it, so a report cannot be checked. Of `n` members up
+//! to `f = (n - 1) / 3` may report any figures. Each figure of a canister is therefore cut, per
+//! member, to the `f+1`th largest that a member reported of it, which is at most what an honest one
+//! reported, and then summed. So faulty members add at most `f` times what some honest member saw,
+//! and if queries are spread evenly over members, nothing is cut. Queries seen by at most `f`
+//! members are not counted: they cannot be distinguished from false reports. A figure that every
+//! member reports alike is exact, and so is any report of a single-node subnet.
 //!
-//! Multiplying a median by the number of members resists as well, but it states queries that nobody
-//! sent where members are asked unevenly; too low a figure is the better mistake.
+//! Multiplying a median by the number of members is robust as well, but it counts queries that were
+//! never sent if they are spread unevenly over members; too low a figure is the better error.
 //!
 //! This module must not know how queries run, nor how reports come into blocks.
 
@@ -86,7 +85,7 @@ impl QueryTotals {
     }
 }
 
-/// What a block's maker counted in the period before the block's, or a part of it.
+/// Counts of a block's maker in the period before the block's, or a part of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueryReport {
     /// The block's maker.
@@ -96,7 +95,7 @@ pub struct QueryReport {
 }
 
 impl QueryReport {
-    /// Why no block may carry it, whoever made it.
+    /// Checks the rules that hold in a block of any maker.
     ///
     /// # Errors
     /// When it is empty, too long, or out of order.
@@ -129,8 +128,8 @@ pub struct QueryReports {
 }
 
 impl QueryReports {
-    /// A round of this period: with its first, what was reported in the period before becomes sums,
-    /// of what those reported who are `members` now, and the sums before those are due.
+    /// Begins a round of this period. With the first round of a period, the reports of the period
+    /// before, from nodes that are `members` now, become sums, and the sums before those are due.
     pub fn begin(&mut self, period: u64, members: &[Principal]) {
         if self.period == period {
             return;
@@ -154,13 +153,14 @@ impl QueryReports {
         });
     }
 
-    /// What is to be added to the totals of canisters in this round: so many, in the order of ids.
+    /// The sums to add to the totals of canisters in this round: at most `most`, in the order of
+    /// ids.
     pub fn take_due(&mut self, most: usize) -> Vec<(CanisterId, QueryTotals)> {
         std::iter::from_fn(|| self.due.pop_first()).take(most).collect()
     }
 
-    /// Takes a report of one of the `members` in, in the period that has begun. What a member
-    /// reports first of a canister counts, and of so many canisters.
+    /// Records a report of one of the `members`, in the period that has begun. Only a member's
+    /// first report of a canister counts, and only the first `canisters_max` canisters of a member.
     pub fn take(&mut self, report: &QueryReport, members: &[Principal], canisters_max: u64) {
         if !members.contains(&report.node) {
             return;
@@ -213,7 +213,7 @@ mod tests {
         (100..100 + count).map(id).collect()
     }
 
-    /// What is due when the period after the next has begun.
+    /// The sums that are due when the period after the next has begun.
     fn summed(reports: &mut QueryReports, members: &[Principal]) -> Vec<(Principal, QueryTotals)> {
         for _ in 0..2 {
             assert!(reports.take_due(usize::MAX).is_empty());
@@ -222,7 +222,7 @@ mod tests {
         reports.take_due(usize::MAX)
     }
 
-    /// Calls of canister 1 after members of a subnet reported so many.
+    /// Calls of canister 1 after members of a subnet reported `calls`.
     fn of(calls: &[u64]) -> u128 {
         let members = members(calls.len() as u8);
         let mut reports = QueryReports::default();
@@ -272,6 +272,7 @@ mod tests {
         assert_eq!(total, QueryTotals::of([u128::MAX; 4]));
     }
 
+    // Promise: P9 - The state stores reports for a bounded number of canisters per member.
     #[test]
     fn the_first_report_of_a_canister_counts_and_of_so_many_canisters() {
         let alone = members(1);

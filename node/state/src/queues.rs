@@ -1,8 +1,8 @@
-//! The queues that messages wait in until their canister takes them up.
+//! The queues that messages wait in until their canister executes them.
 //!
 //! There are no output queues: a call goes from the outcome of the message that made it straight
-//! into the callee's input queue when the outcomes of an iteration are merged, and its answer comes
-//! back the same way. What an output slot would bound is bounded at the caller instead: every call
+//! into the callee's input queue when the outcomes of an iteration are merged, and its answer is
+//! returned the same way. The bound of an output slot applies at the caller instead: every call
 //! holds a [`crate::Callback`] until its answer ran, and a caller may hold at most `queue_slots` of
 //! them towards one callee. So a queue never holds more than `queue_slots` requests of one sender,
 //! and never more responses than there are callbacks.
@@ -13,17 +13,18 @@
 //!
 //! # Where a message is stored
 //!
-//! Small messages are part of their canister's record, until they come to [`WHOLE_BYTES_SUM_MAX`].
-//! Every other one is *apart*: it has a record of its own under its number, and the canister's
-//! record holds the number alone. Which it is follows from the queue as it was when the message
-//! came, and stays, so that all members of a subnet write the same records.
+//! Small messages are part of their canister's record, until they sum up to
+//! [`WHOLE_BYTES_SUM_MAX`]. Every other one is *apart*: it has a record of its own under its
+//! number, and the canister's record holds the number alone. The choice depends on the queue at the
+//! time when the message arrived, and stays, so that all members of a subnet write the same
+//! records.
 //!
-//! What a large message carries lies in a file ([`crate::payloads`]), so that its record is small,
-//! too. Where such a message waits no longer than the round it came in, no file need be written:
+//! The payload of a large message is in a file ([`crate::payloads`]), so that its record is small,
+//! too. If such a message is executed in the round in which it arrived, no file need be written:
 //! until [`InputQueues::store_payloads`] its payload is *loose*, in the state's heap.
 //!
-//! Copies share their messages, and all operations take time in the logarithm of what waits. This
-//! module must not know what a message does.
+//! Copies share their messages, and all operations take time in the logarithm of the number of
+//! waiting messages. This module must not know what a message does.
 
 mod record;
 #[cfg(test)]
@@ -44,15 +45,15 @@ pub use record::{MessageError, MessageKind, WaitingMessage};
 
 /// Largest message, as accounted, that is part of its canister's record.
 pub const WHOLE_BYTES_MAX: u64 = 8 << 10;
-/// The most that messages in one canister's record come to, as accounted.
+/// Maximum sum of the messages in one canister's record, as accounted.
 pub const WHOLE_BYTES_SUM_MAX: u64 = 256 << 10;
 
-/// Whether a payload of so many bytes is too large for a record.
+/// Whether a payload of `payload_bytes` bytes is too large for a record.
 pub fn is_large(payload_bytes: u64) -> bool {
     payload_bytes.saturating_add(MESSAGE_OVERHEAD_BYTES) > WHOLE_BYTES_MAX
 }
 
-/// What a canister takes from its queues next.
+/// The next input of a canister from its queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
     /// From a user.
@@ -69,22 +70,22 @@ pub struct Taken<T> {
     /// Its number.
     pub number: u64,
     message: Shared<T>,
-    /// Where its payload lies, if in a file.
+    /// The file of its payload, if there is one.
     pub payload: Option<Shared<StoredPayload>>,
 }
 
 impl<T: Carrier + Clone> Taken<T> {
-    /// The message but for its payload, if that lies in a file.
+    /// The message without its payload, if that is in a file.
     pub fn message(&self) -> &T {
         &self.message
     }
 
-    /// Bytes of the payload, wherever it lies.
+    /// Bytes of the payload, in the message or in a file.
     pub fn payload_bytes(&self) -> u64 {
         self.payload.as_ref().map_or_else(|| self.message.payload_bytes(), |payload| payload.bytes)
     }
 
-    /// The message with its payload, which `read` gets if it lies in a file.
+    /// The message with its payload, which `read` loads if it is in a file.
     ///
     /// # Errors
     /// Those of `read`; `None` if what was read cannot be the message's.
@@ -107,7 +108,7 @@ pub type GoneMessage = (u64, Option<u64>);
 #[derive(Debug, PartialEq, Eq)]
 struct Waiting<T> {
     message: Shared<T>,
-    /// Where its payload lies, if in a file; then the message has none.
+    /// The file of its payload, if there is one; then the message has none.
     payload: Option<Shared<StoredPayload>>,
     /// Whether it has a record of its own.
     is_apart: bool,
@@ -125,7 +126,7 @@ impl<T: Carrier> Waiting<T> {
         Self { message, payload: None, is_apart }
     }
 
-    /// Bytes of the payload that should lie in a file and does not.
+    /// Bytes of the payload that should be in a file and is not.
     fn loose_bytes(&self) -> u64 {
         match &self.payload {
             Some(_) => 0,
@@ -141,7 +142,7 @@ impl<T: Carrier> Waiting<T> {
         Taken { number, message: self.message, payload: self.payload }
     }
 
-    /// Bytes the message takes in a queue, of which it has `bytes` in hand.
+    /// Bytes the message takes in a queue; `bytes` of its payload are in memory.
     fn accounted(&self, bytes: u64) -> u64 {
         bytes + self.file_bytes().unwrap_or(0)
     }
@@ -158,7 +159,7 @@ enum Class {
 /// Everything waiting for one canister.
 #[derive(Clone, Debug, Default)]
 pub struct InputQueues {
-    // What is stored.
+    // Stored data.
     ingress: Numbered<Waiting<Ingress>>,
     responses: Numbered<Waiting<CallResponse>>,
     requests: Numbered<Waiting<CallRequest>>,
@@ -167,7 +168,7 @@ pub struct InputQueues {
     /// Class served next: 0 responses, 1 ingress, 2 requests.
     class: u8,
 
-    // What follows from it.
+    // Derived data.
     /// Requests by sender; of each the lowest number is served first.
     by_sender: BTreeSet<(Principal, u64)>,
     turn_of: BTreeMap<Principal, u64>,
@@ -278,7 +279,7 @@ impl InputQueues {
         self.guaranteed_file_bytes
     }
 
-    /// Bytes of payloads that should lie in files and do not.
+    /// Bytes of payloads that should be in files and are not.
     pub fn loose_bytes(&self) -> u64 {
         self.loose_bytes
     }
@@ -375,7 +376,7 @@ impl InputQueues {
         let (turn, sender) = self.turns.first_key_value().map(|(turn, sender)| (*turn, *sender))?;
         let (_, number) = self.by_sender.range((sender, 0)..=(sender, u64::MAX)).next().copied()?;
         let request = self.take_request(number)?;
-        // It stands at the end now, if it has more.
+        // It is last now, if it has more.
         if self.turns.remove(&turn).is_some() {
             self.turn_of.remove(&sender);
             self.add_turn(sender);
@@ -428,7 +429,7 @@ impl InputQueues {
         of(&self.ingress).chain(of(&self.responses)).chain(of(&self.requests))
     }
 
-    /// The payloads that lie in files.
+    /// The payloads that are in files.
     pub fn payloads(&self) -> impl Iterator<Item = &Shared<StoredPayload>> {
         fn of<T>(queue: &Numbered<Waiting<T>>) -> impl Iterator<Item = &Shared<StoredPayload>> {
             queue.values().filter_map(|waiting| waiting.payload.as_ref())
@@ -503,11 +504,11 @@ impl InputQueues {
         if deadline.is_some() { &mut self.best_effort_bytes } else { &mut self.guaranteed_bytes }
     }
 
-    /// What must hold between messages, which costs a look at every message that waits. Every
-    /// number is below `next`, every message is for `id`.
+    /// Checks the invariants between messages. Visits every message that waits. Every number must
+    /// be below `next`, and every message must be for `id`.
     ///
     /// # Panics
-    /// When it does not hold.
+    /// When an invariant does not hold.
     pub(crate) fn check(&self, id: &CanisterId, next: u64) {
         assert!(self.missing.is_empty(), "messages of {id} were not loaded");
         let mut sums = Self::default();

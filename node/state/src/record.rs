@@ -17,7 +17,7 @@ use crate::heap;
 pub struct NotEncoded {
     /// What the record is of, for the message.
     pub what: String,
-    /// What the encoder said.
+    /// The encoder's error.
     pub reason: String,
 }
 

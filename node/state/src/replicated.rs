@@ -1,16 +1,16 @@
 //! The replicated state as a round works on it: all canisters, the calls to the subnet itself, and
 //! what the scheduler needs to find work.
 //!
-//! Canisters rest in a persistent map that snapshots share ([`MerkleMap`]). The first change of a
-//! round copies a canister out into the *hot* set; [`ReplicatedState::settle`] puts the hot ones
-//! back at the end. Whoever changes a canister calls [`ReplicatedState::get_mut`] (or takes it away
-//! and puts it back), and [`ReplicatedState::refresh`] then brings the indexes and totals up to
-//! date for exactly the canisters that were touched.
+//! Canisters are kept in a persistent map that snapshots share ([`MerkleMap`]). The first change of
+//! a round copies a canister out into the *hot* set; [`ReplicatedState::settle`] puts the hot ones
+//! back at the end. Changes go through [`ReplicatedState::get_mut`] (or take the canister away and
+//! put it back), and [`ReplicatedState::refresh`] then updates the indexes and totals for exactly
+//! the canisters that were touched.
 //!
-//! The indexes (who has messages, whose timer is due, whose deadline comes first) are derived from
+//! The indexes (canisters with messages, with due timers, by their first deadline) are derived from
 //! the canisters and never stored: after a restart they are built from the records. They cost a few
-//! machine words per canister, and nothing per message. This module must not know what a
-//! message does, nor when anything is stored.
+//! machine words per canister, and nothing per message. This module must not know what a message
+//! does, nor when anything is stored.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map::Entry};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use crate::{
 /// A call to the management canister, waiting its turn.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubnetCall {
-    /// Who waits for the answer.
+    /// The caller that waits for the answer.
     pub origin: Origin,
     /// Version of the calling canister.
     pub sender_version: Option<u64>,
@@ -55,13 +55,13 @@ impl SubnetCall {
 /// A `raw_rand` that waits for the randomness of the next round.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RandomnessWaiter {
-    /// Who waits for the response to `raw_rand`.
+    /// The caller that waits for the response to `raw_rand`.
     pub origin: Origin,
-    /// Cycles to give back.
+    /// Cycles to return.
     pub cycles: Cycles,
 }
 
-/// What belongs to the subnet and to no canister; stored whole with every checkpoint.
+/// State of the subnet that belongs to no canister; stored whole with every checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubnetState {
     /// Of the last batch executed.
@@ -91,9 +91,9 @@ pub struct SubnetState {
     /// The last canister that was served in its turn: the next iteration begins with the one
     /// behind it.
     pub served_last: Option<CanisterId>,
-    /// The calls found no room beside what paused messages wrote: those wait for one round.
+    /// The calls did not fit alongside the writes of paused messages: those wait for one round.
     pub calls_first: bool,
-    /// The last canister whose paused message went on in its turn.
+    /// The last canister whose paused message was resumed in its turn.
     pub paused_turn: Option<CanisterId>,
     /// The canister whose installation is paused: there is one at a time.
     pub installing: Option<CanisterId>,
@@ -105,13 +105,13 @@ pub struct SubnetState {
     pub manifest: ManifestClock,
     /// Which nodes made the blocks.
     pub node_metrics: NodeMetrics,
-    /// Who holds the subnet's key; none while it is who came out of the ceremony.
+    /// The committee that holds the subnet's key; `None` while it is the one of the ceremony.
     pub key: Option<SubnetKey>,
-    /// What members reported of queries and no canister's totals have yet.
+    /// Members' reports of queries that are not part of a canister's totals yet.
     pub query_reports: QueryReports,
 }
 
-/// What the indexes know of one canister.
+/// Index entries of one canister.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Facts {
     has_work: bool,
@@ -152,14 +152,14 @@ pub struct Totals {
     pub best_effort_message_bytes: u64,
     /// Of the former, canisters' calls of the management canister that wait for paused messages.
     pub waiting_call_bytes: u64,
-    /// Calls with guaranteed responses that are open, answered or not, and paused messages that
-    /// came of them: no more such messages wait than that.
+    /// Calls with guaranteed responses that are open, answered or not, and paused messages of such
+    /// calls: at most as many such messages wait.
     pub guaranteed_calls: u64,
     /// Bytes of messages with guaranteed responses that are in no file.
     pub guaranteed_here_bytes: u64,
     /// Of payloads in files.
     pub file_payload_bytes: u64,
-    /// Of payloads that should lie in files and do not yet.
+    /// Of payloads that should be in files and are not yet.
     pub loose_payload_bytes: u64,
     /// Percent of cores promised.
     pub compute_allocation: u64,
@@ -213,7 +213,7 @@ struct MessageRows {
     tried_below: u64,
     /// Went since, and may be in the store.
     gone: BTreeSet<u64>,
-    /// What waits under numbers below this one came before the last round ended.
+    /// Waiting messages with numbers below this one arrived before the last round ended.
     settled_below: u64,
 }
 
@@ -254,7 +254,7 @@ pub struct ReplicatedState {
     with_work: BTreeSet<CanisterId>,
     heartbeats: BTreeSet<CanisterId>,
     timers: BTreeSet<(Time, CanisterId)>,
-    /// Whose timer is at or before `looked_until`.
+    /// Canisters whose timer is at or before `looked_until`.
     due_timers: BTreeSet<CanisterId>,
     looked_until: Time,
     deadlines: BTreeSet<(Time, CanisterId)>,
@@ -264,17 +264,17 @@ pub struct ReplicatedState {
     charges: BTreeSet<(Time, CanisterId)>,
     paused: PausedIndex,
     owners: BTreeMap<MemoryId, CanisterId>,
-    /// How many canisters have each module.
+    /// Number of canisters that have each module.
     modules: BTreeMap<ModuleHash, u64>,
     blob_holders: BTreeSet<CanisterId>,
     /// With payloads that have no files yet.
     loose: BTreeSet<CanisterId>,
 }
 
-/// What came and waits with records of its own.
+/// Messages that arrived and wait with records of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CameMessages {
-    /// How many.
+    /// Their number.
     pub count: u64,
     /// Their bytes, those in files among them.
     pub bytes: u64,
@@ -355,7 +355,7 @@ impl ReplicatedState {
         self.hot.get_mut(id)
     }
 
-    /// Takes a canister away to be worked on; it must come back by [`Self::put`] before anything
+    /// Takes a canister out to work on it; it must be returned by [`Self::put`] before anything
     /// else happens.
     pub fn take(&mut self, id: &CanisterId) -> Option<CanisterState> {
         match self.hot.remove(id) {
@@ -409,7 +409,7 @@ impl ReplicatedState {
         self.facts.len() as u64
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.facts.is_empty()
     }
@@ -458,7 +458,7 @@ impl ReplicatedState {
             .collect();
         for id in ids {
             if let Some(canister) = self.get_mut(&id) {
-                // Zero is none.
+                // Zero means none.
                 canister.global_timer = Time(canister.global_timer.0.saturating_sub(nanos).max(1));
             }
         }
@@ -476,7 +476,7 @@ impl ReplicatedState {
         self.timers.range(after(now)..).next().map(|(time, _)| *time)
     }
 
-    /// Canisters with unanswered best-effort calls whose deadline lies before `now`.
+    /// Canisters with unanswered best-effort calls whose deadline is before `now`.
     pub fn due_deadlines(&self, now: Time) -> Vec<CanisterId> {
         self.deadlines.iter().take_while(|(time, _)| *time < now).map(|(_, id)| *id).collect()
     }
@@ -513,9 +513,9 @@ impl ReplicatedState {
         self.paused.ids()
     }
 
-    /// Canisters whose paused message goes on now, at most `most`: those whose message began first
-    /// but for one, who have their turn in the order of ids, so that nobody waits for all that began
-    /// before. If only one may go on, it is either by turns.
+    /// Canisters whose paused message is resumed now, at most `most`: all but one of them are those
+    /// whose message began first, and one is the next in the order of ids, so that no message waits
+    /// for all that began before it. If only one may be resumed, the two rules alternate.
     pub fn next_paused(&mut self, most: usize) -> Vec<CanisterId> {
         let oldest = match most {
             0 => 0,
@@ -613,12 +613,11 @@ impl ReplicatedState {
         }
     }
 
-    /// Puts payloads of messages that wait into files, as far as they lie in the state's heap:
-    /// `write` is given a message's number and the parts of its payload. Brings indexes and totals
-    /// up to date.
+    /// Writes payloads of waiting messages that are in the state's heap to files: `write` is given
+    /// a message's number and the parts of its payload. Updates indexes and totals.
     ///
     /// # Errors
-    /// Those of `write`, which says when there is no sense in going on.
+    /// Those of `write`, which decides when to stop.
     pub fn store_payloads<E>(
         &mut self,
         mut write: impl FnMut(u64, [&[u8]; 2]) -> Result<Shared<StoredPayload>, E>,
@@ -638,7 +637,7 @@ impl ReplicatedState {
         std::mem::take(&mut self.gone_payloads)
     }
 
-    /// All payloads in files. Costs a look at every canister and message.
+    /// All payloads in files. Visits every canister and message.
     pub fn payloads(&self) -> impl Iterator<Item = &Shared<StoredPayload>> {
         self.canisters().flat_map(|canister| {
             let paused = canister.paused.as_ref().and_then(|paused| paused.payload.as_ref());
@@ -661,7 +660,7 @@ impl ReplicatedState {
             let now = paused_payload(Some(&canister));
             let files = gone.into_iter().filter_map(|(number, bytes)| Some((number, bytes?)));
             self.gone_payloads.extend(files.chain(before).filter(|gone| Some(*gone) != now));
-            // One that came and was taken up since is in no queue.
+            // A paused message that arrived and began since is in no queue.
             if let Some((_, bytes)) =
                 now.filter(|(number, _)| before != now && *number >= self.rows.settled_below)
             {
@@ -672,7 +671,8 @@ impl ReplicatedState {
                 came.count += 1;
                 came.bytes += message.accounted_bytes();
             }
-            // What a round added to it lies elsewhere: a copy lies here as a whole.
+            // Data that a round added to it is allocated elsewhere: a copy is allocated here as a
+            // whole.
             let resting = if heap::is_installed() { canister.clone() } else { canister };
             self.canisters.insert(Arc::new(resting));
         }
@@ -704,8 +704,8 @@ impl ReplicatedState {
         self.rows.gone.iter().map(|number| (*number, None)).chain(came)
     }
 
-    /// A checkpoint is about to be written. Until one is known to be durable, whatever comes of
-    /// those begun before, the store may or may not have what was unsaved.
+    /// A checkpoint is about to be written. Until one is known to be durable, the store may or may
+    /// not have the unsaved changes, whatever the outcome of those begun before.
     pub fn begin_saving(&mut self) {
         self.rows.tried_below = self.subnet.next_message;
     }
@@ -746,12 +746,12 @@ impl ReplicatedState {
         }
     }
 
-    /// What must hold between rounds: no cycles came from nowhere or got lost, and what is kept as
-    /// a sum or an index is what the canisters say. Costs a look at everything, so tests and the
-    /// simulation ask after every round, and a node that runs does not.
+    /// Checks the invariants between rounds: no cycles were created or lost, and every sum and
+    /// index agrees with the canisters. Visits the whole state, so tests and the simulation call it
+    /// after every round, and a running node does not.
     ///
     /// # Panics
-    /// When it does not hold.
+    /// When an invariant does not hold.
     pub fn check(&self) {
         assert!(self.hot.is_empty() && self.taken_hot.is_empty(), "a canister is not put back");
         assert!(self.touched.is_empty(), "the indexes are not fresh");
@@ -915,7 +915,7 @@ impl Facts {
     }
 }
 
-/// Number and bytes of the payload of a canister's paused message, if it lies in a file.
+/// Number and bytes of the payload of a canister's paused message, if it is in a file.
 fn paused_payload(canister: Option<&CanisterState>) -> Option<(u64, u64)> {
     let payload = canister?.paused.as_ref()?.payload.as_ref()?;
     Some((payload.number, payload.bytes))

@@ -1,11 +1,10 @@
-//! Snapshots of a canister: what is kept of one beside the memories of its own, which hold its
-//! pages.
+//! Snapshots of a canister: their records. Their pages are in memories of their own.
 //!
 //! A snapshot is a part of its canister's record. Its heap and stable memory are memories of the
 //! page store that no code ever runs on; its module and chunks are blobs, named by their hashes as
 //! the canister's own are. The module of a snapshot that is being uploaded is a memory as well,
-//! because it comes in parts and has no hash before the last one. It must not know how pages are
-//! copied, or who may ask for it.
+//! because it comes in parts and has no hash before the last one. This module must not know how
+//! pages are copied, or who may request it.
 
 use std::collections::BTreeMap;
 
@@ -22,8 +21,8 @@ use crate::{
 pub const SNAPSHOTS_MAX: usize = 10;
 /// Bytes that a global is accounted with.
 const GLOBAL_ACCOUNTED_BYTES: u64 = 8;
-/// Bytes that a snapshot is accounted with as metadata, besides its globals and chunks: its record
-/// and what the page store knows of its memories.
+/// Bytes accounted for a snapshot as metadata, in addition to its globals and chunks: its record
+/// and the page store's data on its memories.
 const METADATA_BYTES: u64 = 2048;
 
 /// Code of a snapshot.
@@ -73,7 +72,7 @@ impl SnapshotMemory {
 /// One snapshot (interface specification, "Snapshot").
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CanisterSnapshot {
-    /// How it came to be.
+    /// Its origin.
     pub source: SnapshotSource,
     /// Block time at which it was taken, or its metadata uploaded.
     pub taken_at: Time,
@@ -143,12 +142,12 @@ pub struct CanisterSnapshots {
 }
 
 impl CanisterSnapshots {
-    /// How many there are.
+    /// Number of snapshots.
     pub fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no snapshots.
     pub fn is_empty(&self) -> bool {
         self.all.is_empty()
     }

@@ -11,7 +11,7 @@
 //! Every part carries a checksum over its key, its number and its bytes, and the checkpoint a tally
 //! of each table, because the database checks its own sums only when it recovers from a crash.
 //!
-//! The database takes an advisory lock on its file: a second process that opens it is told so.
+//! The database takes an advisory lock on its file: a second process that opens it gets an error.
 //!
 //! It must never know what the records mean; height and key apart, they are bytes.
 
@@ -72,7 +72,7 @@ const METADATA_KEY: &[u8] = b"metadata";
 /// The header of the newest manifest.
 const MANIFEST_KEY: &[u8] = b"manifest";
 
-/// What a checkpoint says of itself.
+/// Description of a checkpoint.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Header {
     height: Height,
@@ -143,7 +143,7 @@ pub enum StoreError {
     Corrupt {
         /// File of the metadata store.
         path: PathBuf,
-        /// What was found.
+        /// The fault found.
         reason: String,
     },
     /// Written by another version of the node.
@@ -154,7 +154,7 @@ pub enum StoreError {
     Format {
         /// File of the metadata store.
         path: PathBuf,
-        /// What it has.
+        /// The value found.
         found: String,
     },
     /// Checkpoints do not go back.
@@ -165,7 +165,7 @@ pub enum StoreError {
         /// Height of the checkpoint that was refused.
         new: Height,
     },
-    /// Whoever was writing gave up; nothing was written.
+    /// The writer aborted; nothing was written.
     #[error("a write to the metadata store was given up")]
     GivenUp,
     /// A record that cannot be written down; nothing was written.
@@ -201,11 +201,11 @@ pub type Change<K> = (K, Option<Vec<u8>>);
 /// cannot be encoded the checkpoint is not made.
 pub type Changes<'a, K> = Box<dyn Iterator<Item = Result<Change<K>, NotEncoded>> + 'a>;
 
-/// What changed since the last checkpoint.
+/// Changes since the last checkpoint.
 pub struct CheckpointDelta<'a> {
     /// Height of the state; greater than that of the checkpoint before.
     pub height: Height,
-    /// Whatever else the caller needs to go on; replaces what was there.
+    /// Other data that the caller needs to continue; replaces the old data.
     pub metadata: Vec<u8>,
     /// Canister records that changed, and those of canisters that are gone.
     pub canisters: Changes<'a, CanisterId>,
@@ -219,8 +219,8 @@ pub struct CheckpointDelta<'a> {
     pub written: Vec<(MemoryId, Vec<Range<u32>>)>,
 }
 
-/// See the module. One per data directory; used from one thread at a time, which the lock inside
-/// sees to.
+/// See the module. One per data directory; used from one thread at a time, which the inner lock
+/// ensures.
 #[derive(Debug)]
 pub struct StateStore {
     disk: SharedDisk,
@@ -238,7 +238,7 @@ enum Slot {
     /// Not yet opened, or closed after an error of the disk: opening it anew also recovers it.
     Closed,
     Open(Database),
-    /// Never touched again. What was found.
+    /// Never touched again. Holds the fault found.
     Damaged(String),
 }
 
@@ -267,12 +267,12 @@ impl StateStore {
         Ok(store)
     }
 
-    /// What it lies on.
+    /// The disk of the store.
     pub fn disk(&self) -> &SharedDisk {
         &self.disk
     }
 
-    /// The folder it lies in.
+    /// The folder of the store.
     pub fn folder(&self) -> &Path {
         self.path.parent().unwrap_or(&self.path)
     }
@@ -307,9 +307,9 @@ impl StateStore {
     }
 
     /// Writes a checkpoint. When it returns, the checkpoint survives anything short of the disk's
-    /// loss; when it fails, the one before is still whole, and the write may be tried again.
-    /// One of the same height is of the same state: what may have changed is where its pages
-    /// lie.
+    /// loss; when it fails, the one before is still whole, and the write may be tried again. A
+    /// checkpoint of the same height as the last is of the same state: only the places of its pages
+    /// may have changed.
     pub fn write(&self, delta: CheckpointDelta<'_>) -> Result<(), StoreError> {
         let CheckpointDelta { height, metadata, canisters, messages, history, memories, written } =
             delta;
@@ -462,10 +462,10 @@ impl StateStore {
     }
 
     /// Reads every page and compares its checksum, at the first opening only. Commits have two
-    /// phases, so a crash leaves nothing to repair but the list of free pages: whatever else is
-    /// wrong was not written by this node. After an error of the disk the database recovers by
-    /// itself, and every part of a record that is read has its checksum: whoever tries again must
-    /// not wait for all pages each time.
+    /// phases, so a crash leaves nothing to repair but the list of free pages: any other fault was
+    /// not written by this node. After an error of the disk the database recovers by itself, and
+    /// every part of a record that is read has its checksum: a retry must not wait for all pages
+    /// each time.
     fn check(&self, mut database: Database) -> Result<Database, Failure> {
         if self.checked.load(Ordering::Relaxed) {
             return Ok(database);
@@ -504,14 +504,14 @@ impl Drop for StateStore {
     }
 }
 
-/// Closing writes too, and so may fail; whoever closes has no more use for the database.
+/// Closing writes too, and so may fail; the caller has no more use for the database.
 fn close(slot: Slot) {
     let _ = catch_unwind(AssertUnwindSafe(move || drop(slot)));
 }
 
-/// Leaves a damaged database as it is. Closing would write to it on the word of pages that are not
-/// what they were, and a failure within a failure ends the process. It keeps its lock and its cache
-/// until the process, which cannot go on, ends.
+/// Leaves a damaged database as it is. Closing would write to it based on corrupt pages, and a
+/// failure within a failure ends the process. It keeps its lock and its cache until the process,
+/// which must stop, ends.
 fn abandon(slot: Slot) {
     std::mem::forget(slot);
 }
@@ -519,14 +519,14 @@ fn abandon(slot: Slot) {
 /// A memory's index and the length of its base file.
 pub type MemoryRecord = (MemoryId, (MemoryIndex, u64));
 
-/// What reading one record gives.
+/// Result of reading one record.
 pub type Loaded<T> = Result<T, StoreError>;
 
 /// A checkpoint being read. It stays as it is while newer ones are written.
 pub struct LoadedCheckpoint {
     /// Height of the state.
     pub height: Height,
-    /// What the writer put there.
+    /// The metadata of the writer.
     pub metadata: Vec<u8>,
     header: Header,
     path: PathBuf,

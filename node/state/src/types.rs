@@ -91,7 +91,7 @@ impl fmt::Display for ErrorCode {
     }
 }
 
-/// Who vouches for `sender_info` of a call (interface specification, "Request: Call").
+/// Signer of the `sender_info` of a call (interface specification, "Request: Call").
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SenderInfo {
     /// Passed to the canister.
@@ -107,7 +107,7 @@ pub struct SenderInfo {
 pub struct Ingress {
     /// Identity of the request.
     pub request_id: RequestId,
-    /// Who signed the call, or the anonymous principal.
+    /// Signer of the call, or the anonymous principal.
     pub sender: Principal,
     /// Callee; `aaaaa-aa` is the management canister.
     pub canister_id: Principal,
@@ -137,7 +137,7 @@ impl Ingress {
 pub struct IngressId(pub [u8; 32]);
 
 impl IngressId {
-    /// The sender signed the request id; the effective canister id stands beside it in the URL.
+    /// The sender signed the request id; the effective canister id comes from the URL.
     pub fn new(request_id: &RequestId, effective_canister_id: &Principal) -> Self {
         let mut hash = Sha256::new();
         hash.update(b"\x0fthimble-ingress");
@@ -148,7 +148,7 @@ impl IngressId {
 }
 
 /// A call as its sender signed it. The ingress pool, the wire and the block log hold it in this
-/// form: it is there once, and whoever gets it can verify it.
+/// form: it exists once, and any receiver can verify it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SignedIngress {
     /// From the URL.
@@ -209,7 +209,7 @@ impl From<Time> for Validity {
     }
 }
 
-/// What consensus hands to execution: everything a round may depend on.
+/// Input of execution from consensus: everything a round may depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Batch {
     /// Height of the block it came from.
@@ -220,9 +220,9 @@ pub struct Batch {
     pub randomness: [u8; 32],
     /// In the order they are to be inducted.
     pub ingress: Vec<Ingress>,
-    /// What requests to servers outside came to.
+    /// Results of requests to external servers.
     pub outcalls: Vec<OutcallAnswer>,
-    /// How the subnet's key is held from here on, if the block changed it.
+    /// The committee of the subnet's key from here on, if the block changed it.
     pub key: Option<SubnetKey>,
     /// The round in which the block before was agreed on, if there was one.
     pub agreed: Option<AgreedRound>,
@@ -230,11 +230,11 @@ pub struct Batch {
     pub queries: Option<Box<QueryReport>>,
 }
 
-/// Who holds the subnet's key. Kept with the state for whoever takes the state over; execution
-/// looks at the nodes only.
+/// The committee that holds the subnet's key. Kept with the state for nodes that fetch the state;
+/// execution reads the nodes only.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubnetKey {
-    /// What agreement keeps of the key: its committee, and how far the next one is.
+    /// The key's state in consensus: its committee, and the progress of the next one.
     #[serde(with = "serde_bytes")]
     pub summary: Vec<u8>,
     /// The block that the rounds of this epoch begin from.
@@ -254,13 +254,13 @@ impl SubnetKey {
     }
 }
 
-/// A message that operators ruled to be rejected, because it ends every worker that runs it, or the
-/// node itself. Recorded beside the batch, so that executing the batch again gives the same state.
+/// A message that operators decided to reject, because it ends every worker that runs it, or the
+/// node itself. Recorded with the batch, so that executing the batch again gives the same state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Fault {
     /// The canister that takes the message up.
     pub canister_id: CanisterId,
-    /// Which of the messages that this canister takes up in the round, from 0; of the management
-    /// canister: of the calls that it serves.
+    /// Index of the message among those that this canister executes in the round, from 0; for the
+    /// management canister, among the calls that it serves.
     pub ordinal: u64,
 }

@@ -28,6 +28,7 @@ fn checkpoint(height: u64, bytes: usize) -> CheckpointDelta<'static> {
     }
 }
 
+// Promise: P7 - The state store refuses writes on a full disk and recovers.
 #[test]
 fn a_full_disk_refuses_and_recovers() {
     // SAFETY: ignoring a signal has no handler that could run anywhere; no other thread of this

@@ -1,5 +1,5 @@
-//! What is kept from round to round lies in the state's heap, however it came about; nothing of it
-//! stays in the usual one.
+//! All data that is kept from round to round is in the state's heap, however it was created; none
+//! of it stays in the usual one.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -121,6 +121,8 @@ fn request(receiver: CanisterId, number: u64, deadline: Option<Time>) -> Shared<
     })
 }
 
+// Promise: P3 - Queued messages, call statuses and canister records are allocated in a heap on
+//   disk.
 #[test]
 fn what_the_state_keeps_lies_in_its_heap() {
     install();
@@ -151,13 +153,14 @@ fn what_the_state_keeps_lies_in_its_heap() {
     state.history.seal();
     let [usual, kept] = live();
     let (usual, kept) = (usual - before[0], kept - before[1]);
-    // What was changed since the last checkpoint is a set of ids.
+    // The changes since the last checkpoint are a set of ids.
     assert!(usual < 32 << 10, "{usual} bytes in the usual heap, {kept} in the state's");
     assert!(kept > i64::from(CALLS) * (500 + 1000), "{kept} bytes in the state's heap");
     drop(state);
     assert!(live()[1] - before[1] < 1 << 10, "all of it goes back: {:?}", live());
 }
 
+// Promise: P3 - A loaded state is allocated in the heap on disk.
 #[test]
 fn what_is_loaded_lies_in_the_state_s_heap() {
     const MESSAGES: u64 = 3_000;

@@ -1,4 +1,4 @@
-//! What an ingress history entry is charged is what it takes, measured at the allocator.
+//! The charge for an ingress history entry is the memory it takes, measured at the allocator.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -12,7 +12,7 @@ use state::{HistoryLimits, Ingress, IngressHistory, RequestId, Time, history::EN
 /// Counts live bytes of each thread as the node's allocator would hand them out: four sizes per
 /// power of two, at least 16.
 ///
-/// By thread, because the one that runs the tests takes and gives back at its own times.
+/// By thread, because the thread that runs the tests allocates and frees at its own times.
 struct Counting;
 
 thread_local! {
@@ -24,7 +24,7 @@ fn live() -> i64 {
 }
 
 fn count(bytes: i64) {
-    // Where a thread is ending nobody counts any more.
+    // In a thread that is ending there is no counter any more.
     let _ = LIVE.try_with(|live| live.set(live.get() + bytes));
 }
 

@@ -1,4 +1,4 @@
-//! A cut of power at any operation of the disk loses no checkpoint that was told durable, and no
+//! A power cut at any operation of the disk loses no checkpoint that was reported durable, and no
 //! blob that it refers to.
 #![allow(clippy::unwrap_used)]
 
@@ -70,6 +70,7 @@ fn verify(store: &StateStore, blobs: &BlobStore) -> u64 {
     height
 }
 
+// Promise: P6 - Checkpoint records and blobs survive power cuts in 60 histories.
 #[test]
 fn a_power_cut_loses_no_checkpoint_and_no_blob() {
     let mut durable = 0;
@@ -111,6 +112,7 @@ fn verify_at_least(store: &StateStore, blobs: &BlobStore, acknowledged: u64, see
     found
 }
 
+// Promise: P6 - A blob whose sync failed is durable after the next sync.
 #[test]
 fn a_blob_whose_sync_failed_is_durable_after_the_next() {
     for seed in 0..40 {

@@ -1,6 +1,6 @@
-//! Messages that wait in queues survive checkpoints, power cuts and checkpoints whose outcome
-//! nobody knows, each exactly once and with what it carries; and a checkpoint writes those only
-//! that came since the last.
+//! Messages that wait in queues survive checkpoints, power cuts and checkpoints with an unknown
+//! outcome, each exactly once and with its payload; and a checkpoint writes only those that arrived
+//! since the last.
 #![allow(clippy::unwrap_used)]
 
 use std::{path::Path, sync::Arc};
@@ -63,7 +63,7 @@ fn request(receiver: u64, sender: u64, deadline: Option<Time>, bytes: usize) -> 
     }
 }
 
-/// What the store of payloads knows of one, found out without any disk.
+/// The record of a payload in the store of payloads, computed without a disk.
 fn described(number: u64, parts: [&[u8]; 2]) -> Shared<StoredPayload> {
     let (all, name_bytes) = (parts.concat(), parts[0].len() as u32);
     let leaves = all.chunks(LEAF_BYTES).map(|leaf| Sha256::digest(leaf).into()).collect();
@@ -75,7 +75,7 @@ fn play(state: &mut ReplicatedState, seed: u64) {
     play_on(state, seed, |number, parts| Ok::<_, ()>(described(number, parts))).unwrap();
 }
 
-/// One round whose payloads lie in files.
+/// One round whose payloads are in files.
 fn play_with(
     state: &mut ReplicatedState,
     seed: u64,
@@ -89,8 +89,8 @@ fn play_with(
     Ok(())
 }
 
-/// One round: messages of many sizes come to canisters, are taken and expire; sometimes a canister
-/// goes with all that waits for it.
+/// One round: messages of many sizes arrive at canisters, are taken and expire; sometimes a
+/// canister is removed with all that waits for it.
 fn play_on<E>(
     state: &mut ReplicatedState,
     seed: u64,
@@ -266,6 +266,7 @@ fn load_and_compare(store: &StateStore, seed: u64) -> ReplicatedState {
     state
 }
 
+// Promise: P6 - A power cut at any operation loses no queued message and restores none twice.
 #[test]
 fn a_power_cut_at_any_operation_loses_no_message_and_brings_none_back() {
     let mut durable = 0;
@@ -313,6 +314,7 @@ fn a_power_cut_at_any_operation_loses_no_message_and_brings_none_back() {
     assert!(durable > 600, "the cuts left hardly any round: {durable}");
 }
 
+// Promise: P6 - A checkpoint of unknown outcome keeps every queued message once.
 #[test]
 fn a_checkpoint_that_failed_may_or_may_not_have_been_written() {
     for seed in 0..60 {
@@ -324,13 +326,13 @@ fn a_checkpoint_that_failed_may_or_may_not_have_been_written() {
             (0..=dice.roll(3)).for_each(|_| play(&mut state, seed));
             match dice.roll(3) {
                 0 => checkpoint(&store, &mut state).unwrap(),
-                // Written, and nobody was told so.
+                // Written, but not reported as finished.
                 1 => {
                     state.begin_saving();
                     store.write(delta(&state)).unwrap();
                     drop(load_and_compare(&store, seed));
                 }
-                // Not written, after the writer had everything in hand.
+                // Not written, after the writer had read all of it.
                 _ => {
                     state.begin_saving();
                     delta(&state).messages.for_each(drop);
@@ -345,6 +347,7 @@ fn a_checkpoint_that_failed_may_or_may_not_have_been_written() {
     }
 }
 
+// Promise: P3 - A checkpoint writes only new messages, and a restart writes none.
 #[test]
 fn a_checkpoint_writes_the_messages_that_came_and_a_restart_none() {
     const MESSAGES: u64 = 1_000;
@@ -418,7 +421,7 @@ fn a_store_of_another_set_of_messages_is_damaged() {
         written: vec![],
     };
     store.write(with((99, Some(vec![1])))).unwrap();
-    assert!(matches!(load(&store), Err(StoreError::Corrupt { .. })), "a message of nobody");
+    assert!(matches!(load(&store), Err(StoreError::Corrupt { .. })), "an orphaned message");
     store.write(with((99, None))).unwrap();
     load(&store).unwrap();
     store.write(with((number, None))).unwrap();

@@ -1,4 +1,4 @@
-//! A node that is killed at any moment loses no checkpoint it was told is durable.
+//! A node that is killed at any moment loses no checkpoint that was reported durable to it.
 //!
 //! A child process writes checkpoints as fast as it can and says each height once its write has
 //! returned. The parent kills it (SIGKILL) at changing moments, opens what is left, and compares
@@ -51,7 +51,7 @@ fn blob(height: u64) -> Vec<u8> {
     height.to_le_bytes().repeat(1_000)
 }
 
-/// What changes at a height.
+/// Changes at a height.
 struct Changes {
     canisters: Vec<(CanisterId, Option<Vec<u8>>)>,
     history: Vec<(RequestId, Option<Vec<u8>>)>,
@@ -145,6 +145,7 @@ fn check(dir: &Path) -> u64 {
     height
 }
 
+// Promise: P5 - Durable checkpoint records survive `kill -9` at any moment.
 #[test]
 fn a_kill_at_any_moment_loses_no_durable_checkpoint() {
     let dir = tempfile::tempdir().unwrap();

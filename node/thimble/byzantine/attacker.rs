@@ -33,7 +33,7 @@ const FLOOD: usize = 300;
 /// Most bytes of garbage in one message.
 const GARBAGE_BYTES: usize = 2_000;
 
-/// What is sent in place of a message: to whom, and the bytes.
+/// Replacement of a message: the recipients, and the bytes.
 pub(crate) type Sent = Vec<(Vec<PublicKey>, Vec<u8>)>;
 
 /// See the module.
@@ -43,13 +43,13 @@ pub(crate) struct Attacker {
     state: Mutex<State>,
 }
 
-/// What the attacker knows.
+/// Knowledge of the attacker.
 pub(crate) struct State {
     pub(crate) rng: StdRng,
     report: Report,
     /// By epoch.
     keys: BTreeMap<u64, Keys>,
-    /// What others get in place of a block of this node, by its digest.
+    /// Replacements that others get of a block of this node, by its digest.
     pub(crate) replaced: BTreeMap<Digest, Replaced>,
     /// Calls that blocks of this node named, in the order of their heights.
     pub(crate) names: Vec<Name>,
@@ -120,7 +120,7 @@ impl Attacker {
         Ok(())
     }
 
-    /// What is sent in place of a message; `None` for the message itself.
+    /// The replacement of a message; `None` for the message itself.
     pub(crate) fn outgoing(
         &self,
         channel: ChannelName,
@@ -195,7 +195,7 @@ impl Message<'_> {
         self.split(&BTreeSet::from([victim.clone()]), false_one)
     }
 
-    /// What needs no knowledge of the message.
+    /// Attacks that need no knowledge of the message.
     fn evident(&self, state: &mut State) -> Option<Sent> {
         if let Some(victim) = self.victim(Attack::Garbage, state)
             && state.rng.gen_ratio(1, 4)

@@ -170,7 +170,7 @@ fn dealing(state: &mut State, block: &Block) -> Option<(Block, &'static str)> {
     Some((other, detail))
 }
 
-/// A report in the right form of queries that nobody made.
+/// A well-formed report of queries that were never made.
 fn reporting(state: &mut State, block: &Block) -> Option<(Block, &'static str)> {
     let mut other = block.clone();
     let none = || (vec![], vec![(vec![0, 0, 0, 0, 0, 0, 0, 1, 1, 1], [0; 4])]);

@@ -1,6 +1,6 @@
-//! What members send each other, as far as attacks change it: forms of this program's own, so that
-//! the decoders under attack are not those that make the attack. A message that no form fits is
-//! reported as a defect of this program.
+//! Messages between members, as far as attacks change them: separate definitions of this program,
+//! so that the decoders under attack are not those that make the attack. A message that does not
+//! fit any form is reported as a defect of this program.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use commonware_codec::{

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What the member does.
+/// Attack of the member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Attack {
     /// Two blocks for one round, each to some members, with a vote for each.
@@ -16,9 +16,9 @@ pub(crate) enum Attack {
     RefusedBlocks,
     /// Limits that are not this node's.
     FalseLimits,
-    /// Votes and certificates under the number of another epoch, beside the true ones.
+    /// Votes and certificates under the number of another epoch, in addition to the true ones.
     OtherEpochs,
-    /// Reports of queries that nobody made.
+    /// Reports of queries that were never made.
     FalseReports,
     /// Shares of the signature on another state root.
     OtherRoots,
@@ -131,9 +131,9 @@ impl Plan {
         }))
     }
 
-    /// Which of so many members the attack is made on, if it is made on one at a time. Where there
-    /// are as many members as such attacks each has one of its own: a member that found its sender
-    /// at fault takes nothing more from it.
+    /// The victim among `members` members, if the attack is made on one member at a time. With at
+    /// least as many members as such attacks, each attack has its own victim: a member that found
+    /// its sender faulty accepts nothing more from it.
     pub(crate) fn victim(&self, attack: Attack, members: usize) -> usize {
         let evident: Vec<_> = self.attacks.iter().filter(|attack| attack.is_evident()).collect();
         let number = evident.iter().position(|evident| **evident == attack).unwrap_or_default();

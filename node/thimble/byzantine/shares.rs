@@ -1,4 +1,4 @@
-//! False shares and answers beside agreement: of state roots, outcalls, calls and states.
+//! False shares and answers outside agreement: of state roots, outcalls, calls and states.
 
 use consensus::ChannelName;
 use nidkg::{SignatureShare, state_root_message};
@@ -70,7 +70,7 @@ pub(crate) fn root(message: &Message<'_>, state: &mut State) -> Option<Sent> {
     }
 }
 
-/// A certificate that the subnet did not sign, to the victim, beside the share.
+/// A certificate that the subnet did not sign, to the victim, in addition to the share.
 fn false_root_certificate(
     message: &Message<'_>,
     state: &mut State,

@@ -76,7 +76,7 @@ pub(crate) fn vote(message: &Message<'_>, state: &mut State) -> Option<Sent> {
                 let nullify = Nullify::sign::<Digest>(&keys.scheme, round)?;
                 (Vote::Nullify(nullify), "the round is given up and finalised")
             }
-            vote => (for_other(keys, vote, random)?, "a vote for a block that nobody has"),
+            vote => (for_other(keys, vote, random)?, "a vote for a block that does not exist"),
         };
         state.made(Attack::ConflictingVotes, message, detail, to.len());
         return Some(message.split(&to, forms::with_epoch(&epoch, &other)));

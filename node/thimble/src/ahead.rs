@@ -14,13 +14,13 @@ use envelope::{CallVerifier, may_install_code};
 use execution::{Ahead, CompileAhead, ModulesAgain};
 use state::IngressId;
 
-/// A call that is valid for less, in nanoseconds, might be in no block after it was held: its
-/// compilation would be paid by nobody. Clients sign for a minute or more.
+/// Minimum remaining validity of a held call, in nanoseconds: with less it might be in no block
+/// after it was held, and its compilation would not be paid for. Clients sign for a minute or more.
 const MARGIN: u64 = HELD_FOR.as_nanos() as u64 + 10_000_000_000;
 
-/// How long it waits for a call before it goes on with modules that are compiled again.
+/// How long it waits for a call before it continues with modules that are compiled again.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// The same when there is nothing else to do.
+/// The same when there is no other work.
 const REST: Duration = Duration::from_secs(600);
 
 /// Starts the thread, which ends when the pool closes. Between calls it compiles `modules`.
@@ -59,7 +59,7 @@ pub(crate) fn start(
 /// not would never be executed.
 fn get_ready(pool: &IngressPool, calls: &CallVerifier, compile: &CompileAhead, id: &IngressId) {
     let begin = Instant::now();
-    // Asked for as often as it is needed: nobody holds it meanwhile but the pool.
+    // Requested as often as it is needed: only the pool holds it meanwhile.
     let waiting = || pool.waiting(id).ok_or("a block holds the call already");
     let read = || {
         let (signed, validity) = waiting()?;

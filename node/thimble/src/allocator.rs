@@ -1,4 +1,4 @@
-//! The allocator's figures as workers tell them, and sampling of this process's allocations.
+//! The allocator's figures as reported by workers, and sampling of this process's allocations.
 
 use std::{path::Path, sync::OnceLock};
 

@@ -1,4 +1,4 @@
-//! The command line. Help text is the manual; every flag can also stand in the configuration file.
+//! The command line. Help text is the manual; every flag can also be set in the configuration file.
 
 use std::{net::SocketAddr, path::PathBuf};
 
@@ -83,15 +83,15 @@ enum Command {
     Init {
         #[command(flatten)]
         settings: Settings,
-        /// Write thimble.service beside it.
+        /// Also write thimble.service.
         #[arg(long)]
         systemd: bool,
     },
     /// Make this node's keys, and print the record that other nodes need of it: the first step
     /// towards a subnet of several nodes.
     ///
-    /// What is there stays, so it may be run again: for the same record, or with another address.
-    /// The record is public; the keys in the data folder are not.
+    /// Existing keys are kept, so it may be run again: for the same record, or with another
+    /// address. The record is public; the keys in the data folder are not.
     ///
     /// Example: thimble keygen --data-dir /var/lib/thimble --address node1.example.org:4000 --out
     /// node1.json
@@ -129,12 +129,11 @@ enum Command {
     /// Who holds the subnet's key, and changes of who does, signed by the members.
     #[command(subcommand)]
     Members(MembersCommand),
-    /// Have a message rejected that no worker survives, or that makes the node panic: the way
-    /// through, in the words the node prints.
+    /// Reject a message that crashes workers or the node, using the command that the node printed.
     ///
     /// The message is rejected with a fixed text at its height, nothing of it is executed, and the
-    /// node goes on after its next start. In a subnet this is done on every node alike. Message
-    /// n of canister aaaaa-aa is the nth management call of the round, from 0.
+    /// node continues after its next start. In a subnet, run this on every node with the same
+    /// arguments. Message n of canister aaaaa-aa is the nth management call of the round, from 0.
     ///
     /// Example: thimble reject --data-dir /var/lib/thimble 1204 rwlgt-iiaaa-aaaaa-aaaaa-cai 0
     Reject {
@@ -168,13 +167,12 @@ enum Command {
     /// that expire 3 minutes ahead. /health reports it until block time is ahead by no more than a
     /// minute.
     ///
-    /// What it means for canisters and clients: time() decreases once. Timers set by
-    /// ic0.global_timer_set are moved back as far; but a canister that keeps times in its own memory,
-    /// as the timers of development kits do, waits until time gets there again: upgrade it.
-    /// Best-effort calls, HTTPS outcalls and requests to stop a canister that are open end as if
-    /// their time was over. The statuses of answered calls are dropped. A call that was signed for
-    /// the time ahead can be sent again when that time comes. Storage that was paid for the time
-    /// ahead is not paid again.
+    /// Effects on canisters and clients: time() decreases once. Timers set by ic0.global_timer_set
+    /// are moved back as far; but a canister that keeps times in its own memory, as the timers of
+    /// development kits do, waits until time gets there again: upgrade it. Best-effort calls, HTTPS
+    /// outcalls and requests to stop a canister that are open end as if their time was over. The
+    /// statuses of answered calls are dropped. A call that was signed for the time ahead can be
+    /// sent again when that time comes. Storage that was paid for the time ahead is not paid again.
     ///
     /// Example: thimble recover-clock --data-dir /var/lib/thimble
     RecoverClock {
@@ -185,12 +183,12 @@ enum Command {
     /// Execute again what a data folder's block log holds above its newest checkpoint, and compare
     /// every state root with the one that the node recorded.
     ///
-    /// The folder stays as it is, and its node must not run: a copy of the state is executed, in
-    /// a temporary folder. Every height and its root are printed; with --check the log is executed
-    /// by one thread, by as many as the node has, and by twice as many, and the outcome is printed.
-    /// The first root that differs ends the command with exit status 1, and so does a log without
-    /// a root to compare with. A node that stops makes a checkpoint, after which there is nothing
-    /// left to execute: copy the folder of one that was killed, or while it stands still.
+    /// The folder stays as it is, and its node must not run: a copy of the state is executed, in a
+    /// temporary folder. Every height and its root are printed; with --check the log is executed by
+    /// one thread, by as many as the node has, and by twice as many, and the outcome is printed.
+    /// The first root that differs ends the command with exit status 1, and so does a log without a
+    /// root to compare with. A node that stops makes a checkpoint, after which there is nothing
+    /// left to execute: copy the folder of one that was killed, or while it does not advance.
     ///
     /// Example: thimble replay --check /var/lib/thimble
     Replay {
@@ -200,7 +198,7 @@ enum Command {
         /// Execute with several numbers of threads.
         #[arg(long)]
         check: bool,
-        /// By so many threads, one execution for each: 1,2,4. [default: as many as the node has]
+        /// Numbers of threads, one execution for each: 1,2,4. [default: as many as the node has]
         #[arg(long, value_name = "COUNT", value_delimiter = ',')]
         threads: Vec<u64>,
         /// Where the copy is made; it needs as much room as the state. [default: the folder for
@@ -247,10 +245,10 @@ enum Command {
     ///
     /// For each site: live bytes, which are not freed, and total bytes, which are all that were
     /// allocated since the node started, freed or not. The node must have been started with
-    /// --heap-profile; workers, which run canisters, are not looked into. --svg draws a flame
-    /// graph, --pprof writes a profile for `go tool pprof`. For what happens between two
-    /// moments: --save before, later --since before. All figures are estimates from samples, with
-    /// what sampling costs beside them.
+    /// --heap-profile; workers, which run canisters, are not included. --svg draws a flame graph,
+    /// --pprof writes a profile for `go tool pprof`. To compare two points in time: --save before,
+    /// later --since before. All figures are estimates from samples; the cost of sampling is
+    /// printed as well.
     ///
     /// Example: thimble heap --address 127.0.0.1:8080 --svg heap.svg
     Heap {
@@ -286,10 +284,10 @@ enum Command {
     },
 }
 
-/// What may stand in the configuration file and on the command line.
+/// Settings of the configuration file and the command line.
 #[derive(Args, Clone, Default)]
 pub(crate) struct Settings {
-    /// Configuration file (TOML). Flags stand above it.
+    /// Configuration file (TOML). Flags override it.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Memory all processes of the node may take together: 256MiB, 512MiB, 1GiB ... [default:
@@ -329,7 +327,7 @@ pub(crate) struct Settings {
     /// Where a peer is reached, if elsewhere than the genesis says; once for each peer.
     #[arg(long = "p2p-peer", value_name = "NODE_ID=HOST:PORT", value_parser = peer)]
     pub(crate) p2p_peers: Vec<(String, String)>,
-    /// Whether everybody may make canisters and cycles out of nothing. The same on all nodes of a
+    /// Enable the provisional methods (create canisters and cycles). The same on all nodes of a
     /// subnet. [default: true for a node alone, false in a subnet of several]
     #[arg(long, value_name = "BOOL")]
     pub(crate) provisional: Option<bool>,
@@ -355,8 +353,8 @@ fn peer(text: &str) -> Result<(String, String), String> {
 
 impl Cli {
     pub(crate) fn run(self, start: StartSubnet) -> Result<()> {
-        // A node that runs does it itself: it may become another process first. What the others
-        // write is for users of all kinds.
+        // A running node starts its own logging, because it may become another process first. The
+        // output of the other commands is for users of all kinds.
         if !matches!(
             self.command,
             Command::Run { .. } | Command::Manual { .. } | Command::Heap { .. }

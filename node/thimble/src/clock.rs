@@ -37,15 +37,15 @@ use crate::{
 const FILE: &str = "clock-order.txt";
 /// The file of the last reading at which the wall clock was right.
 const READING_FILE: &str = "clock-reading.txt";
-/// What the kernel calls this start of the machine.
+/// The kernel's id of this start of the machine.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// A reading is kept anew when the wall clock was set, or slewed, by so much.
+/// A reading is kept anew when the wall clock was set, or slewed, by this amount.
 const KEEP_BEYOND: Duration = Duration::from_millis(500);
 /// A clock or block time that is off by more is a fault on `/health`: within it, which is what the
 /// interface allows clocks to differ by, no valid call is refused.
 const FAULT_BEYOND: Duration = Duration::from_secs(60);
-/// An order counts for so long: the longer ago it was given, the less the operator's word that the
-/// clock is right says of the clock now.
+/// An order is valid for this time: the longer ago it was given, the less the operator's word that
+/// the clock is right says of the clock now.
 const ORDER_VALID: Duration = Duration::from_secs(7 * 24 * 3_600);
 
 /// See the module. Clones share it.
@@ -175,12 +175,12 @@ fn fault(status: &ClockStatus) -> Option<String> {
     })
 }
 
-/// What the file says.
+/// Contents of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Order {
     /// The block after this height is set back.
     after: Height,
-    /// What the clock showed when it was given, in seconds since 1970.
+    /// Time of the clock when the order was given, in seconds since 1970.
     at_seconds: u64,
 }
 
@@ -195,7 +195,7 @@ impl Order {
         format!("{} {}\n", self.after.0, self.at_seconds)
     }
 
-    /// What makes the clock doubtful since the order was given. A small step back is a correction.
+    /// Why the clock is doubtful since the order was given. A small step back is a correction.
     fn doubt(&self, now_seconds: u64) -> Option<String> {
         let earlier = self.at_seconds.saturating_sub(now_seconds);
         let later = now_seconds.saturating_sub(self.at_seconds);
@@ -400,7 +400,7 @@ mod tests {
             for part in [why, "thimble recover-clock", FILE] {
                 assert!(error.contains(part), "no `{part}` in {error}");
             }
-            // One that was followed is no concern any more.
+            // A jump that was followed does not matter any more.
             assert_eq!(ordered(13, now).unwrap(), None);
         }
     }

@@ -21,16 +21,16 @@ use crate::{cli::Settings, disk_budget, genesis::check_peers};
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 /// Where canisters are served to browsers, if nothing else is stated.
 pub(crate) const HTTP_GATEWAY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8081);
-/// What says that they are not.
+/// Value that disables a listener.
 const OFF: &str = "off";
 /// A configuration file larger than this is not one.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What the node runs with.
+/// Configuration of the node.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Config {
     pub(crate) memory: String,
-    /// What the node may keep on disk; none where that follows from the memory.
+    /// Disk budget of the node; none where it follows from the memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) disk: Option<String>,
     /// Whether the disk was stated by the operator, rather than found.
@@ -90,13 +90,13 @@ impl From<HttpGateway> for String {
     }
 }
 
-/// What the subnet offers. All members must offer the same: a batch comes to something else
+/// Features of the subnet. All members must offer the same: the result of a batch would differ
 /// otherwise.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Features {
-    /// Whether everybody may make canisters and cycles out of nothing (`provisional_*` of the
-    /// management canister). Unset: see [`Self::provisional`].
+    /// Enables the provisional methods (`provisional_*` of the management canister), which create
+    /// canisters and mint cycles. Unset: see [`Self::provisional`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) provisional: Option<bool>,
     /// Whether canisters may ask servers outside (`http_request` of the management canister).
@@ -119,13 +119,14 @@ pub(crate) struct OutcallSettings {
     /// Networks that canisters may reach although they are not public, as `10.1.0.0/16`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) allow_networks: Vec<IpNet>,
-    /// A PEM file of authorities that servers' certificates may come from, beside those built in.
+    /// A PEM file of authorities that servers' certificates may come from, in addition to those
+    /// built in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) extra_roots: Option<PathBuf>,
 }
 
 impl OutcallSettings {
-    /// What is read of it.
+    /// The loaded settings.
     pub(crate) fn allowed(&self) -> Result<outcalls::Allowed> {
         let roots = match &self.extra_roots {
             Some(path) => {
@@ -244,8 +245,7 @@ impl Config {
     /// they add up.
     pub(crate) fn load(settings: &Settings) -> Result<Self> {
         let file = File::read(settings.config.as_deref())?;
-        // A size named on the command line stands above a preset in the file, and the other way
-        // round.
+        // A size given on the command line overrides a preset in the file, and the other way round.
         let (memory, preset) = match (&settings.memory, &settings.preset) {
             (None, None) => (file.memory, file.preset),
             (memory, preset) => (memory.clone(), preset.clone()),
@@ -310,8 +310,8 @@ impl Config {
         })
     }
 
-    /// What all members of a subnet must have alike, by name: what a batch comes to depends on it.
-    /// The features must be settled.
+    /// Settings that all members of a subnet must share, by name: the result of a batch depends on
+    /// them. The features must be settled.
     pub(crate) fn agreed(&self) -> Result<Vec<(String, u64)>> {
         let provisional = self.features.provisional.unwrap_or_default();
         let mut agreed = self.limits.agreed();
@@ -328,7 +328,7 @@ impl Config {
     /// As a configuration file.
     pub(crate) fn to_toml(&self) -> Result<String> {
         let mut value = serde_json::to_value(self)?;
-        // The budgets stand at the top already, in the form a person writes.
+        // The budgets are at the top already, in the form a person writes.
         if let Some(limits) = value.get_mut("limits").and_then(|limits| limits.as_object_mut()) {
             limits.remove("memory_budget_bytes");
             limits.remove("disk_budget_bytes");
@@ -449,6 +449,7 @@ mod tests {
         assert!(small.contains("512 MiB of disk is too little"), "{small}");
     }
 
+    // Promise: P8 - Features that change execution are settings that members compare.
     #[test]
     fn features_are_settings_with_a_default_of_their_own() {
         let unset = Config::load(&Settings::default()).unwrap();

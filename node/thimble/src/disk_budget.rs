@@ -1,10 +1,10 @@
-//! What the node may keep on disk, where nothing is stated.
+//! The default disk budget of the node.
 //!
-//! A node alone in its subnet takes what is free when it starts for the first time. That number is
-//! recorded with the rules ([`crate::rules`]) and holds for all later starts until another is
-//! stated, so that filling the disk does not shrink what the node may fill. Members of a subnet of
-//! several must have the same capacity, and their disks differ: without a stated size theirs
-//! follows from the memory.
+//! A node alone in its subnet takes the free space when it starts for the first time. That number
+//! is recorded with the rules ([`crate::rules`]) and holds for all later starts until another is
+//! stated, so that filling the disk does not shrink the budget. Members of a subnet of several must
+//! have the same capacity, and their disks differ: without a stated size theirs follows from the
+//! memory.
 
 use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
 
@@ -16,12 +16,13 @@ use crate::{config::Config, keys, rules};
 
 /// A size is rounded down to these, so that a person can read it.
 const GRANULES: [u64; 2] = [1 << 30, 1 << 20];
-/// Sizes below so many granules are rounded to the next finer one.
+/// Sizes below this number of granules are rounded to the next finer one.
 const GRANULES_MIN: u64 = 8;
-/// What one file counts as on disk.
+/// Unit of a file's block count, in bytes.
 const BLOCK_BYTES: u64 = 512;
 
-/// States that need room: two in a subnet of several, where a fetched one lies beside the old one.
+/// States that need room: two in a subnet of several, where a fetched one is stored alongside the
+/// old one.
 pub(crate) fn states(data_dir: &Path) -> Result<u64> {
     Ok(if keys::several(data_dir)? { 2 } else { 1 })
 }
@@ -91,8 +92,8 @@ fn volume(data_dir: &Path) -> Result<rustix::fs::StatVfs> {
         .with_context(|| format!("asking how much disk is free at {}", there.display()))
 }
 
-/// Bytes that all files below a folder take on disk. What is not there, or not for this user to
-/// see, counts as nothing.
+/// Bytes that all files below a folder use on disk. Files that are missing, or not visible to this
+/// user, count as zero.
 fn taken_bytes(folder: &Path) -> io::Result<u64> {
     let unseen = |error: &io::Error| {
         matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied)

@@ -1,8 +1,7 @@
-//! What lies on disk, line by line of the disk's budget sheet, for the status report and the
-//! metrics.
+//! Disk usage, line by line of the disk's budget sheet, for the status report and the metrics.
 //!
-//! Each line is asked of the part that keeps it; files are looked at only in folders that hold a
-//! few. What cannot be read counts as nothing: the report is for people.
+//! Each line is asked of the part that keeps it; only folders with few files are read. Unreadable
+//! files count as zero: the report is for people.
 
 use std::{
     fs,
@@ -35,8 +34,8 @@ pub(crate) struct DiskUsage {
     in_heap: Arc<HeldInHeap>,
 }
 
-/// What of the state's heap the rules of replicated state count, after the last round: bytes of
-/// each of [`HEAP_LINES`]; and what messages that wait carry in files.
+/// Bytes of the state's heap that the rules of replicated state count, after the last round, for
+/// each of [`HEAP_LINES`]; and bytes in files of messages that wait.
 #[derive(Debug, Default)]
 pub(crate) struct HeldInHeap([AtomicU64; HEAP_LINES.len()], AtomicU64);
 
@@ -80,7 +79,7 @@ impl DiskUsage {
         Self {
             data_dir: config.data_dir.clone(),
             budget_bytes: sheet.disk_budget_bytes,
-            // What cannot be read is met where files are written.
+            // An unreadable disk is reported where files are written.
             shortage: disk_budget::shortage(config).unwrap_or_default(),
             lines: sheet.disk_lines().cloned().collect(),
             canisters_max: limits.subnet.canisters_max,

@@ -1,6 +1,6 @@
-//! `thimble keygen`, `thimble genesis ...`, `thimble join`: the ceremony's steps as commands. What
-//! the files are and what is checked is the crate `genesis`; what happens in a data folder is
-//! `keys`; here are files, flags and what a person reads.
+//! `thimble keygen`, `thimble genesis ...`, `thimble join`: the ceremony's steps as commands. The
+//! crate `genesis` defines the files and the checks; `keys` changes a data folder; here are files,
+//! flags and texts for people.
 
 use std::{
     fmt::Write as _,
@@ -26,11 +26,11 @@ use crate::keys::{
 /// Steps of the ceremony that concern all nodes.
 #[derive(Subcommand)]
 pub(crate) enum GenesisCommand {
-    /// Lay the records of all nodes together into a plan: who the nodes are, how many sign, when
-    /// the subnet begins.
+    /// Combine the records of all nodes into a plan: the nodes, the number of signers, and the time
+    /// at which the subnet begins.
     ///
     /// The same records and the same time give the same plan, whatever their order. Its hash is
-    /// printed: everybody compares it before dealing.
+    /// printed: all operators compare it before dealing.
     ///
     /// Example: thimble genesis plan --node a.json --node b.json --node c.json --node d.json --out
     /// plan.json
@@ -63,8 +63,8 @@ pub(crate) enum GenesisCommand {
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
     },
-    /// Lay the dealings together: verifies every one of them and makes the subnet's public key out
-    /// of all of them.
+    /// Combine the dealings: verifies every one of them and computes the subnet's public key from
+    /// all of them.
     ///
     /// One dealing more than nodes that may be faulty is the least. All of them is better: the key
     /// is secret as long as one dealer was honest.
@@ -160,7 +160,7 @@ fn plan(nodes: &[PathBuf], time: Option<u64>, out: &Path) -> Result<()> {
     let plan = Plan::new(records, time.unwrap_or_else(now))?;
     files::write(out, plan.to_json().as_bytes(), Readers::All)?;
     print!("{}", plan_text(&plan));
-    println!("written to {}; everybody compares the hash before dealing", out.display());
+    println!("written to {}; all operators compare the hash before dealing", out.display());
     Ok(())
 }
 
@@ -211,7 +211,7 @@ fn assemble(plan: &Path, dealings: &[PathBuf], out: &Path) -> Result<()> {
     files::write(out, genesis.to_json().as_bytes(), Readers::All)?;
     print!("{}", genesis_text(&verified));
     println!(
-        "written to {}; everybody verifies it and compares the genesis hash before joining",
+        "written to {}; all operators verify it and compare the genesis hash before joining",
         out.display()
     );
     Ok(())

@@ -1,5 +1,5 @@
-//! The governor: looks at the node's memory a few times a second, hands freed memory back, drops
-//! idle mappings, and says how far work is held back.
+//! The governor: reads the node's memory use a few times a second, returns freed memory, drops idle
+//! mappings, and says how far work is held back.
 //!
 //! Its steps are those of every program ([`memory::Steps`]); this adds what the node alone has:
 //! workers, mappings, kept replies.
@@ -32,9 +32,9 @@ use crate::{
 
 /// Time between looks for mappings while memory is short.
 const PRESS_EVERY: Duration = Duration::from_secs(1);
-/// Time between looks for mappings that nobody used for a while.
+/// Time between checks for mappings that were not used for a while.
 const EVICT_EVERY: Duration = Duration::from_secs(5);
-/// Without work for so long, replies of queries are no longer kept.
+/// Without work for this time, replies of queries are no longer kept.
 const FORGET_REPLIES_AFTER: Duration = Duration::from_secs(30);
 
 /// Everything the thread works with.
@@ -57,8 +57,8 @@ pub(crate) fn start(watched: Watched, limits: &Limits) -> Result<GovernorThread>
 struct Worker {
     watched: Watched,
     steps: Steps,
-    // What the last look saw.
-    /// Kept replies were let go since.
+    // Results of the last check.
+    /// Kept replies were dropped since.
     forgotten: bool,
     evicted: Instant,
     pressed: Instant,
@@ -129,7 +129,7 @@ impl Worker {
         } else {
             health.withdraw(Cause::Stalled);
         }
-        // What waits for this machine has reported that itself.
+        // A step that waits for this machine has reported that itself.
         let is_explained = [Cause::Round, Cause::Log].into_iter().any(|cause| health.has(cause));
         let stall = stall.filter(|_| !is_explained);
         match self.stalls.next(stall) {
@@ -164,7 +164,7 @@ impl Worker {
                 returned_bytes: 0,
             })
         });
-        // The rule looks at the process that holds most above what it uses.
+        // The rule considers the process that holds most above its use.
         let heap = std::iter::once(own)
             .chain(heaps)
             .max_by_key(|heap| heap.resident_bytes.saturating_sub(heap.live_bytes))

@@ -43,6 +43,7 @@ mod tests {
         with_hint(reject, &Principal::from_text(id).unwrap()).message
     }
 
+    // Promise: P9 - A single node without a canister that tools expect returns a hint.
     #[test]
     fn a_missing_canister_that_tools_expect_is_answered_with_a_hint() {
         for (id, what) in EXPECTED {

@@ -70,7 +70,7 @@ fn toml(config: &Config, data: &Path) -> String {
         None => "# disk = \"100GiB\"\n".to_owned(),
     };
     format!(
-        "# Configuration of a Thimble node. Flags stand above it; `thimble config --config FILE` \
+        "# Configuration of a Thimble node. Flags override it; `thimble config --config FILE` \
          prints all that follows from it.
 
 # What all processes of the node may take together. Everything is sized from this number: `thimble \
@@ -108,7 +108,7 @@ heap_profile = {}
 {peers}
 # What the subnet offers. The same on all its nodes.
 [features]
-# Whether everybody may make canisters and cycles out of nothing. Not set: true for a node alone, \
+# Enable the provisional methods (create canisters and cycles). Not set: true for a node alone, \
          false in a subnet of several.
 {provisional}
 # A single limit is changed by its name, as `thimble limits` prints it; the table is checked again \

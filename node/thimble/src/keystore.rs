@@ -1,4 +1,4 @@
-//! What agreement asks of the node's files for the subnet's key: its share in each epoch, and
+//! Consensus's interface to the node's files for the subnet's key: its share in each epoch, and
 //! changes of the members that its operator wants.
 
 use std::{
@@ -12,7 +12,7 @@ use nidkg::{EngineConfig, SecretShare};
 
 use crate::keys::{CHANGE, Shares, files, write_summary};
 
-/// Beside the keys: the newest epoch this node took up its share for.
+/// In the folder of the keys: the newest epoch for which this node obtained its share.
 const VOTED: &str = "voted-epoch";
 
 /// See the module.
@@ -50,7 +50,7 @@ impl KeyFiles {
         }
     }
 
-    /// The change that lies there will not be proposed again.
+    /// The pending change will not be proposed again.
     fn done(&self, why: &str) {
         tracing::info!(file = %self.change.display(), "the change of members is taken away: {why}");
         match fs::remove_file(&self.change) {
@@ -101,7 +101,7 @@ impl KeyStore for KeyFiles {
         let change = self.read_change()?;
         match summary.members_after(&change) {
             Ok(_) => {}
-            // Perhaps this one: told when its number is in effect.
+            // Perhaps this one: reported when its number is in effect.
             Err(ChangeError::UnderWay) => return None,
             // This node is behind with the blocks of the change before.
             Err(ChangeError::Number { stated, right }) if stated > right => return None,
@@ -174,7 +174,7 @@ mod tests {
         assert!(keys.membership_change(&after).is_none() && path.exists(), "under way");
         after.close_epoch();
         assert!(keys.membership_change(&after).is_none() && !path.exists(), "accepted");
-        // To one that is behind it is no reason to give up.
+        // For a node that is behind, it is not a reason to give up.
         let mut later =
             MembershipChange::new(summary.public_key(), 1, vec![node(6).1], vec![]).unwrap();
         for (key, _) in &nodes[1..] {

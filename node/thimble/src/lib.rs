@@ -53,7 +53,8 @@ pub fn main(start: StartSubnet) -> ExitCode {
     match cli::Cli::parse().run(start) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Standard error may be gone or on a full disk; the exit code still tells.
+            // Standard error may be gone or on a full disk; the exit code still reports the
+            // failure.
             let _ = writeln!(std::io::stderr(), "thimble: {error:#}");
             ExitCode::FAILURE
         }

@@ -1,4 +1,4 @@
-//! The node's binary. Everything is in the library beside it.
+//! The node's binary. Everything else is in the library of this package.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
-//! `thimble members ...`: who holds the subnet's key, and changes of who does. What a change is and
-//! what is checked is the crate `genesis`; here are files, flags and what a person reads.
+//! `thimble members ...`: the holders of the subnet's key, and changes of them. The crate `genesis`
+//! defines a change and its checks; here are files, flags and texts for people.
 //!
 //! A change that is complete waits in the data folder of the node that it was submitted to,
 //! [`CHANGE`], until that node puts it into a block (`keystore`).
@@ -75,7 +75,7 @@ pub(crate) enum MembersCommand {
         #[arg(value_name = "FILE")]
         change: PathBuf,
     },
-    /// Check a change and print what it comes to, and which signatures it has.
+    /// Check a change, and print its result and its signatures.
     ///
     /// Example: thimble members verify --data-dir /var/lib/thimble change.json
     Verify {
@@ -93,7 +93,7 @@ pub(crate) enum MembersCommand {
     /// one. One member is enough; it may be running.
     ///
     /// The members change at the end of the epoch after the one in which that block is, or later if
-    /// the key is not handed on in it.
+    /// the key is not reshared in it.
     ///
     /// Example: thimble members submit --data-dir /var/lib/thimble change.json
     Submit {
@@ -283,7 +283,7 @@ fn summary_json(summary: &Summary, own: &Principal) -> serde_json::Value {
     })
 }
 
-/// What the change comes to. Fails when it cannot be made.
+/// The result of the change. Fails when it cannot be made.
 fn change_text(summary: &Summary, change: &MembershipChange) -> Result<String> {
     let after = summary.members_after(change)?;
     let (have, need) = summary.signatures_of(change)?;

@@ -1,8 +1,8 @@
 //! The node's own figures on `/metrics`: memory as the ledger and as the operating system see it,
 //! rounds, messages, checkpoints, workers.
 //!
-//! Counters are bumped by the round loop. Everything that is a reading (memory, pools, workers) is
-//! read when somebody scrapes, so an idle node reads nothing.
+//! Counters are incremented by the round loop. Readings (memory, pools, workers) are taken on each
+//! scrape, so an idle node reads nothing.
 
 use std::{
     fmt,
@@ -34,7 +34,7 @@ use crate::{disk_usage::DiskUsage, watch::Watch};
 
 const ROUND_SECONDS: [f64; 10] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0, 10.0];
 
-/// What the round loop counts. Clones share it.
+/// Counters of the round loop. Clones share them.
 #[derive(Clone)]
 pub(crate) struct RoundMetrics {
     rounds: Counter,
@@ -122,7 +122,7 @@ impl RoundMetrics {
         self.skipped.inc();
     }
 
-    /// Work waited so long for a certified round.
+    /// Work waited for this time for a certified round.
     pub(crate) fn stalled(&self, time: Duration) {
         self.longest_stall_micros.fetch_max(time.as_micros() as u64, Ordering::Relaxed);
         let millis = time.as_millis() as u64;
@@ -163,7 +163,7 @@ impl RoundMetrics {
     }
 }
 
-/// What is read at a scrape.
+/// Sources that are read on a scrape.
 pub(crate) struct Readings {
     pub(crate) watch: Arc<Watch>,
     pub(crate) ingress: Arc<IngressPool>,

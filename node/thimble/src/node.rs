@@ -59,7 +59,7 @@ use crate::{
     watchdog::{Stage, Watchdog},
 };
 
-/// What a process gets that writes beyond the file size it is allowed.
+/// Signal to a process that writes beyond its file size limit.
 const SIGXFSZ: i32 = 25;
 /// Numbers of the public network's canisters: `specified_id` may name them, so that what tools
 /// expect under a well-known id can be installed there, and no other canister is given one.
@@ -80,13 +80,13 @@ const STOP_DEADLINE: Duration = Duration::from_secs(20);
 /// follows it may end later than [`STOP_DEADLINE`]. Below the 60 s that the lab waits and the 90 s
 /// of the systemd unit.
 const STOP_CHECKPOINT_DEADLINE: Duration = Duration::from_secs(55);
-/// Time between two looks at the deadline.
+/// Time between two checks of the deadline.
 const STOP_LOOK: Duration = Duration::from_millis(100);
 /// Exit status of a node that was stopped and could not make its last checkpoint.
 const EXIT_UNFINISHED: i32 = 3;
 
-/// Address space for the state's heap: so many times what its lines allow, and at least so much.
-/// What is taken of the disk is bounded by the lines.
+/// Address space for the state's heap: this factor times what its lines allow, and at least the
+/// minimum. The disk space that it uses is bounded by the lines.
 const STATE_HEAP_ROOM: u64 = 4;
 const STATE_HEAP_ROOM_MIN: u64 = 256 << 30;
 
@@ -121,8 +121,8 @@ fn start_again() -> Result<()> {
     Err(error).context("starting again with the state that was fetched; start the node by hand")
 }
 
-/// Waits for workers that are ending. The process that comes in the place of this one does not know
-/// them, and nobody else could: one that ends later would stay a zombie.
+/// Waits for workers that are ending. The process that replaces this one does not know them and
+/// cannot reap them: one that ends later would stay a zombie.
 fn await_children() {
     let deadline = Instant::now() + CHILDREN_GRACE;
     loop {
@@ -163,7 +163,7 @@ fn serve(mut config: Config, address_file: Option<&Path>, start: StartSubnet) ->
     served
 }
 
-/// What was opened before the runtime.
+/// Resources opened before the runtime.
 type Begun = (Instant, Ledger, Option<Cgroup>, Keys);
 
 fn serve_on(
@@ -176,8 +176,8 @@ fn serve_on(
     let limits = Arc::new(config.limits.clone());
     let (signals, _too_large) = {
         let _entered = runtime.enter();
-        // A file that may not grow any more is an error that is waited for like a full disk, and
-        // not the end, which this signal is unless somebody takes it.
+        // A file that may not grow any more is an error that is waited for like a full disk. The
+        // default action of this signal would end the process.
         let too_large = signal(SignalKind::from_raw(SIGXFSZ)).context("taking SIGXFSZ")?;
         (StopSignals::listen().context("taking SIGINT, SIGTERM and SIGHUP")?, too_large)
     };
@@ -287,7 +287,7 @@ async fn take_stop_signal(
     let _ = asked.send(signal);
 }
 
-/// The deadline after a look at what the round thread does, if it was `before`.
+/// The deadline after a check of what the round thread does, if it was `before`.
 fn stop_deadline(before: Duration, stage: Option<Stage>) -> Duration {
     if stage == Some(Stage::Checkpoint) { STOP_CHECKPOINT_DEADLINE } else { before }
 }
@@ -296,7 +296,7 @@ fn stop_deadline(before: Duration, stage: Option<Stage>) -> Duration {
 /// seen to make a checkpoint for [`STOP_CHECKPOINT_DEADLINE`].
 ///
 /// # Errors
-/// It has not ended by then. What it was doing.
+/// If it has not ended by then, with its last activity.
 fn await_rounds(
     finished: &mpsc::Receiver<()>,
     asked_at: Instant,
@@ -363,7 +363,7 @@ fn replay(config: &Config) -> Result<()> {
     replay_as(config, Role::Replay)
 }
 
-/// The same in a copy of a data folder, by so many threads.
+/// The same in a copy of a data folder, with the given number of threads.
 pub(crate) fn replay_copy(
     config: &Config,
     threads: u64,
@@ -393,8 +393,8 @@ fn replay_as(config: &Config, role: Role) -> Result<()> {
     let waits_for_trouble = matches!(role, Role::Copy { .. });
     let Opened { driver, pool, .. } =
         open(config, &limits, &ledger, cgroup, keys, &registry, role)?;
-    // The round loop executes what the log holds; then it stops, with a checkpoint. In a copy there
-    // is nobody who waits for a node: trouble of the machine is waited for.
+    // The round loop executes the log's contents; then it stops, with a checkpoint. No client waits
+    // for a copy: local faults are waited for.
     if !waits_for_trouble {
         pool.close();
     }
@@ -406,7 +406,7 @@ fn replay_as(config: &Config, role: Role) -> Result<()> {
 
 /// Opens canister memory as the newest checkpoint describes it.
 fn open_pages(data: &Path, limits: &Limits, store: &StateStore) -> Result<PageStore> {
-    // One entry for each memory there is: they lie where the canisters do.
+    // One entry for each memory: they are in the heap of the canisters.
     let here = state::heap::enter();
     let index = match store.load()? {
         Some(checkpoint) => checkpoint
@@ -431,13 +431,14 @@ impl ModuleSource for Modules {
 
 type NodeDriver = Driver<Box<dyn Consensus>, Executor, MachineClock, Volume, NodeObserver>;
 
-/// What a node is opened for.
+/// Purpose for which a node is opened.
 enum Role {
     /// To take part: make blocks, alone or with others.
     Member(StartSubnet),
-    /// To execute what the block log holds.
+    /// To execute the contents of the block log.
     Replay,
-    /// The same in a copy of a data folder, by so many threads; counts the roots that it compared.
+    /// The same in a copy of a data folder, with `threads` threads; counts the roots that it
+    /// compared.
     Copy { threads: u64, print: bool, tally: Arc<Tally> },
 }
 
@@ -454,10 +455,10 @@ struct Opened {
     outcalls: Option<NodeOutcalls>,
 }
 
-/// From here on the replicated state lies in a heap on disk.
+/// Puts the replicated state into a heap on disk from here on.
 fn make_state_heap(data: &Path, limits: &Limits) -> Result<()> {
-    // Room for all that the rules allow. A process that executes what came before a change of its
-    // limits goes on in the same heap: addresses cost nothing.
+    // Room for all that the rules allow. A process that executes blocks from before a change of its
+    // limits continues in the same heap: addresses cost nothing.
     let bytes = limits.state_heap_bytes().saturating_mul(STATE_HEAP_ROOM).max(STATE_HEAP_ROOM_MIN);
     let heap = FileHeap::create(data, bytes)
         .with_context(|| format!("making the state's heap in {}", data.display()))?;
@@ -504,7 +505,7 @@ fn open(
         |name| ledger.pool(name).with_context(|| format!("the ledger has no pool `{name}`"));
     let mut executions = named(pool::EXECUTIONS)?;
     if let Role::Copy { threads, .. } = role {
-        // Room for all of them at once, beside the sheet: nothing is served meanwhile.
+        // Room for all of them at once, in addition to the sheet: nothing is served meanwhile.
         let each = executions.cap_bytes().div_ceil(limits.execution.threads.max(1));
         executions = Pool::standalone(pool::EXECUTIONS, each.saturating_mul(threads));
     }
@@ -683,7 +684,7 @@ fn executor_config(
     })
 }
 
-/// What a call is checked by before it is taken, and again in every block.
+/// Verifier of calls, when they are taken and again in every block.
 fn call_verifier(limits: &Limits, keys: &Keys) -> CallVerifier {
     CallVerifier::new(
         keys.committee.public_key,
@@ -716,7 +717,7 @@ fn open_log(data: &Path, executor: &Executor) -> Result<(BlockLog, Height)> {
     Ok((log, recovered_at))
 }
 
-/// Registers what the node counts and what it reads when somebody asks.
+/// Registers the node's counters and its readings.
 fn register_metrics(
     registry: &Mutex<Registry>,
     watch: &Arc<Watch>,
@@ -838,8 +839,8 @@ async fn start_gateway(
     Ok(gateway)
 }
 
-/// Serves canisters to browsers, where that is wanted and there is memory for it. Only what somebody
-/// asked for must be had.
+/// Serves canisters to browsers, if that is enabled and there is memory for it. A lack of memory is
+/// an error only if it was requested.
 async fn start_http_gateway(
     config: &Config,
     ledger: &Ledger,
@@ -898,8 +899,8 @@ fn no_http_gateway(config: &Config) -> Option<String> {
     })
 }
 
-/// What the agreement library says of its own steps is nothing that an operator can use: unless the
-/// filter names it, it is heard from warnings on.
+/// The consensus library's logs of its own steps are of no use to operators: unless the filter
+/// names it, it is logged from warnings on.
 const LIBRARY: &str = "commonware";
 
 fn log_filter(text: &str) -> Result<EnvFilter> {
@@ -917,8 +918,7 @@ pub(crate) fn start_logging(filter: &str) -> Result<()> {
     let filter = log_filter(filter)?;
     tracing_subscriber::fmt()
         .with_env_filter(filter)
-        // A log that cannot be written is no reason to end: there would be nowhere to say so
-        // either.
+        // A log that cannot be written must not end the node: the error could not be logged either.
         .log_internal_errors(false)
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
@@ -926,14 +926,14 @@ pub(crate) fn start_logging(filter: &str) -> Result<()> {
     Ok(())
 }
 
-/// Descriptors of the node besides those of canisters and connections: logs, sockets of workers,
+/// Descriptors of the node other than those of canisters and connections: logs, sockets of workers,
 /// the stores.
 const DESCRIPTORS_OWN: u64 = 64;
 /// How often the page store has `pages.open_files` open at most: written, being synced, without a
 /// name, and in passing, to be mapped, read, folded or sent to peers.
 const TIMES_OPEN: u64 = 4;
 
-/// Open files that all canisters and connections may come to.
+/// Open files that all canisters and connections may need.
 pub(crate) fn descriptors_needed(limits: &Limits) -> u64 {
     let memories = TIMES_OPEN.saturating_mul(limits.pages.open_files);
     let connections = limits.gateway.connections.saturating_add(limits.http_gateway.connections);

@@ -1,5 +1,5 @@
-//! What the node makes of its rounds: figures, the ledger's readings, answers to clients that wait,
-//! and memory that is held back.
+//! The node's observer of rounds: figures, the ledger's readings, answers to clients that wait, and
+//! memory that is held back.
 
 use std::{
     sync::{
@@ -32,7 +32,7 @@ pub(crate) struct NodeObserver {
     pub(crate) metrics: RoundMetrics,
     pub(crate) observed: Observed,
     pub(crate) pages: Arc<PageStore>,
-    /// [`Executor::relieved`] when it was last looked at.
+    /// [`Executor::relieved`] at the last check.
     pub(crate) relieved: u64,
     /// None where the subnet makes no requests to servers outside.
     pub(crate) outcalls: Option<NodeOutcalls>,
@@ -92,8 +92,8 @@ impl Observer<Executor> for NodeObserver {
     }
 }
 
-/// What the rules of replicated state hold to its cap: counted after every round, so that the ledger,
-/// for pools, and the disk's sheet, for what lies in the state's heap, say what is held.
+/// Memory that the rules of replicated state limit: counted after every round for the ledger's
+/// pools and, for the state's heap, the disk's sheet.
 pub(crate) struct Observed {
     in_heap: Arc<HeldInHeap>,
     delta_index: Option<Observation>,

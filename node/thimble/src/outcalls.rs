@@ -57,7 +57,7 @@ pub(crate) fn start(runtime: &tokio::runtime::Runtime, outcalls: Option<&NodeOut
 }
 
 impl NodeOutcalls {
-    /// What is open after a round.
+    /// Sets the outcalls that are open after a round.
     pub(crate) fn set_open(&self, outcalls: &Outcalls) {
         let open = outcalls.open();
         let of_one = |outcall: &state::Outcall| OpenOutcall {

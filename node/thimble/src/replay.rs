@@ -1,11 +1,11 @@
-//! `thimble replay`: what a node's block log holds above its newest checkpoint is executed again,
-//! and every state root is compared with the one that the node recorded.
+//! `thimble replay`: executes again the blocks of a node's log above its newest checkpoint, and
+//! compares every state root with the one that the node recorded.
 //!
-//! The folder stays as it is. Executing changes a state and makes checkpoints, so a copy of what is
-//! needed is executed: the checkpoint, canister memory, the log, and the rules that the blocks were
-//! executed by. Keys stay where they are, compiled code is made anew. The log knows nothing of how
-//! many threads executed it, and what a block comes to must not depend on it either: that is what a
-//! check with several numbers shows.
+//! The folder is not changed. Executing changes a state and makes checkpoints, so a copy of the
+//! necessary parts is executed: the checkpoint, canister memory, the log, and the rules that the
+//! blocks were executed by. Keys stay where they are, compiled code is made anew. The log does not
+//! record the number of threads that executed it, and the result of a block must not depend on it
+//! either: a check with several numbers verifies that.
 //!
 //! This module must never know what a block means.
 
@@ -32,7 +32,7 @@ use state::{Fault, Height};
 
 use crate::{config::Config, node, rules};
 
-/// What a replay needs of a data folder, besides the keys.
+/// Parts of a data folder that a replay needs, in addition to the keys.
 const PARTS: [&str; 5] = ["state", "pages", "blocks", "rules", "verdicts.txt"];
 /// Threads that a replay may take.
 const THREADS_MAX: u64 = 64;
@@ -42,7 +42,7 @@ const REMOVAL_PATIENCE: Duration = Duration::from_secs(3);
 /// Exit status after an interrupt.
 const INTERRUPTED: i32 = 130;
 
-/// What `thimble replay` is asked for.
+/// Options of `thimble replay`.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) folder: PathBuf,
@@ -171,7 +171,7 @@ fn lock_as_it_is(folder: &Path) -> Result<Option<Lock>> {
     Ok(Some(lock))
 }
 
-/// Whoever presses Ctrl-C gets the room of the copy back.
+/// Frees the space of the copy on Ctrl-C.
 fn remove_when_interrupted(copy: &Path) {
     let copy = copy.to_owned();
     let waiting = std::thread::Builder::new().name("interrupts".into()).spawn(move || {
@@ -184,7 +184,7 @@ fn remove_when_interrupted(copy: &Path) {
         if asked.is_err() {
             return;
         }
-        // What executes goes on making files until the process ends.
+        // The execution continues to make files until the process ends.
         let until = Instant::now() + REMOVAL_PATIENCE;
         while fs::remove_dir_all(&copy).is_err() && copy.exists() && Instant::now() < until {
             std::thread::yield_now();
@@ -273,7 +273,7 @@ impl Consensus for Counted {
                 let recorded = u64::from(self.recorded);
                 self.tally.compared.fetch_add(recorded, Ordering::Relaxed);
                 if self.print {
-                    // Whoever reads may stop reading; the check goes on.
+                    // The reader may stop reading; the check continues.
                     let _ = writeln!(io::stdout(), "{} {}", height.0, hex::encode(root));
                 }
             }
@@ -293,7 +293,7 @@ impl Consensus for Counted {
 /// Copies what a replay needs, holes as holes: canister memory is sparse.
 fn copy_folder(from: &Path, to: &Path) -> Result<()> {
     for part in PARTS {
-        // A part may lie on another volume.
+        // A part may be on another volume.
         let part_from = from.join(part);
         let part_from = fs::canonicalize(&part_from).unwrap_or(part_from);
         copy(&part_from, &to.join(part))?;

@@ -24,7 +24,7 @@ const FULL_BYTES: u64 = 1 << 20;
 /// See the module.
 pub(crate) struct NodeRetryPolicy {
     pool: Arc<IngressPool>,
-    /// Where the node's data lies.
+    /// Disk of the node's data.
     disk: Box<dyn DiskProbe + Sync>,
     /// Steps that wait now: at most one per thread that executes.
     waiting: Mutex<Vec<Trouble>>,
@@ -103,7 +103,7 @@ impl RetryPolicy for NodeRetryPolicy {
         match waiting.first() {
             Some(other) => drop(self.pool.health().refuse(Cause::Round, self.reason(other))),
             None => {
-                tracing::info!(%trouble, attempts = trouble.attempt, "over: the round goes on, updates are taken again");
+                tracing::info!(%trouble, attempts = trouble.attempt, "the fault is over: the round continues, updates are accepted again");
                 self.pool.health().withdraw(Cause::Round);
             }
         }
@@ -137,6 +137,7 @@ mod tests {
         }
     }
 
+    // Promise: P7 - Retries of a round wait at most 5 s.
     #[test]
     fn waits_double_up_to_five_seconds() {
         let waits: Vec<_> = (1..=10).map(|failed| wait_after(failed).as_millis()).collect();
@@ -158,6 +159,7 @@ mod tests {
         assert_eq!(pool.refusing(), None);
     }
 
+    // Promise: P7 - Repeated failures of one message log the command that rejects it.
     #[test]
     fn a_message_that_fails_again_and_again_brings_the_command_through() {
         let (pool, retry) = retry();
@@ -175,7 +177,7 @@ mod tests {
         assert_eq!(pool.refusing(), None);
     }
 
-    /// A disk with so many bytes free.
+    /// A disk with this number of free bytes.
     struct Free(u64);
 
     impl std::fmt::Display for Free {
@@ -194,6 +196,7 @@ mod tests {
         }
     }
 
+    // Promise: P7 - A full disk does not blame a message.
     #[test]
     fn where_the_disk_is_full_no_message_is_blamed() {
         let killer = Trouble { runs_message: true, ..trouble(1, ATTEMPTS_BEFORE_VERDICT) };

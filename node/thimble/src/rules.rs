@@ -1,17 +1,17 @@
-//! The rules that rounds were executed by, recorded beside the block log.
+//! The rules that rounds were executed by, recorded with the block log.
 //!
-//! What a block comes to depends on the agreed limits, on the features and on the program. Blocks
-//! above the newest checkpoint are executed again after a crash and have to come to the same, so
-//! the file `rules` in the data folder says by which rules they were executed first. A start with
-//! other ones (another `--memory`, say) first executes the log to its end by the recorded rules and
-//! makes a checkpoint there; then the new rules are written down, durably, and only then anything
-//! is executed by them. A crash in between leaves the old rules with blocks that were executed by
-//! them, or with none, or the new rules with none: each is a pair that fits.
+//! The result of a block depends on the agreed limits, on the features and on the program. Blocks
+//! above the newest checkpoint are executed again after a crash and must have the same result, so
+//! the file `rules` in the data folder records the rules by which they were executed first. A start
+//! with other ones (another `--memory`, say) first executes the log to its end by the recorded
+//! rules and makes a checkpoint there; then the new rules are written durably, and only then
+//! anything is executed by them. A crash in between leaves the old rules with blocks that were
+//! executed by them, or with none, or the new rules with none: each is a consistent pair.
 //!
 //! Rules of another version of the program cannot be followed by this one: with blocks to execute
 //! it refuses, naming both.
 //!
-//! This module must never know what the rules say.
+//! This module must never know the content of the rules.
 
 use std::path::Path;
 
@@ -40,7 +40,7 @@ struct Rules {
     version: u32,
     /// Its name for people.
     program: String,
-    /// What members of a subnet compare.
+    /// Settings that members of a subnet compare.
     agreed: Vec<(String, u64)>,
     /// All features and limits; another version may not know them.
     features: serde_json::Value,
@@ -58,7 +58,7 @@ impl Rules {
         })
     }
 
-    /// Whether a batch comes to the same.
+    /// Whether a batch has the same result.
     fn same(&self, other: &Self) -> bool {
         self.version == other.version && self.agreed == other.agreed
     }
@@ -152,7 +152,8 @@ pub(crate) fn settle(
     let write = |rules: &Rules| -> Result<()> { Ok(slot.write(&serde_json::to_vec(rules)?)?) };
     let Some(recorded) = recorded(&slot)? else { return write(&configured) };
     if recorded.same(&configured) {
-        // What decides no batch is remembered too: the disk budget, where none is stated.
+        // Settings that do not affect batches are recorded too: the disk budget, where none is
+        // stated.
         return if recorded.limits == configured.limits { Ok(()) } else { write(&configured) };
     }
     let differences = recorded.differences(&configured);
@@ -283,6 +284,7 @@ mod tests {
         store.write(delta).unwrap();
     }
 
+    // Promise: P8 - Blocks are replayed by the rules of their time, also after an interruption.
     #[test]
     fn blocks_are_executed_by_the_rules_they_were_executed_by_and_then_the_change_takes_effect() {
         let folder = tempfile::tempdir().unwrap();
@@ -295,7 +297,7 @@ mod tests {
         settled(&large).unwrap();
         add_block(data, 1);
         settled(&large).unwrap();
-        // What ends before the checkpoint is there changes nothing.
+        // A replay that ends before its checkpoint changes nothing.
         for _ in 0..2 {
             let ended = settle(&small, SEGMENT_BYTES, |before| {
                 assert_eq!(before.limits, large.limits);
@@ -304,7 +306,7 @@ mod tests {
             assert!(ended.is_err());
         }
         assert!(settle(&small, SEGMENT_BYTES, |_| Ok(())).is_err(), "the blocks are still there");
-        // With the checkpoint and without the new rules: the old ones stand, with nothing to
+        // With the checkpoint and without the new rules: the old ones apply, with nothing to
         // execute.
         let cut = settle(&small, SEGMENT_BYTES, |_| {
             checkpoint(data, 1);

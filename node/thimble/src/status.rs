@@ -147,7 +147,7 @@ fn rounds(out: &mut String, report: &Report) {
     );
 }
 
-/// What lies on disk, line by line.
+/// Disk usage, line by line.
 fn disk(out: &mut String, report: &Report) {
     let disk = &report.disk;
     let budget = match disk.budget_bytes {

@@ -1,11 +1,12 @@
 //! Operators' verdicts: messages that are to be rejected without being executed, because every
 //! worker that runs them dies, or because they make the node panic. `thimble reject` writes them
 //! into the data folder; the node reads them when it starts and gives them to execution at their
-//! height. Once such a round is executed, its verdicts stand in the block log beside the outcome,
-//! and replays take them from there.
+//! height. Once such a round is executed, its verdicts are in the block log with the outcome, and
+//! replays take them from there.
 //!
-//! One file of text, `HEIGHT CANISTER ORDINAL` on each line, replaced whole. In a subnet every
-//! operator gives the same verdict, or the roots of their nodes differ and the fewer stop.
+//! One text file, `HEIGHT CANISTER ORDINAL` on each line, replaced whole. In a subnet every
+//! operator must give the same verdict; otherwise the roots of their nodes differ and the minority
+//! stops.
 
 use std::{collections::BTreeMap, fs, io::ErrorKind, path::Path};
 
@@ -116,6 +117,7 @@ mod tests {
 
     use super::*;
 
+    // Promise: P7 - Verdicts are stored and applied at their height.
     #[test]
     fn verdicts_are_kept_and_found_at_their_height() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! What is known of the node at a moment: readings of the memory of its processes, and the record
-//! of the governor ([`memory::Record`]).
+//! State of the node at a moment: readings of the memory of its processes, and the record of the
+//! governor ([`memory::Record`]).
 //!
 //! One [`Watch`] is shared by the governor (which writes), the metrics and the status report (which
 //! read), the gateway's adapter and the round loop (which ask how far work is held back).
@@ -30,7 +30,7 @@ pub(crate) struct Watch {
     pub(crate) watchdog: Watchdog,
     pub(crate) clock: NodeClock,
     // Configuration.
-    /// What the loader wrote in this process before it began; workers are of the same program.
+    /// Bytes that the loader wrote in this process before it began; workers run the same program.
     program_bytes: u64,
     // Counters.
     pub(crate) queries: AtomicU64,
@@ -46,13 +46,13 @@ pub(crate) struct Reading {
     pub(crate) processes: Vec<report::Process>,
     pub(crate) anonymous_bytes: u64,
     pub(crate) file_bytes: u64,
-    /// What of it pools of the ledger hold.
+    /// Bytes of it that pools of the ledger hold.
     pub(crate) accounted_bytes: u64,
 }
 
 impl Reading {
-    /// Anonymous memory that no pool of the ledger holds: what the processes need at rest, and what
-    /// nobody reserved. Negative while reservations are not used up.
+    /// Anonymous memory that no pool of the ledger holds: the baseline of the processes, and memory
+    /// that was not reserved. Negative while reservations are not used up.
     pub(crate) fn unaccounted_bytes(&self) -> i64 {
         budget::unaccounted(self.anonymous_bytes, self.accounted_bytes).unaccounted_bytes
     }
@@ -136,9 +136,9 @@ impl Watch {
     }
 }
 
-/// What `read` saw of memory, and what pools held while it looked. Processes are read one after the
-/// other: a message that ends meanwhile was seen with all its pages, and its reservation is gone a
-/// moment later. So of each pool the larger amount of before and after counts.
+/// The result of `read` on memory, and the bytes that pools held during it. Processes are read one
+/// after the other: a message that ends meanwhile was seen with all its pages, and its reservation
+/// is gone a moment later. So of each pool the larger amount of before and after counts.
 fn held_beside<T>(ledger: &Ledger, read: impl FnOnce() -> T) -> (T, u64) {
     let before = ledger.snapshot().pools;
     let seen = read();

@@ -1,8 +1,8 @@
 //! The watchdog: reports a round or checkpoint that does not end.
 //!
-//! The round loop notes what it does, execution notes which message each thread runs, and whoever
-//! asks for `/health` gets the difference to the clock. So the report needs no thread of its own and
-//! is right even while every other thread waits. The governor's thread logs it.
+//! The round loop records its activity, execution records which message each thread runs, and each
+//! request for `/health` computes the difference to the clock. So the report needs no thread of its
+//! own and is right even while every other thread waits. The governor's thread logs it.
 
 use std::{
     fmt,
@@ -22,7 +22,7 @@ pub(crate) const REFUSE_AFTER: Duration = Duration::from_secs(60);
 /// A message that runs for less within a stalled round is one of many, and not the reason.
 const SUSPECT_AFTER: Duration = Duration::from_secs(5);
 
-/// What the round loop does.
+/// Activity of the round loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// Executes a batch and records its outcome.
@@ -132,7 +132,7 @@ pub(crate) struct StallLog {
     logged: Option<(Stage, Height, Duration)>,
 }
 
-/// What to log.
+/// An event to log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StallEvent {
     /// Not ended yet.
@@ -183,6 +183,7 @@ mod tests {
         RunningMessage { point, what: "method spin".into(), since }
     }
 
+    // Promise: P21 - A round that has not ended after 10 s is reported as stalled.
     #[test]
     fn round_is_stalled_after_ten_seconds_and_not_before() {
         let (watchdog, begun) = (watchdog(), Instant::now());
@@ -206,6 +207,7 @@ mod tests {
         }
     }
 
+    // Promise: P21 - A stall is reported with height, message and the `thimble reject` command.
     #[test]
     fn stall_names_height_message_and_reject_command() {
         let now = Instant::now();
@@ -229,6 +231,7 @@ mod tests {
         assert!(!short.contains("thimble reject"), "one message of many is not blamed: {short}");
     }
 
+    // Promise: P21 - A stalled checkpoint is reported as such.
     #[test]
     fn checkpoint_is_told_apart_from_a_round() {
         let (watchdog, begun) = (watchdog(), Instant::now());
@@ -238,6 +241,7 @@ mod tests {
         assert!(!text.contains("thimble reject"), "{text}");
     }
 
+    // Promise: P21 - A stall is logged when its length doubles and when it ends.
     #[test]
     fn stall_is_logged_when_its_length_doubles_and_when_it_ends() {
         let (watchdog, begun) = (watchdog(), Instant::now());

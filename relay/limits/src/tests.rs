@@ -15,6 +15,7 @@ fn anonymous_bytes(limits: &Limits) -> u64 {
     limits.sheet().sum_bytes() - process.kernel_bytes - process.page_cache_floor_bytes
 }
 
+// Promise: P24 - The smallest budget of a relay is 64 MiB, and less is refused by line.
 #[test]
 fn the_smallest_relay_takes_64_mib() {
     assert_eq!(Limits::smallest_bytes(), 64 * MIB);
@@ -44,6 +45,7 @@ fn presets_are_derived_and_named() {
     assert!(text.contains("`tiny`") && text.contains("micro (128 MiB)"), "{text}");
 }
 
+// Promise: P24 - The relay's lines sum to at most `--memory` for every MiB from 64 MiB to 4 GiB.
 #[test]
 fn every_mib_adds_up_and_more_memory_never_means_less() {
     let mut before: Option<Limits> = None;

@@ -369,6 +369,7 @@ mod tests {
         assert!(!off.runs_discv5() && !off.asks_peers());
     }
 
+    // Promise: P16 - Every listen address of the relay may be a host name.
     #[test]
     fn host_names_are_resolved_in_every_address_to_listen_at() {
         assert_eq!(

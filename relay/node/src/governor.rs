@@ -179,6 +179,7 @@ impl Worker {
 mod tests {
     use super::*;
 
+    // Promise: P24 - Each refusal names the measured memory and the limit.
     #[test]
     fn what_is_held_back_comes_in_order_and_names_memory_and_limit() {
         let limits = relay_limits::Limits::preset("tiny").unwrap().governor;

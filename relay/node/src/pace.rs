@@ -158,6 +158,7 @@ mod tests {
         accepted / 10
     }
 
+    // Promise: P24 - A slow receiver limits publishers to 250 messages or 8 MiB/s at the lowest.
     #[test]
     fn a_receiver_that_reads_slowly_does_not_slow_publishers_below_the_floor() {
         // Ten a second are not waited for at all, but for the first second.

@@ -850,6 +850,7 @@ fn the_node_stops_though_clients_hold_connections() {
     assert!(TcpStream::connect(node.address).is_err());
 }
 
+// Promise: P16 - Operator pages of the relay are refused to foreign origins and host names.
 #[test]
 fn operator_pages_are_refused_to_other_web_pages() {
     let node = start("", &["--host-name", "relay.example"]);
@@ -876,6 +877,7 @@ fn operator_pages_are_refused_to_other_web_pages() {
     }
 }
 
+// Promise: P23 - SIGHUP stops the relay like SIGTERM.
 #[test]
 fn hangup_stops_the_node_in_order() {
     let mut node = start("", &[]);

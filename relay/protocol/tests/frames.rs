@@ -92,6 +92,7 @@ fn damaged_bytes_are_refused_by_every_decoder() {
     }
 }
 
+// Promise: P24 - A list of a million empty entries is refused at its limit.
 /// Lists that grow are refused at their limit; the rest is not read.
 #[test]
 fn a_million_empty_entries_are_refused_at_the_limit() {
@@ -223,6 +224,7 @@ proptest! {
         prop_assert_eq!(store::Reply::decode(body(&frame)), Ok(whole));
     }
 
+    // Promise: P24 - No input stops a decoder.
     #[test]
     fn no_bytes_stop_a_decoder(bytes in vec(any::<u8>(), 0..300)) {
         for (_, decode) in decoders() {

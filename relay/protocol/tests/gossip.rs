@@ -155,6 +155,7 @@ fn heap_bytes(rpc: &Rpc) -> usize {
         + rpc.prune.iter().map(|p| p.peers.capacity() * size_of::<PrunePeer>()).sum::<usize>()
 }
 
+// Promise: P24 - A decoded message uses at most twice its bytes and 512 KiB.
 #[test]
 fn the_densest_rpc_stays_within_its_memory() {
     let id = wrapped(2, &[7; 32]);

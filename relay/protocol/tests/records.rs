@@ -103,6 +103,7 @@ fn the_list_of_the_specification_is_read() {
     assert_eq!(ListRoot::decode(&other, &key.public_key), Err(ListError::Signature));
 }
 
+// Promise: P24 - A DNS record is used only if its hash equals its name.
 #[test]
 fn only_what_hashes_to_its_name_is_read() {
     let record = ListEntry::Record(Box::new(content(1).sign(&[3; 32]).unwrap()));
@@ -117,6 +118,7 @@ fn only_what_hashes_to_its_name_is_read() {
 }
 
 proptest! {
+    // Promise: P24 - Only signed lists of nodes are accepted.
     #[test]
     fn whatever_is_signed_is_read_and_whatever_is_not_is_refused(
         sequence in any::<u64>(), cluster in any::<u16>(), shards in proptest::collection::vec(0_u16..1024, 0..70),

@@ -131,6 +131,7 @@ fn all(_: usize, _: usize) -> bool {
     true
 }
 
+// Promise: P23 - Meshes stay within `d_low` and `d_high`.
 #[test]
 fn meshes_form_and_stay_in_their_range() {
     let config = Config::default();
@@ -143,6 +144,7 @@ fn meshes_form_and_stay_in_their_range() {
     }
 }
 
+// Promise: P23 - A message reaches every peer of a sparse network.
 #[test]
 fn a_message_reaches_everybody_in_a_sparse_network() {
     // A ring in which each node knows the next five.
@@ -241,6 +243,7 @@ fn a_peer_that_never_reads_costs_its_queue_and_no_more() {
     assert_eq!(first, Outgoing::Message(TOPIC, 990), "the oldest left");
 }
 
+// Promise: P24 - Client messages wait while no peer of the mesh has room.
 #[test]
 fn there_is_room_while_one_peer_of_the_mesh_keeps_up() {
     let mut router = router_with(2, Config { queue_messages: 10, ..Config::default() });
@@ -321,6 +324,7 @@ fn a_flood_of_strangers_leaves_room_for_dialled_peers() {
     }
 }
 
+// Promise: P24 - Broken gossip promises lower the score of a peer until it is ignored.
 #[test]
 fn promises_that_are_not_kept_cost_until_nobody_listens() {
     let mut router = router_with(2, Config::default());
@@ -501,6 +505,7 @@ fn the_same_calls_give_the_same_network() {
     assert_eq!(run(), run());
 }
 
+// Promise: P24 - Every bound of the router holds for random input of peers.
 /// For any input of peers in any order, bounds hold, and meshes are of peers that are there.
 #[test]
 fn nonsense_from_peers_keeps_every_bound() {
@@ -571,6 +576,7 @@ fn nonsense_from_peers_keeps_every_bound() {
     }
 }
 
+// Promise: P24 - A full router replaces bad and useless peers.
 #[test]
 fn a_full_router_gives_places_of_bad_and_useless_peers_to_others() {
     let config = Config { peers: 4, newcomer_heartbeats: 3, ..Config::default() };

@@ -331,6 +331,7 @@ pub(crate) fn io_error(error: RecordError) -> io::Error {
 mod tests {
     use super::*;
 
+    // Promise: P8 - Segments of the relay keep the bytes of their version.
     #[test]
     fn a_segment_is_laid_out_as_the_module_says_and_read_back_by_its_reader() {
         let folder = tempfile::tempdir().unwrap();

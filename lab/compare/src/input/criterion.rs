@@ -1,10 +1,10 @@
 //! Folders of Criterion (`target/criterion`), and single estimates of it.
 //!
 //! A run is one value for each benchmark: the median of its samples. The spread inside a run is not
-//! used: what makes two runs differ is mostly not in it. `FOLDER#NAME` is what was saved with
-//! `--save-baseline NAME`; without it, the newest.
+//! used: most of the difference between two runs is not in it. `FOLDER#NAME` is the baseline saved
+//! with `--save-baseline NAME`; without it, the newest.
 //!
-//! What bounds it: [`DEPTH_MAX`], [`ENTRIES_MAX`], [`ESTIMATES_BYTES_MAX`]; links are not followed.
+//! Bounds: [`DEPTH_MAX`], [`ENTRIES_MAX`], [`ESTIMATES_BYTES_MAX`]; links are not followed.
 
 use std::{
     ffi::OsStr,
@@ -20,7 +20,7 @@ use super::Readings;
 
 /// Levels of folders that are searched below the one that was named.
 const DEPTH_MAX: usize = 8;
-/// Most entries that are looked at.
+/// Most entries that are read.
 const ENTRIES_MAX: usize = 200_000;
 /// Longest file of estimates.
 const ESTIMATES_BYTES_MAX: u64 = 1 << 20;
@@ -68,7 +68,7 @@ pub(crate) fn read_folder(folder: &Path, baseline: &str) -> Result<Readings, Str
             if entries > ENTRIES_MAX {
                 return Err(format!("it has more than {ENTRIES_MAX} entries; name a folder in it"));
             }
-            // Links are no folders here.
+            // Links do not count as folders here.
             if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 continue;
             }

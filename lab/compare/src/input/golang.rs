@@ -1,10 +1,10 @@
 //! Go's test output: `go test -json`, `go test -v`, and benchmarks of both (`-bench`, `-benchmem`).
 //!
-//! A test is called by its package and its name, a benchmark's value by its unit too unless that is
-//! time. The number of processors behind a benchmark's name is left out. Times of tests that failed
+//! A test is named by its package and its name, a benchmark's value by its unit too unless that is
+//! time. The number of processors after a benchmark's name is removed. Times of tests that failed
 //! or were skipped do not count.
 //!
-//! What bounds it: [`PACKAGES_MAX`] outputs joined, [`LINE_BYTES_MAX`], values as in `input`.
+//! Bounds: [`PACKAGES_MAX`] outputs joined, [`LINE_BYTES_MAX`], values as in `input`.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::figure::Unit;
 
 /// Most packages whose output is put together.
 const PACKAGES_MAX: usize = 4096;
-/// Of a longer line only so much is looked at.
+/// Only this part of a longer line is read, in bytes.
 const LINE_BYTES_MAX: usize = 8192;
 /// Most metrics on a benchmark's line.
 const METRICS_MAX: usize = 32;
@@ -53,7 +53,7 @@ pub(crate) fn read_events(text: &str) -> Result<Readings, String> {
         if line.trim().is_empty() {
             continue;
         }
-        // What fails to build writes lines that are no events between them.
+        // A package that fails to build writes lines between the events that are not events.
         let event: Event = match serde_json::from_str(line) {
             Ok(event) => event,
             Err(_) if !line.starts_with('{') => continue,
@@ -102,7 +102,7 @@ pub(crate) fn is_text(text: &str) -> bool {
 pub(crate) fn read_text(text: &str) -> Result<Readings, String> {
     let mut readings = Readings::default();
     let mut package = "";
-    // Tests are told before their package is: what waits for its name.
+    // Tests are reported before their package: values that wait for its name.
     let mut waiting: Vec<(&str, &str, f64)> = Vec::new();
     for line in text.lines() {
         let line = cut(line.trim());

@@ -1,10 +1,10 @@
 //! JUnit XML, as test runners of most languages write it.
 //!
-//! A test is called by its class and its name; where the class says nothing (it is missing, or
-//! `test` as Node's reporter writes), by the suites around it. Times of tests that failed or were
+//! A test is named by its class and its name; where the class has no information (it is missing, or
+//! `test` as Node's reporter writes), by the enclosing suites. Times of tests that failed or were
 //! skipped are not compared: they ended early. Entities that a document declares are not expanded.
 //!
-//! What bounds it: [`DEPTH_MAX`], [`ATTRIBUTE_BYTES_MAX`], values as in `input`.
+//! Bounds: [`DEPTH_MAX`], [`ATTRIBUTE_BYTES_MAX`], values as in `input`.
 
 use quick_xml::{
     Reader, XmlVersion,
@@ -16,9 +16,9 @@ use crate::figure::{Unit, shortened};
 
 /// Deepest nesting of elements.
 const DEPTH_MAX: usize = 64;
-/// Longest attribute that is looked at.
+/// Longest attribute that is read.
 const ATTRIBUTE_BYTES_MAX: usize = 1 << 16;
-/// Elements whose attributes are looked at have at most so many.
+/// Most attributes of an element whose attributes are read.
 const ATTRIBUTES_MAX: usize = 64;
 /// Longest name of a suite that is kept as part of a test's.
 const SUITE_BYTES_MAX: usize = 256;
@@ -50,7 +50,7 @@ struct Case {
 pub(crate) fn read(text: &str) -> Result<Readings, String> {
     let mut reader = Reader::from_str(text);
     let mut readings = Readings::default();
-    // What is open: the name of a suite, or nothing for other elements.
+    // The open elements: the name of a suite, or `None` for other elements.
     let mut open: Vec<Option<String>> = Vec::new();
     let mut case: Option<Case> = None;
     loop {
@@ -168,7 +168,7 @@ fn attributes<const N: usize>(
         if attribute.value.len() > ATTRIBUTE_BYTES_MAX {
             return Err(format!("an attribute is longer than {ATTRIBUTE_BYTES_MAX} bytes"));
         }
-        // Knows XML's five entities and no others: what a document declares is not looked at.
+        // Knows XML's five entities and no others: declarations of a document are ignored.
         let value = attribute
             .normalized_value(XmlVersion::Implicit1_0)
             .map_err(|error| error.to_string())?;

@@ -1,11 +1,11 @@
-//! What the lab's own benches and storms write.
+//! Output of the lab's own benches and storms.
 //!
 //! A document of figures (`bench`, anything else that writes one), rows that carry figures
 //! (`storm`, `bench-net`), reports of `stress` and `bench-relay`, of the hammer, and the summary of
-//! a capped run. Turns of one node in one file are several values of a test. Nodes beside the first
+//! a capped run. Turns of one node in one file are several values of a test. Nodes after the first
 //! one of a bench are named in the test.
 //!
-//! What bounds it: values as in `input`, [`SERIES_LINES_MAX`] lines of a series.
+//! Bounds: values as in `input`, [`SERIES_LINES_MAX`] lines of a series.
 
 use serde_json::Value;
 
@@ -14,7 +14,7 @@ use crate::figure::{Better, Figure};
 
 /// Files that sum up what is in their folder: a storm's, a bench of a subnet's.
 pub(crate) const SUMMARIES: [&str; 3] = ["verdict.json", "table.json", "figures.json"];
-/// Lines of a series that are looked at, from its beginning.
+/// Lines of a series that are read, from its beginning.
 const SERIES_LINES_MAX: usize = 4_000_000;
 /// Quantiles whose values are repeatable enough to be compared.
 const QUANTILES: [&str; 2] = ["p50", "p99"];

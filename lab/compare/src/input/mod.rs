@@ -1,11 +1,11 @@
 //! Files of measurements, whatever tool wrote them, as readings: name, value, unit.
 //!
-//! What a file is, its content says, not its name. Files come from outside: what is declared in
-//! them is not believed, and everything is counted before it is kept. What cannot be read is
-//! refused with what it looks like.
+//! The content decides the format, not the name. Files come from outside: declared sizes are not
+//! trusted, and everything is counted before it is kept. An unreadable file is refused with its
+//! apparent format.
 //!
-//! What bounds it: [`FILE_BYTES_MAX`], [`READINGS_MAX`], depths in the parsers. What it must never
-//! know: what is compared with what.
+//! Bounds: [`FILE_BYTES_MAX`], [`READINGS_MAX`], depths in the parsers. Must never know: what is
+//! compared with what.
 
 pub(crate) mod criterion;
 pub(crate) mod golang;
@@ -33,7 +33,7 @@ pub const READINGS_MAX: usize = 200_000;
 /// Of a long series, the end that has the summary.
 const TAIL_BYTES: u64 = 1 << 20;
 
-/// Why a file is not read. Each says what to do.
+/// Why a file is not read. Each text states what to do.
 #[derive(Debug, Error)]
 pub enum InputError {
     /// The file system refuses.
@@ -41,7 +41,7 @@ pub enum InputError {
     Io {
         /// The file or folder as it was named.
         path: String,
-        /// What it said.
+        /// The error of the operating system.
         error: std::io::Error,
     },
     /// A file of more than [`FILE_BYTES_MAX`] bytes that is not a series of samples.
@@ -57,7 +57,7 @@ pub enum InputError {
     Unknown {
         /// The file as it was named.
         path: String,
-        /// What the content looks like, in words.
+        /// A description of the content.
         looks: String,
     },
     /// Known, and damaged.
@@ -67,7 +67,7 @@ pub enum InputError {
         path: String,
         /// Name of the kind that was recognised ([`Kind::name`]).
         looks: &'static str,
-        /// What is wrong with the content, in words.
+        /// A description of the fault in the content.
         fault: String,
     },
 }
@@ -84,11 +84,11 @@ pub struct Reading {
     pub value: Option<f64>,
     /// The base unit.
     pub unit: Unit,
-    /// Where the file says so.
+    /// `None` where the file does not state it.
     pub better: Option<Better>,
 }
 
-/// What a parser found.
+/// Result of a parser.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Readings {
     /// In the order of the file; a name may come several times.
@@ -97,9 +97,9 @@ pub struct Readings {
     pub failed: usize,
     /// Tests that were skipped.
     pub skipped: usize,
-    /// Values that are none, such as NaN.
+    /// Invalid values, such as NaN.
     pub unusable: usize,
-    /// The first of them, in words.
+    /// A description of the first of them.
     pub unusable_first: Option<String>,
 }
 
@@ -183,15 +183,15 @@ impl Kind {
 /// A file or folder, read.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// What was named.
+    /// The path as given.
     pub path: PathBuf,
-    /// What it is.
+    /// Its format.
     pub kind: Kind,
-    /// What is in it.
+    /// Its content.
     pub readings: Readings,
 }
 
-/// Reads a file, or a folder that a bench or Criterion wrote. Errors say what it looks like.
+/// Reads a file, or a folder that a bench or Criterion wrote. Errors state the apparent format.
 pub fn read(path: &Path) -> Result<Run, InputError> {
     let shown = path.display().to_string();
     let (folder, baseline) = criterion::split(path);
@@ -250,7 +250,7 @@ fn load(path: &Path, shown: &str) -> Result<Vec<u8>, InputError> {
     Ok(bytes)
 }
 
-/// What bytes are that are not read.
+/// Description of bytes that cannot be parsed.
 #[derive(Debug, PartialEq)]
 pub enum Looks {
     /// No kind that is known.
@@ -344,7 +344,7 @@ fn json(
     Err(Looks::Unknown(what))
 }
 
-/// What is no text, by its first bytes.
+/// Describes content that is not text, by its first bytes.
 fn binary(bytes: &[u8]) -> Option<String> {
     const MAGIC: [(&[u8], &str); 11] = [
         (b"\x1f\x8b", "a gzip archive; unpack it first"),

@@ -1,9 +1,9 @@
 //! The list that `pytest --durations=0 -vv` prints: `0.12s call test_x.py::test_a`.
 //!
-//! Setup, call and teardown of a test are added up. pytest leaves out what took less than 5 ms
-//! unless it is told `-vv`; its JUnit XML (`--junitxml`) has every test.
+//! Setup, call and teardown of a test are added up. pytest omits phases of less than 5 ms without
+//! `-vv`; its JUnit XML (`--junitxml`) has every test.
 //!
-//! What bounds it: values as in `input`.
+//! Bounds: values as in `input`.
 
 use std::collections::BTreeMap;
 

@@ -1,10 +1,10 @@
 //! Plain CSV: a name and a value in each line, with a header or without.
 //!
 //! A header may name the columns `name`, `value`, `unit` and `better` (`less` or `more`) in any
-//! order; instead of `value` it may say `seconds`, `ms` or another unit. Commas, semicolons or tabs
-//! separate.
+//! order; instead of `value`, the column may be named `seconds`, `ms` or another unit. Separators
+//! are commas, semicolons or tabs.
 //!
-//! What bounds it: values as in `input`.
+//! Bounds: values as in `input`.
 
 use super::Readings;
 use crate::figure::{Better, Unit, shortened};

@@ -1,11 +1,12 @@
-//! What alternating turns say: each turn is a pair, and a pair shares what the machine was like.
+//! Analysis of alternating turns: each turn is a pair, and both runs of a pair share the state of
+//! the machine.
 //!
 //! The difference of a turn is the logarithm of candidate over baseline. If nothing changed, its
-//! sign means nothing: the probability of a mean as far from zero is counted over all ways to turn
-//! signs over (or many random ones). How many turns a difference needs follows from the spread of
-//! the differences alone, never from their mean, so that ending by it does not favour a verdict.
+//! sign is random: the probability of a mean as far from zero is counted over all assignments of
+//! signs (or many random ones). How many turns a difference needs follows from the spread of the
+//! differences alone, never from their mean, so that ending by it does not favour a verdict.
 //!
-//! What bounds it: turns. What it must never know: what was measured.
+//! Bounds: turns. Must never know: the measured quantity.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha20Rng;
@@ -18,10 +19,10 @@ pub const TURNS_MIN: usize = 6;
 const EXACT_MAX: usize = 14;
 const DRAWS: u32 = 20_000;
 const SEED: u64 = 0x7061_6972;
-/// A difference is told when there with this probability.
+/// Probability with which an existing difference is detected.
 pub(crate) const POWER: f64 = 0.8;
 
-/// What the turns say of one figure.
+/// Analysis of one figure over all turns.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Paired {
     /// Mean logarithm of candidate over baseline.
@@ -75,8 +76,8 @@ fn signs(differences: &[f64]) -> f64 {
     f64::from(far) / f64::from(DRAWS + 1)
 }
 
-/// Turns after which a change by `part` is told with probability [`POWER`], when it is the only one
-/// of `asked` figures that changed: what is asked of the least probability (Benjamini and
+/// Turns after which a change by `part` is detected with probability [`POWER`], when it is the only
+/// one of `asked` figures that changed: the least probability must meet its bound (Benjamini and
 /// Hochberg).
 pub(crate) fn turns_needed(spread: f64, part: f64, asked: usize) -> usize {
     const MOST: usize = 1_000_000;
@@ -138,7 +139,7 @@ mod tests {
         assert!(wrong < 0.05 + 0.021, "{wrong}");
         assert_eq!(turns_needed(0.0, 0.05, 1), TURNS_MIN);
         assert!(turns_needed(0.05, 0.01, 1) > 190);
-        // Of 64 figures, one is told with a probability of 0.05 / 64, which takes 12 turns at
+        // Of 64 figures, one is detected at a probability of 0.05 / 64, which takes 12 turns at
         // least.
         assert_eq!(turns_needed(0.0, 0.05, 64), 12);
         assert!(turns_needed(0.05, 0.05, 64) > turns);

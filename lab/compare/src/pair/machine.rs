@@ -1,12 +1,12 @@
-//! The machine: what it is, and what else it did while a command ran.
+//! The machine: its description, and its other load while a command ran.
 //!
-//! What bounds it: single lines of /proc. What it must never know: what runs.
+//! Bounds: single lines of /proc. Must never know: which command runs.
 
 use std::{fs, time::Instant};
 
 /// Fields of the first line of /proc/stat that are read.
 const FIELDS: usize = 8;
-/// So many ticks of others may be rounding.
+/// Ticks of other processes up to this number may be rounding.
 const TICKS_MIN: f64 = 3.0;
 
 /// Processor, memory and kernel, in one line.
@@ -38,16 +38,17 @@ pub struct Counters {
     busy: f64,
     stolen: f64,
     all: f64,
-    /// Seconds in which somebody waited for a processor; none where the kernel does not tell.
+    /// Seconds in which at least one task waited for a processor; `None` where the kernel does not
+    /// report it.
     waited: Option<f64>,
 }
 
-/// What else the machine did between two moments.
+/// Other load of the machine between two moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Busy {
     /// Share of all processors that others took, the hypervisor's included.
     pub others: f64,
-    /// Share of the time in which somebody waited for a processor (pressure figures).
+    /// Share of the time in which at least one task waited for a processor (pressure figures).
     pub pressure: Option<f64>,
 }
 

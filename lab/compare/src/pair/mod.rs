@@ -1,12 +1,12 @@
 //! `compare --pair`: two commands in alternating turns.
 //!
 //! A turn runs both, and the order swaps from turn to turn (A B, B A, ...), so that a machine that
-//! gets slower does not favour one. A turn during which the machine was busy with something else
-//! counts for nothing and is repeated. What is compared: wall time, CPU time, peak memory, and with
-//! `--read` the figures of a file that the commands write.
+//! gets slower does not favour one. A turn during which the machine was busy with other work is
+//! discarded and repeated. Compared figures: wall time, CPU time, peak memory, and with `--read`
+//! the figures of a file that the commands write.
 //!
-//! What bounds it: turns and minutes by flags; as many turns may be dropped as are wanted. What it
-//! must never know: what the commands do.
+//! Bounds: turns and minutes by flags; at most as many turns are dropped as are requested. Must
+//! never know: what the commands do.
 
 pub(crate) mod analysis;
 pub(crate) mod machine;
@@ -58,7 +58,7 @@ pub(crate) struct Options {
     /// With --pair: most turns that count. [default: 20]
     #[arg(long, requires = "pair", value_parser = clap::value_parser!(u16).range(1..=1000))]
     turns: Option<u16>,
-    /// With --pair: end as soon as a change of wall time by this much would be told.
+    /// With --pair: end as soon as a change of wall time by this much would be detected.
     #[arg(long, value_name = "PERCENT", requires = "pair", value_parser = percent)]
     tell: Option<f64>,
     /// With --pair: also compare what each command writes to this file (any format above).
@@ -96,7 +96,7 @@ pub(crate) struct Turn {
     pub(crate) busy: [Busy; 2],
 }
 
-/// What came of all turns, in the order of tables.
+/// Result of all turns for one figure; ordered as in tables.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Metric {
     pub(crate) name: String,
@@ -109,7 +109,7 @@ pub(crate) struct Metric {
     /// Candidate over baseline less 1, geometric mean over turns; none with zeros or negative
     /// values.
     pub(crate) change: Option<f64>,
-    /// The interval that has it with 95 %.
+    /// The 95 % confidence interval.
     pub(crate) between: Option<[f64; 2]>,
     /// Standard deviation of a turn's change.
     pub(crate) spread: Option<f64>,
@@ -227,8 +227,8 @@ fn measure(
         let needed = needed(&kept, options.tell);
         let more =
             needed.map_or_else(String::new, |needed| match needed.saturating_sub(kept.len()) {
-                0 => "; enough to tell".to_owned(),
-                more => format!("; {more} more to tell"),
+                0 => "; enough to detect the change".to_owned(),
+                more => format!("; {more} more needed"),
             });
         eprintln!("compare: {} of {} turns, {dropped} dropped{more}", kept.len(), options.turns());
         let enough = options.tell.is_some() && needed.is_some_and(|needed| kept.len() >= needed);
@@ -245,7 +245,7 @@ fn measure(
     Ok(measured)
 }
 
-/// Turns that wall time needs in all to tell the wanted change.
+/// Turns in total after which a change of wall time by `tell` would be detected.
 fn needed(kept: &[&Turn], tell: Option<f64>) -> Option<usize> {
     let differences = differences(kept, &wall())?;
     if kept.len() < TURNS_MIN {
@@ -275,7 +275,7 @@ fn figures(
     running: &Running,
 ) -> Result<(Figures, Busy)> {
     if let Some(path) = read {
-        // What an earlier run wrote is not what this one measured.
+        // Output of an earlier run must not count for this one.
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 return Err(error).with_context(|| format!("removing {}", path.display()));
@@ -312,7 +312,7 @@ fn figures(
 
 /// The turns that count, and how many do not.
 fn sift(turns: &[Turn], others_max: f64) -> (Vec<&Turn>, usize) {
-    // What the command itself makes of pressure shows in its calmest runs.
+    // The calmest runs show the pressure caused by the command itself.
     let calmest = |side: usize| {
         let all = turns.iter().filter_map(|turn| turn.busy.get(side)?.pressure);
         all.fold(1.0, f64::min)
@@ -342,7 +342,7 @@ fn differences(kept: &[&Turn], key: &Key) -> Option<Vec<f64>> {
 
 fn judge(kept: &[&Turn], asked: &Asked, options: &Options) -> Vec<Metric> {
     let mut keys = keys(kept);
-    // What was asked for by itself comes first.
+    // Wall time first, then CPU time, then the others by name.
     keys.sort_by_key(|key| (**key != wall(), key.0 != "CPU time", *key));
     let count = keys.len();
     let mut metrics: Vec<Metric> =
@@ -409,6 +409,7 @@ mod tests {
         }
     }
 
+    // Promise: P25 - Turns on a busy machine are dropped.
     #[test]
     fn turns_in_which_the_machine_was_busy_are_dropped() {
         let turns = [
@@ -420,7 +421,7 @@ mod tests {
         ];
         let (kept, dropped) = sift(&turns, 0.1);
         assert_eq!((kept.len(), dropped), (3, 2));
-        // Who allows all of it keeps everything.
+        // With all other load allowed, every turn is kept.
         assert_eq!(sift(&[turn(1.0, Some(1.0)), turn(0.0, Some(0.0))], 1.0).0.len(), 2);
         assert_eq!(sift(&turns, 1.0).0.len(), 5);
     }

@@ -1,10 +1,10 @@
 //! One run of a command: wall time, CPU time, peak memory.
 //!
-//! The command runs in a process group of its own, so that all of it can be ended, and nothing of
-//! it is left for the next run. CPU time is that of the command and of what it waited for; peak
-//! memory is of the largest of these processes, as the kernel keeps it.
+//! The command runs in a process group of its own, so that all its processes can be ended, and none
+//! remains for the next run. CPU time is that of the command and of the children it waited for;
+//! peak memory is that of the largest of these processes, as recorded by the kernel.
 //!
-//! What bounds it: a time limit for each run.
+//! Bounds: a time limit for each run.
 
 use std::{
     os::unix::process::CommandExt,
@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-/// What a run took.
+/// Resources of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Usage {
     pub(crate) wall_seconds: f64,
@@ -24,7 +24,7 @@ pub(crate) struct Usage {
     pub(crate) peak_bytes: f64,
 }
 
-/// The command that runs now, for whoever must end it.
+/// The running command, for the thread that must end it.
 #[derive(Debug, Default)]
 pub(crate) struct Running(Mutex<Option<Pid>>);
 
@@ -149,7 +149,7 @@ mod tests {
         let command = format!("sleep 1000 & echo $! > {}", file.display());
         run(&command, LIMIT, &Running::default()).unwrap();
         let pid: i32 = std::fs::read_to_string(&file).unwrap().trim().parse().unwrap();
-        // It was killed; whoever inherited it collects it when it likes.
+        // It was killed; the process that inherited it reaps it later.
         let deadline = Instant::now() + LIMIT;
         loop {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What alternating turns came to, for people and machines.
+//! Report of alternating turns, for people and machines.
 
 use std::fmt::Write;
 
@@ -123,13 +123,13 @@ impl Report {
             let _ = match needed.saturating_sub(self.turns) {
                 0 => writeln!(
                     text,
-                    "{}: enough turns to tell a change of {tell} % (with {:.0} %)",
+                    "{}: enough turns to detect a change of {tell} % (with {:.0} %)",
                     clean(&metric.name),
                     POWER * 100.0
                 ),
                 more => writeln!(
                     text,
-                    "{}: {more} more turns would tell a change of {tell} % (with {:.0} %)",
+                    "{}: {more} more turns would detect a change of {tell} % (with {:.0} %)",
                     clean(&metric.name),
                     POWER * 100.0
                 ),

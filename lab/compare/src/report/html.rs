@@ -1,6 +1,6 @@
 //! One page that needs nothing else: no network, no script.
 //!
-//! What bounds it: [`ROWS_MAX`]. What it must never know: how verdicts come about.
+//! Bounds: [`ROWS_MAX`]. Must never know: how verdicts are computed.
 
 use std::fmt::Write;
 
@@ -15,7 +15,7 @@ const ROWS_MAX: usize = 5_000;
 
 const STYLE: &str = include_str!("page.css");
 
-/// Text as it stands, in elements and attributes.
+/// Escapes text for elements and attributes.
 pub(crate) fn escape(text: &str) -> String {
     ::picture::Escaped(&clean(text)).to_string()
 }

@@ -1,9 +1,8 @@
 //! The outcome, for people and machines.
 //!
-//! Names come from files of others: control characters, markup and mentions in them do nothing
-//! here.
+//! Names come from untrusted files: control characters, markup and mentions in them have no effect.
 //!
-//! What bounds it: rows by each form. What it must never know: how verdicts come about.
+//! Bounds: rows by each form. Must never know: how verdicts are computed.
 
 mod html;
 mod markdown;
@@ -30,7 +29,7 @@ pub(crate) const FORMAT: u32 = 1;
 pub(crate) struct Source {
     /// As it was named.
     pub(crate) path: String,
-    /// What it is.
+    /// Its kind.
     pub(crate) kind: &'static str,
     /// Values in it.
     pub(crate) values: usize,
@@ -38,7 +37,7 @@ pub(crate) struct Source {
     pub(crate) failed: usize,
     /// Tests that were skipped in it.
     pub(crate) skipped: usize,
-    /// Values that are no numbers.
+    /// Values that are not numbers.
     pub(crate) unusable: usize,
 }
 
@@ -65,7 +64,7 @@ pub(crate) struct Report {
     pub(crate) baseline: Vec<Source>,
     /// Runs of the change.
     pub(crate) candidate: Vec<Source>,
-    /// What came of it.
+    /// Its outcome.
     #[serde(flatten)]
     pub(crate) outcome: Outcome,
 }
@@ -129,7 +128,7 @@ pub(crate) fn unsigned(part: f64) -> String {
     percent(part).trim_start_matches('+').to_owned()
 }
 
-/// The smallest change that would be called one, as far as it says anything.
+/// The smallest change that would be called one, as far as it is meaningful.
 pub(crate) fn tells(part: f64) -> String {
     const MOST: f64 = 9.0;
     if part > MOST { "over x10".into() } else { unsigned(part) }

@@ -1,8 +1,8 @@
-//! Pictures: each test's change against its own spread, and the tests that stand out run by run.
+//! Pictures: each test's change against its own spread, and the outstanding tests run by run.
 //!
 //! Both are SVG inside the page, drawn with classes that the page colours, light or dark.
 //!
-//! What bounds it: [`POINTS_MAX`], [`ROWS_MAX`]. What it must never know: how verdicts come about.
+//! Bounds: [`POINTS_MAX`], [`ROWS_MAX`]. Must never know: how verdicts are computed.
 
 use std::fmt::Write;
 
@@ -14,7 +14,7 @@ use crate::{
     verdict::{Judged, Verdict},
 };
 
-/// Points of the first picture; those that stand out come first.
+/// Points of the first picture; outstanding ones come first.
 const POINTS_MAX: usize = 5_000;
 /// Rows of the second.
 const ROWS_MAX: usize = 40;
@@ -58,7 +58,7 @@ fn ticks(most: f64) -> Vec<f64> {
     let mut at = step;
     while at.ln_1p() <= most {
         ticks.push(at);
-        // As a ratio the other way: -50 % lies as far from 0 as +100 %.
+        // As a ratio the other way: -50 % is as far from 0 as +100 %.
         ticks.push(1.0 / (1.0 + at) - 1.0);
         at += step;
     }
@@ -109,7 +109,7 @@ pub(crate) fn scatter(tests: &[Judged]) -> String {
             svg.text("label", (at, HEIGHT - BOTTOM + 18.0), Anchor::Middle, &words);
         }
     }
-    // Where one and three standard deviations of a value lie.
+    // Bands of one and three standard deviations of a value.
     for (times, shape) in [(3.0, "band wide"), (1.0, "band")] {
         let mut path = String::new();
         let steps = 60;
@@ -130,7 +130,7 @@ pub(crate) fn scatter(tests: &[Judged]) -> String {
         }
         svg.path(shape, &format!("{path}Z"));
     }
-    // What stands out is drawn last, over the rest.
+    // Outstanding tests are drawn last, over the rest.
     for (test, noise, change_log) in points.iter().rev() {
         let beyond = if change_log.abs() > most { " beyond" } else { "" };
         let radius = if test.verdict == Verdict::Noise { 3.5 } else { 5.0 };
@@ -155,7 +155,7 @@ pub(crate) fn scatter(tests: &[Judged]) -> String {
     svg.part((WIDTH, HEIGHT), "change of each test against its own spread")
 }
 
-/// Tests that stand out: every run of both sides, relative to the baseline's mean.
+/// Outstanding tests: every run of both sides, relative to the baseline's mean.
 #[expect(clippy::too_many_lines, reason = "one page, from top to bottom")]
 pub(crate) fn rows(tests: &[Judged]) -> String {
     const NAMES: f64 = 380.0;
@@ -166,7 +166,7 @@ pub(crate) fn rows(tests: &[Judged]) -> String {
         .iter()
         .filter(|test| ORDER.contains(&test.verdict) && test.change.is_some())
         .collect();
-    // Where nothing stands out, those that come nearest to it.
+    // Without outstanding tests, those that are nearest to it.
     if shown.is_empty() {
         shown = tests.iter().filter(|test| test.change.is_some() && test.p.is_some()).collect();
         shown.sort_by(|a, b| a.p.unwrap_or(1.0).total_cmp(&b.p.unwrap_or(1.0)));
@@ -233,7 +233,7 @@ pub(crate) fn rows(tests: &[Judged]) -> String {
     svg.part((WIDTH, height), "runs of tests that stand out")
 }
 
-/// The end of a name says more than its beginning.
+/// The end of a name is more informative than its beginning.
 fn tail(name: &str, chars: usize) -> String {
     let count = name.chars().count();
     if count <= chars {

@@ -12,10 +12,10 @@ use crate::{
 const QUIET_ROWS_MAX: usize = 30;
 /// Most rows at all.
 const ROWS_MAX: usize = 10_000;
-/// Widest name; of a longer one the end is shown, which says more.
+/// Widest name; of a longer one the end is shown, which is more informative.
 const NAME_CHARS_MAX: usize = 60;
 
-/// The table, and what it comes to. `all` shows every test within its noise too.
+/// The table and its summary. `all` shows every test within its noise too.
 pub(crate) fn text(report: &Report, all: bool) -> String {
     let mut text = String::new();
     let quiet_max = if all { ROWS_MAX } else { QUIET_ROWS_MAX };

@@ -1,30 +1,30 @@
-//! What a change in a test means, given what its values did while nothing changed.
+//! Whether a change in a test is real, given the spread of its values without a change.
 //!
 //! **The model.** Of positive values the logarithms are taken, so that a change is a ratio. The
-//! value of test `i` in run `j` is the test's own level, plus what the whole run was off (`runs`),
+//! value of test `i` in run `j` is the test's own level, plus the offset of the whole run (`runs`),
 //! plus noise of the test. The difference between the means of candidate and baseline is divided by
 //! its standard error. That has two parts: the noise of the test, whose variance is moderated by
-//! those of all tests ([`prior`]), and the variance between whole runs, which few runs say little
-//! about. Degrees of freedom of the sum are Satterthwaite's, so that a change that is no larger
+//! those of all tests ([`prior`]), and the variance between whole runs, which few runs estimate
+//! poorly. Degrees of freedom of the sum are Satterthwaite's, so that a change that is no larger
 //! than runs differ as a whole is judged with the few degrees of freedom that runs have.
 //!
-//! **The tail.** The baseline's own runs, each left out in turn, say how often values lie far from
-//! the others although nothing changed ([`tail`]); no probability is taken for smaller than they
+//! **The tail.** The baseline's own runs, each left out in turn, show how often values are far from
+//! the others although nothing changed ([`tail`]); no probability is taken as smaller than they
 //! allow.
 //!
 //! **Many tests.** Probabilities are corrected for the number of tests by Benjamini and Hochberg's
 //! procedure: of the tests that are called faster or slower, at most the stated part is called so
 //! wrongly, on average; when nothing changed at all, that is the probability that any is.
 //!
-//! **What cannot be known.** One value on each side says nothing of noise: there is a ratio and no
+//! **Limits.** One value on each side gives no estimate of noise: there is a ratio and no
 //! probability. With fewer than [`TESTS_MIN`] tests nothing is pooled, and each test is judged by
 //! its own values alone (Student's t with equal variances). Tests with zero or negative values have
 //! no logarithm; they are judged by differences and not pooled.
 //!
 //! The error rates are checked by simulation in `simulation.rs`.
 //!
-//! What bounds it: time linear in tests and runs, both bounded by the readers. What it must never
-//! know: units, files, which direction is better.
+//! Bounds: time linear in tests and runs, both bounded by the readers. Must never know: units,
+//! files, which direction is better.
 
 pub(crate) mod noise;
 mod prior;
@@ -44,7 +44,7 @@ use tail::Tail;
 
 /// Probability below which a single far value is worth a re-run.
 pub(crate) const FAR: f64 = 0.01;
-/// Up to so many baseline values, a change must lie outside their range to be called one.
+/// Up to this number of baseline values, a change must be outside their range to be reported.
 const RANGE_VALUES_MAX: usize = 5;
 
 /// The values of a test; `None` where a run has none.
@@ -54,7 +54,7 @@ pub(crate) struct Values {
     pub(crate) baseline: Vec<Option<f64>>,
     /// Values of the candidate, in the order of its runs.
     pub(crate) candidate: Vec<Option<f64>>,
-    /// Values are multiples of this as far as can be told; 0 is no bound.
+    /// Values are multiples of this as far as known; 0 for unknown.
     pub(crate) resolution: f64,
 }
 
@@ -67,7 +67,7 @@ pub(crate) enum Scale {
     Difference,
 }
 
-/// What is known of a test that both sides have.
+/// Analysis of a test that both sides have.
 #[derive(Clone, Debug)]
 pub(crate) struct Finding {
     pub(crate) scale: Scale,
@@ -81,9 +81,9 @@ pub(crate) struct Finding {
     pub(crate) q: Option<f64>,
     /// The difference from which on it would be called one, were it the only one.
     pub(crate) tells: Option<f64>,
-    /// Whether the mean of the candidate lies outside the range of few baseline values.
+    /// Whether the mean of the candidate is outside the range of few baseline values.
     pub(crate) outside: bool,
-    /// Index of a candidate value that lies far from the other ones of the candidate.
+    /// Index of a candidate value that is far from the other ones of the candidate.
     pub(crate) far: Option<usize>,
     /// Probability of the difference without that value.
     pub(crate) p_without_far: Option<f64>,
@@ -96,11 +96,11 @@ pub(crate) struct Finding {
 pub(crate) struct Findings {
     /// In the order of the tests; none for a test that one side lacks.
     pub(crate) tests: Vec<Option<Finding>>,
-    /// Relative standard deviation between whole runs; none when it cannot be told.
+    /// Relative standard deviation between whole runs; `None` when it cannot be estimated.
     pub(crate) run_spread: Option<f64>,
     /// How many tests spreads are pooled over; 0 when they are not.
     pub(crate) pooled: usize,
-    /// What the pooled spread counts as, in degrees of freedom.
+    /// Weight of the pooled spread, in degrees of freedom.
     pub(crate) prior_df: f64,
     /// Degrees of freedom of the tail; infinite is normal.
     pub(crate) tail_df: f64,
@@ -174,7 +174,7 @@ pub(crate) fn mean(values: &[Option<f64>]) -> f64 {
 fn prepare(test: &Values) -> Prepared {
     let all = || test.baseline.iter().chain(&test.candidate).flatten().copied();
     let least = test.resolution / 2.0;
-    // What is written as 0.00 took less than half of the last digit.
+    // A value written as 0.00 is less than half of the last digit.
     let liftable = least > 0.0 && all().all(|value| value >= 0.0) && all().any(|value| value > 0.0);
     let scale =
         if all().all(|value| value > 0.0) || liftable { Scale::Ratio } else { Scale::Difference };
@@ -248,7 +248,7 @@ fn left_out(
     }
 }
 
-/// Differences that can be told, by variances' degrees of freedom: most tests share them.
+/// Smallest detectable differences, by the variances' degrees of freedom: most tests share them.
 struct Told {
     error: f64,
     tail: Tail,
@@ -264,7 +264,7 @@ impl Told {
         }
         let model = two_sided_inverse(self.error, df);
         let mut errors = model;
-        // Widening only makes it rarer to be told.
+        // Widening only raises the detectable difference.
         while self.tail.widen(two_sided(errors, df)) > self.error && errors < model * 1e3 {
             errors *= 1.05;
         }

@@ -1,22 +1,22 @@
-//! What the spreads of all tests of a suite say about the spread of one: moderated variances.
+//! Estimates the spread of one test with the spreads of all tests of a suite: moderated variances.
 //!
-//! Three baseline runs tell little of one test's spread (two degrees of freedom), but a hundred
-//! tests tell how spreads are distributed. The variances are taken for draws from a scaled inverse
-//! chi-squared distribution, whose scale and degrees of freedom are fitted to the mean and variance
-//! of their logarithms (Smyth, "Linear models and empirical Bayes methods", 2004, section 6.2). A
-//! test's own variance is then averaged with the fitted one, each with the weight of its degrees of
-//! freedom. When tests differ much in noise, the fit has few degrees of freedom and every test
-//! keeps its own.
+//! Three baseline runs give a poor estimate of one test's spread (two degrees of freedom), but a
+//! hundred tests show how spreads are distributed. The variances are taken for draws from a scaled
+//! inverse chi-squared distribution, whose scale and degrees of freedom are fitted to the mean and
+//! variance of their logarithms (Smyth, "Linear models and empirical Bayes methods", 2004, section
+//! 6.2). A test's own variance is then averaged with the fitted one, each with the weight of its
+//! degrees of freedom. When tests differ much in noise, the fit has few degrees of freedom and
+//! every test keeps its own.
 //!
-//! What bounds it: one pass over the tests. What it must never know: what is measured.
+//! Bounds: one pass over the tests. Must never know: what is measured.
 
 use statrs::function::gamma::digamma;
 
 use super::special::{trigamma, trigamma_inverse};
 
-/// Least tests that are fitted to: fewer say too little about how spreads are distributed.
+/// Least tests that are fitted to: fewer do not show how spreads are distributed.
 pub(crate) const TESTS_MIN: usize = 10;
-/// A spread below this part of the median one counts as this: logarithms of zero say nothing.
+/// A spread below this part of the median one counts as this: the logarithm of zero is not defined.
 const OF_MEDIAN_MIN: f64 = 1e-4;
 
 /// The squares of a test's residuals.
@@ -33,7 +33,7 @@ pub(crate) struct Squares {
 pub(crate) struct Prior {
     /// Degrees of freedom: how many values of its own a test would need to know as much.
     pub(crate) df: f64,
-    /// The variance that the fit stands for.
+    /// The variance of the fit.
     pub(crate) variance: f64,
 }
 
@@ -68,7 +68,7 @@ impl Prior {
         let spread =
             logs.iter().map(|log| (log - mean) * (log - mean)).sum::<f64>() / (count - 1.0);
         let own = variances.iter().map(|(_, df)| trigamma(df / 2.0)).sum::<f64>() / count;
-        // What all tests together know is the most that any can be told by them.
+        // The information of all tests together bounds the information about any one of them.
         let df_max: f64 = variances.iter().map(|(_, df)| df).sum();
         let excess = spread - own;
         let df = if excess > 0.0 { (2.0 * trigamma_inverse(excess)).min(df_max) } else { df_max };

@@ -1,17 +1,18 @@
-//! What whole runs differ by: a machine that was slower for an hour makes every test of it slower.
+//! Differences between whole runs: a machine that was slower for an hour makes every test of the
+//! run slower.
 //!
-//! The offset of a run is the median over tests of what they were off in it, which a few changed
-//! tests cannot move. How much offsets vary is estimated within each side, from as many degrees of
-//! freedom as there are runs less sides: with three runs against one, two.
+//! The offset of a run is the median of the offsets of its tests, which a few changed tests cannot
+//! move. How much offsets vary is estimated within each side, from as many degrees of freedom as
+//! there are runs less sides: with three runs against one, two.
 //!
-//! What bounds it: tests and runs. What it must never know: what is measured.
+//! Bounds: tests and runs. Must never know: what is measured.
 
 use super::{Prepared, Scale, TESTS_MIN, count, mean};
 
 /// Offsets of whole runs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Runs {
-    /// Whether enough tests say so.
+    /// Whether it is based on enough tests.
     pub(crate) known: bool,
     baseline: Vec<f64>,
     candidate: Vec<f64>,
@@ -64,8 +65,8 @@ impl Runs {
         }
     }
 
-    /// What [`Runs::remove`] took from the difference of the means: nothing where a test has values
-    /// in all runs.
+    /// The amount that [`Runs::remove`] took from the difference of the means: 0 where a test has
+    /// values in all runs.
     pub(crate) fn difference(&self, test: &Prepared) -> f64 {
         if test.scale != Scale::Ratio {
             return 0.0;

@@ -11,7 +11,7 @@ use super::{Values, find, noise::heavy, noise::normal, whole};
 
 const ERROR: f64 = 0.05;
 
-/// What is simulated.
+/// Parameters of a simulation.
 #[derive(Clone, Copy)]
 struct Study {
     tests: usize,
@@ -134,11 +134,12 @@ fn draw(study: &Study, rng: &mut ChaCha20Rng) -> Vec<Values> {
         .collect()
 }
 
-/// Three standard deviations of a rate that was counted in so many comparisons.
+/// Three standard deviations of a rate that was counted in `few` comparisons.
 fn slack(rate: f64, few: usize) -> f64 {
     3.0 * (rate * (1.0 - rate) / rounds(few) as f64).sqrt()
 }
 
+// Promise: P25 - Without a change at most about 5 % of comparisons report one.
 #[test]
 fn when_nothing_changed_hardly_ever_is_anything_called() {
     let kinds = [
@@ -160,6 +161,7 @@ fn when_nothing_changed_hardly_ever_is_anything_called() {
     }
 }
 
+// Promise: P25 - Heavy-tailed noise is not reported as a change.
 #[test]
 fn heavy_tails_are_no_changes() {
     for (name, study) in [
@@ -173,6 +175,7 @@ fn heavy_tails_are_no_changes() {
     }
 }
 
+// Promise: P25 - Of ten tests slower by 20 %, more than eight are reported at 3 % noise.
 #[test]
 fn a_fifth_at_three_percent_noise_is_found() {
     let ten = Study { changed: 10, ..STUDY };
@@ -195,6 +198,7 @@ fn a_fifth_at_three_percent_noise_is_found() {
     assert!(rates.found > 0.95, "{rates:?}");
 }
 
+// Promise: P25 - A run that is faster as a whole is reported.
 #[test]
 fn a_whole_that_is_faster_is_said_to_be() {
     let faster = Study { all: 0.9, runs: 0.01, ..STUDY };

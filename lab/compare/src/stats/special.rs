@@ -1,10 +1,10 @@
 //! The functions that the fit of a prior needs and that the statistics crate lacks.
 //!
-//! What bounds it: iterations are fixed. What it must never know: what is measured.
+//! Bounds: iterations are fixed. Must never know: the measured quantity.
 
 use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
 
-/// Smallest probability that is told apart from zero.
+/// Smallest probability that is distinguished from zero.
 pub(crate) const PROBABILITY_MIN: f64 = 1e-300;
 /// Degrees of freedom from which Student's distribution is taken for the normal one.
 const DF_NORMAL: f64 = 1e6;

@@ -1,20 +1,20 @@
-//! Whether far values are as rare as the model says: the baseline's own runs tell.
+//! Checks with the baseline's own runs whether distant values are as rare as in the model.
 //!
 //! Every run of a side that has several is left out in turn and judged against the rest as if it
 //! were the candidate. Nothing changed, so the deviates should be normal; where the machine has
 //! heavier tails (a run in fifty that is twice as long), they are not. A scaled Student's
 //! distribution is fitted to them by maximum likelihood, and a candidate's probability is never
-//! taken for smaller than that distribution says.
+//! taken as smaller than that distribution gives.
 //!
-//! What bounds it: at most [`DEVIATES_MAX`] deviates. What it must never know: what is measured.
+//! Bounds: at most [`DEVIATES_MAX`] deviates. Must never know: what is measured.
 
 use statrs::function::gamma::ln_gamma;
 
 use super::special::{deviate, two_sided};
 
-/// Deviates a fit is made to; of more, so many at equal steps.
+/// Most deviates used for a fit; of more, this number is taken at equal steps.
 const DEVIATES_MAX: usize = 20_000;
-/// Fewer than this say nothing about tails.
+/// Fewer than this are not enough to fit a tail.
 const DEVIATES_MIN: usize = 30;
 /// Degrees of freedom that are tried.
 const SHAPES: [f64; 14] =
@@ -23,19 +23,19 @@ const SHAPES: [f64; 14] =
 const DOUBT: f64 = 2.0;
 const ITERATIONS: usize = 30;
 
-/// How far values lie that mean nothing.
+/// Distribution of distant values that occur without a change.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Tail {
     /// Degrees of freedom; infinite is the normal distribution.
     pub(crate) df: f64,
-    /// What deviates are divided by.
+    /// Divisor of deviates.
     pub(crate) scale: f64,
     /// How many deviates it was fitted to; 0 when it is the model's.
     pub(crate) deviates: usize,
 }
 
 impl Tail {
-    /// As the model says.
+    /// As in the model.
     pub(crate) const NORMAL: Self = Self { df: f64::INFINITY, scale: 1.0, deviates: 0 };
 
     /// Fits to deviates of which nothing is meant.
@@ -50,8 +50,8 @@ impl Tail {
         let variance = squares.iter().sum::<f64>() / count;
         let likelihood =
             -0.5 * count * (variance.max(1e-12) * std::f64::consts::TAU).ln() - count / 2.0;
-        // The heaviest tail that the deviates do not speak against: three runs say little about
-        // tails.
+        // The heaviest tail that the deviates do not contradict: three runs are little evidence
+        // about tails.
         let mut fits: Vec<(f64, f64, f64)> = SHAPES
             .iter()
             .map(|df| {

@@ -1,18 +1,19 @@
 //! Whether the whole is faster: one probability over all tests.
 //!
-//! Tests are resampled with replacement, because others of their kind might have been asked; in
-//! each resample, the mean change is shifted by what whole runs are off by chance. That part is
-//! drawn from Student's distribution with the runs' own spread and degrees of freedom: three runs
-//! can be resampled in ten ways only, which would make their spread look smaller than it is.
+//! Tests are resampled with replacement, because other tests of the same kind might have been
+//! selected; in each resample, the mean change is shifted by a random offset of whole runs. That
+//! part is drawn from Student's distribution with the runs' own spread and degrees of freedom:
+//! three runs can be resampled in ten ways only, which would make their spread look smaller than it
+//! is.
 //!
-//! What bounds it: [`WORK_MAX`] additions. What it must never know: units.
+//! Bounds: [`WORK_MAX`] additions. Must never know: units.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha20Rng;
 
 use super::{Findings, Scale, Values, count, noise};
 
-/// Resamples, where there is time for so many.
+/// Number of resamples, where time allows.
 const RESAMPLES: usize = 4_000;
 const RESAMPLES_MIN: usize = 200;
 /// Additions in all resamples together.
@@ -20,7 +21,7 @@ const WORK_MAX: usize = 50_000_000;
 /// The same runs give the same probability.
 const SEED: u64 = 0x7468_696d_626c_6514;
 
-/// What is known of all tests together.
+/// Analysis of all tests together.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Whole {
     /// Mean of the logarithms of improvements (positive is better), each test counting the same.
@@ -64,7 +65,7 @@ pub(crate) fn judge(
     let mut better = 0.0;
     for _ in 0..resamples {
         let mut sum = 0.0;
-        // A few tests do not stand for others; their own noise is in the runs' spread.
+        // A few tests do not represent others; their own noise is in the runs' spread.
         if used.len() < super::TESTS_MIN {
             sum = improvement * number;
         } else {
@@ -76,7 +77,7 @@ pub(crate) fn judge(
         let drawn = sum / number + variance.sqrt() * student(rng, df);
         better += if drawn > 0.0 { 1.0 } else { 0.0 };
     }
-    // Neither certain nor impossible after so many draws.
+    // Neither certain nor impossible after this number of draws.
     let edge = 0.5 / resamples as f64;
     let p = (better / resamples as f64).clamp(edge, 1.0 - edge);
     Some(Whole { p_better: Some(p), ..whole })

@@ -1,4 +1,4 @@
-//! The first process of a virtual machine that runs one node. It is no program for a shell: see the
+//! The first process of a virtual machine that runs one node. Not for use in a shell: see the
 //! crate.
 
 fn main() -> std::process::ExitCode {

@@ -1,4 +1,4 @@
-//! The power button, as the kernel's input devices tell of it.
+//! The power button, as reported by the kernel's input devices.
 
 use std::{
     fs::{self, File},

@@ -1,7 +1,7 @@
-//! The system's clock follows the machine's.
+//! Keeps the system's clock equal to the machine's.
 //!
 //! The system's clock stands still while the machine is paused and would be behind for good
-//! afterwards; the machine's, which QEMU drives by the host's, goes on. So a thread compares them
+//! afterwards; the machine's, which QEMU drives by the host's, continues. So a thread compares them
 //! and sets the system's where they differ, as a time service does on a real machine.
 
 use std::{

@@ -19,7 +19,7 @@ const DISK_TIMEOUT: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// Where the root is mounted before it is the root.
 const NEW_ROOT: &str = "/root";
-/// What moves along.
+/// Mounts that move to the new root.
 const KERNEL_MOUNTS: [&str; 3] = ["/dev", "/proc", "/sys"];
 
 pub(super) fn run() -> Result<Then> {

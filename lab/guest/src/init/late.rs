@@ -25,7 +25,7 @@ use crate::{
     sum::Sum,
 };
 
-/// Samples are no closer.
+/// Shortest time between two samples.
 const SAMPLE_EVERY_MIN: Duration = Duration::from_millis(100);
 
 static NODE: OnceLock<Node> = OnceLock::new();
@@ -72,7 +72,8 @@ pub(super) fn run() -> Result<Then> {
     node.start(&machine, budget_bytes)?;
     let ended = node.wait()?;
     let was_asked = node.was_asked();
-    // A node that said no would say it again; one that was killed may do better from the start.
+    // A node that exited with a status would do so again; one that was killed may recover after a
+    // restart.
     let then = if was_asked || ended.said_so { Then::PowerOff } else { Then::StartAnew };
     say(&format!("{program} ended: {}; the machine will {}", ended.how, then.words()));
     port.ended(Ended { how: ended.how, was_asked, then: then.words().to_owned() });
@@ -85,9 +86,9 @@ pub(super) fn end(then: Then) -> Result<()> {
     then.reboot()
 }
 
-/// Without the port nobody hears; the console is what is left.
+/// Without the port, only the console can show the error.
 fn fail(error: &anyhow::Error) -> ! {
-    say(&format!("cannot go on: {error:#}"));
+    say(&format!("cannot continue: {error:#}"));
     let _ = Then::PowerOff.reboot();
     std::process::exit(1)
 }
@@ -102,7 +103,8 @@ fn start_samples(port: &'static Port, machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// Fills the data folder from the configuration disk, once: killed half-way, it is filled anew.
+/// Fills the data folder from the configuration disk, once: if it is killed half-way, it is filled
+/// again.
 fn seed(data: &Path) -> Result<()> {
     if data.exists() {
         return Ok(());

@@ -7,10 +7,10 @@
 //! or for the power button ([`late`]).
 //!
 //! The node is its child and not the first process itself: the kernel panics when that one ends,
-//! and somebody has to reap, report and power off after a node that was killed.
+//! and a process has to remain that reaps, reports and powers off after a node was killed.
 //!
-//! What goes wrong is said on the console, and the machine powers off: a machine that cannot run
-//! its node is of no use, and one that hangs is worse.
+//! After an error, which the console shows, the machine powers off: a machine that cannot run its
+//! node is of no use, and one that hangs is worse.
 
 mod button;
 mod clock;
@@ -29,16 +29,16 @@ use rustix::system::{RebootCommand, reboot};
 
 /// Where it is in the root.
 pub const IN_ROOT: &str = "/sbin/thimble-guest";
-/// What it is called there, so that it knows where it is.
+/// Argument of the second start, from the root.
 const LATE: &str = "late";
 /// The kernel's modules in the first file system, in the order in which they are loaded, one path a
 /// line.
 pub const MODULES: &str = "/modules.list";
-/// The root: first part of the first disk.
+/// The root: first partition of the first disk.
 const ROOT_DEVICE: &str = "/dev/vda1";
-/// What the node writes: its second part.
+/// The node's data: the second partition.
 const STATE_DEVICE: &str = "/dev/vda2";
-/// What the machine is told: the second disk.
+/// The machine's configuration: the second disk.
 const CONFIG_DEVICE: &str = "/dev/vdb";
 /// Where the second serial port is.
 const REPORT_DEVICE: &str = "/dev/ttyS1";
@@ -52,7 +52,7 @@ pub fn run() -> ExitCode {
     let then = match done {
         Ok(then) => then,
         Err(error) => {
-            say(&format!("cannot go on: {error:#}"));
+            say(&format!("cannot continue: {error:#}"));
             Then::PowerOff
         }
     };
@@ -60,7 +60,7 @@ pub fn run() -> ExitCode {
     if let Err(error) = code {
         say(&format!("cannot {}: {error:#}", then.words()));
     }
-    // The kernel panics when this ends, and starts the machine anew.
+    // The kernel panics when this ends, and restarts the machine.
     thread::sleep(Duration::from_secs(5));
     ExitCode::FAILURE
 }

@@ -1,8 +1,8 @@
-//! What is mounted where.
+//! Mounts of the machine.
 //!
 //! ```text
-//! /            first part of the disk, read-only
-//! /state       second part: the node's data, and /tmp
+//! / first partition of the disk, read-only
+//! /state second partition: the node's data, and /tmp
 //! /run         in memory, at most 1 MiB
 //! ```
 
@@ -39,10 +39,10 @@ pub(super) fn kernel() -> Result<()> {
 
 /// Mounts `/run` in memory and the node's disk on `/state`, and grows its file system to the disk.
 pub(super) fn state() -> Result<()> {
-    // What the node compiles is executed from /state.
+    // Compiled modules of the node are executed from /state.
     let plain = MountFlags::NOSUID | MountFlags::NODEV;
     mount("tmpfs", "/run", "tmpfs", plain, Some(c"size=1m,mode=755")).context("mounting /run")?;
-    // An error of the disk ends the machine: a node that goes on over one would be believed.
+    // A disk error stops the machine: clients would trust a node that continues after one.
     mount(STATE_DEVICE, "/state", "ext4", plain | MountFlags::NOATIME, Some(c"errors=panic"))
         .with_context(|| format!("mounting {STATE_DEVICE}"))?;
     if let Err(error) = grow() {
@@ -50,7 +50,7 @@ pub(super) fn state() -> Result<()> {
         say(&format!("the state cannot be made as large as the disk: {error:#}"));
     }
     let temporary = Path::new("/state/tmp");
-    // What an earlier run left there is nobody's.
+    // Remains of an earlier run are not needed.
     let _ = fs::remove_dir_all(temporary);
     fs::create_dir_all(temporary)?;
     fs::set_permissions(temporary, std::os::unix::fs::PermissionsExt::from_mode(0o1777))?;

@@ -36,7 +36,7 @@ pub(super) struct Node {
 /// How the node ended.
 pub(super) struct Ended {
     pub(super) how: String,
-    /// By itself, with a status: it had something to say, and would say it again.
+    /// It ended by itself with a status, after an error message, and would do so again.
     pub(super) said_so: bool,
 }
 

@@ -91,7 +91,7 @@ fn sample(machine_bytes: u64) -> Sample {
     }
 }
 
-/// What the kernel was started with besides itself, and what can be had of it now.
+/// Total memory without the kernel image, and available memory.
 pub(super) fn total_and_available_bytes() -> (u64, u64) {
     let memory = Table::read("/proc/meminfo");
     (memory.get("MemTotal:") << 10, memory.get("MemAvailable:") << 10)
@@ -105,7 +105,7 @@ impl Table {
         Self(fs::read_to_string(path).unwrap_or_default())
     }
 
-    /// 0 where it is not told.
+    /// 0 if the entry is missing.
     fn get(&self, name: &str) -> u64 {
         let line =
             self.0.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next());

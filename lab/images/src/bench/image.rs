@@ -14,7 +14,7 @@ use crate::Stop;
 /// Fixed, so that the same files make the same image.
 const IDENTITY: &str = "00000000-0000-4000-8000-000000000014";
 const FAKE_TIME: &str = "1700000000";
-/// What a walk looks at, at most.
+/// Most files that a walk visits.
 const FILES_MAX: usize = 500_000;
 const DEPTH_MAX: usize = 40;
 
@@ -69,7 +69,7 @@ pub(crate) fn make(folder: &Path, from: &Path, size: u64, stop: &Stop) -> Result
     done.map(|()| image)
 }
 
-/// `mkfs.ext4` is not on everybody's PATH.
+/// `mkfs.ext4` is not on the PATH of every user.
 fn with_sbin() -> std::ffi::OsString {
     let mut path = std::env::var_os("PATH").unwrap_or_default();
     path.push(":/usr/sbin:/sbin");
@@ -87,7 +87,7 @@ pub(crate) fn tool(command: &mut Command, name: &str, package: &str) -> Result<(
     Ok(())
 }
 
-/// Links regular files of a folder, in the order of their names, until they have so many bytes.
+/// Links regular files of a folder, in the order of their names, up to a total of `bytes`.
 fn stage(from: &Path, to: &Path, bytes: u64, stop: &Stop) -> Result<u64> {
     let mut staged = 0;
     let mut files = 0;

@@ -307,7 +307,7 @@ fn empty(folder: &Path) -> Result<()> {
     }
 }
 
-/// What a file or folder takes on the disk.
+/// Size of a file or folder on the disk.
 fn on_disk(path: &Path) -> Result<u64> {
     let metadata = fs::symlink_metadata(path)?;
     let mut bytes = metadata.blocks() * 512;

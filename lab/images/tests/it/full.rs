@@ -5,6 +5,7 @@ use std::{fs, process::Command};
 use crate::kit::{Lab, PROGRAM, Run, names, pack};
 use testing::SmallDisk;
 
+// Promise: P25 - An image that does not fit the file system leaves nothing.
 #[test]
 fn a_disk_that_does_not_fit_leaves_nothing() {
     let mut lab = Lab::new();

@@ -1,4 +1,4 @@
-//! Files that are not what their name says, lie about their size, or want to lead out of the cache.
+//! Files with a wrong name suffix, a false size, or paths that lead out of the cache.
 
 use std::{
     fs,
@@ -23,6 +23,7 @@ fn file(lab: &Lab, name: &str, bytes: &[u8]) -> PathBuf {
     path
 }
 
+// Promise: P25 - A truncated or damaged image is refused with the reason.
 #[test]
 fn what_is_cut_off_or_damaged_is_refused() {
     let lab = Lab::new();
@@ -33,7 +34,7 @@ fn what_is_cut_off_or_damaged_is_refused() {
         for at in
             [1, 2, 3].map(|quarter| whole.len() / 4 * quarter).into_iter().chain([whole.len() - 1])
         {
-            // The zeros behind a tar archive's end mark are nobody's.
+            // The zeros after the end mark of a tar archive are ignored.
             if extension == "tar" && at == whole.len() - 1 {
                 continue;
             }
@@ -48,11 +49,11 @@ fn what_is_cut_off_or_damaged_is_refused() {
     }
     let mut tar = fs::read(pack(&raw, "tar")).unwrap();
     tar[10] ^= 1;
-    // Its first header is none now, so this is a raw disk of a whole number of sectors: nobody can
-    // know better.
+    // Its first header is invalid now, so this is a valid raw disk with a whole number of sectors.
     assert!(lab.run("add", [&file(&lab, "raw", &tar)]).code == Some(0));
 }
 
+// Promise: P25 - A file that is not a disk image is refused with the reason.
 #[test]
 fn what_is_no_disk_is_refused() {
     let lab = Lab::new();
@@ -82,6 +83,7 @@ fn what_is_no_disk_is_refused() {
     refused(&lab, &lab.path("missing"), &["opening", "No such file"]);
 }
 
+// Promise: P25 - An image writes at most `--limit` bytes.
 /// A few bytes that unpack to more than any disk, and sizes that are declared and false.
 #[test]
 fn bombs_stop_at_the_limit() {
@@ -130,7 +132,7 @@ fn bombs_stop_at_the_limit() {
     }
 }
 
-/// A tar header as anybody can write one.
+/// A tar header with arbitrary fields.
 fn header(name: &str, size: u64, kind: u8) -> [u8; 512] {
     let mut header = tar::Header::new_gnu();
     header.as_gnu_mut().unwrap().name[..name.len()].copy_from_slice(name.as_bytes());
@@ -141,6 +143,7 @@ fn header(name: &str, size: u64, kind: u8) -> [u8; 512] {
     *header.as_bytes()
 }
 
+// Promise: P25 - An archive of an image contains one disk and no path outside.
 #[test]
 fn an_archive_holds_one_disk_and_nothing_that_leads_out() {
     let lab = Lab::new();
@@ -196,7 +199,8 @@ fn an_archive_holds_one_disk_and_nothing_that_leads_out() {
     refused(&lab, &file(&lab, "follows.tar", &follows), &["something follows the end"]);
     let many: Vec<u8> = (0..5000).flat_map(|_| header("folder/", 0, b'5')).collect();
     refused(&lab, &file(&lab, "many.tar", &many), &["more than 4096 entries"]);
-    // What tools write beside a disk is taken: folders, long names, attributes; all formats.
+    // Entries that tools write in addition to a disk are accepted: folders, long names, attributes;
+    // all formats.
     let long = format!("folder/{}", "long".repeat(40));
     fs::rename(lab.path("one.raw"), lab.path(&long)).unwrap();
     for format in ["gnu", "pax", "posix"] {
@@ -207,6 +211,7 @@ fn an_archive_holds_one_disk_and_nothing_that_leads_out() {
     }
 }
 
+// Promise: P25 - A qcow2 image that names another file is refused.
 /// A qcow2 file that names another file of the host would show it to the guest.
 #[test]
 fn a_qcow2_file_that_points_outside_is_refused() {
@@ -244,8 +249,7 @@ fn a_qcow2_file_that_points_outside_is_refused() {
     hostile[at..at + json.len()].copy_from_slice(json);
     hostile[16..20].copy_from_slice(&(json.len() as u32).to_be_bytes());
     refused(&lab, &file(&lab, "json", &hostile), &["an overlay of json:", "/etc/shadow"]);
-    // A raw disk that a guest made look like a qcow2 file is opened as what it says it is, and
-    // refused likewise.
+    // A raw disk that a guest made look like a qcow2 file is opened as qcow2, and refused likewise.
     let mut guest = fs::read(lab.path("overlay")).unwrap();
     guest.resize(1 << 20, 0);
     refused(&lab, &pack(&file(&lab, "guest", &guest), "zst"), &["an overlay of"]);
@@ -264,8 +268,8 @@ fn a_damaged_qcow2_file_is_refused() {
     let mut nonsense = good.clone();
     nonsense[table..table + 8].copy_from_slice(&[0x80, 0, 0, 0, 0x12, 0x34, 0x56, 0]);
     refused(&lab, &file(&lab, "nonsense", &nonsense), &[]);
-    // Every byte of the header, changed: never a panic, never something left. What is still a qcow2
-    // file is one.
+    // Every byte of the header is changed: no panic, no remains. A file that is still valid qcow2
+    // is accepted.
     for at in 0..112 {
         let mut changed = good.clone();
         changed[at] ^= 0x40;
@@ -280,7 +284,7 @@ fn a_damaged_qcow2_file_is_refused() {
     lab.assert_only(0);
 }
 
-/// Somebody writes to the image while it is added.
+/// The image is written to while it is added.
 #[test]
 fn an_image_that_changes_while_it_is_read_is_refused() {
     let lab = Lab::new();

@@ -9,21 +9,20 @@ use std::{
 
 use crate::kit::{Lab, PROGRAM, Run, content, names, pack};
 
-/// System calls that change something on a disk, or lie between two that do.
+/// System calls that change something on a disk, or come between two that do.
 const CALLS: &str = "openat,mkdir,rename,renameat,renameat2,unlink,unlinkat,rmdir,linkat,link,\
                      symlink,symlinkat,fsync,fdatasync,ftruncate,fchmod,chmod,flock,write,pwrite64,\
                      utimensat,close,newfstatat,statx,fstatfs";
 /// More calls than an add of a small image makes in one thread.
 const KILLS_MAX: usize = 2000;
 
-/// What is in the cache counts as a base only when it is the whole one; the next add makes it so
-/// and leaves nothing else.
+/// The cache never counts an incomplete base; the next add completes it and leaves nothing else.
 #[track_caller]
 fn check(lab: &Lab, image: &std::path::Path, disk: &[u8], moment: &str) {
     let bases = names(&lab.cache.join("bases"));
     assert!(bases.len() <= 1, "{moment}: {bases:?}");
     if !bases.is_empty() {
-        // Whoever asks for it now gets the whole disk.
+        // A listed base is the whole disk.
         let listed = lab.run("list", ["--json"]).good().json();
         assert_eq!(listed[0]["state"], "whole", "{moment}: {listed}");
         assert!(
@@ -36,7 +35,7 @@ fn check(lab: &Lab, image: &std::path::Path, disk: &[u8], moment: &str) {
     if !bases.is_empty() {
         assert_eq!(added["is_new"], false, "{moment}: made twice");
     } else {
-        // Whoever makes it tidies up.
+        // The process that makes it removes the remains.
         assert_eq!(names(&lab.cache.join("scratch")), [""; 0], "{moment}");
     }
 }
@@ -59,6 +58,7 @@ fn killed_at(call: &str, when: usize, arguments: &[&OsStr]) -> Output {
     strace.stdin(Stdio::null()).output().unwrap()
 }
 
+// Promise: P25 - An `add` killed at any system call leaves a whole base or none.
 /// Every system call of these kinds that an add makes, in turn, is the last one it makes.
 #[test]
 fn at_every_system_call() {
@@ -95,7 +95,8 @@ fn at_every_system_call() {
     eprintln!("{kills} kills, {left} of them with remains");
 }
 
-/// At moments that nobody chose, spread over the whole of a longer add.
+// Promise: P25 - An `add` killed at 24 moments is completed by the next one.
+/// At arbitrary moments, spread over the whole of a longer add.
 #[test]
 fn at_moments_spread_over_an_add() {
     let lab = Lab::new();
@@ -124,6 +125,7 @@ fn at_moments_spread_over_an_add() {
     assert!(killed > 0, "every add was done before it was killed");
 }
 
+// Promise: P25 - A `remove` killed at any system call is completed by the next one.
 /// Removing is as whole as adding: a base is there with all of it, or it is gone.
 #[test]
 fn removing_at_every_system_call() {

@@ -1,4 +1,4 @@
-//! What the stories share: a cache in a folder of its own, the program, disks and packed disks.
+//! Helpers of the tests: a cache in a folder of its own, the program, disks and packed disks.
 
 use std::{
     fs,
@@ -84,13 +84,13 @@ impl Lab {
         Run::new(self.command(subcommand).args(arguments).output().unwrap())
     }
 
-    /// Adds a file; what the program says of it.
+    /// Adds a file, and returns the program's output.
     #[track_caller]
     pub(crate) fn add(&self, file: &Path) -> Value {
         self.run("add", ["--json".as_ref(), file]).good().json()
     }
 
-    /// Nothing but whole bases is in the cache, so many, and nothing is in its scratch.
+    /// The cache holds exactly this number of whole bases, and its scratch folder is empty.
     #[track_caller]
     pub(crate) fn assert_only(&self, bases: usize) {
         assert_eq!(names(&self.cache.join("scratch")), [""; 0]);
@@ -99,8 +99,7 @@ impl Lab {
         assert_eq!(verified.as_array().unwrap().len(), bases);
     }
 
-    /// A raw disk of so many bytes: a third data that pack moderately, a third zeros, and data
-    /// again.
+    /// A raw disk of `bytes`: a third data that compress moderately, a third zeros, and data again.
     pub(crate) fn disk(&self, name: &str, bytes: usize, seed: u64) -> PathBuf {
         let path = self.path(name);
         fs::write(&path, content(bytes, seed)).unwrap();
@@ -151,7 +150,7 @@ pub(crate) fn tool<A: AsRef<std::ffi::OsStr>>(
     output.stdout
 }
 
-/// Packs a file as the name says: `disk.tar.xz` out of `disk`.
+/// Packs a file per the extension: `disk.tar.xz` out of `disk`.
 pub(crate) fn pack(file: &Path, extension: &str) -> PathBuf {
     let folder = file.parent().unwrap();
     let mut current = file.to_owned();

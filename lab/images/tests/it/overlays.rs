@@ -55,7 +55,8 @@ impl Lab {
     }
 }
 
-/// What is written here is what `qemu-img create` writes, as far as QEMU's tools can tell.
+// Promise: P25 - An overlay equals the one of `qemu-img create`.
+/// QEMU's tools find no difference between our overlay and one of `qemu-img create`.
 #[test]
 fn an_overlay_is_like_one_that_qemu_img_makes() {
     let lab = Lab::new();
@@ -105,6 +106,7 @@ fn an_overlay_is_like_one_that_qemu_img_makes() {
     assert!(fs::read(lab.path("disk.raw")).unwrap() == content(4 << 20, 1), "the base was written");
 }
 
+// Promise: P25 - An existing overlay is reused with its writes.
 #[test]
 fn it_is_used_again_and_made_anew_only_when_asked() {
     let lab = Lab::new();
@@ -117,11 +119,11 @@ fn it_is_used_again_and_made_anew_only_when_asked() {
     assert_eq!(lab.overlay(&id, "vm", &["--fresh"])["made"], "afresh");
     assert!(!guest_reads(&vm, 7), "what the machine wrote is still there");
     assert!(fs::read(&base).unwrap() == content(4 << 20, 1), "the base was written");
-    // What a cut of power leaves of one that nobody wrote to.
+    // The state after a power cut of an overlay that was never written to.
     fs::write(&vm, b"").unwrap();
     assert_eq!(lab.overlay(&id, "vm", &[])["made"], "afresh");
     tool(lab.folder.path(), "qemu-img", ["check", "-q", "vm"]);
-    // What a killed process left is tidied up by the next one for the same place.
+    // The next process for the same path removes the remains of a killed one.
     let left = lab.run("list", ["--json"]).good().json()[0]["overlays"][0].clone();
     assert_eq!(left, vm.to_str().unwrap());
     assert!(!fs::read_dir(lab.folder.path()).unwrap().any(|entry| {
@@ -129,6 +131,7 @@ fn it_is_used_again_and_made_anew_only_when_asked() {
     }));
 }
 
+// Promise: P25 - An overlay never shrinks.
 #[test]
 fn it_grows_when_asked_and_never_shrinks() {
     let lab = Lab::new();
@@ -235,6 +238,7 @@ fn many_processes_make_one_overlay() {
     assert_eq!(made.iter().filter(|made| **made == "reused").count(), 7, "{made:?}");
 }
 
+// Promise: P25 - A base in use is not removed.
 /// A base in use is not removed, and its users are named; an overlay that was deleted by hand is
 /// forgotten.
 #[test]
@@ -262,6 +266,7 @@ fn a_base_in_use_is_not_removed() {
     lab.run("remove", [&id]).bad(&["there is no base"]);
 }
 
+// Promise: P25 - A missing base is reported with its overlays and restored by `add`.
 #[test]
 fn a_base_deleted_under_overlays_is_named_with_them_and_comes_back() {
     let lab = Lab::new();
@@ -296,13 +301,14 @@ fn a_base_deleted_under_overlays_is_named_with_them_and_comes_back() {
     }
 }
 
+// Promise: P25 - A base with other content is reported with its overlays.
 #[test]
 fn a_base_with_other_content_is_named_with_its_overlays() {
     let lab = Lab::new();
     let (id, base) = lab.base(1);
     lab.overlay(&id, "vm", &[]);
     let vm = lab.path("vm");
-    // Somebody with the right to do so writes a byte, and sets the times back.
+    // A byte is changed with sufficient rights, and the times are set back.
     let before = fs::metadata(&base).unwrap().modified().unwrap();
     tool(lab.folder.path(), "chmod", ["u+w".as_ref(), base.as_os_str()]);
     let mut changed = fs::read(&base).unwrap();
@@ -321,7 +327,7 @@ fn a_base_with_other_content_is_named_with_its_overlays() {
     assert_eq!(lab.add(&lab.path("disk-1"))["healed"], json!([vm]));
     lab.overlay(&id, "vm", &[]);
     lab.assert_only(1);
-    // Times alone are no change: it is read once more, and that is all.
+    // A change of times alone is not a change: the file is only read once more.
     fs::File::open(&base).unwrap().set_modified(before).unwrap();
     assert_eq!(lab.run("list", ["--json"]).good().json()[0]["state"], "touched");
     lab.overlay(&id, "vm", &[]);
@@ -363,7 +369,7 @@ fn a_base_is_not_removed_while_it_is_used() {
         let remove = Running::start(lab.command("remove").arg(&id));
         let made = Running::start(lab.command("overlay").arg(&id).arg(&vm)).end();
         let removed = remove.end();
-        // Whoever was first: an overlay without a base never comes of it.
+        // In either order, there is never an overlay without a base.
         if made.code == Some(0) {
             assert_eq!(removed.code, Some(1), "{removed:?}");
             assert!(base.exists());

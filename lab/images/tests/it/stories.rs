@@ -1,4 +1,4 @@
-//! What an operator does with the cache.
+//! Tasks of an operator with the cache.
 
 use std::{
     fs,
@@ -31,7 +31,7 @@ fn every_packing_gives_the_same_disk() {
             added["layers"].as_array().unwrap().len(),
             extension.split_terminator('.').count()
         );
-        // The key is what everybody prints beside a download.
+        // The key is the sum that publishers state with a download.
         let sum = String::from_utf8(tool(lab.folder.path(), "sha256sum", [&image])).unwrap();
         assert_eq!(added["id"], format!("{}-raw", sum.split(' ').next().unwrap()));
         let base = added["path"].as_str().unwrap();
@@ -75,7 +75,7 @@ fn a_qcow2_file_stays_packed_unless_asked() {
     let info = String::from_utf8(tool(folder, "qemu-img", ["info", path])).unwrap();
     assert!(info.contains("compression type: zstd"), "{info}");
     lab.assert_only(5);
-    // Two forms of one file: its digits alone do not say which.
+    // Two forms of one file: its digits alone do not determine which.
     let digits =
         lab.run("list", ["--json"]).good().json()[0]["id"].as_str().unwrap()[..20].to_owned();
     let same = lab.run("overlay", [digits.as_ref(), lab.path("vm").as_os_str()]);
@@ -84,7 +84,7 @@ fn a_qcow2_file_stays_packed_unless_asked() {
     }
 }
 
-/// One unpacks, the other waits and says for whom; the lock is free again afterwards.
+/// One unpacks, the other waits and reports the holder; the lock is free again afterwards.
 #[test]
 fn two_processes_add_the_same_image_at_once() {
     let lab = Lab::new();
@@ -105,6 +105,7 @@ fn two_processes_add_the_same_image_at_once() {
     lab.assert_only(bases);
 }
 
+// Promise: P25 - A killed `add` is taken over by a waiting one.
 /// The one that unpacks is killed: the one that waits does it, and nothing of the first is left.
 #[test]
 fn one_of_two_is_killed_half_way() {
@@ -122,6 +123,7 @@ fn one_of_two_is_killed_half_way() {
     lab.assert_only(bases);
 }
 
+// Promise: P25 - Concurrent adds of one image unpack it once.
 /// Eight processes and one image: it is unpacked once.
 #[test]
 fn many_at_once_unpack_once() {
@@ -135,6 +137,7 @@ fn many_at_once_unpack_once() {
     lab.assert_only(1);
 }
 
+// Promise: P25 - Ctrl-C during an `add` leaves nothing.
 #[test]
 fn ctrl_c_leaves_nothing() {
     let lab = Lab::new();
@@ -169,6 +172,7 @@ fn hanging(lab: &Lab) -> (Running, String) {
     (running, fs::read_to_string(&pid).unwrap())
 }
 
+// Promise: P25 - A killed `add` leaves no child process.
 /// `qemu-img` dies with the process that started it, even by `kill -9`.
 #[test]
 fn a_killed_process_leaves_no_child() {
@@ -224,7 +228,7 @@ fn collect_keeps_what_is_used() {
     for seed in 0..4 {
         let added = lab.add(&lab.disk(&format!("disk-{seed}"), 3 << 20, seed));
         let id = added["id"].as_str().unwrap().to_owned();
-        // Used so many days ago.
+        // Sets the time of the last use to this number of days ago.
         let used = fs::File::options()
             .write(true)
             .open(lab.cache.join("bases").join(&id).join("used"))
@@ -256,6 +260,7 @@ fn collect_keeps_what_is_used() {
     lab.run("collect", ["--keep", "soon"]).code.filter(|code| *code == 2).unwrap();
 }
 
+// Promise: P25 - An unchanged image file is hashed once.
 /// A file that was hashed and did not change is not read again; one that changed is.
 #[test]
 fn the_same_unchanged_file_is_hashed_once() {

@@ -1,7 +1,7 @@
-//! What browsers cost: many clients of the HTTP gateway at once, half of them slow.
+//! Cost of browsers: many concurrent clients of the HTTP gateway, half of them slow.
 //!
-//! They download the long assets of `canisters/frontend`, over and over. Who is refused for lack of
-//! room tries again after a second, as it is told to.
+//! They download the long assets of `canisters/frontend`, over and over. A client refused for lack
+//! of room retries after a second, per the response.
 
 use std::{
     sync::{
@@ -21,18 +21,18 @@ use tokio::task::JoinSet;
 pub(super) const CLIENTS: usize = 200;
 /// Bytes per second of a slow one.
 const SLOW_RATE: u64 = 200 << 10;
-/// What is downloaded: by a callback, and by ranges.
+/// Downloaded assets: by a callback, and by ranges.
 const LONG: [&str; 2] = ["/streamed", "/ranges"];
 /// Bytes of each.
 const LONG_BYTES: u64 = 5_000_000;
-/// What is looked at beside.
+/// Page requested during the downloads.
 const PAGE: &str = "/";
 const SAMPLE_EVERY: Duration = Duration::from_millis(100);
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// How long a node may take until memory that was given back is.
+/// How long a node may take until released memory is free.
 const SETTLES: Duration = Duration::from_secs(10);
 
-/// What was measured.
+/// Measured figures.
 pub(super) struct Measured {
     /// Anonymous bytes of all processes: with the canister there, at most under load, and after it.
     pub idle: u64,
@@ -91,7 +91,7 @@ impl Site {
     }
 }
 
-/// The bytes of a body that came to its end.
+/// The bytes of a body that was received to its end.
 async fn read(mut response: Response, slowly: bool) -> Option<u64> {
     let mut bytes = 0;
     while let Some(part) = response.chunk().await.ok()? {
@@ -104,7 +104,7 @@ async fn read(mut response: Response, slowly: bool) -> Option<u64> {
     Some(bytes)
 }
 
-/// Puts the load on a node for so many seconds.
+/// Puts the load on a node for `seconds`.
 pub(super) async fn measure(
     pid: u32,
     address: String,

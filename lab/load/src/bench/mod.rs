@@ -5,7 +5,7 @@
 //! verification of every certificate included. *Rates* are measured with calls that the agent
 //! signed and that are then sent over plain HTTP connections, because verifying a BLS signature per
 //! reply would keep the client, which shares the machine, busier than the node; one reply in 64 is
-//! verified all the same, and every one must say `replied`.
+//! verified all the same, and every one must be `replied`.
 
 mod browsers;
 mod node;
@@ -65,7 +65,7 @@ struct Row {
     met: Option<bool>,
 }
 
-/// What was measured, as rows to read and as figures to compare.
+/// The measurements, as rows to read and as figures to compare.
 #[derive(Default)]
 struct Table {
     rows: Vec<Row>,
@@ -117,9 +117,9 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// For how long the calls of the rate of updates are signed. A node remembers a call until then, and
-/// takes fewer while its ingress history fills up: with thousands a second that would be measured,
-/// and the calls of the next phases would be refused.
+/// Expiry of the signed calls of the rate of updates. A node remembers a call until then, and
+/// accepts fewer while its ingress history fills up: with thousands a second that would be
+/// measured, and the calls of the next phases would be refused.
 const UPDATE_EXPIRY: Duration = Duration::from_secs(5);
 /// For how long browsers download at least: slow ones take that long for one.
 const BROWSERS_SECONDS: u64 = 30;
@@ -148,7 +148,7 @@ pub async fn run(options: Options) -> Result<()> {
 
 struct Bench<'a> {
     options: &'a Options,
-    /// Where the nodes' data lie; removed at the end.
+    /// Folder of the nodes' data; removed at the end.
     scratch: &'a Path,
     table: Table,
 }
@@ -341,7 +341,7 @@ impl Bench<'_> {
             format!("{} / {} / {}", measured.downloads, measured.broken, measured.refused),
         );
         self.table.row(
-            "pages beside them / refused / slowest",
+            "concurrent pages / refused / slowest",
             format!(
                 "{} / {} / {:.0} ms",
                 measured.pages,

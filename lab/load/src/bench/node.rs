@@ -16,7 +16,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 const HEALTHY_WITHIN: Duration = Duration::from_secs(60);
 const STOPPED_WITHIN: Duration = Duration::from_secs(60);
 
-/// What is started.
+/// The program to start.
 pub(super) struct Binary<'a> {
     pub program: &'a Path,
     /// `--memory`.
@@ -43,7 +43,7 @@ impl Binary<'_> {
     }
 }
 
-/// What the cap says of its command.
+/// Information of the cap about its command.
 #[derive(Deserialize)]
 struct Told {
     pid: u32,
@@ -66,14 +66,14 @@ pub(super) struct Node {
     child: Child,
     /// The node's own process.
     pub pid: u32,
-    /// What its cap tells, if it has one.
+    /// Information file of its cap, if it has one.
     told: Option<PathBuf>,
     pub url: String,
     pub port: u16,
 }
 
 impl Node {
-    /// Starts the node and waits until `/health` says 200; with the time that took.
+    /// Starts the node and waits until `/health` returns 200; also returns the time this took.
     pub(super) async fn start(binary: &Binary<'_>, data: &Path) -> Result<(Self, Duration)> {
         let [port] = cli::free_ports()?;
         let address = format!("127.0.0.1:{port}");
@@ -109,8 +109,8 @@ impl Node {
         Ok(std::fs::read_dir(format!("/proc/{}/fd", self.pid))?.count())
     }
 
-    /// Ends it with SIGTERM and waits for it. An error if the kernel killed a process of it for lack
-    /// of memory.
+    /// Ends it with SIGTERM and waits for it. An error if the kernel killed a process of it for
+    /// lack of memory.
     pub(super) async fn stop(mut self) -> Result<()> {
         self.child.stop_within(STOPPED_WITHIN).await?;
         let Some(path) = &self.told else { return Ok(()) };

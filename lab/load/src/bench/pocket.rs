@@ -1,5 +1,5 @@
-//! `thimble-lab bench-pocket`: starts a server for tests, makes instances on it, and prints what
-//! they cost: how long one takes to start, what it holds at rest, and how long a call takes.
+//! `thimble-lab bench-pocket`: starts a server for tests, makes instances on it, and prints their
+//! cost: start time, idle memory, and time of a call.
 //!
 //! The server is asked in the protocol of PocketIC's clients, over plain HTTP connections: what the
 //! clients themselves take is not of the server.
@@ -46,16 +46,16 @@ pub struct Options {
     json: Option<PathBuf>,
 }
 
-/// Most that an instance may hold at rest, its workers included.
+/// Most memory of an idle instance, its workers included.
 const INSTANCE_BYTES_MAX: f64 = 12.0 * 1024.0 * 1024.0;
 /// Longest that one may take to start.
 const START_MILLIS_MAX: f64 = 50.0;
-/// Time for the server to come to rest.
+/// Time for the server to become idle.
 const REST: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 const STARTED_WITHIN: Duration = Duration::from_secs(30);
 const STOPPED_WITHIN: Duration = Duration::from_secs(60);
-/// The management canister, and nobody.
+/// The management canister; also the empty principal.
 const MANAGEMENT: &[u8] = &[];
 const ANONYMOUS: &[u8] = &[4];
 
@@ -92,7 +92,7 @@ impl Server {
         serde_json::from_str(&text).with_context(|| format!("{path}: {text}"))
     }
 
-    /// What all processes hold, and how many there are.
+    /// Memory of all processes, and their number.
     fn held(&self) -> Result<(f64, usize)> {
         let processes = measure::processes(self.child.id())?;
         Ok((measure::totals(&processes).0 as f64, processes.len()))
@@ -232,7 +232,7 @@ async fn measure_all(options: &Options, port_file: PathBuf, table: &mut Table) -
     Ok(())
 }
 
-/// Memory at rest of one instance.
+/// Idle memory of one instance.
 async fn rest(
     server: &Server,
     (alone, instances): (f64, usize),

@@ -16,7 +16,7 @@ use serde::Deserialize;
 
 use super::{Table, node::Node};
 
-/// What each call of a rate asks for.
+/// Kind of the calls of a rate.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
     /// `inc` of the counter.
@@ -37,7 +37,7 @@ pub(super) struct Load {
     pub seconds: u64,
 }
 
-/// What a rate came to.
+/// Result of a rate.
 pub(super) struct Rate {
     pub per_second: f64,
     /// Median of the latency, milliseconds.
@@ -50,7 +50,7 @@ pub(super) struct Rate {
 }
 
 impl Rate {
-    /// Puts its three figures into the table; what a row says of it.
+    /// Puts its three figures into the table; returns the text of the row.
     pub(super) fn tell(&self, name: &str, table: &mut Table) -> String {
         table.figure(name, self.per_second, "/s");
         table.figure(&format!("{name}, p50"), self.p50, "ms");
@@ -123,7 +123,7 @@ impl Caller {
             let verify = matches!(self.kind, Kind::Update) && latency.len() % 64 == 0;
             match self.call(self.signed()?, verify).await? {
                 Some(took) => latency.record(took.as_micros() as u64)?,
-                // The node says to come again in a second. The rate is what it took.
+                // The node asks to retry in a second. The rate counts accepted calls.
                 None => tokio::time::sleep(Duration::from_secs(1)).await,
             }
         }

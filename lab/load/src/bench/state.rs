@@ -1,6 +1,6 @@
-//! `thimble-lab bench-state`: what a node does with more than fits its memory: state, canisters,
-//! calls that it has to remember, modules. A node of its own for each part, so that none begins with
-//! what another left.
+//! `thimble-lab bench-state`: how a node handles more than fits its memory: state, canisters, calls
+//! that it has to remember, modules. Each part has a node of its own, so that none begins with the
+//! state of another.
 
 use std::{
     io::Write as _,
@@ -80,12 +80,12 @@ pub struct Options {
     json: Option<PathBuf>,
 }
 
-/// What is measured, each on a node of its own.
+/// Parts of the measurement, each on a node of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Part {
     /// State that is written and read back, with restarts on the way.
     State,
-    /// Canisters at rest.
+    /// Idle canisters.
     Canisters,
     /// Calls that are signed far ahead.
     Calls,
@@ -109,7 +109,7 @@ const CHANGED_PIECES: u64 = 4;
 const STABLE_PAGE_BYTES: u64 = 64 << 10;
 /// How far ahead senders sign who are in no hurry.
 const SIGNED_AHEAD: Duration = Duration::from_secs(300);
-/// How often memory is looked at.
+/// Interval of memory samples.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Canisters that the memory of many is compared with.
 const FEW_CANISTERS: usize = 100;
@@ -121,7 +121,7 @@ const CYCLES_OF_CALLER: u64 = 10_000_000_000_000_000;
 const FAN_COUNTS_BYTES: usize = 24;
 /// Calls that 512 MiB of memory and 100 GiB of disk must have room for.
 const OPEN_CALLS_GOAL: u64 = 10_000;
-/// Time for a node to come to rest.
+/// Time for a node to become idle.
 const REST: Duration = Duration::from_secs(15);
 
 /// Runs everything and prints the table.
@@ -146,7 +146,7 @@ pub async fn run(options: Options) -> Result<()> {
 
 struct Bench<'a> {
     options: &'a Options,
-    /// Where the nodes' data lie; removed at the end.
+    /// Folder of the nodes' data; removed at the end.
     scratch: &'a Path,
     table: Table,
 }
@@ -194,8 +194,8 @@ impl Bench<'_> {
         Ok(std::fs::remove_dir_all(data)?)
     }
 
-    /// More state than memory, written and read back. On the way, at a twentieth, a fourth and all of
-    /// it, a little is changed and the node is started again: both must cost what was changed.
+    /// More state than memory, written and read back. On the way, at a twentieth, a fourth and all
+    /// of it, a little is changed and the node is started again: both must cost what was changed.
     async fn state(&mut self) -> Result<()> {
         let bytes = parse_size(&self.options.state).context("--state")?;
         let (mut node, mut agent, data) = self.fresh("state").await?;
@@ -422,7 +422,7 @@ impl Bench<'_> {
         let reply = agent.update(&caller, "fan").with_arg(route.encode()).call_and_wait().await?;
         let seconds = started.elapsed().as_secs_f64();
         let anonymous = peak.end().await;
-        // Behind the counts lies the text of one of the rejects.
+        // The counts are followed by the text of one of the rejects.
         let (counts, text) = reply.split_at(reply.len().min(FAN_COUNTS_BYTES));
         let [replied, rejected, not_sent] = to_words(counts)[..] else {
             anyhow::bail!("a fanout replied {} bytes, {reply:?}", reply.len());

@@ -23,11 +23,11 @@ pub(crate) enum Class {
     /// The answer came and its certificate or signature does not verify.
     Certificate,
     /// A call between canisters inside an operation was rejected or could not be sent; the
-    /// operation itself went on.
+    /// operation itself continued.
     InnerCall(&'static str),
     /// The run was stopped while it waited.
     Interrupted,
-    /// The answer is none that the protocol knows.
+    /// The answer is not valid in the protocol.
     Protocol,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Failure {
     pub(crate) class: Class,
     /// The whole text.
     pub(crate) text: String,
-    /// What a refusal asked for.
+    /// Delay that a refusal requested.
     pub(crate) retry_after: Option<Duration>,
 }
 
@@ -76,7 +76,7 @@ impl Failure {
         Self::new(Class::Reject { code, error_code }, message)
     }
 
-    /// What `ic-agent` reports; `retry_after` is what the last answer's header said.
+    /// An error of `ic-agent`; `retry_after` is from the header of the last answer.
     pub(crate) fn agent(error: &AgentError, retry_after: Option<Duration>) -> Self {
         let reject = |reject: &RejectResponse| {
             Self::reject(
@@ -112,7 +112,7 @@ impl Failure {
         }
     }
 
-    /// What the HTTP client reports, with its causes.
+    /// An error of the HTTP client, with its causes.
     pub(crate) fn transport(error: &reqwest::Error) -> Self {
         let class = if error.is_timeout() { Class::Timeout } else { Class::Transport };
         let mut text = error.to_string();
@@ -128,9 +128,9 @@ impl Failure {
         matches!(self.class, Class::Refused(_))
     }
 
-    /// Whether the update may have been executed although nobody said so. A reject is an answer;
-    /// everything else leaves it open, refusals too: an answer may be refused after the call
-    /// ran.
+    /// Whether the update may have been executed without an acknowledgement. A reject is an answer;
+    /// every other failure leaves it open, refusals included: an answer may be refused after the
+    /// call ran.
     pub(crate) fn may_have_executed(&self) -> bool {
         !matches!(self.class, Class::Reject { .. })
     }

@@ -39,7 +39,7 @@ const WHOLE_READS: u64 = 8;
 const HEALTHY_WITHIN: Duration = Duration::from_secs(15);
 /// Tries to ask for `info` while the node is busy.
 const INFO_TRIES: u32 = 30;
-/// How long endpoints may say different things of a canister that nobody uses.
+/// How long endpoints may differ about a canister without load.
 const SAME_WITHIN: Duration = Duration::from_secs(30);
 
 /// By which endpoint a read is made.
@@ -56,7 +56,7 @@ pub(crate) enum Space {
     Heap,
 }
 
-/// What one operation does.
+/// Kind of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Action {
     Count,
@@ -114,7 +114,8 @@ impl Counts {
         self.open.fetch_sub(opened.saturating_sub(open), Ordering::SeqCst);
     }
 
-    /// What is wrong when the canister has counted `counted` since the books were opened.
+    /// Checks the count `counted` of the canister since the books were opened; the error describes
+    /// the difference.
     fn check(&self, what: &str, counted: u64) -> Result<(), String> {
         let acknowledged = self.acknowledged.load(Ordering::SeqCst);
         let open = self.open.load(Ordering::SeqCst);
@@ -186,7 +187,7 @@ pub(crate) struct Fleet {
     ring: Vec<u8>,
     hops: Counts,
     owned: bool,
-    /// What the node says it is.
+    /// Name and version that the node reports.
     pub(crate) node: String,
     parameters: Parameters,
 }
@@ -210,8 +211,8 @@ impl Fleet {
                 .with_arc_identity(identity.clone())
                 .with_arc_http_middleware(http.clone())
                 .with_max_concurrent_requests(in_flight + 8)
-                // A node remembers a call until then; whoever sends thousands a second does well to
-                // sign for a short time.
+                // A node remembers a call until then; a client that sends thousands of calls a
+                // second should sign for a short time.
                 .with_ingress_expiry(Duration::from_secs(60))
                 .with_max_polling_time(parameters.timeout())
                 .build()?;
@@ -316,7 +317,7 @@ impl Fleet {
         }
     }
 
-    /// What a canister says of itself, by the first endpoint.
+    /// State that a canister reports, through the first endpoint.
     pub(crate) async fn info(&self, canister: usize) -> Result<Info> {
         self.info_at(0, canister).await
     }
@@ -355,8 +356,8 @@ impl Fleet {
         )
     }
 
-    /// Waits until all endpoints say the same of every canister, which with one endpoint is so at
-    /// once. Nothing may be in flight.
+    /// Waits until all endpoints agree about every canister, which is immediate with one endpoint.
+    /// Nothing may be in flight.
     pub(crate) async fn settle(&self) -> Result<()> {
         if self.endpoints.len() > 1 {
             for canister in 0..self.len() {
@@ -397,7 +398,7 @@ impl Fleet {
         }
     }
 
-    /// Compares the counters with the books. What is wrong, one text each.
+    /// Compares the counters with the books; returns one text for each difference.
     pub(crate) async fn check_counters(&self) -> Vec<String> {
         if let Err(error) = self.settle().await {
             return vec![format!("acknowledged updates could not be verified: {error:#}")];
@@ -660,7 +661,7 @@ impl Fleet {
     }
 }
 
-/// What the last answer's `Retry-After` said.
+/// `Retry-After` of the last answer.
 fn told() -> Option<Duration> {
     TRAFFIC.try_with(|traffic| traffic.retry_after.get()).ok().flatten()
 }

@@ -1,12 +1,12 @@
-//! `thimble-lab hammer`: puts work on a node through its public endpoint, checks every byte that
-//! comes back, and says what it cost.
+//! `thimble-lab hammer`: puts load on a node through its public endpoint, checks every byte that is
+//! returned, and reports the cost.
 //!
-//! It knows nothing of the node's insides. Its canister, `canisters/hammer-c`, writes memory in a
-//! pattern that both sides can compute (`pattern`), so a read proves every byte, and gives every
+//! It does not depend on the node's internals. Its canister, `canisters/hammer-c`, writes memory in
+//! a pattern that both sides can compute (`pattern`), so a read proves every byte, and gives every
 //! write a generation, so a read proves that no acknowledged write is lost. The books of what was
 //! acknowledged are kept in `fleet`; `schedule` decides when operations start and from when their
-//! latency counts; `modes` says what each mode is made of; `failure` sorts what goes wrong, and
-//! `stats` and `report` count and print it.
+//! latency counts; `modes` defines each mode; `failure` classifies failures, and `stats` and
+//! `report` count and print them.
 //!
 //! Nothing grows with the length of a run: histograms have fixed bounds, classes and texts of
 //! failures are capped, operations in flight are limited.
@@ -64,10 +64,10 @@ pub(crate) async fn inter_canister_messages_per_second(flags: &[&str]) -> Result
     mode.inter_canister_messages_per_second.context("mode calls measures its calls")
 }
 
-/// Exit code for a command line that cannot be followed, as `clap` has it.
+/// Exit code for an invalid command line, as in `clap`.
 const USAGE: u8 = 2;
 
-/// Runs everything, prints what came of it, and says how to exit.
+/// Runs everything, prints the results, and returns the exit code.
 pub async fn run(options: Options) -> Result<ExitCode> {
     let parameters = match Parameters::of(&options) {
         Ok(parameters) => parameters,

@@ -1,5 +1,4 @@
-//! What each mode does: which phases it has, which operations they are made of, what is checked at
-//! the end.
+//! The modes: their phases, the operations of each phase, the checks at the end.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,7 +12,7 @@ use super::{
     stats::{Kind, KindStats, Phase, Wrong},
 };
 
-/// What a single operation around a limit is expected to do.
+/// Expected outcome of a single operation around a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Expected {
@@ -93,14 +92,14 @@ impl Pieces {
     }
 }
 
-/// What the runs of all modes share.
+/// State shared by the runs of all modes.
 pub(crate) struct Modes<'a> {
     pub(crate) parameters: &'a Parameters,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) runner: Runner,
 }
 
-/// A mode ended early; the text says why.
+/// A mode ended early; the text is the reason.
 type Step = Result<(), String>;
 
 impl Modes<'_> {

@@ -13,7 +13,7 @@ const MIB: u64 = 1 << 20;
 /// Each has its own connections and is asked for its report.
 const ENDPOINTS_MAX: usize = 128;
 
-/// What is done to the node.
+/// The load on the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -75,8 +75,8 @@ impl Mode {
 
 /// `thimble-lab hammer`
 ///
-/// Puts work on a node through its public endpoint with the published client, checks every byte
-/// that comes back, and says what it cost.
+/// Puts load on a node through its public endpoint with the published client, checks every byte
+/// that is returned, and reports the cost.
 ///
 /// Exit codes: 0 all is well (errors of the node included, unless --strict), 1 a verification
 /// failed or a probe's expectation was not met, 2 the command line cannot be followed, 130 after
@@ -85,10 +85,10 @@ impl Mode {
 pub struct Options {
     /// A public endpoint of a node; repeatable, for the nodes of one subnet.
     ///
-    /// Operations go to the endpoints in turn, and every certificate is held against the one root
-    /// key; endpoints with different ones are refused. With several, a query may see an older
-    /// state than the last acknowledged update, so while the load goes on queries are not held to
-    /// the newest acknowledged write; at the end every endpoint is.
+    /// Operations go to the endpoints in turn, and every certificate is verified with the one root
+    /// key; endpoints with different ones are refused. With several, a query may see an older state
+    /// than the last acknowledged update, so under load queries are not checked against the newest
+    /// acknowledged write; at the end every endpoint is.
     ///
     /// Default: http://127.0.0.1:8080. Example: --endpoint http://10.0.0.1:8080 --endpoint
     /// http://10.0.0.2:8080
@@ -135,8 +135,8 @@ pub struct Options {
     pub concurrency: usize,
     /// Seconds per mode, and per part of a mode that has several.
     ///
-    /// What is filled before a mode is not counted. Default: 10; 14400 for soak alone. Example:
-    /// --seconds 60
+    /// Time to fill memory before a mode is not counted. Default: 10; 14400 for soak alone.
+    /// Example: --seconds 60
     #[arg(long, conflicts_with = "operations")]
     pub seconds: Option<f64>,
     /// End a mode after this many operations instead.
@@ -258,7 +258,7 @@ pub struct Options {
     #[arg(long, default_value_t = 30.0, hide_default_value = true)]
     pub soak_period: f64,
     /// Fail (exit code 1) on any error of the node, not only on wrong bytes. Refusals with
-    /// Retry-After are no errors.
+    /// Retry-After are not errors.
     #[arg(long)]
     pub strict: bool,
     /// Write everything as JSON to this file; `-` is standard output, and the table is then left

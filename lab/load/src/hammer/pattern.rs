@@ -2,9 +2,8 @@
 //! it.
 //!
 //! A page of 4096 bytes is a function of (seed of the canister, number of the page, generation that
-//! wrote it), so whoever reads a page can tell every byte of it. The canister gives out
-//! generations, one per write, in the order in which writes run; generation 0 is a page that nobody
-//! wrote.
+//! wrote it), so a reader of a page can verify every byte of it. The canister assigns generations,
+//! one per write, in the order in which writes run; generation 0 is a page that was never written.
 
 /// Bytes of a page.
 pub(crate) const PAGE_BYTES: u64 = 4096;

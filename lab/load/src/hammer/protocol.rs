@@ -1,4 +1,4 @@
-//! What the hammer canister's methods take and reply: little-endian words.
+//! Arguments and replies of the hammer canister's methods: little-endian words.
 //! `canisters/hammer-c/hammer.c` is the other side.
 
 use candid::Principal;
@@ -99,7 +99,7 @@ struct Sample {
     words: Vec<u64>,
 }
 
-/// What a read replies.
+/// Reply of a read.
 #[derive(Debug)]
 pub(crate) struct ReadReply {
     pages: u64,
@@ -178,7 +178,7 @@ impl ReadReply {
             let truncated = self.runs_in_all > self.runs.len() as u64;
             let end = match self.runs.get(index + 1) {
                 Some(&(next, _)) => next,
-                // The reply does not say where the last of too many runs ends; its first page is
+                // The reply does not state where the last of too many runs ends; its first page is
                 // known.
                 None if truncated => page + 1,
                 None => first + self.pages,

@@ -113,7 +113,7 @@ pub(crate) struct Order {
     pub(crate) name: String,
     pub(crate) limit: Limit,
     pub(crate) shape: Option<Shape>,
-    /// Closed loop whatever the command line says, and tried until it succeeds.
+    /// Closed loop regardless of the command line, and retried until it succeeds.
     pub(crate) preparation: bool,
 }
 

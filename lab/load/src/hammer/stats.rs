@@ -1,5 +1,5 @@
-//! What is counted while operations run: per kind of operation a latency histogram, bytes, failures
-//! by class, wrong bytes.
+//! Statistics of operations: per kind of operation a latency histogram, bytes, failures by class,
+//! wrong bytes.
 
 use std::{
     collections::BTreeMap,
@@ -112,7 +112,7 @@ fn shortened(text: &str) -> String {
     text[..end].to_owned()
 }
 
-/// What one operation did.
+/// Result of one operation.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) sent_bytes: u64,
@@ -123,10 +123,10 @@ pub(crate) struct Outcome {
     pub(crate) hops: u64,
     /// Polls for the outcome that were refused and repeated.
     pub(crate) polls_refused: u64,
-    /// Calls inside the operation that failed, while the operation went on.
+    /// Calls inside the operation that failed, while the operation continued.
     pub(crate) inner: Vec<(Class, u64, String)>,
     pub(crate) failure: Option<Failure>,
-    /// What is wrong with the bytes.
+    /// Description of wrong bytes.
     pub(crate) wrong: Option<String>,
 }
 

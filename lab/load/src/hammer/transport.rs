@@ -1,10 +1,10 @@
-//! The HTTP of every operation, below `ic-agent` and beside it.
+//! The HTTP of every operation, below `ic-agent` and outside of it.
 //!
-//! `ic-agent` by itself repeats what was answered 429 or 503, silently, and loses the `Retry-After`
-//! header. This client does neither: a refused call or query comes back to the driver, which counts
-//! it and waits as told. Only while polling for a call that the node has accepted does it wait
-//! here, because giving up would turn a known outcome into an unknown one; those refusals are
-//! counted too.
+//! `ic-agent` by itself silently repeats requests that were answered with 429 or 503, and loses the
+//! `Retry-After` header. This client does neither: a refused call or query returns to the driver,
+//! which counts it and waits for the stated time. It waits here only while polling for a call that
+//! the node has accepted, because giving up would turn a known outcome into an unknown one; those
+//! refusals are counted too.
 
 use std::{cell::Cell, sync::Mutex, time::Duration};
 
@@ -23,7 +23,7 @@ const POLL_REFUSALS_MAX: u32 = 60;
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
 tokio::task_local! {
-    /// What the operation that runs in this task moved and was told.
+    /// Traffic of the operation that runs in this task, and the retry delays it received.
     pub(crate) static TRAFFIC: Traffic;
 }
 
@@ -52,8 +52,8 @@ pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(seconds).min(RETRY_AFTER_MAX))
 }
 
-/// How long to wait when told to wait `told`: never less, and up to half as much again so that
-/// clients spread.
+/// How long to wait after a requested delay `told`: never less, and up to half as much again so
+/// that clients spread.
 #[derive(Debug)]
 pub(crate) struct BackOff {
     random: Mutex<ChaCha8Rng>,
@@ -139,7 +139,7 @@ struct CallAnswer {
 }
 
 /// An update that the agent signs and that is sent over plain HTTP. The reply is taken out of the
-/// certificate; the certificate's signature is verified when `verify` says so.
+/// certificate; the certificate's signature is verified when `verify` is set.
 pub(crate) async fn update_signed(
     agent: &Agent,
     http: &Http,
@@ -191,7 +191,7 @@ pub(crate) async fn update_signed(
     outcome(&certificate, &signed.request_id)
 }
 
-/// What a certificate says of a call.
+/// Outcome of a call in a certificate.
 pub(crate) fn outcome(certificate: &Certificate, request: &RequestId) -> Result<Vec<u8>, Failure> {
     let look = |label: &str| match certificate.tree.lookup_path([
         b"request_status".as_slice(),

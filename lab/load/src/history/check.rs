@@ -1,30 +1,30 @@
-//! The checker: what a history may not contain, whatever the net went through.
+//! The checker: rules that a history must satisfy under all faults of the net.
 //!
-//! The canisters are chosen so that the final state says which calls happened and in which order.
-//! Every append has a page of its own, and a canister numbers its writes: the *generation* on a
-//! page is the place of its write in the canister's order. So, for every canister:
+//! The canisters are chosen so that the final state determines which calls happened and in which
+//! order. Every append has a page of its own, and a canister numbers its writes: the *generation*
+//! on a page is the place of its write in the canister's order. So, for every canister:
 //!
 //! 1. *Nothing acknowledged is lost*: on every node, the page of every acknowledged append carries
 //!    the generation that was acknowledged.
-//! 2. *Nothing runs twice, nothing is made up*: the generations on the pages are exactly 1 to the
+//! 2. *Nothing runs twice, nothing is invented*: the generations on the pages are exactly 1 to the
 //!    number of writes, each on the page of a call that was sent and was not rejected. (A write
 //!    that ran twice leaves its first generation on no page.)
-//! 3. *Order*: a call that was sent after another one was acknowledged comes after it, whoever the
-//!    clients are; so it does for one client's calls. (Together with 1 and 2 this is
-//!    linearizability of the appends.)
+//! 3. *Order*: a call that was sent after another one was acknowledged comes after it, for any two
+//!    clients; so it does for one client's calls. (Together with 1 and 2 this is linearizability of
+//!    the appends.)
 //! 4. *Reads*: every read saw the state as it was after some number of writes, all of it: the final
-//!    state without the later generations. A certified read saw all that was acknowledged before it
-//!    was sent; no read saw what was sent after it was answered.
+//!    state without the later generations. A certified read saw all writes acknowledged before it
+//!    was sent; no read saw a write that was sent after the read was answered.
 //! 5. *Counters*: acknowledged counts are different and in order; those in between belong to calls
-//!    of unknown outcome that were under way early enough; the calls from canister to canister that
-//!    arrived are at least those acknowledged and at most those sent.
+//!    of unknown outcome that were in flight early enough; the number of calls from canister to
+//!    canister that arrived is at least that of the acknowledged and at most that of the sent ones.
 //! 6. *Nodes agree*: all nodes hold the same in the end, and whenever two certificates have the
 //!    same time they sign the same root.
 //! 7. *Progress*: after healing, an update through every endpoint was acknowledged within the
 //!    limit.
 //!
-//! The checker reads nothing but the history, and every rule has a test with a made-up history that
-//! breaks it.
+//! The checker reads only the history, and every rule has a test with a made-up history that breaks
+//! it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,7 +35,7 @@ use super::lines::{Call, ClientRead, Final, Header, Line, Outcome, Progress, Run
 /// Texts kept of each rule; the rest is counted.
 const TEXTS_MAX: usize = 5;
 
-/// What was broken.
+/// A rule of the checker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Rule {
@@ -57,7 +57,7 @@ pub enum Rule {
     Stuck,
     /// A certificate that does not verify.
     Certificate,
-    /// The history does not say enough to be checked.
+    /// The history is not complete enough to be checked.
     Incomplete,
 }
 
@@ -83,11 +83,11 @@ impl Rule {
 pub struct Broken {
     /// How often it was broken, also where no text was kept.
     pub count: u64,
-    /// The first few, in words.
+    /// Descriptions of the first few.
     pub texts: Vec<String>,
 }
 
-/// What was checked, and what came of it.
+/// The checks and their results.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Verdict {
     /// Calls in the history.
@@ -116,7 +116,7 @@ pub struct Verdict {
     pub progress_millis: Option<u64>,
     /// Lines that could not be read.
     pub unreadable: u64,
-    /// What was broken.
+    /// The broken rules.
     pub broken: BTreeMap<Rule, Broken>,
 }
 
@@ -224,7 +224,7 @@ struct State {
     count: u64,
     hops: u64,
     generation: u64,
-    /// Page to generation; pages that nobody wrote are not in it.
+    /// Page to generation; pages that were never written are not in it.
     pages: BTreeMap<u64, u64>,
 }
 
@@ -253,7 +253,7 @@ fn count(verdict: &mut Verdict, history: &History) {
     }
 }
 
-/// Pages of runs, without those that nobody wrote.
+/// Pages of runs, without those that were never written.
 fn pages(runs: &[Run], first: u64, count: u64) -> BTreeMap<u64, u64> {
     let mut pages = BTreeMap::new();
     for (index, &(from, generation)) in runs.iter().enumerate() {
@@ -265,8 +265,7 @@ fn pages(runs: &[Run], first: u64, count: u64) -> BTreeMap<u64, u64> {
     pages
 }
 
-/// What every canister is in the end, if the nodes agree on it; where they do not, as the first one
-/// has it.
+/// The final state of every canister, if the nodes agree on it; otherwise that of the first node.
 #[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Option<State>> {
     let mut states = Vec::new();
@@ -285,14 +284,14 @@ fn states(verdict: &mut Verdict, header: &Header, history: &History) -> Vec<Opti
                 });
                 continue;
             };
-            // Zero is a page that nobody wrote.
+            // Zero is a page that was never written.
             let mut seen: BTreeMap<u64, u64> = BTreeMap::new();
             for part in &parts {
                 let written = pages(&part.runs, part.first, part.pages);
                 verdict.pages_compared += part.pages;
                 for page in part.first..part.first + part.pages {
                     let now = written.get(&page).copied().unwrap_or(0);
-                    // What was read twice, through consensus and from the node, is the same.
+                    // Pages read twice, through consensus and from the node, must be equal.
                     if let Some(before) = seen.insert(page, now).filter(|before| *before != now) {
                         verdict.broken(Rule::Disagreement, || {
                             format!(
@@ -360,7 +359,7 @@ fn lost(verdict: &mut Verdict, history: &History, canister: usize, endpoint: usi
         };
         match state.pages.get(&page) {
             Some(generation) if generation == value => {}
-            // It was written again, over itself: told by the rule for that.
+            // It was written again, over itself: reported by the rule for that.
             Some(generation) if generation > value => verdict.broken(Rule::Twice, || {
                 format!(
                     "call {} (canister {canister}, page {page}) was acknowledged as write {value} \
@@ -411,7 +410,7 @@ fn appends(verdict: &mut Verdict, history: &History, canister: usize, state: &St
             Some(_) => {}
         }
     }
-    // Where the page that should have it is known, its loss was told already.
+    // Where the page that should have it is known, its loss was already reported.
     let told: BTreeSet<u64> = callers
         .values()
         .filter_map(|call| match call.outcome {
@@ -449,7 +448,7 @@ fn appends(verdict: &mut Verdict, history: &History, canister: usize, state: &St
     order(verdict, canister, "write", placed.collect());
 }
 
-/// Whoever was sent after another was acknowledged has the higher place.
+/// A call sent after another was acknowledged has the higher place.
 fn order(verdict: &mut Verdict, canister: usize, what: &str, mut placed: Vec<(&Call, u64)>) {
     placed.sort_by_key(|(call, _)| call.sent_micros);
     let mut ended: Vec<(&Call, u64)> = placed
@@ -602,9 +601,9 @@ fn counts(verdict: &mut Verdict, history: &History, canister: usize, state: &Sta
         }
     }
     order(verdict, canister, "count", known.iter().map(|(value, call)| (*call, *value)).collect());
-    // Counts that nobody knows of belong to calls of unknown outcome that had been sent before a
-    // higher count was acknowledged. Such a deadline never falls from one count to the next, so
-    // the call that was sent first may as well have had the lowest.
+    // Unacknowledged counts belong to calls of unknown outcome that had been sent before a higher
+    // count was acknowledged. Such a deadline never falls from one count to the next, so the call
+    // that was sent first may as well have had the lowest.
     open.sort_unstable();
     let mut open = open.into_iter();
     let mut deadlines: Vec<(u64, u64)> = Vec::new();
@@ -823,7 +822,7 @@ mod tests {
             }),
             append(0, 0, 10, 20, acknowledged(1, 5)),
             append(1, 1, 15, 40, acknowledged(2, 6)),
-            // Nobody knows what became of it; it did happen.
+            // Its outcome is unknown; it did happen.
             append(2, 2, 30, 90, unknown()),
             append(3, 3, 31, 60, Outcome::Rejected { text: "no".into() }),
             append(4, 4, 50, 70, acknowledged(4, 7)),
@@ -908,7 +907,7 @@ mod tests {
 
     #[test]
     fn an_acknowledged_append_that_is_gone_is_lost() {
-        // On all nodes, on one, by a write of somebody else in its place.
+        // On all nodes, on one, by a write of another client in its place.
         let gone = |last: &mut Final| last.runs[1] = (1, 0);
         assert_eq!(broken(&with_final(&[0, 1], gone)), [Rule::Lost, Rule::Read]);
         let verdict = check(&with_final(&[1], gone), 0);
@@ -917,7 +916,7 @@ mod tests {
             [Rule::Lost, Rule::Disagreement]
         );
         assert!(verdict.text().contains("endpoint 1 has None"), "{}", verdict.text());
-        // Acknowledged as a write that the canister has not come to.
+        // Acknowledged as a write whose number the canister has not reached.
         let ahead = with_call(4, |call| call.outcome = acknowledged(5, 7));
         assert!(broken(&ahead).contains(&Rule::Lost));
     }
@@ -931,8 +930,8 @@ mod tests {
         };
         let verdict = check(&with_final(&[0, 1], twice), 0);
         assert!(verdict.broken.contains_key(&Rule::Twice), "{}", verdict.text());
-        // Call 2, which nobody knows of: its first run, write 3, was overwritten by its second,
-        // write 5.
+        // Call 2, of unknown outcome: its first run, write 3, was overwritten by its second, write
+        // 5.
         let twice = |last: &mut Final| {
             last.runs[2] = (2, 5);
             last.generation = 5;

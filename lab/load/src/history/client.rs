@@ -1,11 +1,10 @@
-//! One client's way to have a call done by a subnet of which any node may be dead, asleep or cut
-//! off.
+//! How a client sends a call to a subnet of which any node may be dead, paused or partitioned.
 //!
-//! A call is signed once. It is sent to one endpoint; when that does not take it or falls silent,
-//! the same bytes go to the next one, so that however often it is sent it is one call. Once an
-//! endpoint has taken it, its status is asked for, at that endpoint and then at others. Only a
-//! verified certificate is an acknowledgement. A client gives up after [`TIMEOUT`]: then nobody
-//! knows, and the call may still happen until it expires.
+//! A call is signed once. It is sent to one endpoint; when that does not accept it or stops
+//! answering, the same bytes go to the next one, so that it remains one call. Once an endpoint has
+//! accepted it, the client polls its status, at that endpoint and then at others. Only a verified
+//! certificate is an acknowledgement. A client gives up after [`TIMEOUT`]: then the outcome is
+//! unknown, and the call may still happen until it expires.
 
 use std::{sync::Arc, time::Duration};
 
@@ -105,7 +104,7 @@ pub(super) struct Done {
     pub(super) attempts: u32,
 }
 
-/// What one endpoint said.
+/// Answer of one endpoint.
 enum Said {
     /// A verified certificate with the outcome.
     Outcome(Outcome, Vec<u8>),
@@ -113,7 +112,7 @@ enum Said {
     Taken,
     /// It has not taken it, and the call had no effect through it.
     Refused(String, Duration),
-    /// Nobody knows whether it has taken it.
+    /// It is unknown whether it has taken the call.
     Nothing(String),
 }
 
@@ -172,9 +171,9 @@ pub(super) async fn call(
             }
         }
     }
-    // Refused by everybody it was sent to, it has no effect.
+    // A call refused by every endpoint it was sent to has no effect.
     let outcome = match certain && !taken && attempts > 0 {
-        true => Outcome::Rejected { text: format!("nobody took it; {last}") },
+        true => Outcome::Rejected { text: format!("no endpoint accepted it; {last}") },
         false => Outcome::Unknown { text: last },
     };
     done(outcome, attempts)
@@ -269,7 +268,7 @@ async fn ask(endpoint: &Endpoint, index: usize, canister: Principal, request: &R
 
 fn acknowledged(certificate: &Certificate, endpoint: usize, reply: Vec<u8>) -> Said {
     match root_of(certificate) {
-        // The value is filled in by whoever understands the reply.
+        // The value is filled in by the caller, which decodes the reply.
         Ok((time, root)) => {
             Said::Outcome(Outcome::Acknowledged { value: 0, time, root, endpoint }, reply)
         }

@@ -21,13 +21,13 @@ use crate::hammer::{
 /// How long certificates are collected, so that nodes show some of the same height.
 const ROOTS_FOR: Duration = Duration::from_secs(10);
 const ROOTS_EVERY: Duration = Duration::from_millis(50);
-/// Until all nodes say the same of every canister, once nothing can be on its way any more.
+/// Timeout until all nodes agree about every canister, once no call can be in flight.
 const SAME_WITHIN: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Tries of one read of a healed node, which may still be busy.
 const TRIES: u32 = 20;
 
-/// Appends to the history what every node says now.
+/// Appends the current state of every node to the history.
 pub(super) async fn run(path: &Path, identity: Arc<dyn Identity>, limit: Duration) -> Result<()> {
     let healed_micros = now_micros();
     let (lines, _) = lines::read(path)?;
@@ -188,7 +188,7 @@ async fn info(endpoint: &Endpoint, canister: Principal) -> Result<Info> {
     Info::decode(&query(endpoint, canister, "info", vec![]).await?).map_err(anyhow::Error::msg)
 }
 
-/// Waits until all nodes say the same. When they do not within the limit, the checker will tell the
+/// Waits until all nodes agree. When they do not within the limit, the checker will report the
 /// difference.
 async fn until_same(endpoints: &[Endpoint], canisters: &[Principal]) -> Result<()> {
     let deadline = Instant::now() + SAME_WITHIN;
@@ -227,7 +227,7 @@ struct CanisterOnNode<'a> {
 impl CanisterOnNode<'_> {
     /// All of it by query, signed by the node; and the newest pages once more with a certificate.
     async fn read(&self, history: &mut Writer) -> Result<()> {
-        // What this node says, not what another one said.
+        // The state of this node, not of another one.
         let info = info(self.endpoint, self.id).await?;
         let line = |certified, first, pages, read: ReadReply| {
             Line::Final(Final {
@@ -262,7 +262,7 @@ impl CanisterOnNode<'_> {
         let done = client::call(endpoints, 0, self.id, "read_update", argument).await;
         let Outcome::Acknowledged { .. } = done.outcome else {
             bail!(
-                "a certified read of canister {} through {} came to {:?}",
+                "a certified read of canister {} through {} resulted in {:?}",
                 self.id,
                 self.endpoint.url,
                 done.outcome

@@ -1,8 +1,8 @@
-//! The history file: one JSON object per line, appended as things happen, by the recorder and by
-//! whoever makes the faults.
+//! The history file: one JSON object per line, appended as events happen, by the recorder and by
+//! the injector of faults.
 //!
 //! Times are microseconds of the machine's monotonic clock, the same in every process. Canisters
-//! and endpoints are numbers into the header's lists. A reader skips lines that it cannot read (the
+//! and endpoints are indexes into the header's lists. A reader skips lines that it cannot read (the
 //! last one may be cut off), and counts them.
 
 use std::{
@@ -25,7 +25,7 @@ const LINES_MAX: usize = 5_000_000;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Line {
-    /// Who works on what.
+    /// The clients and their targets.
     Header(Header),
     /// A call of a client, when it has ended.
     Call(Call),
@@ -41,7 +41,7 @@ pub enum Line {
     Root(Root),
 }
 
-/// Who works on what.
+/// The clients and their targets.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Header {
     /// Version of the format, [`FORMAT`].
@@ -52,7 +52,7 @@ pub struct Header {
     pub endpoints: Vec<String>,
     /// The canisters, in the order of their ring.
     pub canisters: Vec<String>,
-    /// What every certificate was verified with, in hexadecimal.
+    /// Root key with which every certificate was verified, in hexadecimal.
     pub root_key: String,
     /// How many clients.
     pub clients: usize,
@@ -62,7 +62,7 @@ pub struct Header {
     pub started_micros: u64,
 }
 
-/// What a call does.
+/// Kind of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Work {
@@ -74,8 +74,8 @@ pub enum Work {
     },
     /// Counts one. The value is the count.
     Count,
-    /// Makes so many calls from canister to canister around the ring. The value is how many were
-    /// answered.
+    /// Makes this number of calls from canister to canister around the ring. The value is the
+    /// number of answers.
     Chain {
         /// Calls from canister to canister that are to be made.
         depth: u64,
@@ -86,7 +86,7 @@ pub enum Work {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// A verified certificate says so.
+    /// Acknowledged by a verified certificate.
     Acknowledged {
         /// The value that [`Work`] describes for this kind of call.
         value: u64,
@@ -97,19 +97,19 @@ pub enum Outcome {
         /// Whose certificate it was.
         endpoint: usize,
     },
-    /// A verified certificate says that it had no effect, or no node ever took it.
+    /// A verified certificate shows that it had no effect, or no node accepted it.
     Rejected {
-        /// Why it was rejected, in words.
+        /// Text of the reject.
         text: String,
     },
     /// It may have happened, or may still happen.
     Unknown {
-        /// What the last endpoint said.
+        /// Answer of the last endpoint.
         text: String,
     },
-    /// A certificate did not verify, or said what cannot be.
+    /// A certificate did not verify, or its content is impossible.
     Wrong {
-        /// What is wrong with the certificate or its content, in words.
+        /// Description of the fault in the certificate or its content.
         text: String,
     },
 }
@@ -123,7 +123,7 @@ pub struct Call {
     pub client: usize,
     /// The canister called.
     pub canister: usize,
-    /// What it does.
+    /// Its kind.
     pub work: Work,
     /// When it was sent first.
     pub sent_micros: u64,
@@ -159,7 +159,7 @@ pub struct ClientRead {
     pub first: u64,
     /// Number of pages that were read.
     pub pages: u64,
-    /// What stood there.
+    /// The pages as read.
     pub runs: Vec<Run>,
 }
 
@@ -168,7 +168,7 @@ pub struct ClientRead {
 pub struct Fault {
     /// When it was done.
     pub at_micros: u64,
-    /// What was done, in words.
+    /// Description of the action.
     pub text: String,
 }
 
@@ -183,11 +183,11 @@ pub struct Progress {
     pub acknowledged_micros: Option<u64>,
     /// How long it may take.
     pub limit_micros: u64,
-    /// What the endpoint said last.
+    /// Last answer of the endpoint.
     pub text: String,
 }
 
-/// What an endpoint's node holds in the end.
+/// Final state of an endpoint's node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Final {
     /// Index of the endpoint in the header's list.
@@ -206,7 +206,7 @@ pub struct Final {
     pub first: u64,
     /// Number of pages that were read.
     pub pages: u64,
-    /// What stands there.
+    /// The pages as read.
     pub runs: Vec<Run>,
 }
 
@@ -237,7 +237,7 @@ impl Writer {
         Self::append(path)
     }
 
-    /// Goes on with one.
+    /// Continues an existing file.
     pub fn append(path: &Path) -> Result<Self> {
         let file = OpenOptions::new().append(true).open(path);
         Ok(Self(file.with_context(|| format!("opening the history {}", path.display()))?))

@@ -1,9 +1,9 @@
-//! `thimble-lab history`: what clients were told by a subnet that is being hurt, written down, and
-//! whether it can be true.
+//! `thimble-lab history`: records the client-visible responses of a subnet under faults, and checks
+//! them for consistency violations.
 //!
 //! Three steps, each usable alone: *record* works on the subnet and writes every call with its
-//! outcome; *finish* asks, once everything is healed, what every node holds; *check* reads the file
-//! and nothing else. [`lines`] is the file, [`check`] says what may not be in it.
+//! outcome; *finish* reads the state of every node, once everything is healed; *check* reads only
+//! the file. [`lines`] is the format of the file, [`check`] has the rules.
 
 mod check;
 mod client;
@@ -90,10 +90,10 @@ enum Command {
         #[arg(long, default_value_t = 60)]
         progress_within: u64,
     },
-    /// Say whether a history can be true: nothing lost, nothing twice, in an order that agrees with
-    /// time, the same on every node.
+    /// Check a history for consistency violations: nothing lost, nothing twice, in an order that
+    /// agrees with time, the same on every node.
     ///
-    /// Exit status: 0 when it can, 1 when it cannot or does not say enough.
+    /// Exit status: 0 when it is consistent, 1 when it is not or is incomplete.
     Check {
         /// File with the history.
         history: PathBuf,

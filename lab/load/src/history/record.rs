@@ -1,10 +1,9 @@
-//! The recorder: clients that work on a subnet and write down what they sent and what they were
-//! told.
+//! The recorder: clients that work on a subnet and record their requests and the responses.
 //!
 //! Each client has one call or read at a time, at an endpoint of its choice, and pauses so that all
-//! of them together do `rate` a second. What they do follows from the seed, though not when. Every
-//! append takes the next page of a canister; the pages were all there from the start, so a read of
-//! a page that nobody wrote is all zero.
+//! of them together do `rate` a second. The seed decides their actions, but not the times. Every
+//! append takes the next page of a canister; all pages exist from the start, so a read of a page
+//! that was never written is all zero.
 
 use std::{
     path::Path,
@@ -38,14 +37,14 @@ use crate::hammer::{
 const MODULE: &[u8] = include_bytes!("../../../../canisters/wasm/hammer-c.wasm");
 /// Cycles of a new canister: no run is long enough to use them up.
 const CYCLES: u64 = 1_000_000_000_000_000_000;
-/// A read tells that many generations at most, and every page may have its own.
+/// A read returns that many generations at most, and every page may have its own.
 pub(super) const READ_PAGES: u64 = 64;
 /// Calls from canister to canister of one chain.
 const DEPTH: u64 = 2;
 /// For what is in flight when the recording ends: a client gives up before.
 const END_TIMEOUT: Duration = Duration::from_secs(40);
 
-/// What is recorded.
+/// Parameters of a recording.
 pub(super) struct Plan {
     pub(super) urls: Vec<String>,
     pub(super) clients: usize,
@@ -60,7 +59,7 @@ struct Shared {
     endpoints: Vec<Endpoint>,
     canisters: Vec<Principal>,
     ring: Vec<u8>,
-    /// Of each canister, the next page that nobody writes yet.
+    /// Of each canister, the next page that is not yet assigned.
     next_page: Vec<AtomicU64>,
     next_call: AtomicU64,
     plan: Plan,
@@ -268,7 +267,7 @@ async fn read(
             let done = client::call(&shared.endpoints, endpoint, id, "read_update", argument).await;
             match done.outcome {
                 Outcome::Acknowledged { endpoint, .. } => (done.reply, endpoint),
-                // A read that was not answered says nothing.
+                // A read without an answer has no information.
                 _ => return,
             }
         }

@@ -3,8 +3,8 @@
 //!
 //! The first violation is kept as the finding, which the run awaits while cases are running.
 //!
-//! Four nodes on one machine share its cores, and a machine with fewer cores than threads that want to
-//! run is slow, not stuck: limits of time are multiplied by how many there are for each core
+//! Four nodes on one machine share its cores, and a machine with fewer cores than threads that want
+//! to run is slow, not stuck: limits of time are multiplied by how many there are for each core
 //! ([`Crowd`]). A node that never ends a round is found all the same.
 
 use std::{
@@ -28,8 +28,8 @@ const ASK_EVERY: Duration = Duration::from_millis(150);
 const READ_EVERY: Duration = Duration::from_millis(500);
 /// Time limit for metrics.
 const METRICS_WITHIN: Duration = Duration::from_secs(4);
-/// Weight of a new reading of how many threads want to run; with one every [`ASK_EVERY`], a change is
-/// seen to nine tenths after seven seconds.
+/// Weight of a new reading of how many threads want to run; with one every [`ASK_EVERY`], a change
+/// is seen to nine tenths after seven seconds.
 const CROWD_WEIGHT: f64 = 0.05;
 
 /// The nodes under attack, and the limit that applies to them.
@@ -79,7 +79,7 @@ impl Crowd {
         Self { cores: cores as f64, runnable: 0.0 }
     }
 
-    /// Reads the number of runnable threads, if the kernel says it.
+    /// Reads the number of runnable threads, if the kernel reports it.
     fn look(&mut self) {
         let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
         if let Some(runnable) = runnable(&text) {

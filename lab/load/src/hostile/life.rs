@@ -404,7 +404,7 @@ impl Scene {
             return Ok(Some(what));
         }
         self.tasks.shutdown().await;
-        // What was found after the last group.
+        // Findings after the last group.
         if let Some(what) = self.judge.finding() {
             return Ok(Some(what));
         }

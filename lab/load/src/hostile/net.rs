@@ -17,7 +17,7 @@ use rand::{Rng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 
 /// Time limit for a node to start and serve, including recovery.
-pub(super) const START_WITHIN: Duration = Duration::from_secs(90);
+pub(super) const START_WITHIN: Duration = Duration::from_secs(300);
 /// Time limit for a command of the ceremony and for a node to stop.
 const COMMAND_WITHIN: Duration = Duration::from_secs(60);
 
@@ -197,7 +197,7 @@ impl Member {
         child.ready_within(within, ready).await
     }
 
-    /// Has it stop by SIGTERM, which must succeed.
+    /// Stops it by SIGTERM, which must succeed.
     pub(super) async fn stop(&mut self) -> Result<()> {
         let Some(mut child) = self.child.take() else { return Ok(()) };
         let status = child.stop_within(COMMAND_WITHIN).await?;

@@ -58,7 +58,7 @@ async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
                 stream.write_all(&[b'x'; 4_096]).await?;
             }
         }
-        // Slower than anyone waits.
+        // Slower than any timeout.
         5 => {
             for byte in b"HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\n".iter().cycle() {
                 stream.write_all(&[*byte]).await?;

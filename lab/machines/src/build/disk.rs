@@ -1,8 +1,8 @@
-//! The disk: a table of two parts, the root, and an empty file system for the state.
+//! The disk: a table of two partitions, the root, and an empty file system for the state.
 //!
-//! The second part reaches to the end of the largest disk the table can tell of; a kernel takes as
-//! much of it as the machine's disk has, and the first process makes the file system as large. So
-//! one base serves machines with disks of any size.
+//! The second partition reaches to the end of the largest disk that the table can describe; a
+//! kernel uses as much of it as the machine's disk has, and the first process makes the file system
+//! as large. So one base serves machines with disks of any size.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -98,7 +98,7 @@ fn tree_bytes(folder: &Path) -> Result<u64> {
 /// The first sector: the table of the two parts, in the format every kernel reads.
 fn table(root_at: u64, root_bytes: u64, state_at: u64) -> [u8; SECTOR_BYTES as usize] {
     let mut sector = [0; SECTOR_BYTES as usize];
-    // A number by which the disk is told from others.
+    // The disk signature.
     sector[440..444].copy_from_slice(b"thmb");
     let sectors = |bytes: u64| u32::try_from(bytes / SECTOR_BYTES).unwrap_or(u32::MAX);
     let state_from = sectors(state_at);
@@ -119,6 +119,7 @@ mod tests {
 
     use super::*;
 
+    // Promise: P25 - Equal programs and kernel packages produce equal disks.
     #[test]
     fn the_same_tree_makes_the_same_disk() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
 //! `thimble-lab image build`: the smallest disk that starts a node.
 //!
-//! It has two parts: the root, read-only, with the node's program, the first process and the
+//! It has two partitions: the root, read-only, with the node's program, the first process and the
 //! libraries of both; and the state, a file system that the machine itself makes as large as its
 //! disk. The kernel is the distribution's own, out of its package; it is started directly, with a
 //! first file system in memory that holds the modules for the disk, so there is no boot loader.
@@ -35,11 +35,11 @@ use sha2::{Digest, Sha256};
 use self::{cpio::Archive, package::Kernel, programs::Program, work::Work};
 use crate::image::{self, FORMAT, Image};
 
-/// What machines need of the kernel besides what is built in.
+/// Modules that machines need in addition to the built-in ones.
 const MODULES_WANTED: [&str; 6] =
     ["virtio_pci", "virtio_blk", "virtio_net", "virtio_rng", "button", "evdev"];
-/// For every machine. A panic starts it anew after a second; large pages would be memory that
-/// nobody asked for.
+/// Kernel command line of every machine. It restarts one second after a panic; huge
+/// pages are off, as they would use memory that no program requested.
 const COMMAND_LINE: &str =
     "console=ttyS0 panic=1 loglevel=4 psi=1 transparent_hugepage=never random.trust_cpu=on audit=0";
 
@@ -49,10 +49,10 @@ pub struct Options {
     /// For machines that run a relay (thimble-relay) instead of a node.
     #[arg(long)]
     relay: bool,
-    /// The program. [default: thimble, or thimble-relay, beside this one]
+    /// The program. [default: thimble, or thimble-relay, in the folder of this one]
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
-    /// The first process. [default: thimble-guest beside this program]
+    /// The first process. [default: thimble-guest in the folder of this program]
     #[arg(long, value_name = "FILE")]
     guest: Option<PathBuf>,
     /// The kernel's package (.deb), and others that hold its modules. [default: downloaded by
@@ -71,7 +71,7 @@ pub struct Options {
     quiet: bool,
 }
 
-/// What was built.
+/// The built image.
 #[derive(Debug, Serialize)]
 struct Built {
     #[serde(flatten)]
@@ -81,17 +81,17 @@ struct Built {
     root_bytes: u64,
     kernel_bytes: u64,
     initrd_bytes: u64,
-    /// What the disk takes in the cache.
+    /// Bytes of the disk in the cache.
     base_bytes: u64,
     modules: usize,
     seconds: f64,
 }
 
-/// Builds the image. It blocks.
+/// Builds the image; blocking.
 ///
 /// # Errors
 ///
-/// What is missing and what to install; a package without a kernel; a disk without room.
+/// A missing program, with the package to install; a package without a kernel; a full disk.
 #[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 pub fn run(options: &Options, stop: &Stop) -> Result<ExitCode> {
     let began = Instant::now();
@@ -200,7 +200,7 @@ fn mib(bytes: u64) -> String {
     }
 }
 
-/// A program that is named, or stands beside this one.
+/// The named program, or the usual one in the folder of this program.
 fn beside(named: Option<&Path>, usual: &str, flag: &str) -> Result<PathBuf> {
     let path = match named {
         Some(named) => std::path::absolute(named)?,
@@ -250,8 +250,8 @@ fn initrd(guest: &Program, kernel: &Kernel, modules: &[PathBuf]) -> Result<Vec<u
     zstd::encode_all(archive.finish().as_slice(), 12).context("packing the first file system")
 }
 
-/// Puts the image into its place, whole, and makes it the newest of its role; says whether it was
-/// not there.
+/// Puts the image into its place, whole, and makes it the newest of its role; returns whether it is
+/// new.
 fn publish(made: &Image, kernel: &Kernel, initrd: &[u8], work: &Work) -> Result<bool> {
     let scratch = work.folder("image")?;
     fs::copy(&kernel.file, scratch.join("kernel"))?;

@@ -19,7 +19,7 @@ const MODULE_BYTES_MAX: u64 = 64 << 20;
 /// More than the disk and the network need.
 const MODULES_MAX: usize = 64;
 
-/// Paths below the kernel's folder, dependencies first. What is built in is left out.
+/// Paths below the kernel's folder, dependencies first. Built-in modules are omitted.
 pub(super) fn in_order(kernel: &Kernel, wanted: &[&str]) -> Result<Vec<PathBuf>> {
     let by_name: BTreeMap<String, &PathBuf> =
         kernel.modules.iter().map(|path| (name_of(path), path)).collect();

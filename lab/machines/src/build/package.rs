@@ -24,14 +24,14 @@ const PACKAGES_MAX: usize = 16;
 /// The kernel for virtual machines, by distribution.
 const PACKAGES: [(&str, &str); 2] =
     [("debian", "linux-image-cloud-amd64"), ("ubuntu", "linux-image-virtual")];
-/// What to do where none can be downloaded.
+/// Advice where no package can be downloaded.
 const BY_HAND: &str = "name the package of a kernel (.deb) with --kernel";
 
 /// A kernel, unpacked.
 pub(super) struct Kernel {
     /// Its version: `6.1.0-56-cloud-amd64`.
     pub(super) name: String,
-    /// What is started.
+    /// The kernel to start.
     pub(super) file: PathBuf,
     /// Where its modules are.
     pub(super) folder: PathBuf,
@@ -73,7 +73,8 @@ pub(super) fn download(folder: &Path, work: &Work, say: &impl Fn(&str)) -> Resul
             continue;
         }
         say(&format!("downloading {package}, {:.1} MiB", size as f64 / 1_048_576.0));
-        // Beside, and then renamed: half a package is never taken for one.
+        // Downloaded into a scratch folder and then renamed, so that a partial download is never
+        // used.
         let scratch = work.folder("download")?;
         let mut command = apt("apt-get");
         command.args(["download", "-q", &package]).current_dir(&scratch);
@@ -281,6 +282,7 @@ mod tests {
         unpack(&[path], &work.folder("kernel").unwrap(), &work)
     }
 
+    // Promise: P25 - A damaged kernel package, or one with paths outside, is refused.
     #[test]
     fn a_package_that_is_none_or_climbs_or_has_no_kernel_is_refused() {
         for (name, part) in [

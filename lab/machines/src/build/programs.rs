@@ -39,7 +39,7 @@ impl Program {
     }
 }
 
-/// What the loader would load.
+/// The shared libraries that the loader would load.
 fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let said = tool(Command::new("ldd").arg(program).env("LC_ALL", "C"), "libc-bin")
         .with_context(|| format!("looking for the libraries of {}", program.display()))?;
@@ -69,8 +69,8 @@ pub(super) fn tree(root: &Path, programs: &[Program], kernel: &str) -> Result<()
     let users = "root:x:0:0::/:/bin/false\nnode:x:1000:1000::/state:/bin/false\n";
     fs::write(root.join("etc/passwd"), users)?;
     fs::write(root.join("etc/group"), "root:x:0:\nnode:x:1000:\n")?;
-    // A relay does not start without the address of a server for names; behind a card of a machine
-    // there is none.
+    // A relay does not start without the address of a name server; there is none in the network of
+    // a machine.
     fs::write(root.join("etc/resolv.conf"), "nameserver 127.0.0.1\n")?;
     fs::write(root.join("etc/hosts"), "127.0.0.1 localhost\n")?;
     // A disk is of one kernel: another one makes another base.

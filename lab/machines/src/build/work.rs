@@ -1,5 +1,5 @@
-//! Where an image is built: a folder of its own beside the images, gone afterwards however that
-//! comes.
+//! Work folder of an image build: in the folder of the images, and removed afterwards in every
+//! case.
 
 use std::{
     fs::{self, File},
@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use images::Stop;
 use rustix::fs::{FlockOperation, flock};
 
-/// What folders of this kind begin with.
+/// Prefix of the names of these folders.
 const PREFIX: &str = "building.";
 
 /// See the module.
@@ -18,7 +18,7 @@ pub(super) struct Work {
     machines: PathBuf,
     folder: PathBuf,
     stop: Stop,
-    /// Held for as long as the folder is in use: what nobody holds, a killed process left.
+    /// Held for as long as the folder is in use; an unlocked folder was left by a killed process.
     _lock: File,
 }
 
@@ -47,14 +47,14 @@ impl Work {
         self.folder.join(name)
     }
 
-    /// Makes a folder of this name, if there is none, and gives its path.
+    /// Makes a folder of this name, if there is none, and returns its path.
     pub(super) fn folder(&self, name: &str) -> Result<PathBuf> {
         let path = self.path(name);
         fs::create_dir_all(&path)?;
         Ok(path)
     }
 
-    /// An error once somebody asked to stop.
+    /// Returns an error once a stop was requested.
     pub(super) fn check(&self) -> Result<()> {
         Ok(self.stop.check()?)
     }

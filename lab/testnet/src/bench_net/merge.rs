@@ -90,7 +90,7 @@ impl NodeSeries {
         self.within(from, to).map(|point| point.anonymous_bytes).max()
     }
 
-    /// What anonymous memory mostly was.
+    /// Median of anonymous memory.
     pub(crate) fn median(&self, from: f64, to: f64) -> Option<u64> {
         let mut values: Vec<u64> =
             self.within(from, to).map(|point| point.anonymous_bytes).collect();
@@ -216,7 +216,10 @@ mod tests {
         );
         assert_eq!(node.median(0.0, 2.0), Some(20));
         assert!((node.cpu_percent(0.0, 2.0).unwrap() - 10.0).abs() < 1e-9);
-        assert!((node.points[4].cpu_seconds - 0.3).abs() < 1e-9, "CPU time goes on over a restart");
+        assert!(
+            (node.points[4].cpu_seconds - 0.3).abs() < 1e-9,
+            "CPU time continues over a restart"
+        );
         assert_eq!(node.at(1.5).map(|point| point.anonymous_bytes), Some(30));
         assert_eq!(node.at(6.0), None, "it did not run then");
 

@@ -1,10 +1,10 @@
 //! `thimble-lab bench-net`: what a subnet on this machine costs and how fast it is, held against
 //! its goals.
 //!
-//! The net, the load and the pictures are other parts of this program; this one only says what is
-//! done when ([`phases`](Bench)), and judges. Every phase is a mark in the picture. Figures come
-//! from the nodes' groups (memory, CPU), from the hammer (latencies, rates, wrong bytes) and from
-//! the nodes' reports (heights).
+//! The net, the load and the pictures are other parts of this program; this one only schedules the
+//! phases ([`phases`](Bench)), and judges. Every phase is a mark in the picture. Figures come from
+//! the nodes' groups (memory, CPU), from the hammer (latencies, rates, wrong bytes) and from the
+//! nodes' reports (heights).
 
 mod merge;
 
@@ -48,14 +48,14 @@ const STORM_BEHIND_MAX: u64 = 2;
 const MESSAGES_PER_SECOND_MIN: f64 = 1000.0;
 const SYNC_SECONDS_MAX: f64 = 30.0;
 const SYNC_EXTRA_BYTES_MAX: u64 = 64 * MIB;
-/// What is fetched, over three canisters.
+/// Size of the state to fetch, over three canisters.
 const SYNC_STATE_MIB: u64 = 300;
 /// Rounds after which blocks are not kept any more and a manifest was made since: what is kept, and
 /// some more.
 const SYNC_ROUNDS: u64 = 1_100;
 /// A node that does not come back by then will not.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(180);
-/// What the hammer does besides the seconds asked for: create, fill, read back, delete.
+/// Time for the hammer in addition to the requested seconds: create, fill, read back, delete.
 const HAMMER_TIMEOUT: Duration = Duration::from_secs(1200);
 /// From the start of the nodes to a state that counts as idle.
 const SETTLE: Duration = Duration::from_secs(15);
@@ -88,7 +88,7 @@ pub struct Options {
     /// How nodes reach each other.
     #[arg(long, default_value = "direct")]
     network: Network,
-    /// The node's binary. [default: thimble beside this program]
+    /// The node's binary. [default: thimble in the folder of this program]
     #[arg(long, value_name = "FILE")]
     node: Option<PathBuf>,
     /// Minutes of the storm.
@@ -127,13 +127,13 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     };
     bench.leave(matches!(done, Some(Ok(()))))?;
     let Some(done) = done else {
-        eprintln!("bench-net: stopped; what there is lies in {}", bench.folder.display());
+        eprintln!("bench-net: stopped; its files are in {}", bench.folder.display());
         return Ok(cli::interrupted());
     };
     if let Err(error) = &done {
-        // What was measured before is worth being told.
+        // Earlier measurements are printed all the same.
         println!("{}", table(&bench.rows));
-        return Err(anyhow::anyhow!("{error:#}; what there is lies in {}", bench.folder.display()));
+        return Err(anyhow::anyhow!("{error:#}; its files are in {}", bench.folder.display()));
     }
     let good = bench.rows.iter().all(|row| row.met != Some(false));
     println!("\nmachine: {}, load {:.2}", machine::describe(), machine::load().unwrap_or(0.0));
@@ -261,7 +261,7 @@ impl Bench {
         spawn::up(&self.program, self.place.dir(), size, options.node.as_deref(), &words).await
     }
 
-    /// A net that is not needed any more is removed; one that somebody wants to look at is stopped.
+    /// A net that is no longer needed is removed; one that is kept for inspection is stopped.
     fn leave(&self, done: bool) -> Result<()> {
         if !self.place.exists() {
             return Ok(());
@@ -276,7 +276,7 @@ impl Bench {
         Ok(())
     }
 
-    /// What every node says; `None` for one that says nothing.
+    /// Report of every node; `None` for one that does not answer.
     async fn reports(&mut self) -> Result<Vec<Option<Report>>> {
         let net = self.place.load()?;
         let mut reports = Vec::new();
@@ -364,7 +364,7 @@ impl Bench {
     async fn idle(&mut self) -> Result<()> {
         let from = self.phase("idle");
         let before = self.reports().await?;
-        // Nobody asks the nodes meanwhile: a report costs more than a tenth of an idle block.
+        // No reports are requested meanwhile: a report costs more than a tenth of an idle block.
         tokio::time::sleep(Duration::from_secs(self.options.idle_seconds)).await;
         let after = self.reports().await?;
         let to = self.now();
@@ -415,7 +415,7 @@ impl Bench {
         let report = self.hammer("latency", &endpoints, &flags).await?;
         let latency = kind(&report, "count").and_then(|kind| kind.get("latency_ms"));
         let at = |quantile: &str| latency.and_then(|latency| latency.get(quantile)?.as_f64());
-        let p50 = at("p50").context("the hammer tells no latency")?;
+        let p50 = at("p50").context("the hammer reports no latency")?;
         self.row(
             "finalised update, p50 / p99, certificate verified",
             format!("{p50:.1} / {:.1} ms", at("p99").unwrap_or(f64::NAN)),
@@ -569,7 +569,7 @@ impl Bench {
 
     async fn sync(&mut self) -> Result<()> {
         let last = self.options.nodes - 1;
-        ensure!(last > 0, "a net of one node has nobody to fetch a state from");
+        ensure!(last > 0, "a net of one node has no peer to fetch a state from");
         self.phase(&format!("sync: node {last} stops, {SYNC_STATE_MIB} MiB written"));
         let idle_to = self.now();
         let idle: Vec<u64> =
@@ -599,7 +599,7 @@ impl Bench {
         self.judge_sync_memory((from, to), &idle)
     }
 
-    /// Writes [`SYNC_STATE_MIB`] to the nodes before `last`, and goes on until none of them keeps
+    /// Writes [`SYNC_STATE_MIB`] to the nodes before `last`, and continues until none of them keeps
     /// the blocks of it.
     async fn write_without(&mut self, last: usize) -> Result<()> {
         let mut endpoints = self.endpoints()?;
@@ -611,12 +611,12 @@ impl Bench {
         let flags = [&dirty[..], &["--write-size", "4MiB", "--read-size", "4MiB"]].concat();
         let report = self.hammer("fill", &endpoints, &flags).await?;
         self.judge_hammer("fill", &report);
-        self.phase("sync: the others go on until they keep none of those blocks");
+        self.phase("sync: the others continue until they keep none of those blocks");
         let goal = tip(&self.reports().await?) + SYNC_ROUNDS;
         let began = Instant::now();
         let flags = ["--mode", "throughput", "--seconds", "10", "--concurrency", "4"];
         while tip(&self.reports().await?) < goal {
-            ensure!(began.elapsed() < HAMMER_TIMEOUT, "the others do not go on");
+            ensure!(began.elapsed() < HAMMER_TIMEOUT, "the others do not continue");
             self.hammer("pass", &endpoints, &flags).await?;
         }
         Ok(())
@@ -640,7 +640,7 @@ impl Bench {
         Ok((synced, None))
     }
 
-    /// What a state sync cost each node in memory, those that showed it as well.
+    /// Memory cost of a state sync for each node, the serving nodes included.
     fn judge_sync_memory(&mut self, (from, to): (f64, f64), idle: &[u64]) -> Result<()> {
         let series = self.series()?;
         let extra: Vec<u64> = series

@@ -1,19 +1,19 @@
-//! A memory-capped process group: made, entered, read, and removed with all that is left in it.
+//! A memory-capped process group: created, entered, read, and removed with its remaining processes.
 //!
 //! Three kinds, in the order in which they are tried:
 //!
-//! * **v2**: a version 2 control group, below or beside that of the caller, where its memory
-//!   controller is at hand.
+//! * **v2**: a version 2 control group, below or next to that of the caller, where its memory
+//!   controller is available.
 //! * **v1**: a version 1 control group below that of the caller, and a version 2 group for the same
 //!   processes, without limits, for its pressure and CPU time.
 //! * **systemd**: a scope, made by `systemd-run`, where the caller may not make groups but a
-//!   service manager does it for him.
+//!   service manager does.
 //!
-//! A kind counts as possible only when a process of ours has run in it: permission to make a group
-//! is not permission to enter it.
+//! A kind counts as available only when a process of ours has run in it: permission to make a group
+//! does not imply permission to enter it.
 //!
-//! The name of a group says whose it is (namespace of process ids, process id, start time), so that
-//! the next run can tell groups of runs that were killed from groups of runs that go on.
+//! The name of a group identifies its owner (namespace of process ids, process id, start time), so
+//! that the next run can distinguish groups of killed runs from groups of active runs.
 
 use std::{
     ffi::OsString,
@@ -63,7 +63,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What a group may hold.
+/// Limits of a group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Caps {
     pub(crate) memory_bytes: u64,
@@ -101,7 +101,7 @@ pub(crate) struct Group {
     caps: Caps,
     /// Directories that are ours, the one that rules memory first.
     directories: Vec<PathBuf>,
-    /// What it says; for a scope, known once the command is in it.
+    /// Its control group for readings; for a scope, known once the command is in it.
     readings: Option<Cgroup>,
     /// Name of the scope.
     unit: String,
@@ -149,8 +149,8 @@ impl Group {
             };
             return Err(reason);
         }
-        // Below our own group, if it can hand the controller down: one that has processes cannot,
-        // but for the root. Else beside it.
+        // Below our own group, if that can delegate the controller: a group with processes cannot,
+        // except the root. Else next to it, in its parent.
         let mut parent = own.directory.clone();
         if !has(&parent, "cgroup.subtree_control")
             && fs::write(parent.join("cgroup.subtree_control"), "+memory").is_err()
@@ -202,8 +202,8 @@ impl Group {
         } else if caps.swap_bytes == 0 {
             write(&directory, "memory.swappiness", 0)?;
         }
-        // For pressure and CPU time only: without it the machine's are told, so a failure is no
-        // reason to give up.
+        // For pressure and CPU time only: without it those of the machine are reported, so a
+        // failure is not fatal.
         let unified = places.unified.and_then(|place| {
             remove_stale(&place.directory);
             group.add(&place.directory).ok()
@@ -281,7 +281,7 @@ impl Group {
         let mut command = match self.kind {
             Kind::V1 | Kind::V2 => Command::new(program),
             Kind::Systemd => {
-                // systemd-run would report a missing program in words of its own.
+                // systemd-run would report a missing program with a text of its own.
                 let found = find_program(program).ok_or(io::ErrorKind::NotFound)?;
                 self.scope_command(&self.unit, found.into())
             }
@@ -341,7 +341,7 @@ impl Group {
         self.kind
     }
 
-    /// What it says; `None` until the command is in it.
+    /// Its readings; `None` until the command is in it.
     pub(crate) fn readings(&self) -> Option<&Cgroup> {
         self.readings.as_ref()
     }
@@ -351,7 +351,7 @@ impl Group {
         self.readings.as_ref().map_or(0, kill_all)
     }
 
-    /// Kills what is left in it and removes it; says how many processes were left.
+    /// Kills the remaining processes and removes it; returns the number of those processes.
     pub(crate) fn remove(mut self) -> Result<usize, String> {
         self.removed = true;
         let left = self.kill();
@@ -368,7 +368,7 @@ impl Drop for Group {
     fn drop(&mut self) {
         if !self.removed {
             self.kill();
-            // There is nobody left to tell.
+            // There is no caller left to report to.
             let _ = remove_all(&self.directories);
         }
     }
@@ -443,7 +443,7 @@ fn kill_all(group: &Cgroup) -> usize {
     pids.len()
 }
 
-/// Takes the exit status of children that are nobody else's: orphans of the group that came to us.
+/// Reaps children without another owner: orphans of the group that were reparented to us.
 fn reap() {
     while let Ok(Some(_)) = rustix::process::wait(rustix::process::WaitOptions::NOHANG) {}
 }
@@ -457,8 +457,8 @@ fn own_name() -> String {
     format!("{NAME}-{}-{}-{started}", pid_namespace(), Pid::own())
 }
 
-/// Whether a group of this name belongs to a run that is over. Only of our own namespace of process
-/// ids can that be told.
+/// Whether a group of this name belongs to a run that is over. This is only known for our own
+/// namespace of process ids.
 fn is_stale(name: &str) -> bool {
     let mut numbers = match name.strip_prefix(NAME).and_then(|rest| rest.strip_prefix('-')) {
         Some(rest) => rest.split('-').map(str::parse::<u64>),

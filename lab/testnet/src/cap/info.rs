@@ -1,5 +1,5 @@
-//! Who runs in which group, in a file, for programs that act on a run from outside: find its
-//! processes, read its group, learn how it ended.
+//! The processes and groups of a run, in a file, for programs that act on a run from outside: find
+//! its processes, read its group, learn how it ended.
 
 use std::{
     fs, io,
@@ -23,8 +23,8 @@ const BYTES_MAX: u64 = 64 << 10;
 pub(crate) struct Info {
     /// The command's process.
     pub(crate) pid: u32,
-    /// When it was started, in the kernel's clock ticks: tells it from a later process with its
-    /// id.
+    /// When it was started, in the kernel's clock ticks: distinguishes it from a later process with
+    /// its id.
     pub(crate) started_ticks: u64,
     /// `v1`, `v2` or `systemd`.
     pub(crate) group: String,
@@ -37,7 +37,7 @@ pub(crate) struct Info {
 /// How a command ended.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub(crate) struct Ended {
-    /// In words: `exit 0`, `ended by SIGKILL`.
+    /// A text: `exit 0`, `ended by SIGKILL`.
     pub(crate) how: String,
     /// Processes the kernel killed for lack of memory.
     pub(crate) oom_kills: u64,
@@ -84,7 +84,7 @@ impl Info {
         }
     }
 
-    /// What the file says; `None` when there is none.
+    /// Reads the file; `None` when there is none.
     pub(crate) fn read(path: &Path) -> Option<Self> {
         let size = fs::metadata(path).ok()?.len();
         if size > BYTES_MAX {

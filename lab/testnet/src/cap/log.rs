@@ -1,5 +1,5 @@
-//! What the command prints, into a file of bounded size. One thread reads the pipe for as long as
-//! anybody of the group may write into it, whatever becomes of the file: a command must never wait
+//! Writes the command's output into a file of bounded size. One thread reads the pipe for as long
+//! as a process of the group may write into it, even if the file fails: a command must never wait
 //! because its log cannot be written.
 
 use std::{
@@ -12,7 +12,7 @@ use std::{
 use super::rotating::Rotating;
 
 const CHUNK_BYTES: usize = 16 << 10;
-/// How long the rest of what was printed is waited for, once nobody is left who could print.
+/// How long to wait for the rest of the output, once no process is left that could print.
 const REST_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// See the module.
@@ -29,7 +29,7 @@ impl Pump {
         let (end, ended) = mpsc::channel();
         std::thread::Builder::new().name("log".into()).spawn(move || {
             pump(reader, log);
-            // Nobody listens when we end first.
+            // The receiver is gone when this program ends first.
             let _ = end.send(());
         })?;
         Ok(Self { ended })

@@ -20,7 +20,7 @@ pub(crate) struct Marks {
 }
 
 impl Marks {
-    /// What stands in the file already is of an earlier run.
+    /// Existing content of the file is from an earlier run.
     pub(crate) fn at_end(path: &Path) -> Self {
         let offset = std::fs::metadata(path).map_or(0, |file| file.len());
         Self { path: path.to_owned(), offset }
@@ -31,7 +31,7 @@ impl Marks {
         let Ok(mut file) = File::open(&self.path) else { return vec![] };
         let length = file.metadata().map_or(0, |file| file.len());
         if length < self.offset {
-            // Somebody began it anew.
+            // The file was truncated.
             self.offset = 0;
         }
         let mut bytes = Vec::new();
@@ -43,7 +43,7 @@ impl Marks {
         }
         let whole = match bytes.iter().rposition(|byte| *byte == b'\n') {
             Some(last) => last + 1,
-            // A line longer than a chunk is no mark, and must not hold up those behind it.
+            // A line longer than a chunk is not a mark, and must not block later ones.
             None if bytes.len() as u64 == CHUNK_BYTES_MAX => bytes.len(),
             None => return vec![],
         };

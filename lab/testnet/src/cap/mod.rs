@@ -48,13 +48,13 @@ use self::{
 };
 use crate::machine;
 
-/// Our own failures, as `env` and `timeout` tell theirs.
+/// Exit status for failures of this program, as in `env` and `timeout`.
 const EXIT_FAILURE: u8 = 125;
 /// The command is there but cannot be run.
 const EXIT_NOT_RUNNABLE: u8 = 126;
 /// There is no such command.
 const EXIT_NOT_FOUND: u8 = 127;
-/// A process was killed for lack of memory: what a shell says of one that was ended by SIGKILL.
+/// A process was killed for lack of memory: the status that a shell returns after SIGKILL.
 const EXIT_OOM_KILLED: u8 = 137;
 /// Less holds no process at all.
 const MEMORY_BYTES_MIN: u64 = budget::MIB;
@@ -68,21 +68,21 @@ pub struct Options {
     /// ...
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     memory: u64,
-    /// Most swap it may use besides.
+    /// Most swap it may use in addition.
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = parse_swap)]
     swap: u64,
     /// Write every sample and event to this file, one JSON object per line.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Most bytes of that file: when half of it is written, it is renamed to FILE.1 and begun
-    /// anew. [default: no limit]
+    /// Most bytes of that file: when half of it is written, it is renamed to FILE.1 and a new one
+    /// begins. [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = parse_kept, requires = "json")]
     json_size: Option<u64>,
     /// Draw the run into this file (SVG); with --json-size, as much of the run as the file still
     /// holds.
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
-    /// What the run is called in the file and in the picture. [default: the name of the command]
+    /// Name of the run in the file and in the picture. [default: the name of the command]
     #[arg(long)]
     name: Option<String>,
     /// Time between two samples.
@@ -94,7 +94,8 @@ pub struct Options {
     /// Append what the command prints to this file, instead of letting it through.
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
-    /// Most bytes of the log: when half of it is written, it is renamed to FILE.1 and begun anew.
+    /// Most bytes of the log: when half of it is written, it is renamed to FILE.1 and a new one
+    /// begins.
     #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = parse_kept)]
     log_size: u64,
     /// Write to this file, as JSON, which process runs in which group, and at the end how it
@@ -163,8 +164,8 @@ fn run_inner(options: &Options) -> Result<u8> {
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
             .context("asking to end with the program that started this one")?;
     }
-    // Orphans of the group come to us and not to process 1, which in a container may never take
-    // their exit status; the group could then not be removed.
+    // Orphans of the group are reparented to us and not to process 1, which in a container may
+    // never take their exit status; the group could then not be removed.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .context("becoming the subreaper")?;
     let caps = Caps { memory_bytes: options.memory, swap_bytes: options.swap };
@@ -242,8 +243,8 @@ fn run_inner(options: &Options) -> Result<u8> {
     Ok(summary.exit_status)
 }
 
-/// Where the series is written: where it was asked for, or beside the picture that is drawn from
-/// it, until that is done.
+/// Path of the series: as requested, or next to the picture that is drawn from it, until that is
+/// done.
 fn series_path(options: &Options) -> (Option<PathBuf>, Option<Scratch>) {
     match (&options.json, &options.picture) {
         (Some(path), _) => (Some(path.clone()), None),
@@ -255,7 +256,7 @@ fn series_path(options: &Options) -> (Option<PathBuf>, Option<Scratch>) {
     }
 }
 
-/// Says why the command did not start; the exit status of that, as shells have it.
+/// Prints why the command did not start; returns the exit status for it, as in shells.
 fn not_run(options: &Options, error: &io::Error) -> u8 {
     let program = options.command.first().map(|program| program.display().to_string());
     eprintln!("thimble-lab cap: cannot run {}: {error}", program.unwrap_or_default());
@@ -266,7 +267,7 @@ fn not_run(options: &Options, error: &io::Error) -> u8 {
     }
 }
 
-/// A series that nobody asked for.
+/// A temporary series.
 struct Scratch(PathBuf);
 
 impl Drop for Scratch {
@@ -330,7 +331,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Samples until the command has ended; then says how.
+    /// Samples until the command has ended; then returns its status.
     fn until_end(&mut self, signals: &Signals, interval: Duration) -> Result<WaitStatus> {
         let mut due = self.started;
         loop {
@@ -354,8 +355,7 @@ impl Run<'_> {
         }
     }
 
-    /// Takes the exit status of all children that have one: the command's, and those of orphans
-    /// that came to us.
+    /// Reaps all ended children: the command, and orphans that were reparented to us.
     fn reap(&self) -> Option<WaitStatus> {
         let mut ended = None;
         while let Ok(Some((pid, status))) = rustix::process::wait(WaitOptions::NOHANG) {
@@ -466,7 +466,7 @@ impl Run<'_> {
     }
 }
 
-/// As a shell tells it, and in words.
+/// The status as a shell reports it, and a text.
 fn exit_status(ended: WaitStatus) -> (u8, String) {
     if let Some(signal) = ended.terminating_signal() {
         let name = Signal::try_from(signal)

@@ -1,5 +1,5 @@
-//! A file that grows up to half of what it may take; then it becomes `FILE.1`, in place of the one
-//! before, and is begun anew.
+//! A file that grows up to half of what it may take; then it becomes `FILE.1`, in place of the
+//! previous one, and a new file begins.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -23,20 +23,20 @@ impl Rotating {
         Ok(Self { path: path.to_owned(), file: File::create(path)?, bytes: 0, bytes_max })
     }
 
-    /// Goes on with the file.
+    /// Continues an existing file.
     pub fn append(path: &Path, bytes_max: u64) -> io::Result<Self> {
         let file = OpenOptions::new().create(true).append(true).open(path)?;
         let bytes = file.metadata()?.len();
         Ok(Self { path: path.to_owned(), file, bytes, bytes_max })
     }
 
-    /// Where it lies; the older half lies in `FILE.1`.
+    /// Its path; the older half is in `FILE.1`.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether so many more bytes call for a new file. A file that is empty takes anything: it
-    /// would not become emptier.
+    /// Whether `more` bytes require a new file. An empty file accepts any number: a new one would
+    /// not have more room.
     pub fn is_full_with(&self, more: usize) -> bool {
         self.bytes > 0 && self.bytes.saturating_add(more as u64) > self.bytes_max / 2
     }
@@ -57,7 +57,7 @@ impl Rotating {
     }
 }
 
-/// Where the older half lies.
+/// Path of the older half.
 pub(crate) fn older(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".1");

@@ -1,10 +1,10 @@
-//! Takes samples, and notices what happened between two of them: kills, processes that came and
-//! went, restarts.
+//! Takes samples, and detects events between two of them: kills, processes that came and went,
+//! restarts.
 //!
 //! A process is announced in the second sample that sees it, under the time of the first: between
-//! fork and exec it would go by the name of its parent. One that lives for less than a sample is
-//! not seen at all. What is held in memory is bounded by the processes that are alive, never by how
-//! long the run takes.
+//! fork and exec it would have the name of its parent. One that lives for less than a sample is not
+//! seen at all. Memory is bounded by the number of live processes, never by the duration of the
+//! run.
 
 use std::{
     collections::BTreeMap,
@@ -36,10 +36,10 @@ struct Watched {
     cpu: Duration,
 }
 
-/// What happened to the processes of one role.
+/// History of the processes of one role.
 #[derive(Default)]
 struct Role {
-    /// Died, and nobody took their place yet.
+    /// Processes that died and were not yet replaced.
     missed: u64,
     restarts: u64,
 }
@@ -159,7 +159,7 @@ impl Sampler {
             });
             now.insert(pid, watched);
         }
-        // Deaths first: whoever arrives may take the place of one that died in the same interval.
+        // Deaths first: a new process may take the place of one that died in the same interval.
         let gone = std::mem::replace(&mut self.watched, now);
         for (pid, watched) in gone {
             self.cpu_of_the_dead += watched.cpu;
@@ -207,7 +207,7 @@ impl Sampler {
             .collect()
     }
 
-    /// Time in which somebody waited for memory since the start.
+    /// Time since the start in which at least one task waited for memory.
     pub(crate) fn stalled(&self) -> Option<Duration> {
         self.stalled_micros.map(Duration::from_micros)
     }

@@ -1,7 +1,7 @@
-//! The series file: JSON lines, written as the run goes and read back without holding it.
+//! The series file: JSON lines, written during the run and read back as a stream.
 //!
 //! The first line is the header. Then samples and events come in the order in which they were
-//! noticed; an event carries the time at which it happened, which may lie a sample earlier. The
+//! noticed; an event carries the time at which it happened, which may be one sample earlier. The
 //! last line is the summary; a run that was killed has none, and its last line may be cut off. A
 //! reader skips lines it does not understand, so that later versions may add kinds and fields.
 
@@ -24,22 +24,22 @@ const LINE_BYTES_MAX: u64 = 1 << 20;
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Line {
-    /// What runs, where, under which cap.
+    /// The command, the machine and the cap.
     Header(Header),
-    /// What the kernel said at one moment.
+    /// Figures of the kernel at one moment.
     Sample(Sample),
     /// Something that happened.
     Event(Event),
-    /// What came of it.
+    /// Result of the run.
     Summary(Summary),
 }
 
-/// What runs, where, under which cap.
+/// The command, the machine and the cap.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Header {
     /// Version of the format, [`FORMAT`].
     pub format: u32,
-    /// What the run is called.
+    /// Name of the run.
     pub name: String,
     /// The command and its arguments.
     pub command: Vec<String>,
@@ -51,7 +51,7 @@ pub struct Header {
     pub swap_bytes: u64,
     /// `v1`, `v2` or `systemd`.
     pub group: String,
-    /// Whose memory pressure the samples tell: `group`, `machine` or `none`.
+    /// Scope of the memory pressure in samples: `group`, `machine` or `none`.
     pub pressure_of: String,
     /// Time between samples.
     pub interval_millis: u64,
@@ -63,7 +63,7 @@ pub struct Header {
     pub started_monotonic_seconds: f64,
 }
 
-/// What the kernel said at one moment.
+/// Figures of the kernel at one moment.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Sample {
     /// Since the start of the command.
@@ -77,16 +77,16 @@ pub struct Sample {
     pub shared_bytes: u64,
     /// All that counts against the cap.
     pub charged_bytes: u64,
-    /// The kernel's own memory for the group, where it tells.
+    /// The kernel's own memory for the group, where it reports it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub kernel_bytes: Option<u64>,
     /// Swap used, where it is counted.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub swap_bytes: Option<u64>,
-    /// Share of the last 10 s in which somebody waited for memory.
+    /// Share of the last 10 s in which at least one task waited for memory.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pressure_some_percent: Option<f64>,
-    /// Share of the last 10 s in which everybody waited for memory.
+    /// Share of the last 10 s in which all tasks waited for memory.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pressure_full_percent: Option<f64>,
     /// CPU time so far.
@@ -125,15 +125,15 @@ pub struct Event {
     pub seconds: f64,
     /// Kind of the event.
     pub what: What,
-    /// What happened, in words.
+    /// Description of the event.
     pub text: String,
     /// The process concerned.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pid: Option<u32>,
 }
 
-/// Kinds of events, the more telling ones first: where a picture has no room for all, the later
-/// ones go without a label.
+/// Kinds of events, the more important ones first: where a picture has no room for all, the later
+/// ones have no label.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "snake_case")]
 pub enum What {
@@ -141,11 +141,11 @@ pub enum What {
     OomKill,
     /// The command ended.
     Exit,
-    /// A line somebody appended to the mark file.
+    /// A line that was appended to the mark file.
     Mark,
     /// A process takes the place of one of the same role that died.
     Restart,
-    /// A signal came to us.
+    /// This program received a signal.
     Signal,
     /// The command was started.
     Start,
@@ -164,14 +164,14 @@ pub struct Restarts {
     pub count: u64,
 }
 
-/// What came of the run.
+/// Result of the run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 pub struct Summary {
     /// How long the command ran.
     pub seconds: f64,
-    /// What this program exits with.
+    /// Exit status of this program.
     pub exit_status: u8,
-    /// How the command ended, in words.
+    /// Description of how the command ended.
     pub ended: String,
     /// Most anonymous memory in any sample.
     pub anonymous_peak_bytes: u64,
@@ -190,11 +190,11 @@ pub struct Summary {
     pub oom_kills: u64,
     /// Restarts of each role.
     pub restarts: Vec<Restarts>,
-    /// Worst share of 10 s in which somebody waited for memory.
+    /// Worst share of 10 s in which at least one task waited for memory.
     pub pressure_some_percent_max: Option<f64>,
-    /// Worst share of 10 s in which everybody did.
+    /// Worst share of 10 s in which all tasks waited for memory.
     pub pressure_full_percent_max: Option<f64>,
-    /// Time in which somebody waited for memory, in all.
+    /// Total time in which at least one task waited for memory.
     pub stalled_some_seconds: Option<f64>,
     /// CPU time in seconds, as of the last sample.
     pub cpu_seconds: f64,
@@ -211,7 +211,7 @@ fn is_zero(count: &usize) -> bool {
 /// Writes the file, line by line.
 pub(crate) struct Writer {
     file: Rotating,
-    /// Begins every file, those that are begun anew too.
+    /// First line of every file, also after a rotation.
     header: Option<Vec<u8>>,
 }
 

@@ -1,9 +1,9 @@
 //! Signals as data: they are blocked and read from a descriptor, together with who sent them.
 //!
-//! Who sent one matters. Ctrl-C at a terminal goes from the kernel to every process of the
-//! foreground group, the command included; forwarding it would give it to the command twice, and
-//! many programs take a second Ctrl-C for "now, not cleanly". A signal that a process sent to us
-//! alone has to be forwarded.
+//! The sender of a signal matters. Ctrl-C at a terminal goes from the kernel to every process of
+//! the foreground group, the command included; forwarding it would give it to the command twice,
+//! and many programs take a second Ctrl-C for "now, not cleanly". A signal that a process sent to
+//! us alone has to be forwarded.
 
 use std::{os::fd::AsFd, time::Duration};
 
@@ -17,7 +17,7 @@ use nix::{
 };
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-/// What a signal that arrived means.
+/// Meaning of a received signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Arrived {
     /// A child changed state.
@@ -41,7 +41,8 @@ impl Signals {
         let mut set = SigSet::empty();
         set.add(Signal::SIGCHLD);
         for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT] {
-            // Whoever started us with one ignored (nohup, a shell's background job) meant it.
+            // A signal that was ignored at our start (nohup, a shell's background job) stays
+            // ignored.
             if !is_ignored(signal) {
                 set.add(signal);
             }

@@ -1,7 +1,7 @@
 //! Trouble of one machine, made for real: a disk that is full, descriptors that run out.
 //!
 //! A node of a net that chaos made itself has its data folder on a file system of its own, an ext4
-//! in a file (so that its pages are page cache, which the node's group can give back; a tmpfs would
+//! in a file (so that its pages are page cache, which the node's group can free; a tmpfs would
 //! count as the node's memory). It fills up by a file that takes all there is.
 
 use std::{
@@ -29,7 +29,7 @@ const DISK_BYTES: u64 = 4 << 30;
 pub(super) struct Disks(Vec<PathBuf>);
 
 impl Disks {
-    /// Makes and mounts one for each node of a net that is not there yet. The error says what is
+    /// Makes and mounts one for each node of a net that is not there yet. The error names what is
     /// missing.
     pub(super) fn make(place: &NetFolder, nodes: usize) -> Result<Self> {
         let mut disks = Self::default();
@@ -72,7 +72,7 @@ fn filler(place: &NetFolder, node: usize) -> PathBuf {
     place.data(node).join("filler")
 }
 
-/// Takes all that is left of a node's disk. To be repeated: the node gives back what it folds.
+/// Takes all that is left of a node's disk. To be repeated: the node frees room when it folds.
 pub(super) fn fill(place: &NetFolder, node: usize) -> Result<()> {
     let path = filler(place, node);
     let file = match OpenOptions::new().create(true).append(true).open(&path) {
@@ -105,7 +105,7 @@ pub(super) fn empty(place: &NetFolder, node: usize) -> Result<()> {
     }
 }
 
-/// What a node's process could open before; in a file, so that it can be given back after a Ctrl-C.
+/// What a node's process could open before; in a file, so that it can be restored after a Ctrl-C.
 #[derive(Serialize, Deserialize)]
 struct Before {
     pid: u32,
@@ -132,7 +132,7 @@ pub(super) fn exhaust(place: &NetFolder, node: usize, process: Handle) -> Result
     set(process.pid, Rlimit { current: Some(open), maximum: now.maximum })
 }
 
-/// Gives back what it could open before, if that was taken and the process is still the same.
+/// Restores the previous limit, if it was lowered and the process is still the same.
 pub(super) fn replenish(place: &NetFolder, node: usize) -> Result<()> {
     let path = noted(place, node);
     let Ok(text) = fs::read(&path) else { return Ok(()) };
@@ -148,7 +148,7 @@ pub(super) fn replenish(place: &NetFolder, node: usize) -> Result<()> {
 fn limit(pid: u32) -> Result<Rlimit> {
     let text = fs::read_to_string(format!("/proc/{pid}/limits"))?;
     let line = text.lines().find_map(|line| line.strip_prefix("Max open files"));
-    let mut words = line.context("no limit on open files is told")?.split_whitespace();
+    let mut words = line.context("no limit on open files is reported")?.split_whitespace();
     let mut word = || words.next().and_then(|word| word.parse().ok());
     Ok(Rlimit { current: word(), maximum: word() })
 }

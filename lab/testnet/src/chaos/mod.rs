@@ -1,9 +1,9 @@
-//! `thimble-lab chaos`: a net is hurt at random while clients work on it; then it is healed, and
-//! what the clients were told is checked.
+//! `thimble-lab chaos`: random faults are injected into a net under client load; then it is healed,
+//! and the client-visible history is checked.
 //!
-//! This part hurts ([`plan`]) and keeps time. The clients and the checker are `thimble-lab
-//! history`, a program of its own: it never knows what was done to the net, but for lines in the
-//! history that are there for people.
+//! This part injects faults ([`plan`]) and keeps time. The clients and the checker are `thimble-lab
+//! history`, a separate program: it gets no information about the faults, except lines in the
+//! history for human readers.
 
 mod local;
 mod plan;
@@ -54,7 +54,7 @@ const COMPILER_TIMEOUT: Duration = Duration::from_millis(1_500);
 const FINISH_TIMEOUT: Duration = Duration::from_secs(900);
 /// A node that is further behind the others is still recovering.
 const BEHIND_MAX: u64 = 20;
-/// Nodes that end by themselves are told so often.
+/// Largest number of reports of nodes that ended by themselves.
 const SURPRISES_MAX: usize = 20;
 /// How often it is looked whether nodes serve again, or ended.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -83,7 +83,7 @@ pub struct Options {
     /// How the nodes of a new net reach each other.
     #[arg(long, conflicts_with = "dir")]
     network: Option<Network>,
-    /// The binary of a new net's nodes. [default: thimble beside this program]
+    /// The binary of a new net's nodes. [default: thimble in the folder of this program]
     #[arg(long, value_name = "FILE", conflicts_with = "dir")]
     node: Option<PathBuf>,
     /// Seconds within which an update through every node must be acknowledged once everything is
@@ -116,11 +116,11 @@ enum Local {
     Descriptors,
     /// Compilations that are killed.
     Compilations,
-    /// What `thimble-lab misuse` sends.
+    /// Traffic of `thimble-lab misuse`.
     Misuse,
 }
 
-/// Where everything lies.
+/// Paths of the files.
 struct Files(PathBuf);
 
 impl Files {
@@ -133,7 +133,7 @@ impl Files {
     }
 }
 
-/// Runs the chaos and says what came of it.
+/// Runs the chaos and reports the result.
 pub async fn run(options: Options) -> Result<ExitCode> {
     let seed = options.seed.unwrap_or_else(|| rand::thread_rng().gen_range(0..1_000_000));
     let files = Files(options.out.join(format!("{}-{seed}", machine::now().1)));
@@ -165,12 +165,12 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     };
     let left = leave(&place, own, disks, own && !options.keep && matches!(done, Some(Ok(true))));
     let Some(done) = done else {
-        eprintln!("chaos: stopped; what there is lies in {}", files.0.display());
+        eprintln!("chaos: stopped; its files are in {}", files.0.display());
         left?;
         return Ok(cli::interrupted());
     };
     let good =
-        done.with_context(|| format!("seed {seed}; what there is lies in {}", files.0.display()))?;
+        done.with_context(|| format!("seed {seed}; its files are in {}", files.0.display()))?;
     left?;
     println!("machine: {}", machine::describe());
     println!("chaos: seed {seed}; the history that was checked: {}", files.history().display());
@@ -178,8 +178,8 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// A net of our own is stopped, and removed when nobody needs to look at it; another one is only
-/// healed.
+/// A net made by this run is stopped, and removed when it is not kept for inspection; another one
+/// is only healed.
 fn leave(place: &NetFolder, own: bool, disks: Disks, remove: bool) -> Result<()> {
     if !place.exists() {
         return Ok(());
@@ -216,7 +216,7 @@ fn heal(session: &mut Session) -> Result<()> {
     Ok(())
 }
 
-/// Says whether nothing is broken.
+/// Returns whether all checks passed.
 #[expect(clippy::too_many_lines, reason = "steps of one matter, each on what those before it left")]
 async fn chaos(
     options: &Options,
@@ -231,8 +231,8 @@ async fn chaos(
     }
     let net = place.load()?;
     let mut recorder = Recorder::start(options, seed, &program, place, files).await?;
-    // A node alone has nobody who would go on meanwhile, and little time for queries that never
-    // end.
+    // A single node has no peers that would continue meanwhile, and little time for queries that
+    // never end.
     let misuse = net.is_subnet() && !options.without.contains(&Local::Misuse);
     let mut misuse = misuse.then(|| Misuse::start(&net, seed, &program, files)).transpose()?;
     let mut chaos = Chaos {
@@ -388,7 +388,7 @@ impl Misuse {
         self.0.check()
     }
 
-    /// Says whether nothing came of it that must not, and prints what it says.
+    /// Returns whether no check failed, and prints its output.
     async fn stop(mut self, files: &Files) -> Result<bool> {
         let status = self.0.stop_within(MISUSE_TIMEOUT).await?;
         print!("{}", fs::read_to_string(files.misuse()).unwrap_or_default());
@@ -405,7 +405,7 @@ struct Chaos {
     began: Instant,
     /// How often each was made.
     faults: BTreeMap<&'static str, u64>,
-    /// What should not have happened, whatever was done.
+    /// Unexpected events, which no fault explains.
     surprises: Vec<String>,
 }
 
@@ -449,7 +449,7 @@ impl Chaos {
             }
             for (node, hurt) in self.plan.hurt() {
                 if *hurt == plan::Hurt::Full {
-                    // It gives back what it folds.
+                    // It frees room when it folds.
                     local::fill(&self.place, *node)?;
                 }
             }
@@ -461,7 +461,7 @@ impl Chaos {
         }
     }
 
-    /// A node that nobody killed is not running.
+    /// A node that was not killed is not running.
     fn ended(&mut self, index: usize, how: &str) -> Result<()> {
         let text = format!("node {index} ended by itself: {how}");
         self.say(&text)?;
@@ -553,8 +553,8 @@ impl Chaos {
         }
         let goal = Goal { moving: session.net.is_subnet(), timeout };
         let say = |words: &str| println!("chaos: {words}");
-        // A net that does not come back is what the history's last part tells; but a node that
-        // ended is told here.
+        // A net that does not recover is reported by the last part of the history; but a node that
+        // ended is reported here.
         if let Err(error) = wait::until_serving(&session, &self.asker, &all, goal, say).await {
             self.surprises.push(format!("after healing: {error:#}"));
         }

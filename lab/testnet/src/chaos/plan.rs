@@ -1,15 +1,15 @@
-//! What is done to the net next: a random walk that never has more nodes hurt at once than the
-//! subnet tolerates, but for the moments at which all of them are killed.
+//! The next fault of the net: a random walk in which at most as many nodes are faulty at once as
+//! the subnet tolerates, except at the moments when all of them are killed.
 //!
-//! A node is hurt from when something is done to it until it serves again, not only until it was
-//! told to. The walk follows from the seed and from when nodes serve again.
+//! A node counts as faulty from the injection until it serves again, not only until the fault is
+//! removed. The walk follows from the seed and from the times at which nodes serve again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use rand::{Rng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 
-/// What can be done here.
+/// Faults that are possible on this machine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Possible {
     pub(crate) cut: bool,
@@ -22,7 +22,7 @@ pub(crate) struct Possible {
     pub(crate) compile: bool,
 }
 
-/// What is wrong with a node.
+/// Fault of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hurt {
     Killed,
@@ -32,7 +32,7 @@ pub(crate) enum Hurt {
     Full,
     /// It can open no more files and sockets than it closes.
     Exhausted,
-    /// Told to go on, and not serving yet.
+    /// Healed, but not serving yet.
     Recovering,
 }
 
@@ -49,7 +49,7 @@ pub(crate) enum Action {
     Heal,
     /// A worker of a node; the number chooses which.
     KillWorker(usize, u64),
-    /// What compiles a module for a node.
+    /// The process that compiles a module for a node.
     KillCompiler(usize),
     /// A node's disk has no room, and has some again.
     Fill(usize),
@@ -59,7 +59,7 @@ pub(crate) enum Action {
     Replenish(usize),
     Slow(usize, u64),
     SlowOff(usize),
-    /// Nothing may be hurt and nothing can be repaired at the moment.
+    /// No fault may be injected and none can be healed at the moment.
     Wait,
 }
 
@@ -87,7 +87,7 @@ impl Action {
     }
 }
 
-/// The random walk of faults, with the nodes that are hurt at the moment.
+/// The random walk of faults, with the nodes that are faulty at the moment.
 pub(crate) struct Plan {
     nodes: usize,
     possible: Possible,
@@ -101,7 +101,7 @@ impl Plan {
         Self { nodes, possible, hurt: BTreeMap::new(), slow: BTreeSet::new(), random }
     }
 
-    /// How many may be hurt at once: f of 3f + 1.
+    /// Number of nodes that may be faulty at once: f of 3f + 1.
     pub(crate) fn tolerated(&self) -> usize {
         (self.nodes - 1) / 3
     }
@@ -117,7 +117,7 @@ impl Plan {
         }
     }
 
-    /// A node that nobody hurt ended, and was started again.
+    /// A node without a fault ended, and was restarted.
     pub(crate) fn recovers(&mut self, node: usize) {
         self.hurt.insert(node, Hurt::Recovering);
     }
@@ -132,7 +132,7 @@ impl Plan {
         }
     }
 
-    /// What to do now; the plan takes it as done.
+    /// The next action; the plan assumes that it is executed.
     pub(crate) fn next(&mut self) -> Action {
         let all_killed = !self.hurt.is_empty()
             && self.hurt.values().filter(|hurt| **hurt == Hurt::Killed).count() == self.nodes;
@@ -160,7 +160,7 @@ impl Plan {
             let (node, hurt) = repairable[self.random.gen_range(0..repairable.len())];
             return self.repair(node, hurt);
         }
-        // What hurts nobody in the sense of agreement.
+        // Faults that do not count against the tolerance of agreement.
         if self.possible.slow && self.random.gen_bool(0.15) {
             let node = self.random.gen_range(0..self.nodes);
             if self.slow.remove(&node) {

@@ -1,5 +1,5 @@
-//! How nodes that know nothing of each other become one subnet: every node makes its keys, anyone
-//! plans, every node deals, anyone puts the dealings together, every node joins. All of it is done
+//! The ceremony that makes one subnet of independent nodes: every node makes its keys, any party
+//! plans, every node deals, any party assembles the dealings, every node joins. All of it is done
 //! by the node's own binary, as operators of different machines would do it; this only carries the
 //! files.
 //!
@@ -20,7 +20,7 @@ use super::state::{Net, NetFolder};
 /// A record has a few hundred bytes.
 const RECORD_BYTES_MAX: u64 = 1 << 20;
 
-/// Makes the nodes of `net` one subnet and notes their ids. Says what it does through `say`.
+/// Makes the nodes of `net` one subnet and records their ids. Reports its progress through `say`.
 pub(crate) fn hold(net: &mut Net, place: &NetFolder, mut say: impl FnMut(&str)) -> Result<()> {
     let folder = place.file("ceremony");
     fs::create_dir_all(&folder)
@@ -63,7 +63,7 @@ pub(crate) fn hold(net: &mut Net, place: &NetFolder, mut say: impl FnMut(&str)) 
             )?;
             dealings.push(dealing);
         }
-        // Under another name until it is whole: its being there says that the ceremony is over.
+        // Under another name until it is complete: its presence means that the ceremony is over.
         let scratch = folder.join("genesis-new.json");
         let mut flags: Vec<Flag> =
             dealings.iter().map(|dealing| ("--dealing", dealing.as_path())).collect();

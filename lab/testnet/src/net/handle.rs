@@ -31,14 +31,14 @@ impl Handle {
 
     /// Whether it still runs. One that has ended and was not waited for does not.
     pub(crate) fn is_alive(self) -> bool {
-        // Were we the ones who started it, it would stay a zombie until we asked; for anybody else
-        // this is an error that means nothing.
+        // A child of this process stays a zombie until it is waited for; for other processes this
+        // returns an error, which is ignored.
         let _ = waitpid(self.raw(), WaitOptions::NOHANG);
         process::started_ticks(Pid(self.pid)).is_ok_and(|ticks| ticks == self.started_ticks)
             && !is_zombie(self.pid)
     }
 
-    /// Sends a signal; says whether the process was there to get it.
+    /// Sends a signal; returns whether the process existed.
     pub(crate) fn signal(self, signal: Signal) -> io::Result<bool> {
         let Some(raw) = self.raw() else { return Ok(false) };
         // The descriptor is of one process for ever: what is checked after it was opened holds when

@@ -43,10 +43,10 @@ pub(crate) type Link = (usize, usize);
 pub(crate) struct Links {
     /// Links through which nothing passes, each in one direction.
     cut: BTreeSet<Link>,
-    /// What the topology says.
+    /// Links of the topology.
     #[serde(with = "pairs")]
     built: BTreeMap<Link, Quality>,
-    /// What `slow` said since; stands above the topology.
+    /// Later settings of `slow`; they override the topology.
     #[serde(with = "pairs")]
     slowed: BTreeMap<Link, Quality>,
 }
@@ -95,12 +95,12 @@ impl Links {
         }
     }
 
-    /// Back to what the topology says.
+    /// Resets to the topology.
     pub(crate) fn slow_off(&mut self, node: usize) {
         self.slowed.retain(|(from, to), _| *from != node && *to != node);
     }
 
-    /// All back to what the topology says.
+    /// Resets all to the topology.
     pub(crate) fn slow_none(&mut self) {
         self.slowed.clear();
     }

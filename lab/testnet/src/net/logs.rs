@@ -1,4 +1,4 @@
-//! What a node printed, and what it prints.
+//! Output of a node, past and present.
 
 use std::{
     fs::{self, File},
@@ -14,8 +14,8 @@ use crate::cap;
 
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Prints the log, its older half first; the last `lines` of it when that is said. With `follow`,
-/// goes on until it is dropped.
+/// Prints the log, its older half first; only the last `lines` if stated. With `follow`, continues
+/// until the future is dropped.
 pub(crate) async fn print(path: &Path, lines: Option<usize>, follow: bool) -> Result<()> {
     let mut text = fs::read(cap::older(path)).unwrap_or_default();
     let mut file =
@@ -36,7 +36,7 @@ pub(crate) async fn print(path: &Path, lines: Option<usize>, follow: bool) -> Re
         out.flush()?;
         let (read, now) = (file.metadata()?, fs::metadata(path).ok());
         match now {
-            // The log was begun anew: what came last into the old one first.
+            // The log was rotated: the last lines of the old one come first.
             Some(now) if now.ino() != read.ino() => {
                 let mut rest = Vec::new();
                 file.read_to_end(&mut rest)?;
@@ -51,7 +51,7 @@ pub(crate) async fn print(path: &Path, lines: Option<usize>, follow: bool) -> Re
     }
 }
 
-/// Where the last so many lines begin.
+/// Offset at which the last `lines` begin.
 fn beginning_of_last(text: &[u8], lines: usize) -> usize {
     let body = text.strip_suffix(b"\n").unwrap_or(text);
     let mut ends =

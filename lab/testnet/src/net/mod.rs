@@ -1,13 +1,13 @@
 //! `thimble-lab net`: several nodes on this machine, each in its own memory-capped group, started
-//! as a subnet, hurt on purpose, and looked at.
+//! as a subnet, with commands to inject faults and to inspect it.
 //!
-//! A net is a folder ([`state`]). Each command takes its lock, does one thing to it ([`session`])
-//! and ends; what it started runs on. Nodes find each other over one of three networks: namespaces
-//! ([`namespaces`]), a relay ([`relay`]), or nothing at all. What is wrong with the links is data
-//! ([`links`]), the same for all three.
+//! A net is a folder ([`state`]). Each command takes its lock, performs one action ([`session`])
+//! and ends; the processes it started continue to run. Nodes find each other over one of three
+//! networks: namespaces ([`namespaces`]), a relay ([`relay`]), or nothing at all. Faults of the
+//! links are data ([`links`]), the same for all three.
 //!
-//! Only the start knows whether the nodes are one subnet ([`ceremony`]) or each its own; everything
-//! after is the same.
+//! Only the start distinguishes whether the nodes are one subnet ([`ceremony`]) or each its own;
+//! everything after is the same.
 
 mod ceremony;
 pub(crate) mod handle;
@@ -59,31 +59,30 @@ pub struct Options {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Start a net: a new one, or what does not run of one that is there.
+    /// Start a net: a new one, or the stopped nodes of an existing one.
     ///
     /// With --relay the nodes are Waku relays (thimble-relay) that gossip with each other on one
     /// shard, for `thimble-lab stress --net`; kill, pause, partition and the other commands act
     /// on them as on nodes of a subnet.
     ///
     /// A new net holds the ceremony of genesis with the node's own commands: every node makes its
-    /// keys, all deal, nobody knows the subnet's key. Then the nodes are started, each in a
-    /// process group of its own that holds --memory and no more, and waited for until every one
-    /// serves and the certified heights move. Nodes run on when this command has ended. Ctrl-C
-    /// while it waits stops what it started.
+    /// keys, all deal, no party knows the subnet's key. Then the nodes are started, each in a
+    /// process group of its own with a cap of --memory, and the command waits until every one
+    /// serves and the certified heights increase. Nodes continue to run when this command has
+    /// ended. Ctrl-C while it waits stops the nodes that it started.
     ///
     /// Networks: `namespaces` gives every node a network namespace of its own on a bridge;
-    /// partitions and delays are made by the kernel. It needs root, ip, tc and
-    /// nsenter. `proxies` is plain loopback with a relay process that every link goes through and
-    /// that cuts and slows links by itself; it needs nothing. Without --network, namespaces are
-    /// taken where all faults can be made with them (root, and a kernel with netem), else proxies.
-    /// `direct` puts nothing between the nodes, for measuring; partition and slow are then
-    /// refused. The nodes' HTTP endpoints are reachable from this machine in all three, partitioned
-    /// or not.
+    /// partitions and delays are made by the kernel. It needs root, ip, tc and nsenter. `proxies`
+    /// is plain loopback with a relay process that every link goes through and that cuts and slows
+    /// links itself; it has no requirements. Without --network, namespaces are used where they
+    /// support all faults (root, and a kernel with netem), else proxies. `direct` puts nothing
+    /// between the nodes, for measuring; partition and slow are then refused. The nodes' HTTP
+    /// endpoints are reachable from this machine in all three, partitioned or not.
     ///
     /// With --backend vm every node is a QEMU machine with a kernel and a disk of its own, started
     /// from an image that `thimble-lab image build` made; --memory is then the machine's, and a
-    /// node's budget what its kernel leaves of it, or `--memory` behind `--`. It needs no root.
-    /// Without KVM it is slow, and says so.
+    /// node's budget what its kernel leaves of it, or `--memory` after `--`. It needs no root.
+    /// Without KVM it is slow, which is reported.
     ///
     /// Example: thimble-lab net up --nodes 4 --memory 512MiB
     ///
@@ -99,8 +98,8 @@ enum Command {
         #[arg(long)]
         delete: bool,
     },
-    /// What every node does: height, rounds behind, memory now and at its peak, restarts, and what
-    /// is wrong with the links.
+    /// Show every node: height, rounds behind, memory now and at its peak, restarts, and the faults
+    /// of the links.
     ///
     /// Exit status: 0 when every node runs and answers, 1 when one does not.
     Status {
@@ -133,7 +132,7 @@ enum Command {
         #[arg(required = true)]
         nodes: Vec<usize>,
     },
-    /// Let paused nodes go on.
+    /// Resume paused nodes.
     Resume {
         /// Indexes of the nodes, from 0.
         #[arg(required = true)]
@@ -170,18 +169,18 @@ enum Command {
         #[arg(long, conflicts_with_all = ["latency", "loss"])]
         off: bool,
     },
-    /// What a node printed.
+    /// Print the output of a node.
     Logs {
         /// Index of the node, from 0.
         node: usize,
-        /// Go on as it prints more.
+        /// Continue with new output.
         #[arg(short, long)]
         follow: bool,
-        /// Only the last so many lines.
+        /// Only this number of last lines.
         #[arg(short = 'n', long)]
         lines: Option<usize>,
     },
-    /// What lies between nodes that are connected by proxies, or are machines.
+    /// The process between nodes that are connected by proxies, or are machines.
     #[command(hide = true)]
     Relay,
     /// Keeps the machine of one node.
@@ -196,7 +195,7 @@ enum Command {
 pub async fn run(options: Options) -> Result<ExitCode> {
     let place = NetFolder::new(&options.dir)?;
     if let Command::Relay = options.command {
-        // Told by signals of its own.
+        // It handles signals itself.
         return relay::run(place).await.map(|()| ExitCode::SUCCESS);
     }
     if let Command::Machine { index } = options.command {

@@ -1,15 +1,13 @@
-//! The network as the kernel makes it: every node in a namespace of its own, one end of a veth pair
-//! in it as `eth0`, the other on a bridge that this machine is on, too.
+//! A network made by the kernel: every node in a namespace of its own, one end of a veth pair in it
+//! as `eth0`, the other on a bridge that this machine is on, too.
 //!
-//! A *cut* link: the sender's namespace is told, for good, that the receiver has a hardware address
-//! that nobody has. Packets leave and reach no one, on connections that exist and on new ones, as
-//! with a cable that was pulled. (A route that refuses would make `connect` fail at once, which no
-//! cut does.) This machine's own way to the nodes is not touched, so their HTTP endpoints stay
-//! reachable.
+//! A *cut* link: the sender's namespace gets a permanent neighbour entry that gives the receiver an
+//! unused hardware address. Packets leave and reach no host, on existing and on new connections, as
+//! with a pulled cable. (A route that refuses would make `connect` fail at once, unlike a cut.)
+//! This machine's own way to the nodes is not touched, so their HTTP endpoints stay reachable.
 //!
 //! A *slow* link: a class per receiver at the sender's `eth0`, with netem in it, and a filter by
-//! address. It needs a kernel with netem; where there is none, that is said when somebody asks for
-//! it.
+//! address. It needs a kernel with netem; without it, the request returns an error.
 
 use std::{fs, path::Path, process::Command};
 
@@ -148,7 +146,7 @@ pub(crate) fn apply(net: &Net, before: &Links) -> Result<()> {
     Ok(())
 }
 
-/// What a change of one link's cut takes, as arguments of `ip`.
+/// Arguments of `ip` that change one link's cut.
 fn cut_commands(net: &Net, (from, to): Link, before: &Links) -> Vec<Vec<String>> {
     let (name, receiver) = (name(net, from), text(address(net.address_block, to)));
     let words = |text: String| text.split(' ').map(str::to_owned).collect();
@@ -174,7 +172,7 @@ fn slow_commands(net: &Net, from: usize) -> Vec<Vec<String>> {
     if slow.is_empty() {
         return vec![];
     }
-    // What no filter names goes out untouched.
+    // Traffic that no filter matches is not affected.
     let mut commands = vec![format!("-n {name} qdisc add dev eth0 root handle 1: htb")];
     for (to, quality) in slow {
         let (class, receiver) = (to + 1, text(address(net.address_block, to)));

@@ -41,8 +41,7 @@ pub(crate) fn claim(nodes: usize, links: bool, base: Option<u16>) -> Result<Clai
              none above {}",
             u16::MAX
         );
-        // Taken ports are a matter of the nodes, which say so by name; but two starts at once would
-        // not notice each other.
+        // Nodes report ports in use by name; but two concurrent starts would not detect each other.
         return take(base)
             .map(|claim| Claim { base, _claim: claim })
             .with_context(|| format!("another net is just being started from port {base} on"));

@@ -1,4 +1,4 @@
-//! What nodes and their groups say: the node's own report over HTTP, the group's memory from the
+//! Readings of nodes and their groups: the node's own report over HTTP, the group's memory from the
 //! kernel, peaks from the series.
 
 use std::{path::Path, time::Duration};
@@ -23,7 +23,7 @@ const TAIL_BYTES: u64 = 64 << 10;
 /// A report has at most a quarter of this.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
-/// What one node says of itself. Fields that a node does not tell are `None`.
+/// Report of one node. Fields that a node does not report are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Report {
     pub(crate) healthy: bool,
@@ -46,7 +46,7 @@ pub(crate) struct Report {
     pub(crate) relay: Option<RelayReport>,
 }
 
-/// What a relay says of itself besides.
+/// Additional report of a relay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct RelayReport {
     /// Peers connected that serve its shard.
@@ -74,7 +74,7 @@ impl Report {
         if let Some(relay) = RelayReport::of(value) {
             let uptime = value.get("uptime_seconds").and_then(Value::as_f64).unwrap_or(0.0);
             return Self {
-                // Alone it would take messages that nobody gets.
+                // Without peers it would accept messages that no one receives.
                 healthy: relay.mesh > 0,
                 status: if relay.mesh > 0 { "healthy" } else { "without a peer in its mesh" }
                     .into(),
@@ -134,7 +134,7 @@ impl Asker {
             } else if error.is_timeout() {
                 format!("it does not answer within {} s", ANSWER_TIMEOUT.as_secs())
             } else if error.is_request() {
-                // What forwards to a machine accepts before anybody listens in it.
+                // The forwarder of a machine accepts before a process in it listens.
                 "it does not answer yet".to_owned()
             } else {
                 error.to_string()
@@ -156,7 +156,7 @@ impl Asker {
     }
 }
 
-/// What the kernel says of a node's group.
+/// The kernel's figures of a node's group.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct GroupReading {
     pub(crate) anonymous_bytes: u64,
@@ -252,7 +252,7 @@ fn group(place: &NetFolder, index: usize) -> Option<GroupReading> {
     })
 }
 
-/// What a machine said last of its memory; its keeper wrote it down.
+/// Last memory report of a machine, recorded by its keeper.
 fn machine_group(place: &NetFolder, index: usize) -> Option<GroupReading> {
     let lines = series::read_tail(&place.series(index), TAIL_BYTES).ok()?;
     let sample = lines.into_iter().rev().find_map(|line| match line {

@@ -1,23 +1,23 @@
 //! The relay: one small process between the nodes of a net, through which every link goes, and
 //! which cuts and slows links without any privilege.
 //!
-//! A node dials another one at an address of the relay's that stands for this very link. Bytes in
-//! the direction of the dialling follow the state of that link, bytes back follow the state of the
-//! link the other way.
+//! A node dials another one at an address of the relay that represents this link. Bytes in the
+//! direction of the dial follow the state of that link, bytes back follow the state of the link in
+//! the other direction.
 //!
-//! What a fault looks like to TCP: a *cut* link carries nothing, neither bytes nor the end of a
-//! connection, and nothing is lost: it comes when the link heals, as it would after a
-//! retransmission. *Latency* is added to every piece. A *lost* packet is what its sender's TCP
-//! makes of it, a delay of a retransmission for it and for everything behind it. What differs from
-//! a real network: a dial across a cut link is accepted and then hears nothing, and TCP's growing
-//! pauses between retransmissions are not imitated, so links come back at once.
+//! Effect of faults on TCP: a *cut* link carries neither bytes nor the end of a connection, and
+//! nothing is lost: data arrives when the link heals, as after a retransmission. *Latency* is added
+//! to every piece. A *lost* packet appears as in TCP: as the delay of a retransmission for it and
+//! for everything after it. Two differences from a real network: a dial across a cut link is
+//! accepted and then gets no data, and TCP's growing pauses between retransmissions are not
+//! simulated, so links recover at once.
 //!
 //! Between machines there is a switch instead ([`machines::switch`]): the same process with the
 //! same orders, which carries frames and not connections.
 //!
-//! Bounds: [`CONNECTIONS_MAX`] connections per link, [`PIECES_MAX`] pieces of [`PIECE_BYTES`] on
-//! their way per direction of a connection; beyond, the relay does not read on, and the sender's
-//! own TCP waits.
+//! Bounds: [`CONNECTIONS_MAX`] connections per link, [`PIECES_MAX`] pieces of [`PIECE_BYTES`] in
+//! flight per direction of a connection; beyond that, the relay stops reading, and the sender's own
+//! TCP waits.
 
 use std::{collections::BTreeMap, fs, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -46,21 +46,21 @@ use super::{
 
 /// Connections per link; two nodes need one or two.
 const CONNECTIONS_MAX: usize = 32;
-/// What is read at once.
+/// Bytes read at once.
 const PIECE_BYTES: usize = 16 << 10;
 /// On their way in one direction of a connection: 2 MiB.
 const PIECES_MAX: usize = 128;
-/// What a network carries in one packet, for the arithmetic of loss.
+/// Bytes of one packet of a network, to compute losses.
 const PACKET_BYTES: usize = 1400;
 /// The least pause before TCP sends something again.
 const RETRANSMISSION: Duration = Duration::from_millis(200);
 /// A dial of a node that is not there.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the relay is to do: `links.json`.
+/// Orders for the relay: `links.json`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Orders {
-    /// Counts up; `relay.json` says which one was followed last.
+    /// Counts up; `relay.json` has the one applied last.
     pub(crate) generation: u64,
     links: Vec<Order>,
     /// With machines: the ports of the switch.
@@ -98,7 +98,7 @@ impl Orders {
         Ok(Self { generation: net.generation, links, ports })
     }
 
-    /// What the switch is to do with frames.
+    /// Treatment of frames by the switch.
     fn table(&self) -> switch::Table {
         let quality = |order: &Order| switch::Quality {
             cut: order.cut,
@@ -152,8 +152,8 @@ pub(crate) async fn run(place: NetFolder) -> Result<()> {
         tokio::select! {
             _ = hangup.recv() => match read() {
                 Ok(new) => orders = new,
-                // A file that cannot be read changes nothing; whoever wrote it waits for the
-                // acknowledgement in vain and says so.
+                // A file that cannot be read changes nothing; its writer gets no acknowledgement
+                // and reports that.
                 Err(error) => eprintln!("relay: {error:#}"),
             },
             ended = &mut switch, if is_switch => return ended.context("the switch")?,
@@ -162,7 +162,7 @@ pub(crate) async fn run(place: NetFolder) -> Result<()> {
     }
 }
 
-/// What the relay followed last, for the command that waits for it.
+/// The orders last applied by the relay, for the command that waits for them.
 #[derive(Serialize, Deserialize)]
 struct Followed {
     generation: u64,
@@ -246,7 +246,7 @@ async fn direction(
             let length = reader.read(&mut bytes).await.unwrap_or(0);
             bytes.truncate(length);
             bytes.shrink_to_fit();
-            // What was sent into a cut link waits on the sender's side.
+            // Data sent into a cut link waits on the sender's side.
             if until_open(&mut at_sender).await.is_none() {
                 return;
             }

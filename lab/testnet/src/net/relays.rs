@@ -1,11 +1,11 @@
-//! Nets whose nodes are Waku relays: their keys, who dials whom, how one is started; and where
-//! others find them.
+//! Nets whose nodes are Waku relays: their keys, their topology, their start; and the addresses for
+//! others.
 //!
 //! Each relay dials its next [`NEIGHBOURS`] in a ring, so that a node has at most twice as many
-//! peers. From eight nodes on, nobody is connected with the node across the ring: what one gets
-//! reaches it by gossip over others.
+//! peers. From eight nodes on, no node is connected to the opposite one in the ring: messages reach
+//! it by gossip over others.
 //!
-//! What bounds it: the nodes of a net. What it must never know: what relays are told by clients.
+//! Bounds: the nodes of a net. Must never know: messages of clients to relays.
 
 use std::{
     fs,
@@ -89,7 +89,7 @@ pub(crate) fn arguments(net: &Net, place: &NetFolder, index: usize) -> Result<Ve
     Ok(arguments)
 }
 
-/// Those of them that say where it listens and whom it dials.
+/// The arguments for its addresses and its peers.
 pub(crate) fn network_arguments(
     net: &Net,
     index: usize,
@@ -106,7 +106,7 @@ pub(crate) fn network_arguments(
         ("--http", http.to_string()),
         ("--log", "warn".to_owned()),
     ] {
-        // A node's own arguments stand behind, and a flag may be given once.
+        // A node's own arguments come later, and a flag may be given once.
         if !node.arguments.iter().any(|argument| argument == flag) {
             arguments.extend([flag.to_owned(), value]);
         }
@@ -143,7 +143,7 @@ pub struct Relays {
 }
 
 impl Relays {
-    /// Reads the folder of a net. Errors: there is none, its nodes are no relays, or one was never
+    /// Reads the folder of a net. Errors: there is none, its nodes are not relays, or one was never
     /// started.
     pub fn read(dir: &Path) -> Result<Self> {
         let place = NetFolder::new(dir)?;
@@ -178,7 +178,7 @@ mod tests {
 
     use super::*;
 
-    /// Who is connected with whom.
+    /// Pairs of connected nodes.
     fn links(count: usize) -> BTreeSet<(usize, usize)> {
         let mut links = BTreeSet::new();
         for index in 0..count {

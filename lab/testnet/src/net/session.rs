@@ -1,9 +1,9 @@
 //! A net while one command changes it: nodes started, stopped, killed and paused, links cut and
 //! slowed.
 //!
-//! Every node runs under `thimble-lab cap`, which is told from the outside: it makes the group,
-//! keeps the node's log and its series, and removes the group when the node has ended, however that
-//! came. It is in a session of its own, so that neither the end of the command nor a Ctrl-C reaches
+//! Every node runs under `thimble-lab cap`, which is controlled from outside: it makes the group,
+//! keeps the node's log and its series, and removes the group when the node has ended, in every
+//! case. It is in a session of its own, so that neither the end of the command nor a Ctrl-C reaches
 //! it.
 
 use std::{
@@ -31,7 +31,7 @@ const STOPPED_WITHIN: Duration = Duration::from_secs(60);
 const MACHINE_STOPPED_WITHIN: Duration = Duration::from_secs(180);
 /// Between SIGKILL and the end of what kept the node.
 const KILLED_WITHIN: Duration = Duration::from_secs(20);
-/// Until a node that was just started can be told something.
+/// Timeout until a node that was just started can receive signals.
 const KNOWN_WITHIN: Duration = Duration::from_secs(10);
 /// Until the relay has followed an order.
 const FOLLOWED_WITHIN: Duration = Duration::from_secs(10);
@@ -46,7 +46,7 @@ pub(crate) struct Session {
     _lock: Lock,
 }
 
-/// What a node is doing.
+/// Condition of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Condition {
     Running,
@@ -55,7 +55,7 @@ pub(crate) enum Condition {
     New,
     Stopped,
     Killed,
-    /// Nobody asked for it.
+    /// It ended without a request.
     Ended(String),
 }
 
@@ -125,7 +125,7 @@ impl Session {
         self.save()
     }
 
-    /// Starts a node that does not run; says whether it had to.
+    /// Starts a node that does not run; returns whether it was started.
     pub(crate) fn start(&mut self, index: usize) -> Result<bool> {
         self.net.node(index)?;
         match self.condition(index) {
@@ -138,7 +138,7 @@ impl Session {
         }
         let place = &self.place;
         fs::create_dir_all(place.node(index))?;
-        // The series of the run before is kept beside the new one.
+        // The series of the previous run is kept in addition to the new one.
         let _ = fs::rename(place.series(index), place.series(index).with_extension("before.jsonl"));
         for stale in [crate::cap::older(&place.series(index)), place.info_file(index)] {
             let _ = fs::remove_file(stale);
@@ -199,7 +199,7 @@ impl Session {
         Ok(command)
     }
 
-    /// Who runs in which group. A node that was started a moment ago is waited for.
+    /// Process and group of a node. Waits for a node that was just started.
     fn info(&self, index: usize) -> Result<Info> {
         let deadline = Instant::now() + KNOWN_WITHIN;
         loop {
@@ -269,7 +269,7 @@ impl Session {
         Ok(())
     }
 
-    /// kill -9 of the nodes' processes, at once; says which of them ran.
+    /// kill -9 of the nodes' processes, at once; returns which of them ran.
     pub(crate) fn kill(&mut self, indices: &[usize]) -> Result<Vec<usize>> {
         let mut killed = Vec::new();
         for &index in indices {
@@ -301,7 +301,7 @@ impl Session {
         Ok(Handle { pid: info.pid, started_ticks: info.started_ticks })
     }
 
-    /// kill -9 of one of a node's workers; says which. `None` when it has none at the moment.
+    /// kill -9 of one of a node's workers; returns which. `None` when it has none at the moment.
     pub(crate) fn kill_worker(&self, index: usize, which: u64) -> Result<Option<String>> {
         self.kill_child(index, "sandbox-worker", which)
     }
@@ -336,7 +336,7 @@ impl Session {
     pub(crate) fn restart(&mut self, index: usize, empty: bool) -> Result<()> {
         self.stop(&[index])?;
         if empty && self.net.backend == Backend::Vm {
-            // The machine's disk is made anew; what it is told first is still in the data folder.
+            // The machine's disk is recreated; its initial data is still in the data folder.
             let disk = machine::disk(&self.place, index);
             match fs::remove_file(&disk) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -366,7 +366,7 @@ impl Session {
         Ok(())
     }
 
-    /// Stops time for a node: SIGSTOP for all its processes. Says whether it ran.
+    /// Stops time for a node: SIGSTOP for all its processes. Returns whether it ran.
     pub(crate) fn pause(&mut self, index: usize) -> Result<bool> {
         self.net.node(index)?;
         match self.condition(index) {
@@ -387,7 +387,7 @@ impl Session {
         Ok(true)
     }
 
-    /// Says whether it was paused.
+    /// Resumes it; returns whether it was paused.
     pub(crate) fn resume(&mut self, index: usize) -> Result<bool> {
         self.net.node(index)?;
         match self.condition(index) {
@@ -433,7 +433,7 @@ impl Session {
         self.save()
     }
 
-    /// Brings up what lies between the nodes, as far as it is missing.
+    /// Starts the missing parts of the network between the nodes.
     pub(crate) fn connect(&mut self) -> Result<()> {
         match self.net.network {
             Network::Direct => Ok(()),
@@ -488,14 +488,14 @@ impl Session {
             let alive = self.net.relay.is_some_and(Handle::is_alive);
             if !alive || Instant::now() > deadline {
                 let said = fs::read_to_string(self.place.file("relay.log")).unwrap_or_default();
-                bail!("the relay does not do what it is told: {}", said.trim());
+                bail!("the relay does not follow its orders: {}", said.trim());
             }
             std::thread::sleep(Duration::from_millis(2));
         }
         Ok(())
     }
 
-    /// Removes what lies between the nodes.
+    /// Removes the network between the nodes.
     pub(crate) fn disconnect(&mut self) -> Result<()> {
         match self.net.network {
             Network::Direct => {}
@@ -534,8 +534,8 @@ fn signal_group(info: &Info, signal: Signal) -> Result<()> {
                 continue;
             };
             let Ok(descriptor) = pidfd_open(raw, PidfdFlags::empty()) else { continue };
-            // What the descriptor is of has this id for as long as it lives: if the id is in the
-            // group now, so is it.
+            // The process of the descriptor has this id for as long as it lives: if the id is in
+            // the group now, so is the process.
             if told.insert(pid) && group.processes()?.contains(&pid) {
                 new = true;
                 let _ = pidfd_send_signal(descriptor, signal);
@@ -547,7 +547,7 @@ fn signal_group(info: &Info, signal: Signal) -> Result<()> {
     }
 }
 
-/// Out of reach of the terminal and of whoever waits for us.
+/// Detached from the terminal and from processes that wait for us.
 fn leave_session(command: &mut Command) {
     // SAFETY: between fork and exec only the system call setsid is made.
     unsafe {

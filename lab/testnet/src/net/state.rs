@@ -1,16 +1,16 @@
-//! What is known of a net between two commands: a folder with a file that says which nodes there
-//! are, where they serve, which processes run them, what is wrong with their links.
+//! State of a net between two commands: a folder with a file that lists the nodes, their addresses,
+//! their processes, and the faults of their links.
 //!
 //! ```text
 //! DIR/net.json              this file
 //! DIR/net.lock              held by the command that changes it
 //! DIR/ceremony/             the plan, the dealings and the genesis
-//! DIR/links.json            what the relay is to do, and relay.json, relay.log
+//! DIR/links.json orders for the relay, and relay.json, relay.log
 //! DIR/node-N/data           the node's data folder
-//! DIR/node-N/log, log.1     what it printed, bounded
+//! DIR/node-N/log, log.1 its output, bounded
 //! DIR/node-N/series.jsonl   samples of its memory since its last start (thimble-lab cap), bounded
 //! DIR/node-N/info.json      its process and its group
-//! DIR/node-N/disk.qcow2     with machines: its disk, and config.img, what it is told
+//! DIR/node-N/disk.qcow2 with machines: its disk, and config.img, its configuration
 //! DIR/sockets/              with machines: between QEMU, the switch and us
 //! ```
 
@@ -59,7 +59,7 @@ pub enum Network {
     Machines,
 }
 
-/// What holds a node within its memory.
+/// The mechanism that limits a node's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Backend {
@@ -91,7 +91,7 @@ impl Network {
     }
 }
 
-/// What the nodes of a net are.
+/// Kind of the nodes of a net.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
@@ -102,7 +102,7 @@ pub(crate) enum Kind {
     Relays { cluster: u16, shard: u16 },
 }
 
-/// What a node was last told.
+/// Last order to a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Told {
@@ -114,7 +114,7 @@ pub(crate) enum Told {
     Kill,
 }
 
-/// What is known of one node of a net.
+/// State of one node of a net.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Node {
     pub(crate) index: usize,
@@ -148,7 +148,7 @@ impl Node {
     }
 }
 
-/// What is known of a net.
+/// State of a net.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Net {
     pub(crate) format: u32,
@@ -157,13 +157,13 @@ pub(crate) struct Net {
     /// The node's binary.
     pub(crate) binary: PathBuf,
     pub(crate) network: Network,
-    /// What holds the nodes.
+    /// The mechanism that runs the nodes.
     #[serde(default)]
     pub(crate) backend: Backend,
     /// With machines: what they have in common.
     #[serde(default)]
     pub(crate) machines: Option<Machines>,
-    /// What that binary is.
+    /// Kind of that binary.
     #[serde(default)]
     pub(crate) kind: Kind,
     /// With namespaces: whether this kernel can slow links.
@@ -178,7 +178,7 @@ pub(crate) struct Net {
     pub(crate) nodes: Vec<Node>,
     pub(crate) links: Links,
     pub(crate) relay: Option<Handle>,
-    /// Counts what the relay was told.
+    /// Counts the orders to the relay.
     pub(crate) generation: u64,
 }
 
@@ -230,8 +230,8 @@ impl Net {
             return Ok(arguments);
         }
         arguments.extend(["--p2p-listen".to_owned(), node.p2p.to_string()]);
-        // Everything of the lab makes its canisters out of nothing. A node's own arguments stand
-        // behind and may say otherwise.
+        // All programs of the lab create canisters by the provisional methods. A node's own
+        // arguments come later and may override this.
         if !node.arguments.iter().any(|argument| argument.starts_with("--provisional")) {
             arguments.extend(["--provisional".to_owned(), "true".to_owned()]);
         }
@@ -261,7 +261,7 @@ pub(crate) struct NetFolder(PathBuf);
 impl NetFolder {
     /// The folder need not be there yet.
     pub(crate) fn new(dir: &Path) -> Result<Self> {
-        // What is started keeps running when its starter's working directory is long forgotten.
+        // Started processes outlive the working directory of the command that started them.
         Ok(Self(std::path::absolute(dir).with_context(|| format!("finding {}", dir.display()))?))
     }
 
@@ -318,7 +318,7 @@ impl NetFolder {
         self.file("net.json").exists()
     }
 
-    /// What the file says.
+    /// Reads the file.
     pub(crate) fn load(&self) -> Result<Net> {
         let path = self.file("net.json");
         let read = || -> Result<Net> {

@@ -16,7 +16,7 @@ struct Status<'a> {
     dir: String,
     network: Network,
     backend: Backend,
-    /// What runs the machines, when the nodes are such.
+    /// The QEMU that runs the machines, when the nodes are machines.
     #[serde(skip_serializing_if = "Option::is_none")]
     qemu: Option<&'a machines::qemu::Qemu>,
     nodes: &'a [Row],
@@ -45,7 +45,7 @@ pub(crate) async fn run(net: &Net, place: &NetFolder, json: bool) -> Result<Exit
     Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What runs the machines, and what they take of this host.
+/// Describes the QEMU of the machines, and their use of this host.
 pub(crate) fn machines_words(net: &Net, rows: &[Row]) -> Option<String> {
     let machines = net.machines.as_ref()?;
     let taken: Vec<u64> = rows.iter().filter_map(|row| row.host_bytes).collect();
@@ -112,7 +112,7 @@ fn relay_table(rows: &[Row]) -> String {
     text
 }
 
-/// A state longer than its column stands on a line of its own.
+/// A state longer than its column gets a line of its own.
 fn short(condition: &str) -> &str {
     condition.split(' ').next().unwrap_or_default().trim_end_matches(':')
 }

@@ -1,5 +1,5 @@
-//! What a net consists of: how many nodes, how much memory each, which links are slow from the
-//! start. From the command line for nets of equal nodes, from a file for others.
+//! Composition of a net: number of nodes, memory of each, links that are slow from the start. It
+//! comes from the command line for nets of equal nodes, from a file for others.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -133,7 +133,7 @@ impl Topology {
         Ok(Self { nodes, base_port: file.base_port, links })
     }
 
-    /// What tells it from that of a net that exists already; `None` when they agree.
+    /// Difference from the topology of an existing net; `None` when they agree.
     pub(crate) fn differs_from(&self, memory_of_nodes: &[u64]) -> Option<String> {
         if self.nodes.len() != memory_of_nodes.len() {
             return Some(format!("has {} nodes, not {}", memory_of_nodes.len(), self.nodes.len()));

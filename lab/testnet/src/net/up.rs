@@ -32,8 +32,8 @@ pub(crate) struct Options {
     /// How many nodes. [default: 4]
     #[arg(long)]
     pub(crate) nodes: Option<usize>,
-    /// So many Waku relays instead of nodes of a subnet. Each dials its three next neighbours in a
-    /// ring; what one gets reaches those it has no connection with by gossip.
+    /// Start this number of Waku relays instead of nodes of a subnet. Each dials its three next
+    /// neighbours in a ring; messages reach the others by gossip.
     #[arg(long, value_name = "COUNT", conflicts_with_all = ["nodes", "topology", "independent"])]
     pub(crate) relay: Option<usize>,
     /// Cluster of the relays.
@@ -68,7 +68,7 @@ pub(crate) struct Options {
     /// How nodes reach each other. [default: see above]
     #[arg(long, conflicts_with_all = ["image_cache", "overcommit", "disk"])]
     pub(crate) network: Option<Network>,
-    /// The node's binary. [default: thimble, or thimble-relay, beside this program]
+    /// The node's binary. [default: thimble, or thimble-relay, in the folder of this program]
     #[arg(long, value_name = "FILE")]
     pub(crate) node: Option<PathBuf>,
     /// How long the nodes may take until all serve. [default: 60, with --backend vm 300]
@@ -248,7 +248,7 @@ fn prepare(place: NetFolder, options: &Options) -> Result<(Session, Option<Claim
                 place.dir().display()
             );
         }
-        // Found anew: QEMU or the image may be newer than at the last start.
+        // Detected again: QEMU or the image may be newer than at the last start.
         return Ok((Session::new(place, net, lock), None));
     }
     let topology = wanted.context("a new net has a topology")?;

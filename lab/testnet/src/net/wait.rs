@@ -11,14 +11,14 @@ use super::{
 };
 
 const ASK_EVERY: Duration = Duration::from_millis(100);
-/// Progress is told no more often.
+/// Shortest time between two progress reports.
 const TELL_EVERY: Duration = Duration::from_secs(2);
 /// Of a node's log, when it ended.
 const LAST_WORDS_BYTES: usize = 2048;
 /// Of a machine's: a panic and its trace.
 const MACHINE_LAST_WORDS_BYTES: usize = 6 << 10;
 
-/// What is waited for.
+/// Condition to wait for.
 #[derive(Clone, Copy)]
 pub(crate) struct Goal {
     /// Certified heights have to move, not only be there: the nodes are one subnet, which makes
@@ -27,8 +27,8 @@ pub(crate) struct Goal {
     pub(crate) timeout: Duration,
 }
 
-/// What a node still lacks; `None` when it lacks nothing. `first` is the height at which it was
-/// seen first.
+/// The condition that a node does not meet yet; `None` when it meets all. `first` is the height at
+/// which it was first seen.
 fn missing(answer: &Result<Report, String>, first: Option<u64>, goal: Goal) -> Option<String> {
     match answer {
         Err(why) => Some(why.clone()),
@@ -88,8 +88,7 @@ pub(crate) async fn until_serving(
         let words = lacking.join("; ");
         if started.elapsed() > goal.timeout {
             let logs = "their logs: thimble-lab net logs N";
-            // A machine that prints nothing more says why in its last words; nodes of groups say it
-            // themselves.
+            // The last output of a machine has the reason; nodes of groups report it themselves.
             let last = match session.net.backend {
                 Backend::Vm => {
                     silent.first().map_or_else(String::new, |index| last_words(session, *index))
@@ -109,7 +108,7 @@ pub(crate) async fn until_serving(
     }
 }
 
-/// The end of a node's log, and what its keeper had to say.
+/// The end of a node's log, and the output of its keeper.
 fn last_words(session: &Session, index: usize) -> String {
     let most = match session.net.backend {
         Backend::Process => LAST_WORDS_BYTES,

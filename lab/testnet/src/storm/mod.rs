@@ -1,11 +1,11 @@
 //! `thimble-lab storm`: a node in a memory-capped group, worked on by the hammer, with a verdict on
 //! what its memory did.
 //!
-//! The story, whose phases are marks in the series and in the picture: the node starts and idles;
-//! the hammer storms it; it cools down; it is stopped with SIGTERM. Anonymous memory before and
-//! after is compared, the peak in between is held against a goal, and nothing may have been killed,
-//! restarted or answered wrongly. The cap ([`crate::cap`]) and the hammer are child processes,
-//! other subcommands of this program, so that each can be used and looked at alone.
+//! The phases, which are marks in the series and in the picture: the node starts and idles; the
+//! hammer storms it; it cools down; it is stopped with SIGTERM. Anonymous memory before and after
+//! is compared, the peak in between is compared with a goal, and no process may have been killed or
+//! restarted and no answer may be wrong. The cap ([`crate::cap`]) and the hammer are child
+//! processes, other subcommands of this program, so that each can be used alone.
 
 mod node;
 mod verdict;
@@ -33,7 +33,8 @@ use crate::{cap, machine};
 /// Budgets from which on so much of the hammer's default sizes suits the limits per message.
 const SCALES: [(u64, &str); 4] =
     [(384 * MIB, "1"), (240 * MIB, "0.5"), (176 * MIB, "0.3"), (0, "0.125")];
-/// What the hammer's modes do besides storming for the seconds asked for: fill, read back, delete.
+/// Time for the hammer's modes in addition to the requested seconds of load: fill, read back,
+/// delete.
 const HAMMER_TIMEOUT: Duration = Duration::from_secs(600);
 /// Parts of one mode that may each take the seconds asked for.
 const HAMMER_PARTS_MAX: u32 = 8;
@@ -45,7 +46,7 @@ const HAMMER_MODES_MAX: u32 = 16;
 /// Command line of `thimble-lab storm`.
 #[derive(Args)]
 pub struct Options {
-    /// The node's binary. [default: thimble beside this program]
+    /// The node's binary. [default: thimble in the folder of this program]
     #[arg(long, value_name = "FILE")]
     node: Option<PathBuf>,
     /// Budget of the node and cap of its process group.
@@ -127,7 +128,7 @@ impl Files {
         self.folder.join("metrics.txt")
     }
 
-    /// Says in the series and the picture what begins now.
+    /// Marks the begin of a phase in the series and the picture.
     fn mark(&self, phase: &str) -> Result<()> {
         println!("storm: {phase}");
         let mut file = OpenOptions::new().create(true).append(true).open(self.marks())?;
@@ -148,11 +149,11 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         let _ = fs::remove_dir_all(files.data());
     }
     let Some(told) = told else {
-        eprintln!("thimble-lab storm: stopped; what there is lies in {}", files.folder.display());
+        eprintln!("thimble-lab storm: stopped; its files are in {}", files.folder.display());
         return Ok(cli::interrupted());
     };
     let findings = told.with_context(|| {
-        format!("the storm came to no end; what there is lies in {}", files.folder.display())
+        format!("the storm did not complete; its files are in {}", files.folder.display())
     })?;
     let rows = verdict::judge(&findings);
     let good = rows.iter().all(|row| row.met != Some(false));
@@ -210,7 +211,7 @@ async fn storm(options: &Options, memory_bytes: u64, files: &Files) -> Result<Fi
     })
 }
 
-/// What the hammer said, and the samples of what no pool held meanwhile.
+/// Report of the hammer, and samples of the memory that no pool held meanwhile.
 async fn hammer(
     options: &Options,
     memory_bytes: u64,

@@ -19,8 +19,8 @@ use crate::cap::{
 
 const HEALTHY_WITHIN: Duration = Duration::from_secs(60);
 const STOPPED_WITHIN: Duration = Duration::from_secs(60);
-/// Anonymous memory "now" is the median of the samples of so many seconds: one sample may fall into
-/// a round.
+/// Anonymous memory "now" is the median of the samples of this number of seconds: one sample may
+/// fall into a round.
 const NOW_SECONDS: f64 = 5.0;
 /// Enough of the series for as long.
 const TAIL_BYTES: u64 = 512 << 10;

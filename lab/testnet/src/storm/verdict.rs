@@ -1,4 +1,4 @@
-//! What a storm must not do to a node, and whether it did.
+//! Conditions that a node must satisfy in a storm, and their check.
 
 use std::fmt::Write;
 
@@ -19,10 +19,10 @@ const UNACCOUNTED_STORM_PERCENT_MAX: u64 = 5;
 const UNACCOUNTED_STORM_BYTES_MIN: u64 = 12 * MIB;
 /// Samples of it that a storm must have given for the largest to mean something.
 const UNACCOUNTED_SAMPLES_MIN: usize = 10;
-/// A process of this role lives for one module and is meant to come again.
+/// A process of this role lives for one module and is expected to be restarted.
 const COMPILER: &str = "sandbox-compile";
 
-/// What the hammer said.
+/// Report of the hammer.
 pub(crate) struct Hammer {
     pub(crate) status: String,
     pub(crate) success: bool,
@@ -38,7 +38,7 @@ pub(crate) struct Findings {
     pub(crate) group: String,
     pub(crate) idle_bytes: u64,
     pub(crate) after_bytes: u64,
-    /// Anonymous memory that no pool of the ledger held before the storm, if the node told.
+    /// Anonymous memory that no pool of the ledger held before the storm, if the node reported it.
     pub(crate) unaccounted_idle_bytes: Option<i64>,
     /// The same, sampled while the hammer worked.
     pub(crate) unaccounted_bytes: Vec<i64>,
@@ -54,9 +54,9 @@ pub(crate) struct Row {
     pub(crate) what: String,
     pub(crate) measured: String,
     pub(crate) goal: String,
-    /// `None` where there is no goal.
+    /// `None` without a goal.
     pub(crate) met: Option<bool>,
-    /// What of it can be compared with another run's.
+    /// The figures that can be compared with another run.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) figures: Vec<Figure>,
 }
@@ -106,7 +106,7 @@ impl Rows {
         self.add(what, measured, "", None);
     }
 
-    /// Nothing was killed, and nothing began anew.
+    /// No process was killed or restarted.
     fn survival(&mut self, findings: &Findings) {
         let summary = &findings.summary;
         self.held("OOM kills", summary.oom_kills.to_string(), "0", summary.oom_kills == 0);
@@ -229,7 +229,7 @@ fn tell(findings: &Findings, rows: &mut [Row]) {
     });
 }
 
-/// For a person. Columns are as wide as what stands in them.
+/// A table for people. Columns are as wide as their content.
 pub(crate) fn table(rows: &[Row]) -> String {
     let heads = ("what", "measured", "goal");
     let width = |of: fn(&Row) -> &str, head: &str, least: usize| {
@@ -250,7 +250,7 @@ pub(crate) fn table(rows: &[Row]) -> String {
     text
 }
 
-/// What the node says of anonymous memory that no pool of its ledger holds.
+/// Anonymous memory that no pool of its ledger holds, as reported by the node.
 pub(crate) fn unaccounted(metrics: &str) -> Option<i64> {
     metric(metrics, "thimble_memory_unaccounted_bytes").map(|bytes| bytes as i64)
 }

@@ -3,14 +3,14 @@
 //! Columns: bytes allocated since the one before, bytes copied, bytes live, CPU and elapsed seconds
 //! of the collection, CPU and elapsed seconds since the start, two counts of page faults, the
 //! generation. Live bytes are true after a collection of the oldest generation only, and 0 with the
-//! non-moving collector while it still marks. With one generation (`-G1`) every line says
-//! generation 0, which looks like a minor one.
+//! non-moving collector while it still marks. With one generation (`-G1`) every line has generation
+//! 0, which looks like a minor one.
 
 use super::{Collection, bytes, number};
 
 #[derive(Debug, Default)]
 pub(super) struct Reader {
-    /// The oldest generation seen. There are two unless the program was told otherwise.
+    /// The oldest generation seen. There are two unless a flag of the program changes that.
     oldest: u32,
 }
 
@@ -24,7 +24,7 @@ impl Reader {
             *value = number(words.next()?)?;
         }
         let [_, _, live, collector_cpu, collector_elapsed, _, elapsed] = values;
-        // More generations than this were never anybody's wish.
+        // More generations than this are not plausible.
         if generation > 16 {
             return None;
         }

@@ -1,6 +1,5 @@
 //! `GODEBUG=gctrace=1`: one line for each collection, among whatever the program prints to standard
-//! error. Every collection looks at all of the heap. The first and the third phase stop the
-//! program.
+//! error. Every collection covers all of the heap. The first and the third phase stop the program.
 
 use super::{Collection, mebibytes, number};
 

@@ -1,14 +1,14 @@
 //! `-Xlog:gc` and `-Xlog:gc*` (unified logging) with any decorations, as long as the uptime is
 //! among them when times are wanted.
 //!
-//! * Serial, Parallel and G1 tell a collection in one line, `Pause Young ... 24M->4M(256M) 3.2ms`;
-//!   with `gc*` a line with its CPU time follows.
-//! * Concurrent cycles of G1, Shenandoah and ZGC tell their pauses one by one, with other
-//!   collections in between; they are put together by the number of the collection, and complete
-//!   with the line that ends the cycle, or, for a short cycle of Shenandoah, with the first line of
-//!   the next.
+//! * Serial, Parallel and G1 report a collection in one line, `Pause Young ... 24M->4M(256M)
+//!   3.2ms`; with `gc*` a line with its CPU time follows.
+//! * Concurrent cycles of G1, Shenandoah and ZGC report their pauses one by one, with other
+//!   collections in between; they are joined by the number of the collection, and complete with the
+//!   line that ends the cycle, or, for a short cycle of Shenandoah, with the first line of the
+//!   next.
 //!
-//! ZGC tells its pauses with `gc*` only. Threads that had to wait for memory (allocation stalls)
+//! ZGC reports its pauses with `gc*` only. Threads that had to wait for memory (allocation stalls)
 //! are not pauses of a collection and are not counted.
 
 use super::{Collection, bytes, number};
@@ -99,7 +99,8 @@ impl Reader {
 
     fn pause(&mut self, id: u64, text: &str, seconds: Option<f64>) -> Option<Collection> {
         let Some(pause_millis) = millis(text) else {
-            // The line that says that one begins comes with `gc*`, which tells the CPU time too.
+            // The line for the begin of a collection comes with `gc*`, which reports the CPU time
+            // too.
             self.tells_cpu |= !text.starts_with("Pause Init") && !text.starts_with("Pause Final");
             return None;
         };
@@ -119,7 +120,7 @@ impl Reader {
         }
         let (_, live, heap) = told?;
         let major = text.starts_with("Pause Full") || text.starts_with("Pause Degenerated");
-        // A cycle that was given up for it is told by it.
+        // Its line also reports a cycle that was abandoned for it.
         let earlier = self.take(id).map_or(0.0, |cycle| cycle.told.pause_millis);
         let collection = Collection {
             seconds,

@@ -1,9 +1,8 @@
-//! What garbage collectors say of themselves while they run: one [`Collection`] for each line (or
-//! group of lines) of the log of a runtime.
+//! Reports of garbage collectors while they run: one [`Collection`] for each line (or group of
+//! lines) of the log of a runtime.
 //!
-//! Logs are read as from a stranger: a line longer than [`LINE_BYTES_MAX`] is passed over, numbers
-//! have to be finite, not negative and below [`NUMBER_MAX`], and no reader holds more than a few
-//! collections.
+//! Logs are untrusted: a line longer than [`LINE_BYTES_MAX`] is skipped, numbers have to be finite,
+//! not negative and below [`NUMBER_MAX`], and no reader holds more than a few collections.
 
 mod ghc;
 mod go;
@@ -44,21 +43,21 @@ impl Dialect {
     }
 }
 
-/// One collection, as its runtime reports it. What a runtime does not tell is none.
+/// One collection, as its runtime reports it. A figure that a runtime does not report is `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Collection {
     /// When it ended, since the start of the program.
     pub seconds: Option<f64>,
-    /// Whether all of the heap was looked at.
+    /// Whether it covered all of the heap.
     pub major: bool,
     /// How long the program stood still.
     pub pause_millis: f64,
     /// CPU time of the collection, over all threads, concurrent work included.
     pub cpu_millis: Option<f64>,
-    /// What was still in use after it.
+    /// Bytes still in use after it.
     pub live_bytes: Option<u64>,
-    /// What the runtime holds for its heap after it. For Go this is the size it lets the heap grow
-    /// to before the next collection.
+    /// Bytes that the runtime holds for its heap after it. For Go this is the size to which the
+    /// heap may grow before the next collection.
     pub heap_bytes: Option<u64>,
 }
 
@@ -97,7 +96,7 @@ fn number(text: &str) -> Option<f64> {
     (value <= NUMBER_MAX).then_some(value)
 }
 
-/// So many MiB in bytes.
+/// Converts a number of MiB to bytes.
 fn mebibytes(text: &str) -> Option<u64> {
     bytes(number(text)? * MIB)
 }
@@ -121,6 +120,7 @@ mod tests {
         assert_eq!(mebibytes("99999999999999"), None);
     }
 
+    // Promise: P25 - An endless line of a collector's log is skipped.
     #[test]
     fn a_line_without_end_is_passed_over() {
         let line = "gc 1 @0.001s 10%: 0.11+0.27+0.008 ms clock, 0.22+0.16/0/0+0.017 ms cpu, \
@@ -130,6 +130,7 @@ mod tests {
         assert_eq!(Reader::new(Dialect::Go).line(&long), None);
     }
 
+    // Promise: P25 - Every prefix of a collector's log line is parsed safely.
     #[test]
     fn every_prefix_of_every_line_is_survived() {
         let lines = [

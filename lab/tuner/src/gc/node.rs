@@ -16,7 +16,7 @@ pub(super) fn line(line: &str) -> Option<Collection> {
     };
     let (live, rest) = rest.split_once(" (")?;
     let (held, rest) = rest.split_once(") MB, ")?;
-    // Some versions tell here how much they keep for later.
+    // Some versions report here how much they keep for later.
     let rest = rest
         .strip_prefix("pooled: ")
         .and_then(|rest| rest.split_once(" MB, "))

@@ -28,7 +28,7 @@ const SHIPPED: [(&str, &str); 10] = [
     ("thimble-relay", include_str!("shipped/thimble-relay.toml")),
 ];
 
-/// What a file says.
+/// Content of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Runtime {
     /// As `--runtime` takes it.
@@ -46,7 +46,8 @@ pub(crate) struct Runtime {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Log {
     pub(crate) dialect: Dialect,
-    /// `{file}` in it stands for a file of its own; without, it goes where the program prints.
+    /// `{file}` in it stands for a file of its own; without it, the log is part of the program's
+    /// output.
     pub(crate) way: Way,
 }
 

@@ -1,12 +1,11 @@
 //! Settings that can be tried: a file for each runtime, and files of the user's own in the same
 //! form.
 //!
-//! A knob has a name, a sentence that says what it does and costs, the values that are tried beside
-//! the default, and how a value gets to the program: as arguments or in a variable of the
-//! environment.
+//! A knob has a name, a sentence with its effect and cost, the values that are tried in addition to
+//! the default, and its delivery to the program: as arguments or in a variable of the environment.
 //!
-//! What bounds it: the bytes of a file, [`KNOBS_MAX`], [`VALUES_MAX`] and [`TEXT_BYTES_MAX`].
-//! What it must never know: what a setting did.
+//! Bounds: the bytes of a file, [`KNOBS_MAX`], [`VALUES_MAX`] and [`TEXT_BYTES_MAX`]. Must never
+//! know: the effect of a setting.
 
 mod file;
 mod setting;
@@ -30,20 +29,20 @@ pub(crate) const TEXT_BYTES_MAX: usize = 400;
 pub(crate) struct Knob {
     /// As it is called in reports.
     pub(crate) name: String,
-    /// What it does and what it costs, in a sentence.
+    /// Its effect and cost, in a sentence.
     pub(crate) why: String,
-    /// Tried beside the default, the one that saves most memory first.
+    /// Tried in addition to the default, the one that saves most memory first.
     pub(crate) values: Vec<Value>,
     /// How a value gets to the program.
     pub(crate) way: Way,
-    /// What the runtime's own list of settings has, if it has this one.
+    /// Its name in the runtime's own list of settings, if it is listed.
     pub(crate) listed: Option<String>,
 }
 
 /// A value of a knob.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Value {
-    /// As it stands.
+    /// A literal value.
     Fixed(String),
     /// A part of the memory that the default takes.
     OfPeak(f64, Suffix),
@@ -98,7 +97,7 @@ pub(crate) enum ArgumentPosition {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Variable {
     pub(crate) name: String,
-    /// What stands between several settings; without it the variable has one.
+    /// Separator between several settings; `None` if the variable holds a single one.
     pub(crate) join: Option<String>,
 }
 

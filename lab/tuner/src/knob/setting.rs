@@ -58,11 +58,11 @@ impl Setting {
 /// In arguments, the file that a knob's text is a line of.
 pub(crate) const CONFIG: &str = "{config}";
 
-/// What a setting makes of a command.
+/// A command with a setting applied.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Applied {
     pub(crate) command: Vec<String>,
-    /// Variables, beside those that the command gets anyway.
+    /// Variables in addition to those that the command gets anyway.
     pub(crate) environment: Vec<(String, String)>,
     /// Lines of a configuration file, which the command is given as the file [`CONFIG`] stands
     /// for.

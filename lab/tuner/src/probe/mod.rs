@@ -1,8 +1,9 @@
-//! Asks a program at a set rate, and notes how late each answer is against the moment at which it
-//! was asked for: an answer that keeps the next question waiting is late for both (open loop).
+//! Sends requests to a program at a fixed rate, and records the delay of each answer after the
+//! moment at which the request was due: an answer that delays the next request is late for both
+//! (open loop).
 //!
-//! What bounds it: [`IN_FLIGHT_MAX`] questions without an answer, [`TIMEOUT`] for each; more that
-//! fall due meanwhile are misses.
+//! Bounds: [`IN_FLIGHT_MAX`] requests in flight, [`TIMEOUT`] for each; further ones that fall due
+//! meanwhile are misses.
 
 mod target;
 
@@ -34,7 +35,7 @@ pub(crate) async fn ask(
 ) {
     let period = Duration::from_secs_f64(1.0 / per_second.clamp(0.01, 10_000.0));
     let mut due = interval_at(Instant::now() + period, period);
-    // What was missed is asked for at once, and counts from when it was due.
+    // Missed requests are sent at once, and count from when they were due.
     due.set_missed_tick_behavior(MissedTickBehavior::Burst);
     let free = Arc::new(Semaphore::new(IN_FLIGHT_MAX));
     let mut asked = JoinSet::new();

@@ -1,4 +1,4 @@
-//! What is asked: a page, a connection, a JSON-RPC method, a command.
+//! Targets of requests: a page, a connection, a JSON-RPC method, a command.
 
 use std::{process::Stdio, time::Duration};
 
@@ -10,7 +10,7 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// How long a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Somebody to ask.
+/// A target of requests.
 #[derive(Debug)]
 pub(crate) enum Target {
     /// `GET` of an address: any status below 400 will do.
@@ -46,7 +46,7 @@ impl Target {
         Ok(Self::Rpc(client()?, checked(address)?, body.to_string()))
     }
 
-    /// Asks once. Errors in words.
+    /// Sends one request. Errors are texts.
     pub(crate) async fn ask(&self) -> Result<(), String> {
         match self {
             Self::Http(client, address) => {

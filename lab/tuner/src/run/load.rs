@@ -15,7 +15,7 @@ use tokio::{
 const OURS: [&str; 4] = ["hammer", "stress", "demo", "misuse"];
 /// Of what it prints, this much is kept, from the end.
 const KEPT_BYTES: usize = 2_000;
-/// How long it may take to end when it is told to.
+/// How long it may take to end after the request to stop.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The work under way. Dropped, it is killed with all processes it started.

@@ -1,12 +1,11 @@
-//! One run of a command under a setting: started under the cap, ready, worked on, asked, stopped,
-//! and what the kernel, the runtime and the clock say of it.
+//! One run of a command under a setting: started under the cap, ready, loaded, probed, stopped, and
+//! measured by the kernel, the runtime and the clock.
 //!
 //! The command runs under `thimble-lab cap`, in a process of its own, which ends with us and leaves
-//! nothing behind; its memory is that of all its processes. The work put on it stands outside the
-//! cap.
+//! nothing behind; its memory is that of all its processes. The load generator is outside the cap.
 //!
-//! What bounds it: the plan's times; a run ends [`STOP_TIMEOUT`] after it is told to at the
-//! latest. What it must never know: which setting is better.
+//! Bounds: the plan's times; a run ends at most [`STOP_TIMEOUT`] after the request to stop. Must
+//! never know: which setting is better.
 
 mod load;
 mod outcome;
@@ -48,9 +47,9 @@ use crate::{
     probe,
 };
 
-/// How long a command may take to end when it is told to; then it is killed.
+/// How long a command may take to end after the request to stop; then it is killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
-/// Time between two looks at its memory.
+/// Time between two samples of its memory.
 const INTERVAL_MILLIS: u32 = 25;
 /// A collector's report is read up to here.
 const REPORT_BYTES_MAX: u64 = 256 << 20;
@@ -73,7 +72,7 @@ pub(crate) async fn run(plan: &Plan, turned: &[(&Way, String)], stop: &Stop) -> 
         .prefix("run-")
         .tempdir_in(&plan.scratch)
         .with_context(|| format!("making a folder in {}", plan.scratch.display()))?;
-    // What the command finds in its folder is its own; ours lies beside it.
+    // The command's folder contains only its own files; ours are in the parent folder.
     let own = folder.path().join("own");
     fs::create_dir(&own)?;
     let names = Names::new(&own.to_string_lossy(), &cli::free_ports::<3>()?);
@@ -82,7 +81,7 @@ pub(crate) async fn run(plan: &Plan, turned: &[(&Way, String)], stop: &Stop) -> 
     measure(plan, turned, report.as_ref(), &names, &files, stop).await
 }
 
-/// Stand-ins for checking what is asked before the first run.
+/// Example names to check the options before the first run.
 pub(crate) fn example_names() -> Names {
     Names::new("/tmp", &[1, 2, 3])
 }
@@ -98,7 +97,7 @@ fn with_report(way: &Way, file: &str) -> Way {
     way
 }
 
-/// Files of one run, beside its folder.
+/// Files of one run, outside the command's folder.
 struct Files {
     series: String,
     info: String,
@@ -225,11 +224,11 @@ fn start(plan: &Plan, applied: &Applied, files: &Files) -> Result<Child> {
         cap.env(name, value);
     }
     cap.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // Ctrl-C of a terminal comes to us, and we end it in order.
+    // Only this program gets Ctrl-C of a terminal, and it ends the command in order.
     cap.process_group(0).kill_on_drop(true).spawn().context("starting thimble-lab cap")
 }
 
-/// What came of the run while it lasted.
+/// Result of the run while it lasted.
 enum Verdict {
     Fine,
     NotReady(Duration),
@@ -366,7 +365,7 @@ impl UnderWay<'_> {
     }
 }
 
-/// Tells the command to end, in the end kills it, and waits until nothing of it is left.
+/// Asks the command to end, kills it after the timeout, and waits until no process of it remains.
 async fn end(child: &mut Child, has_ended: bool) -> Result<()> {
     let signal = |child: &Child| {
         if let Some(pid) = child.id().and_then(|pid| i32::try_from(pid).ok()) {
@@ -454,7 +453,7 @@ struct Held {
     end_bytes: u64,
 }
 
-/// The summary, and what the samples say was held; none when the command never ran.
+/// The summary, and the memory held per the samples; `None` when the command never ran.
 fn read_series(path: &str) -> Result<Option<(Summary, Held)>> {
     let Ok(file) = fs::File::open(path) else { return Ok(None) };
     let mut reader = BufReader::new(file);

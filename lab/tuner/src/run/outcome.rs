@@ -1,4 +1,4 @@
-//! What one run said.
+//! Results of one run.
 
 use std::fmt;
 
@@ -10,11 +10,11 @@ use crate::lateness::Lateness;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", content = "words", rename_all = "snake_case")]
 pub(crate) enum Outcome {
-    /// It did its work until it was told to stop, or ended well by itself.
+    /// It worked until the request to stop, or ended by itself with success.
     Lived,
     /// The kernel killed a process of it for lack of memory.
     OutOfMemory(String),
-    /// It ended by itself before it was told to: how, and its last lines.
+    /// It ended by itself before the request to stop: how, and its last lines.
     Ended(String),
     /// It was not ready in time: how long that was, and its last lines.
     NeverReady(String),
@@ -81,11 +81,11 @@ pub(crate) struct Measured {
     pub(crate) start_millis: Option<f64>,
     /// How long it ran.
     pub(crate) seconds: f64,
-    /// Most that was live after a collection of everything, where the runtime tells.
+    /// Largest live memory after a full collection, where the runtime reports it.
     pub(crate) live_bytes: Option<u64>,
-    /// Part of the CPU time that the collector took, where the runtime tells.
+    /// Part of the CPU time that the collector took, where the runtime reports it.
     pub(crate) collector_percent: Option<f64>,
-    /// Collections, and the longest pause of them, where the runtime tells.
+    /// Collections, and the longest pause of them, where the runtime reports them.
     pub(crate) collections: Option<u64>,
     pub(crate) pause_max_millis: Option<f64>,
     /// Answers or beats.

@@ -1,8 +1,8 @@
-//! What a command prints, line by line as it comes: when it is ready, its beats, its misses, its
-//! collector's report, and the last lines for the words of an error.
+//! Output of a command, line by line: readiness, beats, misses, its collector's report, and the
+//! last lines for an error message.
 //!
-//! What bounds it: [`LINE_BYTES_MAX`] of a line are looked at, [`TAIL_LINES`] are kept. A command
-//! is never kept waiting: what it prints is taken off the pipe as fast as it comes.
+//! Bounds: [`LINE_BYTES_MAX`] of a line are read, [`TAIL_LINES`] are kept. A command never waits
+//! for the reader: its output is read from the pipe as fast as it arrives.
 
 use std::{
     collections::VecDeque,
@@ -22,13 +22,13 @@ use crate::{
     lateness::Samples,
 };
 
-/// Of a longer line this much is looked at.
+/// Only this part of a longer line is read, in bytes.
 pub(crate) const LINE_BYTES_MAX: usize = 16 << 10;
 /// Lines kept for the words of an error, and characters of each.
 const TAIL_LINES: usize = 40;
 const TAIL_CHARS: usize = 200;
 
-/// What is looked for in the lines.
+/// Patterns to match in the lines.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Patterns {
     /// The program is ready.
@@ -36,7 +36,7 @@ pub(crate) struct Patterns {
     /// A beat: group 1 is how late it is in milliseconds; without a group it is due once a period.
     pub(crate) beat: Option<Regex>,
     pub(crate) beat_period: Option<Duration>,
-    /// A line that matches tells of a miss.
+    /// A matching line reports a miss.
     pub(crate) miss: Option<Regex>,
     /// A collector that reports among the lines.
     pub(crate) dialect: Option<Dialect>,
@@ -49,7 +49,7 @@ pub(crate) struct Collected {
     pub(crate) cpu_millis: f64,
     pub(crate) pause_max_millis: f64,
     pub(crate) live_bytes_max: Option<u64>,
-    /// Whether CPU time was told at all.
+    /// Whether CPU time was reported at all.
     pub(crate) tells_cpu: bool,
 }
 
@@ -67,7 +67,7 @@ impl Collected {
     }
 }
 
-/// What was seen so far.
+/// Results so far.
 #[derive(Debug)]
 pub(crate) struct Output {
     patterns: Patterns,
@@ -83,7 +83,7 @@ struct Seen {
     collected: Collected,
 }
 
-/// Beats that do not say how late they are.
+/// Beats that do not state their delay.
 #[derive(Debug, Default)]
 struct Beats {
     first: Option<Instant>,
@@ -183,7 +183,7 @@ impl Output {
         }
     }
 
-    /// Begins to count beats and misses anew.
+    /// Restarts the count of beats and misses.
     pub(crate) fn forget_samples(&self) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.samples = Samples::default();

@@ -1,4 +1,4 @@
-//! What every run of a search has in common.
+//! Parameters shared by all runs of a search.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::{
     probe::Target,
 };
 
-/// What every run has in common. `{port}`, `{port2}`, `{port3}` and `{folder}` in a text stand for
+/// Parameters shared by all runs. `{port}`, `{port2}`, `{port3}` and `{folder}` in a text stand for
 /// free ports and a fresh folder of each run.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
@@ -23,7 +23,7 @@ pub(crate) struct Plan {
     pub(crate) ready_within: Duration,
     /// How long it is measured once it is ready; with a load, how long that may take at most.
     pub(crate) phase: Duration,
-    /// Whether the user said so.
+    /// Whether the user set it.
     pub(crate) is_phase_asked: bool,
     pub(crate) until_load_ends: bool,
     pub(crate) probe: Option<Probe>,
@@ -70,7 +70,7 @@ impl Probe {
     }
 }
 
-/// Stand-ins and what they stand for in one run.
+/// Placeholders and their values in one run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Names(Vec<(&'static str, String)>);
 

@@ -10,7 +10,7 @@ use crate::{
 
 /// Part of the time that knobs alone may take.
 const PART_OF_TIME: f64 = 0.5;
-/// A change is one from so many standard deviations on.
+/// Number of standard deviations from which a change counts as one.
 const DEVIATIONS: f64 = 4.0;
 /// Runs of the default with which knobs alone are compared, at most.
 const DEFAULT_RUNS_ALONE: usize = 12;
@@ -71,7 +71,7 @@ impl<B: Bench> Search<'_, B> {
                 | Outcome::LeftBehind(_) => killed += 1,
             }
             is_alive = is_alive || self.has_effect(&setting).await?;
-            // One that went too far says nothing of the milder ones.
+            // A value that went too far gives no information about milder ones.
             if is_alive && (self.judge.meets(&run) || lived >= TRIED_MAX) {
                 break;
             }
@@ -84,7 +84,7 @@ impl<B: Bench> Search<'_, B> {
         }
         Ok(match words {
             _ if is_alive => Fate::Alive,
-            // A value that ends the program has an effect, but none that anybody wants.
+            // A value that ends the program has an effect, but not a useful one.
             Some(words) if lived == 0 => Fate::Refused(words),
             _ => Fate::Dead,
         })
@@ -106,8 +106,8 @@ impl<B: Bench> Search<'_, B> {
         Ok(self.effect(setting) >= 1.0)
     }
 
-    /// What was called alive with few runs and is not with all that were made since is dead, unless
-    /// it is part of what was found.
+    /// A knob that counted as effective after few runs, but has no effect over all runs made since,
+    /// is dead, unless it is part of the result.
     pub(super) fn judge_fates_again(&mut self, found: Option<&Setting>) {
         let is_found =
             |knob| found.is_some_and(|found| found.spots().any(|spot| spot.knob == knob));

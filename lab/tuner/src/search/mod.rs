@@ -1,6 +1,6 @@
 //! The search: which settings are tried in which order, and when one is better than another.
 //!
-//! 1. The default, several times: what it takes, and how far two runs of it differ.
+//! 1. The default, several times: its memory, and the difference between two runs of it.
 //! 2. Each knob alone, at its most saving value and, if that does nothing, at its last. A knob that
 //!    changes nothing in either is dead (the program overrides it, or it does not matter here).
 //! 3. Together: all values that help alone at once; then steps from the best setting, one knob at a
@@ -9,11 +9,10 @@
 //! 4. Confirmation: the best against the default, in turns, judged by the method of `thimble-lab
 //!    compare --pair`. One that fails there makes room for the next.
 //!
-//! What follows is decided by what was measured and by the time that was spent, both of which are
-//! in the journal: a search begun again goes on where it stopped.
+//! Every step depends only on the measurements and the time spent, both of which are in the
+//! journal: a restarted search continues where it stopped.
 //!
-//! What bounds it: the time budget, and [`RUNS_MAX`] runs. What it must never know: how a run is
-//! made.
+//! Bounds: the time budget, and [`RUNS_MAX`] runs. Must never know: the execution of a run.
 
 mod alone;
 mod table;
@@ -57,15 +56,15 @@ pub(crate) trait Bench {
     async fn run(&mut self, setting: &Setting, why: &str) -> Result<Measured>;
     /// Runs the default once under another cap.
     async fn run_capped(&mut self, cap_bytes: u64) -> Result<Measured>;
-    /// Tells what sizes are derived from.
+    /// Reports the peak from which sizes are derived.
     fn peak_is(&mut self, peak_bytes: u64);
     /// Time that is left of the budget.
     fn left(&self) -> Duration;
-    /// Tells the best so far.
+    /// Reports the best setting so far.
     fn best_is(&mut self, setting: &Setting, table: &Table, judge: &Judge);
 }
 
-/// What is searched.
+/// Specification of a search.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
     pub(crate) knobs: Vec<Knob>,
@@ -85,7 +84,7 @@ pub(crate) struct Asked {
 #[error("{0}")]
 pub(crate) struct Unusable(pub(crate) Outcome);
 
-/// What became of a knob on its own.
+/// Status of a knob on its own.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Fate {
     /// It changes something.
@@ -98,7 +97,7 @@ pub(crate) enum Fate {
     Untried,
 }
 
-/// What came of a search.
+/// Result of a search.
 #[derive(Debug)]
 pub(crate) struct Found {
     pub(crate) table: Table,
@@ -170,7 +169,7 @@ pub(crate) async fn search<B: Bench>(bench: &mut B, asked: &Asked) -> Result<Fou
         if !run.outcome.lived() && !is_memory {
             bail!(Unusable(run.outcome));
         }
-        // One that is killed is killed again: twice is enough to say so.
+        // A run that was killed will be killed again: twice is enough evidence.
         if !run.outcome.lived() && search.table.runs_of(&default) >= 2 {
             break;
         }
@@ -193,7 +192,7 @@ pub(crate) async fn search<B: Bench>(bench: &mut B, asked: &Asked) -> Result<Fou
     Ok(Found { table, judge, fates, end, goal_of_default, peak_bytes })
 }
 
-/// Runs the default so many times, and searches nothing.
+/// Runs the default `runs` times, without a search.
 pub(crate) async fn measure<B: Bench>(bench: &mut B, asked: &Asked, runs: usize) -> Result<Found> {
     let judge = Judge { aim: asked.aim, goal: asked.goal };
     let (total, fates) = (bench.left(), Vec::new());
@@ -260,7 +259,7 @@ impl<B: Bench> Search<'_, B> {
         Duration::from_secs_f64(mean.clamp(0.5, 86_400.0))
     }
 
-    /// Whether there is time for so many runs beside the confirmation.
+    /// Whether there is time for `runs` in addition to the confirmation.
     pub(crate) fn has_time_for(&self, runs: u32) -> bool {
         let confirmation = self.run_length() * 2 * self.turns_within(self.total / 3) as u32;
         self.runs < RUNS_MAX && self.bench.left() > confirmation + self.run_length() * runs
@@ -282,7 +281,7 @@ impl<B: Bench> Search<'_, B> {
             if best.is_default() {
                 return Ok(End::Default(last));
             }
-            // What ran once may have been lucky, in memory or in its deadline.
+            // A setting that ran once may have been lucky, in memory or in its deadline.
             if self.table.runs_of(&best) < 2 {
                 self.run(&best, "again, before confirmation").await?;
                 again += 1;
@@ -355,7 +354,7 @@ impl<B: Bench> Search<'_, B> {
         Ok(Some(Confirmed { setting: best.clone(), turns, memory, cpu, failed: failed.to_vec() }))
     }
 
-    /// Better by more than chance: the interval of the change lies on one side.
+    /// Better by more than chance: the interval of the change is on one side of zero.
     fn is_better(&self, confirmed: &Confirmed) -> bool {
         if self.table.score(&Setting::default(), &self.judge).is_none() {
             return true;
@@ -382,7 +381,7 @@ impl<B: Bench> Search<'_, B> {
         let mut tried = vec![self.asked.cap_bytes];
         let mut cap = self.asked.cap_bytes;
         for _ in 0..LADDER_MAX {
-            // Whole MiB, so that the figure can be said.
+            // Whole MiB, for a short figure in the report.
             cap = ((cap as f64 * LADDER_STEP) as u64 >> 20).max(1) << 20;
             if cap > self.asked.cap_bytes_max {
                 break;

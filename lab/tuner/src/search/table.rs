@@ -1,4 +1,4 @@
-//! What was measured of each setting, and how two of them compare.
+//! Measurements of each setting, and the comparison of two of them.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ const SPREAD_MIN: f64 = 0.004;
 /// of memory is worth twenty percent of CPU time.
 const CPU_BESIDE_MEMORY: f64 = 0.05;
 
-/// What is to be made small.
+/// The figure to minimize.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Aim {
@@ -25,7 +25,7 @@ pub(crate) enum Aim {
     Balance,
 }
 
-/// What a run is judged by.
+/// Criteria for a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Judge {
     pub(crate) aim: Aim,
@@ -142,7 +142,7 @@ impl Table {
         self.spread(SPREAD_MIN, |run| Some(judge.cost(run)))
     }
 
-    /// By how much `second` must be below `first` to be told from chance.
+    /// By how much `second` must be below `first` to be distinguished from chance.
     pub(crate) fn margin(&self, first: &Setting, second: &Setting, judge: &Judge) -> f64 {
         let count = |setting| self.runs_of(setting).max(1) as f64;
         let spread = self.score_spread(judge);

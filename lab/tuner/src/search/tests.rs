@@ -134,6 +134,7 @@ fn winner(found: &Found) -> &Confirmed {
     }
 }
 
+// Promise: P25 - The setting found is within 2 % of the best in each of 100 searches.
 #[tokio::test]
 async fn the_same_setting_is_found_every_time_near_the_best_there_is() {
     let mut mistaken = 0;
@@ -153,6 +154,7 @@ async fn the_same_setting_is_found_every_time_near_the_best_there_is() {
     assert!(mistaken <= 4, "{mistaken} of 200 knobs without effect were said to have one");
 }
 
+// Promise: P25 - Without a difference at most 6 % of 200 searches report an improvement.
 #[tokio::test]
 async fn nothing_is_called_better_that_is_not() {
     let (mut called, mut mistaken) = (0, 0);
@@ -177,6 +179,7 @@ async fn lateness_is_that_of_the_default_where_no_goal_is_set() {
     assert!(model.truth(&winner(&found).setting).2 < goal.below);
 }
 
+// Promise: P25 - A cap that kills the default leaves the settings that survive.
 #[tokio::test]
 async fn a_cap_that_kills_the_default_leaves_what_lives() {
     let mut model = Model::new(2, &COPYING);
@@ -198,6 +201,7 @@ async fn a_cap_that_kills_everything_ends_with_the_smallest_that_does_not() {
     assert!(tried.len() >= 6 && tried.iter().all(|cap| *cap < lived));
 }
 
+// Promise: P25 - A refused flag is named, and an unmet goal is reported.
 #[tokio::test]
 async fn a_goal_that_nothing_meets_is_said_and_a_flag_that_is_refused_is_named() {
     let mut model = Model::new(4, &COPYING);

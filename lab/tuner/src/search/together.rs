@@ -11,7 +11,7 @@ const DECIDED_BY: usize = 3;
 const IN_VAIN_MAX: usize = 24;
 /// A value that was not tried is expected to do this part of what its neighbour did.
 const NEIGHBOUR: f64 = 0.9;
-/// What a value is expected to do that nothing is known of, and one that did not live or was late.
+/// Expected change of an unknown value, and of one that did not survive or was late.
 const UNKNOWN: f64 = 0.0;
 const BAD: f64 = 0.5;
 
@@ -102,7 +102,7 @@ impl<B: Bench> Search<'_, B> {
         steps.into_iter().min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, setting)| setting)
     }
 
-    /// What a value is expected to change of the score, by what it or its neighbour did alone.
+    /// Expected change of the score by a value, from its own effect alone or its neighbour's.
     fn expected(&self, spot: Spot) -> f64 {
         let default = self.table.score(&Setting::default(), &self.judge);
         let known = |value: usize| {

@@ -21,7 +21,7 @@ use crate::{
 const LISTING_BYTES_MAX: u64 = 1 << 20;
 const LISTING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is searched, and how it gets to the program.
+/// The knobs of a search, and their delivery to the program.
 pub(super) struct Chosen {
     pub(super) titles: Vec<String>,
     pub(super) knobs: Vec<Knob>,
@@ -147,7 +147,7 @@ fn leave_out_absent(runtime: &mut Runtime, path: &Path) -> Vec<String> {
     absent
 }
 
-/// What it prints; nothing when that takes too long.
+/// Its output; empty when that takes too long.
 fn listing(path: &Path, arguments: &[String]) -> String {
     let mut command = Command::new(path);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -156,7 +156,7 @@ fn listing(path: &Path, arguments: &[String]) -> String {
         std::thread::spawn(move || {
             let mut text = Vec::new();
             if let Some(pipe) = pipe {
-                // What is read before an error is read.
+                // Bytes read before an error are used.
                 let _ = pipe.take(LISTING_BYTES_MAX).read_to_end(&mut text);
             }
             text

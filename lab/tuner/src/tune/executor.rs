@@ -1,4 +1,5 @@
-//! Makes the runs that the search asks for, or takes them from the journal, and says how it goes.
+//! Executes the runs that the search requests, or takes them from the journal, and reports
+//! progress.
 
 use std::{
     io::IsTerminal,
@@ -41,7 +42,7 @@ pub(super) struct Executor<'a> {
     pub(super) budget: Duration,
     pub(super) busy_percent: f64,
     pub(super) stop: Stop,
-    /// What sizes are derived from.
+    /// Peak from which sizes are derived.
     peak_bytes: u64,
     spent: Duration,
     pub(super) made: usize,
@@ -91,7 +92,7 @@ impl<'a> Executor<'a> {
             self.ended(&known.measured);
             return Ok(known.measured);
         }
-        // What was spent on runs that the search does not ask for any more is spent all the same.
+        // Time spent on runs that the search no longer requests counts as spent all the same.
         if self.journal.is_used_up() {
             self.spent = self.spent.max(Duration::from_secs_f64(self.journal.spent_seconds));
         }
@@ -109,7 +110,7 @@ impl<'a> Executor<'a> {
             let started = Instant::now();
             let measured = run::run(&plan, &ways, &self.stop).await?;
             self.spent += started.elapsed();
-            // What was killed for memory is killed whatever others do with the processors.
+            // A kill for lack of memory counts regardless of the load of other processes.
             let is_sure = matches!(measured.outcome, Outcome::OutOfMemory(_));
             let busy = measured.others_percent > self.busy_percent && !is_sure;
             let discarded = busy
@@ -145,7 +146,7 @@ impl<'a> Executor<'a> {
         }
     }
 
-    /// What a run tells of how long the load takes.
+    /// Updates the estimated duration of the load after a run.
     fn ended(&mut self, measured: &Measured) {
         if self.is_load_bounded && measured.outcome.lived() {
             let took = Duration::from_secs_f64(measured.seconds.max(1.0));
@@ -161,7 +162,7 @@ impl<'a> Executor<'a> {
         } else {
             measured.outcome.short().to_owned()
         };
-        // What is set comes last: it may be long.
+        // The settings come last: they may be long.
         let mut line = format!(
             "{:>5}  run {:<3} {:<26} {outcome:<38}  {}",
             clock(self.spent),
@@ -218,7 +219,7 @@ pub(super) fn words(setting: &[(String, String)]) -> String {
     if setting.is_empty() {
         return "default".to_owned();
     }
-    // A value that names its knob itself stands alone.
+    // A value that names its knob itself is shown alone.
     let word = |(name, value): &(String, String)| {
         if value.starts_with('-') { value.clone() } else { format!("{name} {value}") }
     };

@@ -48,7 +48,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     done.or_else(|error| {
         if error.is::<Stopped>() {
             eprintln!(
-                "\nthimble-lab tune: stopped; nothing of the command is left running. The same command goes on where it stopped."
+                "\nthimble-lab tune: stopped; nothing of the command is left running. The same command continues where it stopped."
             );
             return Ok(cli::interrupted());
         }
@@ -149,7 +149,7 @@ async fn tune(options: &Options, stop: watch::Receiver<bool>) -> Result<ExitCode
     })
 }
 
-/// Where the state of a search lies that names no folder.
+/// Folder of a search for which none was named.
 fn folder_of(program: &str) -> PathBuf {
     let name =
         Path::new(program).file_stem().map_or("command".into(), |name| name.to_string_lossy());
@@ -234,7 +234,7 @@ fn begin(options: &Options, chosen: &Chosen, journal: &Journal) {
     );
     if journal.resumed > 0 {
         eprintln!(
-            "      goes on: {} runs in {} are known (--fresh begins anew)",
+            "      continues: {} runs in {} are known (--fresh starts over)",
             journal.resumed,
             clock(Duration::from_secs_f64(journal.spent_seconds))
         );

@@ -52,7 +52,7 @@ pub struct Options {
     /// drivers need no path: 'hammer --url ...', 'stress --node ...'.
     #[arg(long, value_name = "COMMAND")]
     load: Option<String>,
-    /// With --load: the run goes on for --seconds, whenever the load ends.
+    /// With --load: the run continues for --seconds, whenever the load ends.
     #[arg(long, requires = "load")]
     pub(super) past_load: bool,
     /// Ask this page at --rate, and note how late each answer is.
@@ -77,7 +77,7 @@ pub struct Options {
     /// Time between two beats.
     #[arg(long, value_name = "TIME", requires = "beat", value_parser = time)]
     pub(super) beat_every: Option<Duration>,
-    /// Lines of the command that tell of a missed deadline (a regular expression).
+    /// Lines of the command that report a missed deadline (a regular expression).
     #[arg(long, value_name = "PATTERN", value_parser = pattern)]
     pub(super) miss: Option<Regex>,
     /// When the command is ready: 'line:PATTERN', 'http:URL' or 'tcp:HOST:PORT'. [default: its
@@ -104,11 +104,11 @@ pub struct Options {
     /// A run counts for nothing, and is repeated, when others took more of all processors.
     #[arg(long, value_name = "PERCENT", default_value = "10%", value_parser = percent)]
     pub(super) busy: f64,
-    /// Folder of the search: what was measured stands in it, and a search begun again goes on.
-    /// [default: tune-PROGRAM]
+    /// Folder of the search: it contains the measurements, and a restarted search continues from
+    /// them. [default: tune-PROGRAM]
     #[arg(long, value_name = "DIR")]
     pub(super) state: Option<PathBuf>,
-    /// Begin anew, whatever the folder holds.
+    /// Start over, regardless of the content of the folder.
     #[arg(long)]
     pub(super) fresh: bool,
     /// Write the report to this file as JSON; - is standard output.
@@ -117,14 +117,14 @@ pub struct Options {
     /// Only print which settings would be tried.
     #[arg(long)]
     pub(super) list: bool,
-    /// Only run the command as it is, so many times, and print what it takes.
+    /// Only run the command as it is, this number of times, and print its figures.
     #[arg(long, value_name = "RUNS", conflicts_with = "list", value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub(super) measure: Option<u16>,
     /// Print the reports of these files (--json) as one table, and nothing else.
     #[arg(long, value_name = "FILE", num_args = 1.., exclusive = true)]
     pub(super) table: Vec<PathBuf>,
     /// The command and its arguments. {port}, {port2}, {port3} and {folder} stand for free ports
-    /// and a fresh folder of each run, here, in --load and in what is asked.
+    /// and a fresh folder of each run, here, in --load and in the requests.
     #[arg(last = true, required_unless_present = "table", value_name = "COMMAND")]
     pub(super) command: Vec<String>,
 }
@@ -155,7 +155,7 @@ impl Options {
         Duration::from_secs_f64(self.seconds.unwrap_or(usual))
     }
 
-    /// What cannot be asked together.
+    /// Rejects options that cannot be combined.
     pub(super) fn check(&self) -> Result<()> {
         let measured = self.question()?.is_some() || self.beat.is_some() || self.miss.is_some();
         if let Some(goal) = self.lateness
@@ -236,7 +236,7 @@ fn ready(text: &str) -> Result<Ready, String> {
     match text.split_once(':') {
         Some(("line", text)) => Ok(Ready::Line(pattern(text)?)),
         Some(("tcp", address)) => Ok(Ready::Answer(Probe::Tcp(address.to_owned()))),
-        // The scheme may stand once or twice: http:http://... and http://...
+        // The scheme may be given once or twice: http:http://... and http://...
         Some(("http", rest)) => {
             let address =
                 if rest.starts_with("http://") { rest.to_owned() } else { text.to_owned() };

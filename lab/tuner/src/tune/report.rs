@@ -1,5 +1,5 @@
-//! What a search says: the verdict, the frontier, what became of each knob, what failed and how,
-//! how sure it is, and the settings to paste.
+//! The report of a search: the verdict, the frontier, the status of each knob, the failures, the
+//! confidence, and the settings to paste.
 
 use std::fmt::Write as _;
 
@@ -23,7 +23,7 @@ const FAILED_MAX: usize = 40;
 /// Settings near a goal that nothing meets, listed at most.
 const NEAR_MAX: usize = 10;
 
-/// The report, for machines; [`Report::text`] says the same to people.
+/// The report, for machines; [`Report::text`] is the same for people.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Report {
     format: u32,
@@ -120,7 +120,7 @@ struct Near {
     value: f64,
 }
 
-/// What the report is about, beside what was found.
+/// Data of the report in addition to the result.
 pub(crate) struct About<'a> {
     pub(crate) command: &'a [String],
     pub(crate) knobs: &'a [Knob],
@@ -290,7 +290,7 @@ impl Report {
         }
         if !self.near.is_empty() {
             let goal = self.goal.as_deref().unwrap_or_default();
-            let _ = writeln!(text, "\nHow close each came to {goal}:");
+            let _ = writeln!(text, "\nHow close each setting was to {goal}:");
         }
         for near in &self.near {
             let _ = writeln!(text, "  {:>9.2}  {}", near.value, words(&near.setting));
@@ -321,7 +321,7 @@ impl Report {
                 None => {
                     let _ = writeln!(
                         text,
-                        "  {what:<9} the default did not live, so there is no change to tell"
+                        "  {what:<9} the default did not live, so there is no change to report"
                     );
                 }
             }
@@ -548,7 +548,7 @@ fn paste_text(text: &mut String, paste: &Paste) {
     }
 }
 
-/// How it ended, and the lines that tell why; the last one where none does.
+/// How it ended, and the lines that give a reason; the last one where none does.
 fn telling_lines(words: &str, count: usize) -> String {
     const SIGNS: [&str; 10] = [
         "fatal",
@@ -581,7 +581,7 @@ fn telling_lines(words: &str, count: usize) -> String {
 pub(crate) fn unusable(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Ended(words) => format!(
-            "the command ended by itself before it was told to: {words}\nIt must run until it is stopped, or do its work and end well."
+            "the command ended by itself before it was stopped: {words}\nIt must run until it is stopped, or complete its work and exit with success."
         ),
         Outcome::NeverReady(words) => format!(
             "the command was never ready: {words}\nSee --ready, --ready-within, --beat and what is asked."

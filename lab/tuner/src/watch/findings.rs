@@ -1,5 +1,5 @@
-//! What is wrong with a program's memory, in plain words, and which setting to try: one small rule
-//! for each fault, over [`Facts`].
+//! Problems of a program's memory, with a text, and the setting to try: one small rule for each
+//! fault, over [`Facts`].
 
 use budget::{MIB, format_size};
 use serde::Serialize;
@@ -15,22 +15,22 @@ const WORTH_BYTES: u64 = 24 * MIB;
 /// Least number of values, and of seconds between them, from which growth is concluded.
 const GROWTH_VALUES_MIN: usize = 8;
 const GROWTH_SECONDS_MIN: f64 = 4.0;
-/// Beside the heap, a program that starts grows for a while.
+/// Outside the heap, a program grows for a while after its start.
 const GROWTH_OUTSIDE_SECONDS_MIN: f64 = 20.0;
-/// Where the collector does not tell what lives, growth has to last.
+/// Growth must last this long where the collector does not report live memory.
 const GROWTH_BLIND_SECONDS_MIN: f64 = 60.0;
-/// So much of a peak has to have been given back for it to count as come down.
+/// Share of a peak that must be returned for the memory to count as reduced.
 const GIVEN_BACK_SHARE: f64 = 0.2;
 /// A group this full is at its cap. Thousandths.
 const NEAR_CAP_PER_MILLE: u64 = 900;
 
-/// What rules look at.
+/// Input of the rules.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Facts<'a> {
     /// Name of the runtime, or of the allocator when there is none.
     pub(crate) runtime: &'static str,
     pub(crate) told: Told,
-    /// How long the program has been at rest; 0 when it works.
+    /// How long the program has been idle; 0 when it works.
     pub(crate) idle_seconds: f64,
     pub(crate) anonymous_bytes: u64,
     /// Most so far, and the least before it.
@@ -38,7 +38,7 @@ pub(crate) struct Facts<'a> {
     pub(crate) before_peak_bytes: u64,
     pub(crate) live_bytes: Option<u64>,
     pub(crate) heap_bytes: Option<u64>,
-    /// Over time: live after major collections, anonymous memory, and anonymous memory beside the
+    /// Over time: live after major collections, anonymous memory, and anonymous memory outside the
     /// heap.
     pub(crate) lives: &'a [(f64, u64)],
     pub(crate) residents: &'a [(f64, u64)],
@@ -116,7 +116,7 @@ fn kills(facts: &Facts<'_>) -> Option<Finding> {
     })
 }
 
-/// The collector looked at everything, and more and more is in use.
+/// Memory in use keeps growing over full collections.
 fn live_grows(facts: &Facts<'_>) -> Option<Finding> {
     let (from, to, seconds) = growth(facts.lives, GROWTH_SECONDS_MIN)?;
     Some(Finding {
@@ -132,10 +132,10 @@ fn live_grows(facts: &Facts<'_>) -> Option<Finding> {
     })
 }
 
-/// At rest, and far more is held than lives.
+/// Idle, and much more memory is held than is live.
 fn holds_garbage(facts: &Facts<'_>) -> Option<Finding> {
     let live = facts.live_bytes?;
-    // These two have much besides their heap, so only the heap is judged.
+    // These two have much memory outside their heap, so only the heap is judged.
     let own_heap = matches!(facts.runtime, "jvm" | "node");
     let held = facts.heap_bytes.filter(|_| own_heap).unwrap_or(facts.anonymous_bytes);
     // A copying collector needs twice what lives while it works.
@@ -155,13 +155,13 @@ fn holds_garbage(facts: &Facts<'_>) -> Option<Finding> {
     })
 }
 
-/// A peak, rest after it, and nothing was given back.
+/// A peak followed by idle time, without returned memory.
 fn peak_kept(facts: &Facts<'_>) -> Option<Finding> {
     let rise = facts.peak_bytes.saturating_sub(facts.before_peak_bytes);
     let fallen = facts.peak_bytes.saturating_sub(facts.anonymous_bytes);
     let kept = (fallen as f64) < rise as f64 * GIVEN_BACK_SHARE;
     let is_it = facts.idle_seconds >= IDLE_SECONDS && rise > WORTH_BYTES && kept;
-    // With live memory known, the other rules say whether that is wrong.
+    // With live memory known, the other rules decide whether that is a problem.
     (is_it && facts.live_bytes.is_none()).then(|| Finding {
         name: "peak_kept",
         text: format!(
@@ -177,7 +177,7 @@ fn peak_kept(facts: &Facts<'_>) -> Option<Finding> {
     })
 }
 
-/// More and more is held, and what lives is not told.
+/// Held memory keeps growing, and live memory is not reported.
 fn resident_grows(facts: &Facts<'_>) -> Option<Finding> {
     if facts.live_bytes.is_some() {
         return None;
@@ -196,7 +196,7 @@ fn resident_grows(facts: &Facts<'_>) -> Option<Finding> {
     })
 }
 
-/// The heap keeps its size, and what is beside it grows.
+/// The heap keeps its size, and memory outside it grows.
 fn outside_grows(facts: &Facts<'_>) -> Option<Finding> {
     let (from, to, seconds) = growth(facts.outsides, GROWTH_OUTSIDE_SECONDS_MIN)?;
     let more_threads = facts.threads > facts.threads_first.saturating_mul(3) / 2 + 8;
@@ -271,7 +271,7 @@ fn swap(facts: &Facts<'_>) -> Option<Finding> {
 }
 
 /// Whether the lows of four equal parts of the time rise each time, and by something: from, to,
-/// seconds. What grows at first and then stays is no growth.
+/// seconds. Memory that grows at first and then stays constant does not count as growth.
 fn growth(values: &[(f64, u64)], seconds_min: f64) -> Option<(u64, u64, f64)> {
     let (first, last) = (values.first()?.0, values.last()?.0);
     let seconds = last - first;

@@ -5,7 +5,7 @@ use serde::Serialize;
 /// Most samples held. When there are more, every two become one.
 pub(crate) const SAMPLES_MAX: usize = 600;
 
-/// What a process and its descendants held at one moment. What nobody tells is null.
+/// Memory of a process and its descendants at one moment. Figures that are not reported are null.
 #[derive(Clone, Debug, Default, Serialize, PartialEq)]
 pub(crate) struct Sample {
     /// Since the watch began.
@@ -19,13 +19,13 @@ pub(crate) struct Sample {
     pub(crate) file_bytes: u64,
     pub(crate) shared_bytes: u64,
     pub(crate) swap_bytes: u64,
-    /// What anonymous memory has fallen below its peak.
+    /// Bytes by which anonymous memory has fallen below its peak.
     pub(crate) returned_bytes: u64,
     /// Of one processor, since the sample before.
     pub(crate) cpu_percent: f64,
     pub(crate) processes: usize,
     pub(crate) threads: u64,
-    /// As the log tells, from its beginning on.
+    /// As reported by the log, from its beginning on.
     pub(crate) collections: u64,
     pub(crate) collections_major: u64,
     /// Of those since the sample before.
@@ -34,7 +34,7 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// This one, and what the one before tells of the time between.
+    /// Merges this sample with the figures of the previous one about the time between.
     fn after(self, before: &Self) -> Self {
         Self {
             pause_millis: self.pause_millis + before.pause_millis,
@@ -51,7 +51,7 @@ impl Sample {
 #[derive(Debug)]
 pub(crate) struct History {
     samples: Vec<Sample>,
-    /// So many samples become one.
+    /// Number of samples that are merged into one.
     stride: u64,
     waiting: Option<(Sample, u64)>,
 }

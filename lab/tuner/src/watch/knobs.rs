@@ -17,7 +17,7 @@ const GLIBC_GIVE_BACK: [Knob; 2] = [
     ),
 ];
 
-/// At rest it should hold less.
+/// Settings to hold less memory when idle.
 pub(crate) fn give_back(runtime: &str) -> Vec<Knob> {
     match runtime {
         "ghc" => vec![
@@ -73,7 +73,7 @@ pub(crate) fn give_back(runtime: &str) -> Vec<Knob> {
         "jemalloc" => vec![
             knob(
                 "MALLOC_CONF=background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0",
-                "free pages go back after a second, also when nobody allocates",
+                "free pages go back after a second, also without allocations",
             ),
             knob("MALLOC_CONF=narenas:2", "fewer arenas keep less each"),
         ],
@@ -82,12 +82,12 @@ pub(crate) fn give_back(runtime: &str) -> Vec<Knob> {
     }
 }
 
-/// A sentence on what it was told that explains it; begins with a space.
+/// A sentence on the process's settings that explains it; begins with a space.
 pub(crate) fn told_why(runtime: &str, told: &Told) -> String {
     let words = told.settings(runtime);
     let has = |test: fn(&str) -> bool| words.iter().copied().find(|word| test(word));
     match runtime {
-        // The threaded runtime collects at rest unless it is told otherwise.
+        // The threaded runtime collects when idle unless a flag disables that.
         "ghc" => has(|word| matches!(word, "-I0" | "-I0.0"))
             .map(|word| format!(" It was started with {word}: idle collections are switched off.")),
         "go" => told
@@ -122,7 +122,7 @@ pub(crate) fn smaller_heap(runtime: &str) -> Vec<Knob> {
             "the collector keeps below it if it can",
         )],
         "jvm" => vec![
-            knob("-Xmx<size>", "a bound of the heap; leave room for what is beside it"),
+            knob("-Xmx<size>", "a bound of the heap; leave room for memory outside it"),
             knob("-XX:MaxRAMPercentage=50", "the same as a share of the cap"),
         ],
         "node" => {
@@ -171,18 +171,21 @@ pub(crate) fn shorter_pauses(runtime: &str) -> Vec<Knob> {
             knob("-XX:MaxGCPauseMillis=50", "G1 and Parallel try to keep it"),
             knob(
                 "-XX:+UseShenandoahGC",
-                "or -XX:+UseZGC: almost all of the work is done beside the program",
+                "or -XX:+UseZGC: almost all of the work is done concurrently with the program",
             ),
         ],
         "node" => {
             vec![knob("--max-semi-space-size=8", "a smaller young generation is copied faster")]
         }
-        "dotnet" => vec![knob("DOTNET_gcConcurrent=1", "old data is collected beside the program")],
+        "dotnet" => vec![knob(
+            "DOTNET_gcConcurrent=1",
+            "old data is collected concurrently with the program",
+        )],
         _ => Vec::new(),
     }
 }
 
-/// Beside the heap there should be less.
+/// Settings to reduce memory outside the heap.
 pub(crate) fn outside(runtime: &str) -> Vec<Knob> {
     let mut knobs = match runtime {
         "jvm" => vec![

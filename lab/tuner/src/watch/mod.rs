@@ -1,15 +1,15 @@
-//! `thimble-lab watch`: what a running program does with its memory, from outside: what the kernel
-//! says of the process and its descendants, and what its runtime's collector writes to its log.
-//! Says in plain words what is wrong and which setting to try.
+//! `thimble-lab watch`: the memory of a running program, from outside: figures of the kernel about
+//! the process and its descendants, and the log of its runtime's collector. Reports problems and
+//! the settings to try.
 //!
-//! * `tree`: the process and its descendants; `place`: what it was told, and where its log is;
+//! * `tree`: the process and its descendants; `place`: its settings, and the path of its log;
 //!   `tail`: following that log.
-//! * `tally`: what is known so far; `history`: samples over any time; `findings`: the rules;
-//!   `knobs`: their settings.
+//! * `tally`: the figures so far; `history`: samples over any time; `findings`: the rules; `knobs`:
+//!   their settings.
 //! * `report`: lines, summary and JSON; `page`: the same in a browser.
 //!
-//! What bounds it: everything held is bounded by constants of these modules, never by how long the
-//! watch takes. It changes nothing in the process that it watches.
+//! Bounds: everything held is bounded by constants of these modules, never by how long the watch
+//! takes. It changes nothing in the process that it watches.
 
 mod findings;
 mod history;
@@ -55,14 +55,14 @@ use crate::{
     recognise::{self, Found},
 };
 
-/// The runtime is looked for again after so many samples, for a program that is started by a
+/// The runtime is detected again after this number of samples, for a program that is started by a
 /// script.
 const LOOK_AGAIN_SAMPLES: u64 = 5;
 /// Most processes of the tree whose runtime is looked for.
 const LOOKED_AT_MAX: usize = 16;
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
 const INTERVAL_MAX: Duration = Duration::from_secs(60);
-/// When nobody says otherwise, a series file keeps so much.
+/// Default bound of a series file.
 const JSON_BYTES_MAX: &str = "64MiB";
 const JSON_BYTES_MIN: u64 = 64 << 10;
 
@@ -72,7 +72,7 @@ pub struct Options {
     /// The process to watch, with its descendants.
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..))]
     pid: u32,
-    /// The collector's log. [default: where the process was told to write it]
+    /// The collector's log. [default: the path from the settings of the process]
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
     /// Whose log it is. [default: found by looking at the process]
@@ -81,14 +81,14 @@ pub struct Options {
     /// Seconds between two samples.
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_interval)]
     interval: Duration,
-    /// End after so many seconds. [default: when the process ends, or on Ctrl-C]
+    /// End after this number of seconds. [default: when the process ends, or on Ctrl-C]
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
     end: Option<Duration>,
     /// Write every sample to this file, one JSON object per line; - is standard output.
     #[arg(long, value_name = "FILE|-")]
     json: Option<PathBuf>,
-    /// Most bytes of that file: when half of it is written, it is renamed to FILE.1 and begun
-    /// anew.
+    /// Most bytes of that file: when half of it is written, it is renamed to FILE.1 and a new one
+    /// begins.
     #[arg(long, value_name = "SIZE", default_value = JSON_BYTES_MAX, value_parser = parse_kept)]
     json_size: u64,
     /// Where the page is served.
@@ -154,9 +154,9 @@ fn parse_kept(text: &str) -> Result<u64, String> {
 }
 
 /// Watches. Exit status: 0 when the process or the watch ended, 1 when there is no such process, it
-/// may not be read, or something else cannot be had.
+/// may not be read, or another resource is not available.
 pub async fn run(options: Options) -> Result<ExitCode> {
-    // Before anything else: a signal that nobody listens to ends the program without its summary.
+    // Before anything else: an unhandled signal ends the program without its summary.
     let mut signals = StopSignals::listen()?;
     let mut watch = Watch::begin(&options)?;
     let shown = Shown::default();
@@ -190,7 +190,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
         lines.show(&sample, &watch);
         shown.set(watch.report(&options));
     }
-    // What happened since, unless it is too short for a share of CPU time.
+    // One more sample for the time since the last, unless it is too short for a share of CPU time.
     if watch.sampled.elapsed() >= INTERVAL_MIN
         && let Some(sample) = watch.sample(&options)
     {
@@ -210,7 +210,7 @@ pub async fn run(options: Options) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// To standard output; whether somebody still reads it is their matter.
+/// Writes to standard output; a closed reader is ignored.
 fn say(text: &str) {
     let _ = io::stdout().write_all(text.as_bytes());
 }
@@ -289,7 +289,7 @@ impl Watch {
         if let Err(error) = std::fs::read_link(format!("/proc/{pid}/exe")) {
             match error.kind() {
                 io::ErrorKind::PermissionDenied => bail!(
-                    "process {pid} belongs to somebody else and may not be read; run this as its \
+                    "process {pid} belongs to another user and may not be read; run this as its \
                      user or as root"
                 ),
                 _ => {
@@ -391,7 +391,7 @@ impl Watch {
                 self.read_log_as(options, true);
             }
             Err(error) if options.log.is_some() => return Err(error),
-            Err(error) => self.notes.push(format!("{error:#}; it goes on without")),
+            Err(error) => self.notes.push(format!("{error:#}; the watch continues without it")),
         }
         Ok(())
     }
@@ -460,7 +460,7 @@ impl Watch {
         Some(sample)
     }
 
-    /// Applies the rules, and keeps what they say with the time.
+    /// Applies the rules, and records their findings with the time.
     fn judge(&mut self, options: &Options) {
         let memory = self.group.as_ref().and_then(|group| group.memory().ok());
         let findings = findings::all(&Facts {
@@ -480,7 +480,7 @@ impl Watch {
     /// As many as there are rules, at most.
     fn keep(&mut self, findings: Vec<Finding>) {
         let seconds = self.started.elapsed().as_secs_f64().round();
-        // A process that ended is no longer at rest; what was wrong until then stays.
+        // A process that ended is no longer idle; earlier findings stay.
         for seen in &mut self.seen {
             seen.now = false;
         }

@@ -1,8 +1,8 @@
-//! The page of a watch: `/` draws what `/status.json` says.
+//! The page of a watch: `/` draws the data of `/status.json`.
 //!
-//! What bounds it: connections at a time, one request on each, its head, and the time for all of
-//! it. It only answers GET. On a loopback address a request has to name a loopback host: a page of
-//! elsewhere whose name was made to point here (DNS rebinding) gets nothing.
+//! Bounds: connections at a time, one request on each, its head, and the time for all of it. It
+//! only answers GET. On a loopback address a request has to name a loopback host: a foreign page
+//! whose name was made to resolve to this address (DNS rebinding) gets nothing.
 
 use std::{
     convert::Infallible,
@@ -40,7 +40,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// After a failed accept: descriptors may be free again by then.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What is shown now.
+/// The report that is shown.
 #[derive(Clone, Default)]
 pub(crate) struct Shown(Arc<Mutex<Arc<Report>>>);
 
@@ -137,7 +137,7 @@ fn respond(status: StatusCode, kind: &'static str, body: Bytes) -> Response<Full
     response
 }
 
-/// Whether the request's host is this machine, by a name that nobody else can give it.
+/// Whether the request's host is this machine, by a name that no DNS owner can assign to it.
 fn names_loopback<B>(request: &Request<B>) -> bool {
     let mut hosts = request.headers().get_all(header::HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else { return false };
@@ -161,6 +161,7 @@ mod tests {
         answer(&request.body(()).unwrap(), ip.parse().unwrap(), &Shown::default()).status()
     }
 
+    // Promise: P25 - The page of a watch is served to loopback names only.
     #[test]
     fn only_get_of_two_paths_by_a_loopback_name_is_answered() {
         for host in ["127.0.0.1:80", "localhost", "LOCALHOST:1", "[::1]:9", "127.1.2.3"] {

@@ -1,5 +1,5 @@
-//! What the process was told when it was started: where its collector's log goes, and the settings
-//! of its runtime. Of the environment only the variables in [`VARIABLES`] are looked at.
+//! Settings with which the process was started: the path of its collector's log, and the settings
+//! of its runtime. Of the environment only the variables in [`VARIABLES`] are read.
 
 use std::{
     fs::{self, File},
@@ -11,7 +11,7 @@ use budget::process::Pid;
 
 use crate::gc::Dialect;
 
-/// Variables with which runtimes and allocators are told their settings.
+/// Environment variables with settings of runtimes and allocators.
 const VARIABLES: [&str; 11] = [
     "GHCRTS",
     "GODEBUG",
@@ -38,9 +38,9 @@ pub(crate) struct Told {
 /// Where a log is.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LogLocation {
-    /// What to open.
+    /// Path to open.
     pub(crate) path: PathBuf,
-    /// What to call it.
+    /// Name to show.
     pub(crate) name: String,
 }
 
@@ -49,7 +49,7 @@ impl Told {
         let words = |name: &str| {
             let mut bytes = Vec::new();
             if let Ok(file) = File::open(format!("/proc/{pid}/{name}")) {
-                // What was read before an error counts.
+                // Bytes read before an error are used.
                 let _ = file.take(TEXT_BYTES_MAX).read_to_end(&mut bytes);
             }
             let words = bytes
@@ -108,8 +108,8 @@ impl Told {
         words
     }
 
-    /// Where the collector's log goes, as far as it was told; `None` when it writes none, or to
-    /// what cannot be followed.
+    /// Location of the collector's log per the settings; `None` when it writes none, or to a target
+    /// that cannot be followed.
     pub(crate) fn log(&self, pid: Pid, dialect: Dialect) -> Option<LogLocation> {
         match dialect {
             Dialect::Ghc => {
@@ -178,7 +178,7 @@ fn file_of(pid: Pid, name: &str) -> LogLocation {
     LogLocation { path: PathBuf::from(folder + name), name: name.to_owned() }
 }
 
-/// What the process has open as `number`, when that is a file.
+/// The file that the process has open as descriptor `number`; `None` if it is not a regular file.
 fn stream(pid: Pid, number: u32) -> Option<LogLocation> {
     let path = PathBuf::from(format!("/proc/{pid}/fd/{number}"));
     let is_file = fs::metadata(&path).is_ok_and(|metadata| metadata.is_file());
@@ -228,7 +228,7 @@ mod tests {
             log(Dialect::Ghc, &["p"], &[("GHCRTS", "-I0 -Sgc.log")]).as_deref(),
             Some("gc.log")
         );
-        // Standard error of a process that is not there is no file.
+        // Standard error of a missing process is not a file.
         assert_eq!(of(&["p", "+RTS", "-S"]), None);
     }
 

@@ -1,4 +1,4 @@
-//! What a watch says: in a line, as a summary, and as JSON.
+//! Reports of a watch: as a line, as a summary, and as JSON.
 
 use std::fmt::Write;
 
@@ -17,7 +17,7 @@ pub(crate) struct Report {
     pub(crate) runtimes: Vec<&'static str>,
     /// The file that the collector's log is read from.
     pub(crate) log: Option<String>,
-    /// What the watch could not find out, and what would help.
+    /// Data that the watch could not get, and how to enable it.
     pub(crate) notes: Vec<String>,
     pub(crate) ended: bool,
     pub(crate) interval_millis: u64,
@@ -27,7 +27,7 @@ pub(crate) struct Report {
     pub(crate) collector_percent: Option<f64>,
     pub(crate) pause_max_millis: f64,
     pub(crate) pause_millis: f64,
-    /// What is wrong now, or was: with when it was seen first and last.
+    /// Present and past problems, with the times when each was seen first and last.
     pub(crate) findings: Vec<Seen>,
     pub(crate) samples: Vec<Sample>,
 }
@@ -88,7 +88,7 @@ pub(crate) fn short_line(sample: &Sample, longest_millis: f64, findings: usize) 
     line.chars().take(79).collect()
 }
 
-/// What is printed at the end.
+/// The summary printed at the end.
 pub(crate) fn summary(report: &Report) -> String {
     let mut text = String::new();
     let last = report.samples.last().cloned().unwrap_or_default();
@@ -116,7 +116,7 @@ pub(crate) fn summary(report: &Report) -> String {
     ));
     match (&report.log, last.collections) {
         (None, _) => {}
-        (Some(log), 0) => say(format!("collections: the log {log} tells of none")),
+        (Some(log), 0) => say(format!("collections: none in the log {log}")),
         (Some(_), _) => say(format!(
             "collections: {} ({} major), {:.1} ms of pauses during the watch, the longest {:.1} ms{}; live {}",
             last.collections,

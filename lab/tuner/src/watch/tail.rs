@@ -1,7 +1,7 @@
-//! Follows a log while others write it, cut it off or put another in its place.
+//! Follows a log while other processes write, truncate or replace it.
 //!
-//! What bounds it: how much of a log that was there before is read, how much at a time, and the
-//! length of a line. A log that grows faster than it is read loses its middle, which is counted.
+//! Bounds: the part of an existing log that is read, the bytes read at a time, and the length of a
+//! line. A log that grows faster than it is read loses its middle, which is counted.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -24,7 +24,7 @@ pub(crate) struct Tail {
     path: PathBuf,
     file: File,
     position: u64,
-    /// What was read of a line that has no end yet.
+    /// The part read so far of an incomplete line.
     begun: Vec<u8>,
     /// The line under way is too long, or its beginning was not read.
     passing_over: bool,
@@ -35,7 +35,7 @@ pub(crate) struct Tail {
 }
 
 impl Tail {
-    /// Errors: the file cannot be opened, or is no regular file.
+    /// Errors: the file cannot be opened, or is not a regular file.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let file = open(path).with_context(|| format!("cannot read the log {}", path.display()))?;
         if !file.metadata()?.is_file() {

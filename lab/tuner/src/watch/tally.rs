@@ -1,4 +1,4 @@
-//! All that a watch knows so far: what the samples and the log told, and what follows from it.
+//! State of a watch: the figures of the samples and the log, and the conclusions from them.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -14,11 +14,11 @@ use crate::gc::Collection;
 const SHARE_SECONDS: f64 = 30.0;
 /// Most samples of that time; with an interval of 0.1 s all of them.
 const SHARES_MAX: usize = 320;
-/// Less CPU time than this says nothing on shares.
+/// Shares are not computed for less CPU time than this.
 const SHARE_CPU_SECONDS_MIN: f64 = 0.5;
 const VALUES_MAX: usize = 256;
 
-/// What happened between two samples.
+/// Events between two samples.
 #[derive(Clone, Copy, Debug, Default)]
 struct Step {
     seconds: f64,
@@ -82,12 +82,12 @@ impl Tally {
         self.pauses_long += u64::from(pause > pause_limit_millis);
         self.step_pause_millis += pause;
         self.step_pause_max_millis = self.step_pause_max_millis.max(pause);
-        // Of one thread at least, where the CPU time is not told.
+        // That of at least one thread, where the CPU time is not reported.
         self.step.collector_seconds += collection.cpu_millis.unwrap_or(pause) / 1000.0;
     }
 
-    /// What the kernel said at `seconds`, `elapsed` after the sample before. Returns the CPU share
-    /// in per cent of one processor.
+    /// Adds the kernel's figures at `seconds`, `elapsed` after the previous sample. Returns the CPU
+    /// share in per cent of one processor.
     pub(crate) fn sample(
         &mut self,
         seconds: f64,

@@ -8,12 +8,12 @@ use std::{
 
 use budget::process::{self, Pid, ProcessMemory};
 
-/// Most processes of the machine looked at in one sample.
+/// Most processes of the machine read in one sample.
 const LISTED_MAX: usize = 32_768;
 /// Most descendants watched; those behind are left out.
 pub(crate) const WATCHED_MAX: usize = 512;
 
-/// What `/proc/<pid>/stat` says.
+/// Content of `/proc/<pid>/stat`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Stat {
     pub(crate) parent: u32,
@@ -66,8 +66,8 @@ impl Reader {
             tree.threads = tree.threads.saturating_add(stat.threads);
             tree.pids.push(pid);
             let before = self.ticks.get(&pid).filter(|(started, _)| *started == stat.started_ticks);
-            // What one used before it was first seen was used by a child that is new, or before the
-            // watch.
+            // CPU time before a process was first seen belongs to a new child, or to the time
+            // before the watch.
             let before = before.map_or(stat.ticks, |(_, ticks)| *ticks);
             used = used.saturating_add(stat.ticks.saturating_sub(before));
             ticks.insert(pid, (stat.started_ticks, stat.ticks));

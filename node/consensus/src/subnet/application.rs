@@ -1,20 +1,19 @@
-//! What the engine asks of the node: blocks to propose, blocks to judge, and that finalised ones
-//! are taken.
+//! The engine's interface to the node: proposes blocks, judges blocks, and takes finalised ones.
 //!
 //! Pace. With calls or other work waiting, a block follows its parent at once; without, after the
 //! idle interval. Consensus does not slow down by itself when execution does, so a proposal waits
 //! while execution lags, and declines if it lags on: the chain then goes at the speed of 2f+1
 //! nodes' execution.
 //!
-//! Judging. A block is voted for when its time lies after its parent's and not beyond this node's
+//! Judging. A block is voted for when its time is after its parent's and not beyond this node's
 //! clock and drift, its seed is the one of the parent's round, the lengths it names fit a block
-//! together, its calls are there, were signed by their senders and are valid at its time, and what
-//! it reports of queries is in its maker's name. A refusal is for good, and a function of what all
-//! nodes have alike: the block, its parent, the envelopes it names by their digests, limits that
-//! members compare. What is a matter of this node (calls under way, its clock, its execution, its
-//! disk) is waited for, until the engine gives the round up. A call that an ancestor names too is
-//! passed over when it is executed, and no reason against a block: which ancestors a node still has
-//! to execute is its own affair.
+//! together, its calls are present, were signed by their senders and are valid at its time, and its
+//! reports of queries are in its maker's name. A refusal is final, and depends only on data that
+//! all nodes share: the block, its parent, the envelopes it names by their digests, limits that
+//! members compare. Conditions local to this node (calls under way, its clock, its execution, its
+//! disk) are waited for, until the engine gives the round up. A call that an ancestor names too is
+//! skipped when it is executed, and is not a reason against a block: which ancestors a node still
+//! has to execute is local.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -59,7 +58,7 @@ const TIMEOUT: Duration = Duration::from_millis(250);
 const SEED_TIMEOUT: Duration = Duration::from_millis(500);
 /// How far a block's time may be ahead of a voter's clock: beyond, the vote waits.
 const DRIFT: Duration = Duration::from_millis(500);
-/// Between two looks at the clock while a block's time is ahead of it: the clock may be set.
+/// Time between two checks of the clock while a block's time is ahead of it: the clock may be set.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Between two tries to make the calls of a block durable.
 const KEEP_AGAIN: Duration = Duration::from_millis(200);
@@ -68,12 +67,12 @@ fn span(now: Time, then: Time) -> Duration {
     Duration::from_nanos(then.0.saturating_sub(now.0))
 }
 
-/// What blocks hold that are agreed on and not executed.
+/// Contents of blocks that are agreed on and not executed.
 #[derive(Default)]
 struct Taken {
     /// The calls they name.
     calls: BTreeSet<IngressId>,
-    /// What they carry for the subnet's key.
+    /// Their payloads for the subnet's key.
     payloads: Vec<(EngineHeight, KeyPayload)>,
     /// Whose reports of queries they carry.
     reporters: BTreeSet<Principal>,
@@ -87,7 +86,7 @@ pub(super) struct Application<S> {
     pub(super) calls: Calls<S>,
     pub(super) resharing: Arc<Resharing>,
     pub(super) limits: ConsensusLimits,
-    /// What a block may name.
+    /// Bounds of the calls that a block may name.
     pub(super) names: NameBounds,
     /// Verifies seeds of any epoch.
     pub(super) verifier: Arc<Scheme>,
@@ -100,9 +99,9 @@ pub(super) struct Application<S> {
 }
 
 impl<S: Sender<PublicKey = PublicKey>> Application<S> {
-    /// Whether execution is close enough behind agreement to go on. What is not final does not
-    /// count: a chain of blocks that were agreed on in rounds whose finalisation was missed
-    /// becomes final by the next block only, so that must not wait for it.
+    /// Whether execution is close enough behind agreement to continue. Blocks that are not final do
+    /// not count: a chain of blocks that were agreed on in rounds whose finalisation was missed
+    /// becomes final by the next block only, so that block must not wait for it.
     fn keeps_up(&self, driven: &Driven) -> bool {
         let finalised = self.published.progress().finalised;
         finalised.0.saturating_sub(driven.executed.0) <= self.limits.execution_lag_blocks
@@ -120,7 +119,7 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         }
     }
 
-    /// What ancestors hold that are not executed.
+    /// Contents of ancestors that are not executed.
     async fn taken(&self, parent: &Block, mut ancestors: impl Ancestry<Block>) -> Taken {
         let mut taken = Taken::default();
         let mut take = |block: &Block| {
@@ -142,8 +141,8 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
         taken
     }
 
-    /// What a block of this node's reports of queries. Nothing while an earlier report may be
-    /// executed yet: what it has would be in both.
+    /// The report of queries for a block of this node. None while an earlier report may still be
+    /// executed: its content would be in both.
     fn query_report(&self, height: EngineHeight, taken: &Taken) -> Option<Report> {
         if self.resharing.is_last(height) {
             return None;
@@ -228,8 +227,8 @@ impl<S: Sender<PublicKey = PublicKey>> Application<S> {
     }
 
     /// Makes the block's calls durable, if it may hold them. Trouble of this node's disk, or a full
-    /// journal, is no reason against the block: the vote waits until that is over,
-    /// or the engine gives the round up.
+    /// journal, is not a reason against the block: the vote waits until that is over, or the engine
+    /// gives the round up.
     async fn keep(
         &self,
         context: &(impl Clock + Spawner),

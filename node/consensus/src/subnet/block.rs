@@ -1,10 +1,9 @@
-//! What the nodes agree on: a short header, the names of calls, and now and then something of the
-//! subnet's key.
+//! A block: a short header, the names of calls, and occasionally a payload for the subnet's key.
 //!
-//! A call is named by the digest and the length of the one envelope that is meant, so that every
-//! node judges, counts and executes the same bytes, whatever other envelope of the same request it
-//! was sent. Calls themselves travel apart (see [`super::calls`]), so each crosses a wire once and
-//! is in memory once, however often the block that names it is proposed, voted on and stored.
+//! A call is named by the digest and the length of one envelope, so that every node judges, counts
+//! and executes the same bytes, whatever other envelope of the same request it received. Calls
+//! themselves are sent separately (see [`super::calls`]), so each crosses a wire once and is in
+//! memory once, however often the block that names it is proposed, voted on and stored.
 
 use std::collections::BTreeSet;
 
@@ -53,7 +52,7 @@ impl CallName {
         Self { id, digest: signed.digest(), bytes: signed.envelope.len() as u32 }
     }
 
-    /// What [`state::SignedIngress::accounted_bytes`] says of the envelope that is meant.
+    /// [`state::SignedIngress::accounted_bytes`] of the named envelope.
     pub(crate) fn accounted_bytes(&self) -> u64 {
         u64::from(self.bytes) + INGRESS_OVERHEAD_BYTES
     }
@@ -85,7 +84,7 @@ impl Read for CallName {
     }
 }
 
-/// What bounds a block when it is decoded.
+/// Bounds for decoding a block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BlockBounds {
     /// Most calls that it may name.
@@ -94,7 +93,7 @@ pub(super) struct BlockBounds {
     pub(super) payload: usize,
 }
 
-/// What a block carries for the subnet's key: a dealing, or a change of the members.
+/// A block's payload for the subnet's key: a dealing, or a change of the members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct KeyPayload {
     /// Place of the block's maker.
@@ -132,8 +131,8 @@ pub(super) struct Block {
     pub(super) parent: Digest,
     pub(super) height: Height,
     pub(super) time: Time,
-    /// Randomness of the round in which the parent was agreed on, known to nobody before that:
-    /// this block's randomness comes of it. None in the first block.
+    /// Randomness of the round in which the parent was agreed on, unpredictable before that round:
+    /// this block's randomness is derived from it. None in the first block.
     pub(super) seed: Option<Seed>,
     /// In the first block of an epoch but the first: the finalization of the parent that the seed
     /// is of. An epoch's last block may be proposed and finalised again in further rounds,
@@ -142,7 +141,7 @@ pub(super) struct Block {
     pub(super) ingress: Vec<CallName>,
     /// In most blocks none.
     pub(super) payload: Option<KeyPayload>,
-    /// What the block's maker counted of queries; in most blocks none.
+    /// Query counts of the block's maker; none in most blocks.
     pub(super) queries: Option<Report>,
 }
 
@@ -324,6 +323,7 @@ mod tests {
         Block { ingress: calls.iter().map(name).collect(), ..genesis }
     }
 
+    // Promise: P17 - A block is validated by the envelope lengths that it names.
     #[test]
     fn a_block_is_judged_by_the_lengths_it_names() {
         let refused =

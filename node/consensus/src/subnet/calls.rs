@@ -1,18 +1,17 @@
-//! Calls between nodes: offered to everybody when a client brings one, asked for when a block names
-//! one that did not arrive.
+//! Calls between nodes: offered to all peers when a client submits one, requested when a block
+//! names one that did not arrive.
 //!
-//! A call crosses each wire once when all goes well. What a peer offers is verified like what a
-//! client sends, and takes its place in the ingress pool, of which no peer gets more than its
-//! share. What a block names and nobody offered is asked for, and kept in a store of its own that
-//! takes nothing else: so a full pool never keeps a node from voting, and nobody can fill the store
-//! with what was not asked for.
+//! A call normally crosses each wire once. A call offered by a peer is verified like a client's,
+//! and is put into the ingress pool, of which each peer gets at most its share. A call that a block
+//! names and no peer offered is requested, and kept in a separate store for requested calls only:
+//! so a full pool never keeps a node from voting, and a peer cannot fill the store with calls that
+//! were not requested.
 //!
-//! A block names the digest of the one envelope that is meant ([`CallName`]). Whoever holds another
-//! envelope of the same request, because a client sent several, lacks the call like anybody else
-//! and asks for it. What comes is hashed when it comes, and verified once, off the threads that
-//! vote: a peer that states one digest and sends other bytes is cut off, and wanting goes on with
-//! the others. Whether a call may be in a block depends on its bytes and the block's time alone, so
-//! all nodes that vote come to the same.
+//! A block names the digest of one envelope ([`CallName`]). A node with another envelope of the
+//! same request, because a client sent several, lacks the call and requests it. Calls are hashed on
+//! arrival and verified once, off the threads that vote: a peer that states one digest and sends
+//! other bytes is cut off, and the call is requested from the others. Whether a call may be in a
+//! block depends on its bytes and the block's time alone, so all voters reach the same verdict.
 //!
 //! Calls of a block that is voted for are on disk first (see [`super::journal`]).
 //!
@@ -23,11 +22,12 @@
 //! [`OFFER_BYTES`] or one call, by [`OFFER_CALLS_MAX`] calls and [`WANT_MAX`] names, checked while
 //! it is decoded. Per peer and second ([`super::peers`]): calls and bytes offered, by
 //! [`OFFER_BLOCKS`] blocks, which this node keeps to as well; bytes given that were not asked for;
-//! names asked for and bytes answered. What is beyond is not looked at, and a peer that goes on is
-//! cut off. Offers are decoded, counted and compared with the room their sender has in the pool
-//! before a signature is verified; a call whose signature does not hold is its sender's fault, as
-//! nobody may hand on what it did not verify. Old blocks are read for peers on a thread of their
-//! own, from a queue of [`OLD_WAITING`] requests, [`OLD_WAITING_PER_PEER`] of each peer.
+//! names asked for and bytes answered. Messages beyond these rates are ignored, and a peer that
+//! keeps exceeding them is cut off. Offers are decoded, counted and compared with the room their
+//! sender has in the pool before a signature is verified; a call with an invalid signature is its
+//! sender's fault, as nodes must verify calls before they forward them. Old blocks are read for
+//! peers on a dedicated thread, from a queue of [`OLD_WAITING`] requests, [`OLD_WAITING_PER_PEER`]
+//! of each peer.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -63,19 +63,19 @@ const STORE_BLOCKS: u64 = 4;
 const OFFER_BYTES: usize = 256 << 10;
 /// Calls offered or given in one message.
 const OFFER_CALLS_MAX: usize = 1_024;
-/// Bytes of a message beside each envelope at most: a digest, a principal, lengths.
+/// Greatest overhead of a message per envelope, in bytes: a digest, a principal, lengths.
 const PER_CALL_BYTES: usize = 128;
 /// Names in one request.
 const WANT_MAX: usize = 256;
 /// A call that was offered to this node may still be on its way when the block that names it
 /// arrives.
 const GRACE: Duration = Duration::from_millis(60);
-/// Between two requests for the same call; the second and later go to everybody.
+/// Time between two requests for the same call; the second and later ones go to all peers.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
-/// Blocks' worth of calls that a node offers per second: more than a subnet agrees on. What clients
-/// bring beyond waits in the pool, and a block that names it gets it.
+/// Blocks' worth of calls that a node offers per second: more than a subnet agrees on. Further
+/// calls of clients wait in the pool, and are fetched when a block names them.
 const OFFER_BLOCKS: u64 = 4;
-/// What a peer may exceed that by: its clock and the network are not even.
+/// Factor by which a peer may exceed that, because its clock and the network are not even.
 const OFFER_SLACK: u64 = 2;
 /// Blocks' worth of calls that a peer is given per second, and at once.
 const ANSWER_BLOCKS: u64 = 8;
@@ -92,7 +92,7 @@ enum Message {
     Offer(Bounded<SignedIngress, OFFER_CALLS_MAX>),
     /// The calls of these names; in the block of this height, if it is known to be final.
     Want { height: Option<Height>, names: Bounded<CallName, WANT_MAX> },
-    /// What was asked for.
+    /// Calls that were requested.
     Give(Bounded<Given, OFFER_CALLS_MAX>),
 }
 
@@ -126,14 +126,14 @@ pub(super) fn samples() -> Vec<(&'static str, Vec<u8>)> {
     .into()
 }
 
-/// What verifying a call came to: its id and when it is valid, or why no block may hold it.
+/// Result of verifying a call: its id and when it is valid, or why no block may contain it.
 type Verdict = Result<(IngressId, Validity), String>;
 
 /// A call whose bytes are those of the digest it was asked for by.
 #[derive(Clone)]
 pub(super) struct Gathered {
     pub(super) signed: SignedIngress,
-    /// None while nobody had to know.
+    /// None until it is needed.
     verdict: Option<Verdict>,
 }
 
@@ -173,7 +173,7 @@ impl Store {
     }
 }
 
-/// What one gathering wants, for as long as it lives.
+/// Digests that one gathering wants, for as long as it lives.
 struct Wanting {
     store: Arc<Mutex<Store>>,
     digests: BTreeSet<[u8; 32]>,
@@ -227,7 +227,7 @@ pub(super) type PeerNumbers = Arc<dyn Fn(&PublicKey) -> Option<usize> + Send + S
 /// The block log, for peers that come late.
 pub(super) type Log = Arc<Mutex<BlockLog>>;
 
-/// What peers may cause, each per peer.
+/// Rate limits of each peer.
 struct Meters {
     offered_calls: Meter,
     offered_bytes: Meter,
@@ -392,18 +392,19 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         }
     }
 
-    /// An error is the peer's fault: it handed on what it cannot have verified.
+    /// An error is the peer's fault: it forwarded a call that it cannot have verified.
     fn offered(&self, place: usize, signed: SignedIngress) -> Result<(), String> {
-        // Each member has the answers to outcalls by itself, or asks for them.
+        // Each member has the answers to outcalls itself, or requests them.
         if OutcallAnswer::is_in(&signed) {
-            return Err("nobody offers answers to outcalls".into());
+            return Err("answers to outcalls must not be offered".into());
         }
         let (id, validity) = self.envelopes.claim(&signed)?;
         // Clocks differ, and a call may have been under way for long.
         if !validity.holds(self.clock.now()) {
             return Ok(());
         }
-        // A full pool is no fault of the peer's, and no loss: a block that names the call gets it.
+        // A full pool is not the peer's fault, and nothing is lost: a block that names the call
+        // gets it.
         let room = self.pool.would_take(Source::Peer(place), &id, signed.accounted_bytes());
         if room != Ok(Submitted::New) {
             return Ok(());
@@ -411,7 +412,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         self.envelopes.verify(&signed)?;
         if self.pool.submit_from(Source::Peer(place), id, validity, signed).is_ok() {
             self.arrived.notify_waiters();
-            // Whoever leads may be waiting for something to propose.
+            // The leader may be waiting for calls to propose.
             self.pool.tell();
         }
         Ok(())
@@ -419,7 +420,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
 
     fn given(&self, from: &PublicKey, calls: Vec<Given>, now: SystemTime) {
         for Given { digest, signed } in calls {
-            // What was asked of this peer was granted when it was asked.
+            // The rate for calls requested of this peer was granted with the request.
             if !self.meters.lock().given_bytes.spend(from, signed.envelope.len() as u64, now) {
                 self.blame.too_much(from, "calls given that were not asked for", now);
                 return;
@@ -505,8 +506,8 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
         self.waiting(name).or_else(kept).or_else(stored)
     }
 
-    /// All calls of a block, in its order, once they are there: asked of `first` and then of
-    /// everybody, again and again. `height` if the block is final.
+    /// All calls of a block, in its order, once they are present: requested from `first` and then
+    /// repeatedly from all peers. `height` if the block is final.
     pub(super) async fn gather(
         &self,
         clock: &impl Clock,
@@ -573,7 +574,7 @@ impl<S: Sender<PublicKey = PublicKey>> Calls<S> {
     }
 
     /// Makes the calls of a block of this height and time durable, if it may hold them: then it may
-    /// be voted for. Checks signatures and waits for the disk, so it is no work for a thread that
+    /// be voted for. Checks signatures and waits for the disk, so it must not run on a thread that
     /// carries votes.
     pub(super) fn keep(
         &self,
@@ -675,7 +676,7 @@ pub(super) fn old_calls() -> (OldCalls, OldRequests) {
 }
 
 impl OldCalls {
-    /// What does not fit is dropped: the peer asks again.
+    /// Requests that do not fit are dropped: the peer repeats them.
     fn ask(&mut self, to: &PublicKey, height: Height, digests: BTreeSet<[u8; 32]>) {
         let mut waiting = self.waiting.lock();
         let count = waiting.get(to).copied().unwrap_or_default();
@@ -909,7 +910,7 @@ mod tests {
             postcard::from_bytes(message.as_ref()).unwrap()
         }
 
-        /// Until everything that is under way was looked at.
+        /// Until everything under way was processed.
         async fn settle(&self) {
             self.context.sleep(Duration::from_millis(50)).await;
         }
@@ -919,6 +920,7 @@ mod tests {
         Message::Give(Bounded(vec![Given { digest, signed: signed.clone() }]))
     }
 
+    // Promise: P18 - A peer that sends a wrong envelope is blocked, and another peer supplies it.
     #[test]
     fn a_lying_peer_is_cut_off_and_the_named_envelope_is_had_from_another() {
         bench(|mut bench| async move {
@@ -944,7 +946,7 @@ mod tests {
                 [bench.peers[0].0.clone()],
                 "it stated a digest and sent other bytes"
             );
-            // Then everybody is asked.
+            // Then all peers are asked.
             let Message::Want { .. } = bench.hears(1).await else { panic!("no request") };
             bench.says(1, &give(wanted.digest, &named));
             let gathered = gathering.await.unwrap();
@@ -1000,7 +1002,7 @@ mod tests {
             bench.settle().await;
             assert_eq!(sizes(&bench), (0, 0));
             assert_eq!(*bench.cut.lock(), []);
-            // Nobody asked for any of it, and it goes on.
+            // The calls were not requested, and the peer keeps sending them.
             for _ in 0..2_000 {
                 bench.says(0, &give(name(&unwanted).digest, &unwanted));
             }
@@ -1009,6 +1011,7 @@ mod tests {
         });
     }
 
+    // Promise: P18 - Requested envelopes are bounded.
     #[test]
     fn what_is_wanted_is_bounded() {
         bench(|bench| async move {
@@ -1028,6 +1031,7 @@ mod tests {
         });
     }
 
+    // Promise: P18 - Ingress offers are counted before their signatures are verified.
     #[test]
     fn offers_are_counted_before_they_are_verified_and_a_false_one_is_its_senders_fault() {
         bench(|mut bench| async move {
@@ -1059,6 +1063,7 @@ mod tests {
         });
     }
 
+    // Promise: P18 - A message that does not decode counts against its sender.
     #[test]
     fn a_message_that_does_not_decode_is_its_senders_fault() {
         bench(|mut bench| async move {

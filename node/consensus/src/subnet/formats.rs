@@ -13,6 +13,7 @@ use super::{
 };
 use crate::block_log;
 
+// Promise: P8 - Messages between members keep the bytes of their version.
 #[test]
 fn messages_between_members_have_the_bytes_of_their_version() {
     let check = |format, samples: Vec<_>, pinned| check(format, wire::VERSION, &samples, pinned);
@@ -22,6 +23,7 @@ fn messages_between_members_have_the_bytes_of_their_version() {
     check("messages of state sync", state_sync::samples(), "3185b29dfca553f21406529ac0a5eac3");
 }
 
+// Promise: P8 - Blocks keep the bytes of their version.
 #[test]
 fn a_block_has_the_bytes_of_its_version() {
     let name = CallName { id: IngressId([6; 32]), digest: [7; 32], bytes: 70_000 };
@@ -38,6 +40,7 @@ fn a_block_has_the_bytes_of_its_version() {
     check("a block", wire::VERSION, &samples, "353d75cb00e3fd995af1641fef607639");
 }
 
+// Promise: P8 - Block log and journal keep the bytes of their version.
 #[test]
 fn files_of_agreement_have_the_bytes_of_their_version() {
     let (version, samples) = block_log::samples();

@@ -1,8 +1,9 @@
-//! Whether all members run with the same limits, as far as what a batch comes to depends on them.
+//! Checks that all members have the same limits, as far as the result of a batch depends on them.
 //!
-//! Members that do not would execute the same block to different states, sooner or later. So each
-//! tells the others its limits when it starts, and asks for theirs until it heard them. Who differs
-//! is named, with the limit; a node that differs from more others than can be wrong ends.
+//! Members with different limits would sooner or later execute the same block to different states.
+//! So each sends the others its limits when it starts, and asks for theirs until it received them.
+//! A member that differs is named, with the limit; a node that differs from more others than can be
+//! faulty ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +12,7 @@ use thiserror::Error;
 
 use super::wire;
 
-/// Longest list of limits that is looked at.
+/// Longest list of limits that is read.
 pub(super) const LIMITS_MAX: usize = 512;
 /// Limits named in one message.
 const NAMED_MAX: usize = 5;
@@ -59,7 +60,7 @@ impl Greeting {
             .collect()
     }
 
-    /// A peer told its limits; who is no member does not count, and who was one no longer does.
+    /// A peer sent its limits. Nodes that are not members do not count, former members included.
     pub(super) fn heard(
         &mut self,
         from: &PublicKey,
@@ -125,12 +126,12 @@ mod tests {
         greeting.heard(&peer(2), limits(50), &members).unwrap();
         greeting.heard(&peer(3), limits(60), &members).unwrap();
         assert_eq!(greeting.missing(members.clone()), [peer(4)]);
-        // The same again is no further member.
+        // The same member again does not count twice.
         greeting.heard(&peer(3), limits(60), &members).unwrap();
         let error = greeting.heard(&peer(4), vec![], &members).unwrap_err();
         assert_eq!(error.members, 2);
         assert!(error.to_string().contains("a.rounds is 50 here and absent there"), "{error}");
-        // Whoever was started again with the right ones is no longer counted.
+        // A member that was restarted with the right limits is no longer counted.
         greeting.heard(&peer(3), limits(50), &members).unwrap();
         assert_eq!(greeting.differing.len(), 1);
     }
@@ -140,7 +141,7 @@ mod tests {
         let peer = |number: u8| key::node_key(&[number; 32]).unwrap().public_key();
         let limits = |rounds: u64| vec![("a.rounds".to_owned(), rounds)];
         let mut greeting = Greeting::new(peer(1), limits(50));
-        // Members come and go, each with limits of its own: with one at a time nobody is
+        // Members come and go, each with different limits: with one at a time no member is
         // outnumbered, and all are heard.
         for newest in 5..60 {
             let members: Vec<_> = [1, 2, 3, newest].map(peer).into();

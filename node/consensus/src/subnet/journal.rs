@@ -1,25 +1,25 @@
 //! Calls of blocks this node voted for, on disk before the vote.
 //!
-//! A vote says that the block can be executed. Were its calls in memory only, all nodes losing
-//! power at once would leave a final block that nobody can execute, and the chain would stand for
-//! ever. So whoever votes has the calls on disk, and 2f+1 vote for each final block.
+//! A vote states that the block can be executed. Were its calls in memory only, all nodes losing
+//! power at once would leave a final block that no node can execute, and the chain would halt for
+//! good. So each voter has the calls on disk, and 2f+1 vote for each final block.
 //!
 //! One record file ([`disk::records`]). A call is in it once, however many blocks name it, by the
-//! digest of its envelope: two envelopes of one request are two calls here. With it stands the
+//! digest of its envelope: two envelopes of one request are two calls here. It is stored with the
 //! greatest height of a block that names it and was voted for; a vote at a greater height adds a
-//! short record. A call leaves when the block of that height is in the block log, because then the
-//! blocks that name it are in the log or can never become final, or when it is void. So blocks that
-//! were voted for and lost their round do not fill the journal. The file is written again when more
-//! than [`DEAD_BYTES`] of it are calls that left; until then they come back with a restart
-//! and leave soon, which does no harm. A write that a crash tore is cut off: the vote had not been
-//! cast.
+//! short record. A call is removed when the block of that height is in the block log, because then
+//! the blocks that name it are in the log or can never become final, or when it is void. So blocks
+//! that were voted for and lost their round do not fill the journal. The file is rewritten when
+//! more than [`DEAD_BYTES`] of it are removed calls; until then they return with a restart and are
+//! removed soon after, which is harmless. A write that a crash tore is truncated: the vote had not
+//! been cast.
 //!
-//! Damage is told in the log, and every record that can be read is kept, those behind it too. A
-//! call that cannot be read is one copy less of the 2f+1 that its block's votes stand for: it is
-//! asked of the others like any that did not arrive, so the node goes on. After a failed sync the
-//! file is written anew before the next vote.
+//! Damage is logged, and every record that can be read is kept, later ones included. A call that
+//! cannot be read is one copy less of the 2f+1 that its block's votes stand for: it is requested
+//! from the others like any that did not arrive, so the node continues. After a failed sync the
+//! file is rewritten before the next vote.
 //!
-//! Bounded: beyond `bytes_max` of live calls nothing is taken, and the vote waits.
+//! Bounded: above `bytes_max` of live calls nothing is accepted, and the vote waits.
 
 use std::{
     collections::BTreeMap,
@@ -89,7 +89,7 @@ pub(super) struct Journal {
     bytes_max: u64,
 }
 
-/// What is in the file and counts.
+/// Valid contents of the file.
 #[derive(Default)]
 struct Kept {
     /// By the digest of the envelope.
@@ -165,8 +165,8 @@ impl Journal {
         Ok(())
     }
 
-    /// The block of this height and time is in the block log: lets go of calls that no later block
-    /// voted for names, and of all that are void. Waits for the disk.
+    /// The block of this height and time is in the block log: drops the calls that no later block
+    /// voted for names, and all that are void. Waits for the disk.
     pub(super) fn passed(&self, height: Height, time: Time) -> io::Result<()> {
         let mut file = self.file.lock();
         let live_bytes = {
@@ -196,7 +196,7 @@ impl Journal {
 }
 
 impl Kept {
-    /// The records that these calls need beside what is kept.
+    /// The records that these calls need in addition to those that are kept.
     fn missing(&self, calls: Vec<KeptCall>, bytes_max: u64) -> io::Result<Vec<Record>> {
         let mut records = Vec::new();
         let mut added = 0;
@@ -359,6 +359,7 @@ mod tests {
         assert!(numbers(&journal).is_empty(), "void calls leave");
     }
 
+    // Promise: P17 - Calls of blocks that did not become final are released with their height.
     #[test]
     fn calls_of_blocks_that_did_not_become_final_leave_with_their_height() {
         let folder = tempfile::tempdir().unwrap();
@@ -389,6 +390,7 @@ mod tests {
         assert_eq!(journal.get(&large.name).map(|(signed, _)| signed), Some(large.signed));
     }
 
+    // Promise: P17 - The journal file is bounded by its live records.
     #[test]
     fn the_file_is_bounded_by_what_is_live() {
         let folder = tempfile::tempdir().unwrap();
@@ -403,11 +405,13 @@ mod tests {
         }
         assert_eq!(numbers(&journal), [0]);
         drop(journal);
-        // What left lately may still be in the file: it is looked at again, and leaves again.
+        // Calls that were removed recently may still be in the file: they are read again, and
+        // removed again.
         let live = numbers(&open(&path, 1 << 20));
         assert!(live.contains(&0) && live.len() < 30, "{live:?}");
     }
 
+    // Promise: P17 - Calls beyond the bound of the journal are refused with the bound.
     #[test]
     fn more_than_the_bound_is_refused_by_name() {
         let folder = tempfile::tempdir().unwrap();
@@ -421,6 +425,7 @@ mod tests {
         journal.keep(vec![at(2, 1, 500, 9)]).unwrap();
     }
 
+    // Promise: P6 - Every intact record behind damage in the journal is kept.
     #[test]
     fn behind_damage_every_good_record_is_kept() {
         let folder = tempfile::tempdir().unwrap();
@@ -443,10 +448,11 @@ mod tests {
             let kept = numbers(&open()).len();
             let least = if bit / 8 < HEADER_BYTES as usize { 0 } else { 4 };
             assert!(kept >= least, "bit {bit}: {kept} of 5 calls are left");
-            assert_eq!(numbers(&open()).len(), kept, "damage is told once");
+            assert_eq!(numbers(&open()).len(), kept, "damage is reported once");
         }
     }
 
+    // Promise: P6 - The journal of calls keeps what a vote depends on in 100 histories of failures.
     #[test]
     fn what_a_vote_stands_for_survives_failed_syncs_and_a_power_cut() {
         for seed in 0..100_u64 {

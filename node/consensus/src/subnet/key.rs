@@ -1,11 +1,11 @@
-//! The subnet's key as the engine wants it.
+//! The subnet's key in the engine's types.
 //!
 //! One key serves both ends: the engine's votes and certificates, and the certificates clients
-//! verify. Both are BLS signatures in G1 by shares of the same polynomial; what keeps one from
-//! passing for the other is the tag messages are hashed to the curve under: `..._POP_` with the
-//! engine's namespace here, `..._NUL_` with the Internet Computer's separator there. One key means
-//! one generation, one resharing and one thing to verify at genesis; a second would buy nothing, as
-//! whoever holds 2f+1 shares of either has the subnet anyway.
+//! verify. Both are BLS signatures in G1 by shares of the same polynomial; they are separated by
+//! the tag with which messages are hashed to the curve: `..._POP_` with the engine's namespace
+//! here, `..._NUL_` with the Internet Computer's separator there. One key means one generation, one
+//! resharing and one thing to verify at genesis; a second would buy nothing, as an attacker with
+//! 2f+1 shares of either controls the subnet anyway.
 
 use commonware_codec::{Copying, Decode, DecodeExt, Error, Write};
 use commonware_cryptography::{
@@ -30,12 +30,12 @@ const POINT: usize = 96;
 /// Why the engine cannot sign with what it was given.
 #[derive(Debug, Error)]
 pub enum KeyError {
-    /// Bytes that are no key.
+    /// Bytes that are not a valid key.
     #[error("{what} of the subnet key does not decode: {reason}")]
     Decode {
         /// The part of the key that does not fit.
         what: &'static str,
-        /// What is wrong with it.
+        /// Why it is invalid.
         reason: String,
     },
     /// Parts of different keys.

@@ -8,8 +8,7 @@ use super::published::Progress;
 
 /// Blocks behind at which a node says so.
 const BEHIND: u64 = 20;
-/// Without progress for so long it is not by blocks that a node comes closer: see
-/// [`super::state_sync`].
+/// Without progress for this time, blocks do not bring a node closer: see [`super::state_sync`].
 const STUCK: Duration = Duration::from_secs(20);
 /// Minimum interval between two warnings.
 const SAY_AGAIN: Duration = Duration::from_secs(10);

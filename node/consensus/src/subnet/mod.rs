@@ -6,13 +6,13 @@
 //!    application -> engine (simplex, marshal) -> delivery -> driver (the seam) -> execution
 //! ```
 //!
-//! Agreement is the work of commonware's simplex with threshold signatures; marshal stores what is
-//! agreed on and fetches what is missing. Everything here but [`network`] is generic in runtime and
-//! network, and none of it knows what a call means.
+//! Agreement is done by commonware's simplex with threshold signatures; marshal stores the blocks
+//! that are agreed on and fetches missing ones. Everything here but [`network`] is generic in
+//! runtime and network, and none of it knows what a call means.
 //!
-//! What is durable when: the engine's own journal keeps a node from voting twice; a block is in the
-//! block log, synced, before its execution begins and before marshal hears that it was taken; so
-//! whatever a certificate covers is in the logs of the 2f+1 nodes that signed it.
+//! Durability: the engine's own journal keeps a node from voting twice; a block is in the block
+//! log, synced, before its execution begins and before it is acknowledged to marshal; so everything
+//! that a certificate covers is in the logs of the 2f+1 nodes that signed it.
 
 mod application;
 mod block;
@@ -102,7 +102,8 @@ const INPUT_MAX: usize = 8;
 const COMMANDS_MAX: usize = 2;
 /// State roots that wait to be signed: the driver waits beyond.
 const EXECUTED_MAX: usize = 8;
-/// Blocks are kept at least down to the older of so many checkpoints, for a start from either.
+/// Blocks are kept at least down to the older of this number of checkpoints, for a start from
+/// either.
 const CHECKPOINTS_KEPT: usize = 2;
 /// Blocks whose calls may wait on disk between a vote for them and their being in the block log.
 const JOURNAL_BLOCKS: u64 = 8;
@@ -113,7 +114,7 @@ struct Retention {
     block_bytes: u64,
 }
 
-/// What the engine tells the driver.
+/// Messages of the engine to the driver.
 enum Input {
     Block(Delivered),
     Certified(Certificate),
@@ -121,7 +122,7 @@ enum Input {
     /// The blocks that are needed are kept nowhere any more.
     Behind(Box<Behind>),
     Differs(LimitsDiffer),
-    /// This node is no member from here on, or cannot be.
+    /// This node is not a member from here on, or cannot be.
     Left(Height),
     /// Something outside changed: look.
     Wake,
@@ -135,7 +136,7 @@ struct Delivered {
     pub(crate) durable: oneshot::Sender<()>,
 }
 
-/// What a node must know to take part.
+/// Configuration of a member.
 pub struct SubnetConfig {
     /// The Ed25519 secret that this node is known by to its peers.
     pub node_secret: Zeroizing<[u8; 32]>,
@@ -145,7 +146,7 @@ pub struct SubnetConfig {
     pub key: Option<SubnetKey>,
     /// This node's shares.
     pub keys: Box<dyn KeyStore>,
-    /// What resharing may use of the machine.
+    /// Resources of the machine for resharing.
     pub arithmetic: Arithmetic,
     /// Limits that all members must have alike.
     pub agreed: Vec<(String, u64)>,
@@ -178,7 +179,7 @@ pub enum StartError {
     Listen {
         /// The address that this node was to wait on.
         listen: SocketAddr,
-        /// What the system said.
+        /// Error of the operating system.
         error: std::io::Error,
     },
     /// This node's share of the key cannot be had.
@@ -219,13 +220,13 @@ pub struct Subnet {
     executed: mpsc::Sender<Executed>,
     commands: mpsc::Sender<Command>,
     states: Option<Arc<dyn StateServer>>,
-    /// Where agreement goes on above the state that was offered last.
+    /// The floor above the state that was offered last: the block from which consensus continues.
     floor: Option<Floor>,
     floor_path: PathBuf,
     replay: Option<Replay>,
     /// Height of the last batch handed out.
     height: Height,
-    /// What the batch handed out last had been recorded to give.
+    /// Recorded result of the batch handed out last.
     recorded: Option<Recorded>,
     /// A block that the log did not take.
     unlogged: Option<Delivered>,
@@ -242,7 +243,7 @@ struct Clients {
     envelopes: Arc<dyn Envelopes>,
 }
 
-/// A handle that tells how far the subnet is.
+/// A handle that reports the subnet's progress.
 #[derive(Clone)]
 pub struct SubnetStatus(Arc<Published>, Arc<Resharing>);
 
@@ -257,7 +258,7 @@ impl SubnetStatus {
         self.0.signed.borrow().heard.clone()
     }
 
-    /// How far state sync is, while it goes on.
+    /// Progress of state sync, while it runs.
     pub fn state_sync(&self) -> Option<SyncProgress> {
         *self.0.state_sync.borrow()
     }
@@ -370,13 +371,13 @@ impl Engine {
 
 impl Subnet {
     /// A member over any runtime and network: [`Subnet::start`] is this on the machine's runtime
-    /// and on sockets. The engine is to be run beside whatever drives the subnet; either ends
+    /// and on sockets. The engine must run concurrently with the driver of the subnet; either ends
     /// with the other.
     ///
     /// `config.listen` and `config.addresses` are not used.
     ///
     /// # Errors
-    /// When its keys, its block log or what it stored of its votes cannot be read.
+    /// If its keys, its block log or its stored votes cannot be read.
     #[expect(
         clippy::too_many_lines,
         reason = "wiring: every part is made once, in the order in which they need each other"
@@ -393,7 +394,7 @@ impl Subnet {
         let public_key = config.genesis.committee().public_key;
         let genesis = Block::genesis(public_key.as_bytes(), config.genesis_time);
         if log.last().is_some_and(|last| last < resume_from) {
-            // The state was fetched from peers: blocks below it serve nobody, and between them
+            // The state was fetched from peers: blocks below it serve no purpose, and between them
             // and the next there is a gap.
             log.clear()?;
         }
@@ -518,7 +519,7 @@ impl Subnet {
         Ok((subnet, prepared))
     }
 
-    /// Tells how far the subnet is.
+    /// Reports the subnet's progress.
     pub fn status(&self) -> SubnetStatus {
         SubnetStatus(self.published.clone(), self.resharing.clone())
     }
@@ -572,7 +573,7 @@ impl Subnet {
                         self.unlogged = Some(delivered);
                         return Err(error.into());
                     }
-                    // Nobody waits when the engine ended, which the next call finds out.
+                    // The receiver is gone if the engine ended, which the next call detects.
                     let _ = delivered.durable.send(());
                     return self.hand_out(&delivered.block, None);
                 }
@@ -638,9 +639,9 @@ impl Subnet {
         fetched.await.map_err(|_| ConsensusError::EngineEnded)
     }
 
-    /// Blocks at and below are needed by nobody: this node has two checkpoints above them, and so
-    /// has every state that is shown to others. Blocks above are kept for peers as far as the
-    /// limits go.
+    /// Blocks at and below this height are not needed: this node has two checkpoints above them,
+    /// and so has every state that is served to others. Blocks above are kept for peers as far as
+    /// the limits allow.
     fn retention_floor(&self) -> Option<Height> {
         if self.checkpoints.len() < CHECKPOINTS_KEPT {
             return None;
@@ -656,7 +657,7 @@ impl Subnet {
     }
 }
 
-/// What [`crate::adversary`] hands out.
+/// Items for [`crate::adversary`].
 pub(crate) mod forms {
     use super::{KeyError, Summary, key, scheme};
 
@@ -674,7 +675,7 @@ pub(crate) mod forms {
     }
 }
 
-/// What [`crate::fuzz`] calls.
+/// Items for [`crate::fuzz`].
 pub(crate) mod decoders {
     use commonware_codec::{Decode as _, Encode as _};
 
@@ -765,7 +766,7 @@ impl Drop for Subnet {
         if let Some(engine) = self.engine.take()
             && engine.join().is_err()
         {
-            tracing::error!("the consensus engine ended with a defect; its message stands above");
+            tracing::error!("the consensus engine ended with a defect; see its message above");
         }
     }
 }

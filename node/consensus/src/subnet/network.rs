@@ -58,7 +58,7 @@ const ROOTS: u64 = 6;
 const SYNC: u64 = 7;
 const OUTCALLS: u64 = 8;
 
-/// Largest message besides a call: names, shares, headers.
+/// Largest message other than a call: names, shares, headers.
 const OVERHEAD_BYTES: usize = 4 << 10;
 /// Messages of the engine itself are never larger.
 const MESSAGE_BYTES_MIN: usize = 512 << 10;
@@ -67,7 +67,7 @@ const MESSAGE_BYTES_MIN: usize = 512 << 10;
 /// be behind.
 const SYNCHRONY: Duration = Duration::from_secs(30);
 const HANDSHAKE_AGE: Duration = SYNCHRONY;
-/// A clock that differs is told of this often. Others try to connect every few seconds.
+/// Interval of reports on a differing clock. Other nodes try to connect every few seconds.
 const TELL_OF_CLOCKS_EVERY: Duration = Duration::from_secs(60);
 
 /// Messages that wait for a peer which takes none: they are held for each such peer, whatever their
@@ -75,12 +75,12 @@ const TELL_OF_CLOCKS_EVERY: Duration = Duration::from_secs(60);
 const OUTBOUND_MAX: NonZeroUsize = NZUsize!(8);
 /// Room for peers at least.
 const PEERS_MIN: usize = 8;
-/// A peer that takes or sends nothing for so long is cut off.
+/// A peer that takes or sends nothing for this time is cut off.
 const SILENCE: Duration = Duration::from_secs(15);
 
-/// Tells the time to the other side of a handshake: that has to be the wall clock's, as it is now.
-/// Where the other side's differs by too much, no connection is made, and that is said: a node whose
-/// clock stands still, as after its machine was paused, would only seem to have no peers.
+/// Sends the time to the other side of a handshake: the current wall-clock time is required. If the
+/// other side's time differs by too much, no connection is made, and this is logged: a node whose
+/// clock stands still, as after its machine was paused, would otherwise only seem to have no peers.
 #[derive(Clone)]
 struct ByWallClock {
     handshake: Sake<PrivateKey>,
@@ -108,8 +108,8 @@ impl ByWallClock {
     }
 }
 
-/// What is said of a handshake that failed because of clocks. The time is what the other side says:
-/// it was not verified.
+/// Log text of a handshake that failed because of clocks. The time is the other side's claim: it
+/// was not verified.
 fn clock_words(error: &sake::Error) -> Option<String> {
     let sake::Error::HandshakeError(HandshakeError::InvalidTimestamp(theirs, within)) = error
     else {
@@ -195,15 +195,15 @@ pub(super) fn address(text: &str) -> Result<Address, StartError> {
     let (host, port) = text.rsplit_once(':').ok_or_else(bad)?;
     let port = port.parse().map_err(|_| bad())?;
     let host = Hostname::new(host).map_err(|_| bad())?;
-    // Whoever connects from there shows who it is by its key; where from is not checked.
+    // Peers that connect from there authenticate by their key; the source address is not checked.
     let egress = SocketAddr::from(([0, 0, 0, 0], port));
     Ok(Address::Asymmetric { ingress: Ingress::Dns { host, port }, egress })
 }
 
-/// Whom to connect to: the members, and those who are to be members next, who may have to fetch the
+/// Peers to connect to: the members, and the members of the next epoch, which may have to fetch the
 /// state.
 ///
-/// At most `peers_max`: queues are made for so many when the node starts.
+/// At most `peers_max`, the number of queues made at the start of the node.
 fn peers(
     summary: &Summary,
     addresses: &BTreeMap<String, Address>,
@@ -235,13 +235,13 @@ fn distinct(summary: &Summary) -> Vec<&NodeRecord> {
     members.iter().chain(summary.next_members().iter().filter(|node| !is_member(node))).collect()
 }
 
-/// Tells the driver when it is dropped that the engine is over: others hold on to its channel, so
-/// that this would not show by itself.
+/// Notifies the driver on drop that the engine ended: others hold on to its channel, so that the
+/// end would not show otherwise.
 struct TellsEnd(mpsc::Sender<Input>);
 
 impl Drop for TellsEnd {
     fn drop(&mut self) {
-        // A sender has a place of its own in the channel. A driver that is gone needs no telling.
+        // Each sender has a reserved slot in the channel. A driver that is gone needs no notice.
         let _ = self.0.try_send(Input::Ended);
     }
 }
@@ -282,7 +282,7 @@ impl Subnet {
             .collect::<Result<_, StartError>>()?;
         let (key, listen, directory) =
             (key::node_key(&config.node_secret)?, config.listen, config.directory.clone());
-        // The engine opens its own: this one is to have the answer now, and in words.
+        // The engine opens its own listener: this one reports an error immediately.
         drop(TcpListener::bind(listen).map_err(|error| StartError::Listen { listen, error })?);
         let call_bytes =
             usize::try_from(config.call_bytes).unwrap_or(usize::MAX / 2) + OVERHEAD_BYTES;
@@ -350,8 +350,8 @@ fn run<L: SenderLayer>(network: Network, prepared: Engine, layer: L) {
             }
         });
 
-        // What arrives and is not taken yet is bounded per channel by burst times peers: small
-        // where messages are large.
+        // Messages that arrive and are not taken yet are bounded per channel by burst times peers:
+        // small where messages are large.
         let small = Quota::per_second(NZU32!(512)).allow_burst(NZU32!(64));
         let large = |per_second: u32, burst: u32| {
             let nonzero = |n| NonZeroU32::new(n).unwrap_or(NonZeroU32::MIN);

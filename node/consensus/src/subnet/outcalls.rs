@@ -1,27 +1,27 @@
-//! Outcalls between members: shares of the subnet's signature on what each found out.
+//! Outcalls between members: shares of the subnet's signature on each member's answers.
 //!
 //! ```text
-//! this node's answer -> share, told to all -> shares of 2f+1 members on one answer -> pool -> block
-//!                                          -> no answer can get so many -> shares on that -> block
+//! this node's answer -> share, sent to all -> shares of 2f+1 members on one answer -> pool -> block
+//!                                          -> no answer can get 2f+1 -> shares on that -> block
 //! ```
 //!
-//! Each member signs the first answer it has to a request, and says so again every second while the
-//! request is open, so what is lost comes again. When no answer can reach the threshold any more,
-//! whatever those say that were not heard, a member signs that too: an answer of its own form, the
-//! same on all members. Both may come together, where a member sends different shares to different
+//! Each member signs its first answer to a request, and repeats the share every second while the
+//! request is open, so that lost messages are replaced. When no answer can reach the threshold any
+//! more, whatever the unheard members say, a member signs that too: a separate form of answer, the
+//! same on all members. Both may occur together, where a member sends different shares to different
 //! peers; the one in a block first counts.
 //!
-//! A request that one member makes alone is answered by that member: it sends its answer to all, and
-//! they sign that it is that member's answer, if it is within the bounds of the request, whether they
-//! have room to keep it or not. It sends shares first, then as many answers as others take of it in
-//! that time; what the network did not take follows as soon as it does, and what did not come to it
-//! comes next ([`due`]).
+//! A request that one member makes alone is answered by that member: it sends its answer to all
+//! members, and they sign that it is that member's answer, if it is within the bounds of the
+//! request, whether they have room to keep it or not. It sends shares first, then as many answers
+//! as others accept of it in that time; answers that the network did not take follow as soon as it
+//! does, and those whose turn did not come are next ([`due`]).
 //!
-//! Whose share proves false is cut off for a while, and nothing of it counts while the committee is
-//! the same.
+//! A member whose share is invalid is cut off for a while, and its shares do not count while the
+//! committee is the same.
 //!
-//! Shares are of one committee; when another begins, all of them are made anew. Who lacks an answer
-//! that a block names asks for it, as for a call.
+//! Shares are valid for one committee; when another begins, all of them are made anew. A member
+//! that lacks an answer that a block names requests it, as for a call.
 //!
 //! # Bounds
 //!
@@ -67,25 +67,25 @@ const REPEAT: Duration = Duration::from_millis(1_000);
 const GO_ON: Duration = Duration::from_millis(20);
 /// Shares in one message.
 const SHARES_MAX: usize = 256;
-/// What this node signs of one request: an answer, and that there is none.
+/// Shares of this node on one request: on an answer, and on a divergence.
 const SHARES_OF_ONE: usize = 2;
-/// Bytes of a message: the largest answer, what its encoding has beside, and numbers.
+/// Largest message in bytes: the largest answer, the overhead of its encoding, and numbers.
 const MESSAGE_BYTES_MAX: usize = OUTCALL_RESPONSE_BYTES as usize + 2_048;
-/// Shares of requests that this node does not know yet are kept for so many numbers.
+/// Shares of requests that this node does not know yet are kept for this range of numbers.
 const AHEAD: u64 = 64;
-/// Each member says two things of each request every second, and there may be thousands.
+/// Each member sends two shares on each request every second, and there may be thousands.
 const SHARES_RATE: Rate = Rate { per_second: 10_000, burst: 20_000 };
 /// A member that asks alone sends its answers every second until they are agreed on.
 const ANSWERS_RATE: Rate =
     Rate { per_second: 4 * OUTCALL_RESPONSE_BYTES, burst: 8 * OUTCALL_RESPONSE_BYTES };
-/// What an answer has in its message beside its payload.
+/// Encoded bytes of an answer in addition to its payload.
 const ANSWER_BESIDE_BYTES: u64 = 64;
 
 #[derive(Serialize, Deserialize)]
 enum Message {
     /// Of the committee that begins to sign at `from`.
     Shares { from: Height, shares: Bounded<Share, SHARES_MAX> },
-    /// What the sender found out alone.
+    /// The sender's answer to a request that it makes alone.
     Answer(OutcallAnswer),
 }
 
@@ -123,7 +123,7 @@ pub(super) fn samples() -> Vec<(&'static str, Vec<u8>)> {
     .into()
 }
 
-/// What members say of one request.
+/// Shares of the members on one request.
 #[derive(Default)]
 struct Collected {
     /// On answers, one of each member.
@@ -220,7 +220,8 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         }
     }
 
-    /// Signs what this node knows and did not sign, and tells it; everything, if it is said `again`.
+    /// Signs the answers that this node knows and has not signed, and sends the shares; all shares,
+    /// if `again`.
     fn look(&mut self, again: bool) {
         let newest = self.terms.newest();
         if newest.as_ref().map(|(from, _)| *from) != self.committee.as_ref().map(|(from, _)| *from)
@@ -279,7 +280,7 @@ impl<S: Sender<PublicKey = PublicKey>> Agreement<S> {
         true
     }
 
-    /// Whether all answers are on their way that may be told now.
+    /// Sends the answers that may be sent now. Returns whether all of them were.
     fn tell_answers(&mut self) -> bool {
         while let Some(id) = self.due.next_answer() {
             let Some(bytes) = self.outcalls.kept(id, |answer| answer.payload.len()) else {
@@ -448,7 +449,7 @@ fn room<S: LimitedSender<PublicKey = PublicKey>>(sender: &mut S) -> Option<S::Ch
     sender.check(Recipients::All).ok()
 }
 
-/// Whoever is not there gets nothing, and is told again.
+/// Peers that are not connected miss the message; it is repeated.
 fn send(sender: impl CheckedSender<PublicKey = PublicKey>, message: &Telling) {
     if sender.recipients().is_empty() {
         return;
@@ -485,7 +486,7 @@ impl Collected {
         self.answers.contains_key(&place) || self.divergence.contains_key(&place)
     }
 
-    /// What was said of a request before this node knew how its divergence is called.
+    /// Moves shares on the divergence that arrived before this node knew its digest.
     fn sort_out(&mut self, divergence: &OutcallAnswer) {
         let digest = divergence.digest();
         let moved: Vec<_> = self.answers.iter().filter(|(_, it)| it.0 == digest).collect();
@@ -529,8 +530,8 @@ impl Collected {
         }
     }
 
-    /// Whether any answer may still come to be signed by enough members, whatever those say that were
-    /// not heard. Before it cannot, every share is looked at.
+    /// Whether enough members may still sign the same answer, whatever the unheard members say.
+    /// Before it returns false, every share is verified.
     fn can_agree(&mut self, term: &Term) -> bool {
         let (members, threshold) = (term.committee.shares.len(), term.committee.threshold as usize);
         let possible = |collected: &Self| {

@@ -141,7 +141,7 @@ impl Members {
         self.outcalls[place].answer(answer, held);
     }
 
-    /// What waits in each pool, verified.
+    /// The verified answers in each pool.
     async fn agreed(&self) -> Vec<Vec<OutcallAnswer>> {
         self.context.sleep(Duration::from_secs(5)).await;
         let read = |call: TakenCall| {
@@ -162,6 +162,7 @@ fn run<F: Future<Output = ()>>(test: impl FnOnce(Members) -> F) {
     });
 }
 
+// Promise: P12 - Three equal answers of four members are agreed on.
 #[test]
 fn what_three_found_is_agreed_on_and_the_fourth_has_nothing_to_add() {
     run(|members| async move {
@@ -173,7 +174,8 @@ fn what_three_found_is_agreed_on_and_the_fourth_has_nothing_to_add() {
         members.find(3, answer(7, "other"));
         let same = vec![answer(7, "same")];
         assert_eq!(members.agreed().await, [same.clone(), same.clone(), same, vec![]]);
-        // What is agreed on and taken holds no memory; the other waits until the request is over.
+        // An answer that is agreed on and taken holds no memory; the other waits until the request
+        // is over.
         assert_eq!(members.rooms.iter().map(Pool::used_bytes).collect::<Vec<_>>(), [0, 0, 0, 5]);
         members.open(&[8], None);
         assert_eq!(members.rooms[3].used_bytes(), 0);
@@ -181,6 +183,7 @@ fn what_three_found_is_agreed_on_and_the_fourth_has_nothing_to_add() {
     });
 }
 
+// Promise: P12 - Two and two answers are a divergence on all members.
 #[test]
 fn two_and_two_is_no_agreement_and_all_say_so() {
     run(|members| async move {
@@ -274,6 +277,7 @@ fn another_committee_signs_anew() {
     });
 }
 
+// Promise: P18 - Invalid shares of outcalls produce neither an answer nor a divergence.
 #[test]
 fn false_shares_make_no_answer_and_no_divergence() {
     let dealt = dealt(1);
@@ -308,6 +312,7 @@ fn false_shares_make_no_answer_and_no_divergence() {
     assert!(!split.can_agree(&term));
 }
 
+// Promise: P12 - Shares of answers are bounded per member.
 #[test]
 fn what_is_kept_of_shares_is_bounded() {
     run(|members| async move {
@@ -409,8 +414,8 @@ fn what_is_told_reads_as_a_message() {
     assert_eq!((from, shares.0), (Height(4), vec![share]));
 }
 
-/// Runs an agreement of the first member for this time, that nobody else takes part in, through a
-/// network that takes four messages at once; what the second hears meanwhile.
+/// Runs the first member's agreement alone for this time, through a network that takes four
+/// messages at once. Returns the messages that the second member receives.
 async fn heard(members: &Members, outcalls: Arc<Outcalls>, time: Duration) -> Vec<Message> {
     let quota = Quota::per_second(NZU32!(256)).allow_burst(NZU32!(4));
     let [first, second] = [0, 1].map(|place| members.oracle.control(keys()[place].clone()));
@@ -441,7 +446,7 @@ async fn heard(members: &Members, outcalls: Arc<Outcalls>, time: Duration) -> Ve
     told
 }
 
-/// Of the first member, which found the same answer to so many requests.
+/// Outcalls of the first member, which found the same answer to all these requests.
 fn outcalls_with(ids: &[u64], node: Option<Principal>) -> Arc<Outcalls> {
     let room = Pool::standalone("outcalls", 1 << 20);
     let outcalls = Arc::new(Outcalls::new(room.clone()));
@@ -454,6 +459,7 @@ fn outcalls_with(ids: &[u64], node: Option<Principal>) -> Arc<Outcalls> {
     outcalls
 }
 
+// Promise: P12 - Answers are sent at the speed of the network, in round-robin order.
 #[test]
 fn answers_are_told_as_fast_as_the_network_takes_them_and_all_in_turn() {
     run(|members| async move {
@@ -486,6 +492,7 @@ fn shares_of_many_requests_are_all_told_again() {
     });
 }
 
+// Promise: P12 - Members without room for an answer still sign the answers of others.
 #[test]
 fn an_answer_of_one_member_is_agreed_on_where_others_have_no_room_for_it() {
     run(|members| async move {

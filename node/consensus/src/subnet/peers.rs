@@ -1,10 +1,10 @@
-//! What one peer may cost this node, and what becomes of a peer that costs more.
+//! Limits on the work that one peer may cause, and the treatment of peers that exceed them.
 //!
-//! Every kind of work that a message can cause has a [`Meter`]: so much per second and peer, with a
-//! burst. What goes beyond is not done; honest members stay well below, since the same constants
-//! bound what they send, and what is not done for them comes again by other ways. A peer that goes
-//! on all the same, and one that sends what no honest member can send, is cut off: the network
-//! drops the connection and takes none from it for [`BLOCKED`].
+//! Every kind of work that a message can cause has a [`Meter`]: a rate per second and peer, with a
+//! burst. Work beyond it is not done. Honest members stay well below, since the same constants
+//! bound what they send, and work that is not done for them is made up by other ways. A peer that
+//! continues anyway, and one that sends a message that no honest member can send, is cut off: the
+//! network drops the connection and accepts none from it for [`BLOCKED`].
 //!
 //! Bounded: a meter remembers [`PEERS_MAX`] peers.
 
@@ -28,7 +28,7 @@ const STRIKES_MAX: i64 = 256;
 /// Refusals forgotten per second: more than an honest node that asks again and again brings about.
 const STRIKES_PER_SECOND: u64 = 16;
 
-/// What is granted is never more than so many bursts.
+/// Grants are limited to this number of bursts.
 const GRANTED_BURSTS: u64 = 4;
 
 /// How much of something a peer may cause.
@@ -41,7 +41,7 @@ pub(super) struct Rate {
 
 #[derive(Clone, Copy)]
 struct Bucket {
-    /// What is left; below zero after an amount that was larger than that.
+    /// Amount left; negative after an amount that was larger than that.
     level: i64,
     at: SystemTime,
 }
@@ -68,7 +68,7 @@ impl Meter {
         let gained = since.as_nanos().saturating_mul(u128::from(per_second)) / 1_000_000_000;
         if gained > 0 {
             let gained = i64::try_from(gained).unwrap_or(i64::MAX);
-            // What was granted above the burst stays.
+            // Grants above the burst remain.
             bucket.level = bucket.level.saturating_add(gained).min(burst.max(bucket.level));
             bucket.at = now;
         }
@@ -85,8 +85,8 @@ impl Meter {
         true
     }
 
-    /// What the peer may cause is more by `amount`, because this node asked for it; up to a few
-    /// bursts, as a peer that never answers must not save anything up.
+    /// Raises the amount that the peer may cause by `amount`, because this node requested it; up to
+    /// a few bursts, so that a peer that never answers cannot save up.
     pub(super) fn grant(&mut self, peer: &PublicKey, amount: u64, now: SystemTime) {
         let most =
             i64::try_from(self.rate.burst.saturating_mul(GRANTED_BURSTS)).unwrap_or(i64::MAX);
@@ -126,7 +126,7 @@ impl Blame {
         (self.cut)(peer);
     }
 
-    /// Something was not done for the peer because it caused too much of it. One that goes on is
+    /// Work was not done for the peer because it caused too much of it. A peer that continues is
     /// cut off.
     pub(super) fn too_much(&self, peer: &PublicKey, what: &str, now: SystemTime) {
         if !self.strikes.lock().spend(peer, 1, now) {
@@ -189,6 +189,7 @@ mod tests {
         }
     }
 
+    // Promise: P18 - A peer that floods is blocked, and occasional requests are served.
     #[test]
     fn who_floods_is_cut_off_and_who_asks_now_and_then_is_not() {
         let cut = Arc::new(Mutex::new(Vec::new()));

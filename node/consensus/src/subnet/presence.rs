@@ -1,12 +1,12 @@
-//! Who was heard of late, for the engine of an epoch that begins.
+//! Recently heard members, for the engine of an epoch that begins.
 //!
-//! The engine skips a leader it has not heard for some time, and one that has only begun has heard
-//! nobody: as soon as a quorum has spoken, the member that speaks last counts as gone. If that one
-//! leads the second round, some members give the round up at once and others vote for its block;
-//! neither side is a quorum, and the round lasts until its longest timeout. So who was heard within
-//! that time, in whichever epoch, counts as heard when the engine begins.
+//! The engine skips a leader it has not heard for some time, and a new engine has heard no member:
+//! as soon as a quorum has spoken, the member that speaks last counts as gone. If that one leads
+//! the second round, some members give the round up at once and others vote for its block; neither
+//! side is a quorum, and the round lasts until its longest timeout. So members that were heard
+//! within that time, in any epoch, count as heard when the engine begins.
 //!
-//! This moves a timeout and nothing else: which blocks get a vote does not depend on it.
+//! This affects a timeout only: which blocks get a vote does not depend on it.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -32,9 +32,9 @@ use super::{block::Digest, scheme::Scheme};
 pub(super) struct Presence<C> {
     clock: C,
     me: PublicKey,
-    /// Members silent for so long are skipped.
+    /// Members silent for this time are skipped.
     timeout: Duration,
-    /// Nobody can have been heard before.
+    /// No member can have been heard before.
     started: SystemTime,
     heard: Mutex<BTreeMap<PublicKey, SystemTime>>,
 }
@@ -49,7 +49,8 @@ impl<C: Clock> Presence<C> {
         self.heard.lock().insert(peer.clone(), self.clock.current());
     }
 
-    /// Members of whom it is too early to say that they are gone. Forgets who is no member.
+    /// Members for which it is too early to say that they are gone. Drops those that are not
+    /// members.
     fn present(&self, scheme: &Scheme) -> Vec<PublicKey> {
         let members = scheme.participants();
         let now = self.clock.current();
@@ -62,10 +63,10 @@ impl<C: Clock> Presence<C> {
         members.iter().filter(is_present).cloned().collect()
     }
 
-    /// What the engine of an epoch receives as votes. It takes note of whoever sends one, and
-    /// drops, unread, votes of rounds far ahead of its own: so the first ones are of a round
-    /// that never comes, as if from each member that was heard of late. They are made here and
-    /// leave the node nowhere.
+    /// The votes that the engine of an epoch receives. The engine records the sender of each vote,
+    /// and drops, unread, votes of rounds far ahead of its own: so the first votes are of a round
+    /// that never comes, as if from each member that was heard recently. They are made here and are
+    /// never sent.
     pub(super) fn attend<R>(
         self: &Arc<Self>,
         inner: R,

@@ -1,18 +1,18 @@
-//! What the tasks of one node show each other: values of which the newest is what counts.
+//! Values that the tasks of one node publish to each other: only the newest counts.
 //!
-//! Each value has one owner, which alone can change it; everybody else reads. What must not be lost
-//! travels as a message instead (see [`super::engine`]).
+//! Each value has one owner, which alone can change it; all other tasks read. Data that must not be
+//! lost are sent as messages instead (see [`super::engine`]).
 //!
 //! | value | owner | readers |
 //! |---|---|---|
-//! | [`Agreed`]: rounds, seeds, finalizations | what the engine and marshal report to | proposals, votes, status |
+//! | [`Agreed`]: rounds, seeds, finalizations | the receiver of the engine's and marshal's reports | proposals, votes, status |
 //! | [`Driven`]: executed height, demand, floor | the driver, [`super::Subnet`] | proposals, votes, delivery, state sync, status |
 //! | [`Reached`]: blocks handed out | the delivery of finalised blocks | proposals, state sync |
 //! | [`Signed`]: certified height, whom this node heard | the task of state roots | state sync, status |
 //! | state sync's progress | the task of state sync | status |
 //!
 //! Everything here is bounded: seeds and finalizations by constants, blocks handed out by the lag
-//! that execution may have, what was heard by the number of members.
+//! that execution may have, heard signatures by the number of members.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -51,18 +51,18 @@ pub struct Progress {
     pub equivocations: u64,
 }
 
-/// What the driver did and wants.
+/// Progress and demand of the driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Driven {
     /// Newest height executed here.
     pub(super) executed: Height,
-    /// What execution still wants.
+    /// Work that execution has left.
     pub(super) demand: Demand,
     /// Blocks below are not kept for others.
     pub(super) floor: Height,
 }
 
-/// What was handed to the driver.
+/// Blocks handed to the driver.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reached {
     /// Newest height whose block and calls this node has.
@@ -72,7 +72,7 @@ pub(super) struct Reached {
     calls: BTreeMap<Height, Vec<IngressId>>,
 }
 
-/// What members signed.
+/// Signatures of the members.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Signed {
     /// Newest height certified here.
@@ -138,7 +138,7 @@ impl Published {
         to.extend(above.flat_map(|(_, calls)| calls));
     }
 
-    /// The height that so many members signed, or a later one.
+    /// The newest height that at least this number of members signed.
     pub(super) fn heard_by(&self, members: usize) -> Height {
         let mut heard = self.signed.borrow().heard.clone();
         heard.sort_unstable_by(|a, b| b.cmp(a));
@@ -163,7 +163,7 @@ impl Driven {
 }
 
 impl Reached {
-    /// A block was handed out, and execution had come to `executed`.
+    /// A block was handed out while the executed height was `executed`.
     pub(super) fn delivered(&mut self, height: Height, calls: Vec<IngressId>, executed: Height) {
         self.calls = self.calls.split_off(&Height(executed.0.saturating_add(1)));
         self.calls.insert(height, calls);
@@ -181,8 +181,8 @@ impl Signed {
     }
 }
 
-/// What the engine saw. Changed by [`Observer`], by marshal's reports of what is final, and by the
-/// loop over epochs where it begins above a finalization.
+/// The engine's observations. Changed by [`Observer`], by marshal's reports of final blocks, and by
+/// the loop over epochs where it begins above a finalization.
 #[derive(Default)]
 pub(super) struct Agreed {
     inner: Mutex<Seen>,
@@ -216,7 +216,7 @@ impl Agreed {
             .values()
             .filter(|finalization| finalization.proposal.payload == *block);
         let first = known.next().cloned()?;
-        // What a leader that wants to bias the epoch's first block could choose among.
+        // The number of choices of a leader that wants to bias the epoch's first block.
         tracing::debug!(
             rounds = known.count() + 1,
             "an epoch begins: rounds its last block was finalised in"

@@ -1,10 +1,10 @@
-//! Reports of queries in blocks: how they are encoded, and who may make which.
+//! Reports of queries in blocks: their encoding, and which node may make which.
 //!
-//! A block's maker reports what it counted itself ([`state::QueryReport`]), in the block: some
-//! thirty bytes for each canister, where the calls that a block names are up to 2 MiB each. Nobody
-//! proposes a block for the sake of a report. Voters look at its form and its maker and at nothing
-//! else, because nobody but the maker saw the queries; a canister that it reported before is passed
-//! over by execution, as a call is that an ancestor names too.
+//! A block's maker reports its own counts ([`state::QueryReport`]), in the block: some thirty bytes
+//! for each canister, where the calls that a block names are up to 2 MiB each. No block is proposed
+//! for the sake of a report. Voters check only its form and its maker, because only the maker saw
+//! the queries; a canister that it reported before is skipped by execution, as is a call that an
+//! ancestor names too.
 
 use bytes::BufMut;
 use commonware_codec::{

@@ -1,18 +1,18 @@
-//! Resharing as blocks go by: who holds the subnet's key, and who will.
+//! Resharing as blocks advance: the current and the next holders of the subnet's key.
 //!
 //! Agreement runs in epochs of a fixed number of blocks, and each epoch has a committee that holds
 //! shares of the key. While it lasts, its members deal their shares anew to the committee of the
-//! next epoch, each in a block it leads. With enough dealings in final blocks everybody can compute
-//! the next committee; it holds the key from the epoch's end, with the same key and other shares.
-//! If the dealings do not come together, the committee stays for one epoch more.
+//! next epoch, each in a block it leads. With enough dealings in final blocks every node can
+//! compute the next committee; it holds the key from the epoch's end, with the same key and other
+//! shares. If the dealings do not come together, the committee stays for one epoch more.
 //!
-//! Everything here follows from the final blocks: the [`Summary`] moves with them, is written
-//! beside the block that moved it, and goes with the state from there on, so that a restart, or a
-//! node that state sync brought there, goes on from it. What is each node's own is its shares,
-//! behind [`KeyStore`].
+//! Everything here follows from the final blocks: the [`Summary`] changes with them, is written
+//! with the block that changed it, and is part of the state from there on, so that a restart, or a
+//! node that state sync brought there, continues from it. Only the shares are specific to each
+//! node, behind [`KeyStore`].
 //!
 //! Arithmetic runs on threads that may block, in the key generation's own pool with its share of
-//! the cores; nothing that votes waits for it, but for votes on a block that brings a dealing.
+//! the cores. Votes do not wait for it, except votes on a block that carries a dealing.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -68,7 +68,7 @@ pub fn arithmetic(config: EngineConfig) -> Arithmetic {
 enum NotJudged {
     /// No honest member votes for it.
     Invalid(String),
-    /// This node cannot tell at the moment.
+    /// This node cannot decide at the moment.
     Trouble(String),
 }
 
@@ -92,9 +92,9 @@ struct Inner {
     height: EngineHeight,
     /// The last block of the epoch before.
     boundary: Digest,
-    /// What this node deals in its next block, and the epoch it was made in.
+    /// The dealing for this node's next block, and the epoch it was made in.
     dealing: Option<(u64, Vec<u8>)>,
-    /// What blocks carried that this node voted on lately: not verified again when they are final.
+    /// Payloads of blocks that this node voted on recently: not verified again when they are final.
     checked: VecDeque<(KeyPayload, Checked)>,
 }
 
@@ -115,15 +115,15 @@ impl Known {
     }
 }
 
-/// Between two tries of what must come to pass.
+/// Time between two tries of a step that must succeed.
 const RETRY: Duration = Duration::from_secs(1);
-/// Between two attempts to deal, which is no hurry.
+/// Time between two attempts to deal, which is not urgent.
 const DEAL_AGAIN: Duration = Duration::from_secs(5);
 /// Payloads whose check is remembered. Few blocks that were voted on are not final, and few carry
 /// any.
 const CHECKED_MAX: usize = 4;
 
-/// What a node takes part in an epoch with.
+/// Parts with which a node participates in an epoch.
 pub(super) struct Entered {
     pub(super) epoch: Epoch,
     /// Its first block.
@@ -221,7 +221,7 @@ impl Resharing {
         place.or_else(|| next().map(|next| summary.members().len() + next))
     }
 
-    /// What this node takes part in the epoch with that its summary is of, or follows it with if it
+    /// The parts with which this node participates in the epoch of its summary, or follows it if it
     /// is not a member.
     pub(super) fn enter(&self) -> Result<Entered, StartError> {
         let summary = self.summary();
@@ -288,7 +288,7 @@ impl Resharing {
         summary.place_of(&self.node_key).is_some() || next()
     }
 
-    /// What a block of this node's may carry on top of `before`: what its ancestors carry that are
+    /// The payload for a block of this node. `before` holds the payloads of its ancestors that are
     /// not final yet, with their heights.
     pub(super) fn payload(
         &self,
@@ -419,8 +419,8 @@ impl Resharing {
         Ok(Some(stored(&inner)))
     }
 
-    /// The summary with this payload taken in, if that changes it. What comes of it must not depend
-    /// on this machine: when there are no threads for the arithmetic, that is waited for.
+    /// The summary after this payload, if the payload changes it. The result must not depend on
+    /// this machine: when there are no threads for the arithmetic, it waits.
     async fn applied<E: Clock + Spawner + CryptoRng>(
         self: &Arc<Self>,
         context: &E,
@@ -456,7 +456,8 @@ impl Resharing {
         }
     }
 
-    /// Deals for the next committee, unless that was done. Meant to run beside everything else.
+    /// Deals for the next committee, unless that was done. Meant to run concurrently with
+    /// everything else.
     pub(super) async fn deal<E: Clock + Spawner + CryptoRng>(self: Arc<Self>, context: E) {
         let epoch = self.summary().epoch();
         let mut was_told = false;
@@ -597,6 +598,7 @@ mod tests {
         Block { height: EngineHeight::new(2), payload, ..Block::genesis(b"test", Time(1)) }
     }
 
+    // Promise: P20 - A member that cannot verify a dealing now postpones its vote.
     #[test]
     fn vote_on_a_dealing_waits_while_arithmetic_cannot_start() {
         deterministic::Runner::timed(Duration::from_secs(600)).start(|context| async move {
@@ -614,6 +616,7 @@ mod tests {
         });
     }
 
+    // Promise: P20 - A block of a later epoch is validated when the epoch is reached.
     #[test]
     fn block_of_an_epoch_that_this_node_has_not_reached_is_judged_later() {
         deterministic::Runner::timed(Duration::from_secs(600)).start(|context| async move {
@@ -636,6 +639,7 @@ mod tests {
         });
     }
 
+    // Promise: P20 - A dealing is made when its computation can start.
     #[test]
     fn dealing_is_made_once_arithmetic_can_start() {
         deterministic::Runner::timed(Duration::from_secs(600)).start(|context| async move {

@@ -1,8 +1,8 @@
-//! A runtime with something between it and whoever uses it: another clock, a storage that waits, in
-//! tests a disk that fails.
+//! A runtime with a layer between it and its user: another clock, a storage that waits, in tests a
+//! disk that fails.
 //!
-//! The engine takes everything it does with the machine from the runtime it is given. A [`Layer`]
-//! says what it changes of that; [`Layered`] hands on the rest as it is.
+//! The engine uses the machine only through the runtime it is given. A [`Layer`] states its
+//! changes; [`Layered`] passes the rest through.
 
 use std::{
     convert::Infallible,
@@ -24,7 +24,7 @@ use futures::{FutureExt as _, future::BoxFuture};
 use governor::clock::{Clock as Governed, ReasonablyRealtime};
 use rand_core::{TryCryptoRng, TryRng};
 
-/// What is done with storage.
+/// A storage operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// A file is opened, and made if it is not there.
@@ -43,7 +43,7 @@ pub enum Operation {
     Sync,
 }
 
-/// What is changed of a runtime.
+/// Changes to a runtime.
 pub trait Layer: Clone + Send + Sync + 'static {
     /// The time, of which the runtime's clock says `now`.
     fn current(&self, now: SystemTime) -> SystemTime {
@@ -62,8 +62,8 @@ pub trait Layer: Clone + Send + Sync + 'static {
     }
 }
 
-/// Does something with storage, once. Boxed, because the compiler cannot tell of the closures' own
-/// types that they may go from thread to thread.
+/// A storage operation, run once. Boxed, because the compiler cannot prove that the closures' own
+/// types may move between threads.
 pub type Attempt<'a, T> = Box<dyn FnMut() -> BoxFuture<'a, Result<T, Error>> + Send + 'a>;
 
 /// A runtime and what is changed of it.
@@ -73,7 +73,7 @@ pub struct Layered<C, L> {
 }
 
 impl<C, L: Layer> Layered<C, L> {
-    /// Puts `layer` between `inner` and whoever uses this.
+    /// Puts `layer` between `inner` and the user of this runtime.
     pub fn new(inner: C, layer: L) -> Self {
         Self { inner, layer }
     }
@@ -306,9 +306,9 @@ impl<C: TryRng<Error = Infallible>, L> TryRng for Layered<C, L> {
 
 impl<C: TryCryptoRng<Error = Infallible>, L> TryCryptoRng for Layered<C, L> {}
 
-/// Time that goes on evenly whatever becomes of the wall clock. The machine's runtimes measure
-/// timeouts, quotas and waits by the wall clock: one that is set back would hold all of them up for
-/// as long.
+/// Time that advances evenly whatever happens to the wall clock. The machine's runtimes measure
+/// timeouts, quotas and waits by the wall clock: a wall clock that is set back would delay all of
+/// them by the same amount.
 #[derive(Clone)]
 pub(super) struct Steady(Arc<(SystemTime, Instant)>);
 
@@ -369,6 +369,7 @@ mod tests {
         });
     }
 
+    // Promise: P21 - Timeouts and quotas use a monotonic clock.
     #[test]
     fn time_goes_on_when_the_wall_clock_is_set() {
         deterministic::Runner::default().start(|context| async move {

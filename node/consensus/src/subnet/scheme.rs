@@ -1,9 +1,9 @@
-//! Signs and verifies votes, by [`vrf::Scheme`], and signs and verifies what is the same in two
-//! votes of a round once.
+//! Signs and verifies votes, by [`vrf::Scheme`], and signs and verifies the part that is the same
+//! in two votes of a round once.
 //!
 //! Every vote carries a share of its round's seed, whatever it is for. So a round's certificates
 //! have the same seed: the second is recovered and verified without it, and a node's second vote
-//! repeats its share. What is remembered is of a few rounds, and was signed or verified by this
+//! repeats its share. Only a few rounds are remembered, whose seeds were signed or verified by this
 //! node.
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -117,7 +117,7 @@ impl Scheme {
 
     /// Whether `seed` is its round's.
     pub(super) fn is_seed(&self, seed: &Seed) -> bool {
-        // Out of the lock, so that nobody waits for it while this one verifies.
+        // Outside the lock, so that no other thread waits for it during the verification.
         let known = self.known.lock().verified.get(seed.round);
         known.map_or_else(|| seed.verify(&self.inner), |known| known == seed.signature)
     }
@@ -292,7 +292,7 @@ impl certificate::Scheme for Scheme {
         let pending: Vec<_> = pending.into_iter().collect();
         let verified: Vec<_> = verified.into_iter().collect();
         let known = self.known.lock().verified.get(round_of(&subject));
-        // What was verified before needs no second look.
+        // Parts verified before are not verified again.
         if let Some(seed) = known.filter(|_| !pending.is_empty()) {
             let votes = pending.iter().chain(verified.iter().copied());
             if let Some(certificate) = self.assemble_with(seed, &subject, votes, strategy) {

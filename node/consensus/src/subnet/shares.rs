@@ -1,10 +1,10 @@
-//! State roots: every node signs what execution gave, tells the others, and puts together what it
-//! hears.
+//! State roots: every node signs the result of execution, sends its share to the others, and
+//! combines the shares it receives.
 //!
-//! A share travels once when all goes well. Nodes execute at different speeds, so shares for
-//! heights this node has not reached are kept for a while. Who misses shares (it was cut off, or
-//! all nodes stopped at once) repeats its own for the newest height until that is certified, and
-//! whoever has the certificate answers with it.
+//! A share is normally sent once. Nodes execute at different speeds, so shares for heights this
+//! node has not reached are kept for a while. A node that misses shares (it was cut off, or all
+//! nodes stopped at once) repeats its own for the newest height until that is certified, and any
+//! node that has the certificate answers with it.
 //!
 //! Certificates need not come for every height: a later one covers what earlier states hold.
 
@@ -38,12 +38,12 @@ use crate::{
     certifier::{Accepted, Terms},
 };
 
-/// Between two looks at whether the newest state is certified.
+/// Time between two checks whether the newest state is certified.
 const REPEAT: Duration = Duration::from_millis(1_000);
 /// Longest message: a list of limits with their names.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
-/// How often a peer may tell its limits and have this node's: each asks once a second until it
-/// heard them, and is asked as often.
+/// How often a peer may send its limits and request this node's: each asks once a second until it
+/// received them, and is asked as often.
 const LIMITS_RATE: Rate = Rate { per_second: 4, burst: 32 };
 /// Certificates kept for those who ask.
 const CERTIFICATES_KEPT: usize = 16;
@@ -88,7 +88,7 @@ pub(super) fn samples() -> Vec<(&'static str, Vec<u8>)> {
     .into()
 }
 
-/// What execution gave.
+/// Result of execution.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Executed {
     pub(super) height: Height,
@@ -168,7 +168,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
                 },
             };
             if let Err(error) = done {
-                // Whoever waits for batches learns it; nothing is certified from here on.
+                // The receiver of batches gets the error; nothing is certified from here on.
                 let _ = self.out.send(error).await;
                 return;
             }
@@ -272,7 +272,7 @@ impl<S: Sender<PublicKey = PublicKey>> Roots<S> {
         }
     }
 
-    /// Tells its limits to members that did not tell theirs.
+    /// Sends its limits to members that did not send theirs.
     fn greet(&mut self) {
         let missing = self.greeting.missing(self.resharing.members());
         if !missing.is_empty() {

@@ -1,13 +1,12 @@
-//! The engine's storage waits for the disk: what cannot be done now, because there is no room or
-//! nothing more can be opened, is tried again in place.
+//! The engine's storage waits for the disk: operations that fail because there is no space, or no
+//! more files can be opened, are retried in place.
 //!
-//! The engine's actors take a failed write for the end of the world and panic, and a node whose
-//! disk was full for a moment would have to be started again. A write says where it goes, so it may
-//! be repeated. A failed sync is handed on: after it nobody knows what is on the disk, and the
-//! engine has to end.
+//! The engine's actors panic on a failed write, and a node whose disk was full for a moment would
+//! have to be restarted. A write states its offset, so it may be repeated. A failed sync is passed
+//! on: after it the content of the disk is unknown, and the engine has to end.
 //!
-//! While anything waits updates are refused, and `/health` says why. Execution goes on with what
-//! was agreed on.
+//! While an operation waits, updates are refused, and `/health` reports why. Execution of blocks
+//! that were agreed on continues.
 
 use std::{sync::Arc, time::Duration};
 
@@ -57,7 +56,7 @@ impl<'a, C> Waiting<'a, C> {
     }
 
     fn tell(&self, reason: String) {
-        // Nobody withdraws it meanwhile.
+        // The reason cannot be withdrawn meanwhile.
         let _waiting = self.0.waiting.lock();
         self.0.health.refuse(Cause::Agreement, reason);
     }
@@ -175,8 +174,8 @@ mod tests {
         }
     }
 
-    /// What comes of writing, listing and removing a file on a storage that fails `times` at
-    /// `operation`; with what was told meanwhile.
+    /// Writes, lists and removes a file on a storage that fails `times` at `operation`. Returns the
+    /// result, and the reasons reported meanwhile.
     fn with_failures(operation: Operation, times: u32) -> (Result<(), Error>, Vec<String>) {
         deterministic::Runner::default().start(|context| async move {
             let failing = Failing(Arc::new(Mutex::new((operation, times, Vec::new()))));
@@ -208,13 +207,14 @@ mod tests {
                 Ok(())
             }
             .await;
-            assert_eq!(health.refusing(), None, "what is over is told no longer");
+            assert_eq!(health.refusing(), None, "a reason that is over is withdrawn");
             listens.abort();
             let told = told.lock().clone();
             (done, told)
         })
     }
 
+    // Promise: P7 - A temporary write failure of consensus is retried and reported.
     #[test]
     fn what_fails_for_a_while_is_waited_for_and_told() {
         for (operation, word) in [
@@ -233,6 +233,7 @@ mod tests {
         }
     }
 
+    // Promise: P7 - A failed sync of consensus is not retried and ends the node.
     #[test]
     fn a_failed_sync_is_handed_on() {
         let (done, told) = with_failures(Operation::Sync, 1);

@@ -10,8 +10,9 @@ use serde::{
     de::{Error as _, SeqAccess, Visitor},
 };
 
-/// Version of all messages between members, blocks included. Members tell each other in their first
-/// message, with their limits, and one that has another than most ends and says so.
+/// Version of all messages between members, blocks included. Members send each other their version
+/// in their first message, with their limits, and a member whose version differs from most ends
+/// with an error.
 pub(super) const VERSION: u64 = 2;
 /// Its name among the limits.
 pub(super) const VERSION_NAME: &str = "messages.version";
@@ -69,6 +70,7 @@ pub(super) fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8], bytes_max: usize) 
 mod tests {
     use super::*;
 
+    // Promise: P18 - A message between members has bounded lists and no trailing bytes.
     #[test]
     fn a_list_is_refused_where_it_is_too_long_and_a_message_where_something_follows() {
         type Three = Bounded<u8, 3>;

@@ -62,6 +62,8 @@ fn too_many(what: &'static str, most: u64) -> Refusal {
 /// `vec null` of 2^60 elements.
 const BOMB: &str = "4449444c016d7f0100808080808080808010";
 
+// Promise: P15 - A Candid argument of more than 10,000 values is refused; elements without bytes
+//   count.
 #[test]
 fn elements_without_bytes_are_refused_before_the_first() {
     let bomb = hex::decode(BOMB).unwrap();
@@ -83,6 +85,7 @@ fn elements_without_bytes_are_refused_before_the_first() {
     assert_eq!(decode_nothing(&empty_records(STEPS_MAX - 2), BOUNDS, &mut cost), Err(values));
 }
 
+// Promise: P15 - Candid values nested deeper than 32 levels are refused.
 #[test]
 fn nested_opt_beyond_depth_limit_is_rejected() {
     #[derive(CandidType, Debug, Deserialize, PartialEq)]
@@ -103,6 +106,7 @@ fn nested_opt_beyond_depth_limit_is_rejected() {
     );
 }
 
+// Promise: P15 - Types, fields, arguments and header bytes of Candid are bounded.
 #[test]
 fn types_fields_arguments_and_headers_are_bounded() {
     let refused = |message: Vec<u8>| {
@@ -139,6 +143,7 @@ fn types_fields_arguments_and_headers_are_bounded() {
     assert_eq!(refused(options), too_many(what, REFERENCE_TYPES_MAX as u64));
 }
 
+// Promise: P15 - A list longer than the limit of its field is refused.
 #[test]
 fn a_list_has_as_many_elements_as_its_field_may_have() {
     let argument = |settings: Settings| Argument {
@@ -263,6 +268,7 @@ fn a_principal_is_taken_from_the_field_of_the_first_argument_alone() {
     );
 }
 
+// Promise: P15 - Hostile Candid takes few steps and little stack.
 #[test]
 fn hostile_messages_take_few_steps_and_little_stack() {
     let read = |message: Vec<u8>| {
@@ -336,6 +342,7 @@ proptest! {
         );
     }
 
+    // Promise: P15 - Random bytes never panic the Candid reader and take bounded steps.
     #[test]
     fn bytes_never_panic_and_take_bounded_steps(
         argument in arguments(),

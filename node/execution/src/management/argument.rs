@@ -35,7 +35,7 @@ fn vectors(limits: &Limits) -> [VectorBound; 6] {
     ]
 }
 
-/// Decodes an argument. What reading it took is added to `cost` in any case.
+/// Decodes an argument. The cost of reading it is added to `cost` in any case.
 pub(crate) fn decode<T: CandidType + DeserializeOwned>(
     limits: &Limits,
     arg: &[u8],

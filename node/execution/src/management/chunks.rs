@@ -1,5 +1,5 @@
-//! The chunk store: parts of modules too large for one message. The bytes lie in the module store,
-//! a canister knows only their hashes.
+//! The chunk store: parts of modules too large for one message. The bytes are in the module store,
+//! a canister has only their hashes.
 
 use ic_management_canister_types::ChunkHash;
 use serde::Deserialize;

@@ -1,4 +1,4 @@
-//! Making canisters, for cycles or out of nothing.
+//! Creation of canisters, paid or provisional.
 
 use ic_management_canister_types::CanisterIdRecord;
 use state::{
@@ -126,8 +126,8 @@ impl Dispatcher<'_> {
         Ok(())
     }
 
-    /// The next id that nobody has or had; it is given out once there is a canister of it. Ids asked
-    /// for by name lie below all of these.
+    /// The next id that was never in use; it is consumed once a canister is created with it. Ids
+    /// requested by name are below all of these.
     fn fresh_id(&self, call: &SubnetCall) -> Result<CanisterId, Reject> {
         let config = &self.core.config;
         let id = config.fresh_id(&call.origin, self.state.subnet.next_canister);

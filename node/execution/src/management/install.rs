@@ -1,12 +1,12 @@
 //! Installing, reinstalling and upgrading code.
 //!
-//! An installation is atomic: it happens whole or leaves nothing but its costs and its log lines
-//! behind. Up to two executions belong to it, the old code's `canister_pre_upgrade` and the new
-//! code's `(start)` with `canister_init` or `canister_post_upgrade`. Nothing either of them writes
-//! lies in a memory before both have ended well: what the first wrote is mounted for the second as
-//! an overlay that no other execution ever sees, and then the pages of both are copied and committed
-//! as one version. How they run, in slices and over rounds, is [`super::installing`]'s matter; here
-//! is what comes before and after.
+//! An installation is atomic: it takes effect as a whole or leaves only its costs and its log lines
+//! behind. It has up to two executions, the old code's `canister_pre_upgrade` and the new code's
+//! `(start)` with `canister_init` or `canister_post_upgrade`. No page that either of them writes is
+//! in a memory before both have ended successfully: the pages of the first are mounted for the
+//! second as an overlay that no other execution ever sees, and then the pages of both are copied
+//! and committed as one version. [`super::installing`] runs them, in slices and over rounds; this
+//! module contains the steps before and after.
 
 use ic_management_canister_types::{
     CanisterInstallMode, ChunkHash, InstallChunkedCodeArgs, WasmMemoryPersistence,
@@ -32,7 +32,7 @@ use crate::reject;
 /// in the processor.
 const HASH_INSTRUCTIONS_PER_BYTE: u64 = 4;
 
-/// What hashing this many bytes counts with in a round.
+/// Instructions that hashing this many bytes counts in a round.
 pub(super) const fn hash_instructions(bytes: u64) -> u64 {
     bytes.saturating_mul(HASH_INSTRUCTIONS_PER_BYTE)
 }
@@ -40,7 +40,7 @@ pub(super) const fn hash_instructions(bytes: u64) -> u64 {
 /// Chunks that may make up one module.
 pub(super) const CHUNKS_MAX: usize = 100;
 
-/// What is to be installed where.
+/// An installation: the code, its argument and its target.
 struct Order<'a> {
     id: CanisterId,
     mode: CanisterInstallMode,
@@ -49,7 +49,7 @@ struct Order<'a> {
     told_version: Option<u64>,
 }
 
-/// A module that is to be installed, where it lies.
+/// A module that is to be installed, by its location.
 pub(crate) enum Code<'a> {
     /// In the call's argument.
     Whole(&'a [u8]),
@@ -73,7 +73,7 @@ impl Code<'_> {
         }
     }
 
-    /// As much of its beginning as tells whether it is packed.
+    /// The beginning of the module that determines whether it is packed.
     pub(crate) fn head(&self) -> Result<Vec<u8>, BlobError> {
         match self {
             Self::Whole(wasm) => Ok(wasm.iter().take(HEAD_BYTES).copied().collect()),
@@ -154,7 +154,7 @@ impl Dispatcher<'_> {
         if bytes > limit {
             return Err(module_too_large(bytes, limit).into());
         }
-        // Whatever comes of it: a hash that is not the module's is free to state.
+        // Charged in any case: a wrong hash costs the caller nothing to state.
         self.effects.work += hash_instructions(bytes);
         let core = self.core;
         let found = core.attempts(self.place.clone()).until(|| core.blobs.digest(&parts))?;
@@ -220,8 +220,8 @@ impl Dispatcher<'_> {
         }
         check_mode(&canister, &order.mode)?;
 
-        // Nothing is unpacked, hashed or compiled for a canister that cannot pay for the most it
-        // may come to.
+        // Nothing is unpacked, hashed or compiled for a canister that cannot pay the maximum price
+        // of it.
         let head = core.attempts(self.place.clone()).until(|| order.code.head())?;
         let (prepaid, compile_most) = prepayment(core, &order.id, wasm_bytes, &head);
         let costs = core.costs_of(&order.id);
@@ -289,11 +289,11 @@ impl Dispatcher<'_> {
         for line in &tally.log {
             canister.log.push(time, line.to_vec(), log_bytes_max);
         }
-        self.count(tally.instructions.saturating_sub(installing.counted), 0);
+        self.count_slice(installing, tally, 0);
         Ok(())
     }
 
-    /// What of the prepayment an installation used.
+    /// The part of the prepayment that an installation used.
     fn cost(&self, installing: &Installing, tally: &Tally) -> Cycles {
         let execution = self.core.costs_of(&installing.id).execution(tally.instructions);
         (execution + installing.record.compile_cost).min(installing.prepaid)
@@ -440,8 +440,14 @@ impl Dispatcher<'_> {
     }
 
     pub(super) fn count(&mut self, instructions: u64, delta_bytes: u64) {
-        self.effects.instructions += instructions;
-        self.effects.work += instructions;
+        self.effects.executed(instructions, instructions);
+        self.effects.delta_bytes += delta_bytes;
+    }
+
+    /// Counts what ran of an installation in this slice.
+    pub(super) fn count_slice(&mut self, installing: &Installing, tally: &Tally, delta_bytes: u64) {
+        let instructions = tally.instructions.saturating_sub(installing.counted);
+        self.effects.executed(instructions, tally.work.saturating_sub(self.worked(installing)));
         self.effects.delta_bytes += delta_bytes;
     }
 }
@@ -466,8 +472,8 @@ fn module_too_large(bytes: u64, limit: u64) -> Reject {
     )
 }
 
-/// What a canister has to have for the installation of a module of `bytes` bytes that begins with
-/// `head`, in cycles, and the instructions of it that compiling may come to.
+/// Cycles that a canister needs for the installation of a module of `bytes` bytes that begins with
+/// `head`, and the maximum of its instructions that compiling may take.
 pub(crate) fn prepayment(core: &Core, id: &CanisterId, bytes: u64, head: &[u8]) -> (Cycles, u64) {
     let module = &core.limits().module;
     let unpacked_max = sandbox::module::unpacked_bytes_max(bytes, head, module);

@@ -1,25 +1,26 @@
 //! Installations from their first slice to their last.
 //!
-//! An installation runs in slices as messages do ([`crate::slices`]). What decides about it is
-//! written down in its canister when it is paused ([`state::PausedMessage`], without a call context):
-//! the call without the module, the module's hash and plan, and what the first of its executions saw.
-//! Its grant counts the instructions of both executions together, so where a slice ends is a function
-//! of the installation alone, also where it goes over from one execution to the other.
+//! An installation runs in slices as messages do ([`crate::slices`]). When it is paused, its inputs
+//! are stored in its canister ([`state::PausedMessage`], without a call context): the call without
+//! the module, the module's hash and plan, and the context of the first of its executions. Its
+//! grant counts the instructions of both executions together, so the end of a slice depends on the
+//! installation alone, also where it passes from one execution to the other.
 //!
 //! # One at a time
 //!
-//! While an installation is paused, others run as far as one slice takes them. One that takes longer
-//! has run in vain then: it pays for that, and waits for its turn behind those that waited before.
-//! Only a few wait, and with little to carry; more are rejected. So no machine has to keep more than
-//! one, and what the subnet has room for is taken by one at a time.
+//! While an installation is paused, others run for one slice only. One that takes longer has run in
+//! vain then: it pays for that, and waits for its turn behind those that waited before. Only a few
+//! wait, with a small total size; more are rejected. So no machine has to keep more than one, and
+//! one installation at a time uses the subnet's free memory.
 //!
-//! # What this machine keeps
+//! # State kept by this machine
 //!
-//! What the executions write is appended to files without a name ([`Room`]), which are no part of
-//! any memory: checkpoints know nothing of them, and nothing is left of them when the node ends.
-//! They and the outcome of `canister_pre_upgrade` stay between two slices ([`Kept`]). A machine that
-//! has lost them runs the installation from its beginning up to the newest grant. Only when all of
-//! it ended well, memories are created, the pages are copied into them and become one version.
+//! Pages that the executions write are appended to files without a name ([`Room`]), which are no
+//! part of any memory: checkpoints know nothing of them, and they are gone when the node ends. They
+//! and the outcome of `canister_pre_upgrade` stay between two slices ([`Kept`]). A machine that has
+//! lost them runs the installation from its beginning up to the newest grant. Only after both
+//! executions ended successfully, memories are created, and the pages are copied into them and
+//! become one version.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -60,7 +61,7 @@ pub(super) struct Plan {
     pub(super) keeps_stable: bool,
 }
 
-/// What is written down of an installation.
+/// Stored record of an installation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Record {
     /// The call, without its argument.
@@ -88,7 +89,7 @@ pub(super) struct Installing {
     granted: u64,
     /// Of them, those that were counted in rounds before.
     pub(super) counted: u64,
-    /// Memories that are none of the store's, which workers may have mapped.
+    /// Memories that are not in the store, which workers may have mapped.
     fresh: Vec<MemoryId>,
 }
 
@@ -105,13 +106,13 @@ struct Room {
     fresh_stable: Option<MemoryLayout>,
 }
 
-/// What this machine keeps of an installation between two slices.
+/// State that this machine keeps of an installation between two slices.
 #[derive(Debug)]
 struct Kept {
     id: CanisterId,
     since: Height,
     room: Arc<Room>,
-    /// What came of `canister_pre_upgrade`, if it is over.
+    /// The outcome of `canister_pre_upgrade`, if it is over.
     first: Option<Outcome>,
 }
 
@@ -122,10 +123,11 @@ pub(crate) struct Installations {
     numbers: AtomicU64,
 }
 
-/// What the executions of an installation came to.
+/// Totals of the executions of an installation.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) instructions: u64,
+    pub(super) work: u64,
     pub(super) log: Vec<ByteBuf>,
 }
 
@@ -137,9 +139,9 @@ struct Done {
     room: Arc<Room>,
 }
 
-/// What came of a slice.
+/// Result of a slice.
 enum Step {
-    Paused { instructions: u64, wasm_pages: u64 },
+    Paused { instructions: u64, work: u64, wasm_pages: u64 },
     Ended(Result<Box<Done>, Refusal>, Tally),
 }
 
@@ -248,7 +250,7 @@ impl Dispatcher<'_> {
                 self.effects.verdicts.push(verdict);
                 let reject = reject::ruled_out(&Principal::management_canister());
                 self.forget_install(&installing);
-                let tally = Tally { instructions: installing.counted, log: Vec::new() };
+                let tally = Tally { instructions: installing.counted, ..Tally::default() };
                 match self.charge_failed(&installing, &tally) {
                     Ok(()) => Err(reject.into()),
                     Err(refusal) => Err(refusal),
@@ -278,6 +280,11 @@ impl Dispatcher<'_> {
         self.core.limits().execution.instructions_per_slice.max(1)
     }
 
+    /// Work that was granted, and so counted, before this slice.
+    pub(super) fn worked(&self, installing: &Installing) -> u64 {
+        installing.granted.saturating_sub(self.slice())
+    }
+
     fn machine(&self) -> Machine<'_> {
         Machine::new(self.core, self.round, 0, self.place.clone())
     }
@@ -290,10 +297,10 @@ impl Dispatcher<'_> {
         self.state.refresh();
         let canister = self.target(&installing.id)?.clone();
         match self.slice_of(&canister, &mut installing)? {
-            Step::Paused { instructions, wasm_pages } => {
+            Step::Paused { instructions, work, wasm_pages } => {
                 if self.is_installing_another(&installing) {
                     self.forget_install(&installing);
-                    let tally = Tally { instructions, log: Vec::new() };
+                    let tally = Tally { instructions, work, log: Vec::new() };
                     self.charge_failed(&installing, &tally)?;
                     return Ok(Handled::AwaitsTurn);
                 }
@@ -305,12 +312,12 @@ impl Dispatcher<'_> {
                     .saturating_add(module.bytes + module.custom_section_bytes());
                 let usage = canister.memory_usage().total().saturating_add(grown_bytes);
                 if let Err(reject) = self.check_room(&canister, usage) {
-                    let tally = Tally { instructions, log: Vec::new() };
+                    let tally = Tally { instructions, work, log: Vec::new() };
                     self.forget_install(&installing);
                     self.charge_failed(&installing, &tally)?;
                     return Err(reject.into());
                 }
-                self.count(instructions.saturating_sub(installing.counted), 0);
+                self.count_slice(&installing, &Tally { instructions, work, log: Vec::new() }, 0);
                 self.pause_install(installing, instructions, grown_bytes, waiting)?;
                 Ok(Handled::Waits)
             }
@@ -324,7 +331,7 @@ impl Dispatcher<'_> {
                 }
                 let delta_bytes = self.commit_install(&mut next, &changes, &room)?;
                 drop(room);
-                self.count(tally.instructions.saturating_sub(installing.counted), delta_bytes);
+                self.count_slice(&installing, &tally, delta_bytes);
                 self.forget_install(&installing);
                 self.finish_install(&installing, &canister, next, &tally)?;
                 Ok(Handled::Reply(no_value()))
@@ -341,7 +348,7 @@ impl Dispatcher<'_> {
         self.state.subnet.installing.is_some_and(|id| id != installing.id)
     }
 
-    /// Writes an installation down that goes on in a later round.
+    /// Stores an installation that is resumed in a later round.
     fn pause_install(
         &mut self,
         installing: Installing,
@@ -372,8 +379,8 @@ impl Dispatcher<'_> {
         Ok(())
     }
 
-    /// Nothing of an installation that is over need be kept, and a module may be nobody's now. Its
-    /// overlays were mounted, and the next one's would look the same.
+    /// Drops the state of an installation that is over; its module may be unused now. Its overlays
+    /// were mounted, and those of the next one would look the same.
     fn forget_install(&self, installing: &Installing) {
         for part in [0, 1] {
             self.core.sandbox.abandon(&installing.name(part));
@@ -412,7 +419,8 @@ impl Dispatcher<'_> {
         let cost = costs.execution(tally.instructions).min(installing.prepaid);
         self.check_lasting(next, changes, installing.prepaid - cost)?;
         if installing.counted == 0 && !installing.record.plan.runs_pre_upgrade {
-            // There was room when it began, nobody took any, and what it grew by was bounded by it.
+            // There was room when it began, no other canister took any, and its growth was bounded
+            // by it.
             return Ok(());
         }
         self.has_room_for(canister, &installing.record.module)?;
@@ -458,13 +466,13 @@ impl Dispatcher<'_> {
             }
             begun.context.balance = balance.unwrap_or(begun.context.balance);
             first = Some(outcome);
-            if tally.instructions >= installing.granted && tally.instructions < limits.instructions
-            {
+            if tally.work >= installing.granted && tally.instructions < limits.instructions {
                 keep(first);
                 let wasm_pages = changes
                     .as_ref()
                     .map_or(0, |all| all.heap_wasm_pages.saturating_add(all.stable_wasm_pages));
-                return Ok(Step::Paused { instructions: tally.instructions, wasm_pages });
+                let Tally { instructions, work, .. } = tally;
+                return Ok(Step::Paused { instructions, work, wasm_pages });
             }
         }
 
@@ -474,13 +482,14 @@ impl Dispatcher<'_> {
             changes.as_ref().map_or((0, 0), |first| carry_over(&mut next, first, &room, plan));
         self.follow(&mut begun, &next, record, tally.instructions);
         let used = (heap_used, stable_used);
-        let slice = self.first_word(&next, installing, &begun, &room, used, tally.instructions)?;
+        let slice = self.first_word(&next, installing, &begun, &room, used, tally.work)?;
         let outcome = match slice {
             Slice::Ended(outcome) => *outcome,
             Slice::Paused(progress) => {
                 keep(first);
                 let so_far = sandbox::Progress {
                     instructions: progress.instructions.saturating_add(tally.instructions),
+                    work: progress.work.saturating_add(tally.work),
                     ..progress
                 };
                 return Ok(paused(so_far));
@@ -500,7 +509,7 @@ impl Dispatcher<'_> {
         Ok(Step::Ended(Ok(Box::new(Done { next, changes, room })), tally))
     }
 
-    /// Keeps what there is of an installation until it goes on, if this machine keeps any.
+    /// Keeps the state of an installation until it is resumed, if this machine keeps any.
     fn keep_installing(&self, installing: &Installing, room: &Arc<Room>, first: Option<Outcome>) {
         let keeps_any = self.core.limits().installations_kept() > 0;
         if keeps_any && !self.is_installing_another(installing) {
@@ -527,8 +536,8 @@ impl Dispatcher<'_> {
         self.machine().run(canister, begun.clone(), targets, &grant)
     }
 
-    /// Runs as much of the new code's first execution as is granted, after so many `instructions` of
-    /// the old code, which used so many pages of the room.
+    /// Runs as much of the new code's first execution as is granted, after `work` of the old code,
+    /// which used so many pages of the room.
     fn first_word(
         &self,
         next: &CanisterState,
@@ -536,18 +545,18 @@ impl Dispatcher<'_> {
         begun: &Begun,
         room: &Room,
         (heap_used, stable_used): (u64, u64),
-        instructions: u64,
+        work: u64,
     ) -> Result<Slice, FatalError> {
         let targets = Targets {
             heap: part(&room.heap, heap_used, begun.limits.heap_dirty_bytes),
             stable: part(&room.stable, stable_used, begun.limits.stable_dirty_bytes),
         };
-        let until = installing.granted.saturating_sub(instructions).max(1);
+        let until = installing.granted.saturating_sub(work).max(1);
         let grant = Grant::new(installing.name(1), until, self.slice());
         self.machine().run(next, begun.clone(), targets, &grant)
     }
 
-    /// What the execution of the new code sees, after what the old one's saw.
+    /// Sets the context of the new code's execution, after that of the old one.
     fn follow(&self, begun: &mut Begun, next: &CanisterState, record: &Record, used: u64) {
         begun.entry = last_entry(record.plan);
         let left = begun.limits.instructions.saturating_sub(used).max(1);
@@ -561,7 +570,7 @@ impl Dispatcher<'_> {
         context.wasm_memory_limit = (limit > 0).then_some(limit);
     }
 
-    /// What this machine has of the installation, or room for it to begin again.
+    /// This machine's state of the installation, or room for it to begin again.
     fn kept(&self, canister: &CanisterState, installing: &Installing) -> Result<Kept, FatalError> {
         let kept = self.core.installations.take(installing.id);
         if let Some(kept) = kept.filter(|kept| kept.since == installing.since) {
@@ -608,7 +617,7 @@ impl Dispatcher<'_> {
         })
     }
 
-    /// A memory of zeros that is none of the store's, unless one is kept.
+    /// A memory of zeros that is not in the store, unless one is kept.
     fn fresh(
         &self,
         kept: Option<MemoryId>,
@@ -632,7 +641,7 @@ impl Dispatcher<'_> {
         }))
     }
 
-    /// A place to append pages of a memory to that is none of the store's.
+    /// A place to append pages to, of a memory that is not in the store.
     fn target_of(&self, id: MemoryId, pages_max: u64) -> Result<AppendTarget, FatalError> {
         Ok(AppendTarget {
             id,
@@ -694,6 +703,7 @@ impl Room {
 fn paused(progress: sandbox::Progress) -> Step {
     Step::Paused {
         instructions: progress.instructions,
+        work: progress.work,
         wasm_pages: progress.heap_wasm_pages.saturating_add(progress.stable_wasm_pages),
     }
 }
@@ -738,6 +748,7 @@ fn new_code(canister: &CanisterState, record: &Record, room: &Room) -> CanisterS
 /// Takes note of an execution; its changes, if it ended well.
 fn after(canister: &CanisterState, ran: Ran, tally: &mut Tally) -> Result<Changes, Refusal> {
     tally.instructions += ran.instructions;
+    tally.work += ran.work;
     tally.log.extend(ran.log);
     match (ran.result, ran.changes) {
         (Err(reject), _) => Err(reject.into()),
@@ -747,8 +758,9 @@ fn after(canister: &CanisterState, ran: Ran, tally: &mut Tally) -> Result<Change
     }
 }
 
-/// Gives the new code what the old code's last execution left: its balance, its certified data,
-/// and its pages as overlays. How many pages of the room are taken, of heap and stable memory.
+/// Passes the results of the old code's last execution to the new code: its balance, its certified
+/// data, and its pages as overlays. Returns how many pages of the room are used, of heap and stable
+/// memory.
 fn carry_over(next: &mut CanisterState, first: &Changes, room: &Room, plan: Plan) -> (u64, u64) {
     next.cycles = first.balance;
     next.consumption.burned += first.cycles_burned;

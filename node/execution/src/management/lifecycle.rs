@@ -129,8 +129,8 @@ pub(crate) fn run_out(core: &Core, canister: &mut CanisterState, effects: &mut E
     canister.settings.memory_allocation = 0;
 }
 
-/// Takes code, memories, chunks and open calls away from a canister; answers everyone who
-/// waits for it. The version moves on.
+/// Removes code, memories, chunks and open calls of a canister; answers all waiting callers. The
+/// version rises.
 pub(super) fn uninstall(
     core: &Core,
     canister: &mut CanisterState,

@@ -1,12 +1,11 @@
-//! The management canister, `aaaaa-aa`: a facade with which canisters are made, changed and looked
-//! at.
+//! The management canister, `aaaaa-aa`: a facade that creates, changes and inspects canisters.
 //!
 //! Calls wait in one queue of the subnet and are served one at a time between the iterations of a
 //! round, before canisters run. A call is answered at once, or it waits for something (a stop,
-//! randomness). What the sender attached and the method did not keep goes back.
+//! randomness). Attached cycles that the method did not keep are returned.
 //!
-//! Each method says in [`Method::of`] who may call it and whether users may; the gateway's check
-//! before a call is taken in, the check at induction (which charges the canister) and the call
+//! [`Method::of`] states for each method who may call it and whether users may; the gateway's check
+//! before a call is accepted, the check at induction (which charges the canister) and the call
 //! itself use that same table. This module must not know how a round is put together.
 
 mod argument;
@@ -44,9 +43,9 @@ pub(crate) use lifecycle::{STOP_TIMEOUT_SECONDS, run_out};
 
 /// Installations that may wait because another one is paused.
 const LONG_INSTALLS_MAX: usize = 4;
-/// The part of the room for users' messages that these may take, one in so many.
+/// Divisor of the room for ingress messages: these may take one such part.
 const LONG_INSTALLS_PART: u64 = 8;
-/// Instructions a management call counts with in a round, besides what it executes.
+/// Instructions a management call counts with in a round, in addition to what it executes.
 const CALL_INSTRUCTIONS: u64 = MESSAGE_OVERHEAD_INSTRUCTIONS;
 
 /// The reply without a value.
@@ -60,19 +59,19 @@ pub(crate) fn encode<T: CandidType>(value: &T) -> Result<Vec<u8>, Reject> {
         .map_err(|_| reject::reject(521, "The result has no encoding in Candid."))
 }
 
-/// Who may call a method.
+/// Callers that a method admits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Access {
-    /// Everybody (the method may have rules of its own).
+    /// Any caller (the method may have rules of its own).
     Anyone,
     Controllers,
     /// Controllers and the canister itself.
     ControllersAndSelf,
     /// Controllers and subnet admins.
     ControllersAndAdmins,
-    /// Whoever the canister's `status_visibility` admits, the canister itself, subnet admins.
+    /// Callers that the canister's `status_visibility` admits, the canister itself, subnet admins.
     StatusViewers,
-    /// Whoever the canister's `snapshot_visibility` admits.
+    /// Callers that the canister's `snapshot_visibility` admits.
     SnapshotViewers,
 }
 
@@ -82,10 +81,10 @@ struct Method {
     access: Access,
     /// Whether users may call it by an ingress message.
     ingress: bool,
-    /// Whose fee and whose effective canister id: the canister in the argument.
+    /// Whether the argument names a canister, which pays the fee and is the effective canister id.
     names_canister: bool,
-    /// Whether a message of that canister must not be paused meanwhile: it changes what the message
-    /// goes on with, or what it may do.
+    /// Whether a message of that canister must not be paused meanwhile: the method changes the data
+    /// that the message is resumed with, or the message's permissions.
     awaits_message: bool,
     /// The same of a paused installation.
     awaits_installation: bool,
@@ -158,9 +157,9 @@ impl Method {
     }
 }
 
-/// Methods of the interface specification that this subnet does not offer, and what a canister is
-/// told that calls them: with the code that says that a method is switched off, or that there is
-/// no such destination.
+/// Methods of the interface specification that this subnet does not offer, and the reject for a
+/// canister that calls one: with the code for a method that is switched off, or for a destination
+/// that does not exist.
 fn not_offered(core: &Core, name: &str) -> Option<Reject> {
     let (code, what) = match name {
         "http_request" | "flexible_http_request" if !outcalls::are_on(core) => {
@@ -202,8 +201,8 @@ fn unknown_to_users(core: &Core, name: &str) -> Reject {
     unknown_to_canisters(core, name)
 }
 
-/// Canister that a call of a user is about, by its argument; `None` where the method names none.
-/// What reading the argument took is added to `cost`.
+/// Canister that a user's call is about, by its argument; `None` if the method names none. The cost
+/// of reading the argument is added to `cost`.
 pub(crate) fn named_canister(
     core: &Core,
     method_name: &str,
@@ -305,7 +304,7 @@ pub(crate) fn may_view(
 /// Why a method has no result.
 #[derive(Debug)]
 enum Refusal {
-    /// The caller is told.
+    /// The caller gets this reject.
     Reject(Reject),
     /// The node stops.
     Fatal(FatalError),
@@ -335,13 +334,13 @@ impl From<state::BlobError> for Refusal {
     }
 }
 
-/// What a method did.
+/// Outcome of a method.
 enum Handled {
     /// A reply; all cycles go back.
     Reply(Vec<u8>),
     /// A reply, and what is left of the cycles.
     ReplyWithRefund(Vec<u8>, Cycles),
-    /// The call waits; whoever ends the wait answers.
+    /// The call waits and is answered later.
     Waits,
     /// The call is served when the paused message of this canister is over.
     Awaits(CanisterId),
@@ -424,8 +423,8 @@ impl Dispatcher<'_> {
         Ok(())
     }
 
-    /// Whether one more installation may wait for its turn. What it carries stays in the subnet's
-    /// record, and in the room for messages, until those before it are over.
+    /// Whether one more installation may wait for its turn. Its argument stays in the subnet's
+    /// record, and counts as message memory, until those before it are over.
     fn check_turns(&self, call: &SubnetCall) -> Result<(), Refusal> {
         let waiting = &self.state.subnet.long_installs;
         let limit = self.core.limits().subnet.best_effort_message_bytes / LONG_INSTALLS_PART;
@@ -444,7 +443,7 @@ impl Dispatcher<'_> {
         ))))
     }
 
-    /// Decodes the argument of a call. That is work of the round, whatever comes of it.
+    /// Decodes the argument of a call. That is work of the round, whatever the result.
     fn decode<T: CandidType + DeserializeOwned>(&mut self, call: &SubnetCall) -> Result<T, Reject> {
         let limits = self.core.limits();
         self.charging(|cost| decode(limits, &call.arg, cost))
@@ -531,7 +530,7 @@ impl Dispatcher<'_> {
         self.state.get_mut(id).ok_or_else(|| reject::canister_not_found(id))
     }
 
-    /// The caller of a canister's call must have told its version right, if it told it.
+    /// If a canister's call states the caller's version, it must be right.
     fn check_sender_version(&self, call: &SubnetCall, told: Option<u64>) -> Result<(), Reject> {
         match (call.sender_version, told) {
             (Some(version), Some(told)) if version != told => Err(reject::reject(

@@ -1,12 +1,13 @@
-//! `http_request`: a canister asks a server outside.
+//! `http_request`: HTTPS outcalls of a canister.
 //!
 //! ```text
 //! check and price -> open in the state (`state::Outcalls`) -> members ask, agree -> answer in a block
 //! ```
 //!
-//! Here is what follows from the call alone: whether the request may be made, what it costs, and that
-//! it is answered once. What only a member that makes the request finds out (that the URL names no
-//! server, say) is an answer like any other. This module must not know how servers are asked.
+//! This module handles everything that follows from the call alone: whether the request may be
+//! made, its price, and that it is answered once. An error that only a member that makes the
+//! request finds (that the URL names no server, say) is an answer like any other. This module must
+//! not know how servers are contacted.
 
 use candid::{CandidType, Deserialize, Principal};
 use limits::{OUTCALL_CONTEXT_BYTES, OUTCALL_REQUEST_BYTES, OUTCALL_RESPONSE_BYTES};
@@ -102,7 +103,7 @@ impl Dispatcher<'_> {
         Time(self.round.time.0.saturating_add(seconds.saturating_mul(1_000_000_000)))
     }
 
-    /// The member that makes a request alone: one that nobody can choose or foresee before the round.
+    /// The member that makes a request alone: no one can choose or predict it before the round.
     fn one_member(&self) -> Principal {
         let subnet = &self.state.subnet;
         let nodes = match &subnet.key {
@@ -258,8 +259,9 @@ fn outcall(
     }
 }
 
-/// Answers the requests that a block brings answers to, each once, then those whose time is over. An
-/// answer that is not one to the request, or is over its bounds, is none, whoever signed it.
+/// Answers the requests that a block has answers to, each once, then those whose time is over. An
+/// answer that does not match the request, or exceeds its bounds, is ignored, whichever members
+/// signed it.
 pub(crate) fn answer(
     state: &mut ReplicatedState,
     answers: Vec<OutcallAnswer>,

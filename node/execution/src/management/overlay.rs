@@ -1,8 +1,9 @@
 //! Pages that are written but not committed yet, laid over a memory for one more execution.
 //!
-//! An installation may run two executions before it knows whether either counts. What the first
-//! wrote lies in an append target; here it becomes a layout that the second can mount, the rest of
-//! the target becomes the second one's, and in the end the runs of both become one list. What comes from workers was checked before it is laid over anything.
+//! An installation may run two executions before it is known whether either counts. The pages of
+//! the first are in an append target; here they become a layout that the second can mount, the rest
+//! of the target becomes the second one's, and in the end the runs of both become one list. Runs
+//! from workers were checked before they are used here.
 
 use std::sync::Arc;
 

@@ -28,7 +28,7 @@ fn small(value: &Nat) -> Option<u128> {
     u128::try_from(&value.0).ok()
 }
 
-/// An amount of cycles made out of nothing: no balance holds more than the largest number.
+/// An amount of provisional cycles: no balance holds more than the largest number.
 pub(super) fn saturating_cycles(value: &Nat) -> Cycles {
     small(value).unwrap_or(Cycles::MAX)
 }

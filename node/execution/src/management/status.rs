@@ -1,4 +1,4 @@
-//! What may be learned about a canister: status, metrics, history, metadata.
+//! Information about a canister: status, metrics, history, metadata.
 
 use candid::{Nat, Principal};
 use ic_management_canister_types as ic;
@@ -97,7 +97,7 @@ pub(super) fn canister_status(core: &Core, canister: &CanisterState) -> Result<V
     })
 }
 
-/// A total as Candid has it, which knows no bounds.
+/// A total as a Candid number, which is unbounded.
 fn nat(total: CyclesTotal) -> Nat {
     let (high, low) = total.parts();
     Nat::from(high) * (Nat::from(u128::MAX) + 1u8) + low

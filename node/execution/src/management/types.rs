@@ -100,7 +100,7 @@ pub(crate) struct StatusResult {
     pub(crate) query_stats: QueryStats,
 }
 
-/// Candid type `change` of the interface specification, where `details` is no option.
+/// Candid type `change` of the interface specification, where `details` is not an option.
 #[derive(CandidType, Deserialize, Debug)]
 pub(crate) struct Change {
     pub(crate) timestamp_nanos: u64,

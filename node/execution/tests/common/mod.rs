@@ -33,7 +33,7 @@ pub fn limits() -> Limits {
     limits
 }
 
-/// Slices of so many instructions, for messages and installations of forty.
+/// Slices of `slice` instructions, for messages and installations of forty slices.
 pub fn short_slices(slice: u64) -> Limits {
     let mut limits = limits();
     limits.execution.instructions_per_slice = slice;
@@ -103,11 +103,11 @@ pub fn subnet_config(limits: Limits) -> ExecutorConfig {
 /// A node and the log of its batches.
 pub struct Node {
     pub dir: PathBuf,
-    /// What records and payloads lie on, unless that is the machine's disk.
+    /// Disk of records and payloads, unless it is the machine's.
     pub disk: Option<SharedDisk>,
     pub temporary: Option<tempfile::TempDir>,
     pub config: ExecutorConfig,
-    /// What runs the canisters, unless something else was made.
+    /// The sandbox of the canisters, unless another one was made.
     pub sandbox: Arc<ScriptSandbox>,
     pub retry: Arc<Waiting>,
     make: Option<MakeSandbox>,
@@ -293,7 +293,7 @@ impl Node {
         self.execute(batch, &[])
     }
 
-    /// What waits, as the next batch.
+    /// The waiting messages, as the next batch.
     pub fn batch(&mut self) -> Batch {
         let height = Height(self.executor.height().0 + 1);
         Batch {
@@ -470,7 +470,7 @@ impl Node {
         BlobStore::open(&self.dir.join("state").join("blobs"), 16 << 20).unwrap().path(&module.0)
     }
 
-    /// Numbers of the messages whose payloads lie in files.
+    /// Numbers of the messages whose payloads are in files.
     pub fn payload_files(&self) -> std::collections::BTreeSet<u64> {
         let entries = std::fs::read_dir(self.dir.join("state").join("messages")).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());

@@ -1,8 +1,8 @@
 //! A sandbox without WebAssembly: "modules" are encoded [`Spec`]s, and the argument of a call is
-//! the program it runs. What a canister remembers lies in its heap, written as real pages through
-//! real append targets, so that versions, checkpoints and restarts are exercised as with real code.
+//! the program it runs. The data of a canister is in its heap, written as real pages through real
+//! append targets, so that versions, checkpoints and restarts are exercised as with real code.
 //!
-//! Deterministic: nothing but the request decides what comes out.
+//! Deterministic: the outcome depends on the request alone.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
@@ -37,11 +37,11 @@ pub enum Op {
     Reject(String),
     /// Traps with this text and error code `IC0503`, as `ic0.trap` does.
     Trap(String),
-    /// Kills the worker, as often as the sandbox was told to.
+    /// Kills the worker, as often as the sandbox is configured to.
     Die,
     /// Makes the node panic.
     Panic,
-    /// Meets whoever waits at the sandbox's gate, twice.
+    /// Meets the thread that waits at the sandbox's gate, twice.
     Pause,
     /// Remembers these bytes in the heap.
     Note(Vec<u8>),
@@ -54,15 +54,16 @@ pub enum Op {
     Call(Box<CallOp>),
     /// Takes cycles from the call.
     Accept(Cycles),
-    /// Burns so many cycles, or as many as the freezing threshold leaves.
+    /// Burns this many cycles, or as many as the freezing threshold leaves.
     Burn(Cycles),
-    /// Adds so many instructions to what the message used.
+    /// Adds this many instructions to those the message used.
     Spend(u64),
-    /// Dirties so many stable pages.
+    /// Dirties this many stable pages.
     Dirty(u64),
-    /// Writes so many stable pages from this one on; the seed decides what, 0 writes zeros.
+    /// Writes stable pages, by the first page and their number; the seed determines the content, 0
+    /// writes zeros.
     Write(u64, u64, u64),
-    /// Grows stable memory by so many Wasm pages.
+    /// Grows stable memory by this many Wasm pages.
     Grow(u64),
     /// Sets the timer.
     Timer(u64),
@@ -121,7 +122,7 @@ pub struct Spec {
     pub low_memory: Option<Vec<Op>>,
     pub inspect: Option<bool>,
     pub persistent: bool,
-    /// What compiling it counts.
+    /// Instructions that compiling it counts.
     pub compile_instructions: u64,
     pub sections: Vec<(bool, String, Vec<u8>)>,
 }
@@ -140,10 +141,10 @@ impl Spec {
     }
 }
 
-/// What follows a reply, a reject, and a trap in either.
+/// Operations after a reply, after a reject, and after a trap in either.
 type Callbacks = (Vec<Op>, Vec<Op>, Vec<Op>);
 
-/// What a canister remembers in its heap.
+/// Data of a canister in its heap.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Heap {
     notes: Vec<Vec<u8>>,
@@ -259,6 +260,7 @@ impl Sandbox for ScriptSandbox {
             Ok(()) => run.finish(self),
             Err(trap) => Outcome {
                 instructions: run.instructions,
+                work: run.instructions,
                 result: Err(trap),
                 changes: None,
                 accepted: false,
@@ -416,7 +418,7 @@ impl<'a> Running<'a> {
         }
     }
 
-    #[expect(clippy::too_many_lines, reason = "one story, told in order")]
+    #[expect(clippy::too_many_lines, reason = "one story, in order")]
     fn one(&mut self, op: &Op, sandbox: &ScriptSandbox) -> Result<(), Trap> {
         let context = &self.request.context;
         match op {
@@ -551,10 +553,11 @@ impl<'a> Running<'a> {
         });
     }
 
-    #[expect(clippy::too_many_lines, reason = "one story, told in order")]
+    #[expect(clippy::too_many_lines, reason = "one story, in order")]
     fn finish(self, sandbox: &ScriptSandbox) -> Outcome {
         let mut outcome = Outcome {
             instructions: self.instructions,
+            work: self.instructions,
             result: Ok(self.response),
             changes: None,
             accepted: false,

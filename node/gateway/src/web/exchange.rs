@@ -62,21 +62,21 @@ pub(super) struct Piece {
     pub(super) next: Option<Token>,
 }
 
-/// What is asked.
+/// A question to the canister.
 #[derive(Clone, Copy)]
 pub(super) enum Question<'a> {
     Request(&'a Wanted),
     Piece(&'a str, &'a Token),
-    /// What an update call came to, which is known.
+    /// The outcome of an update call, which is known.
     Update(&'a RequestId),
 }
 
-/// What becomes of the answer.
+/// Use of the answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Use {
-    /// It is written; so many bytes are expected, 0 where that is not known.
+    /// It is written; this number of bytes is expected, 0 where that is not known.
     Written(u64),
-    /// It is looked at and forgotten.
+    /// It is read and dropped.
     Read,
 }
 
@@ -147,8 +147,9 @@ impl Exchange {
         Ok(Piece { body: bytes.slice(chunk.body), share, next: chunk.token })
     }
 
-    /// Asks as soon as there is room. Where there is none to keep the reply, it is forgotten, and asked
-    /// for again when there is: whoever waits holds nothing that others wait for.
+    /// Asks as soon as there is room. Where there is no room to keep the reply, the reply is
+    /// dropped and asked for again when there is: a request that waits holds nothing that others
+    /// wait for.
     async fn in_room<T>(
         &self,
         question: Question<'_>,
@@ -218,7 +219,7 @@ impl Exchange {
         answer
     }
 
-    /// What an update call came to.
+    /// Outcome of an update call.
     fn kept_answer(&self, id: &RequestId, share: &Arc<Share>) -> Outcomes<(Bytes, u64)> {
         match self.web.service.latest()?.outcome(id) {
             Some(Outcome::Replied(reply)) => {
@@ -358,7 +359,7 @@ fn holding(reply: Vec<u8>, share: Arc<Share>, most: u64) -> Outcomes<(Bytes, u64
 fn refuse_more(reply: &Reply) -> Outcomes<()> {
     if reply.streaming.is_some() || reply.head.status == StatusCode::PARTIAL_CONTENT {
         return Err(respond::bad(
-            "it answers an update call and goes on beyond that, which nothing certifies",
+            "it answers an update call and continues after the reply, which is not certified",
         ));
     }
     Ok(())

@@ -10,10 +10,10 @@ use ic_http_certification::cel::{DefaultRequestCertification, DefaultResponseCer
 /// `ResponseHeaderList` and its list.
 const DEPTH_MAX: usize = 8;
 
-/// What is certified.
+/// Certified parts of a response.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Expression<'a> {
-    /// Nothing: whoever answers may answer anything.
+    /// Nothing: any responder may answer anything.
     Nothing,
     /// The response, and the request where there is a list for it.
     Pair {
@@ -50,7 +50,7 @@ fn field<'v, 'a>(fields: &'v [(&'a str, Value<'a>)], name: &str) -> Option<&'v V
     first.filter(|_| found.next().is_none()).map(|(_, value)| value)
 }
 
-/// Reads the header's value; `None` when it is no such expression.
+/// Reads the header's value; `None` when it is not a valid expression.
 pub(crate) fn read(text: &str) -> Option<Expression<'_>> {
     let mut reader = Reader { rest: text };
     if reader.name() != "default_certification" {

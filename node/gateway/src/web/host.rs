@@ -17,7 +17,7 @@ const PARAMETER: &str = "canisterId";
 /// The longest name that the domain name system has.
 const HOST_BYTES_MAX: usize = 253;
 
-/// What a request is for.
+/// Target of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     /// The canister that is asked.
@@ -33,7 +33,7 @@ pub(crate) struct Target {
 pub(crate) enum NoTarget {
     /// Nothing names a canister.
     Unnamed,
-    /// What should be an id is none.
+    /// The value of the id is invalid.
     NoId,
 }
 
@@ -128,7 +128,7 @@ fn of_host(host: &str) -> Option<Target> {
     let mut labels = host.split('.');
     let canister = id(labels.next()?)?;
     let next = labels.next()?;
-    // An id alone, or `raw` as the domain, is no host of a gateway.
+    // An id alone, or `raw` as the domain, is not a host of a gateway.
     let raw = next == "raw" && labels.next().is_some();
     Some(Target { canister, raw, shared: false })
 }
@@ -255,6 +255,7 @@ mod tests {
         }
     }
 
+    // Promise: P11 - Pages on a shared host redirect to the canister's own host.
     #[test]
     fn pages_of_a_shared_host_are_opened_at_the_canisters_own() {
         let own = |host: &str, uri: &str, name: &'static str, value: &str| {
@@ -288,6 +289,7 @@ mod tests {
         }
     }
 
+    // Promise: P11 - Service workers are served on a canister's own host only.
     #[test]
     fn service_workers_are_of_a_canisters_own_host() {
         let mut headers = HeaderMap::new();

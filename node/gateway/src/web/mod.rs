@@ -1,6 +1,6 @@
 //! The HTTP gateway: canisters in browsers, by the HTTP gateway protocol specification.
 //!
-//! A listener of its own beside the public interface. The way of a request:
+//! A listener in addition to the public interface. The path of a request:
 //!
 //! ```text
 //! host: which canister -> permits, room, body -> http_request, as a query
@@ -10,31 +10,30 @@
 //! ```
 //!
 //! It asks through [`crate::Node`], as the query and call endpoints do for a client, and it is its
-//! own client: what a query says counts only once it is verified against the root key. What
-//! `raw` hosts ask for is passed on unverified, and so are answers to update calls, which are in
-//! the certified state.
+//! own client: the reply of a query counts only once it is verified against the root key. Replies
+//! for `raw` hosts are passed on unverified, and so are answers to update calls, which are in the
+//! certified state.
 //!
-//! **Bounds.** The memory is divided ([`room`]): a part for bodies while they come in, a part for
-//! asking canisters, a part for what is written. A request takes room to ask when its body is there,
-//! by the bytes that it has: [`limits::HTTP_REQUEST_BYTES`], what is made of the body, and the
-//! largest reply. When the response is there, all is given back but what it has, until that is
-//! written. Whoever waits for room waits in line, as long as a client may take to send a request,
-//! and is then refused with the limit. Responses longer than one reply go out piece by piece: the
+//! **Bounds.** The memory is divided ([`room`]): a part for bodies while they arrive, a part for
+//! asking canisters, a part for responses being written. A request reserves room to ask when its
+//! body has arrived, by its bytes: [`limits::HTTP_REQUEST_BYTES`], the encoding of the body, and
+//! the largest reply. When the response has arrived, everything but its size is released, until it
+//! is written. Requests wait for room in line, as long as a client may take to send a request, and
+//! are then refused with the limit. Responses longer than one reply are sent piece by piece: the
 //! next one is asked for when the last is written, so they hold one reply, however long they are;
-//! and there is a deadline for each as a whole. Of what is written, one connection has a part.
-//! Nothing is kept from one request to the next.
+//! and there is a deadline for each as a whole. Of the responses being written, one connection has
+//! a part. Nothing is kept from one request to the next.
 //!
 //! **Long responses.** There are two ways. A canister may answer 206 to a request without a range:
-//! then the rest is asked for by ranges, and each piece is certified for itself. Or it names a
+//! then the rest is asked for by ranges, and each piece is certified by itself. Or it names a
 //! callback: then the hash of all pieces is certified, so they are read twice. The first time they
-//! are hashed and forgotten, but for 32 bytes each; when the whole is verified, they are asked for
-//! again and sent, and a piece that is not the same as before ends the connection.
+//! are hashed and dropped, except for 32 bytes each; when the whole is verified, they are asked for
+//! again and sent, and a piece that differs from the first time ends the connection.
 //!
-//! Requests of the public interface, which a page sends to where it came from, are served here as
-//! there (`/api/v2`, `/api/v3`, `/api/v4`).
+//! Requests of the public interface, which a page sends to its origin, are served here as there
+//! (`/api/v2`, `/api/v3`, `/api/v4`).
 //!
-//! What it must never know: who may see what. It asks as nobody (the anonymous principal) for
-//! everybody.
+//! This module must never know access rules. It asks as the anonymous principal for all clients.
 
 mod exchange;
 mod expression;
@@ -231,7 +230,7 @@ fn is_preflight(request: &Request<Incoming>) -> bool {
         && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
-/// What a page of a shared host is told that wants to keep it to itself.
+/// Refusal of a service worker to a page of a shared host.
 fn no_worker(target: &Target) -> Refused {
     let canister = target.canister;
     let message = format!(

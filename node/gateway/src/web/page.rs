@@ -28,8 +28,8 @@ pub(super) fn is_wanted(headers: &HeaderMap) -> bool {
 /// A page or a text that is longer than this is shortened to its status where there is no room.
 const UNCOUNTED_BYTES: usize = 256;
 
-/// The answer to a request that came to nothing: a page, or its text alone. It is counted among what
-/// is written; where there is no room it says only that.
+/// The answer to a failed request: a page, or its text alone. It is counted among the responses
+/// being written; where there is no room it has only its status.
 pub(super) fn refusal(refused: &Refused, as_page: bool, rooms: &Rooms) -> Response<Outgoing> {
     let text: String = refused.message.chars().take(TEXT_CHARS_MAX).collect();
     let (kind, body) = if as_page {

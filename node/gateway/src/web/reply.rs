@@ -1,12 +1,11 @@
-//! What a canister answers: `HttpResponse` and `StreamingCallbackHttpResponse` of the HTTP gateway
-//! protocol, read from their Candid encoding where it lies.
+//! A canister's answer: `HttpResponse` and `StreamingCallbackHttpResponse` of the HTTP gateway
+//! protocol, read from their Candid encoding in place.
 //!
 //! A reply comes from a canister, may have megabytes, and the type of a streaming token is the
-//! canister's own. A decoder that makes a value of everything would make a multiple of the reply's
-//! size of it; so this one makes values of the few fields that there are, keeps where the body
-//! lies, and steps over the rest. A token is the bytes in which it came, which go back with the
-//! types in which it came. Types, fields, nesting and steps are bounded ([`TYPES_MAX`] and the
-//! others).
+//! canister's own. A general decoder would turn everything into values, at a multiple of the
+//! reply's size. This one makes values of the few known fields, keeps the position of the body, and
+//! skips the rest. A token is kept as the received bytes, which are sent back with the received
+//! types. Types, fields, nesting and steps are bounded ([`TYPES_MAX`] and the others).
 
 use std::ops::Range;
 
@@ -45,7 +44,7 @@ const FUNC: i64 = -22;
 const SERVICE: i64 = -23;
 const PRINCIPAL: i64 = -24;
 
-/// Why a reply is not understood. It goes to whoever asked.
+/// Why a reply is invalid. Sent to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(crate) enum BadReply {
     /// It is cut off, or no Candid at all.
@@ -73,7 +72,7 @@ pub(crate) enum BadReply {
     Token,
 }
 
-/// What headers may come to.
+/// Bounds of the headers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeaderBounds {
     pub(crate) lines: u64,
@@ -85,7 +84,7 @@ pub(crate) struct HeaderBounds {
 pub(crate) struct HttpReply {
     pub(crate) status: u16,
     pub(crate) headers: Vec<(String, String)>,
-    /// Where the body lies in the reply.
+    /// Position of the body in the reply.
     pub(crate) body: Range<usize>,
     pub(crate) upgrade: bool,
     pub(crate) streaming: Option<Streaming>,
@@ -106,7 +105,7 @@ pub(crate) struct Token(pub(crate) Vec<u8>);
 /// `StreamingCallbackHttpResponse`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
-    /// Where it lies in the reply.
+    /// Position of the body in the reply.
     pub(crate) body: Range<usize>,
     pub(crate) token: Option<Token>,
 }
@@ -132,7 +131,7 @@ enum Type {
     Future,
 }
 
-/// Where the fields of a type lie among those of all.
+/// Position of the fields of a type among those of all types.
 #[derive(Clone, Copy)]
 struct Fields {
     begin: usize,
@@ -194,7 +193,7 @@ struct Reader<'a> {
     types: Vec<Type>,
     /// Of all types.
     fields: Vec<(u32, i64)>,
-    /// Where the type table lies.
+    /// Position of the type table.
     table: Range<usize>,
     steps: usize,
 }
@@ -274,7 +273,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The fields of the first value of the message, which must be a record; further values are
-    /// nobody's.
+    /// ignored.
     fn record(&mut self) -> Result<Fields, BadReply> {
         let values = self.count(FIELDS_MAX)?;
         let mut first = None;
@@ -537,7 +536,7 @@ impl<'a> Reader<'a> {
             Type::Service => self.principal().map(drop),
             Type::Future => {
                 let length = self.length()?;
-                // References are opaque to everybody.
+                // References are opaque.
                 if self.length()? > 0 {
                     return Err(BadReply::Malformed);
                 }
@@ -708,6 +707,7 @@ mod tests {
         assert_eq!(chunk(&Encode!(&wide).unwrap()), Err(BadReply::Token));
     }
 
+    // Promise: P11 - A truncated or changed reply is refused without a panic.
     #[test]
     fn what_is_cut_off_or_wrong_is_refused_and_nothing_panics() {
         let callback = Callback(Func { principal: Principal::anonymous(), method: "next".into() });

@@ -1,4 +1,4 @@
-//! What a canister is asked: the request of a browser, and its Candid encoding.
+//! The request to a canister: the request of a browser, and its Candid encoding.
 //!
 //! The encoding is written here, into one buffer of the right size, because the body is large: a
 //! general encoder writes it a value at a time into one buffer that doubles, and copies that.
@@ -27,7 +27,7 @@ const TEXT: u8 = 0x71;
 const OPT: u8 = 0x6e;
 const VEC: u8 = 0x6d;
 const RECORD: u8 = 0x6c;
-/// Types that the encoding has beside its record.
+/// Types of the encoding in addition to its record.
 const BLOB_TYPE: u8 = 1;
 const LINES_TYPE: u8 = 2;
 const LINE_TYPE: u8 = 3;
@@ -68,7 +68,7 @@ impl Wanted {
         self.headers.iter().any(|(name, _)| name == header::RANGE.as_str())
     }
 
-    /// The same for what lies behind so many bytes.
+    /// The same request for the content from byte `first` on.
     pub(super) fn from(&self, first: u64) -> Self {
         let mut request = self.clone();
         request.headers.push((header::RANGE.to_string(), format!("bytes={first}-")));
@@ -152,7 +152,7 @@ impl Writer {
     }
 }
 
-/// Path and query, as they stand in the request line.
+/// Path and query, as in the request line.
 fn url(uri: &Uri) -> String {
     uri.path_and_query().map_or_else(|| "/".to_owned(), ToString::to_string)
 }

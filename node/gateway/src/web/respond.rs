@@ -1,7 +1,7 @@
 //! From a canister's response to the head of an HTTP response.
 //!
-//! Status, names and values are the canister's, so they are checked here; nothing of them can end a
-//! line or a header. What describes the connection, and the length, is the gateway's alone.
+//! Status, names and values are the canister's, so they are checked here; none of them can end a
+//! line or a header. Headers of the connection, and the length, are set by the gateway alone.
 
 use bytes::Bytes;
 use http_body_util::Full;
@@ -30,7 +30,7 @@ const OF_THE_CONNECTION: [&str; 10] = [
     "transfer-encoding",
     "upgrade",
 ];
-/// What pages of other origins may read and ask, where the canister does not say.
+/// Defaults for pages of other origins: headers that they may read and requests that they may make.
 const READABLE: &str = "content-length,content-range";
 const METHODS: &str = "GET, POST, HEAD, OPTIONS";
 const ASKABLE: &str = "DNT,User-Agent,X-Requested-With,If-Modified-Since,Cache-Control,\
@@ -99,7 +99,7 @@ impl Head {
         Ok(parts)
     }
 
-    /// What it takes until it is written, as it is and as it goes out.
+    /// Bytes that it holds until it is written, as it is and in its encoded form.
     pub(super) fn held_bytes(&self) -> u64 {
         let line = |(name, value): &(String, String)| {
             let bytes = (name.len() + value.len()) as u64;
@@ -177,8 +177,8 @@ pub(super) fn elsewhere(address: HeaderValue) -> Response<Outgoing> {
     response
 }
 
-/// Lets pages of any origin read the response, unless the canister says who may: what it says
-/// without a certificate lets nobody read.
+/// Lets pages of any origin read the response, unless the canister sets the rule: an uncertified
+/// rule lets no page read it.
 pub(super) fn for_everybody(mut response: Response<Outgoing>) -> Response<Outgoing> {
     let is_said = response.extensions_mut().remove::<ReadersUncertified>().is_some();
     let headers = response.headers_mut();
@@ -228,6 +228,7 @@ mod tests {
         Head::new(200, headers.collect()).unwrap()
     }
 
+    // Promise: P11 - Headers of a canister cannot split a response or control the connection.
     #[test]
     fn nothing_of_a_canister_splits_a_response_or_steers_the_connection() {
         for (name, value) in [

@@ -1,15 +1,15 @@
-//! What requests hold of the gateway's memory, and in which order they get it.
+//! Memory of the gateway that requests hold, and the order in which they get it.
 //!
-//! There are parts ([`HttpParts`]), so that none waits for another with something in its hands that
-//! the other needs: request bodies have one, long responses one beside the reply that they write,
-//! and the rest is for canisters being asked and for what is written. Of the rest, what is written
-//! may take a part, and what is small a part of its own; whatever they take, there is room to ask.
-//! Of what is written, one connection may have a quarter, or one reply if that is more.
+//! The memory has parts ([`HttpParts`]), so that requests cannot deadlock on each other's
+//! reservations: request bodies have one, long responses one in addition to the reply that they
+//! write, and the rest is for canisters being asked and for responses being written. Of the rest,
+//! responses being written may take a part, and small ones a separate part; whatever they take,
+//! there is room to ask. Of the responses being written, one connection may have a quarter, or one
+//! reply if that is more.
 //!
-//! Whoever waits for a part stands in line behind those who came before ([`Gate`]), until a
-//! deadline. There are never more of them than requests in flight. Only bodies do not wait behind
-//! one another, since all of them hold what the others wait for: one does, and others are refused
-//! meanwhile.
+//! Requests that wait for a part are in line ([`Gate`]), until a deadline. There are never more of
+//! them than requests in flight. Only bodies do not wait behind one another, since all of them hold
+//! memory that the others wait for: one waits, and others are refused meanwhile.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -31,8 +31,8 @@ use crate::{
 
 /// Tickets count in these.
 const UNIT_BYTES: u64 = 1024;
-/// What the first piece of a body may hold: it lies in the connection's read buffer, all of which
-/// stays with it.
+/// Greatest size that the first piece of a body may hold: it is in the connection's read buffer,
+/// all of which stays with it.
 const READ_BUFFER_BYTES: u64 = 16 << 10;
 /// Of what is written, the part of one connection.
 const GUEST_PART: u64 = 4;
@@ -179,8 +179,8 @@ impl Rooms {
         })
     }
 
-    /// Room to ask a canister on behalf of a body of so many bytes, and to keep so many bytes of what
-    /// it says, if that is known.
+    /// Room to ask a canister on behalf of a body of `body_bytes` bytes, and to keep `keeps` bytes
+    /// of its reply, if that is known.
     pub(super) async fn share(
         &self,
         guest: &Guest,
@@ -241,8 +241,8 @@ impl Rooms {
     }
 }
 
-/// What a request holds while its canister is asked, and then of what is written. It lives as long
-/// as the reply.
+/// Memory that a request holds while its canister is asked, and then for the response being
+/// written. It lives as long as the reply.
 #[derive(Debug)]
 pub(super) struct Share(Mutex<Held>);
 
@@ -266,7 +266,7 @@ impl Share {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether so many bytes can be written, now.
+    /// Whether this number of bytes can be written now.
     pub(super) fn keep(&self, rooms: &Rooms, guest: &Guest, bytes: u64) -> bool {
         let mut held = self.held();
         match &mut held.kept {
@@ -283,7 +283,7 @@ impl Share {
         held.kept.is_some()
     }
 
-    /// What is written of it.
+    /// Bytes of it that are written.
     pub(super) fn kept_bytes(&self) -> u64 {
         self.held().kept.as_ref().map_or(0, |kept| kept.bytes)
     }
@@ -377,6 +377,7 @@ mod tests {
         assert_eq!(pool.used_bytes(), 0);
     }
 
+    // Promise: P11 - Slow readers delay neither requests nor small responses.
     #[tokio::test]
     async fn readers_that_are_slow_keep_nobody_from_asking_nor_from_small_responses() {
         let (rooms, pool) = rooms();
@@ -396,7 +397,7 @@ mod tests {
         let guest = rooms.guest();
         let share = rooms.share(&guest, 2 << 20, 0, soon()).await.unwrap();
         assert!(share.keep(&rooms, &guest, 60_000));
-        // And who waits for one of theirs is told the limit.
+        // And a request that waits for one of these parts gets an error with the limit.
         let refused: Refused = rooms.share(&guest, 0, 1 << 20, soon()).await.unwrap_err();
         let limit = format!("http_gateway.requests_bytes = {}", pool.cap_bytes());
         assert!(refused.message.contains(&limit), "{}", refused.message);
@@ -422,6 +423,7 @@ mod tests {
         assert!(share.keep(&rooms, &other, 1 << 20));
     }
 
+    // Promise: P11 - Room for responses is granted in order of arrival.
     #[tokio::test]
     async fn room_comes_to_who_came_first() {
         let (rooms, _) = rooms();

@@ -1,7 +1,7 @@
 //! Responses of several replies: the next one is asked for when the last is written.
 //!
 //! There are places for few of them at once, since each holds its request, and a deadline for each
-//! as a whole. Who waits for a place holds no reply.
+//! as a whole. A request that waits for a place holds no reply.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -30,10 +30,10 @@ use crate::{
 /// See [`common`].
 type Common = Option<Vec<Line>>;
 
-/// A place among the long responses, and what each of them holds beside its piece.
+/// A place among the long responses, and the memory of each in addition to its piece.
 type LongPlace = Arc<(OwnedSemaphorePermit, OwnedSemaphorePermit, budget::Reservation)>;
 
-/// What is known of the hashes of pieces: `None` where nothing is certified.
+/// Hashes of pieces: `None` where nothing is certified.
 type Digests = Option<Vec<Hash>>;
 
 /// A piece that is there.
@@ -49,8 +49,8 @@ impl From<Reply> for Made {
 }
 
 impl Exchange {
-    /// A place among the long responses. Who waits for one holds no reply, and asks for the first
-    /// piece again; where that cannot be asked for, it cannot wait.
+    /// A place among the long responses. A request that waits for one holds no reply, and asks for
+    /// the first piece again; where that cannot be asked for, it cannot wait.
     async fn long_place(&self, first: Made, is_query: bool) -> Outcomes<(LongPlace, Option<Made>)> {
         let (limits, body) = (&self.web.limits, self.request.body.len() as u64);
         if body > HTTP_STREAM_BODY_BYTES {
@@ -212,9 +212,9 @@ struct Sending {
     /// For the one piece that is written.
     one: Arc<Semaphore>,
     until: Instant,
-    /// Pieces asked for so far, beside the first.
+    /// Pieces asked for so far, without the first.
     pieces: u64,
-    /// What the last one took, since the next is likely to take as much.
+    /// Size of the last piece, since the next is likely to be as large.
     expected: u64,
 }
 
@@ -354,7 +354,7 @@ impl Sending {
         Ok((Made { body: piece.body, share: piece.share }, piece.next))
     }
 
-    /// Waits until the last piece is written; nothing when nobody wants the next.
+    /// Waits until the last piece is written; `None` when the next is not wanted.
     async fn last_is_written(&self) -> Option<OwnedSemaphorePermit> {
         let written = tokio::select! {
             written = self.one.clone().acquire_owned() => written.ok()?,
@@ -371,7 +371,7 @@ impl Sending {
         }
         self.expected = share.kept_bytes();
         let hold = (share, written, self.place.clone(), self.exchange.place.clone());
-        // An error means that nobody wants it.
+        // On an error the receiver is gone.
         let _ = self.sender.send(Ok(respond::carried(body, hold))).await;
     }
 

@@ -22,14 +22,14 @@ use crate::{
     waiters::Waiter,
 };
 
-/// How often an update call is looked for that nobody waits for.
+/// Interval of checks for an update call that no waiter is registered for.
 const UPDATE_LOOK: Duration = Duration::from_millis(100);
-/// How far ahead an update call expires beside the time for which it is waited.
+/// Expiry of an update call after the end of the wait for it.
 const EXPIRY_MORE: Duration = Duration::from_secs(30);
 
 impl Exchange {
-    /// The reply of the update call that the canister wants instead of the query. What was asked is
-    /// over with it, so the body is forgotten.
+    /// The reply of the update call that the canister wants instead of the query. The request is
+    /// not needed after it, so the body is dropped.
     pub(super) async fn update(&mut self) -> Outcomes<Reply> {
         let wait = Duration::from_millis(self.web.limits.update_wait_millis);
         let (id, mut waiter) = self.submit(wait).await?;
@@ -90,7 +90,7 @@ impl Exchange {
         Ok((id, waiter))
     }
 
-    /// A call that nobody signs.
+    /// An unsigned call.
     fn update_envelope(&self, argument: &[u8], wait: Duration) -> Vec<u8> {
         let service = &self.web.service;
         let ahead = service.auth.ingress_expiry.min(wait + EXPIRY_MORE);

@@ -1,19 +1,19 @@
 //! Whether a canister's response is certified: response verification of the HTTP gateway protocol,
 //! versions 2 and 1.
 //!
-//! What a request and a response are hashed to is computed by the published library
-//! ([`request_hash`], [`response_headers_hash`]); the certificate is verified as those of canister
-//! signatures are ([`AuthConfig::certified_data`]). What lies between is done here, for three
-//! reasons. The published verifier wants the whole body, and bodies here come in pieces: so the
-//! body is given as its hash ([`BodyHashes`]). It unpacks a compressed body into memory, however
-//! large it gets: here it is unpacked into a hash, up to [`UNPACKED_BYTES_MAX`]. And it reads trees
-//! and expressions by recursion without a bound, with which a canister could end the node.
+//! The hashes of a request and a response are computed by the published library ([`request_hash`],
+//! [`response_headers_hash`]); the certificate is verified as those of canister signatures are
+//! ([`AuthConfig::certified_data`]). The steps between are done here, for three reasons. The
+//! published verifier wants the whole body, and bodies here arrive in pieces: so the body is given
+//! as its hash ([`BodyHashes`]). It unpacks a compressed body into memory, whatever its size: here
+//! it is unpacked into a hash, up to [`UNPACKED_BYTES_MAX`]. And it reads trees and expressions by
+//! recursion without a bound, with which a canister could end the node.
 //!
-//! First the certificate, the tree and the path of the expression are looked at ([`look`]), which
-//! costs a bounded amount; only what a certificate stands for is hashed ([`Certified::hasher`]) and
-//! then compared ([`Certified::judge`]).
+//! First the certificate, the tree and the path of the expression are checked ([`look`]), which
+//! costs a bounded amount; only content that a certificate covers is hashed ([`Certified::hasher`])
+//! and then compared ([`Certified::judge`]).
 //!
-//! It knows nothing of connections, of replies, or where a body comes from.
+//! It knows nothing of connections, of replies, or of the source of a body.
 
 use std::io::{self, Write};
 
@@ -47,7 +47,7 @@ pub(crate) type Line = (String, String);
 const UNPACKED_BYTES_MAX: u64 = 64 << 20;
 /// How old a certificate may be, or how far ahead, in nanoseconds: five minutes.
 const AGE_NANOS_MAX: u64 = 300_000_000_000;
-/// Where expressions lie in a canister's tree.
+/// Label of the expressions in a canister's tree.
 const PREFIX: &str = "http_expr";
 /// The newest version there is.
 pub(crate) const VERSION: u16 = 2;
@@ -74,7 +74,7 @@ pub(crate) enum Unverified {
          levels or has more than {ITEMS_MAX} items"
     )]
     TooLarge,
-    /// A version that nobody knows yet.
+    /// An unknown version.
     #[error("its certification has the version {0}; versions 1 and 2 are verified")]
     Version(u16),
     /// Not signed, or not for this canister.
@@ -173,7 +173,7 @@ impl Write for HashSink {
 }
 
 impl Unpacked {
-    /// What an error of a decoder leaves.
+    /// Result of an error of a decoder.
     fn after(error: &io::Error) -> Self {
         if error.kind() == io::ErrorKind::FileTooLarge { Self::TooMuch } else { Self::None }
     }
@@ -257,15 +257,15 @@ pub(crate) struct Asked<'a> {
     pub(crate) request: &'a HttpRequest<'a>,
 }
 
-/// What a certificate says of a response, before its body is looked at.
+/// Content of a certificate for a response, before its body is read.
 #[derive(Debug)]
 pub(crate) enum Certified {
     /// Version 1: the hash of its body.
     First { hash: Vec<u8>, encoding: Option<String> },
-    /// Version 2: status and headers, whose hash this is, and the body's hash beside it is below this
+    /// Version 2: status and headers, whose hash this is, and the body's hash with it is below this
     /// path of the tree.
     Second { tree: Vec<u8>, below: Vec<Vec<u8>>, headers_hash: Hash, headers: Vec<Line> },
-    /// That the canister wants nothing of it certified.
+    /// The canister wants nothing of it certified.
     Nothing,
 }
 
@@ -351,7 +351,7 @@ fn first(
     Ok(Certified::First { hash: certified.to_vec(), encoding })
 }
 
-/// Version 2: below the path of the expression lie its hash, the request's and the response's.
+/// Version 2: its hash, the request's and the response's are below the path of the expression.
 fn second(
     request: &HttpRequest<'_>,
     response: &HttpResponse<'_>,

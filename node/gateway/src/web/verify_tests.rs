@@ -1,4 +1,4 @@
-//! What is verified, of responses that the published library for canisters certified.
+//! Verification of responses that the published library for canisters certified.
 
 #![allow(clippy::unwrap_used)]
 
@@ -60,7 +60,7 @@ fn get(url: &str) -> HttpRequest<'static> {
         .build()
 }
 
-/// What a canister certified: by version 2 these, beside version 1.
+/// Certified responses of a canister: by version 2 these, in addition to version 1.
 struct Site {
     tree: HttpCertificationTree,
     entries: Vec<(HttpCertificationPath<'static>, HttpCertification)>,
@@ -138,6 +138,7 @@ fn changed(
         .build()
 }
 
+// Promise: P11 - A response equals its certificate or is refused.
 #[test]
 fn a_response_is_what_was_certified_or_refused() {
     let world = World::new();
@@ -312,6 +313,7 @@ fn version_1_certifies_the_body_packed_or_unpacked() {
     assert_eq!(look(&asked, &good, || false).err(), Some(Unverified::Downgrade));
 }
 
+// Promise: P11 - A compressed body that expands beyond its limit is not hashed.
 #[test]
 fn a_body_that_unpacks_to_too_much_has_no_second_hash() {
     let world = World::new();
@@ -343,7 +345,7 @@ fn certificates_of_others_old_ones_and_none_are_refused() {
     let entry = HttpCertificationTreeEntry::new(HttpCertificationPath::exact("/"), what);
     let tree = site.tree.witness(&entry, "/").unwrap();
     let path = cbor_encode_to_base64(&HttpCertificationPath::exact("/").to_expr_path());
-    // Time goes on meanwhile.
+    // Time advances meanwhile.
     let minute = 60_000_000_000;
     for (data, time, expected) in [
         (tree.digest(), now().0 - AGE_NANOS_MAX + minute, None),
@@ -384,6 +386,7 @@ fn headers_that_are_malformed_are_refused() {
     }
 }
 
+// Promise: P11 - Nested trees and expressions are refused at a bounded depth.
 #[test]
 fn depth_without_end_costs_nothing() {
     let world = World::new();
@@ -396,6 +399,7 @@ fn depth_without_end_costs_nothing() {
     assert!(text.contains("128 levels") && text.contains("4096 items"), "{text}");
 }
 
+// Promise: P11 - A body without a valid certificate is not hashed, expanded or streamed.
 #[test]
 fn what_no_certificate_stands_for_is_refused_before_its_body_is_looked_at() {
     let world = World::new();

@@ -1,5 +1,5 @@
-//! A node that does as it is told, and a client that may do what no library would: what the stories
-//! of the other files are told with.
+//! A scripted node, and a client that may do what no library would: support for the tests of the
+//! other files.
 
 #![allow(dead_code, clippy::unwrap_used, missing_docs, unreachable_pub)]
 
@@ -117,7 +117,7 @@ impl Script {
         self.report_gate.write().unwrap()
     }
 
-    /// Finishes what waits, and tells the waiters.
+    /// Finishes the pending calls, and notifies the waiters.
     pub fn certify(&self) -> Vec<RequestId> {
         let mut finished = Vec::new();
         for (id, known) in self.known.lock().unwrap().iter_mut() {

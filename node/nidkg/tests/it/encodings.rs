@@ -12,6 +12,7 @@ fn hash(bytes: &[u8]) -> String {
     hex::encode(&Sha256::digest(bytes)[..16])
 }
 
+// Promise: P8 - Encodings of the key generation are pinned.
 /// Known answers: everything is a function of its arguments and the seed. A hash that changes means
 /// another format, other parameters or other proofs; old and new nodes then do not understand each
 /// other, and the version byte has to be raised.
@@ -49,6 +50,7 @@ fn known_answers() {
     assert_eq!(found.map(|(name, hash)| format!("{name}: {hash}")), pinned);
 }
 
+// Promise: P8 - Threads and tables change no byte of the key generation.
 #[test]
 fn the_number_of_threads_and_the_room_for_tables_change_no_byte() {
     let made = |threads: usize, table_bytes: u64| {
@@ -89,6 +91,7 @@ fn sizes_are_those_of_the_specification() {
     assert_eq!(transcript.to_bytes().len(), 2 + 32 + 8 + 5 * 96 + 4 + 2 * (4 + ciphertext / 2));
 }
 
+// Promise: P20 - Encodings are canonical; truncated and extended ones are refused.
 #[test]
 fn every_encoding_round_trips_and_refuses_every_cut_and_every_surplus() {
     let (engine, mut rng) = (engine(), rng(1_002));

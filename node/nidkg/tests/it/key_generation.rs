@@ -26,6 +26,7 @@ fn one_node_makes_a_key_by_the_same_path() {
     sign_and_verify(transcript.committee(), &shares);
 }
 
+// Promise: P20 - 40 nodes make a key and reshare it to 13 others, public key unchanged.
 #[test]
 fn forty_nodes_make_a_key_and_hand_it_to_thirteen_others() {
     let (engine, mut rng) = (engine(), rng(3));
@@ -134,6 +135,7 @@ fn a_reshared_value_that_is_not_the_dealers_share_is_refused() {
     ));
 }
 
+// Promise: P20 - An updated encryption key opens no earlier epoch.
 #[test]
 fn after_an_update_earlier_ciphertexts_cannot_be_opened_from_what_is_stored() {
     let (engine, mut rng) = (engine(), rng(8));

@@ -1,4 +1,4 @@
-//! What the stories share: a stand-in for the worker that writes pages, a stand-in for the metadata
+//! Shared by the stories: a stand-in for the worker that writes pages, a stand-in for the metadata
 //! store that keeps the durable index, and a model of memory content.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
@@ -41,7 +41,7 @@ pub fn limits() -> PagesLimits {
     }
 }
 
-/// A page whose every word says which write it came from.
+/// A page whose every word is the tag of the write it came from.
 pub fn page(tag: u64) -> Vec<u8> {
     tag.to_le_bytes().repeat(PAGE / 8)
 }
@@ -96,7 +96,7 @@ pub fn apply(model: &mut Model, id: MemoryId, ranges: &[(u64, u64)], tag: u64) {
     }
 }
 
-/// A memory of `base_pages` that begins with the first so many of these.
+/// A memory of `base_pages` that begins with the first `pages` of these.
 pub fn copied(tags: &[u64], pages: u64, base_pages: u64) -> Vec<u64> {
     let kept = tags.iter().take(pages as usize).copied().chain(std::iter::repeat(0));
     kept.take(base_pages as usize).collect()
@@ -114,7 +114,7 @@ pub fn copy(
     store.create_copy(to, base_pages * PAGE_BYTES, &from, pages * PAGE_BYTES).map(|_| ())
 }
 
-/// Bytes of base files that are no holes.
+/// Bytes of base files that are not holes.
 pub fn base_bytes_on_disk(dir: &Path) -> u64 {
     let bases = file_names(dir).into_iter().filter(|name| name.contains(".base"));
     let data = |name: String| {
@@ -227,11 +227,11 @@ impl Rng {
     }
 }
 
-/// What step `step` of a seeded history does to the content of memory. Folds and checkpoints are
-/// not part of it: they must not change any.
+/// Effect of step `step` of a seeded history on the content of memory. Folds and checkpoints are
+/// not part of it: they must not change any content.
 pub enum Change {
     Create(MemoryId),
-    /// A memory that begins with the first so many pages of another.
+    /// A new memory that begins with pages of another; the last field is their number.
     Copy(MemoryId, MemoryId, u64),
     Remove(MemoryId),
     Write(MemoryId, Vec<(u64, u64)>),

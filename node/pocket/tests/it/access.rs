@@ -1,4 +1,5 @@
-//! What web pages in the user's browser can do with the server, and what clients can have it use.
+//! Access of web pages in the user's browser to the server, and resources that clients can have it
+//! use.
 
 use std::path::Path;
 
@@ -40,6 +41,8 @@ fn private_requests(instance: u64, folder: &Path) -> Vec<(Method, String, Option
     ]
 }
 
+// Promise: P16 - Foreign `Host`, `Origin` and `Sec-Fetch-Site` headers are refused and change
+//   nothing.
 #[tokio::test]
 async fn requests_of_other_pages_are_refused_and_change_nothing() {
     let server = Server::start(&[]);
@@ -78,6 +81,7 @@ async fn requests_of_other_pages_are_refused_and_change_nothing() {
     assert_eq!(server.get(&format!("/instances/{instance}/auto_progress")).await.1, json!(false));
 }
 
+// Promise: P16 - Requests that a foreign page embeds are refused; a link is followed.
 #[tokio::test]
 async fn what_a_page_embeds_is_refused_and_a_link_is_followed() {
     let server = Server::start(&[]);
@@ -105,6 +109,7 @@ async fn what_a_page_embeds_is_refused_and_a_link_is_followed() {
     assert_eq!(answer.status(), StatusCode::FORBIDDEN);
 }
 
+// Promise: P16 - Own pages and host names of the test server are accepted.
 #[tokio::test]
 async fn the_servers_own_pages_and_names_are_accepted() {
     let server = Server::start(&["--allow-host", "pocket,ci.example"]);
@@ -133,6 +138,7 @@ async fn the_servers_own_pages_and_names_are_accepted() {
     assert!(!output.status.success());
 }
 
+// Promise: P16 - A body that is not declared as JSON is refused.
 #[tokio::test]
 async fn a_body_that_is_not_declared_as_json_is_refused() {
     let server = Server::start(&[]);
@@ -150,13 +156,14 @@ async fn a_body_that_is_not_declared_as_json_is_refused() {
     let answer = server.send(Method::POST, &tick, &[], Some(&json!({}))).await;
     assert_eq!(answer.status(), StatusCode::UNSUPPORTED_MEDIA_TYPE);
     assert_eq!(server.get("/instances").await.1, json!(["Available"]));
-    // Blobs are no JSON, and clients send requests without an argument without a type.
+    // Blobs are not JSON, and clients send requests without an argument without a type.
     let answer = server.send(Method::POST, "/blobstore", &[], Some(&json!("blob"))).await;
     assert_eq!(answer.status(), StatusCode::OK);
     let stop = format!("/instances/{instance}/stop_progress");
     assert_eq!(server.send(Method::POST, &stop, &[], None).await.status(), StatusCode::OK);
 }
 
+// Promise: P16 - Pages of any origin reach the interface endpoints of an instance.
 #[tokio::test]
 async fn agents_in_pages_reach_the_endpoints_of_an_instance() {
     let server = Server::start(&[]);
@@ -177,6 +184,7 @@ async fn agents_in_pages_reach_the_endpoints_of_an_instance() {
     assert!(answer.status().is_client_error(), "{}", answer.status());
 }
 
+// Promise: P16 - Gateways of `thimble-pocket` listen on loopback unless an option allows more.
 #[tokio::test]
 async fn gateways_listen_for_other_machines_only_where_that_is_allowed() {
     let asked = |instance: u64, address: &str| {
@@ -204,6 +212,7 @@ async fn gateways_listen_for_other_machines_only_where_that_is_allowed() {
     server.ok("/http_gateway", &asked(instance, "0.0.0.0")).await;
 }
 
+// Promise: P16 - Instances are kept only within the allowed folders.
 #[tokio::test]
 async fn instances_are_kept_only_within_the_folders_that_are_allowed() {
     let [allowed, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());

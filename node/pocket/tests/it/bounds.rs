@@ -1,4 +1,4 @@
-//! What bounds the server, and what an instance leaves behind: nothing.
+//! Bounds of the server, and removal of an instance's resources.
 
 use reqwest::StatusCode;
 use serde_json::{Value, json};
@@ -15,6 +15,7 @@ fn workers(server: &Server) -> usize {
     children.sum()
 }
 
+// Promise: P15 - Instances beyond the memory budget are refused with the limit.
 #[tokio::test]
 async fn instances_are_bounded_by_the_memory_and_the_limit_is_named() {
     let server = Server::start(&["--memory", "156MiB"]);
@@ -34,6 +35,7 @@ async fn instances_are_bounded_by_the_memory_and_the_limit_is_named() {
     server.instance(&one_subnet()).await;
 }
 
+// Promise: P15 - A deleted instance leaves no process and no file.
 #[tokio::test]
 async fn an_instance_leaves_nothing_behind() {
     let server = Server::start(&[]);
@@ -52,6 +54,7 @@ async fn an_instance_leaves_nothing_behind() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
+// Promise: P15 - A stable memory too long for an answer is refused with the limit.
 #[tokio::test]
 async fn a_stable_memory_that_is_too_long_for_an_answer_is_refused_with_the_limit() {
     let server = Server::start(&["--memory", "512MiB"]);
@@ -80,6 +83,7 @@ fn a_budget_without_room_for_an_instance_is_refused() {
     assert!(text.contains("the least is"), "{text}");
 }
 
+// Promise: P15 - An instance with too many requests answers 409.
 #[tokio::test]
 async fn an_instance_that_many_ask_at_once_says_that_it_is_busy() {
     let server = std::sync::Arc::new(Server::start(&[]));
@@ -91,7 +95,7 @@ async fn an_instance_that_many_ask_at_once_says_that_it_is_busy() {
     let awaited = format!("{at}/update/await_ingress_message");
     let (status, _) = server.post_waiting(&awaited, &submitted["Ok"], Some(1)).await;
     assert_eq!(status, StatusCode::ACCEPTED);
-    // More than wait at once: some are told to come back, none is lost.
+    // More than wait at once: some clients are asked to poll, none is lost.
     let ticks: Vec<_> = (0..80)
         .map(|_| {
             let (server, path) = (server.clone(), format!("{at}/update/tick"));

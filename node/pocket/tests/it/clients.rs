@@ -38,6 +38,7 @@ fn client(command: &mut Command) {
     );
 }
 
+// Promise: P10 - pocket-ic 3.1 for Python tests canisters on `thimble-pocket`, unmodified.
 #[test]
 fn pocket_ic_for_python_tests_canisters() {
     let python = target().join("pocket-venv/bin/python");
@@ -45,11 +46,13 @@ fn pocket_ic_for_python_tests_canisters() {
     client(Command::new(python).args([script, "canisters/wasm"]));
 }
 
+// Promise: P10 - @dfinity/pic 0.23 tests canisters on `thimble-pocket`, unmodified.
 #[test]
 fn dfinity_pic_tests_canisters() {
     client(Command::new("node").args(["tests/clients/pocket/node/counter.mjs", "canisters/wasm"]));
 }
 
+// Promise: P10 - pocket-ic 16.1 for Rust tests canisters on `thimble-pocket`, unmodified.
 #[test]
 fn pocket_ic_for_rust_tests_canisters() {
     let manifest = "tests/clients/pocket/rust/Cargo.toml";

@@ -69,7 +69,7 @@ impl Server {
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
-        let port = testing::eventually("the server tells its port", || {
+        let port = testing::eventually("the server writes its port", || {
             let text = std::fs::read_to_string(&port_file).ok()?;
             text.strip_suffix('\n')?.parse::<u16>().ok()
         });
@@ -85,7 +85,7 @@ impl Server {
         self.folder.path().join("port")
     }
 
-    /// What the server has in its folder besides the port file.
+    /// Files in the server's folder other than the port file.
     pub fn files(&self) -> Vec<PathBuf> {
         let all = std::fs::read_dir(self.folder.path()).unwrap().map(|file| file.unwrap().path());
         all.filter(|path| *path != self.port_file()).collect()
@@ -140,7 +140,7 @@ impl Server {
         TcpStream::connect(address).unwrap().write_all(format!("{head}{body}").as_bytes()).unwrap();
     }
 
-    /// Deletes an instance; what is told of it.
+    /// Deletes an instance. Returns the answer.
     pub async fn deleted(&self, instance: u64) -> (StatusCode, Value) {
         let url = format!("{}/instances/{instance}", self.url);
         read(self.http.delete(url).send().await.unwrap()).await

@@ -145,6 +145,7 @@ impl Asking {
     }
 }
 
+// Promise: P12 - `thimble-pocket` lists open outcalls, and each is answered once.
 #[tokio::test]
 async fn a_request_is_listed_with_all_that_it_says_and_answered_once() {
     let asking = Asking::start().await;
@@ -188,6 +189,7 @@ async fn a_request_is_listed_with_all_that_it_says_and_answered_once() {
     );
 }
 
+// Promise: P12 - A mocked response passes the transform and the bounds of a node.
 #[tokio::test]
 async fn a_response_goes_through_the_transform_within_the_bounds_of_a_node() {
     let asking = Asking::start().await;
@@ -231,6 +233,7 @@ async fn a_response_goes_through_the_transform_within_the_bounds_of_a_node() {
     assert_eq!(got.response().body.len(), 2_990);
 }
 
+// Promise: P12 - Mocked answers of all nodes are agreed on or rejected.
 #[tokio::test]
 async fn a_response_of_each_node_is_agreed_on_or_rejected() {
     let asking = Asking::start().await;
@@ -248,7 +251,7 @@ async fn a_response_of_each_node_is_agreed_on_or_rejected() {
     let (code, text) = got.reject();
     assert_eq!(code, 2);
     assert!(text.starts_with("No consensus could be reached."), "{text}");
-    // What they find is transformed before it is compared; failures are compared too.
+    // The nodes' responses are transformed before they are compared; failures are compared too.
     let transformed = Request::get(URL).transformed(first(), "fixed");
     let each: Vec<_> = (0..12_u8).map(|node| replied(&[node])).collect();
     let got = asking.got(&transformed, &same, &each).await;
@@ -272,6 +275,7 @@ async fn a_response_of_each_node_is_agreed_on_or_rejected() {
     assert_eq!(asking.end(&call).await.response().body, b"same");
 }
 
+// Promise: P12 - An outcall ends by the time of its instance.
 #[tokio::test]
 async fn a_request_ends_by_the_time_of_the_instance() {
     let asking = Asking::start().await;
@@ -297,6 +301,7 @@ async fn a_request_ends_by_the_time_of_the_instance() {
     assert!(refusal.starts_with("InvalidCanisterHttpRequestId(("), "{refusal}");
 }
 
+// Promise: P12 - Open outcalls are saved with a kept instance.
 #[tokio::test]
 async fn what_is_open_is_kept_with_the_instance() {
     let folder = tempfile::tempdir().unwrap();
@@ -315,6 +320,7 @@ async fn what_is_open_is_kept_with_the_instance() {
     assert_eq!(asking.end(&call).await.response().body, b"kept");
 }
 
+// Promise: P12 - Each subnet of an instance has its own outcalls.
 #[tokio::test]
 async fn each_subnet_has_its_own() {
     #[derive(candid::CandidType)]
@@ -365,6 +371,7 @@ async fn each_subnet_has_its_own() {
     assert_eq!(other.end(&calls[1]).await.response().body, b"application");
 }
 
+// Promise: P15 - Invalid mocked answers are refused and change nothing.
 #[tokio::test]
 async fn answers_that_are_none_are_refused_and_change_nothing() {
     let asking = Asking::start().await;
@@ -419,6 +426,8 @@ async fn answers_that_are_none_are_refused_and_change_nothing() {
     assert_eq!(asking.end(&call).await.response().body, b"good");
 }
 
+// Promise: P12 - Open outcalls of an instance are limited to 4 MiB, and the refusal names the
+//   limit.
 #[tokio::test]
 async fn what_waits_is_bounded_and_the_limit_is_named() {
     let asking = Asking::start().await;
@@ -494,6 +503,7 @@ fn local_server() -> (u16, Arc<AtomicU64>) {
     (port, asked)
 }
 
+// Promise: P16 - A live instance does not reach private networks unless an option allows it.
 #[tokio::test]
 async fn a_live_instance_does_not_reach_private_networks_unless_they_are_allowed() {
     let asking = Asking::start().await;
@@ -512,6 +522,8 @@ async fn a_live_instance_does_not_reach_private_networks_unless_they_are_allowed
     assert!(String::from_utf8_lossy(&output.stderr).contains("127.0.0.0/8"));
 }
 
+// Promise: P12 - A live instance sends requests to real servers and cancels them when it leaves
+//   live mode.
 #[tokio::test]
 async fn a_live_instance_asks_servers_and_gives_up_when_it_is_live_no_more() {
     let asking = Asking::start_with(&["--allow-network", "10.0.0.0/8,127.0.0.0/8"]).await;
@@ -534,13 +546,13 @@ async fn a_live_instance_asks_servers_and_gives_up_when_it_is_live_no_more() {
     let id = asking.number().await;
     asking.answer(id, &replied(b"mocked"), &[]).await;
     assert_eq!(asking.end(&silent).await.response().body, b"mocked");
-    // Nobody asks while rounds come by hand.
+    // No server is asked while rounds are executed on request.
     let by_hand = asking.begin(&transformed("said", "")).await;
     let id = asking.number().await;
     asking.answer(id, &replied(b"by hand"), &[]).await;
     assert_eq!(asking.end(&by_hand).await.response().body, b"by hand");
     assert_eq!(asked.load(Ordering::SeqCst), 3);
-    // What is open when it is live again is asked for then.
+    // Outcalls that are open when it is live again are made then.
     let again = asking.begin(&transformed("again", "")).await;
     asking.server.ok(&asking.at("auto_progress"), &json!({})).await;
     assert_eq!(asking.end(&again).await.response().body, b"/again");

@@ -23,6 +23,7 @@ fn the_version_is_one_that_clients_take() {
     assert_eq!(parts[0], 16, "pocket-ic 16 takes 16.0.0 and above, below 17");
 }
 
+// Promise: P10 - `--version` is that of the client that the environment names (13 to 16).
 #[test]
 fn the_version_is_that_of_the_clients_that_are_named() {
     let output = |client: &str| {
@@ -75,6 +76,7 @@ async fn the_server_ends_when_no_request_comes() {
     assert!(testing::eventually("the server ends", || server.has_ended()).success());
 }
 
+// Promise: P10 - A long operation of `thimble-pocket` returns 202 and is polled for.
 #[tokio::test]
 async fn a_long_operation_is_asked_for_again() {
     let server = Server::start(&[]);
@@ -110,6 +112,7 @@ async fn a_long_operation_is_asked_for_again() {
     }
 }
 
+// Promise: P15 - An invalid request to `thimble-pocket` is refused with the reason.
 #[tokio::test]
 async fn what_is_wrong_is_told() {
     let server = Server::start(&[]);
@@ -148,6 +151,8 @@ async fn what_is_wrong_is_told() {
     }
 }
 
+// Promise: P10 - Operations that `thimble-pocket` does not offer are refused in the terms of the
+//   protocol.
 #[tokio::test]
 async fn what_is_not_offered_is_refused_in_the_protocols_terms() {
     let server = Server::start(&[]);
@@ -236,6 +241,7 @@ async fn a_certified_time_is_that_of_a_round() {
     }
 }
 
+// Promise: P10 - A round has the set time, or one nanosecond after the last round.
 #[tokio::test]
 async fn a_round_has_the_time_that_was_set_or_comes_a_nanosecond_later() {
     let server = Server::start(&[]);
@@ -263,7 +269,7 @@ async fn a_round_has_the_time_that_was_set_or_comes_a_nanosecond_later() {
         tick().await;
         assert_eq!(now().await, time + 1);
     }
-    // The same time is no later one.
+    // The same time is not later.
     let time = now().await;
     set(time).await;
     tick().await;
@@ -319,6 +325,7 @@ fn without_cycles(specified_id: Option<&str>) -> Provisional {
     Provisional { amount: Some(0_u64.into()), specified_id, settings: None }
 }
 
+// Promise: P10 - A call for a canister id without subnet creates the subnet.
 #[tokio::test]
 async fn a_subnet_is_made_for_a_canister_id_that_a_call_without_effective_principal_asks_for() {
     let server = Server::start(&[]);
@@ -337,6 +344,7 @@ async fn a_subnet_is_made_for_a_canister_id_that_a_call_without_effective_princi
     assert_eq!(made.as_slice(), FIRST);
 }
 
+// Promise: P10 - Canisters on system subnets pay nothing.
 #[tokio::test]
 async fn canisters_on_system_subnets_pay_nothing() {
     let server = Server::start(&[]);
@@ -386,6 +394,7 @@ async fn canisters_on_system_subnets_pay_nothing() {
     assert_eq!(submitted["Err"]["error_code"], "CanisterOutOfCycles", "{submitted}");
 }
 
+// Promise: P10 - Allocations on `thimble-pocket` follow the free space of the disk.
 #[tokio::test]
 async fn allocations_of_several_gigabytes_follow_the_disk() {
     let server = Server::start(&[]);
@@ -404,6 +413,7 @@ async fn allocations_of_several_gigabytes_follow_the_disk() {
     assert!(message.contains("subnet.memory_capacity_bytes"), "{message}");
 }
 
+// Promise: P10 - Each instance has a dashboard with its canisters.
 #[tokio::test]
 async fn the_dashboard_shows_the_canisters_of_an_instance() {
     let server = Server::start(&[]);
@@ -448,6 +458,7 @@ async fn creation_refusal(server: &Server, config: &Value) -> String {
     answer["Error"]["message"].as_str().unwrap().to_owned()
 }
 
+// Promise: P5 - One instance at a time keeps a folder of `thimble-pocket`.
 #[tokio::test]
 async fn a_folder_is_one_instances_at_a_time() {
     let (server, other) = (Server::start(&[]), Server::start(&[]));
@@ -474,6 +485,7 @@ async fn a_folder_is_one_instances_at_a_time() {
     assert!(server.folder().join("relative").is_dir());
 }
 
+// Promise: P5 - SIGHUP stops `thimble-pocket`, and kept instances are saved.
 #[tokio::test]
 async fn hangup_keeps_instances_like_any_other_stop() {
     let server = Server::start(&[]);
@@ -488,6 +500,8 @@ async fn hangup_keeps_instances_like_any_other_stop() {
     server.ok(&path, &json!({"canister_id": base64(&FIRST)})).await;
 }
 
+// Promise: P5 - An instance that cannot be saved is reported and kept where a later start continues
+//   it.
 #[tokio::test]
 async fn who_cannot_keep_an_instance_says_so() {
     let server = Server::start(&[]);
@@ -501,7 +515,8 @@ async fn who_cannot_keep_an_instance_says_so() {
     let told = answer["message"].as_str().unwrap();
     assert!(told.contains("keeping the instance"), "{told}");
     assert_eq!(server.deleted(instance).await.0, StatusCode::NOT_FOUND);
-    // It is not lost: its state is where the answer says, and goes on there, over the server's end.
+    // It is not lost: its state is where the answer says, and continues there, even after the
+    // server's end.
     let left = told.split_once("its state was left in ").unwrap().1.split(',').next().unwrap();
     assert_eq!(std::path::Path::new(left).parent(), Some(server.folder()));
     let outside = tempfile::tempdir().unwrap();
@@ -521,14 +536,15 @@ async fn who_cannot_keep_an_instance_says_so() {
     assert!(refusal.contains("state_dir"), "{refusal}");
 }
 
+// Promise: P15 - Clients that disconnect leave no instance behind and lose no kept one.
 #[tokio::test]
 async fn clients_that_leave_are_served_to_the_end() {
     let server = Server::start(&[]);
-    // Nobody would delete what was made for nobody.
+    // An unclaimed instance must be deleted by the server.
     server.send_and_leave("POST", "/instances", &one_subnet().to_string());
     let kept = tempfile::tempdir().unwrap();
     let instance = server.instance(&in_folder(kept.path())).await;
-    testing::until("what was made for nobody is gone", || server.instance_folders() == 1);
+    testing::until("the unclaimed instance is gone", || server.instance_folders() == 1);
     let (_, list) = server.get("/instances").await;
     let is_there = list.as_array().unwrap().iter().filter(|state| **state == "Available").count();
     assert_eq!(is_there, 1, "{list}");

@@ -28,7 +28,7 @@ pub(crate) struct Call {
     pub(crate) target: Option<Target>,
 }
 
-/// What a call is to do.
+/// Operation of a call.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Target {
     pub(crate) canister: Principal,
@@ -64,7 +64,7 @@ impl Call {
         self.signed_with(0)
     }
 
-    /// The same request in an envelope of its own: longer by so many bytes that say nothing.
+    /// The same request in a different envelope, with `more` bytes of padding.
     fn signed_with(&self, more: usize) -> SignedIngress {
         let content = [postcard::to_stdvec(self).unwrap(), vec![7; more]].concat();
         let signature = signature(&content);
@@ -86,7 +86,7 @@ impl Call {
     }
 }
 
-/// Stands in for a signature: nobody but a client makes one in a history.
+/// Stands in for a signature: only clients make one in a history.
 fn signature(content: &[u8]) -> [u8; 32] {
     Sha256::new().chain_update(b"signed").chain_update(content).finalize().into()
 }
@@ -126,7 +126,7 @@ impl Envelopes for Calls {
         if *claimed != signature(content) {
             return Err("nobody signed it".into());
         }
-        // Nobody signs where a call goes; there is one place for each.
+        // The destination of a call is not signed; each call has one destination.
         if signed.effective_canister_id != parse(signed)?.effective() {
             return Err("it is for another canister".into());
         }
@@ -140,8 +140,8 @@ impl Envelopes for Calls {
     }
 }
 
-/// Brings the canisters of the workload into being. What goes with the pool of a node that ends is
-/// sent again: a canister more than needed stays empty, and none takes code twice.
+/// Creates the canisters of the workload. Calls lost with the pool of a node that ends are sent
+/// again: a surplus canister stays empty, and none takes code twice.
 pub(crate) async fn deploy(context: &Context, net: &mut Net) {
     let until = context.current() + MENDED;
     let mut number = DEPLOYMENT;

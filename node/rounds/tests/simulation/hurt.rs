@@ -1,10 +1,10 @@
-//! Trouble of one machine: what a replica meets whose disk is full.
+//! Faults of one machine: a replica with a full disk.
 //!
-//! A full disk refuses whatever a checkpoint or an installation of the real state writes, as one
-//! does that copies what it overwrites; its own code meets that. What threads of the executor write
-//! on their own (folding, manifests) is refused only where it falls into such a time, and manifests
-//! never: a round waits for them in the time of the machine that simulates, where nothing would
-//! ever empty the disk.
+//! A full disk refuses every write of a checkpoint or an installation of the real state, as a file
+//! system does that copies on overwrite; the real code handles it. Writes that threads of the
+//! executor make on their own (folding, manifests) are refused only during such a period, and
+//! manifests never: a round waits for them in real time, during which nothing would ever free space
+//! on the disk.
 
 use std::{
     collections::BTreeMap,
@@ -25,7 +25,7 @@ use statesync::{InstallError, Progress};
 
 use crate::probe::{Audit, Audited};
 
-/// What is the matter with a machine; can change while the node runs.
+/// Faults of a machine; may change while the node runs.
 #[derive(Default)]
 pub(crate) struct Trouble {
     /// Nothing more can be written.

@@ -17,11 +17,11 @@ use consensus::Channels;
 /// Times a message is repeated.
 const FLOOD: usize = 20;
 
-/// What a node does with what it sends; can change while it runs.
+/// Falsification of the messages that a node sends; may change while it runs.
 #[derive(Default)]
 pub(crate) struct Lies {
     pub(crate) on: AtomicBool,
-    /// Messages sent. What is done to one depends on its number only.
+    /// Number of messages sent. The change to a message depends on its number only.
     sent: AtomicU64,
 }
 
@@ -50,7 +50,7 @@ impl Lies {
     }
 }
 
-/// A sender through which a node may lie.
+/// A sender that may falsify the node's messages.
 #[derive(Clone)]
 pub(crate) struct Liar<S> {
     inner: S,
@@ -113,8 +113,8 @@ impl<S: LimitedSender, C: CheckedSender<PublicKey = S::PublicKey>> CheckedSender
     }
 }
 
-/// Lets the node lie about calls, state roots and states. What its engine sends stays true: see
-/// [`crate::net::twins`] for that.
+/// Makes the node send false calls, state roots and states. The messages of its engine stay true:
+/// see [`crate::net::twins`] for those.
 pub(crate) fn lying<S, R>(channels: Channels<S, R>, lies: &Arc<Lies>) -> Channels<Liar<S>, R> {
     // An engine whose sender is of one kind is compiled once.
     let honest = |(inner, receiver)| (Liar { inner, lies: Arc::default() }, receiver);

@@ -23,7 +23,7 @@ const CACHED: u64 = 20;
 /// No operation is the last.
 const ENDLESS: u64 = u64::MAX;
 
-/// What is the matter with a disk; can change while the node runs.
+/// Faults of a disk; may change while the node runs.
 pub(crate) struct Disk {
     /// Milliseconds it takes to make something durable.
     sync_millis: AtomicU64,
@@ -44,11 +44,11 @@ impl Default for Disk {
     }
 }
 
-/// What becomes of an operation.
+/// Fate of an operation.
 enum Turn {
     /// It is carried out.
     Done,
-    /// It is carried out, and nobody learns it.
+    /// It is carried out, and its result is lost.
     Last,
     /// It is not carried out.
     Over,
@@ -66,7 +66,7 @@ impl Disk {
         self.last_is_done.store(done, Ordering::Relaxed);
     }
 
-    /// The wall clock goes on from here, so far ahead of the others'.
+    /// The wall clock continues from here, ahead of the others' by `ahead_millis`.
     pub(crate) fn jump(&self, ahead_millis: i64) {
         self.clock_ahead_millis.store(ahead_millis, Ordering::Relaxed);
     }
@@ -91,7 +91,7 @@ impl Disk {
     }
 }
 
-/// What the node meets when it does something with its storage.
+/// Storage of the node, with its faults.
 #[derive(Clone)]
 pub(crate) struct OnDisk {
     pub(crate) clock: Arc<Context>,

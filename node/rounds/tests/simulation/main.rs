@@ -1,11 +1,11 @@
 //! A subnet of four to six under a simulated clock, network and disk: everything but the sockets,
 //! driven by the round loop of this crate.
 //!
-//! What it agrees on is executed by the replicated state itself in every other history ([`real`]:
-//! executor, stores and state sync, with scripted code in its canisters), and by a hash with a
-//! memory in the others ([`toy`]), so that hundreds of them stay quick.
+//! In every other history the replicated state itself executes the blocks ([`real`]: executor,
+//! stores and state sync, with scripted code in its canisters); in the others a hash with a memory
+//! does ([`toy`]), so that hundreds of them stay quick.
 //!
-//! An epoch is short here, so every history hands the subnet's key on several times.
+//! An epoch is short here, so every history reshares the subnet's key several times.
 //!
 //! Each seed draws a history: lossy and slow links, nodes cut off, the subnet split in halves,
 //! nodes that crash (alone, or all at once) and lose what their disk had not synced, disks that
@@ -21,7 +21,7 @@
 //!   certificate for another; and one way in which the key is held;
 //! * every call that a certificate covered is executed, once, on every member: the state itself
 //!   says so, from the canisters' memory if it is the real one;
-//! * the chain goes on after mending, with every member in it: those that were away for longer than
+//! * after mending the chain advances with every member: members that were away for longer than
 //!   blocks are kept fetch a state.
 //!
 //! A run takes a few histories that were never run before; `SIMULATE_SEEDS=200` runs that many,
@@ -76,9 +76,9 @@ const EPOCH: u64 = 16;
 const LONG_EPOCH: u64 = 64;
 /// Blocks kept for peers: more than what two checkpoints keep.
 const RETENTION: u64 = 50;
-/// How long faults go on.
+/// Duration of the faults.
 const STORM: Duration = Duration::from_secs(40);
-/// How long the mended subnet has to show that it goes on.
+/// Time within which the mended subnet must make progress.
 const MENDED: Duration = Duration::from_secs(120);
 
 /// Workers that are killed one after the other.
@@ -90,7 +90,7 @@ const QUERIES_MAX: usize = 3;
 
 type Context = deterministic::Context;
 
-/// What a run came to.
+/// Result of a run.
 #[derive(Debug, PartialEq, Eq)]
 struct Outcome {
     heights: u64,
@@ -99,7 +99,7 @@ struct Outcome {
     lives: u64,
     syncs: u64,
     equivocations: u64,
-    /// Times the key was handed on.
+    /// Number of resharings.
     handed_on: u64,
     /// Changes of the members, how many joined by them and how many left.
     changes: u64,
@@ -119,8 +119,8 @@ fn is_real(seed: u64) -> bool {
     seed.is_multiple_of(2) || number("SIMULATE_REAL", 0) != 0
 }
 
-/// What runs the history of this seed. With RUST_LOG it tells what its nodes say; one seed at a
-/// time is readable.
+/// Runner configuration for the history of this seed. With RUST_LOG it prints the logs of its
+/// nodes; run one seed at a time to keep them readable.
 fn history(seed: u64) -> deterministic::Config {
     let _ = tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
@@ -129,7 +129,7 @@ fn history(seed: u64) -> deterministic::Config {
 }
 
 /// Runs the simulated history of `seed` and returns its outcome.
-#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+#[expect(clippy::too_many_lines, reason = "one sequence of steps")]
 fn simulate(seed: u64) -> Outcome {
     let config = history(seed).with_catch_panics(true);
     deterministic::Runner::new(config).start(|context| async move {
@@ -249,7 +249,7 @@ fn simulate(seed: u64) -> Outcome {
     })
 }
 
-#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+#[expect(clippy::too_many_lines, reason = "one sequence of steps")]
 async fn storm(
     context: &Context,
     net: &mut Net,
@@ -278,8 +278,8 @@ async fn storm(
         let place = *places.choose(rng).unwrap();
         let all = 0..net.members.len();
         match rng.gen_range(0..14) {
-            // One wall clock at a time, and beside no other fault: agreement bears f members that
-            // are wrong.
+            // One wall clock at a time, and together with no other fault: consensus tolerates f
+            // faulty members.
             6 if faulty.is_none() => {
                 net.members.iter().for_each(|member| member.disk.jump(0));
                 net.members[place].disk.jump(rng.gen_range(-900_000..900_000));
@@ -310,8 +310,8 @@ async fn storm(
                 }
                 deploy_another(context, net);
             }
-            // With a node in two places the others must be whole for the chain to go on; safety
-            // must hold whatever happens.
+            // While a node runs in two places, the others must be healthy for the chain to advance;
+            // safety must hold in any case.
             0 | 1 if Some(place) != faulty => {
                 net.kill(place).await;
             }
@@ -418,6 +418,8 @@ fn fresh() -> u64 {
     now.as_secs() * 1_000
 }
 
+// Promise: P17 - Simulated subnets with faults agree on one root per height and execute each
+//   acknowledged call once.
 #[test]
 fn every_history_ends_in_agreement_and_loses_nothing_acknowledged() {
     let (first, seeds) = (number("SIMULATE_FIRST", fresh()), number("SIMULATE_SEEDS", SAMPLE));
@@ -481,7 +483,7 @@ fn every_history_ends_in_agreement_and_loses_nothing_acknowledged() {
     );
 }
 
-/// What a history comes to that is run twice, on two threads: the same.
+/// Result of a history that is run twice, on two threads; both results must be equal.
 fn twice<T: PartialEq + std::fmt::Debug + Send>(history: impl Fn() -> T + Sync) -> T {
     let (one, other) = std::thread::scope(|scope| {
         let other = scope.spawn(&history);
@@ -491,6 +493,7 @@ fn twice<T: PartialEq + std::fmt::Debug + Send>(history: impl Fn() -> T + Sync) 
     one
 }
 
+// Promise: P17 - A seed reproduces its history.
 #[test]
 fn a_seed_gives_the_same_history_again() {
     // A toy, and the replicated state.
@@ -516,8 +519,8 @@ async fn reach(context: &Context, net: &mut Net, place: usize, height: u64) {
     }
 }
 
-/// One node is away for longer than the others keep blocks, with its disk or without it, and one of
-/// those it asks lies.
+/// One node is away for longer than the others keep blocks, with or without its disk, and one of
+/// the peers it asks is faulty.
 fn heals(seed: u64, loses_disk: bool, real: bool) -> (u64, String) {
     let config = history(seed);
     deterministic::Runner::new(config).start(|context| async move {
@@ -544,7 +547,7 @@ fn heals(seed: u64, loses_disk: bool, real: bool) -> (u64, String) {
         for _ in 0..20 {
             call(&context, &net, rng);
         }
-        // The others wait for nobody, so they are ahead; the fourth is among them again.
+        // The others do not wait, so they are ahead; the fourth has rejoined them.
         let ended = async {
             let until = context.current() + MENDED;
             while net.found.lock().syncs == 0 {
@@ -569,6 +572,7 @@ fn heals(seed: u64, loses_disk: bool, real: bool) -> (u64, String) {
     })
 }
 
+// Promise: P19 - A node behind the blocks of its peers fetches a state.
 #[test]
 fn a_node_that_is_behind_what_its_peers_keep_fetches_a_state() {
     for (seed, real) in [(1, false), (3, true)] {
@@ -583,7 +587,7 @@ fn a_node_that_is_behind_the_checkpoints_of_its_peers_but_not_what_they_keep_exe
     deterministic::Runner::new(config).start(|context| async move {
         let rng = &mut StdRng::seed_from_u64(5);
         let mut net = Net::started_with_epochs_of(LONG_EPOCH, &context, rng, false).await;
-        // So that checkpoints lie as far above where it stops as they can.
+        // Places the checkpoints as far as possible above the height at which it stops.
         reach(&context, &mut net, 3, 3 * CHECKPOINT_EVERY - RETENTION).await;
         net.kill(3).await;
         reach(&context, &mut net, 0, 3 * CHECKPOINT_EVERY).await;
@@ -597,6 +601,7 @@ fn a_node_that_is_behind_the_checkpoints_of_its_peers_but_not_what_they_keep_exe
     });
 }
 
+// Promise: P17 - A node that ends at any of its first 59 disk operations continues.
 /// Every operation from the first of a start on, done and not done; later ones here and there.
 #[test]
 fn a_node_may_end_at_any_operation_of_its_disk() {
@@ -678,10 +683,7 @@ fn joins_and_leaves(seed: u64, real: bool) -> String {
         net.start(1).await;
         reach(&context, &mut net, 1, goal).await;
         for place in [3, 4] {
-            assert!(
-                !net.places().contains(&place),
-                "node {place} was told that it is no member any more"
-            );
+            assert!(!net.places().contains(&place), "node {place} stops after its removal");
         }
         check(seed, &net, &[0, 1, 2, 5]);
         assert_eq!(net.found.lock().joined_and_left(), (2, 2));
@@ -689,26 +691,31 @@ fn joins_and_leaves(seed: u64, real: bool) -> String {
     })
 }
 
+// Promise: P20 - Members join with only their keys, and founders leave.
 #[test]
 fn members_join_with_nothing_and_leave() {
     twice(|| joins_and_leaves(21, false));
 }
 
+// Promise: P20 - Members join a subnet with executed state and leave it.
 #[test]
 fn members_join_a_real_state_with_nothing_and_leave() {
     joins_and_leaves(22, true);
 }
 
+// Promise: P19 - A node with an empty disk fetches a state, with one faulty peer.
 #[test]
 fn a_node_that_lost_its_disk_fetches_a_state() {
     assert_eq!(twice(|| heals(7, true, false)).0, 1);
 }
 
+// Promise: P19 - A node with an empty disk fetches an executed state.
 #[test]
 fn a_node_that_lost_its_disk_fetches_a_real_state() {
     assert_eq!(heals(7, true, true).0, 1);
 }
 
+// Promise: P9 - A report of query statistics counts only for the maker of its block.
 #[test]
 fn a_report_in_anothers_name_gets_no_vote_and_those_of_the_others_are_summed() {
     deterministic::Runner::new(history(5)).start(|context| async move {
@@ -719,7 +726,7 @@ fn a_report_in_anothers_name_gets_no_vote_and_those_of_the_others_are_summed() {
         let deployed = net.heights()[0];
         reach(&context, &mut net, 0, deployed + 60).await;
         let lies = net.members[1].false_reports.made.load(Ordering::Relaxed);
-        println!("{lies} reports in another's name were proposed");
+        println!("{lies} forged reports were proposed");
         assert!(lies > 0, "it led rounds");
         let found = net.found.lock();
         assert!(found.failures.is_empty(), "{:?}", found.failures);
@@ -728,7 +735,7 @@ fn a_report_in_anothers_name_gets_no_vote_and_those_of_the_others_are_summed() {
     });
 }
 
-/// How long each of some calls waits, where making something durable takes so long.
+/// Waiting times of some calls, on disks where each sync takes `sync_millis`.
 fn waits(seed: u64, sync_millis: u64) -> Vec<Duration> {
     let config = history(seed).with_timeout(Some(Duration::from_secs(600)));
     deterministic::Runner::new(config).start(|context| async move {
@@ -758,6 +765,7 @@ fn waits(seed: u64, sync_millis: u64) -> Vec<Duration> {
     })
 }
 
+// Promise: P17 - A call between two idle blocks takes less than 700 ms with any leader.
 #[test]
 fn a_call_does_not_wait_for_the_idle_block_whoever_leads() {
     for seed in [1, 2] {
@@ -769,6 +777,7 @@ fn a_call_does_not_wait_for_the_idle_block_whoever_leads() {
     }
 }
 
+// Promise: P7 - With syncs of 20 ms no call on four nodes takes longer than 1.5 s.
 #[test]
 fn a_call_waits_for_slow_disks_as_long_as_they_take_and_not_for_seconds() {
     let (fast, slow) = (waits(1, 0), waits(1, 20));

@@ -1,4 +1,5 @@
-//! Four nodes and those that may join them, what lies on their disks, and the links between them.
+//! Four nodes and those that may join them, the contents of their disks, and the links between
+//! them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -66,14 +67,14 @@ fn key_of(secret: &[u8; 32]) -> PublicKey {
     PrivateKey::decode(Copying(secret)).unwrap().public_key()
 }
 
-/// What a node has when it starts again.
+/// Data of a node that survive a restart.
 pub(crate) struct Durable {
     pub(crate) folder: tempfile::TempDir,
-    /// What the block log, the journal, votes, floor and the real state lie on: the folder.
+    /// Disk of the block log, the journal, votes, floor and the real state: the folder.
     pub(crate) disk: SimulatedDisk,
     /// Of a toy; the real state has its own on the disk.
     pub(crate) checkpoint: Toy,
-    /// As of the last step, for whoever looks from outside; a life begins where the checkpoint is.
+    /// As of the last step, for checks from outside; a life begins at the checkpoint.
     pub(crate) height: u64,
     pub(crate) executed: BTreeMap<String, u32>,
 }
@@ -92,7 +93,7 @@ impl Durable {
     }
 }
 
-/// What the run found out, over all nodes and lives.
+/// Findings of the run, over all nodes and lives.
 #[derive(Default)]
 pub(crate) struct Findings {
     pub(crate) roots: BTreeMap<u64, [u8; 32]>,
@@ -155,12 +156,12 @@ impl Findings {
 
 pub(crate) type Found = Arc<Mutex<Findings>>;
 
-/// Shares of one node, as they would lie on its disk.
+/// Shares of one node, as stored on its disk.
 pub(crate) struct Vault {
     pub(crate) node_key: [u8; 32],
     pub(crate) encryption: EncryptionSecretKey,
     pub(crate) shares: Mutex<BTreeMap<u32, [u8; 32]>>,
-    /// What its operator handed to it.
+    /// The change that its operator handed to it.
     pub(crate) change: Mutex<Option<MembershipChange>>,
 }
 
@@ -354,7 +355,7 @@ impl Net {
         Self::started_with_epochs_of(EPOCH, context, rng, real).await
     }
 
-    /// Of so many blocks.
+    /// Starts a network with epochs of `blocks` blocks.
     pub(crate) async fn started_with_epochs_of(
         blocks: u64,
         context: &Context,
@@ -439,7 +440,7 @@ impl Net {
         (0..self.members.len()).filter(wanted).collect()
     }
 
-    /// How the key is held, as the newest block has it.
+    /// The holders of the key, according to the newest block.
     pub(crate) fn summary(&self) -> Summary {
         let found = self.found.lock();
         let newest =
@@ -501,7 +502,7 @@ impl Net {
         }
     }
 
-    #[expect(clippy::too_many_lines, reason = "one story, told in order")]
+    #[expect(clippy::too_many_lines, reason = "one sequence of steps")]
     fn live<T, S, R>(
         &mut self,
         (replica, key, states): (T, Option<SubnetKey>, Arc<dyn StateServer>),
@@ -595,7 +596,7 @@ impl Net {
             let rounds = async move {
                 match driver.run().await {
                     Ok(_) | Err(RoundError::Consensus(ConsensusError::EngineEnded)) => {}
-                    // Nobody starts it again, unless it is to be a member once more.
+                    // It is not started again unless it is to be a member again.
                     Err(RoundError::Consensus(ConsensusError::Left { .. })) => {
                         is_wanted.store(false, Ordering::Relaxed);
                     }
@@ -606,7 +607,7 @@ impl Net {
             };
             futures::pin_mut!(rounds);
             if let Either::Left((_, rounds)) = select(engine, rounds).await {
-                // It may have been told why.
+                // The node may have received the reason.
                 select(rounds, clock.sleep(TOLD).boxed()).await;
             }
         });
@@ -616,7 +617,7 @@ impl Net {
     /// A crash: every task of the node goes, and with it what storage had not synced.
     pub(crate) async fn kill(&mut self, place: usize) {
         if let Some((task, _)) = self.running.remove(&place) {
-            // First, so that nothing is written by parts that come to an end in good order.
+            // First, so that nothing is written by tasks that end in good order.
             self.members[place].durable.lock().disk.switch_off();
             task.abort();
             let _ = task.await;
@@ -648,7 +649,7 @@ impl Net {
     }
 }
 
-/// Sends of one twin reach `a`, of the other `b`; both hear everybody.
+/// One twin's messages reach `a`, the other's reach `b`; both twins receive from all.
 pub(crate) fn divide(
     a: Vec<PublicKey>,
     b: Vec<PublicKey>,
@@ -720,7 +721,7 @@ pub(crate) async fn twins(net: &mut Net, rng: &mut StdRng, place: usize) {
     net.launch(place, format!("{place}-"), durable, one).await;
     let first = net.running.remove(&place);
     net.launch(place, "twin-".into(), Durable::empty(rng.r#gen()), two).await;
-    // The second twin is nobody's: it ends with the run.
+    // The second twin has no owner: it ends with the run.
     if let Some((task, _)) = net.running.remove(&place) {
         std::mem::forget(task);
     }

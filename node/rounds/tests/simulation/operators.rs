@@ -1,9 +1,9 @@
-//! What operators do in a history, by changes of the members that all of them sign and some of the
-//! nodes are handed: a member gets another address, nodes join with nothing but their keys and the
-//! genesis, members leave, one goes as another comes.
+//! Operators in a history: changes of the members that all operators sign and some of the nodes
+//! receive. A member gets another address, nodes join with nothing but their keys and the genesis,
+//! members leave, or one member replaces another.
 //!
-//! A node that was away, or joins, asks those that were members as far as it knows, and believes
-//! what more of them say than can be faulty. So three of the four of the beginning stay in every
+//! A node that was away, or joins, asks the members that it knows of, and accepts a statement once
+//! more of them make it than can be faulty. So three of the first four members stay in every
 //! history; one of these may be faulty.
 
 use std::sync::atomic::Ordering;
@@ -13,10 +13,10 @@ use rand::{Rng, rngs::StdRng, seq::SliceRandom};
 
 use crate::{NODES, net::Net};
 
-/// Members may come to at most so many, and tolerate one that is faulty.
+/// Greatest number of members; they tolerate one that is faulty.
 const MEMBERS_MAX: usize = 6;
 
-/// What becomes of the members.
+/// Changes of the members.
 #[derive(Default)]
 pub(crate) struct Change {
     pub(crate) add: Vec<usize>,

@@ -1,4 +1,4 @@
-//! Looks on while a node runs the round loop, and tells what must not have happened.
+//! Observes a node that runs the round loop, and reports violations.
 
 use std::{
     collections::BTreeMap,
@@ -29,11 +29,11 @@ use crate::{
     reports,
 };
 
-/// What a state says of itself after a round.
+/// Audit of a state after a round.
 pub(crate) struct Audit {
     /// Calls of clients that were carried out and answered.
     pub(crate) answered: Vec<String>,
-    /// What must not happen, and the node can go on from.
+    /// Violations after which the node can continue.
     pub(crate) wrong: Vec<String>,
     /// Canisters with code.
     pub(crate) deployed: usize,

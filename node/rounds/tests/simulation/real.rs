@@ -2,15 +2,15 @@
 //! folder. Only the canisters' code is scripted, as in the tests of execution: the argument of a
 //! call is the program it runs.
 //!
-//! A crash drops the executor, and a power cut leaves of its files what was synced and any part of
-//! the rest. What they hold is real, and so are the threads of the executor: neither may have a say
-//! in what comes out.
+//! A crash drops the executor. A power cut keeps the synced part of its files and any part of the
+//! rest. The contents are real, and so are the threads of the executor: neither may affect the
+//! result.
 //!
 //! Three canisters are created and installed at the beginning by calls to the management canister.
-//! Then every call notes its number in the heap, writes pages and certified data, and about half of
-//! them call another canister, which calls a third, traps or answers. A round is small, so work is
-//! left over for the next one and queues are part of states and checkpoints. What was executed how
-//! often is read from the heaps in the end.
+//! Then every call records its number in the heap, writes pages and certified data, and about half
+//! of them call another canister, which calls a third, traps or answers. A round is small, so work
+//! is left over for the next one and queues are part of states and checkpoints. The number of
+//! executions of each call is read from the heaps at the end.
 
 use std::{
     any::Any,
@@ -136,7 +136,7 @@ pub(crate) fn canister(number: usize) -> CanisterId {
     ExecutorConfig::canister_id(FIRST_CANISTER + number as u64)
 }
 
-/// The executor of a node whose data lies in `folder` of its disk, at genesis or at its newest
+/// The executor of a node whose data are in `folder` of its disk, at genesis or at its newest
 /// checkpoint.
 pub(crate) fn open(
     disk: &SimulatedDisk,
@@ -181,7 +181,7 @@ impl Audited for Executor {
             match state.history.get(id).map(|entry| &entry.status) {
                 Some(Status::Replied(_)) => answered.push(name),
                 Some(Status::Rejected(reject)) if reject.error_code.0 == EXPIRED => {}
-                other => wrong.push(format!("call {name} came to {other:?}")),
+                other => wrong.push(format!("call {name} ended as {other:?}")),
             }
         }
         let deployed = state.canisters().filter(|canister| canister.execution.is_some()).count();
@@ -207,7 +207,7 @@ impl Audited for Executor {
     }
 }
 
-/// What a node shows others; it may lie.
+/// Data that a node serves to others; it may falsify them.
 pub(crate) struct Shown {
     pub(crate) states: States,
     pub(crate) lies: Arc<AtomicBool>,
@@ -275,7 +275,7 @@ pub(crate) fn install(number: usize) -> Target {
     managed(canister(number), "install_code", &argument)
 }
 
-/// What the client of this number wants.
+/// The request of the client with this number.
 pub(crate) fn work(rng: &mut StdRng, number: u64) -> Target {
     let first = rng.gen_range(0..CANISTERS);
     let mut program = if rng.gen_bool(0.2) { vec![Op::Die] } else { vec![] };
@@ -297,7 +297,7 @@ pub(crate) fn work(rng: &mut StdRng, number: u64) -> Target {
             }
             _ => {
                 called.push(Op::Note(format!("{number} by way of another").into()));
-                // Some are so large that what they carry lies in a file while they wait.
+                // Some are so large that their payload is kept in a file while they wait.
                 let bytes = if rng.gen_bool(0.3) { 20_000 } else { 1 };
                 called.push(Op::Reply(vec![2; bytes]));
             }

@@ -1,5 +1,5 @@
-//! Reports of queries in the blocks of simulated nodes: made up, because nobody asks them anything,
-//! and one node's in another's name.
+//! Reports of queries in the blocks of simulated nodes: made up, because the nodes receive no
+//! queries, and one node's in another's name.
 
 use std::sync::{
     Arc,
@@ -12,7 +12,7 @@ use state::{Height, QueryCounts, QueryReport};
 
 use crate::real;
 
-/// What no canister is: reported by a node in another's name.
+/// An ID of no canister, which a node reports in another's name.
 const LIE: [u8; 1] = [0x11];
 
 /// Whether a node reports in another's name, and how often it did.

@@ -1,5 +1,5 @@
-//! What stands in for the replicated state: a hash over everything executed, how often each call
-//! was, and manifests of itself at the heights of checkpoints.
+//! Stand-in for the replicated state: a hash over everything executed, the number of executions of
+//! each call, and manifests of itself at the heights of checkpoints.
 
 use std::{
     any::Any,
@@ -67,8 +67,7 @@ impl Toy {
         hash.update(batch.randomness);
         for call in &batch.ingress {
             assert!(call.ingress_expiry >= batch.time, "a void call in a block");
-            // One that somebody brings again is passed over, as by the ingress history of the real
-            // state.
+            // A repeated call is skipped, as by the ingress history of the real state.
             if let Entry::Vacant(first) = self.executed.entry(name_of(call)) {
                 hash.update(call.request_id.0);
                 first.insert(1);
@@ -285,7 +284,7 @@ struct Shelf {
     certificate: Option<(u64, Vec<u8>)>,
 }
 
-/// What a node shows others.
+/// Data that a node serves to others.
 pub(crate) struct ToyStates {
     shelf: Mutex<Shelf>,
     lies: Arc<AtomicBool>,

@@ -103,7 +103,7 @@ fn used(function: &Ic0Function) -> Use {
     Use { arguments, before, repeated, way: way(function.name) }
 }
 
-/// A case of calls in a row. `repeated` stands before each of them.
+/// A case of calls in a row. `repeated` precedes each of them.
 fn case(function: &Ic0Function, name: &str, arguments: &[String], repeated: &str) -> Case {
     let Use { before, way, .. } = used(function);
     let drop = if function.result.is_some() { "drop" } else { "" };

@@ -7,7 +7,8 @@ use crate::{Case, module};
 /// Operations in a row, so that the loop around them does not count.
 const ROW: usize = 32;
 
-/// Where operands of each type lie in memory, [`ROW`] of each, and the local that holds one.
+/// Operand types: name, address of their operands in memory ([`ROW`] of each), and the local that
+/// holds one.
 const TYPES: [(&str, u32, &str); 5] = [
     ("i32", 1024, "$i32"),
     ("i64", 2048, "$i64"),
@@ -472,7 +473,7 @@ fn tables(cases: &mut Vec<Case>) {
             Case::new("tables", *name, module(&parts, "", "", &format!("{text} ").repeat(8), ""));
         cases.push(Case { times_max: *times_max, ..case });
     }
-    // The engine fills in an element when it is first looked at.
+    // The engine fills in an element when it is first accessed.
     let count = 20_000;
     let all = format!(
         "(type $t (func)) (func $f) (table $t {count} funcref) (elem (table $t) (i32.const 0) \
@@ -491,7 +492,7 @@ fn tables(cases: &mut Vec<Case>) {
 const RANDOM: &str = "(local.set $x (i64.add (i64.mul (local.get $x) (i64.const \
     6364136223846793005)) (i64.const 1442695040888963407)))";
 
-/// Branches that nobody can predict.
+/// Unpredictable branches.
 fn branches(cases: &mut Vec<Case>) {
     let locals = "(local $x i64) (local $y i64)";
     let bit = |n: usize| {
@@ -553,7 +554,7 @@ fn branches(cases: &mut Vec<Case>) {
     ));
 }
 
-/// Chains of functions, each of which hands on what the next one gives.
+/// Chains of functions, each of which returns the results of the next one.
 #[allow(clippy::too_many_lines, reason = "a list, entry after entry")]
 fn calls(cases: &mut Vec<Case>) {
     for words in [0_usize, 1, 4, 8, 9, 12, 16, 24, 32, 64, 100, 300, 1_000] {
@@ -571,7 +572,7 @@ fn calls(cases: &mut Vec<Case>) {
                 format!("(global $g (mut {ty}) ({ty}.const 1))")
             };
             for depth in [1, 50, 250] {
-                // The frames of others are so large that the stack has no room for so many.
+                // Frames of the other types are too large for this many on the stack.
                 if depth == 250 && words > 300 && ty != "i64" {
                     continue;
                 }

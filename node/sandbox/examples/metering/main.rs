@@ -9,7 +9,7 @@
 //! `i64.add` for what is counted.
 //!
 //! Left out is what depends on the machine and not on the message: caches of the processor that
-//! miss, and the disk (see "Metering" in ARCHITECTURE.md).
+//! miss, and the disk (see docs/internals/metering.md).
 #![allow(clippy::unwrap_used)]
 
 mod api;
@@ -48,7 +48,7 @@ pub(crate) struct Case {
     pub(crate) way: Way,
     /// Most times that one message may do it.
     pub(crate) times_max: u32,
-    /// Each run has a canister of its own, whose memory nobody has touched.
+    /// Each run has a canister of its own, whose memory is untouched.
     pub(crate) is_fresh: bool,
 }
 
@@ -183,7 +183,7 @@ struct Options {
     runs: usize,
 }
 
-/// What was measured of a case.
+/// Measurements of a case.
 struct Figure<'a> {
     case: &'a Case,
     per_instruction: f64,
@@ -216,7 +216,7 @@ fn measure<'a>(world: &World, cases: &'a [Case], runs: usize) -> (f64, Vec<Figur
         let (per_instruction, ratio) = (median(nanos), median(ratios));
         figures.push(Figure { case, per_instruction, ratio, counted });
         eprint!("\r{} of {} {:<60}", figures.len(), cases.len(), case.name);
-        // What was written is folded, outside the time taken.
+        // Folds the written pages, outside the measured time.
         let ticket = world.store.begin_checkpoint().unwrap();
         ticket.sync().unwrap();
         world.store.finish_checkpoint(ticket);

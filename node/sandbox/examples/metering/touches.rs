@@ -1,4 +1,4 @@
-//! First touches of pages, in a memory that nobody has touched and in one that was touched before.
+//! First touches of pages, in an untouched memory and in one that was touched before.
 
 use crate::{Case, module};
 
@@ -9,7 +9,7 @@ const STABLE: &str = r#"
     (memory 16)
     (func (export "canister_init") (drop (call $grow (i64.const 4096))))"#;
 
-/// Loops that go over a memory in steps of so many bytes.
+/// Loops that traverse a memory in steps of a given number of bytes.
 fn strides() -> Vec<(String, String, u32)> {
     let mut all = Vec::new();
     for (bytes, times) in [(4096_u32, 8_000_u32), (65_536, 1_900), (1_048_576, 200)] {

@@ -1,17 +1,17 @@
 //! The compile child's heap, in a file instead of anonymous memory.
 //!
-//! Compiling takes many times the module, and what it takes is worked on once. In a shared mapping
-//! of a file the kernel may write pages back and take them whenever memory is short, so a large
+//! Compiling takes many times the module's size, and works on that memory once. In a shared mapping
+//! of a file the kernel may write pages back and reclaim them whenever memory is short, so a large
 //! module compiles in a small budget: more slowly, but it is never refused, and no member of a
-//! subnet can run out of memory over a module that others compile. What is compiled is the same.
+//! subnet can run out of memory over a module that others compile. The result is the same.
 //!
-//! The file is the one that the module came in: its room begins behind the module, the parent made
-//! it, and it has no name. It is sparse; pages are on disk only once they were written to.
+//! The file is the one that holds the module: the heap begins behind the module, the parent created
+//! the file, and it has no name. It is sparse; pages are on disk only once they were written to.
 //!
-//! The allocator (jemalloc, in every program with this crate) is told to take extents from there.
-//! Extents are handed out in the order of their addresses and never taken back: what is freed is
-//! used again by the allocator itself, which is faster than to punch holes. When the room is used
-//! up, allocations fail, and the child ends as one that is out of memory.
+//! The allocator (jemalloc, in every program with this crate) is configured to take extents from
+//! there. Extents are handed out in the order of their addresses and never taken back: the
+//! allocator itself reuses what is freed, which is faster than punching holes. When the heap is
+//! used up, allocations fail, and the child ends as out of memory.
 //!
 //! This module must never know what is compiled.
 
@@ -23,11 +23,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use libc::{c_uint, c_void};
 use tikv_jemalloc_sys::{extent_hooks_t, mallctl};
 
-/// How the allocator of a child is set up, in its environment: all of its memory in one arena, the
-/// one that is told; no address space in advance, which would be anonymous; nothing goes back
-/// before the child ends.
-/// Small allocations come in slabs of 64 pages: what the allocator knows of a slab is anonymous,
-/// 1.4 MiB less for a module of 50,000 functions than with slabs of its own choice.
+/// Settings of the allocator of a child, in its environment: all of its memory in one arena, the
+/// configured one; no address space in advance, which would be anonymous; nothing is returned
+/// before the child ends. Small allocations come in slabs of 64 pages: the allocator's metadata of
+/// a slab is anonymous, 1.4 MiB less for a module of 50,000 functions than with slabs of its own
+/// choice.
 pub(super) const SETTINGS: (&str, &str) = (
     "MALLOC_CONF",
     "narenas:1,oversize_threshold:0,retain:false,dirty_decay_ms:-1,muzzy_decay_ms:-1,\
@@ -43,8 +43,8 @@ static BEGIN: AtomicUsize = AtomicUsize::new(0);
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 static END: AtomicUsize = AtomicUsize::new(0);
 
-/// What jemalloc calls. It reads the table for as long as the process lives. Whatever is not here
-/// it does without.
+/// The hooks that jemalloc calls. It reads the table for as long as the process lives. It does
+/// without hooks that are missing here.
 static mut HOOKS: extent_hooks_t = extent_hooks_t {
     alloc: Some(alloc),
     dalloc: None,
@@ -57,13 +57,13 @@ static mut HOOKS: extent_hooks_t = extent_hooks_t {
     merge: Some(merge),
 };
 
-/// Where the room of a module of so many bytes begins in its file.
+/// Offset of the heap in the file of a module of `module_bytes` bytes.
 pub(super) fn begin(module_bytes: u64) -> u64 {
     module_bytes.next_multiple_of(PAGE_BYTES)
 }
 
-/// Has the allocator take everything from `bytes` bytes of `file` after the module from now on.
-/// What was allocated before stays where it is.
+/// Makes the allocator take everything from `bytes` bytes of `file` after the module from now on.
+/// Earlier allocations stay where they are.
 ///
 /// # Errors
 /// When the file cannot be mapped, or the allocator refuses.
@@ -138,8 +138,8 @@ unsafe extern "C" fn alloc(
         place(next).map(|(_, after)| after)
     });
     let Some((at, _)) = taken.ok().and_then(place) else { return ptr::null_mut() };
-    // SAFETY: jemalloc's own. What was never handed out before is a hole of the file, which reads
-    // as zeros.
+    // SAFETY: jemalloc's own. Memory that was never handed out before is a hole of the file, which
+    // reads as zeros.
     unsafe {
         zero.write(true);
         commit.write(true);
@@ -161,8 +161,9 @@ unsafe extern "C" fn split(
     false
 }
 
-/// Neighbours may be joined, also the end of the room and an older extent that lies behind it: no
-/// hook unmaps or purges, so it does not matter of which mapping a page is. It would with one.
+/// Neighbours may be joined, also the end of the heap and an older extent behind it: no hook unmaps
+/// or purges, so it does not matter which mapping a page belongs to. It would matter with such a
+/// hook.
 unsafe extern "C" fn merge(
     _: *mut extent_hooks_t,
     _: *mut c_void,

@@ -1,8 +1,8 @@
 //! The functions that stand for bulk operations on memory.
 //!
-//! Such an operation writes inside the engine, where a page that is not to be written any more
-//! could not be refused. So each is replaced by a call of a function with the same operands, which
-//! reports the range to `thimble.will_write` first and then does what the operation does.
+//! Such an operation writes inside the engine, where a write to a page beyond the cap could not be
+//! refused. So each is replaced by a call of a function with the same operands, which reports the
+//! range to `thimble.will_write` first and then performs the operation.
 //!
 //! Most copies of real programs are short strings, for which the report would cost more than the
 //! copy. From [`SHORT_MIN`] to [`SHORT_MAX`] bytes the function uses ordinary loads and stores
@@ -12,8 +12,8 @@
 //!
 //! Bounds: the first access covers at least half the range from its beginning, so the address of
 //! the second, at most `width - 1` further, cannot wrap around; it traps exactly when the range
-//! ends outside. A trapping operation may have written its first half, which nobody sees, since a
-//! trap discards the message.
+//! ends outside. A trapping operation may have written its first half, which is not observable,
+//! since a trap discards the message.
 //!
 //! The source of a longer copy is read once in each Wasm page, in ascending order, before the
 //! engine copies: first touches of pages are charged, several at once where a message touched many

@@ -1,4 +1,4 @@
-//! Work that an instruction's own price cannot show, and what is charged for it.
+//! Charges for work that an instruction's own price does not cover.
 //!
 //! The engine charges each instruction by its opcode. Where values are moved, the time depends on
 //! how many they are: a call moves parameters and results, and where two ways of control flow meet,
@@ -9,8 +9,8 @@
 //! - a **meeting point** (the end of an `if`, the end of a block that something branches to, the
 //!   beginning of each turn of a loop) is charged [`MEETING_WORD`] for each value beyond
 //!   [`MEETING_WORDS_FREE`]: the results of the block or the parameters of the loop, and the locals
-//!   that are alive there and assigned within the block or loop. It stands behind the point, so
-//!   whoever comes there pays, by whichever branch;
+//!   that are alive there and assigned within the block or loop. The charge is placed behind the
+//!   point, so it is paid whichever branch leads there;
 //! - instructions whose price is more than the engine's table can hold ([`flat`]).
 //!
 //! A charge is a number of `nop` instructions, which generate no code, each with the price
@@ -60,7 +60,7 @@ fn flat(operator: &Operator<'_>) -> u64 {
     }
 }
 
-/// What functions and types take and give: enough to price calls and blocks.
+/// Parameters and results of functions and types: enough to price calls and blocks.
 #[derive(Default)]
 pub(super) struct Signatures {
     /// Parameters and results by type.
@@ -122,7 +122,7 @@ impl Signatures {
     }
 }
 
-/// A charge: so many `nop`s before the instruction of this number.
+/// A charge: a number of `nop`s before the instruction of this index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Charge {
     pub(super) before: u32,
@@ -167,7 +167,7 @@ fn assigned_locals(body: &FunctionBody<'_>) -> Result<(Vec<Option<u32>>, u32), E
     Ok(if u64::from(count) > MEETING_WORDS_FREE { (numbers, count) } else { (Vec::new(), 0) })
 }
 
-/// Sets of locals, one after the other, each of so many words.
+/// Sets of locals, one after the other, each of `words` words.
 #[derive(Default)]
 struct Sets {
     words: usize,
@@ -208,7 +208,7 @@ struct Frame {
     is_loop: bool,
     /// Something branches to its end, or its two ways meet there.
     meets: bool,
-    /// Values that the meeting point moves besides locals.
+    /// Values that the meeting point moves in addition to locals.
     values: u64,
     /// Instruction before which a loop is charged.
     begins: u32,
@@ -236,7 +236,7 @@ struct Flow<'a> {
     assigned: Sets,
     /// By stretch: where it leads.
     next: Vec<Vec<usize>>,
-    /// Stretches in the order in which their code stands.
+    /// Stretches in the order of their code.
     order: Vec<usize>,
     now: usize,
     /// The one stretch that stands for all code that follows an unconditional branch: nothing leads
@@ -295,7 +295,7 @@ impl<'a> Flow<'a> {
         }
     }
 
-    /// What follows is reached from here alone, or not at all.
+    /// Begins the following part, which is reached from here alone, or not at all.
     fn part(&mut self, is_reached: bool) {
         if !is_reached {
             self.now = self.unreachable;
@@ -443,7 +443,8 @@ impl<'a> Flow<'a> {
         }
     }
 
-    /// Computes which locals are alive where stretches begin; whether that came to an end.
+    /// Computes which locals are alive where stretches begin. Returns whether the computation
+    /// reached a fixed point.
     fn settle(&mut self) -> bool {
         if self.words == 0 {
             return true;
@@ -528,6 +529,7 @@ mod tests {
         "i64 ".repeat(count as usize)
     }
 
+    // Promise: P14 - Parameters and results of calls are charged.
     #[test]
     fn calls_are_charged_for_parameters_and_results() {
         let call = |results: u64, instruction: &str| {
@@ -579,6 +581,7 @@ mod tests {
         }
     }
 
+    // Promise: P14 - Values are charged where control flow joins.
     #[test]
     fn values_of_blocks_are_charged_where_ways_meet() {
         let count = 100;
@@ -604,7 +607,7 @@ mod tests {
         assert_eq!(total(&module(again)), meeting);
     }
 
-    /// A function with so many locals, of which a loop may assign `assigned`, and `read` are read
+    /// A function with `locals` locals, of which a loop may assign `assigned`, and `read` are read
     /// afterwards.
     fn looping(locals: u32, assigned: u32, read: u32) -> String {
         let mut body = String::from("loop global.get 0 if ");

@@ -3,13 +3,13 @@
 
 use crate::Hooks;
 
-/// What an export's name means.
+/// Meaning of an export's name.
 pub(super) enum ExportName<'a> {
     /// A hook; the function notes its presence.
     Hook(fn(&mut Hooks)),
     /// A method: its kind, and what follows the first space of the export name.
     Method(MethodKind, &'a str),
-    /// Begins like an entry point but is none.
+    /// Begins like an entry point but is not one.
     Reserved,
     /// Means nothing to the node.
     Other,

@@ -56,7 +56,7 @@ pub enum ModuleError {
         limit_name: &'static str,
         /// Value of the limit, in the unit of `what`.
         limit: u64,
-        /// What the module has (or at least has, where counting stopped at the limit).
+        /// The module's value (or a lower bound, if counting stopped at the limit).
         value: u64,
     },
     /// Imports something else than a function of `ic0`.
@@ -96,7 +96,7 @@ pub enum ModuleError {
     /// An entry point has parameters or results.
     #[error("exported function `{0}`: an entry point has type () -> ()")]
     EntryType(String),
-    /// Exports a function whose name starts with `canister_` and is no entry point.
+    /// Exports a function whose name starts with `canister_` and is not an entry point.
     #[error(
         "exported function `{0}`: names that start with `canister_` are reserved for the entry \
          points of the interface specification, and this is none of them"
@@ -105,9 +105,9 @@ pub enum ModuleError {
     /// A branch table with more targets than the code generator takes.
     #[error("a branch table has {targets} targets, but it can have {most} at most")]
     BranchTable {
-        /// How many it has.
+        /// Number of its targets.
         targets: u32,
-        /// How many it may have.
+        /// The limit.
         most: u32,
     },
     /// Two methods of one name.

@@ -236,7 +236,7 @@ impl Sections {
         Ok(self.assemble(&exports, &names))
     }
 
-    /// Names of the functions of the new module, of which there are so many.
+    /// Names of the functions of the new module, which has `functions` functions.
     fn names(&self, rewriter: &Rewriter<'_>, functions: u32) -> NameMap {
         let mut map = NameMap::new();
         let Some(names) = self.names.as_ref().filter(|names| !names.is_empty()) else {
@@ -313,7 +313,7 @@ struct Rewriter<'a> {
     signatures: Signatures,
     /// Bulk operations that occur; the `n`th is the `n`th added function.
     bulk: Vec<Bulk>,
-    /// For each data segment its place in `bulk`, offset by one; 0 is none.
+    /// For each data segment its place in `bulk`, offset by one; 0 means none.
     init_place: Vec<u32>,
     /// Places of copy and fill likewise.
     copy_place: u32,

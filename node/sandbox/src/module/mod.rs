@@ -1,4 +1,4 @@
-//! A canister module between upload and compilation: unpacked, judged, rewritten.
+//! A canister module between upload and compilation: unpacking, validation, instrumentation.
 //!
 //! Everything here is a pure function of the bytes and of [`limits::ModuleLimits`]: no clock, no
 //! file, no engine. The same module is accepted or refused, with the same text, on every node. It
@@ -9,14 +9,14 @@
 //! 1. [`unpack`] — gunzip under a cap, magic and version.
 //! 2. [`validate`] — WebAssembly validation with the one feature set of [`features`], the canister
 //!    rules of the interface specification ("WebAssembly module requirements"), and every limit.
-//!    What was found is [`ModuleInfo`](crate::ModuleInfo).
+//!    The result is [`ModuleInfo`](crate::ModuleInfo).
 //! 3. [`instrument`] — rewrites the module so that a worker can run every message in a fresh
 //!    instance over kept memory and globals.
 //!
-//! # What an instrumented module looks like
+//! # Instrumented modules
 //!
-//! It imports functions of `ic0` and, when it has a memory, [`RUNTIME_MODULE`]`.`[`WILL_WRITE`]. It
-//! exports nothing but
+//! An instrumented module imports functions of `ic0` and, when it has a memory,
+//! [`RUNTIME_MODULE`]`.`[`WILL_WRITE`]. It exports only
 //!
 //! - the entry points (`canister_init`, `canister_update <name>` ...) under their own names,
 //! - [`MEMORY`] and [`TABLE`], when there are any, whatever the module called them,

@@ -8,7 +8,7 @@
 //! - The first section `name` counts. One that is malformed anywhere gives no names at all.
 //! - A name is demangled as Rust's where it is mangled so, cut to [`NAME_BYTES_MAX`], and control
 //!   characters in it are replaced: each name is one line of a backtrace.
-//! - Where a function is named twice the first name counts; an empty name is none.
+//! - Where a function is named twice the first name counts; an empty name is ignored.
 //!
 //! The version of `rustc-demangle` is pinned in the workspace. Changing it, or anything here,
 //! changes what members answer: raise `INSTRUMENTATION_VERSION` in `engine.rs`.

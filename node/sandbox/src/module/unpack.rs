@@ -9,7 +9,7 @@ use limits::ModuleLimits;
 
 use super::error::{ModuleError, within};
 
-/// What the interface specification takes as the sign of a gzip stream.
+/// Magic number of a gzip stream, as the interface specification defines it.
 const GZIP_MAGIC: [u8; 3] = [0x1f, 0x8b, 0x08];
 
 /// Magic number and version 1 of a core module.
@@ -41,12 +41,11 @@ pub(crate) fn check_uploaded_bytes(bytes: u64, limits: &ModuleLimits) -> Result<
     within("size of the module as uploaded in bytes", "wasm_bytes", limits.wasm_bytes, bytes)
 }
 
-/// How many bytes at its beginning tell whether a module is packed.
+/// Number of leading bytes that determine whether a module is packed.
 pub const HEAD_BYTES: usize = GZIP_MAGIC.len();
 
-/// The most that a module of `bytes` bytes, of which `head` is the beginning ([`HEAD_BYTES`], or all
-/// of it), may come to when it is unpacked, by its size alone: Deflate packs at most 1,032 bytes
-/// into one.
+/// Upper bound on the unpacked size of a module of `bytes` bytes, of which `head` is the beginning
+/// ([`HEAD_BYTES`], or all of it), by its size alone: Deflate packs at most 1,032 bytes into one.
 pub fn unpacked_bytes_max(bytes: u64, head: &[u8], limits: &ModuleLimits) -> u64 {
     let most = if head.starts_with(&GZIP_MAGIC) { bytes.saturating_mul(1_032) } else { bytes };
     most.min(limits.wasm_uncompressed_bytes)
@@ -54,11 +53,11 @@ pub fn unpacked_bytes_max(bytes: u64, head: &[u8], limits: &ModuleLimits) -> u64
 
 fn gunzip(uploaded: &[u8], limit: u64) -> Result<Vec<u8>, ModuleError> {
     let mut wasm = Vec::new();
-    // One byte more than allowed tells a module at the limit from one beyond it.
+    // One byte more than allowed distinguishes a module at the limit from one beyond it.
     let mut stream = GzDecoder::new(uploaded).take(limit.saturating_add(1));
     stream.read_to_end(&mut wasm).map_err(|error| match error.kind() {
-        // The machine's trouble and no property of the module: the process ends as for any
-        // allocation that fails, and whoever started it waits or tries again.
+        // A fault of the machine, not a property of the module: the process ends as for any
+        // allocation that fails, and its parent waits or tries again.
         ErrorKind::OutOfMemory => handle_alloc_error(Layout::for_value(wasm.as_slice())),
         _ => ModuleError::Gzip,
     })?;
@@ -94,6 +93,7 @@ mod tests {
         assert_eq!(unpack(&gzip(&wasm), &limits()).unwrap().as_ref(), wasm);
     }
 
+    // Promise: P14 - A compressed module stops expanding at the limit, which the refusal names.
     #[test]
     fn a_bomb_stops_at_the_limit_and_names_it() {
         let mut limits = limits();

@@ -1,10 +1,10 @@
-//! Judges a module: WebAssembly validation, the canister rules of the interface specification
+//! Validates a module: WebAssembly validation, the canister rules of the interface specification
 //! ("WebAssembly module requirements") and every limit of [`ModuleLimits`], in one pass over the
 //! sections.
 //!
-//! Counts are held against their limits before anything of that size is built, and each function is
-//! validated as it is met, so memory stays in proportion to the module's bytes. What
-//! instrumentation needs to know is gathered on the way as [`Shape`].
+//! Counts are checked against their limits before anything of that size is built, and each function
+//! is validated when it is read, so memory stays in proportion to the module's bytes. The data that
+//! instrumentation needs is gathered in the same pass as [`Shape`].
 
 use std::collections::BTreeSet;
 
@@ -35,12 +35,12 @@ const WASM_PAGE_BYTES: u64 = 65_536;
 /// Custom section of modules that ask for enhanced orthogonal persistence.
 const ENHANCED_ORTHOGONAL_PERSISTENCE: &str = "enhanced-orthogonal-persistence";
 
-/// What validation found out about a module it accepts.
+/// Results of the validation of an accepted module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Validated {
-    /// What execution needs: methods, hooks, initial heap, metadata sections, price of compilation.
+    /// For execution: methods, hooks, initial heap, metadata sections, price of compilation.
     pub info: ModuleInfo,
-    /// What instrumentation needs: sizes of index spaces, and functions by their role.
+    /// For instrumentation: sizes of index spaces, and functions by their role.
     pub(super) shape: Shape,
 }
 
@@ -241,7 +241,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// What can be refused by its count, before the validator builds anything from it.
+    /// Checks the counts that can be refused before the validator builds anything from them.
     fn count(&mut self, payload: &Payload<'_>) -> Result<(), ModuleError> {
         let limits = self.limits;
         match payload {
@@ -561,7 +561,7 @@ impl<'a> Pass<'a> {
         let Some(function) = ic0_function(import.name, false) else {
             return Err(ModuleError::UnknownImport { name: shown(import.name), width: 32 });
         };
-        // Code by which the module calls it, beside the records of its name and type.
+        // Code by which the module calls it, in addition to the records of its name and type.
         self.add(weight::KEPT_FUNCTION)?;
         self.imports.push((function, ty));
         self.functions.push(ty);

@@ -1,4 +1,4 @@
-//! What a function weighs for the compiler.
+//! The weight of a function for the compiler.
 //!
 //! The memory and time that code generation needs do not follow the bytes of a module: a square
 //! root takes eight times what an addition takes, a copy between tables seventy times, and a branch
@@ -8,9 +8,9 @@
 //! function, whose working memory is freed before the next one's turn; `module.weight` bounds all
 //! of them, whose code and tables are kept until the artefact is written.
 //!
-//! A weight is a function of the module's bytes, so every node comes to the same. That a module
-//! within both limits compiles within half of the child's memory is what `tests/hostile.rs` shows,
-//! shape by shape.
+//! A weight is a function of the module's bytes, so every node computes the same weight.
+//! `tests/hostile.rs` shows, shape by shape, that a module within both limits compiles within half
+//! of the child's memory.
 //!
 //! # Terms
 //!
@@ -29,9 +29,9 @@ use wasmparser::Operator as O;
 pub(super) const FUNCTION: u64 = 21;
 
 /// Units that a function, imported ones included, leaves behind until the artefact is written. An
-/// empty one was measured to leave 24, in a file that the kernel can write back. Fewer are counted,
-/// so that 50,000 functions, as many as a module may have, are accepted in every budget: 14 x
-/// 50,000 is less than the smallest `module.weight`. What is not counted is at most 10 x 50,000
+/// empty function was measured to leave 24, in a file that the kernel can write back. Fewer are
+/// counted, so that 50,000 functions, the maximum of a module, are accepted in every budget: 14 x
+/// 50,000 is less than the smallest `module.weight`. The uncounted rest is at most 10 x 50,000
 /// units, 122 MiB, which the file has room for: it is twice `sandbox.compile_memory_bytes`. Their
 /// anonymous memory is 1.9 MiB of the 4 MiB of `sandbox.compile_anonymous_bytes`, the program's
 /// constants apart.
@@ -57,11 +57,11 @@ pub(super) const DATA_SEGMENT: u64 = 16;
 /// So much weight of functions, whose working memory is freed, leaves one unit behind: their code.
 pub(super) const INSTRUCTIONS_PER_UNIT: u64 = 64;
 
-/// A way out of a branch table has code of its own for each value that is alive; so many of these
+/// A target of a branch table has code of its own for each value that is alive; this many of these
 /// leave one unit.
 const TABLE_VALUES_PER_UNIT: u64 = 24;
 
-/// Parameters and results of functions, beside their calls, that weigh one unit.
+/// Parameters and results of functions, in addition to their calls, that weigh one unit.
 pub(super) const WORDS_PER_UNIT: u64 = 4;
 
 /// Units of each parameter and result of a function that the host or a table can reach.
@@ -103,7 +103,8 @@ pub(super) struct Weigher {
 }
 
 impl Weigher {
-    /// Begins a function with so many parameters and results, and locals, parameters among them.
+    /// Begins a function with `words` parameters and results, and `locals` locals, parameters among
+    /// them.
     pub(super) fn begin(&mut self, words: u64, locals: u32, memory64: bool) {
         self.function = self.function.wrapping_add(1);
         let locals = locals as usize;
@@ -244,7 +245,7 @@ impl Weigher {
         }
     }
 
-    /// What stays of the function's code once it is generated.
+    /// Weight that remains of the function's code once it is generated.
     pub(super) fn kept(&self) -> u64 {
         let alive = self.targets.saturating_mul(self.used).saturating_add(self.target_operands);
         (self.weight() / INSTRUCTIONS_PER_UNIT)

@@ -1,8 +1,8 @@
 //! One worker process and the pool's end of its wire.
 //!
-//! A [`Worker`] is exclusive: whoever holds it sends an order and waits for the report. Any failure
-//! of it — the wire, the time limit, an impossible outcome — ends the process; the lane starts
-//! another one for the next message, waiting longer the more often that happens in a row.
+//! A [`Worker`] is exclusive: its holder sends an order and waits for the report. Any failure of it
+//! — the wire, the time limit, an impossible outcome — ends the process; the lane starts another
+//! one for the next message, waiting longer the more often that happens in a row.
 
 use std::{
     borrow::Cow,
@@ -31,6 +31,7 @@ use crate::{
     Grant, MessageLimits, Mount, Outcome, Progress, Request, WorkerTrouble,
     ipc::{Channel, IpcError},
     prepare::{PrepareError, Preparer},
+    slices::WORK_PER_INSTRUCTION_MAX,
     worker::{
         PROBES_ARGUMENT,
         protocol::{
@@ -49,7 +50,7 @@ const KEPT_MAX: usize = 8;
 /// How long a worker may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a message may take besides its instructions.
+/// Time limit of a message in addition to its instructions.
 const GRACE: Duration = Duration::from_secs(30);
 
 /// A time limit that follows from a deadline is a multiple of this. Changing a limit is a system
@@ -76,7 +77,7 @@ fn operation_instructions_max(limits: &MessageLimits) -> u64 {
 
 /// How long the worker may take for what is granted, of which it used `granted` before.
 fn time_limit(limits: &MessageLimits, grant: Option<&Grant>, granted: u64) -> Duration {
-    let most = limits.instructions;
+    let most = limits.instructions.saturating_mul(WORK_PER_INSTRUCTION_MAX);
     // Where a slice ends there may be one long operation more.
     let until = grant.map_or(most, |grant| {
         grant.until.saturating_add(operation_instructions_max(limits)).min(most)
@@ -103,7 +104,7 @@ pub(super) enum WorkerError {
     /// No artefact of the module can be had.
     #[error(transparent)]
     Artefact(#[from] PrepareError),
-    /// What a paused message holds cannot be kept in a file.
+    /// The data of a paused message cannot be kept in a file.
     #[error("the file of a paused message: {0}")]
     Spill(String),
     /// A file of a memory cannot be opened.
@@ -130,7 +131,7 @@ pub(super) enum TimeLimit {
 }
 
 impl WorkerError {
-    /// What whoever asked is told.
+    /// The error reported to the caller.
     pub(super) fn trouble(self) -> WorkerTrouble {
         match self {
             Self::Memory(error) if !error.can_heal() => WorkerTrouble::Damage(error.to_string()),
@@ -167,7 +168,7 @@ pub(super) struct Worker {
     pub(super) heap: HeapFigures,
 }
 
-/// What came of an order to run.
+/// Result of an order to run.
 #[derive(Debug)]
 pub(super) enum Executed {
     Ended(Box<Outcome>),
@@ -177,7 +178,7 @@ pub(super) enum Executed {
 /// A composite query in a worker.
 #[derive(Debug)]
 struct Kept {
-    /// What its memories were mapped from.
+    /// Views that its memories were mapped from.
     views: Vec<(MemoryId, View)>,
     /// Keeps the files as they are while callbacks may read them.
     _layouts: [MemoryLayout; 2],
@@ -269,8 +270,8 @@ impl Worker {
                 .artefact(&request.module, preparer, time)
                 .and_then(|artefact| self.order(request, grant, artefact, keep_as, settle, now));
             if let Err(error) = ordered {
-                // It was not told that another worker wrote to a memory, and would not be told
-                // again: what it has mapped is not to be trusted.
+                // It was not informed that another worker wrote to a memory, and would not be
+                // informed again: its mapping must not be trusted.
                 self.forget([request.heap.layout.id, request.stable.layout.id]);
                 return Err(error);
             }
@@ -295,7 +296,7 @@ impl Worker {
                     return Ok(Executed::Paused(paused));
                 }
                 Report::Missing => {
-                    // It let go of something on its own. Everything is sent again.
+                    // It dropped something on its own. Everything is sent again.
                     self.modules.remove(&request.module);
                     self.memories.remove(&request.heap.layout.id);
                     self.memories.remove(&request.stable.layout.id);
@@ -309,7 +310,7 @@ impl Worker {
         Err(WorkerError::Failed("it misses what it was just sent".into()))
     }
 
-    /// Goes on with the message that is paused here, whose `request` it is, after `granted`
+    /// Resumes the message that is paused here, whose `request` it is, after `granted`
     /// instructions.
     pub(super) fn resume(
         &mut self,
@@ -450,8 +451,7 @@ impl Worker {
         };
         let descriptors: Vec<_> = files.owned.iter().map(|file| file.as_fd()).collect();
         self.channel.send(&Order::Execute(Box::new(execute)), &descriptors)?;
-        // Whatever was mapped is the worker's now; a failure ends it, so there is no way back to
-        // consider.
+        // All mapped files are the worker's now; a failure ends it, so nothing has to be undone.
         self.modules.insert(request.module, now);
         if !continues {
             for mount in [&request.heap, &request.stable] {
@@ -468,7 +468,8 @@ impl Worker {
         Ok(())
     }
 
-    /// What to tell the worker of a memory; the descriptors that go with it are added to `files`.
+    /// The order to the worker for one memory; the descriptors that go with it are added to
+    /// `files`.
     fn mount(
         &mut self,
         mount: &Mount,
@@ -554,7 +555,7 @@ impl Worker {
         }
     }
 
-    /// Lets go of memories.
+    /// Drops memories.
     pub(super) fn forget(&mut self, memories: impl IntoIterator<Item = MemoryId>) {
         for id in memories {
             if self.memories.remove(&id).is_some() {
@@ -563,13 +564,13 @@ impl Worker {
         }
     }
 
-    /// Lets go of all memories: what it knows of them is not kept up to date any more.
+    /// Drops all memories: the worker's view of them is not kept up to date any more.
     pub(super) fn forget_all(&mut self) {
         let all: Vec<MemoryId> = self.memories.keys().copied().collect();
         self.forget(all);
     }
 
-    /// Lets go of what was used longest ago while there is more than may be.
+    /// Drops the least recently used while the worker holds more than its maximum.
     fn trim(&mut self) {
         while self.memories.len() > self.memories_max {
             let oldest = self.memories.iter().min_by_key(|(_, view)| view.used).map(|(id, _)| *id);
@@ -585,7 +586,7 @@ impl Worker {
         }
     }
 
-    /// Lets go of what was not used since `before`, and tells the worker now.
+    /// Drops what was not used since `before`, and informs the worker now.
     pub(super) fn evict(&mut self, before: Instant) -> Result<(), WorkerError> {
         let idle: Vec<MemoryId> = self
             .memories
@@ -607,7 +608,7 @@ impl Worker {
         self.flush()
     }
 
-    /// Tells the worker what to forget.
+    /// Sends the worker its pending drops.
     pub(super) fn flush(&mut self) -> Result<(), WorkerError> {
         if self.forget.is_empty() {
             return Ok(());
@@ -618,7 +619,7 @@ impl Worker {
         self.done()
     }
 
-    /// What its allocator holds, after handing back what is freed if `trim`.
+    /// Memory held by its allocator, after returning freed memory to the system if `trim`.
     pub(super) fn heap(&mut self, trim: bool) -> Result<HeapFigures, WorkerError> {
         self.channel.set_timeout(Some(GRACE))?;
         self.channel.send(&Order::Heap { trim }, &[])?;
@@ -670,7 +671,7 @@ struct Files {
 }
 
 impl Files {
-    /// The other base files of `layout`, which are added, and what lies in which.
+    /// The other base files of `layout`, which are added, and the parts that are in them.
     fn parts(&mut self, layout: &MemoryLayout) -> Result<(usize, Vec<MapPart>), PagesError> {
         let mut bases: Vec<&Arc<PageFile>> = Vec::new();
         let mut parts = Vec::with_capacity(layout.parts.len());
@@ -733,6 +734,7 @@ mod tests {
         }
     }
 
+    // Promise: P13 - The time limit of a slice does not depend on earlier slices.
     #[test]
     fn a_slice_may_take_as_long_however_many_came_before() {
         const SLICE: u64 = 1_000_000_000;
@@ -753,6 +755,7 @@ mod tests {
         assert!(slice(2) < Duration::from_secs(120), "{:?}", slice(2));
         assert!((2..40).all(|number| slice(number) == slice(2)));
         assert!(slice(40) <= slice(2), "nothing comes behind the last");
+        assert!(time_limit(&limits, None, 0) > 100 * slice(2));
         // One that was lost has all of it to do again.
         let again = time_limit(&limits, Some(&Grant::new(name, 30 * SLICE, SLICE)), 0);
         assert!(again > 10 * slice(2));

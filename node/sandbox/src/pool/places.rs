@@ -1,13 +1,13 @@
-//! Workers that hold a paused message, until it goes on.
+//! Workers that hold a paused message, until it is resumed.
 //!
 //! A worker whose message is paused leaves its lane, which starts another for the messages of other
-//! canisters, and takes one of `sandbox.paused_workers` places. There it puts the pages that the
-//! message wrote, its calls and its answer into a file without a name, and may hold no more memory
-//! than the budget sheet has for it, nor more of the disk. One that finds no place, or cannot, is
+//! canisters, and takes one of `sandbox.paused_workers` places. There it writes the pages that the
+//! message wrote, its calls and its answer into a file without a name, and may not exceed the
+//! budget sheet's limits on memory and disk. A worker that finds no place, or cannot do so, is
 //! ended, and its message runs again from its beginning: that costs this machine time and changes
-//! nothing else. So does giving up a place when memory is short, or when a memory that is mapped
-//! there is gone. The oldest messages are granted slices first, so where places are short the youngest
-//! loses its own.
+//! nothing else. The same happens when a place is given up because memory is short, or when a
+//! memory that is mapped there is gone. The oldest messages are granted slices first, so where
+//! places are short the youngest loses its own.
 
 use std::{collections::BTreeMap, fs::File, os::fd::AsRawFd};
 
@@ -22,17 +22,18 @@ pub(super) struct Place {
     pub(super) worker: Worker,
     /// Instructions it was granted.
     pub(super) granted: u64,
-    /// Where its pages, calls and answer lie.
+    /// File of its pages, calls and answer.
     pub(super) spill: File,
-    /// How much that takes of the disk.
+    /// Disk space of that file.
     pub(super) spilled_bytes: u64,
-    /// What it has mapped stays as it is: it still reads from there.
+    /// The worker still reads from these, so they must not change.
     pub(super) layouts: [MemoryLayout; 2],
 }
 
 impl Place {
-    /// Whether everything that was to reach the disk did: what could not be written, the kernel may
-    /// have dropped, and reads as it was before. That is told to whoever had the file open then.
+    /// Checks that all written data reached the disk: the kernel may have dropped data that could
+    /// not be written, which then reads as it was before. It reports that to holders of the open
+    /// file.
     pub(super) fn check_writeback(&self) -> Result<(), WorkerError> {
         // Behind the end there is nothing to wait for.
         let (behind, bytes) = (i64::MAX - 1, 1);
@@ -42,7 +43,7 @@ impl Place {
             libc::sync_file_range(self.spill.as_raw_fd(), behind, bytes, flags)
         };
         let error = std::io::Error::last_os_error();
-        // A system without the call cannot tell.
+        // A system without the call cannot report it.
         if asked == 0 || error.raw_os_error() == Some(libc::ENOSYS) {
             return Ok(());
         }
@@ -73,7 +74,7 @@ impl Places {
         }
     }
 
-    /// Takes the message out to go on, if it is here; it keeps its place.
+    /// Takes the message out to be resumed, if it is here; it keeps its place.
     pub(super) fn take(&mut self, name: &SlicedName) -> Option<Place> {
         let place = self.waiting.remove(name).filter(|place| !place.is_cut_off())?;
         self.running.insert(*name, (place.worker.pid(), place.spilled_bytes));
@@ -85,8 +86,8 @@ impl Places {
         self.running.remove(name);
     }
 
-    /// Makes room for a paused message of the worker `pid`, which is to be kept; whether there is any.
-    /// What is returned besides is to be ended.
+    /// Makes room for a paused message of the worker `pid`, which is to be kept. Returns whether
+    /// there is room, and a place to be ended if one had to be given up.
     pub(super) fn make_room(&mut self, name: SlicedName, pid: u32) -> (bool, Option<Place>) {
         self.running.insert(name, (pid, 0));
         if self.waiting.len() + self.running.len() <= self.most {
@@ -99,7 +100,7 @@ impl Places {
         (false, None)
     }
 
-    /// Keeps a paused message that there is room for. What is returned is to be ended.
+    /// Keeps a paused message that there is room for. A returned place is to be ended.
     pub(super) fn keep(&mut self, name: SlicedName, place: Place) -> Option<Place> {
         self.running.remove(&name);
         if place.is_cut_off() {
@@ -108,14 +109,14 @@ impl Places {
         self.waiting.insert(name, place)
     }
 
-    /// What all but this one have on disk.
+    /// Disk space of all but this one.
     pub(super) fn spilled(&self, but: &SlicedName) -> u64 {
         let waiting = self.waiting.iter().map(|(name, place)| (name, place.spilled_bytes));
         let running = self.running.iter().map(|(name, (_, bytes))| (name, *bytes));
         waiting.chain(running).filter(|(name, _)| *name != but).map(|(_, bytes)| bytes).sum()
     }
 
-    /// The message will not go on.
+    /// The message will not be resumed.
     pub(super) fn abandon(&mut self, name: &SlicedName) -> Option<Place> {
         self.waiting.remove(name)
     }

@@ -1,12 +1,12 @@
-//! Whether an outcome is one an honest worker could give. Nobody checks it again.
+//! Whether an honest worker could have produced an outcome. This is the only check of it.
 //!
-//! A worker runs hostile code and may have been taken over, so nothing it says is believed that can
-//! be checked against the request: cycles must add up to the last one, memories may only grow
-//! within what was granted, runs must lie in the append target, and every collection is within the
-//! bound the System API keeps. It takes time in proportion to the outcome (times a logarithm for
-//! calls): the time is nobody's fuel. What cannot be checked here is the content of the canister's
-//! own pages and replies, which are the canister's to choose anyway. [`pages::PageStore`] checks
-//! runs once more against its index.
+//! A worker runs hostile code and may have been taken over, so nothing it reports is accepted
+//! without a check against the request where one is possible: cycles must add up to the last one,
+//! memories may only grow within the grant, runs must be in the append target, and every collection
+//! is within the bound that the System API keeps. The check takes time in proportion to the outcome
+//! (times a logarithm for calls), which no message is charged for. The content of the canister's
+//! own pages and replies cannot be checked here, but is the canister's choice anyway.
+//! [`pages::PageStore`] checks runs once more against its index.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use state::CyclesTotal;
 
 use crate::{
     BACKTRACE_BYTES_MAX, Call, Changes, Entry, Global, Grant, Mount, Outcome, Progress, Request,
-    Response,
+    Response, slices::WORK_PER_INSTRUCTION_MAX,
 };
 
 const WASM_PAGE_BYTES: u64 = 64 << 10;
@@ -30,7 +30,7 @@ const METHOD_NAME_BYTES: usize = 20_000;
 /// Bytes an outcome may take on the wire, for a request.
 pub(crate) fn outcome_bytes_max(request: &Request) -> usize {
     // A run is at most four numbers of ten bytes, a global 18 bytes, a call has some hundred bytes
-    // besides its payload.
+    // in addition to its payload.
     let pages = (request.limits.heap_dirty_bytes + request.limits.stable_dirty_bytes) / PAGE_BYTES;
     let runs = pages.saturating_mul(40);
     let payloads = request.context.payload_max_bytes.saturating_mul(9);
@@ -50,6 +50,7 @@ pub(crate) fn check(
     let limits = &request.limits;
     let context = &request.context;
     ensure(outcome.instructions <= limits.instructions, "more instructions than granted")?;
+    check_work(outcome.instructions, outcome.work)?;
     let log_bytes: u64 = outcome.log.iter().map(|line| line.len() as u64).sum();
     ensure(log_bytes <= limits.log_max_bytes, "a log beyond its bound")?;
     ensure(outcome.log.len() as u64 <= limits.log_max_bytes / 16 + 1, "more log lines than fit")?;
@@ -112,14 +113,17 @@ pub(crate) fn check_paused(
 ) -> Result<(), String> {
     let grant = grant.ok_or("a pause of a message that runs to its end")?;
     ensure(
-        progress.instructions >= grant.until && grant.until < request.limits.instructions,
-        "a pause before its time",
+        progress.work >= grant.until && progress.instructions < request.limits.instructions,
+        "a pause before its time, or beyond the message's instructions",
     )?;
-    ensure(
-        progress.instructions <= request.limits.instructions,
-        "a pause beyond the message's instructions",
-    )?;
+    check_work(progress.instructions, progress.work)?;
     check_growth(request, progress.heap_wasm_pages, progress.stable_wasm_pages).map(|_| ())
+}
+
+/// Checks that an instruction counts as much work as one may.
+fn check_work(instructions: u64, work: u64) -> Result<(), String> {
+    let most = instructions.saturating_mul(WORK_PER_INSTRUCTION_MAX);
+    ensure((instructions..=most).contains(&work), "less work than instructions, or too much")
 }
 
 /// Bytes that heap and stable memory grew by, which must be what was granted at most.
@@ -196,7 +200,7 @@ fn check_changes(request: &Request, changes: &Changes, globals_max: usize) -> Re
         changes.certified_data.as_ref().is_none_or(|data| data.len() <= 32),
         "certified data beyond 32 bytes",
     )?;
-    // Without a place to append to, nothing but cycles is kept.
+    // Without a place to append to, only cycles are kept.
     let is_kept = request.heap.append.is_some() || request.stable.append.is_some();
     ensure(
         is_kept
@@ -419,6 +423,7 @@ mod tests {
     fn honest() -> Outcome {
         Outcome {
             instructions: 10,
+            work: 80,
             result: Ok(Response::Reply(vec![1])),
             changes: Some(Changes {
                 globals: vec![Global::I32(2)],
@@ -548,6 +553,7 @@ mod tests {
         }
     }
 
+    // Promise: P13 - A worker that pauses before its grant is used is killed.
     #[test]
     fn a_pause_comes_when_the_grant_is_used_and_not_before() {
         let name = crate::SlicedName {
@@ -558,14 +564,19 @@ mod tests {
         let grant = Grant::new(name, 400, 100);
         let paused = |instructions, heap_wasm_pages, stable_wasm_pages| Progress {
             instructions,
+            work: instructions,
             heap_wasm_pages,
             stable_wasm_pages,
         };
         assert_eq!(check_paused(&request(), Some(&grant), &paused(400, 3, 5)), Ok(()));
-        assert_eq!(check_paused(&request(), Some(&grant), &paused(1_000, 2, 2)), Ok(()));
+        assert_eq!(check_paused(&request(), Some(&grant), &paused(999, 2, 2)), Ok(()));
+        let wide = Progress { instructions: 50, ..paused(400, 2, 2) };
+        assert_eq!(check_paused(&request(), Some(&grant), &wide), Ok(()));
         let lies = [
             ("too early", paused(399, 2, 2)),
-            ("beyond the message", paused(1_001, 2, 2)),
+            ("beyond the message", paused(1_000, 2, 2)),
+            ("too much work", Progress { instructions: 19, ..paused(400, 2, 2) }),
+            ("too little work", Progress { work: 400, ..paused(500, 2, 2) }),
             ("a smaller heap", paused(400, 1, 2)),
             ("more growth than granted", paused(400, 4, 5)),
             ("growth beyond counting", paused(400, u64::MAX, 2)),
@@ -574,8 +585,6 @@ mod tests {
             assert!(check_paused(&request(), Some(&grant), &lie).is_err(), "{what}");
         }
         assert!(check_paused(&request(), None, &paused(400, 2, 2)).is_err(), "not in slices");
-        let last = Grant { until: 1_000, ..grant };
-        assert!(check_paused(&request(), Some(&last), &paused(1_000, 2, 2)).is_err(), "for ever");
     }
 
     #[test]
@@ -594,7 +603,9 @@ mod tests {
         let longest = failed(traced(BACKTRACE_BYTES_MAX));
         assert_eq!(check(&request(), &longest, 10, None), Ok(()));
         let lies: Vec<(&str, Outcome)> = vec![
-            ("instructions", Outcome { instructions: 1001, ..honest() }),
+            ("instructions", Outcome { instructions: 1001, work: 1001, ..honest() }),
+            ("little work", Outcome { work: 9, ..honest() }),
+            ("much work", Outcome { work: 201, ..honest() }),
             ("a long log", Outcome { log: vec![ByteBuf::from([0; 101])], ..honest() }),
             ("many lines", Outcome { log: vec![ByteBuf::new(); 100], ..honest() }),
             ("accepted", Outcome { accepted: true, ..honest() }),

@@ -1,4 +1,4 @@
-//! What the pool believes a worker has mapped, and the least it must send to bring that up to date.
+//! The pool's view of a worker's mappings, and the minimum it must send to update them.
 //!
 //! A [`View`] of a memory is the run list the worker last mapped, plus the runs it appended and
 //! mapped itself since. Before a message, [`View::plan`] compares that with the layout of the
@@ -7,7 +7,7 @@
 //! by execution, the memory is mapped afresh.
 //!
 //! Versions are not consulted: a version that was thrown away may come again with other content.
-//! What is compared is where every page lies.
+//! The comparison is of the place of every page.
 //!
 //! A view keeps no pin, because a worker reads only while a message runs, whose request holds the
 //! layout.
@@ -29,7 +29,7 @@ pub(super) struct View {
     pub(super) used: Instant,
 }
 
-/// What to send.
+/// Data to send.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Plan {
     /// Nothing: the mapping equals the layout.
@@ -95,7 +95,7 @@ fn at(runs: &[Run], page: u64) -> Option<&Run> {
         .filter(|run| page - run.start_page < run.pages)
 }
 
-/// Whether every page of `run` lies where a run of `runs` says.
+/// Whether every page of `run` is where a run of `runs` says.
 fn holds(runs: &[Run], run: &Run) -> bool {
     at(runs, run.start_page).is_some_and(|holder| {
         let skipped = run.start_page - holder.start_page;
@@ -105,7 +105,7 @@ fn holds(runs: &[Run], run: &Run) -> bool {
     })
 }
 
-/// Whether every page of `old` is a page of `new`, wherever it lies.
+/// Whether every page of `old` is a page of `new`, at any place.
 fn covers(new: &[Run], old: &[Run]) -> bool {
     let mut rest: VecDeque<(u64, u64)> = VecDeque::new();
     let mut candidates = new.iter().peekable();
@@ -196,7 +196,7 @@ mod tests {
         );
     }
 
-    /// Where each page lies.
+    /// Place of each page.
     fn places(runs: &[Run]) -> std::collections::BTreeMap<u64, (u64, u64)> {
         runs.iter()
             .flat_map(|run| {

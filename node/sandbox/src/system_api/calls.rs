@@ -13,7 +13,7 @@ const METHOD_NAME_BYTES: u64 = 20_000;
 /// `MAX_CALL_TIMEOUT`: longer timeouts of best-effort calls are cut to it.
 const CALL_TIMEOUT_SECONDS: u32 = 300;
 
-/// Accounted for a call besides its name and argument.
+/// Accounted for a call in addition to its name and argument.
 const CALL_OVERHEAD_BYTES: u64 = 128;
 
 /// `ic0.call_perform`: the call cannot be made.
@@ -216,7 +216,7 @@ impl Host {
         is_free
     }
 
-    /// What a call takes from the balance, reservations included.
+    /// Amount that a call takes from the balance, reservations included.
     pub(super) fn call_cost(&self, method_name_bytes: u64, argument_bytes: u64) -> Cycles {
         let costs = &self.context.costs;
         let payload = Cycles::from(method_name_bytes).saturating_add(argument_bytes.into());

@@ -5,7 +5,7 @@
 
 use crate::{CallbackKind, Entry};
 
-/// What kind of entry point is running.
+/// Kind of the running entry point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub(crate) enum Context {
@@ -42,7 +42,7 @@ pub(crate) enum Context {
 }
 
 impl Context {
-    /// The context of an entry. `replicated` tells queries and callbacks of the two modes apart.
+    /// The context of an entry. `replicated` distinguishes queries and callbacks of the two modes.
     pub(crate) fn of(entry: &Entry, replicated: bool) -> Self {
         match (entry, replicated) {
             (Entry::Init | Entry::PostUpgrade { .. }, _) => Self::Install,
@@ -119,7 +119,7 @@ const ALL: Contexts = Contexts(ALL_AND_START.0 & !(S as u16));
 /// `* s`: everywhere, `(start)` included.
 const ALL_AND_START: Contexts = set(&[I, G, U, RQ, NRQ, CQ, RY, RT, CRY, CRT, C, CC, S, F, T]);
 
-/// Where `function` of `ic0` may be called from; `None` for a name that is no function of `ic0`.
+/// Where `function` of `ic0` may be called from; `None` for a name that is not a function of `ic0`.
 pub(crate) fn permitted(function: &str) -> Option<Contexts> {
     Some(match function {
         "msg_arg_data_size" | "msg_arg_data_copy" => set(&[I, U, RQ, NRQ, CQ, RY, CRY, F]),
@@ -195,6 +195,7 @@ mod tests {
         assert!(permitted("no_such_function").is_none());
     }
 
+    // Promise: P9 - The table of System API functions in the documentation is the table in force.
     /// The table that users read is this one.
     #[test]
     fn the_documented_table_is_the_one_in_force() {

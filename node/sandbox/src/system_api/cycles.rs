@@ -8,7 +8,7 @@ use super::{Failure, Host};
 /// is answered by the management canister.
 const KEY_NAMES: [&str; 3] = ["dfx_test_key", "test_key_1", "key_1"];
 
-/// Longest key name looked at; a longer one is no key's name.
+/// Longest key name that is checked; no key has a longer name.
 const KEY_NAME_BYTES: u64 = 64;
 
 /// Two words as an amount.
@@ -70,8 +70,8 @@ impl Host {
     }
 
     pub(super) fn msg_cycles_accept(&mut self, amount_max: Cycles) -> Cycles {
-        // Balance and what the call under construction holds stay one amount together: it may come
-        // back to the balance.
+        // The balance and the cycles of the call under construction stay one amount together,
+        // because those may be returned to the balance.
         let held =
             self.balance + self.outgoing().pending_call.as_ref().map_or(0, |call| call.cycles);
         let amount = amount_max.min(self.cycles_available).min(Cycles::MAX - held);

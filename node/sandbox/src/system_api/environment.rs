@@ -1,4 +1,4 @@
-//! What surrounds the canister: identity, time, controllers, environment variables, certified data.
+//! Environment of the canister: identity, time, controllers, environment variables, certified data.
 
 use serde_bytes::ByteBuf;
 use state::Time;

@@ -25,8 +25,8 @@ pub(crate) struct Failure {
     pub(crate) message: String,
     /// For the canister's log.
     pub(crate) logged: String,
-    /// Which functions were being called: for the log, and for callers who may read it. Empty where
-    /// there is none.
+    /// The functions that were being called: for the log, and for callers that may read it. Empty
+    /// if there are none.
     pub(crate) backtrace: String,
 }
 

@@ -61,7 +61,7 @@ fn price(function: &str) -> u64 {
         + match function {
             // Opens part of the memory: a system call of the worker.
             "stable_grow" | "stable64_grow" => 2_000,
-            // Makes or takes up a call of its own, with its texts.
+            // Creates or performs a call of its own, with its texts.
             "call_new" | "call_perform" => 1_000,
             _ => 0,
         }

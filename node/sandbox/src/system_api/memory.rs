@@ -6,10 +6,10 @@ use crate::worker::{Stable, StableRefused};
 /// A page of WebAssembly.
 const WASM_PAGE_BYTES: u64 = 64 << 10;
 
-/// What 32-bit functions reach.
+/// Address range of 32-bit functions.
 pub(super) const ADDRESS32_BYTES: u64 = 1 << 32;
 
-/// What a function that grows memory returns when it cannot.
+/// Return value of a function that grows memory when it cannot.
 pub(super) const CANNOT_GROW: i64 = -1;
 
 /// Instructions for the pages of stable memory that a message accessed and wrote so far.
@@ -118,8 +118,8 @@ impl Host {
         self.charge(price)
     }
 
-    /// Whether the heap may grow from `before` to `after` bytes. What must end the message is an
-    /// error.
+    /// Whether the heap may grow from `before` to `after` bytes. A condition that must end the
+    /// message is an error.
     pub(crate) fn heap_may_grow(&mut self, before: u64, after: u64) -> Result<bool, Failure> {
         if let Some(limit) = self
             .context

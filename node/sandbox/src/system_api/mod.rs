@@ -8,11 +8,11 @@
 //! that cannot overflow, the bytes that move are charged, and only then do they move. The first
 //! thing that is wrong ends the message with a [`Failure`].
 //!
-//! # What it may not do
+//! # Isolation
 //!
-//! Nothing outside the worker is reached from here: what the canister may know came with the
-//! message ([`SystemContext`]), what it did leaves with its outcome. Time, balances and limits are
-//! values, so the same message gives the same outcome wherever it runs.
+//! Nothing outside the worker is reachable from here: all input came with the message
+//! ([`SystemContext`]), all effects leave with its outcome. Time, balances and limits are values,
+//! so the same message gives the same outcome wherever it runs.
 //!
 //! # Bounds
 //!
@@ -69,7 +69,7 @@ const TRAP_TEXT_BYTES: u64 = 16 << 10;
 /// One message as its canister sees it.
 #[derive(Debug)]
 pub(crate) struct Host {
-    // What it runs on.
+    // Memories of the message.
     pub(crate) heap: Arc<HeapCell>,
     pub(crate) stable: Arc<Mutex<Stable>>,
     pub(crate) limits: MessageLimits,
@@ -80,14 +80,14 @@ pub(crate) struct Host {
     /// Of a message that runs in slices.
     pub(crate) pacer: Option<Arc<Pacer>>,
 
-    // What it may know.
+    // Input of the message.
     pub(crate) context: SystemContext,
     pub(crate) mode: Context,
     reject: Option<(u32, String)>,
     reject_code: u32,
     method_name: String,
 
-    // What it did.
+    // Effects of the message.
     pub(crate) outgoing: Arc<Mutex<Outgoing>>,
     accepted: bool,
     height_read: bool,
@@ -98,7 +98,7 @@ pub(crate) struct Host {
     certified_data: Option<ByteBuf>,
     global_timer: Option<Time>,
     growable_bytes: u64,
-    /// What the last growth of the heap took of it, given back should the engine refuse.
+    /// The part of it that the last growth of the heap took, returned if the engine refuses.
     growth_granted: u64,
     log: Log,
     /// Whether the instance exists: its memory grows from then on at the canister's wish.
@@ -179,7 +179,7 @@ impl Host {
         (self.stable, did)
     }
 
-    /// What it answers and calls.
+    /// Its answer and its calls.
     fn outgoing(&self) -> MutexGuard<'_, Outgoing> {
         self.outgoing.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -283,7 +283,7 @@ impl Host {
     fn write_refused(&self, refused: WriteRefused) -> Failure {
         match refused {
             WriteRefused::Cap => self.heap_cap(),
-            // The worker ends after this (`HeapCell::kernel_refused`): nobody reads the text.
+            // The worker ends after this (`HeapCell::kernel_refused`): the text is not read.
             WriteRefused::Kernel => Failure::engine("the kernel refused to open a page"),
         }
     }
@@ -377,7 +377,7 @@ pub(crate) struct Log {
     bytes_left: u64,
 }
 
-/// Accounted for a line besides its text, so that empty lines are bounded too.
+/// Accounted for a line in addition to its text, so that empty lines are bounded too.
 const LOG_LINE_BYTES: u64 = 16;
 
 impl Log {

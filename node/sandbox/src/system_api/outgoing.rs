@@ -1,5 +1,5 @@
-//! What a message answers and the calls it makes: its largest part beside pages, which a paused
-//! message leaves in a file.
+//! The answer of a message and the calls it makes: its largest data except for pages, which a
+//! paused message keeps in a file.
 
 use std::{
     collections::BTreeMap,
@@ -46,7 +46,8 @@ impl Default for Outgoing {
 }
 
 impl Outgoing {
-    /// Writes all of it to `file` at `offset` and lets go of it. How many bytes it takes there.
+    /// Writes everything to `file` at `offset` and frees it. Returns the number of bytes in the
+    /// file.
     pub(crate) fn put_away(&mut self, mut file: &File, offset: u64) -> io::Result<u64> {
         file.seek(SeekFrom::Start(offset))?;
         let writer = BufWriter::with_capacity(WRITE_BYTES, file);

@@ -78,6 +78,7 @@ mod tests {
         );
     }
 
+    // Promise: P9 - A module without a name section has no backtrace.
     #[test]
     fn a_module_without_names_has_no_backtrace() {
         let frames = [(7, None), (9, None)];

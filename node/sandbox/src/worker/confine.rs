@@ -1,12 +1,11 @@
-//! What a worker may not do: the barrier between a canister that escaped the engine and the
-//! machine.
+//! Confinement of a worker: the barrier between a canister that escaped the engine and the machine.
 //!
-//! [`prepare`] runs first: die with the parent, no new privileges, no core dumps, nobody may
-//! attach, no environment, no descriptors but the socket, few descriptors, a stack large enough for
-//! what the engine grants canisters. [`confine`] runs once everything is allocated that needs more:
-//! from then on a system call that is not on the list kills the process. The list holds what
-//! running takes (memory, the socket, the append files, signals) and nothing that names a file,
-//! makes a socket or a process.
+//! [`prepare`] runs first: die with the parent, no new privileges, no core dumps, no ptrace, no
+//! environment, no descriptors but the socket, few descriptors, a stack large enough for the
+//! engine's limit for canisters. [`confine`] runs once all allocations that need more permissions
+//! are done: from then on a system call that is not on the list kills the process. The list holds
+//! what execution needs (memory, the socket, the append files, signals) and nothing that names a
+//! file, makes a socket or a process.
 //!
 //! Some calls are narrowed by argument: `fcntl` only duplicates descriptors, `tgkill` only reaches
 //! the own process, `statx` and `newfstatat` only take the flag that asks about a descriptor. A
@@ -35,8 +34,8 @@ const OOM_SCORE_ADJ: &[u8] = b"1000";
 
 /// Start-up, before anything is allocated. `parent` is the pool's process.
 pub(super) fn prepare(parent: u32) -> io::Result<()> {
-    // Best effort: without it the kernel may choose the node. Later the file belongs to somebody
-    // else.
+    // Best effort: without it the kernel may choose the node. Later the file belongs to another
+    // user.
     let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     // The parent may have died before it could be asked for.

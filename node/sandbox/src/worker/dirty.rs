@@ -1,9 +1,9 @@
-//! Which pages a message wrote: an exact count against a cap, and the list of pages at the end.
+//! The pages that a message wrote: an exact count against a cap, and the list of pages at the end.
 //!
 //! A cap that changes an outcome must be reached at the same write on every node, so pages are
 //! counted by what the canister did, never by what the kernel happens to have mapped. A [`Tracker`]
-//! is told of every first write, by the fault of a protected page or ahead of a write of known
-//! extent, and refuses the one that would pass the cap.
+//! is notified of every first write, by the fault of a protected page or ahead of a write of known
+//! extent, and refuses the one that would exceed the cap.
 //!
 //! # Scattered writes
 //!
@@ -11,10 +11,10 @@
 //! may have 65,530. So the granule that a write opens ([`Tracker::open`]) grows with the number of
 //! stretches: a page while there are fewer than [`STRETCHES_PER_PAGE`], a Wasm page (16 pages)
 //! until twice that, then 256 pages (1 MiB). Pages of the granule count as written whether the
-//! canister wrote them or not. The rule looks at nothing but the writes before it, so the count is
-//! still the same everywhere; a message needs more than 8,192 separate stretches to notice. With a
-//! cap of `c` pages the stretches stay below `2 * STRETCHES_PER_PAGE + c / 256`, which leaves room
-//! for what else a worker maps.
+//! canister wrote them or not. The rule depends only on the writes before it, so the count is still
+//! the same everywhere; a message needs more than 8,192 separate stretches to notice. With a cap of
+//! `c` pages the stretches stay below `2 * STRETCHES_PER_PAGE + c / 256`, which leaves room for
+//! what else a worker maps.
 //!
 //! # Pages that are touched
 //!
@@ -27,10 +27,10 @@
 //!
 //! # Pages of a paused message
 //!
-//! lie in a file after [`Tracker::spill`], protected again in a heap. They stay counted; a write to
-//! one is noted ([`Tracker::touch`]), so that the next pause writes what changed since. In a heap it
-//! also unprotects: single pages up to [`TOUCHES_OF_A_PAGE`], then all that were counted of 256
-//! pages. That decides nothing but the number of mappings.
+//! They are in a file after [`Tracker::spill`], protected again in a heap. They stay counted; a
+//! write to one is recorded ([`Tracker::touch`]), so that the next pause writes the changes since.
+//! In a heap it also unprotects: single pages up to [`TOUCHES_OF_A_PAGE`], then all counted pages
+//! among 256. This affects only the number of mappings.
 //!
 //! # Bounds
 //!
@@ -103,8 +103,8 @@ impl Tracker {
         }
     }
 
-    /// Of the Wasm pages of a heap that a message touched: those that are accessible. What this
-    /// module says of a page is then about a Wasm page.
+    /// A tracker of the Wasm pages of a heap that a message touched: those that are accessible. A
+    /// page in this module is then a Wasm page.
     pub(crate) fn touched() -> Self {
         Self { stretches_per_page: STRETCHES_PER_WASM_PAGE, ..Self::new(false) }
     }
@@ -159,8 +159,8 @@ impl Tracker {
         joined(&mut ranges)
     }
 
-    /// Notes a write to `range`, which is marked: tells `again` of each part that was spilled and is
-    /// to be unprotected.
+    /// Records a write to `range`, which is marked: passes `again` each part that was spilled and
+    /// is to be unprotected.
     pub(crate) fn touch(&mut self, range: Range<u64>, mut again: impl FnMut(Range<u64>)) {
         if self.spilled_marks == 0 || !range.clone().any(|page| self.is_spilled(page)) {
             return;
@@ -186,8 +186,8 @@ impl Tracker {
     }
 
     /// A first write to `range` of a memory of `memory_pages`, where unmarked pages are protected:
-    /// marks it, widened to the granule that the number of stretches calls for, telling `fresh`
-    /// of each part that is to be unprotected.
+    /// marks it, widened to the granule for the current number of stretches, and passes `fresh`
+    /// each part that is to be unprotected.
     pub(crate) fn open(
         &mut self,
         range: Range<u64>,
@@ -207,8 +207,8 @@ impl Tracker {
         self.mark(start..end, fresh)
     }
 
-    /// Marks `range`, telling `fresh` of each part of it that was not. When the cap is passed
-    /// nothing is marked.
+    /// Marks `range`, and passes `fresh` each part of it that was not marked. If the cap would be
+    /// exceeded, nothing is marked.
     pub(crate) fn mark(
         &mut self,
         range: Range<u64>,

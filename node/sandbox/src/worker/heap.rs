@@ -1,5 +1,5 @@
-//! The Wasm memory of the running message: what wasmtime, the fault handler and the System API
-//! share.
+//! The Wasm memory of the running message, shared by wasmtime, the fault handler and the System
+//! API.
 //!
 //! wasmtime is given host memory: [`Creator`] answers every instantiation with the heap that
 //! [`HeapCell::enter`] put in place, a mapping of the canister's files that is inaccessible but for
@@ -16,14 +16,14 @@
 //! nothing else ends there. The counts are of what the message did: each message begins with nothing
 //! opened, whatever the kernel has mapped.
 //!
-//! The pages of a message that is paused lie in a file ([`HeapCell::spill`]) and are protected again;
-//! a write to one faults once more, is not counted, and makes the kernel copy it.
+//! The pages of a message that is paused are in a file ([`HeapCell::spill`]) and protected again; a
+//! write to one faults once more, is not counted, and makes the kernel copy it.
 //!
 //! # Continuing a composite query
 //!
-//! A callback of a composite query starts from memory its query wrote and that no file holds.
-//! Should it trap, exactly that must come back: pages that were dirty before it are saved when it
-//! first writes to them ([`Undo`]), within the same cap on dirty pages.
+//! A callback of a composite query starts from memory that its query wrote and that is in no file.
+//! If it traps, exactly that content must be restored: pages that were dirty before it are saved
+//! when it first writes to them ([`Undo`]), within the same cap on dirty pages.
 //!
 //! # Threads
 //!
@@ -68,7 +68,7 @@ pub(crate) enum Refused {
     Instructions,
 }
 
-/// What may stop a write to the heap.
+/// Reasons for refusing a write to the heap.
 #[derive(Debug)]
 pub(crate) enum WriteRefused {
     /// The cap on dirty pages.
@@ -86,7 +86,7 @@ pub(crate) struct HeapCell {
     touched: UnsafeCell<Tracker>,
     /// Instructions that were charged for pages of this message.
     charged: Cell<u64>,
-    /// What a message may use.
+    /// Limit of the message.
     instructions_max: Cell<u64>,
     undo: UnsafeCell<Option<Undo>>,
     refused: Cell<Option<Refused>>,
@@ -129,7 +129,7 @@ impl HeapCell {
         self.instructions_max.set(limits.instructions);
         let wasm_pages = memory_pages / WASM_PAGE_PAGES;
         self.with_touched(|touched| touched.begin(wasm_pages, wasm_pages));
-        // SAFETY: no message runs, so nobody else refers to the cells.
+        // SAFETY: no message runs, so there is no other reference to the cells.
         unsafe {
             *self.undo.get() = kept.map(|kept| Undo::new(memory_pages, kept));
             *self.mapping.get() = Some(mapping);
@@ -143,7 +143,7 @@ impl HeapCell {
         self.charged.set(0);
         self.refused.set(None);
         self.kernel_refused.set(false);
-        // SAFETY: the message is over, so nobody else refers to the cells.
+        // SAFETY: the message is over, so there is no other reference to the cells.
         unsafe {
             let mut mapping = (*self.mapping.get()).take()?;
             mapping.set_opened(&opened, &dirty);
@@ -151,12 +151,12 @@ impl HeapCell {
         }
     }
 
-    /// Why the message could not go on, if an access was declined.
+    /// Why the message had to stop, if an access was declined.
     pub(crate) fn refused(&self) -> Option<Refused> {
         self.refused.get()
     }
 
-    /// The kernel refused a change of protection: the worker cannot go on.
+    /// The kernel refused a change of protection: the worker must end.
     pub(crate) fn kernel_refused(&self) -> bool {
         self.kernel_refused.get()
     }
@@ -164,6 +164,16 @@ impl HeapCell {
     /// Instructions for pages touched and written that are not charged yet.
     pub(crate) fn uncharged(&self) -> u64 {
         self.price().saturating_sub(self.charged.get())
+    }
+
+    /// Instructions for pages that were charged.
+    pub(crate) fn charged(&self) -> u64 {
+        self.charged.get()
+    }
+
+    /// Wasm pages that the message opened.
+    pub(crate) fn opened_wasm_pages(&self) -> u64 {
+        self.with_touched(|touched| touched.pages())
     }
 
     /// Instructions for pages touched and written.
@@ -175,7 +185,7 @@ impl HeapCell {
             .saturating_add(written.saturating_mul(DIRTY_PAGE_INSTRUCTIONS))
     }
 
-    /// The same, which count as charged from now on.
+    /// Those of [`Self::uncharged`], which count as charged from now on.
     pub(crate) fn take_uncharged(&self) -> u64 {
         let uncharged = self.uncharged();
         self.charged.set(self.charged.get().saturating_add(uncharged));
@@ -202,8 +212,8 @@ impl HeapCell {
         self.mapping().map_or(0, |mapping| mapping.file_bytes() as u64)
     }
 
-    /// The bytes of `range`, which must be checked to lie below [`Self::size_bytes`]; empty
-    /// otherwise, and where the kernel refuses, which ends the worker.
+    /// The bytes of `range`, which must be checked to be below [`Self::size_bytes`]; empty
+    /// otherwise, and if the kernel refuses, which ends the worker.
     pub(crate) fn read(&self, range: Range<u64>) -> &[u8] {
         match self.mapping() {
             Some(mapping)
@@ -286,7 +296,8 @@ impl HeapCell {
         else {
             return false;
         };
-        // Asked where a page is counted only: other faults depend on when the message was paused.
+        // Evaluated only where a page is counted: other faults depend on when the message was
+        // paused.
         let is_too_dear = || {
             let is_too_dear = self.price() > self.instructions_max.get();
             if is_too_dear {
@@ -326,7 +337,7 @@ impl HeapCell {
                 return Some(Ok(()));
             }
             if tracker.contains(page) {
-                // The page is writable already: this fault is none of ours.
+                // The page is writable already: this fault has another cause.
                 return None;
             }
             Some(tracker.open(page..page + 1, memory_pages, &mut open))
@@ -385,7 +396,7 @@ impl HeapCell {
     }
 
     fn with_tracker<R>(&self, act: impl FnOnce(&mut Tracker) -> R) -> R {
-        // SAFETY: see "Threads"; the closures of this module do not come back here.
+        // SAFETY: see "Threads"; the closures of this module do not call back into it.
         act(unsafe { &mut *self.tracker.get() })
     }
 
@@ -394,8 +405,8 @@ impl HeapCell {
         act(unsafe { &mut *self.touched.get() })
     }
 
-    /// Grows to `bytes`, unless the file behind does not reach so far. What the kernel refuses is
-    /// noted: the worker ends for it.
+    /// Grows to `bytes`, unless the file is not long enough. A refusal of the kernel is recorded:
+    /// the worker ends for it.
     fn grow(&self, bytes: usize) -> io::Result<()> {
         // SAFETY: called by wasmtime from `memory.grow` or instantiation: no other borrow of the
         // cell is alive.

@@ -1,7 +1,7 @@
-//! What outlives a message, and what becomes of the pages a message wrote.
+//! State of a worker between messages, and the handling of the pages a message wrote.
 //!
-//! A [`Keeper`] holds loaded modules and mapped memories by what the pool calls them. For each
-//! message it brings the two memories up to date, runs it, and settles:
+//! A [`Keeper`] holds loaded modules and mapped memories by the pool's names for them. For each
+//! message it updates the two memories, runs it, and settles its pages:
 //!
 //! | the message | its pages |
 //! |---|---|
@@ -52,7 +52,7 @@ const MAPPINGS_ALL_MAX: usize = 24_000;
 /// Memories mapped at once.
 const MEMORIES_MAX: usize = 4096;
 
-/// What outlives a message.
+/// State of a worker between messages.
 pub(super) struct Keeper {
     engine: Engine,
     linkers: [Linker<Host>; 2],
@@ -107,6 +107,7 @@ struct After {
 /// A message that is over, its memories apart.
 struct Ended {
     instructions: u64,
+    work: u64,
     failure: Option<Failure>,
     globals: Vec<Global>,
     /// It ran as an update and was declared a query.
@@ -114,7 +115,7 @@ struct Ended {
     did: Did,
 }
 
-/// What of a message is at hand.
+/// Parts of a message that are available here.
 struct Ready {
     /// Whether the module has a heap at all.
     has_memory: bool,
@@ -122,15 +123,15 @@ struct Ready {
     stable: bool,
 }
 
-/// What a message runs on: globals, heap, stable memory.
+/// Initial state of a message: globals, heap, stable memory.
 type Start = (Vec<Global>, Option<(Mapping, Taken)>, (Mapping, Taken));
 
-/// What of an order decides about the pages that its message wrote.
+/// The parts of an order that decide what happens to the pages that its message wrote.
 struct Settlement {
     changes_state: bool,
     module: ModuleHash,
     limits: MessageLimits,
-    /// The kept execution that the message went on with.
+    /// The kept execution that the message continued.
     keep_token: Option<u64>,
     /// Where a new one may be kept.
     keep_as: Option<u64>,
@@ -146,11 +147,11 @@ struct Settlement {
 struct Append {
     /// As the message began.
     at: Option<AppendOrder>,
-    /// As it went on after it was paused.
+    /// As of its last resumption after a pause.
     anew: Option<(AppendOrder, File)>,
 }
 
-/// What to do with the pages.
+/// Disposition of the pages.
 enum Fate {
     Commit,
     Keep(u64),
@@ -270,7 +271,7 @@ impl Keeper {
             limits: order.limits,
         };
         let Some(module) = self.modules.get(&order.module) else { return Ok(Report::Missing) };
-        let Ran { instructions, failure, globals, query_for_update, did, stable } =
+        let Ran { instructions, work, failure, globals, query_for_update, did, stable } =
             run(&self.engine, module, message, &self.heap, stable, pacer.as_ref())
                 .map_err(text("running a message"))?;
         let append_anew = pacer.and_then(|pacer| {
@@ -279,9 +280,9 @@ impl Keeper {
         });
         let stable = Arc::into_inner(stable).ok_or("a message that is over holds its memory")?;
         let stable = stable.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let ended = Ended { instructions, failure, globals, query_for_update, did };
-        // Whatever the canister was told instead must not count: another machine would not have
-        // said it.
+        let ended = Ended { instructions, work, failure, globals, query_for_update, did };
+        // Whatever the canister observed instead must not count: another machine would not have
+        // returned it.
         if self.heap.kernel_refused() || stable.kernel_refused() {
             return Err("the kernel refused to change the protection of a memory: \
                         memory is short, or vm.max_map_count too low"
@@ -319,7 +320,7 @@ impl Keeper {
         )))
     }
 
-    /// For a message that runs in slices. What else is mapped is lent to it.
+    /// For a message that runs in slices. The worker's other mappings are lent to it.
     fn pacer(
         &mut self,
         order: &Execute<'_>,
@@ -351,8 +352,8 @@ impl Keeper {
         let mut files = descriptors.into_iter().map(File::from);
         if order.artefact {
             let file = files.next().ok_or("an artefact was announced and not sent")?;
-            // SAFETY: the pool hands out artefacts of its cache only, verified, which nobody
-            // changes.
+            // SAFETY: the pool hands out only artefacts of its cache, which are verified and never
+            // modified.
             let module = unsafe { engine::load(&self.engine, &file) }
                 .map_err(text("loading an artefact"))?;
             let module =
@@ -713,6 +714,7 @@ fn outcome(
     let ended_well = result.is_ok();
     Outcome {
         instructions: ended.instructions,
+        work: ended.work,
         result,
         changes: changes.filter(|_| ended_well),
         accepted: ended.did.accepted && ended_well,
@@ -726,6 +728,7 @@ fn outcome(
 fn failed(failure: Failure) -> Outcome {
     Outcome {
         instructions: 0,
+        work: 0,
         result: Err(failure.trap()),
         changes: None,
         accepted: false,
@@ -736,7 +739,7 @@ fn failed(failure: Failure) -> Outcome {
     }
 }
 
-/// An outcome no honest worker gives: cycles out of nothing.
+/// An outcome no honest worker returns: it creates cycles.
 pub(super) fn lie() -> Outcome {
     let changes = Changes {
         globals: Vec::new(),

@@ -8,9 +8,9 @@
 //! again.
 //!
 //! A few pages may keep their private copies after a commit ([`RETAINED_PAGES_MAX`]): those that
-//! every message writes. Such a copy equals what the append file holds, as long as nobody else
-//! appends to it; the pool says when somebody did, and [`Mapping::distrust`] maps the file in their
-//! place.
+//! every message writes. Such a copy equals the content of the append file, as long as no other
+//! worker appends to it; the pool reports when one did, and [`Mapping::distrust`] maps the file in
+//! their place.
 //!
 //! # A message that is paused
 //!
@@ -71,7 +71,7 @@ pub(super) const SPILLED_ANSWER_AT: u64 = 16 << 30;
 
 const _: () = assert!(HEAP_RESERVATION_BYTES <= SPILLED_ANSWER_AT);
 
-/// Length of the file of a pause where stable memory may grow to so many bytes.
+/// Length of the file of a pause if stable memory may grow to `stable_bytes`.
 pub(crate) fn spilled_bytes(stable_bytes: u64) -> u64 {
     SPILLED_STABLE_AT.saturating_add(stable_bytes)
 }
@@ -116,14 +116,15 @@ pub(crate) struct Mapping {
     /// Pages of a heap that the last message opened, disjoint.
     opened: Vec<Range<u64>>,
     append: Option<(SegmentId, File)>,
-    /// Committed pages still held as private copies, and where in the append file they lie.
+    /// Committed pages still held as private copies, and their page in the append file.
     retained: BTreeMap<u64, u64>,
     mappings: usize,
     /// Some pages are private copies of what a file holds: they cannot be dropped.
     copied: bool,
     /// An operation failed half-way; not to be used again.
     broken: bool,
-    /// Dirty pages lie in the file of a pause: good for the message that goes on and nothing else.
+    /// Dirty pages are in the file of a pause: the mapping is usable only by the message that is
+    /// resumed.
     spilled: bool,
 }
 
@@ -175,9 +176,9 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Maps the parts of `order` over the base file. `bases` are the files that they lie in. Before
-    /// any run is mapped: of those, some may be copied where mappings are short, parts never are, of
-    /// which there are fewer (see `pages::MemoryLayout`).
+    /// Maps the parts of `order` over the base file. `bases` are their files. Must happen before
+    /// any run is mapped: some runs may be copied if mappings are short, parts never are, as there
+    /// are fewer of them (see `pages::MemoryLayout`).
     pub(crate) fn map_parts(&mut self, order: &MapOrder, bases: &[File]) -> io::Result<()> {
         self.broken = true;
         for part in &order.parts {
@@ -218,7 +219,7 @@ impl Mapping {
                 self.mappings += 2;
             } else {
                 self.protect(range.clone(), MprotectFlags::READ | MprotectFlags::WRITE)?;
-                // SAFETY: the range lies in this mapping, was just made writable, and no reference
+                // SAFETY: the range is in this mapping, was just made writable, and no reference
                 // into it exists.
                 let bytes = unsafe {
                     std::slice::from_raw_parts_mut(self.base.as_ptr().add(range.start), range.len())
@@ -284,7 +285,7 @@ impl Mapping {
             return Ok(runs);
         }
         let pages = runs.iter().map(|run| run.pages as usize).sum::<usize>();
-        // What lies elsewhere now must not be mapped from where it lay.
+        // Pages that are elsewhere now must not be mapped from their old place.
         for run in &runs {
             self.forget_retained(run);
         }
@@ -361,7 +362,7 @@ impl Mapping {
             };
             file.write_all_at(content, self.spilled_at(bytes.start))?;
         }
-        // What was written is opened.
+        // Written pages are open.
         let protection = match self.kind {
             Kind::Heap => ProtFlags::READ,
             Kind::Stable => ProtFlags::READ | ProtFlags::WRITE,
@@ -383,7 +384,7 @@ impl Mapping {
         let broken = std::mem::replace(&mut self.broken, true);
         for range in pages {
             let bytes = self.page_bytes(range)?;
-            // SAFETY: the range lies in this mapping, is writable, and no reference into it exists.
+            // SAFETY: the range is in this mapping, is writable, and no reference into it exists.
             let content = unsafe {
                 std::slice::from_raw_parts_mut(self.base.as_ptr().add(bytes.start), bytes.len())
             };
@@ -393,7 +394,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Where a byte of this memory lies in the file of a pause.
+    /// Offset of a byte of this memory in the file of a pause.
     fn spilled_at(&self, byte: usize) -> u64 {
         match self.kind {
             Kind::Heap => byte as u64,
@@ -401,8 +402,8 @@ impl Mapping {
         }
     }
 
-    /// Maps the append file over pages that were written to it. What would map beyond the allowance
-    /// stays as it is, only protected again; whether all was mapped.
+    /// Maps the append file over pages that were written to it. Pages whose mapping would exceed
+    /// the allowance stay as they are, only protected again. Returns whether all were mapped.
     fn map_appended(&mut self, runs: &[Run]) -> io::Result<bool> {
         let Some((_, file)) = &self.append else { return Err(io::Error::other("no append file")) };
         let mappable = runs.len().min(MAPPINGS_MAX.saturating_sub(self.mappings) / 2);
@@ -440,7 +441,8 @@ impl Mapping {
         self.map_appended(&runs).map(|_| ())
     }
 
-    /// Somebody else appended since: what this mapping holds must come from the files from now on.
+    /// Another worker appended meanwhile: the content of this mapping must come from the files from
+    /// now on.
     pub(crate) fn distrust(&mut self) -> io::Result<()> {
         self.settle()?;
         self.broken |= self.copied;
@@ -456,7 +458,7 @@ impl Mapping {
     /// execution.
     pub(crate) fn discard(&mut self, dirty: &[Range<u64>], size_bytes: usize) -> io::Result<()> {
         if (self.copied || self.spilled) && !dirty.is_empty() {
-            // What a dirty page held before is in no mapping any more.
+            // The former content of a dirty page is in no mapping any more.
             self.broken = true;
             return Ok(());
         }
@@ -464,8 +466,8 @@ impl Mapping {
         for range in dirty {
             let bytes = self.page_bytes(range)?;
             self.drop_copies(bytes)?;
-            // What was committed before this message is not in what shows through now, but in the
-            // append file.
+            // Data committed before this message is not in the mapped files, but in the append
+            // file.
             let committed: Vec<_> =
                 self.retained.range(range.clone()).map(|(page, at)| (*page, *at)).collect();
             if let Some((segment, _)) = self.append.as_ref().filter(|_| !committed.is_empty()) {
@@ -511,12 +513,12 @@ impl Mapping {
         self.opened = wasm_pages.iter().map(pages).collect();
         let readable = READABLE_WASM_PAGES * WASM_PAGE_PAGES;
         let written = written.iter().take_while(|range| range.start < readable);
-        // In one call: what lies between is at rest already, and the kernel joins the pieces.
+        // In one call: the pages between are closed already, and the kernel joins the pieces.
         let bounds = written.map(|range| range.start..range.end.min(readable));
         self.opened.extend(bounds.reduce(|first, last| first.start..last.end));
     }
 
-    /// Puts a heap at rest again, keeping private copies as they are.
+    /// Closes a heap again, keeping private copies as they are.
     pub(crate) fn close(&mut self) -> io::Result<()> {
         for pages in std::mem::take(&mut self.opened) {
             let bytes = self.page_bytes(&pages)?;
@@ -528,7 +530,7 @@ impl Mapping {
 
     /// The append file to use from now on.
     pub(crate) fn set_append(&mut self, segment: SegmentId, file: File) -> io::Result<()> {
-        // Copies that stayed lie in the file that is about to be let go.
+        // Remaining copies are in the file that is about to be closed.
         self.settle()?;
         self.append = Some((segment, file));
         Ok(())
@@ -542,12 +544,12 @@ impl Mapping {
         file: File,
         dirty: &[Range<u64>],
     ) -> io::Result<()> {
-        // Of what the message wrote, the file that is let go of holds what was before.
+        // Of the pages that the message wrote, the file that is closed holds the old content.
         self.retained.retain(|page, _| !dirty.iter().any(|range| range.contains(page)));
         self.set_append(segment, file)
     }
 
-    /// Whether the append file of `segment` is at hand.
+    /// Whether the append file of `segment` is open here.
     pub(crate) fn has_append(&self, segment: SegmentId) -> bool {
         self.append.as_ref().is_some_and(|(have, _)| *have == segment)
     }
@@ -593,7 +595,7 @@ impl Mapping {
         }
     }
 
-    /// Maps `file` over `range`, which is accessible, at rest.
+    /// Maps `file` over `range`, which is accessible, with the protection of an idle memory.
     fn map_resting(&self, file: &File, offset: u64, range: Range<usize>) -> io::Result<()> {
         let protection = match self.kind {
             Kind::Heap if range.end <= READABLE_BYTES => ProtFlags::READ,
@@ -638,8 +640,8 @@ impl Mapping {
         protection: ProtFlags,
     ) -> io::Result<()> {
         debug_assert!(range.end <= self.reserved_bytes);
-        // SAFETY: the range lies in the reservation of this value; replacing what is mapped there
-        // is the purpose, and no reference into it exists.
+        // SAFETY: the range is in the reservation of this value; replacing what is mapped there is
+        // the purpose, and no reference into it exists.
         let mapped = unsafe {
             let address = self.base.as_ptr().add(range.start).cast();
             mmap(
@@ -661,7 +663,7 @@ impl Mapping {
             return Ok(());
         }
         debug_assert!(range.end <= self.reserved_bytes);
-        // SAFETY: the range lies in the reservation of this value; no Rust reference into it exists
+        // SAFETY: the range is in the reservation of this value; no Rust reference into it exists
         // while protections change.
         unsafe {
             mprotect(self.base.as_ptr().add(range.start).cast(), range.len(), flags)
@@ -681,7 +683,7 @@ impl Mapping {
 
     fn advise(&self, range: Range<usize>, advice: Advice) -> io::Result<()> {
         debug_assert!(range.end <= self.reserved_bytes);
-        // SAFETY: the range lies in the reservation of this value; only `LinuxDontNeed` changes what
+        // SAFETY: the range is in the reservation of this value; only `LinuxDontNeed` changes what
         // is there, where no reference into it exists.
         unsafe {
             madvise(self.base.as_ptr().add(range.start).cast(), range.len(), advice)

@@ -1,29 +1,30 @@
 //! The worker: a process that runs canister code and nothing else.
 //!
-//! A worker is born with one socket, confines itself ([`confine`]), and then answers orders of the
-//! pool one at a time: map these files, run this message, say what it did. It knows no clock, no
-//! path and no other canister's business than that of the message at hand; everything it may tell a
-//! canister came with the order.
+//! A worker starts with one socket, confines itself ([`confine`]), and then answers orders of the
+//! pool one at a time: map these files, run this message, report what it did. It has no clock, no
+//! path and no data of a canister other than that of the current message; everything that the
+//! System API may return to a canister came with the order.
 //!
 //! # Anatomy
 //!
 //! - [`protocol`] — orders and reports.
-//! - [`keeper`] — what outlives a message: modules, mapped memories, kept composite queries; and
-//!   what becomes of a message's pages.
-//! - [`mapping`] — one memory in the address space. [`dirty`] — which pages a message wrote.
+//! - [`keeper`] — state between messages: modules, mapped memories, kept composite queries; and the
+//!   handling of a message's pages.
+//! - [`mapping`] — one memory in the address space. [`dirty`] — the pages that a message wrote.
 //!   [`heap`], [`stable`] — the two memories of the running message.
-//! - [`backtrace`] — which functions a trap was in.
+//! - [`backtrace`] — the functions that a trap was in.
 //! - [`run`] — one message in one instance. [`pacer`] — how it waits at the end of a slice, on a
 //!   [`stack`] of its own.
-//! - [`confine`] — what the process may not do.
+//! - [`confine`] — the restrictions of the process.
 //!
 //! # Threat model
 //!
 //! Canister code is hostile and may escape the engine. It then controls a process with no network,
 //! no file system, no way to make a process, no privileges, and descriptors of this shape: base
 //! files and segments read-only, for each memory it ran an update of that memory's open segment for
-//! writing, and for a message that was paused the file where that waited, which nobody else reads. It can lie to the pool about the canisters of its lane; the pool checks
-//! what it says against what is possible, but cannot tell a plausible lie.
+//! writing, and for a message that was paused its file, which no other process reads. It can send
+//! false reports about the canisters of its lane; the pool checks that reports are possible, but
+//! cannot detect a plausible false one.
 
 mod backtrace;
 mod bits;
@@ -97,7 +98,7 @@ pub fn worker_main_with(
         Err(Stop::Wire(_)) => ExitCode::from(74),
         Err(Stop::Failed(text)) => {
             let text = cut(&text);
-            // The pool may be gone; there is nobody else to tell.
+            // The pool may be gone; then there is no receiver.
             let _ = wire(&channel).send(&Report::Failed(text.to_owned()), &[]);
             ExitCode::from(70)
         }

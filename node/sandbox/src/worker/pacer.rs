@@ -1,15 +1,15 @@
-//! Where the running message stands in its slices, and waiting at the end of one.
+//! Progress of the running message within its slices, and waiting at the end of one.
 //!
-//! A message that runs in slices looks at the count of its instructions at fixed points
+//! A message that runs in slices checks the count of its instructions at fixed points
 //! ([`crate::Grant`]). At a point that the grant does not reach beyond, the worker reports
-//! [`Report::Paused`] and waits on its socket: in the middle of a system function where the point is
-//! the end of one, and beside the suspended stack of the instance where the engine yielded. Nothing
-//! else runs in the worker meanwhile. A worker whose message shall not go on is ended by the pool.
+//! [`Report::Paused`] and waits on its socket: in the middle of a system function if the point is
+//! the end of one, and next to the suspended stack of the instance if the engine yielded. Nothing
+//! else runs in the worker meanwhile. The pool ends a worker whose message is not to be resumed.
 //!
-//! One that is kept gets [`Order::Spill`] with a file that has no name: it writes there what the
-//! message wrote to pages since the last pause, its answer and its calls, and lets go of them, so
-//! that it holds its stack, its argument and little else until [`Order::Resume`]. Failing at that
-//! ends the worker, and the message runs again from its beginning.
+//! A paused message that is kept gets [`Order::Spill`] with a file that has no name: the worker
+//! writes the pages written since the last pause, its answer and its calls to it, and frees them,
+//! so that it holds its stack, its argument and little else until [`Order::Resume`]. A failure of
+//! this ends the worker, and the message runs again from its beginning.
 
 use std::{
     collections::BTreeMap,
@@ -33,6 +33,7 @@ use super::{
 use crate::{
     Progress,
     ipc::Channel,
+    slices::work_per_instruction,
     system_api::{Failure, Outgoing},
 };
 
@@ -46,8 +47,8 @@ pub(super) fn wire(wire: &Wire) -> MutexGuard<'_, Channel> {
     lock(wire)
 }
 
-/// Where the dirty pages of a message go that was paused: not to where its beginning was told, for
-/// that may be sealed.
+/// Where the dirty pages of a message that was paused are appended: not to the target of its
+/// beginning, which may be sealed.
 #[derive(Debug)]
 pub(super) struct AppendAnew {
     pub(super) heap: Option<(AppendOrder, File)>,
@@ -66,10 +67,14 @@ pub(crate) struct Pacer {
     until: AtomicU64,
     /// Instructions at the last point, but for pages that are not charged yet.
     used: AtomicU64,
+    /// The same without those for pages.
+    executed: AtomicU64,
+    /// Work at the last point beyond the instructions there ([`crate::slices`]).
+    extra_work: AtomicU64,
     stable: Arc<Mutex<Stable>>,
     outgoing: Arc<Mutex<Outgoing>>,
     append: Mutex<Option<AppendAnew>>,
-    /// What else the worker has mapped: let go of where the message is paused.
+    /// The worker's other mappings: dropped when the message is paused.
     others: Mutex<BTreeMap<MemoryId, Memory>>,
     allocator: Arc<Allocator>,
     /// Why the worker has to end.
@@ -99,6 +104,8 @@ impl Pacer {
             step: order.step.max(1),
             until: AtomicU64::new(order.until),
             used: AtomicU64::new(0),
+            executed: AtomicU64::new(0),
+            extra_work: AtomicU64::new(0),
             stable,
             outgoing: Arc::default(),
             append: Mutex::default(),
@@ -115,18 +122,33 @@ impl Pacer {
 
     /// A system function is about to return, after which `used` instructions are used exactly.
     pub(crate) fn called(&self, used: u64) -> Result<(), Failure> {
-        self.used.store(used, Relaxed);
+        self.count(used);
         // The worker ends after a failure here (`failed`), so the text is not part of a result.
         self.wait_while_due().map_err(|_| Failure::engine("the message cannot continue"))
     }
 
     /// The engine yielded, at least a step after the point before.
     pub(super) fn stepped(&self) -> Result<(), String> {
-        self.used.fetch_add(self.step, Relaxed);
+        self.count(self.used.load(Relaxed).saturating_add(self.step));
         self.wait_while_due()
     }
 
-    /// What the message answers and calls.
+    /// Takes the count of instructions at a point, pages that were charged included.
+    fn count(&self, used: u64) {
+        self.used.store(used, Relaxed);
+        let executed = used.saturating_sub(self.heap.charged());
+        let since = executed.saturating_sub(self.executed.swap(executed, Relaxed));
+        let each = work_per_instruction(self.heap.opened_wasm_pages());
+        self.extra_work.fetch_add(since.saturating_mul(each - 1), Relaxed);
+    }
+
+    /// Work of a message that is over, after `instructions`.
+    pub(super) fn finish(&self, instructions: u64) -> u64 {
+        self.count(instructions);
+        instructions.saturating_add(self.extra_work.load(Relaxed))
+    }
+
+    /// Answer and calls of the message.
     pub(super) fn outgoing(&self) -> Arc<Mutex<Outgoing>> {
         Arc::clone(&self.outgoing)
     }
@@ -136,7 +158,7 @@ impl Pacer {
         lock(&self.append).take()
     }
 
-    /// What is mapped still of what was lent to it.
+    /// The lent mappings that still exist.
     pub(super) fn take_others(&self) -> BTreeMap<MemoryId, Memory> {
         std::mem::take(&mut *lock(&self.others))
     }
@@ -170,10 +192,13 @@ impl Pacer {
         self.used.load(Relaxed).saturating_add(self.heap.uncharged())
     }
 
+    /// Work counted so far.
+    fn work(&self) -> u64 {
+        self.counted().saturating_add(self.extra_work.load(Relaxed))
+    }
+
     fn wait_while_due(&self) -> Result<(), String> {
-        while self.counted() >= self.until.load(Relaxed)
-            && self.until.load(Relaxed) < self.instructions_max
-        {
+        while self.work() >= self.until.load(Relaxed) && self.counted() < self.instructions_max {
             self.pause().inspect_err(|text| {
                 *lock(&self.failed) = Some(text.clone());
             })?;
@@ -182,14 +207,15 @@ impl Pacer {
     }
 
     fn pause(&self) -> Result<(), String> {
-        // What the canister was told then, other machines did not tell it: no report may follow.
+        // Other machines did not return to the canister what this one did: no report may follow.
         if self.heap.kernel_refused() || lock(&self.stable).kernel_refused() {
             return Err("the kernel refused memory".into());
         }
         let heap_wasm_pages =
             self.heap_aside.unwrap_or_else(|| self.heap.size_bytes() / WASM_PAGE_BYTES);
         let report = Progress {
-            instructions: self.counted().min(self.instructions_max),
+            instructions: self.counted(),
+            work: self.work(),
             heap_wasm_pages,
             stable_wasm_pages: lock(&self.stable).size_bytes() / WASM_PAGE_BYTES,
         };

@@ -1,9 +1,8 @@
-//! What the pool and a worker say to each other, and in which order the descriptors of a frame lie.
+//! Messages between the pool and a worker, and the order of the descriptors in a frame.
 //!
 //! The pool sends one [`Order`], the worker answers with one [`Report`]. The pool remembers what
-//! each worker has mapped and sends only what is new; the worker answers [`Report::Missing`] when
-//! it does not have what the pool took for granted, and the pool sends the order again with
-//! everything.
+//! each worker has mapped and sends only what is new; the worker answers [`Report::Missing`] if it
+//! lacks something that the pool assumed, and the pool sends the order again with everything.
 //!
 //! Descriptors of [`Order::Execute`], in this order: the artefact, when [`Execute::artefact`]; then
 //! for the heap and for the stable memory, each: the base file, when [`MapOrder::base`]; the
@@ -27,7 +26,7 @@ pub(crate) enum Order<'a> {
     /// Put what the paused message holds into the file that comes with this, after
     /// [`Report::Paused`]; answered by [`Report::Spilled`].
     Spill,
-    /// Go on with the message that is paused; answered as [`Order::Execute`] is.
+    /// Resume the paused message; answered like [`Order::Execute`].
     Resume(Resume),
     /// Drop kept executions, mappings and modules; answered by [`Report::Done`].
     Forget(Forget),
@@ -42,7 +41,7 @@ pub(crate) enum Order<'a> {
     Probe(Probe),
 }
 
-/// What the allocator of a process holds.
+/// Memory held by the allocator of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeapFigures {
     /// Allocated by the program.
@@ -53,7 +52,7 @@ pub struct HeapFigures {
     pub returned_bytes: u64,
 }
 
-/// What a worker need not keep any longer.
+/// State that a worker need not keep any longer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Forget {
     /// Kept executions of composite queries.
@@ -74,7 +73,7 @@ impl Forget {
 /// A message to run. The pool lends what the worker then owns: arguments are large.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Execute<'a> {
-    /// What to drop before anything else is done.
+    /// State to drop first.
     pub(crate) forget: Forget,
     /// The module to run.
     pub(crate) module: ModuleHash,
@@ -103,16 +102,16 @@ pub(crate) struct Execute<'a> {
 /// How far to run, see [`crate::Grant`].
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct SliceOrder {
-    /// Instructions after which to pause.
+    /// Work after which to pause.
     pub(crate) until: u64,
-    /// Instructions between two looks at the count.
+    /// Instructions between two checks of the count.
     pub(crate) step: u64,
 }
 
 /// More for the paused message.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Resume {
-    /// Instructions after which to pause again, counted from the message's beginning.
+    /// Work after which to pause again, counted from the message's beginning.
     pub(crate) until: u64,
     /// Where changes of the heap go now.
     pub(crate) heap: Option<AppendOrder>,
@@ -130,21 +129,22 @@ pub(crate) struct MountOrder {
     /// appended may be of pages that were never committed, whose place in the file holds
     /// something else by now.
     pub(crate) settle: bool,
-    /// What to map first; `None` when the mapping at hand is current.
+    /// Files to map first; `None` if the existing mapping is current.
     pub(crate) map: Option<MapOrder>,
     /// Where changes go.
     pub(crate) append: Option<AppendOrder>,
 }
 
-/// What to map.
+/// Files to map.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct MapOrder {
-    /// Start over from this base file of so many bytes; otherwise `runs` go over what is mapped.
+    /// Start over from this base file, of this many bytes; otherwise `runs` are mapped over the
+    /// existing mapping.
     pub(crate) base: Option<u64>,
     /// Number of other base files whose descriptors come behind its own.
     pub(crate) bases: usize,
-    /// Pages that lie in those, ordered by `start_page`: they are mapped over `base`, and runs over
-    /// them.
+    /// Pages that are in those files, ordered by `start_page`: they are mapped over `base`, and
+    /// runs over them.
     pub(crate) parts: Vec<MapPart>,
     /// Segments whose descriptors come with this frame, in their order.
     pub(crate) segments: Vec<SegmentId>,
@@ -152,7 +152,7 @@ pub(crate) struct MapOrder {
     pub(crate) runs: Vec<Run>,
 }
 
-/// Pages that lie in another base file, at the same place.
+/// Pages that are in another base file, at the same offset.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct MapPart {
     pub(crate) start_page: u64,
@@ -174,7 +174,7 @@ pub(crate) struct AppendOrder {
     pub(crate) file: bool,
 }
 
-/// What a test orders a worker to attempt; only a worker started for probes obeys.
+/// Operation that a test orders a worker to attempt; only a worker started for probes obeys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Probe {
     /// Opens a file.
@@ -187,7 +187,7 @@ pub enum Probe {
     Exec,
     /// Asks to be traced with `ptrace`.
     Ptrace,
-    /// Lies: answers with an outcome no honest worker gives.
+    /// Answers with an outcome no honest worker returns.
     Lie,
     /// Sends no report, so that the pool's time limit ends the worker.
     Hang,
@@ -200,7 +200,7 @@ pub enum Probe {
 pub(crate) enum Report {
     /// Confined and waiting; the first frame of a worker.
     Ready,
-    /// What came of [`Order::Execute`].
+    /// Result of [`Order::Execute`].
     Outcome(Box<Outcome>),
     /// The message used what it was granted and waits in the worker.
     Paused(Progress),
@@ -213,6 +213,6 @@ pub(crate) enum Report {
     Failed(String),
     /// [`Order::Forget`] or [`Order::Probe`] is done.
     Done,
-    /// What came of [`Order::Heap`].
+    /// Result of [`Order::Heap`].
     Heap(HeapFigures),
 }

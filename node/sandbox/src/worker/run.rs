@@ -2,14 +2,14 @@
 //!
 //! Every message gets a new store and a new instance of its module over the canister's kept memory;
 //! its mutable globals are put in before and read out after. So nothing of an instance outlives a
-//! message, and what a canister's table or passive segments looked like cannot depend on which
-//! worker ran it before.
+//! message, and the content of a canister's table or passive segments cannot depend on which worker
+//! ran it before.
 //!
 //! An installation runs in three steps inside one message: the data segments are written, `(start)`
 //! runs, then `canister_init` or `canister_post_upgrade`.
 //!
 //! A message that runs in slices has a stack of its own, which stays while it is paused
-//! ([`super::pacer`]). The engine yields to [`drive`] every so many instructions.
+//! ([`super::pacer`]). The engine yields to [`drive`] at a fixed interval of instructions.
 
 use std::{
     pin::pin,
@@ -75,7 +75,7 @@ impl LoadedModule {
     }
 }
 
-/// What a message is given.
+/// Input of a message.
 pub(crate) struct Message {
     pub(crate) entry: Entry,
     pub(crate) globals: Vec<Global>,
@@ -83,9 +83,11 @@ pub(crate) struct Message {
     pub(crate) limits: MessageLimits,
 }
 
-/// What came of it.
+/// Result of a message.
 pub(crate) struct Ran {
     pub(crate) instructions: u64,
+    /// For slices and rounds.
+    pub(crate) work: u64,
     /// Why it failed, if it did.
     pub(crate) failure: Option<Failure>,
     /// Mutable globals at the end; empty when it failed.
@@ -142,15 +144,10 @@ pub(crate) fn run(
     if instructions > limits.instructions && failure.is_none() {
         failure = Some(Failure::instructions(limits.instructions));
     }
+    let instructions = instructions.min(limits.instructions);
+    let work = pacer.map_or(instructions, |pacer| pacer.finish(instructions));
     let (stable, did) = store.into_data().finish();
-    Ok(Ran {
-        instructions: instructions.min(limits.instructions),
-        failure,
-        globals,
-        query_for_update,
-        did,
-        stable,
-    })
+    Ok(Ran { instructions, work, failure, globals, query_for_update, did, stable })
 }
 
 /// Whether a fault is known to be one of writing. Where it is not known, a write to a page that was
@@ -348,12 +345,12 @@ async fn call_back(
     }
 }
 
-/// What an error of the engine means for the canister. Texts are of this table, because callers on
-/// all nodes must read the same.
+/// Maps an error of the engine to the failure that the canister sees. The texts are fixed in this
+/// table, because callers on all nodes must read the same text.
 ///
 /// # Errors
-/// With what is no trap of WebAssembly: the engine lacked something, which is this machine's
-/// trouble and ends the worker.
+/// If the error is not a trap of WebAssembly: the engine lacked a resource, which is a fault of
+/// this machine and ends the worker.
 fn failure_of(
     error: wasmtime::Error,
     store: &Store<Host>,

@@ -2,11 +2,11 @@
 //!
 //! Only the System API touches stable memory, in ranges it knows, so pages written and pages
 //! accessed are counted exactly before anything moves and no page is ever protected. Both counts
-//! have a cap; the access that would pass one is refused and nothing of it happens.
+//! have a cap; an access that would exceed one is refused and has no effect.
 //!
-//! The pages of a message that is paused lie in a file ([`Stable::spill`]). While they make few
-//! stretches they are mapped from there. Those that came later are dropped, and read back when the
-//! message goes on: each mapped stretch costs the kernel two mappings.
+//! The pages of a message that is paused are in a file ([`Stable::spill`]). While they form few
+//! stretches they are mapped from there. Later ones are dropped, and read back when the message is
+//! resumed: each mapped stretch costs the kernel two mappings.
 
 use std::{fs::File, io, ops::Range};
 
@@ -71,7 +71,7 @@ impl Stable {
         Self { undo, mapping, trackers, kernel_refused: false, dropped: Vec::new() }
     }
 
-    /// The kernel refused a change of protection: the worker cannot go on.
+    /// The kernel refused a change of protection: the worker must end.
     pub(crate) fn kernel_refused(&self) -> bool {
         self.kernel_refused
     }
@@ -114,7 +114,7 @@ impl Stable {
     pub(crate) fn read_back(&mut self, file: &File) -> io::Result<()> {
         let dropped = std::mem::take(&mut self.dropped);
         self.mapping.read_back(&dropped, file)?;
-        // They are copies in memory from now on, and must be let go of at the next pause.
+        // They are copies in memory from now on, and must be dropped at the next pause.
         let dirty = &mut self.trackers.dirty;
         dropped.into_iter().for_each(|range| dirty.touch(range, |_| {}));
         Ok(())
@@ -144,7 +144,7 @@ impl Stable {
         marked.map_err(|CapReached| StableRefused::Accessed)
     }
 
-    /// The bytes of `range`, which must be checked to lie below [`Self::size_bytes`]; empty
+    /// The bytes of `range`, which must be checked to be below [`Self::size_bytes`]; empty
     /// otherwise.
     pub(crate) fn read(&mut self, range: Range<u64>) -> Result<&[u8], StableRefused> {
         if range.is_empty() || range.end > self.size_bytes() {
@@ -175,7 +175,7 @@ impl Stable {
         });
         marked.map_err(|CapReached| StableRefused::Dirty)?;
         self.trackers.dirty.touch(pages_of(&range), |_| {});
-        // SAFETY: the range is accessible and writable; `bytes` lies in the heap, never in this
+        // SAFETY: the range is accessible and writable; `bytes` is in the heap, never in this
         // mapping.
         unsafe {
             std::ptr::copy_nonoverlapping(

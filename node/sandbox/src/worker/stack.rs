@@ -2,8 +2,8 @@
 //!
 //! The engine would map and unmap one for each message, which costs as much as many a message. A
 //! worker runs one message at a time, so it keeps one stack. After a message only the pages near
-//! its top stay, which every message uses; what a deep one left below is given back. Code cannot
-//! read what others left: a frame is written before it is read.
+//! its top stay, which every message uses; deeper pages are returned. Code cannot read remains of
+//! other messages: a frame is written before it is read.
 
 use std::{
     ops::Range,
@@ -21,7 +21,7 @@ use crate::engine::{HOST_STACK_BYTES, WASM_STACK_BYTES};
 
 const PAGE: usize = PAGE_BYTES as usize;
 
-/// What stays of a stack between two messages.
+/// Bytes of a stack that are kept between two messages.
 const KEPT_BYTES: usize = 64 << 10;
 
 const _: () = assert!(
@@ -63,7 +63,7 @@ impl Stack {
         let base = NonNull::new(base.cast::<u8>())
             .ok_or_else(|| std::io::Error::other("a mapping at address zero"))?;
         let stack = Self { base, bytes };
-        // SAFETY: within the mapping just made, which nobody else knows of.
+        // SAFETY: within the mapping just made, to which no other reference exists.
         unsafe {
             mprotect(
                 base.as_ptr().add(PAGE).cast(),
@@ -92,7 +92,7 @@ impl Stack {
 
 impl Drop for Stack {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `new` with this length and is used by nobody any more.
+        // SAFETY: the mapping was made by `new` with this length and is not in use any more.
         let unmapped = unsafe { munmap(self.base.as_ptr().cast(), PAGE + self.bytes) };
         debug_assert!(unmapped.is_ok());
     }
@@ -111,7 +111,7 @@ unsafe impl StackCreator for Stacks {
     }
 }
 
-/// A stack in use, which comes back.
+/// A stack in use, which is returned when dropped.
 #[derive(Debug)]
 struct Lent {
     stack: Option<Stack>,

@@ -11,7 +11,7 @@ use wasm_encoder::{
 
 /// A family of modules.
 pub struct Shape {
-    /// What there is much of.
+    /// The repeated construct.
     pub name: &'static str,
     /// The module of a size.
     pub make: fn(u32) -> Vec<u8>,

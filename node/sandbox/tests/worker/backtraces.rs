@@ -63,6 +63,7 @@ fn frames(trap: &Trap) -> Vec<&str> {
     lines.collect()
 }
 
+// Promise: P9 - A trap has a backtrace, innermost function first.
 #[test]
 fn a_trap_names_the_functions_being_called_innermost_first() {
     let world = World::new(HOST);
@@ -139,6 +140,7 @@ fn only_traps_have_a_backtrace() {
     assert_eq!((trap.backtrace.as_str(), log.as_str()), ("", "[TRAP]: unreachable"));
 }
 
+// Promise: P9 - A backtrace has at most 20 frames of bounded names.
 #[test]
 fn a_backtrace_has_at_most_20_frames_of_bounded_names() {
     let world = World::new(HOST);
@@ -161,6 +163,7 @@ fn a_backtrace_has_at_most_20_frames_of_bounded_names() {
     assert!(log.ends_with(&trap.backtrace));
 }
 
+// Promise: P9 - A message in slices has the same backtrace as in one piece.
 #[test]
 fn a_message_in_slices_has_the_same_backtrace() {
     let world = World::new(HOST);

@@ -12,13 +12,13 @@ use sha2::{Digest, Sha256};
 use super::{HOST, MIB, World};
 
 const WORKERS: usize = 4;
-/// What one message dirties: exactly its caps.
+/// Dirty bytes of one message: exactly its caps.
 const HEAP_BYTES: u64 = 48 * MIB;
 const STABLE_BYTES: u64 = 16 * MIB;
-/// What a worker holds besides dirty pages while it runs a message (lists of pages, the instance's
-/// tables). It has a line of its own in the budget sheet, `worker_buffers`.
+/// Memory of a worker in addition to dirty pages while it runs a message (lists of pages, the
+/// instance's tables). It has a line of its own in the budget sheet, `worker_buffers`.
 const BESIDES_BYTES: u64 = MIB;
-/// What must be seen is seen in the first milliseconds, on any machine before this.
+/// The expected events occur in the first milliseconds; on any machine before this.
 const TIMEOUT: Duration = Duration::from_secs(100);
 
 /// Writes `HEAP_BYTES` and `STABLE_BYTES`, then computes for a while and holds them.
@@ -66,6 +66,8 @@ fn module(number: u64) -> Vec<u8> {
     wat::parse_str(format!("(module {functions})")).unwrap()
 }
 
+// Promise: P1 - Four workers and their compile children exceed their reservations by at most 1 MiB
+//   per worker.
 #[test]
 fn dirty_pages_and_compilations_together_stay_within_what_was_reserved() {
     let world = World::with(HOST, |config| {
@@ -78,7 +80,7 @@ fn dirty_pages_and_compilations_together_stay_within_what_was_reserved() {
     let compile = limits.sandbox.compile_anonymous_bytes;
     let message = limits.message_dirty_bytes();
     assert_eq!(message, HEAP_BYTES + STABLE_BYTES);
-    // Room for two messages, of which four want to run, and a compilation beside them.
+    // Room for two messages, of which four are to run, and a compilation in addition.
     let cap = 2 * message + compile;
     let executions = budget::Pool::standalone("executions", 2 * message);
     let compilations = budget::Pool::standalone("compilations", compile);
@@ -90,7 +92,7 @@ fn dirty_pages_and_compilations_together_stay_within_what_was_reserved() {
         let mut request = world.request(&canisters[lane], Entry::Update(method.into()));
         request.limits.heap_dirty_bytes = HEAP_BYTES;
         request.limits.stable_dirty_bytes = STABLE_BYTES;
-        // What was written is thrown away: the next message writes the same.
+        // The written pages are discarded: the next message writes the same.
         let outcome = budgeted.execute(Lane::Update(lane), &request).unwrap();
         assert!(outcome.result.is_ok(), "{outcome:?}");
     };
@@ -128,7 +130,7 @@ fn dirty_pages_and_compilations_together_stay_within_what_was_reserved() {
     let (most, compiled) = (most.load(SeqCst), compiled.load(SeqCst));
     println!("at most {most} bytes at once of {cap}, {compiled} modules compiled, idle {idle}");
     assert!(most >= 2 * message, "two messages at their cap were never seen at once: {most}");
-    assert!(compiled >= 3, "{compiled} modules were compiled beside them");
+    assert!(compiled >= 3, "{compiled} modules were compiled alongside");
     let besides = WORKERS as u64 * BESIDES_BYTES;
     assert!(most <= cap + besides, "{most} bytes were held, {cap} reserved");
     assert_eq!((executions.used_bytes(), compilations.used_bytes()), (0, 0));

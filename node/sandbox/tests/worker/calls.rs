@@ -183,7 +183,7 @@ fn calls_that_cannot_be_made_say_so_and_cost_nothing() {
     refused(&outcome, &[0, 2], 1);
     let outcome = caller.update("all_in", |_| {});
     assert_eq!(refused(&outcome, &[2], 0), caller.canister.balance);
-    // What was attached to an abandoned call is back, what the pending one holds is not.
+    // Cycles attached to an abandoned call were returned, those of the pending one were not.
     let balance = caller.canister.balance;
     let outcome = caller.update("abandoned", |_| {});
     assert_eq!(u128::from_le_bytes(reply(&outcome).try_into().unwrap()), balance - 7);
@@ -213,8 +213,9 @@ fn cycles_are_accepted_and_burned_within_bounds() {
     );
 }
 
-/// What is attached to a call under construction may come back, so it counts when cycles are
-/// accepted; and what was burned has a counter that ends.
+// Promise: P15 - 2^128 - 1 cycles do not kill a worker.
+/// Cycles attached to a call under construction may be returned, so they count when cycles are
+/// accepted; and the counter of burned cycles saturates.
 #[test]
 fn all_the_cycles_there_can_be_do_not_kill_a_worker() {
     const FULL: u128 = u128::MAX;

@@ -1,4 +1,4 @@
-//! Installation, upgrades, hooks, and what the System API tells.
+//! Installation, upgrades, hooks, and the values of the System API.
 
 use sandbox::{Entry, Global, Outcome, Response, Sandbox};
 use serde_bytes::ByteBuf;
@@ -135,7 +135,7 @@ fn logs_are_bounded() {
 }
 
 #[test]
-#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+#[expect(clippy::too_many_lines, reason = "one story, in order")]
 fn the_system_tells_what_it_knows() {
     // Every function without an address, and every blob.
     let world = World::new(HOST);

@@ -120,6 +120,7 @@ impl Toucher {
     }
 }
 
+// Promise: P1 - The heap limit of a message is exact to the page.
 #[test]
 fn the_heap_cap_is_exact_to_the_page() {
     for memory64 in [false, true] {
@@ -171,6 +172,7 @@ fn out_of_bounds_is_out_of_bounds_and_not_the_cap() {
     }
 }
 
+// Promise: P1 - A message that dirties more stable memory than its limit traps with the limit.
 #[test]
 fn stable_memory_takes_24_mib_in_a_message_and_refuses_48() {
     let mut toucher = Toucher::new(false);

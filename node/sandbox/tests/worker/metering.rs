@@ -1,4 +1,4 @@
-//! What a message is charged for besides its instructions: values that move, pages it touches.
+//! Charges of a message in addition to its instructions: values that move, pages it touches.
 
 use sandbox::{Entry, Outcome};
 
@@ -99,6 +99,7 @@ fn ten_more(world: &World, canister: &Canister, method: &str, price: u64) -> u64
     (many - few) / price
 }
 
+// Promise: P14 - Each page of a message is charged at its first access.
 #[test]
 fn each_page_of_a_message_is_charged_when_it_is_first_touched() {
     let world = World::new(HOST);
@@ -117,6 +118,7 @@ fn each_page_of_a_message_is_charged_when_it_is_first_touched() {
     assert_eq!(ten_more(&world, &canister, "append", TOUCHED + bytes), 10);
 }
 
+// Promise: P14 - Pages are charged equally in every message and worker.
 #[test]
 fn pages_count_the_same_in_each_message_whatever_worker_runs_it() {
     let world = World::with(HOST, |config| config.query_workers = 2);
@@ -187,7 +189,7 @@ fn the_performance_counter_shows_pages() {
     assert!((TOUCHED..TOUCHED + 1_000).contains(&between), "{between}");
 }
 
-/// A chain of functions that hand on what the last one gives.
+/// A chain of functions that return the results of the previous one.
 fn chain(functions: usize, results: usize) -> String {
     let all = "i64 ".repeat(results);
     let mut module = format!(

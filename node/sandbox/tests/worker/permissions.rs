@@ -138,6 +138,8 @@ fn caller(start: bool) -> String {
     )
 }
 
+// Promise: P9 - System API functions may be called from exactly the contexts that the specification
+//   lists.
 #[test]
 fn functions_may_be_called_from_where_the_specification_says() {
     assert_eq!(PERMITTED.len(), IC0_FUNCTIONS.len());
@@ -213,7 +215,7 @@ fn functions_may_be_called_from_where_the_specification_says() {
 }
 
 #[test]
-#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+#[expect(clippy::too_many_lines, reason = "one story, in order")]
 fn hostile_arguments_end_the_message_and_nothing_else() {
     let world = World::new(HOST);
     for memory64 in [false, true] {
@@ -274,7 +276,7 @@ fn hostile_arguments_end_the_message_and_nothing_else() {
         ];
         for function in &functions {
             for round in 0..values.len() * 3 {
-                // Whatever it comes to, it comes to something: no worker dies.
+                // Any result is fine, as long as there is one: no worker dies.
                 world.run(&mut canister.clone(), Entry::Update(function.name.into()), |request| {
                     request.globals = (0..8)
                         .map(|at| {

@@ -152,6 +152,7 @@ fn queries_follow_updates_of_other_workers() {
     }
 }
 
+// Promise: P13 - A query ends at `execution.query_wall_clock_seconds`.
 #[test]
 fn query_is_ended_at_its_deadline_and_nothing_else_is_lost() {
     const ENDLESS: &str = r#"(module

@@ -1,4 +1,4 @@
-//! Messages in slices: paused and resumed, lost and run again, told apart by nobody.
+//! Messages in slices: paused and resumed, lost and run again, without an observable difference.
 
 use sandbox::{
     Changes, Entry, Grant, Lane, Outcome, Progress, Request, Response, Sandbox, Slice, SlicedName,
@@ -44,6 +44,15 @@ const WORKER: &str = r#"(module
     (func (export "canister_init") (drop (call $grow (i64.const 1))))
     (func (export "canister_update compute") (call $compute (i32.const 600000)) (call $show))
     (func (export "canister_update call") (call $call (i32.const 10000)) (call $show))
+    ;; Computes less after it has read 136 Wasm pages.
+    (func (export "canister_update far") (local $at i32)
+        (drop (memory.grow (i32.const 256)))
+        (local.set $at (i32.const 0x400000))
+        (loop $next
+            (drop (i64.load (local.get $at)))
+            (br_if $next (i32.lt_u
+                (local.tee $at (i32.add (local.get $at) (i32.const 0x10000))) (i32.const 0xc80000))))
+        (call $compute (i32.const 100000)) (call $show))
     (func (export "canister_update grow")
         (call $compute (i32.const 100000))
         (drop (memory.grow (i32.const 3)))
@@ -133,7 +142,7 @@ const WORKER: &str = r#"(module
     (func (export "canister_query sum") (call $show_sum))
     (func (export "canister_query show") (call $show)))"#;
 
-const NAMES: [&str; 6] = ["compute", "call", "grow", "fill", "wide", "refill"];
+const NAMES: [&str; 7] = ["compute", "call", "grow", "fill", "wide", "refill", "far"];
 
 fn name() -> SlicedName {
     SlicedName { since: Height(7), canister_id: ic_principal::Principal::from_slice(&[7]), part: 0 }
@@ -182,7 +191,7 @@ fn in_slices(
 /// All that is to be the same.
 fn told(outcome: Outcome) -> (u64, Response, Changes, u64) {
     let mut changes = outcome.changes.unwrap_or_else(|| panic!("{:?}", outcome.result));
-    // Where they lie is nobody's business.
+    // The place of the pages does not matter.
     let mut runs = std::mem::take(&mut changes.heap_runs);
     runs.append(&mut changes.stable_runs);
     let pages = runs.iter().map(|run| run.pages).sum();
@@ -200,15 +209,16 @@ fn kill_paused(world: &World) {
     world.pool.paused_pids().into_iter().for_each(kill);
 }
 
+// Promise: P13 - A message has one result in one piece, in slices, and after loss of its worker.
 #[test]
 fn a_message_comes_to_the_same_in_one_piece_in_slices_and_after_its_worker_was_lost() {
     for method in NAMES {
         let whole = world(0);
         let mut canister = whole.install(WORKER);
-        // Once before, so that some pages lie in the delta, some of them as private copies.
+        // Runs once before, so that some pages are in the delta, some of them as private copies.
         whole.update(&mut canister, "call", b"");
         let expected = told(whole.update(&mut canister, method, b""));
-        // What lies in the memories afterwards, those pages too that were written slices ago.
+        // Contents of the memories afterwards, including pages that were written slices ago.
         let look = if method == "wide" { "sum" } else { "show" };
         let shown = whole.query(&canister, look, b"").result.unwrap();
         let mut pauses = None;
@@ -230,7 +240,7 @@ fn a_message_comes_to_the_same_in_one_piece_in_slices_and_after_its_worker_was_l
             let repeated = world.pool.statistics().repeated;
             assert_eq!(repeated > 0, way == "killed" || places == 0, "{method} {way}");
             assert_eq!(world.query(&canister, look, b"").result.unwrap(), shown);
-            // The worker goes on with others.
+            // The worker runs other messages.
             let mut other = world.install(COUNTER);
             let reply = world.update(&mut other, "inc", b"").result.unwrap();
             assert_eq!(counters(&reply), [1; 3]);
@@ -265,6 +275,7 @@ fn loop_until_ended(
     }
 }
 
+// Promise: P14 - A slice ends near its granted instructions.
 #[test]
 fn each_slice_is_about_as_long_as_granted() {
     let world = world(1);
@@ -298,6 +309,20 @@ fn others_run_while_a_message_is_paused_and_queries_see_the_state_before() {
     let statistics = world.pool.statistics();
     assert_eq!((statistics.paused, statistics.repeated, statistics.restarts), (0, 0, 0));
     assert_ne!(world.query(&long, "show", b"").result.unwrap(), before);
+}
+
+#[test]
+fn instructions_over_a_large_heap_count_as_more_work() {
+    let world = world(1);
+    let mut canister = world.install(WORKER);
+    let (near, near_pauses) = in_slices(&world, &mut canister.clone(), "compute", |_| {});
+    let (far, far_pauses) = in_slices(&world, &mut canister, "far", |_| {});
+    assert_eq!(near.work, near.instructions);
+    // A sixth of what the other computes, and its pages.
+    let executed = far.instructions - 136 * 50_000;
+    assert!(executed < near.instructions / 4, "{executed} {}", near.instructions);
+    assert!(far.work > 7 * executed, "{} {executed}", far.work);
+    assert!(far_pauses.len() > near_pauses.len(), "{far_pauses:?}");
 }
 
 #[test]
@@ -375,6 +400,7 @@ fn the_youngest_gives_way_and_what_holds_too_much_is_not_kept() {
     assert_eq!(world.pool.statistics().paused, 0);
 }
 
+// Promise: P13 - A paused message releases its worker when memory is short.
 #[test]
 fn a_place_is_given_up_when_memory_is_short_and_when_what_it_maps_is_gone() {
     let world = world(2);
@@ -472,7 +498,7 @@ fn a_worker_that_waits_holds_its_message_and_nothing_of_others() {
     assert!(matches!(slice, Slice::Paused(_)));
     assert_eq!(world.pool.paused_pids(), [worker]);
     assert_eq!(mapped(worker).len(), 2, "{:?}", mapped(worker));
-    // The worker comes back to the lane, where the other canister is mapped afresh.
+    // The worker returns to the lane, where the other canister is mapped afresh.
     let last = world.pool.run_slice(Lane::Update(0), &first, &grant(1_000)).unwrap();
     assert!(matches!(last, Slice::Ended(_)));
     drop(first);
@@ -487,6 +513,7 @@ fn anonymous_bytes(pid: u32) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
+// Promise: P13 - A paused message uses at most its line of memory; the rest is in a file.
 #[test]
 fn whatever_a_paused_message_wrote_and_called_it_holds_next_to_no_memory() {
     // Scattered, so that many pages of stable memory are not mapped; and the same ones again.
@@ -524,6 +551,7 @@ fn what_fails_after_it_was_put_away_leaves_the_memories_as_they_were() {
     assert_eq!(told(world.update(&mut canister, "wide", b"")), expected);
 }
 
+// Promise: P13 - A paused message without disk room is executed again with the same result.
 #[test]
 fn a_message_that_finds_no_room_on_the_disk_runs_again_and_comes_to_the_same() {
     let expected = {

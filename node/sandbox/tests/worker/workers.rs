@@ -1,4 +1,4 @@
-//! Worker processes: killed, hanging, lying, confined, and how many of them hold what.
+//! Worker processes: killed, hanging, faulty, confined, and how many of them hold what.
 
 use std::time::Duration;
 
@@ -90,6 +90,7 @@ fn cpu_ticks(pid: u32) -> u64 {
     fields[11].parse::<u64>().unwrap()
 }
 
+// Promise: P7 - Memory refused by the kernel is retried and is not a result.
 #[test]
 fn memory_that_the_kernel_refuses_is_no_answer() {
     const GROWS: &str = r#"(module
@@ -112,16 +113,17 @@ fn memory_that_the_kernel_refuses_is_no_answer() {
         assert!(world.pool.probe(Lane::Update(0), Probe::RefuseGrowth, Duration::from_secs(20)));
         let trouble = world.attempt(&mut canister, entry.clone(), |_| {}).unwrap_err();
         assert!(trouble.to_string().contains("the kernel refused"), "{trouble}");
-        // The next worker finds memory, and the same message comes to what it always would have.
+        // The next worker finds memory, and the same message has the same result as ever.
         let outcome = world.attempt(&mut canister, entry, |_| {}).unwrap();
         assert_eq!(reply(outcome), pages_before, "{method}");
     }
-    // What a rule refuses is an answer, whatever the kernel would have said.
+    // A refusal by a rule is an answer, whatever the kernel would have returned.
     assert!(world.pool.probe(Lane::Update(0), Probe::RefuseGrowth, Duration::from_secs(20)));
     assert_eq!(reply(world.update(&mut canister, "far", b"")), -1);
     assert_eq!(world.pool.statistics().restarts, 2);
 }
 
+// Promise: P15 - A worker cannot access the machine.
 #[test]
 fn workers_cannot_reach_the_machine() {
     let world = World::with(HOST, |config| config.probes = true);
@@ -148,6 +150,7 @@ fn workers_take_probes_only_when_asked_to() {
     assert_eq!(world.pool.statistics().lies, 0);
 }
 
+// Promise: P7 - A worker that hangs or sends invalid results is replaced.
 #[test]
 fn hanging_and_lying_workers_are_replaced() {
     let world = World::with(HOST, |config| config.probes = true);
@@ -219,7 +222,7 @@ fn changes_thrown_away_are_not_taken_for_those_of_another_lane() {
     };
     for (lane, other) in [(0, 1), (1, 0), (0, 1)] {
         add(lane, 1, true);
-        // The space this took is given back, and the other lane writes the same pages there.
+        // The space this took is returned, and the other lane writes the same pages there.
         add(lane, 5, false);
         add(other, 1, true);
         add(lane, 1, true);

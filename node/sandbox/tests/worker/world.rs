@@ -181,7 +181,7 @@ impl World {
         Ok(outcome)
     }
 
-    /// What execution does with an outcome.
+    /// Applies an outcome as execution does.
     pub(crate) fn commit(&self, canister: &mut Canister, request: Request, outcome: &Outcome) {
         let Some(changes) = &outcome.changes else { return };
         for (mount, runs) in

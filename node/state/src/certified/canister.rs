@@ -9,7 +9,7 @@ use crate::{
     tree::{Certified, Digest, Keyed, Subtree},
 };
 
-/// What the certified tree has to know of a canister.
+/// Facts about a canister that the certified tree shows.
 ///
 /// All of it is hashed again whenever the canister changed in any way, so it is small; metadata
 /// sections, which are not, come with a digest that was computed when the module was installed.
@@ -36,7 +36,7 @@ pub trait CanisterFacts {
     }
 }
 
-/// Digest of the subtree `/canister/<id>/metadata`, to be kept beside the sections.
+/// Digest of the subtree `/canister/<id>/metadata`, to be kept with the sections.
 pub fn metadata_digest(sections: &[CustomSection]) -> Digest {
     metadata_subtree(sections).digest()
 }

@@ -1,8 +1,7 @@
-//! What a certificate says about the newest manifest, for a node that fetches that state from
-//! others.
+//! The newest manifest according to a certificate, for a node that fetches that state from others.
 //!
-//! Reads bytes of a peer that may lie: everything is bounded, and nothing is believed before the
-//! caller has verified the signature over the root.
+//! Parses bytes of a peer that may be faulty: everything is bounded, and the result must not be
+//! trusted before the caller has verified the signature over the root.
 
 use ic_certification::{Certificate, LookupResult};
 
@@ -28,7 +27,7 @@ pub struct ManifestClaim {
 }
 
 impl ManifestClaim {
-    /// What a certificate with the path `/state_manifest` says; `None` for anything else.
+    /// Parses a certificate with the path `/state_manifest`; `None` for anything else.
     pub fn read(certificate: &[u8]) -> Option<Self> {
         if certificate.len() > MANIFEST_CERTIFICATE_BYTES_MAX {
             return None;

@@ -1,10 +1,10 @@
-//! The state at one height that clients can have proved, and the certificates that prove it.
+//! The state at one height that can be proved to clients, and the certificates that prove it.
 //!
 //! After a round, [`Uncertified::new`] takes a snapshot of the maps (a few pointers), computes the
 //! missing hashes and so the root. Once the subnet has signed the root, [`Uncertified::certify`]
 //! makes the [`CertifiedStateOf`] that the gateway and queries read, and
-//! [`CertifiedReaderOf::publish`] shows it to them. Readers hold it as long as they need it and
-//! block nobody; what it costs is what changed since.
+//! [`CertifiedReaderOf::publish`] publishes it to them. Readers hold it as long as they need it and
+//! block no other thread; it costs as much memory as changed since.
 //!
 //! The tree ("The system state tree" of the interface specification):
 //!
@@ -20,19 +20,19 @@
 //! /subnet_key
 //! ```
 //!
-//! `/state_manifest` is this node's own and not in the specification; it is there once a manifest
-//! ([`crate::manifest`]) is known: the height of a state before this one, as a LEB128 number, and
-//! its root. A node that lost too much to execute what it missed fetches that state piece by piece
-//! and believes nothing that does not lead up to a signed root.
+//! `/state_manifest` is specific to this implementation and not in the specification; it is there
+//! once a manifest ([`crate::manifest`]) is known: the height of a state before this one, as a
+//! LEB128 number, and its root. A node that lost too much to execute what it missed fetches that
+//! state piece by piece and accepts only pieces whose hashes lead up to a signed root.
 //!
-//! `/subnet_key` is the subnet's own too: the hash of who holds its key and how far the handing on
-//! has come ([`crate::SubnetKey`]), once a block changed that. No client needs it. It is there so
-//! that a node which came to another view of it than the others notices at the next certificate,
-//! not when epochs later its shares do not fit.
+//! `/subnet_key` is not in the specification either: the hash of the committee that holds the
+//! subnet's key and the progress of resharing ([`crate::SubnetKey`]), once a block changed that. No
+//! client needs it. It makes a node whose view of the key differs from the others' notice at the
+//! next certificate, not when its shares do not fit epochs later.
 //!
-//! Everything else, `/api_boundary_nodes` among it, is provably absent. Who may read what is the
-//! gateway's to decide; this module only refuses to reveal the whole of `/canister` or
-//! `/request_status`, which no rule allows and whose size nothing bounds.
+//! Everything else, `/api_boundary_nodes` among it, is provably absent. The gateway decides which
+//! caller may read which path; this module only refuses to reveal the whole of `/canister` or
+//! `/request_status`, which no rule allows and whose size is not bounded.
 
 mod canister;
 mod claim;
@@ -112,7 +112,7 @@ impl<C: CanisterFacts> Uncertified<C> {
         state
     }
 
-    /// What the subnet signs, after the domain separator `ic-state-root`.
+    /// The root that the subnet signs, after the domain separator `ic-state-root`.
     pub fn root(&self) -> Digest {
         self.root
     }
@@ -196,9 +196,9 @@ impl<C: CanisterFacts> CertifiedStateOf<C> {
         &self.signature
     }
 
-    /// A certificate (self-described CBOR) that shows what stands at these paths and below, or that
-    /// nothing does, and the time. Its size is the values shown plus about one hash per
-    /// doubling of the state for each path.
+    /// A certificate (self-described CBOR) that proves the values at these paths and below, or
+    /// their absence, and the time. Its size is the values shown plus about one hash per doubling
+    /// of the state for each path.
     ///
     /// A path that asks for all canisters, all requests or everything shows nothing: see the
     /// module.
@@ -231,7 +231,7 @@ impl<C: CanisterFacts> CertifiedStateOf<C> {
         &self.state.history
     }
 
-    /// A metadata section of a canister; `public` in it says who may read it.
+    /// A metadata section of a canister; its `public` flag states who may read it.
     pub fn metadata(&self, id: &CanisterId, name: &str) -> Option<&CustomSection> {
         self.state.canisters.get(id.as_slice())?.metadata_section(name)
     }
@@ -269,7 +269,7 @@ impl<C: CanisterFacts> CertifiedStateOf<C> {
     }
 }
 
-/// Shows the newest certified state to everyone who has a clone.
+/// Publishes the newest certified state to all holders of a clone.
 #[derive(Debug)]
 pub struct CertifiedReaderOf<C: CanisterFacts> {
     latest: Arc<RwLock<Option<Arc<CertifiedStateOf<C>>>>>,

@@ -53,7 +53,7 @@ pub struct NodeInfo {
     pub public_key_der: Vec<u8>,
 }
 
-/// What the subnet says of itself.
+/// Description of the subnet in the tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubnetInfo {
     /// Self-authenticating from the public key.
@@ -61,7 +61,7 @@ pub struct SubnetInfo {
     /// BLS key that signs its state, DER (133 bytes).
     #[serde(with = "serde_bytes")]
     pub public_key_der: Vec<u8>,
-    /// What `/subnet/<id>/type` says.
+    /// Value of `/subnet/<id>/type`.
     pub subnet_type: SubnetType,
     /// Canister ids assigned to it: closed intervals, in any order, not overlapping.
     pub canister_ranges: Vec<(CanisterId, CanisterId)>,
@@ -69,7 +69,7 @@ pub struct SubnetInfo {
     pub nodes: Vec<NodeInfo>,
 }
 
-/// What `/subnet/<id>/metrics` tells.
+/// Value of `/subnet/<id>/metrics`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubnetMetrics {
     /// Canisters that exist.
@@ -165,7 +165,7 @@ impl SubnetTree {
         self.key_digest.as_ref()
     }
 
-    /// What it was built from, with ranges and nodes in order.
+    /// The data it was built from, with ranges and nodes in order.
     pub fn info(&self) -> &SubnetInfo {
         &self.info
     }

@@ -308,13 +308,13 @@ fn above_a_quarter_of_the_cap_answers_leave_when_their_call_has_expired() {
         history.receive(&call(number, 50 + number), at(1)).unwrap();
         history.finish(&id(number), Ok(vec![]), at(2 + number));
     }
-    // Nobody has expired.
+    // No call has expired.
     assert_eq!(history.expire(at(50)), 0);
     // Four have; they may go.
     assert_eq!(history.expire(at(54)), 4);
     assert_eq!(status(&history, 3), None);
     assert_eq!(status(&history, 4), Some("replied"));
-    // Down to a quarter; the others are kept for those who still ask.
+    // Down to a quarter; the others are kept for clients that still poll.
     assert_eq!(history.expire(at(200)), 6);
     assert_eq!(history.len(), 10);
     assert_eq!(history.expire(at(400)), 10);

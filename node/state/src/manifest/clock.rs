@@ -1,5 +1,5 @@
 //! When a manifest is made, and when its root becomes part of the certified tree. Replicated: every
-//! node counts the same rounds, delta and instructions and so comes to the same heights.
+//! node counts the same rounds, delta and instructions and so computes the same heights.
 //!
 //! ```text
 //! height H     enough happened since the manifest before: the state after H is given a manifest. `pending` is H.
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::LeafHash;
 use crate::Height;
 
-/// How much must happen between two manifests; the first bound that is met counts.
+/// Work between two manifests; the first bound that is reached counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ManifestPace {
     /// Rounds since the manifest before.
@@ -28,7 +28,7 @@ pub struct ManifestPace {
     pub lag_rounds: u64,
 }
 
-/// What one round took. The same on every node.
+/// Cost of one round. The same on every node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoundCost {
     /// Bytes of delta written.
@@ -57,7 +57,7 @@ impl ManifestClock {
         self.pending
     }
 
-    /// What the tree shows: a height and the root of its manifest.
+    /// The certified values: a height and the root of its manifest.
     pub fn certified(&self) -> Option<(Height, LeafHash)> {
         self.certified
     }

@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use super::{LeafHash, ObjectId, PIECES_MAX, VERSION, leaves_of};
 
-/// Why bytes are no manifest.
+/// Why bytes are not a valid manifest.
 #[derive(Debug, Error)]
 pub enum ManifestError {
     /// It ends too early.
@@ -61,7 +61,7 @@ pub struct Object {
     pub id: ObjectId,
     /// Bytes of the stream, the base file, the blob or the payload.
     pub length: u64,
-    /// How many leaves are listed.
+    /// Number of listed leaves.
     pub leaves: u32,
     /// Where in the body its first row is.
     pub rows_at: u64,
@@ -83,7 +83,7 @@ pub struct Body<R> {
 }
 
 impl<R: Read> Body<R> {
-    /// Reads a body of so many bytes.
+    /// Reads a body of `body_bytes` bytes.
     pub fn new(reader: R, body_bytes: u64) -> Self {
         Self {
             reader,

@@ -59,8 +59,8 @@ impl Default for BodyEncoder {
 }
 
 impl BodyEncoder {
-    /// Begins an object of so many bytes; `leaves` rows have to follow. Objects come in the order
-    /// of their ids.
+    /// Begins an object of the given length in bytes; `leaves` rows have to follow. Objects come in
+    /// the order of their ids.
     ///
     /// # Errors
     /// Those of the sink.

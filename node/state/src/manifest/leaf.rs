@@ -1,6 +1,6 @@
 //! One leaf of a memory as it is hashed and sent: a word whose bits say which of its 64 pages are
-//! not zero (the lowest bit is the first page), and those pages. A leaf of nothing but zeros has no
-//! encoding; the manifest leaves it out.
+//! not zero (the lowest bit is the first page), and those pages. A leaf of zeros has no encoding;
+//! the manifest leaves it out.
 
 use pages::PAGE_BYTES;
 use sha2::{Digest as _, Sha256};
@@ -16,7 +16,7 @@ const ZERO_PAGE: [u8; PAGE] = [0; PAGE];
 
 const _: () = assert!(LEAF_BYTES == 64 * PAGE);
 
-/// Why bytes are no leaf.
+/// Why bytes are not a valid leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum LeafError {
     /// Fewer bytes than the word.

@@ -1,7 +1,7 @@
-//! The manifest: what a state consists of at one height, as hashes of pieces that can be fetched
-//! and checked one by one.
+//! The manifest: the contents of a state at one height, as hashes of pieces that can be fetched and
+//! checked one by one.
 //!
-//! # What is in it
+//! # Contents
 //!
 //! A state is four kinds of objects, each cut into leaves of [`LEAF_BYTES`]:
 //!
@@ -13,8 +13,8 @@
 //! - *payloads* of messages, by number ([`crate::payloads`]). The records of their messages have the
 //!   hashes of their leaves.
 //!
-//! Only what is replicated is in it: checkpoint intervals, page indexes, segments, layouts and
-//! caches are each node's own and are not. Two nodes that executed the same batches have the same
+//! Only replicated data is in it: checkpoint intervals, page indexes, segments, layouts and caches
+//! are each node's own and are not. Two nodes that executed the same batches have the same
 //! manifest, whenever they checkpointed, folded or restarted.
 //!
 //! # Encoding
@@ -24,7 +24,7 @@
 //!
 //! ```text
 //! body    = object*                    records first, then memories by id, blobs by hash, payloads by number
-//! object  = 1 length:u64 rows          the records' stream of so many bytes
+//! object  = 1 length:u64 rows          the records' stream, of this length
 //!         | 2 id:u64 length:u64 rows   a memory whose base file is so long
 //!         | 3 hash:32 length:u64 rows  a blob
 //!         | 4 number:u64 length:u64 rows   the payload of this message
@@ -45,12 +45,12 @@
 //!
 //! # When there is one
 //!
-//! [`ManifestClock`] is part of the replicated state and decides, from counters that every node has
-//! alike, after which heights a manifest is made and at which height its root enters the certified
-//! tree. What a node does besides (a checkpoint at shutdown, or because its disk is short) does not
-//! move it.
+//! [`ManifestClock`] is part of the replicated state and decides, from counters that are equal on
+//! every node, after which heights a manifest is made and at which height its root enters the
+//! certified tree. Other actions of a node (a checkpoint at shutdown, or because its disk is short)
+//! do not affect it.
 //!
-//! This module must not know where bytes are kept, nor who asks for them.
+//! This module must not know where bytes are kept, nor which peers request them.
 
 mod clock;
 mod decode;
@@ -74,7 +74,7 @@ pub use leaf::{LeafError, encode_leaf, leaf_hash, unpack_leaf};
 
 /// Version of everything the root depends on.
 pub const VERSION: u8 = 6;
-/// Bytes of one leaf: 64 pages, so that a word tells which of them are zero.
+/// Bytes of one leaf: 64 pages, so that one 64-bit word can state which of them are zero.
 pub const LEAF_BYTES: usize = 256 << 10;
 /// Bytes of one piece of the body.
 pub const PIECE_BYTES: usize = 256 << 10;
@@ -96,11 +96,11 @@ pub enum ObjectId {
     Memory(MemoryId),
     /// A module or a chunk of one.
     Blob(BlobHash),
-    /// What the message of this number carries.
+    /// Payload of the message of this number.
     Payload(u64),
 }
 
-/// What can be asked for, one piece at a time.
+/// A piece that can be requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum ChunkId {
     /// Piece of the manifest: 0 is the header, `n` the piece `n - 1` of the body.
@@ -127,7 +127,7 @@ impl ChunkId {
         bytes
     }
 
-    /// What [`ChunkId::to_bytes`] made; `None` for anything else.
+    /// Inverse of [`ChunkId::to_bytes`]; `None` for anything else.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (key, index) = bytes.split_last_chunk::<4>()?;
         let index = u32::from_be_bytes(*index);
@@ -244,12 +244,12 @@ pub fn piece_hash(bytes: &[u8]) -> LeafHash {
     Sha256::digest(bytes).into()
 }
 
-/// Leaves that so many bytes are cut into.
+/// Number of leaves of a stream of `bytes` bytes.
 pub fn leaves_of(bytes: u64) -> u64 {
     bytes.div_ceil(LEAF_BYTES as u64)
 }
 
-/// Length of leaf `index` of a stream of so many bytes; `None` if there is none.
+/// Length of leaf `index` of a stream of `length` bytes; `None` if there is no such leaf.
 pub fn stream_leaf_bytes(length: u64, index: u32) -> Option<usize> {
     let start = u64::from(index) * LEAF_BYTES as u64;
     let left = length.checked_sub(start).filter(|left| *left > 0)?;

@@ -130,7 +130,7 @@ proptest! {
         let (_, mut body) = encode(&objects, 1);
         let at = at.index(body.len());
         body[at] ^= 1 << bit;
-        // What is still a body is another one, and encodes to exactly these bytes.
+        // A body that still decodes is another one, and encodes to exactly these bytes.
         if let Ok(other) = decode(&body) {
             prop_assert_ne!(&other, &objects);
             prop_assert_eq!(encode(&other, 1).1, body);

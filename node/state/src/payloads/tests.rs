@@ -18,6 +18,7 @@ fn files(store: &PayloadStore) -> BTreeSet<u64> {
     names.map(|name| parse_name(name.to_str().unwrap()).unwrap()).collect()
 }
 
+// Promise: P3 - A payload is read back verified, leaf by leaf.
 #[test]
 fn a_payload_comes_back_verified_and_leaf_by_leaf() {
     let dir = tempfile::tempdir().unwrap();
@@ -40,6 +41,7 @@ fn a_payload_comes_back_verified_and_leaf_by_leaf() {
     payloads.sync().unwrap();
 }
 
+// Promise: P6 - A damaged payload is reported and never delivered.
 #[test]
 fn damage_is_said_in_words_and_never_handed_out() {
     let dir = tempfile::tempdir().unwrap();
@@ -66,6 +68,7 @@ fn damage_is_said_in_words_and_never_handed_out() {
     expect("it is missing", true);
 }
 
+// Promise: P3 - A payload file is deleted when no checkpoint and no snapshot refers to it.
 #[test]
 fn a_file_goes_when_no_checkpoint_and_no_snapshot_refers_to_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -136,6 +139,7 @@ fn a_start_removes_what_the_checkpoint_does_not_refer_to() {
     assert_eq!(files(&payloads), [1, 4].into());
 }
 
+// Promise: P6 - Synced payloads survive a power cut at every operation.
 #[test]
 fn what_was_synced_survives_every_cut_and_a_failed_sync_is_not_believed() {
     for seed in 0..40 {
@@ -168,6 +172,7 @@ fn what_was_synced_survives_every_cut_and_a_failed_sync_is_not_believed() {
     }
 }
 
+// Promise: P6 - After a failed sync payloads are durable only when all were written again.
 #[test]
 fn after_a_failed_sync_nothing_is_durable_until_all_of_it_was_written_anew() {
     for seed in 0..40 {
@@ -178,7 +183,7 @@ fn after_a_failed_sync_nothing_is_durable_until_all_of_it_was_written_anew() {
         let payloads = PayloadStore::open_on(Arc::new(simulated.clone()), &dir).unwrap();
         let write = |number| payloads.write(number, [b"", &content(number, 50_000)]).unwrap();
         let kept: Vec<_> = (0..5).map(write).collect();
-        // The kernel tells once, by whichever way; then there is room for one file.
+        // The kernel reports the error once, in either way; then there is room for one file.
         if seed % 2 == 0 {
             simulated.fail_syncs(1);
         } else {
@@ -188,7 +193,7 @@ fn after_a_failed_sync_nothing_is_durable_until_all_of_it_was_written_anew() {
         payloads.sync().unwrap_err();
         let error = payloads.sync().unwrap_err();
         assert!(matches!(error, PayloadError::DiskFull { .. }), "{error}");
-        // What goes needs no file, what is written again is as good as new.
+        // A released payload needs no file, and one that is written again is valid.
         payloads.release(4, 50_000);
         simulated.limit_growth(None);
         write(3);
@@ -224,6 +229,7 @@ fn removals_keep_up_with_what_is_written() {
     assert_eq!(files(&payloads).len(), 18);
 }
 
+// Promise: P7 - A payload write on a full disk leaves nothing and succeeds later.
 #[test]
 fn a_full_disk_keeps_nothing_and_the_same_write_succeeds_later() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,9 +1,9 @@
 //! How queues are stored: their structure and the small messages in the canister's record, every
 //! message apart in a record of its own.
 //!
-//! Nothing is kept that follows from the rest. What is loaded is judged like anything from a disk:
-//! numbers of a class rise, no number is there twice, each sender of a request has one turn, and a
-//! record holds the message of the class and canister that its number stands for.
+//! Derived data is not stored. Loaded data is validated like any data from a disk: numbers of a
+//! class rise, no number is there twice, each sender of a request has one turn, and a record holds
+//! the message of the class and canister that its number stands for.
 
 use std::collections::BTreeSet;
 
@@ -25,13 +25,13 @@ use crate::{
 /// A message apart, as it is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitingMessage<'a> {
-    /// The message, without a payload that lies in a file.
+    /// The message, without a payload that is in a file.
     pub kind: MessageKind<'a>,
-    /// Where its payload lies, if in a file.
+    /// The file of its payload, if there is one.
     pub payload: Option<&'a StoredPayload>,
 }
 
-/// What kind of a message it is.
+/// Kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageKind<'a> {
     /// Of a user.
@@ -76,14 +76,14 @@ impl WaitingMessage<'_> {
 /// Why queues cannot be put together from their records.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum MessageError {
-    /// The bytes are none of a message.
+    /// The bytes are not those of a message.
     #[error("the record of message {0} cannot be decoded: {1}")]
     Undecodable(u64, String),
     /// The message of another queue.
     #[error("the record of message {0} holds the message of another queue")]
     Foreign(u64),
-    /// A payload that is no payload of such a message, or one that is not where it should be.
-    #[error("the record of message {0} does not say rightly where its payload lies")]
+    /// A payload that does not fit the message, or one that is not where it should be.
+    #[error("the record of message {0} has a wrong location of its payload")]
     Payload(u64),
     /// The canister does not wait for a record of this number.
     #[error("no canister has message {0}")]

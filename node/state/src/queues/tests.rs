@@ -1,4 +1,4 @@
-//! Order, time and bytes of queues, and that they come back from their records as they were.
+//! Order, time and bytes of queues, and that they are restored from their records unchanged.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -57,7 +57,7 @@ fn ingress(number: u64, expiry: u64, bytes: usize) -> Shared<Ingress> {
     })
 }
 
-/// Puts payloads into files that nobody reads.
+/// Puts payloads into files that are never read.
 fn store(queues: &mut InputQueues) {
     let write = |number: u64, parts: [&[u8]; 2]| {
         let bytes = (parts[0].len() + parts[1].len()) as u64;
@@ -259,7 +259,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// A queue that was stored and loaded at any moments goes on like one that was not.
+    /// A queue that was stored and loaded at any moments continues like one that was not.
     #[test]
     fn a_loaded_queue_goes_on_like_the_one_that_was_stored(
         steps in prop::collection::vec(step(), 0..300),

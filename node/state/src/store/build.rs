@@ -1,6 +1,6 @@
-//! A store put together from elsewhere: the rows of a stream, memories that lie in their base files
-//! alone, hashes that were checked already. Written in several transactions, because nothing opens
-//! the file before it is complete: the header comes last, and without it the file says that it is
+//! A store built from fetched data: the rows of a stream, memories that are only in their base
+//! files, hashes that were checked already. Written in several transactions, because nothing opens
+//! the file before it is complete: the header is written last, and a file without it is reported as
 //! damaged.
 
 use std::path::Path;
@@ -24,7 +24,7 @@ use crate::{
     manifest::{self, LeafHash, PieceSink},
 };
 
-/// What is written between two transactions.
+/// Bytes written between two transactions.
 const BATCH_BYTES: u64 = 4 << 20;
 
 /// A store being built.
@@ -44,8 +44,8 @@ impl StoreBuilder {
         Self::create_on(&RealDisk, dir, cache_bytes)
     }
 
-    /// The same on another disk. Nothing keeps a second process out: whoever builds holds a lock of
-    /// their own.
+    /// The same on another disk. Nothing keeps a second process out: the builder must hold a lock
+    /// of its own.
     pub fn create_on(disk: &dyn Disk, dir: &Path, cache_bytes: u64) -> Result<Self, StoreError> {
         let path = dir.join(super::FILE_NAME);
         let database = guard(&path, || {

@@ -1,5 +1,5 @@
-//! What the store keeps of manifests: the hashes of leaves, so that only what changed is hashed
-//! again, and the newest manifest, so that it can be shown.
+//! Manifest data in the store: the hashes of leaves, so that only changed leaves are hashed again,
+//! and the newest manifest, so that it can be served.
 //!
 //! - `leaves`: of each memory, by index: a hash, or nothing for a leaf that was written since it
 //!   was hashed. A leaf that is not there was never written, or was found to be zero. A checkpoint
@@ -43,7 +43,7 @@ pub(super) const STARTS: TableDefinition<'static, u32, &'static [u8]> =
 /// two.
 const BODY_PART_BYTES: usize = 15 << 10;
 
-/// What is known of a leaf.
+/// State of a leaf.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KnownLeaf {
     /// Zero from end to end.
@@ -280,7 +280,7 @@ impl LoadedCheckpoint {
         })
     }
 
-    /// What is known of one leaf.
+    /// State of one leaf.
     pub fn leaf(&self, id: MemoryId, leaf: u32) -> Result<KnownLeaf, StoreError> {
         guard(&self.path, || {
             let table = self.transaction.open_table(LEAVES)?;

@@ -1,11 +1,11 @@
-//! Records in parts: how a value of any size is laid into tables whose values should stay small.
+//! Records in parts: values of any size in tables whose values should stay small.
 //!
-//! Part number n of a record stands under (key, n). Its bytes: a CRC-32 (little endian) over key,
+//! Part number n of a record has the key (key, n). Its bytes: a CRC-32 (little endian) over key,
 //! number and all that follows; one byte, 1 for the record's last part and 0 for others; then the
 //! content, at most [`PART_BYTES`].
 //!
-//! A checksum does not tell that a record is missing altogether. So a table has a [`Tally`], kept
-//! elsewhere, of how many parts it holds and what their checksums add up to, and reading it to its
+//! A checksum does not reveal that a record is missing altogether. So a table has a [`Tally`], kept
+//! elsewhere, of how many parts it holds and of the sum of their checksums, and reading it to its
 //! end compares.
 
 use redb::{ReadTransaction, TableDefinition};
@@ -19,7 +19,7 @@ pub(super) type Key = (&'static [u8], u32);
 /// A table of records.
 pub(super) type Table = TableDefinition<'static, Key, &'static [u8]>;
 
-/// What a table holds in all.
+/// Totals of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Tally {
     parts: u64,
@@ -85,7 +85,7 @@ pub(super) fn put(
             }
         }
     }
-    // What a longer record before left behind.
+    // Parts left over from a longer record.
     while let Some(before) = table.remove((key, number))? {
         tally.subtract(before.value());
         number += 1;

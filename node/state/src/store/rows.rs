@@ -78,7 +78,7 @@ impl Row {
     }
 }
 
-/// A place in the stream: so many bytes into this row.
+/// A place in the stream: a number of bytes into this row.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowAt {
     /// Table that the record is of.
@@ -174,7 +174,7 @@ pub struct RowReader<R> {
 }
 
 impl<R: Read> RowReader<R> {
-    /// A stream of so many bytes.
+    /// A stream of `bytes` bytes.
     pub fn new(reader: R, bytes: u64) -> Self {
         Self { reader, left: bytes, before: None }
     }

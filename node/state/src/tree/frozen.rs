@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use super::{Certified, Digest, Subtree};
 
-/// An owned tree with the digest of every node beside it.
+/// An owned tree with the digest of every node.
 #[derive(Clone, Debug)]
 pub struct Frozen {
     digest: Digest,

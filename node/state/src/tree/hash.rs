@@ -1,4 +1,4 @@
-//! What the nodes of a hash tree hash to (interface specification, "Certificate", `reconstruct`).
+//! Hashes of the nodes of a hash tree (interface specification, "Certificate", `reconstruct`).
 
 use sha2::{Digest as _, Sha256};
 

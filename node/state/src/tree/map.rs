@@ -1,11 +1,11 @@
-//! A map from labels to values that hashes like the specification's tree, keeps its hashes, and
-//! snapshots for nothing.
+//! A map from labels to values that hashes like the specification's tree, keeps its hashes, and has
+//! snapshots at no cost.
 //!
 //! Nodes are shared by reference count. A clone shares all of them; a change copies the nodes on
 //! the way to the changed value that a clone still holds, and changes the others in place. Each
-//! fork keeps the hashes of its two children. A change only forgets the hashes on its way;
-//! [`MerkleMap::seal`] computes what is missing, so many changes between two roots share the hashes
-//! of the forks they have in common. Reading never changes anything: a map that was not
+//! fork keeps the hashes of its two children. A change only drops the hashes on its way;
+//! [`MerkleMap::seal`] computes the missing ones, so all changes between two roots share the
+//! hashes of the forks they have in common. Reading never changes anything: a map that was not
 //! sealed still answers, it only hashes more.
 //!
 //! Depth is at most nine bits per label byte and in practice log2 of the size, because labels are
@@ -96,7 +96,7 @@ impl<V: Keyed> MerkleMap<V> {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -138,8 +138,8 @@ impl<V: Keyed> MerkleMap<V> {
         }
     }
 
-    /// The values next to where `label` stands or would stand: the last before it and the first
-    /// after it.
+    /// The values next to the place of `label`, whether or not it is there: the last before it and
+    /// the first after it.
     pub fn neighbours(&self, label: &[u8]) -> (Option<&V>, Option<&V>) {
         let Some(root) = &self.root else { return (None, None) };
         let difference = label::first_difference(nearest(root, label).label(), label);

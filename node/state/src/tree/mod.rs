@@ -37,8 +37,7 @@ use std::borrow::Cow;
 
 /// A value that has a place in the certified tree.
 pub trait Certified {
-    /// What hangs below the value's label. Made when asked for; the digest of it is
-    /// [`Certified::digest`].
+    /// The subtree below the value's label. Built on request; its digest is [`Certified::digest`].
     fn subtree(&self) -> Subtree<'_>;
 
     /// Hash of [`Certified::subtree`], without the value's own label. Values that keep hashes
@@ -48,11 +47,10 @@ pub trait Certified {
     }
 }
 
-/// A value that can stand in a [`MerkleMap`]: it knows its label. Clones must be cheap (an `Arc`),
-/// because a map that shares nodes with a snapshot copies the nodes it changes.
+/// A value of a [`MerkleMap`]: it knows its label. Clones must be cheap (an `Arc`), because a map
+/// that shares nodes with a snapshot copies the nodes it changes.
 pub trait Keyed: Certified + Clone {
-    /// What a fork knows about the values below it; `()` when nothing is ever searched for but
-    /// labels.
+    /// Data of a fork about the values below it; `()` if values are only searched by label.
     type Summary: Summary;
 
     /// The label. At most [`label::LABEL_BYTES_MAX`] long and never different for the same value.
@@ -72,7 +70,7 @@ impl Summary for () {
     fn merge(self, (): Self) {}
 }
 
-/// What hangs below a label.
+/// A subtree below a label.
 pub enum Subtree<'a> {
     /// A leaf with its value.
     Leaf(Cow<'a, [u8]>),

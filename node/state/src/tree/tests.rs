@@ -179,7 +179,7 @@ fn specified_lookup<'t, S: AsRef<[u8]>>(
     if between || before_all || after_all { LookupResult::Absent } else { LookupResult::Unknown }
 }
 
-/// What stands at a path, by the data.
+/// The expected lookup result at a path, by the data.
 fn truth<'r>(reference: &'r Reference, path: &[Vec<u8>]) -> LookupResult<'r> {
     let found = |value: &'r Vec<u8>| LookupResult::Found(value);
     match path {

@@ -1,4 +1,4 @@
-//! Witnesses: the part of a tree that proves what stands, or does not stand, at a set of paths.
+//! Witnesses: the part of a tree that proves the values, or their absence, at a set of paths.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -10,7 +10,7 @@ use super::{Digest, Subtree, forest_digest, labeled_digest, split_point};
 pub type Witness<'a> = HashTree<Cow<'a, [u8]>>;
 
 /// Labels of a path beyond this many are ignored. The tree is at most five labels deep
-/// (`/subnet/<id>/node/<id>/public_key`), so that what lies deeper is proved absent all the same.
+/// (`/subnet/<id>/node/<id>/public_key`), so that deeper paths are proved absent all the same.
 const PATH_LABELS_MAX: usize = 8;
 
 /// The paths asked for, as a tree.
@@ -41,7 +41,7 @@ impl<'p> Selection<'p> {
         Selection { whole: true, below: BTreeMap::new() }
     }
 
-    /// Whether all of the tree at hand is asked for.
+    /// Whether the whole tree is selected.
     pub(super) fn is_whole(&self) -> bool {
         self.whole
     }
@@ -55,8 +55,8 @@ impl<'p> Selection<'p> {
 /// The part of `tree` that `selection` asks for; the rest are hashes.
 pub fn witness<'a>(tree: Subtree<'a>, selection: &Selection<'_>) -> Witness<'a> {
     match tree {
-        // A path that goes on below a value is absent, and only the value itself shows that nothing
-        // hangs there.
+        // A path that continues below a value is absent, and only the value itself proves that it
+        // has no children.
         Subtree::Leaf(value) => hash_tree::leaf(value),
         Subtree::Shared(part) => witness(part.subtree(), selection),
         Subtree::Known(_, part) => witness(*part, selection),

@@ -1,8 +1,8 @@
-//! A node's own steps in the ceremony: making its keys and its record, finding itself in a plan,
-//! taking its share out of a genesis.
+//! A node's own steps in the ceremony: makes its keys and its record, finds itself in a plan, takes
+//! its share from a genesis.
 //!
-//! Every step may be repeated, and may be cut off at any point and then repeated. What decides that
-//! a node belongs to a subnet is `subnet.json`, which is written last.
+//! Every step may be repeated, and may be interrupted at any point and then repeated. A node
+//! belongs to a subnet once `subnet.json` exists, which is written last.
 
 use std::{fs, path::Path};
 
@@ -24,11 +24,11 @@ use super::{
     summary, write_node_key, write_share,
 };
 
-/// What tables may take in a command: those of 40 receivers. With less room the work is slower.
+/// Greatest memory for tables in a command: those of 40 receivers. With less memory the work is
+/// slower.
 const TABLE_BYTES_MAX: u64 = 4 * MIB;
 
-/// Where a command does the heavy work of key generation: on half of the cores, behind everybody
-/// else.
+/// Engine for the heavy work of key generation in a command: on half of the cores, at low priority.
 pub(crate) fn engine() -> Result<Engine> {
     let tables = Pool::standalone(limits::pool::NIDKG_TABLES, TABLE_BYTES_MAX);
     Ok(Engine::new(EngineConfig { tables, ..EngineConfig::for_this_machine() })?)
@@ -84,7 +84,7 @@ pub(crate) fn keygen(data: &Path, address: &str) -> Result<NodeRecord> {
     kept_record(&folder)?.context("the record was written and is not there")
 }
 
-/// Whom the record in this folder names; none where there is no record.
+/// The node named by the record in this folder; none where there is no record.
 pub(super) fn recorded_node(folder: &Path) -> Result<Option<Principal>> {
     Ok(read_record(folder)?.map(|record| record.node_id()))
 }
@@ -98,15 +98,15 @@ fn read_record(folder: &Path) -> Result<Option<NodeRecord>> {
     record.with_context(|| format!("in {}", path.display())).map(Some)
 }
 
-/// The record that was made before, checked against the keys beside it.
+/// The record that was made before, checked against the keys in the same folder.
 fn kept_record(folder: &Path) -> Result<Option<NodeRecord>> {
     let path = folder.join(RECORD);
     let Some(record) = read_record(folder)? else { return Ok(None) };
-    let node =
-        read_node_key(folder)?.with_context(|| format!("{NODE_KEY} is missing beside {RECORD}"))?;
+    let node = read_node_key(folder)?
+        .with_context(|| format!("{NODE_KEY} is missing, {RECORD} is present"))?;
     ensure!(
         *record.node_key() == node.verifying_key(),
-        "{} is not the record of {NODE_KEY} beside it: files of two nodes were mixed",
+        "{} is not the record of the {NODE_KEY} in its folder: files of two nodes were mixed",
         path.display()
     );
     let key = read_encryption_key(folder)?.with_context(|| lost_encryption_key(folder))?;
@@ -160,8 +160,8 @@ pub(crate) fn node_key(data: &Path) -> Result<SigningKey> {
     })
 }
 
-/// The node key of this data folder, whose record must stand in the plan as it was made here: else
-/// the node would deal for others and never get its share.
+/// The node key of this data folder, whose record must be in the plan as it was made here: else the
+/// node would deal for others and never get its share.
 pub(crate) fn node_of_plan(data: &Path, plan: &Plan) -> Result<SigningKey> {
     let node = node_key(data)?;
     let own = &plan.nodes()[plan.index_of(&node.verifying_key())?.0 as usize];
@@ -185,7 +185,7 @@ pub(crate) fn node_of_plan(data: &Path, plan: &Plan) -> Result<SigningKey> {
     Ok(node)
 }
 
-/// What joining came to.
+/// Result of joining.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Joined {
     /// This node's place among the first members; none if it has to be admitted.
@@ -218,7 +218,7 @@ pub(crate) fn join(data: &Path, genesis: &Verified, engine: &Engine) -> Result<J
         if let Some(place) = subnet.node_index {
             let has_it = match read_share(&folder, place)? {
                 Some(share) => is_share(genesis, place, &share),
-                // Removed, because the key was handed on.
+                // Removed, because the key was reshared.
                 None => shares::moved_on(&folder),
             };
             ensure!(
@@ -238,7 +238,7 @@ pub(crate) fn join(data: &Path, genesis: &Verified, engine: &Engine) -> Result<J
         Some(place) => take_share(data, genesis, engine, place)?,
         None => {
             refuse_state_without_keys(data)?;
-            // What the members will have to be shown.
+            // The record that the members will need.
             kept_record(&folder)?.with_context(|| {
                 format!("{} is missing: run `thimble keygen`", folder.join(RECORD).display())
             })?;
@@ -259,10 +259,10 @@ fn take_share(data: &Path, genesis: &Verified, engine: &Engine, index: NodeIndex
             folder.join(ENCRYPTION_KEY).display()
         )
     })?;
-    // A share that is there fits or is left over from a ceremony that came to nothing.
+    // An existing share fits, or is left over from an abandoned ceremony.
     match read_share(&folder, index)?.filter(|share| is_share(genesis, index, share)) {
         Some(_) => {}
-        // Lost after the key was handed on: the first share is no more needed.
+        // Lost after the key was reshared: the first share is not needed any more.
         None if shares::moved_on(&folder) => {}
         None => {
             refuse_state_without_keys(data)?;
@@ -278,8 +278,7 @@ fn is_share(genesis: &Verified, index: NodeIndex, share: &SecretShare) -> bool {
     genesis.committee().shares.get(index.0 as usize) == Some(&share.public_key())
 }
 
-/// Whoever steals the key later opens nothing of this ceremony with it: the dealings are public for
-/// ever.
+/// A key stolen later opens nothing of this ceremony: the dealings are public for ever.
 fn move_past_genesis(folder: &Path, key: &mut EncryptionSecretKey) -> Result<()> {
     let next = Epoch(GENESIS_EPOCH.0 + 1);
     if key.epoch() >= next {
@@ -537,7 +536,7 @@ pub(super) mod tests {
         fs::write(folder.join("summary"), "no summary").unwrap();
         assert!(format!("{:#}", read_summary(&folder).err().unwrap()).contains("the version is"));
 
-        // Files of a member beside the key of this node.
+        // Files of a member with the key of this node.
         join(member, genesis, engine).unwrap();
         fs::copy(member.join("keys").join(SUBNET), folder.join(SUBNET)).unwrap();
         let error = format!("{:#}", Keys::open_or_create(&folder).err().unwrap());

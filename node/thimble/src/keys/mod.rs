@@ -3,7 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `node.key` | its Ed25519 key: signs query responses, records and dealings |
-//! | `subnet-share.key` | its share of the subnet's key, as it was dealt at first: signs state roots, until the key is handed on |
+//! | `subnet-share.key` | its share of the subnet's key, as it was dealt at first: signs state roots, until the key is reshared |
 //! | `shares/` | its shares since then, the newest and the one before (`shares`) |
 //! | `subnet.json` | the subnet at its beginning: committee, members, genesis; without it the node belongs to none yet |
 //! | `genesis-summary`, `summary` | who holds the key: at first, and as last written down (`summary`); subnets of a ceremony only |
@@ -13,7 +13,7 @@
 //! A node without keys that is started makes a subnet of one and deals the key to itself. A node of
 //! several makes its keys before (`thimble keygen`) and gets its share in the ceremony (`thimble
 //! join`, `ceremony`); one that joins later has no share until the members admit it and the key is
-//! handed on to it. The folder is readable by its owner only, files are written whole or not at all
+//! reshared to it. The folder is readable by its owner only, files are written whole or not at all
 //! (`files`), and bytes are wiped after use.
 
 mod ceremony;
@@ -58,7 +58,7 @@ pub(crate) struct Keys {
     folder: PathBuf,
     pub(crate) node: SigningKey,
     /// As it was dealt at first. None for a node that joined later, and none any more once the key
-    /// was handed on twice: shares in use are those of [`Shares`].
+    /// was reshared twice: shares in use are those of [`Shares`].
     pub(crate) share: Option<SecretShare>,
     /// At the beginning.
     pub(crate) committee: Committee,
@@ -227,13 +227,13 @@ impl Keys {
 /// Whether the node of a data folder is one of several in its subnet: not while it has no keys.
 pub(crate) fn several(data_dir: &Path) -> Result<bool> {
     let path = data_dir.join(FOLDER).join(SUBNET);
-    // Whoever may not look must not take it for a node alone.
+    // An unreadable file must not be taken for a node alone.
     path.try_exists().with_context(|| format!("reading {}", path.display()))?;
     let subnet = Subnet::read(&path)?;
     Ok(subnet.is_some_and(|subnet| subnet.origin.is_some() && subnet.members.len() > 1))
 }
 
-/// The share as it was dealt at first; none once it was removed because the key was handed on.
+/// The share as it was dealt at first; none once it was removed because the key was reshared.
 fn first_share(folder: &Path, subnet: &Subnet, index: NodeIndex) -> Result<Option<SecretShare>> {
     let Some(share) = read_share(folder, index)? else {
         ensure!(
@@ -249,9 +249,9 @@ fn first_share(folder: &Path, subnet: &Subnet, index: NodeIndex) -> Result<Optio
     Ok(Some(share))
 }
 
-/// Whether the node's key is the one that the public files beside it were made for. Their ids carry
-/// checksums, so it is the key that is not what it was: any 32 bytes are some key, and a node that
-/// went on with another would compute other states and find its roots wrong.
+/// Checks that the node's key is the one that the public files in its folder were made for. Their
+/// ids carry checksums, so if they differ it is the key that changed: any 32 bytes are some key,
+/// and a node that continued with another would compute other states and find its roots wrong.
 fn check_node_key(folder: &Path, key: &VerifyingKey, subnet: &Subnet) -> Result<()> {
     let own = genesis::node_id(key);
     let place = subnet.node_index.filter(|_| subnet.origin.is_some());
@@ -375,7 +375,7 @@ mod tests {
         fs::write(&file, &key[1..]).unwrap();
         refused(&["node.key has 31 bytes"]);
         fs::write(&file, &key).unwrap();
-        // The id in the file beside it has a checksum.
+        // The id in the file next to it has a checksum.
         let file = path.join("subnet.json");
         let subnet = fs::read_to_string(&file).unwrap();
         let id = keys.node_id().to_text();

@@ -1,20 +1,21 @@
-//! This node's shares of the subnet's key, one for each time the key was handed on:
-//! `subnet-share.key` is that of the ceremony, `shares/<key epoch>` are those after it.
+//! This node's shares of the subnet's key, one for each resharing: `subnet-share.key` is that of
+//! the ceremony, `shares/<key epoch>` are those after it.
 //!
-//! A share is opened out of the transcript once, with the encryption key, which then moves past the
-//! epoch: whoever steals the folder later opens nothing of the past with it. In this order, each
-//! step durable before the next:
+//! A share is opened from the transcript once, with the encryption key, which then moves past the
+//! epoch: a thief of the folder opens nothing of the past with it later. In this order, each step
+//! durable before the next:
 //!
 //! 1. the share is written;
-//! 2. the encryption key moves past its epoch, and what it was is overwritten;
+//! 2. the encryption key moves past its epoch, and its former value is overwritten;
 //! 3. shares that are older than the one before are overwritten and removed.
 //!
-//! Cut off anywhere and asked again, it goes on where it was: until the first step is done the
-//! encryption key opens the share once more, from then on the share is there. The share before the
-//! newest stays, because a node that starts again may begin in the epoch before.
+//! The sequence may be interrupted anywhere, and continues there when it is called again: until the
+//! first step is done the encryption key opens the share once more, from then on the share is
+//! present. The share before the newest stays, because a node that starts again may begin in the
+//! epoch before.
 //!
-//! The point of removing them is that shares of one epoch are worth nothing among those of another:
-//! who wants the key must steal enough of them between two handings on.
+//! They are removed because shares of one epoch are worth nothing among those of another: an
+//! attacker must steal enough of them between two resharings to get the key.
 
 use std::{
     fs,
@@ -45,7 +46,7 @@ pub(crate) struct Shares {
     turn: Mutex<()>,
 }
 
-/// What was just made durable.
+/// The step just made durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Written,
@@ -95,7 +96,7 @@ impl Shares {
         };
         if let Some(previous) = summary.previous_key_epoch() {
             for old in self.before(previous)? {
-                // Tells later that shares were removed, not lost.
+                // Records that shares were removed, not lost.
                 self.make_folder()?;
                 files::erase(&old)?;
                 done(Step::Removed)?;
@@ -206,7 +207,7 @@ impl Shares {
     }
 }
 
-/// Whether the key was handed on since the ceremony, as far as this node took part or saw it.
+/// Whether the key was reshared since the ceremony, as far as this node took part or saw it.
 pub(super) fn moved_on(folder: &Path) -> bool {
     folder.join(SHARES).exists()
 }
@@ -224,7 +225,7 @@ fn epochs(folder: &Path) -> Result<Vec<Epoch>> {
             let epoch = name
                 .to_str()
                 .and_then(|name| name.parse().ok().filter(|epoch: &u32| epoch.to_string() == name));
-            // Anything else is a file that was being written, or somebody else's.
+            // Any other file is one that was being written, or does not belong to the node.
             epochs.extend(epoch.map(Epoch));
         }
         epochs.sort();
@@ -312,6 +313,7 @@ mod tests {
         }
     }
 
+    // Promise: P20 - Old shares are erased after resharing.
     #[test]
     fn shares_come_and_go_as_the_key_is_handed_on() {
         let mut subnet = Subnet::new();
@@ -366,6 +368,7 @@ mod tests {
         assert_eq!(found(&folders[0]), (vec!["1".to_owned(), "5".to_owned()], 6));
     }
 
+    // Promise: P20 - A share is stored before the encryption key moves on, after any interruption.
     #[test]
     fn cut_off_after_any_step_it_is_finished() {
         let mut subnet = Subnet::new();
@@ -395,7 +398,7 @@ mod tests {
             };
             let (names, moved) = found(&folder);
             assert_eq!((names.iter().map(String::as_str).collect::<Vec<_>>(), moved), expected);
-            // What a write that was cut off leaves behind.
+            // Leftovers of an interrupted write.
             fs::write(folder.join("shares/.2.new"), "left over").unwrap();
             fs::write(folder.join(".encryption.key.new"), "left over").unwrap();
             Keys::open_or_create(&folder).unwrap();
@@ -405,6 +408,7 @@ mod tests {
         }
     }
 
+    // Promise: P20 - A lost or foreign share is named.
     #[test]
     fn what_is_lost_or_another_s_is_named() {
         let mut subnet = Subnet::new();
@@ -435,6 +439,7 @@ mod tests {
         refused("node.key is missing");
     }
 
+    // Promise: P20 - A node that joins later gets its share, and one that leaves keeps none.
     #[test]
     fn a_node_that_joins_later_gets_its_share_and_one_that_leaves_keeps_none() {
         let mut subnet = Subnet::new();

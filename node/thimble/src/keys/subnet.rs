@@ -1,5 +1,5 @@
-//! `subnet.json`: what is public of the subnet a node belongs to, beside its secrets, so that a
-//! person can read it.
+//! `subnet.json`: the public data of the subnet a node belongs to, in readable form, kept with the
+//! node's secrets.
 //!
 //! Version 1 is a subnet of one, dealt by itself; it may lack its version. Version 2 came out of a
 //! ceremony and has members, coefficients and genesis.
@@ -18,7 +18,7 @@ use super::{
     files::{self, Readers},
 };
 
-/// What 64 members take, four times over.
+/// Four times the size of a file with 64 members.
 const BYTES_MAX: usize = 256 << 10;
 
 /// `subnet.json` as it is stored.
@@ -64,13 +64,13 @@ struct MemberEntry {
     address: String,
 }
 
-/// What is public of a subnet.
+/// Public data of a subnet.
 pub(crate) struct Subnet {
     pub(crate) committee: Committee,
     /// None for a node that joined later.
     pub(crate) node_index: Option<NodeIndex>,
-    /// Whose file it is, in a subnet of one; where it is not known, the key beside it cannot be
-    /// checked.
+    /// The node that the file belongs to, in a subnet of one; where it is not known, the key in its
+    /// folder cannot be checked.
     pub(crate) node_id: Option<Principal>,
     /// By index; none in the file of a subnet of one.
     pub(crate) members: Vec<Member>,
@@ -81,7 +81,7 @@ pub(crate) struct Subnet {
 }
 
 impl Subnet {
-    /// None if there is no such file: the node belongs to no subnet yet.
+    /// None if there is no such file: the node does not belong to a subnet yet.
     pub(crate) fn read(path: &Path) -> Result<Option<Self>> {
         if !path.exists() {
             return Ok(None);

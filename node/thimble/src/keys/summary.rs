@@ -1,10 +1,10 @@
-//! The key summary on disk: who holds the subnet's key, for a node that starts and for the commands
-//! of its operator.
+//! The key summary on disk: the holders of the subnet's key, for a node that starts and for the
+//! commands of its operator.
 //!
-//! Two files, because two are asked for. `genesis-summary` is how the ceremony left the key, and
-//! never changes: a node that has no state yet begins with it. `summary` is the newest that the
-//! node wrote down, at the ends of epochs: what `thimble members` goes by while nobody can be
-//! asked. What decides which shares a node signs with is neither, but the state.
+//! Two files. `genesis-summary` is the key as the ceremony left it, and never changes: a node that
+//! has no state yet begins with it. `summary` is the newest that the node wrote, at the ends of
+//! epochs: `thimble members` uses it while no node can be asked. The shares with which a node signs
+//! are decided by neither file, but by the state.
 
 use std::path::Path;
 
@@ -26,8 +26,8 @@ pub(crate) fn read_summary(folder: &Path) -> Result<Summary> {
     read(&folder.join(NEWEST))
 }
 
-/// What joining leaves: the first summary, and the newest unless a newer one of this subnet is
-/// there.
+/// Files that joining leaves: the first summary, and the newest unless a newer one of this subnet
+/// exists.
 pub(super) fn write_genesis(folder: &Path, summary: &Summary) -> Result<()> {
     if !read_summary(folder).is_ok_and(|there| there.public_key() == summary.public_key()) {
         write_summary(folder, summary)?;

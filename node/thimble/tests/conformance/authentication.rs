@@ -1,5 +1,5 @@
-//! Chapter "Canister signatures", and what comes with them: a canister that signs for users, and
-//! tells other canisters about them.
+//! Chapter "Canister signatures", and related rules: a canister that signs for users, and informs
+//! other canisters about them.
 
 use candid::Principal;
 use ic_agent::agent::{Envelope, EnvelopeContent};
@@ -14,7 +14,7 @@ use crate::{
     program::*,
 };
 
-/// 1.3.6.1.4.1.56387.1.2, as DER has it.
+/// 1.3.6.1.4.1.56387.1.2, in DER.
 const ALGORITHM: [u8; 12] =
     [0x06, 0x0a, 0x2b, 0x06, 0x01, 0x04, 0x01, 0x83, 0xb8, 0x43, 0x01, 0x02];
 const SEED: &[u8] = b"user 1";
@@ -207,7 +207,7 @@ fn the_canister_that_signs_tells_others_about_its_user() {
             let sent = signer.sealed(informed(asked(), wrong)).await;
             refused(send(world, canister.id, 3, "query", &sent).await);
         }
-        // Only who has a canister's key is told about.
+        // Sender information is accepted only from senders with a canister's key.
         let key = identity(41);
         let content = query(ic_agent::Identity::sender(&key).unwrap(), canister, &what);
         let sent = sealed(&key, informed(content, about(signer.0.id, INFO, &sig)));
@@ -215,10 +215,10 @@ fn the_canister_that_signs_tells_others_about_its_user() {
     });
 }
 
-/// 1.3.6.1.4.1.56387.1.1, as DER has it.
+/// 1.3.6.1.4.1.56387.1.1, in DER.
 const COSE_KEY: [u8; 12] = [0x06, 0x0a, 0x2b, 0x06, 0x01, 0x04, 0x01, 0x83, 0xb8, 0x43, 0x01, 0x01];
 
-/// What an authenticator answers.
+/// Answer of an authenticator.
 #[derive(Serialize)]
 struct Assertion {
     #[serde(with = "serde_bytes")]

@@ -5,7 +5,7 @@ use candid::{Encode, Principal};
 
 use crate::{fixture::*, harness::management, program::*};
 
-/// A principal of the form that canisters have, which belongs to nobody.
+/// A principal of the form that canisters have, of no canister.
 fn nobody() -> Principal {
     Principal::from_slice(&[0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 1, 1])
 }
@@ -22,7 +22,7 @@ fn stay_silent(callee: Universal) -> Call {
     Call::to(callee.id, "update").doing(program().kept().run())
 }
 
-// What becomes of a call.
+// The outcome of a call.
 
 #[test]
 fn the_argument_of_a_call_is_all_that_was_appended() {
@@ -163,6 +163,7 @@ fn calls_of_several_messages_to_one_canister_begin_in_their_order() {
 
 // Assembling a call.
 
+// Promise: P9 - Calls between canisters follow the rules of the specification.
 #[test]
 fn a_call_that_is_not_performed_is_discarded() {
     run(async |world| {

@@ -12,7 +12,7 @@ use crate::{fixture::*, http::post, management::status, program::*};
 
 type Path<'a> = &'a [&'a [u8]];
 
-/// What the endpoint is for: a canister's id or the subnet's.
+/// Target of the endpoint: a canister's id or the subnet's.
 #[derive(Clone, Copy)]
 enum At {
     Canister(Principal),
@@ -364,6 +364,7 @@ async fn called(world: &World, canister: Universal, what: Program) -> Vec<u8> {
     signed.request_id.as_slice().to_vec()
 }
 
+// Promise: P9 - The certified state tree contains the status of a call with its reply.
 #[test]
 fn the_status_of_a_call_that_was_replied_has_the_reply() {
     run(async |world| {
@@ -474,7 +475,7 @@ async fn certify(canister: Universal, data: &[u8]) -> Outcome {
     canister.update(what).await
 }
 
-/// What the canister's own certificate says about its certified data.
+/// The canister's own certificate of its certified data.
 async fn certified(world: &World, canister: Universal) -> Vec<u8> {
     let told = canister.query(program().blob("data_certificate").reply()).await.unwrap();
     let certificate: Certificate = serde_cbor::from_slice(&told).unwrap();

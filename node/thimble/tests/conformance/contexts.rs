@@ -61,6 +61,7 @@ async fn each(context: &str, ask: impl AsyncFn(&'static str) -> Outcome) {
     differ.none();
 }
 
+// Promise: P9 - An update method may call the System API functions that the specification allows.
 #[test]
 fn from_an_update_method() {
     run(async |world| {
@@ -177,7 +178,8 @@ fn from_inspect_message() {
         let all =
             functions().into_iter().map(async |name| (name, canister.update(probe(name)).await));
         for (name, done) in futures::future::join_all(all).await {
-            // What was taken fails later, as the update method that it is: the subnet says so.
+            // An accepted message fails later, as the update method that it is, with a certified
+            // reject.
             let accepted = done.as_ref().map_or_else(|reject| reject.certified, |_| true);
             if accepted != permitted(name, "F") {
                 differ.note(name, done);

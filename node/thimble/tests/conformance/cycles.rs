@@ -37,7 +37,7 @@ fn accept(program: Program, amount: u128) -> Program {
     append(program, "msg_cycles_accept128", &halves(amount))
 }
 
-/// A universal canister with so many cycles.
+/// A universal canister with this number of cycles.
 async fn with_cycles(world: &World, amount: u128) -> Universal {
     let id = create_for(&world.agent, amount).await;
     let mode = ic_management_canister_types::CanisterInstallMode::Install;
@@ -148,6 +148,7 @@ fn a_message_of_a_user_brings_no_cycles() {
     });
 }
 
+// Promise: P9 - Accepted cycles move to the callee, and the rest is refunded.
 #[test]
 fn a_callee_accepts_at_most_what_it_asks_for_and_the_rest_is_refunded() {
     run(async |world| {

@@ -22,7 +22,7 @@ use crate::{
     program::Program,
 };
 
-/// So many canisters are made at once, and so many wait.
+/// Number of canisters that are made at once, and number of ready ones that wait.
 const MAKERS: usize = 8;
 const WAITING: usize = 16;
 
@@ -54,9 +54,9 @@ pub(crate) fn run<T>(test: impl AsyncFnOnce(&'static World) -> T) -> T {
     RUNTIME.block_on(test(&WORLD))
 }
 
-/// Nobody drops what is static, so the node ends with this process by itself: a shell beside it
-/// reads from a pipe that this process alone holds open for writing, whichever way it ends, then
-/// kills the node and removes its folder.
+/// Statics are never dropped, so the node must end with this process in another way: a separate
+/// shell reads from a pipe that only this process holds open for writing, whichever way it ends,
+/// then kills the node and removes its folder.
 fn watched(folder: &Path) -> (String, File) {
     let pipe = folder.join("alive");
     let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
@@ -117,7 +117,7 @@ impl World {
         self.canisters.lock().await.recv().await.unwrap()
     }
 
-    /// So many of them.
+    /// `N` such canisters.
     pub(crate) async fn canisters<const N: usize>(&self) -> [Universal; N] {
         let mut found = Vec::new();
         for _ in 0..N {
@@ -213,7 +213,7 @@ pub(crate) fn told_reject(outcome: Outcome) -> (u64, String) {
     (code, String::from_utf8(message.to_vec()).unwrap())
 }
 
-/// A canister that does what it is told.
+/// A canister that executes the program it is sent.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Universal {
     pub(crate) id: Principal,
@@ -246,7 +246,7 @@ impl Universal {
         outcome(harness::query(agent, self.id, method, what.encoded()).await)
     }
 
-    /// What it keeps.
+    /// Its kept bytes.
     pub(crate) async fn kept(&self) -> Vec<u8> {
         self.query(crate::program::program().kept().reply()).await.unwrap()
     }

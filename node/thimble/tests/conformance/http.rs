@@ -64,7 +64,7 @@ pub(crate) fn sealed(identity: &dyn Identity, content: EnvelopeContent) -> Envel
     }
 }
 
-/// Nanoseconds since 1970, so many seconds from now.
+/// Nanoseconds since 1970, this number of seconds from now.
 pub(crate) fn at(seconds: i64) -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let span = Duration::from_secs(seconds.unsigned_abs());
@@ -350,6 +350,7 @@ fn a_call_of_the_management_canister_that_names_no_canister_is_rejected_and_not_
 
 // Replays.
 
+// Promise: P9 - A call that is sent twice is executed once.
 #[test]
 fn the_same_call_sent_twice_is_executed_once() {
     run(async |world| {
@@ -447,7 +448,7 @@ fn a_request_without_or_with_a_wrong_signature_is_refused() {
             let mut no_key = sealed(&key, content.clone());
             no_key.sender_pubkey = None;
             refused(send(world, canister.id, version, what, &no_key).await);
-            // Well signed, by somebody else than the sender.
+            // A valid signature of a key other than the sender's.
             let other = sealed(&identity(2), content);
             refused(send(world, canister.id, version, what, &other).await);
         }
@@ -647,7 +648,7 @@ fn a_delegation_with_permissions_that_do_not_exist_is_refused() {
     });
 }
 
-/// A chain over so many keys after the owner's; whether it is taken.
+/// A chain over these keys after the owner's. Returns whether it is accepted.
 async fn chain_of(world: &World, canister: Universal, keys: &[u8]) -> bool {
     let (key, sender) = owner();
     let mut before = identity(1);

@@ -76,6 +76,7 @@ fn a_canister_cannot_be_made_with_the_id_of_another() {
     });
 }
 
+// Promise: P9 - The id of a deleted canister is not used again.
 #[test]
 fn the_id_of_a_deleted_canister_is_not_used_again() {
     run(async |world| {

@@ -106,7 +106,7 @@ pub(crate) fn permitted(name: &str, context: &str) -> bool {
 /// An address that the universal canister uses for nothing.
 const SPARE: u64 = 64;
 
-/// A call to nobody in particular.
+/// An arbitrary call.
 fn some_call() -> Call {
     Call::to(Principal::management_canister(), "raw_rand")
 }

@@ -1,6 +1,6 @@
-//! What the interface specification asks of a replica, rule by rule, from outside: one node that
-//! all tests share, canisters of each test's own, HTTP. A test's path is the chapter, its name is
-//! the rule.
+//! The rules of the interface specification for a replica, from outside: one node that all tests
+//! share, separate canisters for each test, HTTP. A test's path is the chapter, its name is the
+//! rule.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../it/harness.rs"]

@@ -11,7 +11,7 @@ use crate::{
     program::*,
 };
 
-/// What the controller is told about a canister.
+/// The status of a canister, as its controller gets it.
 pub(crate) async fn status(world: &World, canister: Principal) -> CanisterStatusResult {
     let told = world.about(canister, "canister_status").await.unwrap();
     Decode!(&told, CanisterStatusResult).unwrap()
@@ -163,7 +163,7 @@ fn wasm_memory_threshold_is_at_most_2_to_the_48() {
     });
 }
 
-/// So many principals, the controller among them.
+/// This number of principals, including the controller.
 fn crowd(world: &World, many: u8) -> Vec<Principal> {
     let others = (1..many).map(|number| Principal::from_slice(&[number; 5]));
     others.chain([world.agent.get_principal().unwrap()]).collect()
@@ -754,6 +754,7 @@ fn raw_rand_gives_32_other_bytes_each_time() {
     });
 }
 
+// Promise: P15 - Arguments beyond the bounds are refused with the bound, and rounds continue.
 #[test]
 fn arguments_beyond_the_bounds_are_refused_and_rounds_continue() {
     run(async |world| {
@@ -778,7 +779,7 @@ fn arguments_beyond_the_bounds_are_refused_and_rounds_continue() {
     });
 }
 
-/// The newest changes of a canister, as another is told.
+/// The newest changes of a canister, as another canister gets them.
 pub(crate) async fn info(
     canister: Universal,
     of: Principal,
@@ -973,6 +974,7 @@ async fn log_lines(world: &World, canister: Principal) -> Vec<String> {
     records.into_iter().map(text).collect()
 }
 
+// Promise: P9 - A backtrace is shown in the log and to callers that may read the log.
 #[test]
 fn a_trap_shows_its_backtrace_to_those_who_may_read_the_log_and_in_the_log() {
     run(async |world| {

@@ -27,7 +27,7 @@ async fn installable(world: &World, modules: &[(&str, Vec<u8>)], expected: bool)
     for (name, done) in futures::future::join_all(lanes).await.into_iter().flatten() {
         match (&done, expected) {
             (Ok(_), true) => {}
-            // What is refused is refused as an error of the canister.
+            // A refused module is refused as an error of the canister.
             (Err(reject), false) if reject.code == 5 => {}
             _ => differ.note(name, done),
         }
@@ -258,6 +258,7 @@ fn a_custom_section_may_be_public_or_private_and_not_both() {
     });
 }
 
+// Promise: P9 - Limits of modules are at least those of the specification.
 #[test]
 fn limits_of_modules_are_not_below_those_of_the_specification() {
     run(async |world| {
@@ -278,6 +279,7 @@ fn limits_of_modules_are_not_below_those_of_the_specification() {
     });
 }
 
+// Promise: P9 - A module of 50,000 functions installs.
 #[test]
 fn fifty_thousand_functions_are_not_too_many() {
     run(async |world| {

@@ -45,6 +45,7 @@ fn charged(request: &Request) -> u64 {
     (request.url.len() + headers + body) as u64
 }
 
+// Promise: P12 - A response contains status, headers and body, and unused cycles are refunded.
 #[test]
 fn a_response_has_status_headers_and_body_and_the_rest_of_the_cycles_comes_back() {
     run(async |world| {
@@ -117,6 +118,7 @@ fn what_the_interface_does_not_allow_is_rejected_and_all_cycles_come_back() {
     });
 }
 
+// Promise: P12 - A request without enough cycles is rejected with the price.
 #[test]
 fn a_request_without_enough_cycles_is_rejected_with_the_price() {
     run(async |world| {
@@ -155,6 +157,7 @@ fn users_cannot_make_requests() {
     });
 }
 
+// Promise: P12 - The transform function gets response and context from the management canister.
 #[test]
 fn the_transform_gets_response_and_context_from_the_management_canister() {
     run(async |world| {
@@ -198,6 +201,7 @@ fn a_transform_that_fails_says_so() {
     });
 }
 
+// Promise: P12 - A response has at most as many bytes as the canister allows.
 #[test]
 fn a_response_may_have_as_many_bytes_as_were_asked_for_and_no_more() {
     run(async |world| {

@@ -4,7 +4,7 @@ use candid::Principal;
 
 use crate::imports;
 
-/// What runs when the system calls a hook; `HOOK` of the canister.
+/// A hook that the system runs; `HOOK` of the canister.
 #[derive(Clone, Copy)]
 pub(crate) enum Hook {
     InspectMessage = 0,
@@ -75,7 +75,7 @@ impl Program {
         self.operation(3, &[])
     }
 
-    /// A size to so many zeros.
+    /// Turns a size into this number of zeros.
     pub(crate) fn room(self) -> Self {
         self.operation(5, &[])
     }
@@ -138,7 +138,7 @@ impl Program {
         self.operation(19, &[])
     }
 
-    /// What `hook` will do from now on.
+    /// Sets the body of `hook` from now on.
     pub(crate) fn hook(self, hook: Hook, body: Self) -> Self {
         self.bytes(&body.0).int(hook as u64).operation(20, &[])
     }

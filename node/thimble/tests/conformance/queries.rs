@@ -170,7 +170,7 @@ fn a_composite_query_that_calls_itself_forever_is_rejected() {
         let what = program().bytes(&program().call_must(deeper).encoded()).keep();
         canister.update(what.then(reply(b""))).await.unwrap();
         let outcome = canister.composite(program().kept().run()).await;
-        // Somebody in the chain is rejected; whoever called gets that as a reply or a reject.
+        // One call of the chain is rejected; its caller gets that as a reply or a reject.
         let code = outcome.map_or_else(|reject| reject.code, |told| told_reject(Ok(told)).0);
         assert_eq!(code, 5);
     });
@@ -246,6 +246,8 @@ async fn query_stats(world: &World, canister: Principal) -> [u64; 3] {
         .map(|figure| figure.0.try_into().unwrap())
 }
 
+// Promise: P9 - `query_stats` contain payload bytes, calls and instructions of every evaluated
+//   query.
 #[test]
 fn query_stats_have_the_queries_that_were_evaluated_and_the_bytes_of_their_payloads() {
     run(async |world| {

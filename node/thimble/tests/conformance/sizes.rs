@@ -9,12 +9,12 @@ use crate::{
 /// Largest payload of a message (the public network's resource limits).
 const LARGEST: u64 = 2 << 20;
 
-/// Replies so many zeros.
+/// Replies this number of zeros.
 fn reply_of_size(bytes: u64) -> Program {
     program().int(bytes).room().reply()
 }
 
-/// A program that does nothing but answer, of so many bytes.
+/// A program of this many bytes that does nothing but answer.
 fn padded(bytes: u64) -> Program {
     let around = program().bytes(b"").drop_top().then(reply(b"taken")).encoded().len() as u64;
     let padding = vec![0; usize::try_from(bytes - around).unwrap()];

@@ -62,6 +62,7 @@ async fn keep(canister: Universal, text: &[u8]) {
     canister.update(program().bytes(text).keep().then(reply(b""))).await.unwrap();
 }
 
+// Promise: P9 - A snapshot restores the state of its canister.
 #[test]
 fn a_snapshot_brings_back_the_state_of_its_canister() {
     run(async |world| {

@@ -27,6 +27,7 @@ fn reply_of(name: &str, arguments: &[u64]) -> Program {
 
 // Method arguments.
 
+// Promise: P9 - System API functions return the values of the specification.
 #[test]
 fn msg_arg_data_is_the_argument_of_the_call() {
     run(async |world| {

@@ -1,4 +1,5 @@
-//! What outsiders may send: each gets the answer the specification names, and the node goes on.
+//! Invalid input from outside: each request gets the answer that the specification names, and the
+//! node continues.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -13,6 +14,7 @@ async fn still_counts(node: &Node) {
     assert_eq!(update(&agent, counter, "inc", vec![]).await.unwrap(), 1u64.to_le_bytes());
 }
 
+// Promise: P15 - Malformed requests are refused with a reason.
 #[tokio::test]
 async fn malformed_and_misaddressed_requests_are_refused_with_a_reason() {
     let node = Node::start().await;
@@ -43,7 +45,7 @@ async fn malformed_and_misaddressed_requests_are_refused_with_a_reason() {
         .unwrap();
     assert_eq!(response.status(), 415);
     assert!(response.text().await.unwrap().contains("application/cbor"));
-    // Too large, told without reading it all.
+    // Too large: refused without reading it all.
     let (code, text) = post(url.clone(), vec![0; 6 << 20]).await;
     assert_eq!(code, 413);
     let text = String::from_utf8_lossy(&text).into_owned();
@@ -78,8 +80,9 @@ async fn malformed_and_misaddressed_requests_are_refused_with_a_reason() {
     still_counts(&node).await;
 }
 
+// Promise: P15 - Invalid modules are refused with the limit.
 #[tokio::test]
-#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+#[expect(clippy::too_many_lines, reason = "one sequence of steps")]
 async fn modules_that_are_no_canisters_are_refused_with_the_limit() {
     let node = Node::start().await;
     let agent = node.agent(1).await;
@@ -175,6 +178,7 @@ fn gzip_bomb() -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
+// Promise: P15 - A canister that grows without end stops at its limit.
 #[tokio::test]
 async fn a_canister_that_grows_without_end_is_stopped_by_its_cap() {
     let node = Node::start_as("256MiB", "disk = \"4GiB\"\n", "").await;

@@ -25,7 +25,7 @@ fn status(node: &Node, flags: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Anonymous memory that no pool holds at rest, in all processes together.
+/// Anonymous memory of the idle node that no pool holds, in all processes together.
 const UNACCOUNTED_AT_REST_BYTES_MAX: i64 = 8 << 20;
 
 /// Constants of the node's program that hold addresses, as the kernel counts them in this process:
@@ -48,6 +48,7 @@ fn relocated_bytes(pid: u64) -> u64 {
     kib << 10
 }
 
+// Promise: P1 - Idle anonymous memory outside every pool of the ledger is at most 8 MiB.
 #[tokio::test]
 async fn status_tells_what_the_node_holds() {
     let node = Node::start().await;
@@ -89,8 +90,8 @@ async fn status_tells_what_the_node_holds() {
     let held = |name: &str, figure: &str| {
         number(&pools.iter().find(|pool| pool["name"] == name).unwrap()[figure])
     };
-    // What is counted of the program's constants is what the kernel counts, and the sheet has room
-    // for it.
+    // The counted bytes of the program's constants match the kernel's count, and the sheet has room
+    // for them.
     let program = held("program", "used_bytes");
     assert!(program.abs_diff(relocated) <= 64 << 10, "{program} bytes counted, {relocated} there");
     assert!(program <= held("program", "cap_bytes"), "{program}");
@@ -98,7 +99,7 @@ async fn status_tells_what_the_node_holds() {
         assert!(held(name, "high_water_bytes") > 0, "nothing was ever counted in {name}");
     }
     assert_eq!(held("executions", "used_bytes"), 0);
-    // What lies in the state's heap is on the disk's sheet.
+    // Lines of the state's heap are on the disk's sheet.
     let lines = report["disk"]["lines"].as_array().unwrap();
     for name in ["ingress_history", "canister_metadata", "state_heap"] {
         let line = lines.iter().find(|line| line["name"] == name).unwrap();
@@ -115,12 +116,13 @@ async fn status_tells_what_the_node_holds() {
     for word in ["healthy", "512 MiB", "executions", "update worker", "nothing is held back"] {
         assert!(text.contains(word), "{word} in\n{text}");
     }
-    // Nobody there: the address is named.
+    // No node there: the address is named.
     let output = thimble().args(["status", "--address", "127.0.0.1:9"]).output().unwrap();
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("127.0.0.1:9"));
 }
 
+// Promise: P3 - An idle node returns freed memory to the kernel.
 #[tokio::test]
 async fn an_idle_node_hands_memory_back() {
     let eager = "[limits.governor]\nidle_millis = 100\ninterval_millis = 100\ngrowth_percent = 100\ninitial_bytes = 0\n";
@@ -145,13 +147,15 @@ async fn an_idle_node_hands_memory_back() {
         assert!(allocator[figure].as_u64().unwrap() > 0, "{figure} in {allocator}");
     }
     assert!(node.metric("thimble_purges_idle_total").await > 0);
-    // Workers tell too.
-    until_async("the workers tell what they hold", async || {
+    // Workers report too.
+    until_async("the workers report their memory", async || {
         figure(&node.metrics().await, "thimble_worker_live_bytes{lane=\"Update(0)\"}") > 0
     })
     .await;
 }
 
+// Promise: P2 - Under memory pressure queries are refused first, then calls; accepted calls
+//   complete.
 #[tokio::test]
 async fn short_of_memory_queries_are_refused_first_then_calls_and_what_was_accepted_goes_on() {
     // An idle node holds more than 1 % of 256 MiB.
@@ -196,8 +200,8 @@ async fn short_of_memory_queries_are_refused_first_then_calls_and_what_was_accep
     // Reading what was certified is not refused.
     assert_eq!(agent.read_state_canister_info(counter, "module_hash").await.unwrap().len(), 32);
 
-    // Rounds wait, but not forever: nobody may be left without a certificate because memory is not
-    // given back.
+    // Rounds wait, but not forever: no client may be left without a certificate because memory is
+    // not released.
     node.reconfigure(&level(1, 1, 1)).await;
     until_async("execution waits", async || {
         report(&node).await["throttling"]["level"] == "execution"
@@ -218,6 +222,7 @@ async fn short_of_memory_queries_are_refused_first_then_calls_and_what_was_accep
     assert_eq!(report(&node).await["throttling"]["level"], "none");
 }
 
+// Promise: P2 - A call without room in the ingress history is refused at once.
 #[tokio::test]
 async fn a_call_the_history_has_no_room_for_is_refused_and_not_left_waiting() {
     let mut node = Node::start().await;
@@ -250,7 +255,7 @@ async fn a_call_the_history_has_no_room_for_is_refused_and_not_left_waiting() {
         refused > 0
     })
     .await;
-    // Whoever was not refused was answered, once.
+    // Every call that was not refused was answered, once.
     let count = query(&agent, counter, "get", vec![]).await.unwrap();
     assert_eq!(count, answered.to_le_bytes());
 }

@@ -111,7 +111,7 @@ impl Client {
         let (mut last, mut sent) = (0, 0);
         while !stop.load(Relaxed) {
             sent += 1;
-            // What is refused or times out may have been executed.
+            // A call that was refused or timed out may have been executed.
             if let Ok(reply) = update(&agent, counter, "inc", vec![]).await {
                 let count = u64::from_le_bytes(reply.try_into().unwrap());
                 assert!(count > last, "{count} after {last}: a call was executed twice or undone");
@@ -146,6 +146,8 @@ fn cut_off(subnet: &Subnet) -> BTreeSet<String> {
     honest.iter().flat_map(|node| node.log().lines().filter_map(peer).collect::<Vec<_>>()).collect()
 }
 
+// Promise: P18 - One Byzantine member of four cannot stop, split or corrupt the three honest
+//   members.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn member_that_misbehaves_cannot_stop_or_corrupt_the_others() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
@@ -223,6 +225,7 @@ async fn member_that_misbehaves_cannot_stop_or_corrupt_the_others() {
     assert!(peers.len() <= 1, "an honest member was cut off: {peers:?}");
 }
 
+// Promise: P18 - False state offers do not keep a member from the certified state.
 #[tokio::test]
 async fn member_that_offers_false_states_does_not_keep_others_from_a_true_one() {
     let mut subnet = Subnet::prepared(FORGETFUL, &["--provisional", "true"], None);

@@ -18,11 +18,13 @@ fn none() -> Vec<u8> {
     Encode!().unwrap()
 }
 
+// Promise: P10 - A Motoko canister in 64 bit counts, upgrades and survives a restart.
 #[tokio::test]
 async fn a_motoko_counter_in_64_bit_counts_upgrades_and_comes_back_after_a_restart() {
     motoko("motoko-counter64.wasm", Some(WasmMemoryPersistence::Keep)).await;
 }
 
+// Promise: P10 - A Motoko canister in 32 bit counts, upgrades and survives a restart.
 #[tokio::test]
 async fn a_motoko_counter_in_32_bit_counts_upgrades_and_comes_back_after_a_restart() {
     motoko("motoko-counter32.wasm", None).await;
@@ -69,6 +71,7 @@ async fn motoko(name: &str, persistence: Option<WasmMemoryPersistence>) {
     assert_eq!(number(&update(&agent, counter, "inc", none()).await.unwrap()), 5);
 }
 
+// Promise: P10 - A C canister replies raw bytes.
 #[tokio::test]
 async fn a_c_canister_replies_raw_bytes() {
     let node = Node::start().await;
@@ -80,6 +83,7 @@ async fn a_c_canister_replies_raw_bytes() {
     assert_eq!(query(&agent, counter, "get", vec![]).await.unwrap(), 3u64.to_le_bytes());
 }
 
+// Promise: P10 - A TypeScript canister of 3.5 MB installs in chunks.
 #[tokio::test]
 async fn a_typescript_canister_of_three_and_a_half_megabytes_installs_in_chunks() {
     let mut node = Node::start().await;
@@ -111,8 +115,9 @@ async fn a_heartbeat_beats() {
     }
 }
 
+// Promise: P10 - A Rust canister uses calls, timers, certified data and cycles.
 #[tokio::test]
-#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+#[expect(clippy::too_many_lines, reason = "one sequence of steps")]
 async fn a_rust_canister_calls_times_certifies_and_pays() {
     let node = Node::start().await;
     let agent = node.agent(1).await;
@@ -200,7 +205,7 @@ async fn a_rust_canister_calls_times_certifies_and_pays() {
         .unwrap();
     assert_eq!(Decode!(&back, Nat).unwrap(), sent);
 
-    // What the System API says of where it runs.
+    // The System API's data about the environment.
     let (code, text, _) = rejected(
         update(&agent, bench, "reject_with", Encode!(&"no thanks").unwrap()).await.unwrap_err(),
     );
@@ -212,6 +217,7 @@ async fn a_rust_canister_calls_times_certifies_and_pays() {
     rejected(refused);
 }
 
+// Promise: P1 - A message that writes beyond its limit traps with the limit in the reject text.
 #[tokio::test]
 async fn writes_are_bounded_per_message_and_the_limit_is_named() {
     let node = Node::start().await;
@@ -270,6 +276,7 @@ async fn an_infinite_loop_ends_at_the_instruction_limit_and_the_node_goes_on() {
     assert_eq!(number(&update(&agent, bench, "inc", none()).await.unwrap()), 1);
 }
 
+// Promise: P10 - ic-agent 0.49 creates, installs, calls, queries and deletes a canister.
 #[tokio::test]
 async fn a_canister_is_managed_through_its_life() {
     let node = Node::start().await;

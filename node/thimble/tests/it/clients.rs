@@ -33,16 +33,19 @@ pub(crate) fn client_of(url: &str, program: &str, arguments: &[&str]) {
     );
 }
 
+// Promise: P10 - @icp-sdk/core 6.1 deploys, calls, queries and verifies.
 #[tokio::test]
 async fn javascript_deploys_calls_queries_and_verifies() {
     client("node", &["tests/clients/node/deploy.mjs"]).await;
 }
 
+// Promise: P10 - @dfinity/agent 3.4 works over the older endpoints.
 #[tokio::test]
 async fn the_older_javascript_agent_does_so_over_the_older_endpoints() {
     client("node", &["tests/clients/node/legacy.mjs"]).await;
 }
 
+// Promise: P10 - icp-py-core 2.3 deploys, calls, queries and verifies.
 #[tokio::test]
 async fn python_deploys_calls_queries_and_verifies() {
     client(&python(), &["tests/clients/python/deploy.py"]).await;

@@ -1,5 +1,5 @@
-//! Clients that hold on: connections that say nothing, requests that trickle, answers nobody reads,
-//! and more of them than there are descriptors.
+//! Clients that occupy resources: idle connections, requests that trickle, answers that are not
+//! read, and more connections than there are descriptors.
 
 use std::time::Duration;
 
@@ -129,6 +129,7 @@ async fn last_words(mut stream: TcpStream) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
+// Promise: P2 - Ten thousand silent connections use at most 24 MiB more than none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_silent_connections_are_bounded_and_disturb_nobody() {
     let descriptors = raise_descriptor_limit();
@@ -167,7 +168,7 @@ async fn ten_thousand_silent_connections_are_bounded_and_disturb_nobody() {
     assert!(silent_ones.len() > connections * 9 / 10, "{} connected", silent_ones.len());
     assert!(most < idle + 24 * MIB, "{idle} at rest, {most} with {connections} connections");
 
-    // Whoever came too late was told, unless too many came at once; nobody is left hanging.
+    // Late clients got an error, unless too many came at once; no connection is left hanging.
     let mut told = 0;
     for stream in silent_ones {
         let words = last_words(stream).await;
@@ -207,6 +208,7 @@ async fn trickle(node: std::net::SocketAddr, at_once: usize, bytes: Vec<u8>) -> 
     String::from_utf8_lossy(&words).into_owned()
 }
 
+// Promise: P2 - A request that trickles loses its connection, and other clients are served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_trickle_lose_their_connection_and_others_go_on() {
     let config = "[limits.gateway]\nread_timeout_millis = 2000\n";
@@ -240,7 +242,7 @@ async fn requests_that_trickle_lose_their_connection_and_others_go_on() {
                         && words.contains("read_timeout_millis = 2000"),
                     "{words}"
                 ),
-                // There is nobody yet to answer to.
+                // No request can be answered yet.
                 _ => assert!(words.is_empty() || words.starts_with("HTTP/1.1 4"), "{words}"),
             }
         }
@@ -257,6 +259,7 @@ fn large_query(agent: &Agent, bench: Principal, bytes: u64) -> (String, Vec<u8>)
     (format!("/api/v3/canister/{bench}/query"), signed.signed_query)
 }
 
+// Promise: P2 - Unread responses are bounded in bytes and time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn answers_that_nobody_reads_are_bounded_and_given_up() {
     let node = Node::start().await;
@@ -312,7 +315,7 @@ async fn answers_that_nobody_reads_are_bounded_and_given_up() {
     println!("{calls} calls meanwhile; {} KiB at rest, {} KiB at most", idle >> 10, most >> 10);
     assert!(most < idle + cap + 24 * MIB, "{idle} bytes at rest, {most} at most");
     assert_eq!(counted(&agent, counter).await, calls);
-    // Who was being answered was cut off; who found no room was told so.
+    // Connections that were being answered were cut off; those that found no room got an error.
     let mut cut = 0;
     for stream in deaf {
         let words = last_words(stream).await;
@@ -363,9 +366,10 @@ async fn no_window(node: &Node, path: &str, body: &[u8]) -> (Streams, tokio::tas
     (answers, driver)
 }
 
+// Promise: P2 - A node with few descriptors serves clients while connections exceed them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_with_few_descriptors_goes_on_with_more_connections_than_it_can_hold() {
-    // With so few, no node of this size starts: it would come to a stand one day.
+    // With this few descriptors, no node of this size starts: it could halt later.
     let folder = tempfile::tempdir().unwrap();
     let refused = thimble_after("ulimit -n 256")
         .arg("run")
@@ -376,7 +380,7 @@ async fn a_node_with_few_descriptors_goes_on_with_more_connections_than_it_can_h
     let text = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success());
     assert!(text.contains("256 open files") && text.contains("pages.open_files"), "{text}");
-    // One that is told to hold less does.
+    // A node configured to hold less starts.
     let node = Node::start_as(
         "512MiB",
         "[limits.pages]\nopen_files = 16\n[limits.gateway]\nconnections = 90\n",

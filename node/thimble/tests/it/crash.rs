@@ -19,15 +19,15 @@ use testing::until_async;
 const KILLS: usize = 20;
 const CLIENTS: usize = 4;
 
-/// What a client knows: the highest count it saw acknowledged by a certified reply, and the most
-/// calls that can have counted.
+/// A client's observations: the highest count it saw acknowledged by a certified reply, and the
+/// most calls that can have counted.
 #[derive(Default)]
 struct Ledger {
     acknowledged: AtomicU64,
     sent: AtomicU64,
 }
 
-/// Increments its own counter until told to stop; every reply was verified by the agent before it
+/// Increments its own counter until `stop` is set; every reply was verified by the agent before it
 /// counts.
 async fn load(agent: Agent, counter: Principal, ledger: Arc<Ledger>, stop: Arc<AtomicBool>) {
     while !stop.load(Ordering::Relaxed) {
@@ -41,7 +41,7 @@ async fn load(agent: Agent, counter: Principal, ledger: Arc<Ledger>, stop: Arc<A
     }
 }
 
-/// Newest certified height, as the node tells.
+/// Newest certified height, as the node reports it.
 async fn certified_height(node: &Node) -> u64 {
     let health = reqwest::get(format!("{}/health", node.url)).await.unwrap().bytes().await.unwrap();
     let health: serde_json::Value = serde_json::from_slice(&health).unwrap();
@@ -63,8 +63,10 @@ async fn certified_root(agent: &Agent, canister: Principal) -> String {
     hex::encode(certificate.tree.digest())
 }
 
+// Promise: P5 - 20 kills of node or worker under load lose no update with a certified reply, and
+//   reproduce the roots.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+#[expect(clippy::too_many_lines, reason = "one sequence of steps")]
 async fn twenty_kills_of_node_or_worker_under_load_lose_nothing() {
     let seed: u64 = std::env::var("THIMBLE_SEED")
         .ok()
@@ -159,6 +161,8 @@ async fn query_again(agent: &Agent, counter: Principal) -> Vec<u8> {
     }
 }
 
+// Promise: P8 - A start with another `--memory` replays by the old limits and then applies the new
+//   ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_memory_after_a_crash_replays_by_the_limits_of_before() {
     let mut node = Node::start_with("512MiB").await;

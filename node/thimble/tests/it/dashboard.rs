@@ -1,5 +1,5 @@
-//! The dashboard in a real browser, headless. The story is told by
-//! `tests/clients/node/dashboard.mjs`; `make test` installs what it needs.
+//! The dashboard in a real browser, headless. `tests/clients/node/dashboard.mjs` contains the
+//! steps; `make test` installs its dependencies.
 
 use std::{
     path::{Path, PathBuf},

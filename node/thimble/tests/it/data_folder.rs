@@ -26,6 +26,7 @@ fn open_to_others(path: &Path) -> Vec<(PathBuf, String)> {
     found
 }
 
+// Promise: P16 - The data folder of a node is readable by its owner only.
 #[tokio::test]
 async fn data_folder_is_readable_by_its_owner_only() {
     let mut node = Node::start().await;
@@ -43,6 +44,7 @@ async fn data_folder_is_readable_by_its_owner_only() {
     assert_eq!(mode(&node.data), 0o700);
 }
 
+// Promise: P16 - A node listens at a host name.
 #[tokio::test]
 async fn host_name_can_be_listened_at() {
     let folder = tempfile::tempdir().unwrap();

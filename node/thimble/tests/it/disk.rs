@@ -27,6 +27,7 @@ pub(crate) fn disk_for_little() -> String {
     format!("{}m", (reserve >> 20) + 200)
 }
 
+// Promise: P7 - A full disk refuses updates with a reason and loses nothing.
 #[tokio::test]
 async fn a_disk_that_fills_up_stops_updates_and_loses_nothing() {
     let mount_point = tempfile::tempdir().unwrap();
@@ -57,7 +58,7 @@ async fn a_disk_that_fills_up_stops_updates_and_loses_nothing() {
     };
     let text = format!("{refusal:?}");
     assert!(text.contains("disk") || text.contains("space"), "{text}");
-    // Reading goes on.
+    // Reads continue.
     assert_eq!(query(&agent, counter, "get", vec![]).await.unwrap(), acknowledged.to_le_bytes());
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
     while reqwest::get(format!("{}/health", node.url)).await.unwrap().status().is_success() {
@@ -78,6 +79,7 @@ async fn a_disk_that_fills_up_stops_updates_and_loses_nothing() {
     );
 }
 
+// Promise: P7 - Updates resume without a restart when the disk has room.
 #[tokio::test]
 async fn updates_are_taken_again_when_the_disk_has_room_without_a_restart() {
     let mount_point = tempfile::tempdir().unwrap();
@@ -108,7 +110,7 @@ async fn updates_are_taken_again_when_the_disk_has_room_without_a_restart() {
 /// What every call of a writer fills.
 const WRITE_BYTES: u64 = 8 << 20;
 
-/// What a writer knows of the canister it fills: with 1, with 2, and so on.
+/// A writer's record of the canister it fills: with 1, with 2, and so on.
 struct Written {
     canister: Principal,
     sent: AtomicU64,
@@ -135,8 +137,8 @@ impl Written {
     /// whose answer was lost.
     async fn check(&self, agent: &Agent) {
         let acknowledged = self.acknowledged.load(Ordering::SeqCst);
-        // A query is given up while newer states wait for it to be written down, which they do for
-        // longer when the disk is full; its sender is told to ask again.
+        // A query is given up while newer states wait to be written, which takes longer when the
+        // disk is full; its sender is asked to retry.
         let mut sum = None;
         until_async("the canister is read", async || {
             let arguments = Encode!(&0u64, &WRITE_BYTES).unwrap();
@@ -157,7 +159,7 @@ impl Written {
     }
 }
 
-/// Uploads chunks, each another, until told to stop; how many were taken.
+/// Uploads chunks, each different, until `stop` is set. Returns the number that were accepted.
 async fn keep_uploading(agent: Agent, canister: Principal, stop: Arc<AtomicBool>) -> u64 {
     let mut taken = 0;
     for number in 0u64.. {
@@ -179,11 +181,12 @@ async fn keep_uploading(agent: Agent, canister: Principal, stop: Arc<AtomicBool>
     taken
 }
 
+// Promise: P7 - A disk that fills under load loses nothing and recovers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
     let mount_point = tempfile::tempdir().unwrap();
     let Some(disk) = SmallDisk::mount(mount_point.path(), "300m") else { return };
-    // The log lies elsewhere, so that it can tell what happened.
+    // The log is on another disk, so that the events can be read.
     let elsewhere = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(elsewhere.path().join("log"), disk.path().join("data.log")).unwrap();
     // Next to no reserve: what meets the full disk is the writing of pages, not the node's
@@ -222,16 +225,15 @@ async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
     let pages_met_it = || node.log().contains("appending dirty pages");
     for time in 1.. {
         assert!(time < 50, "no write of pages met the full disk:\n{}", node.log());
-        // Someone else takes what is left, and whatever the node gives back.
+        // Another process takes the rest of the disk, and all that the node frees.
         let mut filler = Filler::new(&disk);
         until_async("writers meet the full disk", async || {
             filler.fill();
-            // Calls that were taken in before fail for nobody: they wait for the disk with their
-            // round.
+            // Calls that were accepted before do not fail: they wait for the disk with their round.
             node.metric("thimble_updates_refused").await == 1
         })
         .await;
-        // Reading goes on, and no write is seen in part.
+        // Reads continue, and no partial write is visible.
         for writer in &writers {
             writer.check(&agent).await;
         }
@@ -265,7 +267,7 @@ async fn a_disk_that_fills_under_a_storm_of_writes_loses_nothing_and_heals() {
 /// Stable memory that is written while one node has no room for it.
 const UNWRITABLE: u64 = 24 << 20;
 
-/// Takes what is left of a disk, and whatever is given back to it.
+/// Takes the rest of a disk, and all that is freed on it.
 struct Filler {
     file: fs::File,
     path: std::path::PathBuf,
@@ -297,11 +299,13 @@ async fn health(node: &Node) -> (bool, String) {
     (answer.status().is_success(), answer.text().await.unwrap())
 }
 
+// Promise: P7 - One of four nodes with a full disk reports it on `/health` and catches up without a
+//   restart.
 #[tokio::test]
 async fn one_of_four_with_a_full_disk_waits_and_says_so_and_goes_on_when_there_is_room() {
     let mount_point = tempfile::tempdir().unwrap();
     let Some(disk) = SmallDisk::mount(mount_point.path(), "400m") else { return };
-    // The log lies elsewhere, so that it can tell what happened.
+    // The log is on another disk, so that the events can be read.
     let elsewhere = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(elsewhere.path().join("log"), disk.path().join("data.log")).unwrap();
     // Next to no reserve: what meets the full disk is the writing, not the node's foresight.
@@ -320,7 +324,7 @@ async fn one_of_four_with_a_full_disk_waits_and_says_so_and_goes_on_when_there_i
     for byte in [7_u8, 9] {
         let mut filler = Filler::new(&disk);
         filler.fill();
-        // The others go on, with canister memory that the fourth cannot write and beyond a
+        // The others continue, with canister memory that the fourth cannot write and beyond a
         // checkpoint.
         update(&agent, bench, "stable_fill", Encode!(&0u64, &UNWRITABLE, &byte).unwrap())
             .await
@@ -381,6 +385,7 @@ fn limit_descriptors(pid: u32, (soft, hard): (u64, u64)) {
     prlimit(Pid::from_raw(i32::try_from(pid).unwrap()), Resource::Nofile, limit).unwrap();
 }
 
+// Promise: P7 - One of four nodes without descriptors waits and recovers without a restart.
 #[tokio::test]
 async fn one_of_four_that_can_open_nothing_more_waits_and_goes_on_when_it_can() {
     let mut subnet = Subnet::start_at("", &["--provisional", "true"], None).await;
@@ -419,6 +424,7 @@ async fn one_of_four_that_can_open_nothing_more_waits_and_goes_on_when_it_can() 
     increment(&own, counter).await;
 }
 
+// Promise: P7 - Files that may not grow are waited for and named.
 #[tokio::test]
 async fn files_that_may_not_grow_are_waited_for_and_named() {
     use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
@@ -442,6 +448,7 @@ async fn files_that_may_not_grow_are_waited_for_and_named() {
     assert_eq!(node.pid(), pid, "it heals without a restart");
 }
 
+// Promise: P7 - A folder that cannot be written is named.
 #[test]
 fn a_folder_that_cannot_be_written_is_named() {
     let folder = tempfile::tempdir().unwrap();
@@ -489,6 +496,7 @@ async fn refused(node: &mut Node) -> String {
     node.log()[before..].to_owned()
 }
 
+// Promise: P6 - A node refuses a flipped bit by height and accepts a torn end.
 #[tokio::test]
 async fn a_flipped_bit_in_the_block_log_is_refused_by_height_and_a_torn_end_is_not() {
     const UPDATES: u64 = 20;
@@ -513,11 +521,11 @@ async fn a_flipped_bit_in_the_block_log_is_refused_by_height_and_a_torn_end_is_n
         assert!(log.contains("is damaged at byte") && log.contains("cannot be read"), "{log}");
         assert!(log.contains("docs/operating.md"), "{log}");
     }
-    // An end that is missing is no tear either: more was certified.
+    // A missing end is not a tear either: more was certified.
     fs::write(&path, &whole[..whole.len() * 3 / 4]).unwrap();
     let log = refused(&mut node).await;
     assert!(log.contains("were acknowledged and are missing"), "{log}");
-    // What a crash leaves of a write that nobody was told of.
+    // The remains of an unacknowledged write after a crash.
     let torn = [whole.as_slice(), &[0x5a; 700], &[0; 3_000]].concat();
     fs::write(&path, torn).unwrap();
     node.launch().await;

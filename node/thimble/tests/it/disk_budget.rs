@@ -5,7 +5,7 @@ use candid::{CandidType, Encode, Nat};
 use crate::{disk::disk_for_little, harness::*};
 use testing::SmallDisk;
 
-/// What the status report says of the disk: budget, and used and cap of a line.
+/// The disk in the status report: budget, and used and cap of a line.
 async fn disk(node: &Node, line: &str) -> (u64, u64, u64) {
     let report = node.status().await;
     let lines = report["disk"]["lines"].as_array().unwrap();
@@ -40,6 +40,7 @@ async fn allocate(
     manage(agent, canister_id, "update_settings", arguments).await.map(drop)
 }
 
+// Promise: P4 - A node without `--disk` uses the free space of its first start from then on.
 #[tokio::test]
 async fn the_disk_that_was_found_is_remembered_and_another_may_be_stated() {
     let mount_point = tempfile::tempdir().unwrap();
@@ -49,7 +50,7 @@ async fn the_disk_that_was_found_is_remembered_and_another_may_be_stated() {
     assert!((7 << 30..=8 << 30).contains(&found), "{found}");
     assert!((1 << 30..found).contains(&capacity), "{capacity}");
 
-    // What fills the disk moves no limit.
+    // Other files on the disk do not change a limit.
     std::fs::write(small.path().join("filler"), vec![1; 64 << 20]).unwrap();
     node.restart().await;
     assert_eq!(disk(&node, "canister_state").await.0, found);
@@ -79,6 +80,8 @@ async fn the_disk_that_was_found_is_remembered_and_another_may_be_stated() {
     assert!(warning.contains("100 GiB") && warning.contains("8 GiB"), "{warning}");
 }
 
+// Promise: P4 - A disk smaller than its budget is reported with both numbers by log, `limits` and
+//   `status`.
 #[tokio::test]
 async fn disk_with_less_free_than_smallest_budget_is_reported() {
     let mount_point = tempfile::tempdir().unwrap();
@@ -90,6 +93,7 @@ async fn disk_with_less_free_than_smallest_budget_is_reported() {
     assert!(shortage.contains("free") && shortage.contains(&smallest), "{shortage}");
 }
 
+// Promise: P4 - Canisters fill the stated disk budget and do not exceed it.
 #[tokio::test]
 async fn canisters_fill_the_disk_that_is_stated_and_no_more() {
     let (ok, smallest) = smallest_disk();

@@ -137,6 +137,7 @@ fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o777
 }
 
+// Promise: P20 - Four nodes make their key by the ceremony and form a subnet.
 #[test]
 fn four_nodes_make_their_key_and_join() {
     let ceremony = Ceremony::begin();
@@ -212,6 +213,7 @@ fn four_nodes_make_their_key_and_join() {
     assert_eq!(places, [0, 1, 2, 3]);
 }
 
+// Promise: P20 - A changed record, plan, dealing or genesis is refused with file, node and check.
 #[test]
 fn what_was_tampered_with_is_refused_in_words() {
     let ceremony = Ceremony::held();
@@ -295,6 +297,7 @@ fn what_was_tampered_with_is_refused_in_words() {
     assert!(!ceremony.path("0/keys/subnet.json").exists());
 }
 
+// Promise: P20 - A data folder joins one subnet, with its own keys.
 #[test]
 fn a_node_joins_its_own_subnet_with_its_own_keys() {
     let (ours, theirs) = (Ceremony::held(), Ceremony::held());

@@ -69,9 +69,9 @@ fn after(prelude: &str, program: &str) -> Command {
     shell
 }
 
-/// So many addresses on this machine that nothing listens on. Their ports are none that the system
-/// gives away by itself: one of those, free now, may be some connection's a moment later, or while
-/// its node is down.
+/// This number of addresses on this machine on which nothing listens. Their ports are outside the
+/// range that the system assigns by itself: a port of that range, free now, may be taken by a
+/// connection a moment later, or while its node is down.
 pub(crate) fn free_addresses(count: usize) -> Vec<String> {
     const PORTS: std::ops::Range<u16> = 10_000..18_000;
     static NEXT: AtomicU16 = AtomicU16::new(0);
@@ -253,7 +253,7 @@ impl Node {
         reqwest::get(format!("{}/metrics", self.url)).await.unwrap().text().await.unwrap()
     }
 
-    /// One figure of it, by the name and labels as they stand there.
+    /// One figure of it, by its name and labels.
     pub(crate) async fn metric(&self, name: &str) -> u64 {
         figure(&self.metrics().await, name)
     }
@@ -396,7 +396,7 @@ pub(crate) async fn create_with(
         .await
 }
 
-/// A new canister with so many cycles.
+/// A new canister with this number of cycles.
 pub(crate) async fn create_for(agent: &Agent, amount: u128) -> Principal {
     let amount = Some(Nat::from(amount));
     provisional(agent, ProvisionalCreateCanisterWithCyclesArgs { amount, ..Default::default() })

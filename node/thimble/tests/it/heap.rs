@@ -35,6 +35,7 @@ async fn requests(node: &Node) {
     }
 }
 
+// Promise: P1 - A heap profile attributes live and total bytes of the node to functions.
 #[tokio::test]
 async fn an_operator_sees_which_functions_of_the_node_took_memory() {
     let folder = tempfile::tempdir().unwrap();
@@ -62,7 +63,7 @@ async fn an_operator_sees_which_functions_of_the_node_took_memory() {
     heap(&node, &["--svg", svg.to_str().unwrap()]);
     let svg = std::fs::read_to_string(svg).unwrap();
     assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"), "{svg}");
-    // What sees clients is not told to pages of other origins.
+    // Pages of other origins cannot read interfaces with clients' data.
     let response = reqwest::get(format!("{}/debug/heap", node.url)).await.unwrap();
     assert!(!response.headers().contains_key("access-control-allow-origin"));
     for worker in node.workers() {
@@ -72,6 +73,7 @@ async fn an_operator_sees_which_functions_of_the_node_took_memory() {
     node.stop();
 }
 
+// Promise: P1 - Heap sampling is off by default, and the refusal names the option.
 #[tokio::test]
 async fn a_node_that_does_not_sample_says_how_to_have_it_sample() {
     let node = Node::start_with("256MiB").await;

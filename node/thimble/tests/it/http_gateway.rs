@@ -91,6 +91,7 @@ fn long() -> Vec<u8> {
     (0..LONG_BYTES).map(|at| (at.wrapping_mul(31) ^ (at >> 8)) as u8).collect()
 }
 
+// Promise: P11 - A canister serves pages that are verified in both versions.
 #[tokio::test]
 async fn a_canister_serves_pages_that_are_verified() {
     let site = Site::start().await;
@@ -118,6 +119,7 @@ async fn a_canister_serves_pages_that_are_verified() {
     assert_eq!(old.text().await.unwrap(), "certified by version 1");
 }
 
+// Promise: P11 - A response that does not verify is refused with the reason.
 #[tokio::test]
 async fn what_is_forged_is_refused_and_seen_unverified_where_it_is_asked_for() {
     let site = Site::start().await;
@@ -133,6 +135,7 @@ async fn what_is_forged_is_refused_and_seen_unverified_where_it_is_asked_for() {
     assert_eq!(seen.text().await.unwrap(), "something else");
 }
 
+// Promise: P11 - Long assets are streamed in pieces, each within one reply of 2 MiB.
 #[tokio::test]
 async fn long_assets_go_out_piece_by_piece() {
     let site = Site::start().await;
@@ -173,6 +176,7 @@ async fn long_assets_go_out_piece_by_piece() {
     }
 }
 
+// Promise: P11 - A request becomes an update call where the canister asks for it.
 #[tokio::test]
 async fn a_request_becomes_an_update_call_where_the_canister_says_so() {
     let site = Site::start().await;
@@ -184,6 +188,7 @@ async fn a_request_becomes_an_update_call_where_the_canister_says_so() {
     }
 }
 
+// Promise: P11 - Hostile responses of a canister end in an error at a bounded cost.
 #[tokio::test]
 async fn hostile_answers_come_to_an_end_and_to_nothing() {
     let site = Site::with("response_chunks = 20\n").await;
@@ -198,7 +203,7 @@ async fn hostile_answers_come_to_an_end_and_to_nothing() {
     }
     let lie = site.get("/hostile?length").await;
     assert_eq!(lie.text().await.unwrap(), "nothing of this is certified");
-    // A stream that never ends is cut off, and who reads it is told so.
+    // An endless stream is cut off, and its reader gets an error.
     let endless = site.get("/hostile?end").await;
     assert_eq!(endless.status(), 200);
     assert!(endless.bytes().await.is_err());
@@ -234,6 +239,7 @@ async fn only_canisters_of_this_node_are_asked_and_nothing_of_the_operators() {
     assert!(header(&preflight, "access-control-allow-methods").unwrap().contains("POST"));
 }
 
+// Promise: P11 - A request beyond a bound of the gateway is refused with the limit.
 #[tokio::test]
 async fn what_is_too_much_is_refused_with_the_limit() {
     let site = Site::with("connections = 2\nrequests_in_flight = 2\nbody_bytes = 1000\n").await;
@@ -264,9 +270,11 @@ async fn what_is_too_much_is_refused_with_the_limit() {
     assert!(refused.text().await.unwrap().contains("http_gateway.body_bytes is 1000"));
 }
 
+// Promise: P11 - A taken default address of the gateway does not stop the start; a configured one
+//   does.
 #[tokio::test]
 async fn a_taken_address_matters_only_to_who_asked_for_it() {
-    // Somebody else may have it already, which is as good.
+    // Another process may have it already, which is as good.
     let _taken = TcpListener::bind("127.0.0.1:8081");
     let node = Node::start().await;
     assert!(node.log().contains("the HTTP gateway is off: cannot listen on 127.0.0.1:8081"));
@@ -300,7 +308,8 @@ async fn a_small_node_has_no_gateway_and_says_so() {
     assert!(text.contains("no memory for it") && text.contains("--http-gateway off"), "{text}");
 }
 
-/// The story is told by `tests/clients/node/frontend.mjs`.
+// Promise: P11 - A real browser opens the page of a canister.
+/// `tests/clients/node/frontend.mjs` contains the steps.
 #[tokio::test]
 async fn a_browser_opens_the_page_of_a_canister() {
     let site = Site::start().await;

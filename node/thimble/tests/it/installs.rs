@@ -1,5 +1,5 @@
-//! Installs that are dear to compile: who cannot pay causes no compilation, and nobody else waits for
-//! one.
+//! Installs that are expensive to compile: a caller that cannot pay causes no compilation, and no
+//! other call waits for one.
 
 use std::{
     future::Future,
@@ -23,6 +23,7 @@ fn heavy(number: usize) -> Vec<u8> {
         .unwrap()
 }
 
+// Promise: P14 - A client's installation that cannot be paid compiles nothing.
 #[tokio::test]
 async fn an_install_that_cannot_be_paid_compiles_nothing() {
     let node = Node::start().await;
@@ -70,14 +71,15 @@ async fn count_during<T>(
     (result, counted, begin.elapsed())
 }
 
+// Promise: P13 - Updates run while a module is compiled.
 #[tokio::test]
 async fn updates_of_others_run_while_a_module_is_compiled() {
     let node = Node::start_with("256MiB").await;
     let agent = node.agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
     let empty = Encode!().unwrap();
-    // A round that compiled would let one or two of the others through before it and one after, each
-    // time. A machine that stands still for a moment may do so once.
+    // A round that compiled would let one or two of the others through before it and one after,
+    // each time. A machine that pauses for a moment may do so once.
     let (enough, attempts) = (20, 5);
     for (how, chunked) in [("in the call", false), ("in chunks", true)] {
         let mut most = 0;
@@ -104,6 +106,7 @@ async fn updates_of_others_run_while_a_module_is_compiled() {
     }
 }
 
+// Promise: P13 - An installation that is killed while compiling leaves nothing and can be repeated.
 #[tokio::test]
 async fn an_install_that_is_cut_off_while_it_compiles_leaves_nothing_and_is_made_again() {
     let mut node = Node::start_with("256MiB").await;
@@ -160,7 +163,7 @@ async fn artefacts_that_were_lost_are_compiled_again_after_a_start() {
         std::fs::remove_file(file.unwrap().path()).unwrap();
     }
     node.launch().await;
-    // Nobody asks for them.
+    // They are not requested.
     until_async("both modules are compiled", async || artefacts() == before).await;
     let agent = node.agent(1).await;
     assert_eq!(update(&agent, counter, "inc", vec![]).await.unwrap(), 2_u64.to_le_bytes());

@@ -1,4 +1,4 @@
-//! Stories told from outside: a real node process, real canisters, published clients.
+//! Tests from outside: a real node process, real canisters, published clients.
 #![allow(clippy::unwrap_used)]
 
 mod bad_input;

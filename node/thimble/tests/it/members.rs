@@ -33,6 +33,7 @@ fn sign(ceremony: &Ceremony, node: usize) -> String {
     ceremony.ok(&["members", "sign", "--data-dir", &node.to_string(), "change.json"])
 }
 
+// Promise: P20 - Three of four members admit a fifth node.
 #[test]
 fn a_fifth_node_is_admitted_by_three_of_four() {
     let ceremony = five();
@@ -69,7 +70,7 @@ fn a_fifth_node_is_admitted_by_three_of_four() {
     }
     ceremony
         .refused(&["members", "submit", "--data-dir", "0", "change.json"], &["2 members signed"]);
-    // It is for members to say, in words that are theirs.
+    // Only members can sign; the error names that.
     ceremony.refused(&["members", "sign", "--data-dir", "4", "change.json"], &["is no member"]);
     sign(&ceremony, 3);
     let verified = ceremony.ok(&["members", "verify", "--data-dir", "4", "--json", "change.json"]);
@@ -82,6 +83,7 @@ fn a_fifth_node_is_admitted_by_three_of_four() {
     assert_eq!(ceremony.json("1/members-change.json"), ceremony.json("change.json"));
 }
 
+// Promise: P20 - An invalid change of members is refused with the reason.
 #[test]
 fn a_change_that_cannot_be_is_refused_where_it_is_made_or_seen() {
     let ceremony = five();
@@ -178,8 +180,8 @@ impl Running {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Makes a change, has it signed by all four, hands it to one of them, and waits until there
-    /// are so many members.
+    /// Makes a change, has it signed by all four, submits it to one of them, and waits until there
+    /// are `members` members.
     async fn change(&self, what: &[&str], members: usize) {
         let out = self.path("change.json");
         self.run(
@@ -200,6 +202,7 @@ impl Running {
     }
 }
 
+// Promise: P20 - Members change while clients are served.
 #[tokio::test]
 async fn members_change_while_clients_are_served() {
     let running = Running::start().await;
@@ -219,6 +222,7 @@ async fn members_change_while_clients_are_served() {
     assert_eq!(increment(&agent, counter).await, 3);
 }
 
+// Promise: P20 - A fifth node joins a running subnet and is needed from then on.
 #[tokio::test]
 async fn a_fifth_node_comes_to_a_running_subnet_and_is_needed_from_then_on() {
     let mut running = Running::start().await;

@@ -34,6 +34,7 @@ async fn count(agent: &Agent, counter: Principal) -> u64 {
     u64::from_le_bytes(reply.try_into().unwrap())
 }
 
+// Promise: P1 - A worker killed by the kernel for memory costs one retry of its message.
 #[tokio::test]
 async fn a_worker_killed_for_memory_is_replaced_and_its_message_runs_again() {
     let Some(group) = Group::new() else { return };
@@ -52,7 +53,7 @@ async fn a_worker_killed_for_memory_is_replaced_and_its_message_runs_again() {
     // The worker has no room for this; the one that takes its place lives in the node's own group,
     // which has.
     fill_heap(&agent, bench, 48, 3).await.unwrap();
-    assert!(group.kills() >= 1, "the kernel killed nobody");
+    assert!(group.kills() >= 1, "the kernel killed no process");
     assert!(node.metric("thimble_worker_restarts_total").await > restarts);
     assert_eq!(heap_sum(&agent, bench, 48).await, 3 * 48 * MIB);
     assert_eq!(count(&agent, counter).await, 6);
@@ -73,8 +74,8 @@ async fn waiting(
     agent: &Agent,
     bench: Principal,
 ) -> (Filling, Vec<String>) {
-    // Somebody gives the group less than the node was promised. The worker is smaller than the
-    // node, and is still the one to go.
+    // The group gets less memory than the node was promised. The worker is smaller than the node,
+    // and is still the process to be killed.
     group.cap(group.held_bytes() + 12 * MIB);
     let filling = tokio::spawn({
         let agent = agent.clone();
@@ -110,8 +111,8 @@ async fn a_message_too_large_for_the_process_group_waits_until_there_is_room() {
     assert!(format!("{refused:?}").contains("a round waits"), "{refused:?}");
     assert_eq!(heap_sum(&agent, bench, 8).await, 3 * 8 * MIB, "queries go on");
 
-    // With room the same message comes to what it would have come to anywhere else, and updates are
-    // taken by themselves.
+    // With room the same message has the same result as anywhere else, and updates are accepted
+    // again automatically.
     group.cap(1024 * MIB);
     filling.await.unwrap().unwrap();
     until_async("updates are taken again", async || {
@@ -125,6 +126,7 @@ async fn a_message_too_large_for_the_process_group_waits_until_there_is_room() {
     assert_eq!(count(&agent, counter).await, 7);
 }
 
+// Promise: P7 - A message that kills every worker is reported with the command that rejects it.
 #[tokio::test]
 async fn an_operator_has_a_message_rejected_that_kills_every_worker() {
     let Some(group) = Group::new() else { return };
@@ -159,6 +161,7 @@ async fn an_operator_has_a_message_rejected_that_kills_every_worker() {
     assert_eq!(count(&agent, counter).await, 3);
 }
 
+// Promise: P13 - Slow queries delay no round and end no node.
 #[tokio::test]
 async fn slow_queries_neither_end_nor_hold_up_a_node_that_writes() {
     let mut node = Node::start_with("256MiB").await;
@@ -199,6 +202,7 @@ async fn slow_queries_neither_end_nor_hold_up_a_node_that_writes() {
     assert_eq!(heap_sum(&node.agent(1).await, bench, 8).await, 60 * 8 * MIB);
 }
 
+// Promise: P13 - Endless queries of one canister leave workers to others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn endless_queries_of_one_canister_leave_answers_to_others() {
     // No count of instructions ends them.
@@ -244,6 +248,7 @@ fn refused(prelude: &str, memory: &str) -> String {
     String::from_utf8(output.stderr).unwrap()
 }
 
+// Promise: P1 - `thimble run` refuses a budget below 96 MiB and names the smallest budget.
 #[test]
 fn a_budget_below_the_smallest_is_refused_with_the_size_that_works() {
     let text = refused("", "64MiB");
@@ -253,6 +258,7 @@ fn a_budget_below_the_smallest_is_refused_with_the_size_that_works() {
     );
 }
 
+// Promise: P1 - A process group capped below 96 MiB is refused at start.
 #[tokio::test]
 async fn a_process_group_below_the_smallest_size_is_refused_and_one_below_the_budget_warned_of() {
     let Some(group) = Group::new() else { return };
@@ -394,6 +400,7 @@ const TINY: &str = r#"(module
     (i32.store (i32.const 0) (i32.add (i32.load (i32.const 0)) (i32.const 1)))
     (call $reply)))"#;
 
+// Promise: P3 - 1,000 idle canisters use at most 8 MiB of anonymous memory more than 100.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_canisters_take_no_more_memory_than_a_hundred() {
     const LANES: usize = 16;
@@ -491,7 +498,7 @@ async fn a_module_too_large_to_compile_is_refused_with_the_limit_and_costs_nobod
             value.is_some_and(|value| value.starts_with(|digit: char| digit.is_ascii_digit())),
             "{name}: the limit is named with its value: {text}"
         );
-        // The same canister takes a module of ordinary size right after, and the others go on.
+        // The same canister takes a module of ordinary size right after, and the others continue.
         let ordinary = std::fs::read(fixture("workbench.wasm")).unwrap();
         install(&agent, canister, CanisterInstallMode::Install, ordinary, Encode!().unwrap())
             .await
@@ -519,6 +526,7 @@ fn ten_megabytes() -> Vec<u8> {
     module
 }
 
+// Promise: P1 - A node of 128 MiB installs a module of 10 MB and runs a compilation of 95 MiB.
 #[tokio::test]
 async fn a_node_of_128_mib_installs_ten_megabytes_and_compiles_what_takes_most_of_its_memory() {
     let Some(group) = Group::new() else { return };

@@ -31,7 +31,7 @@ fn begin(agent: &Agent, asker: Principal, request: &Request) -> RequestId {
     signed.request_id
 }
 
-/// What came of it.
+/// The result of the request.
 async fn end(agent: &Agent, asker: Principal, request: &RequestId) -> Got {
     let (reply, _) = agent.wait(request, asker).await.unwrap();
     Got::read(&reply)
@@ -49,6 +49,7 @@ pub(crate) async fn server(authority: &Authority) -> Server {
     .await
 }
 
+// Promise: P12 - A node sends no requests unless its operator enables outcalls.
 #[tokio::test]
 async fn a_node_makes_no_requests_unless_its_operator_says_so() {
     let authority = Authority::new();
@@ -75,6 +76,7 @@ fn a_node_without_memory_for_requests_says_so_and_ends() {
     assert!(!run.status.success() && told.contains("outcalls.bytes = 0"), "{told}");
 }
 
+// Promise: P12 - An answer is delivered once over `kill -9`, and replays send no request.
 #[tokio::test]
 async fn a_request_survives_a_kill_and_is_answered_once_and_replays() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
@@ -96,7 +98,7 @@ async fn a_request_survives_a_kill_and_is_answered_once_and_replays() {
     let agent = node.agent(1).await;
     let got = end(&agent, asker, &request).await;
     assert_eq!(got.response().body, b"/held");
-    // The same bytes of the same answers: nobody is asked.
+    // The same bytes of the same answers: no server is asked.
     node.kill();
     let replayed = thimble().args(["replay", "--check"]).arg(&node.data).output().unwrap();
     let told = String::from_utf8_lossy(&replayed.stderr).into_owned();
@@ -104,6 +106,7 @@ async fn a_request_survives_a_kill_and_is_answered_once_and_replays() {
     assert_eq!(server.asked(), 3);
 }
 
+// Promise: P12 - A request that waits beyond its deadline is rejected.
 #[tokio::test]
 async fn a_request_whose_time_is_over_is_rejected() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
@@ -126,6 +129,7 @@ async fn a_request_whose_time_is_over_is_rejected() {
     assert_eq!(got.response().body, b"/after");
 }
 
+// Promise: P12 - Requests beyond the places wait for one.
 #[tokio::test]
 async fn requests_beyond_the_places_wait_for_one() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
@@ -149,6 +153,7 @@ async fn requests_beyond_the_places_wait_for_one() {
     assert_eq!(server.asked(), 6);
 }
 
+// Promise: P12 - A member that differs in outcalls from the subnet exits with the setting.
 #[tokio::test]
 async fn members_must_all_make_requests_or_none() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
@@ -162,6 +167,7 @@ async fn members_must_all_make_requests_or_none() {
     assert!(log.contains("features.outcalls is 0 here and 1 there"), "{log}");
 }
 
+// Promise: P12 - Four members agree on an answer or on divergence.
 #[tokio::test]
 async fn four_nodes_agree_on_what_a_server_says_or_that_they_do_not() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
@@ -173,7 +179,7 @@ async fn four_nodes_agree_on_what_a_server_says_or_that_they_do_not() {
     assert_eq!(same.response().body, b"/same");
     until_async("every member asked", async || server.asked() == 4).await;
 
-    // Each is told something else, which a transform makes one.
+    // Each gets a different answer; a transform makes them equal.
     let differs = Request::get(server.url("differs"));
     let got = ask(&agent, asker, &differs).await;
     let (code, text) = got.reject();
@@ -208,6 +214,7 @@ async fn four_nodes_agree_on_what_a_server_says_or_that_they_do_not() {
     assert_eq!(got.response().body, b"/through-it");
 }
 
+// Promise: P12 - A request survives a kill of its members between request and answer.
 #[tokio::test]
 async fn a_request_outlives_members_that_are_killed_before_its_answer() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());

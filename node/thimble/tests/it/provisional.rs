@@ -1,4 +1,4 @@
-//! Canisters and cycles out of nothing: whoever may ask for them may ask for as much as there is.
+//! Provisional methods: callers that may use them may ask for as much as there is.
 
 use candid::{Encode, Nat, Principal};
 use ic_agent::{Agent, agent::RequestStatusResponse, identity::AnonymousIdentity};
@@ -18,6 +18,7 @@ async fn top_up(agent: &Agent, canister_id: Principal, amount: Nat) -> Result<()
     done.map(drop).map_err(|error| rejected(error).1)
 }
 
+// Promise: P15 - 2^128 - 1 cycles leave a real node serving.
 #[tokio::test]
 async fn all_the_cycles_there_can_be_leave_the_node_serving() {
     let mut node = Node::start().await;
@@ -27,7 +28,7 @@ async fn all_the_cycles_there_can_be_leave_the_node_serving() {
     for amount in [Nat::from(1u8), Nat::from(u128::MAX), Nat::from(u128::MAX) + 1u8] {
         top_up(&anonymous, canister, amount).await.unwrap();
     }
-    // Nobody else notices.
+    // Other canisters are not affected.
     let another = create_for(&anonymous, u128::MAX).await;
     let agent = node.agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
@@ -58,6 +59,7 @@ fn record(canister_id: Principal) -> ic_management_canister_types::CanisterIdRec
     ic_management_canister_types::CanisterIdRecord { canister_id }
 }
 
+// Promise: P9 - One signed create makes one canister at any effective id.
 #[tokio::test]
 async fn one_signed_create_makes_one_canister_wherever_it_is_sent() {
     let node = Node::start().await;
@@ -98,6 +100,8 @@ async fn one_signed_create_makes_one_canister_wherever_it_is_sent() {
     assert_eq!(node.status().await["canisters_total"], before + 2);
 }
 
+// Promise: P16 - Provisional methods are off in a subnet unless all members enable them; a
+//   differing member exits.
 #[tokio::test]
 async fn a_subnet_makes_nothing_out_of_nothing_unless_all_its_members_say_so() {
     let mut subnet = Subnet::start_as("", &[]).await;
@@ -121,6 +125,7 @@ async fn a_subnet_makes_nothing_out_of_nothing_unless_all_its_members_say_so() {
     create(&agent).await;
 }
 
+// Promise: P16 - A single node can disable the provisional methods.
 #[tokio::test]
 async fn a_node_alone_can_be_told_to_make_nothing_out_of_nothing() {
     let mut node = Node::start().await;

@@ -1,4 +1,4 @@
-//! What queries came to, agreed on: exact on one node, the same on four, over crashes and replays.
+//! Query statistics, agreed on: exact on one node, the same on four, over crashes and replays.
 
 use candid::{Decode, Encode, Principal};
 use ic_agent::Agent;
@@ -17,7 +17,7 @@ const NO_CHECKPOINT: &str = "[limits.pages]\ncheckpoint_interval_rounds = 100000
 /// Rounds after which what was counted is in the totals.
 const ROUNDS: u64 = 3 * 10 + 1;
 
-/// As the node itself tells it, of its newest state.
+/// As the node itself reports them, of its newest state.
 async fn stats(agent: &Agent, canister: Principal) -> QueryStats {
     let record = Encode!(&CanisterIdRecord { canister_id: canister }).unwrap();
     let asked = agent.query(&management(), "canister_status").with_effective_canister_id(canister);
@@ -33,6 +33,7 @@ async fn height(node: &Node) -> u64 {
     node.metric("thimble_certified_height").await
 }
 
+// Promise: P9 - `query_stats` of a single node are exact and survive kills.
 #[tokio::test]
 async fn query_stats_of_one_node_are_exact_and_outlive_kills_by_the_block_log_alone() {
     let configuration = format!("{SHORT_PERIODS}{NO_CHECKPOINT}");
@@ -69,6 +70,7 @@ async fn query_stats_of_one_node_are_exact_and_outlive_kills_by_the_block_log_al
     }
 }
 
+// Promise: P9 - `query_stats` are equal on four members and after a kill of all.
 #[tokio::test]
 async fn query_stats_are_the_same_on_four_members_and_after_all_were_killed() {
     let mut subnet = Subnet::start_with(SHORT_PERIODS).await;

@@ -4,6 +4,7 @@ use candid::{Decode, Encode};
 
 use crate::harness::*;
 
+// Promise: P9 - `raw_rand` never repeats over clean stops and kills.
 #[tokio::test]
 async fn raw_rand_never_comes_again_after_a_clean_stop_or_a_kill() {
     let mut node = Node::start().await;

@@ -1,4 +1,4 @@
-//! What a node recorded comes out again, however many threads execute it.
+//! Replay gives a node's recorded results, with any number of threads.
 
 use std::{path::Path, process::Output};
 
@@ -43,6 +43,8 @@ async fn work(agent: Agent, bench: Principal, seed: u64) {
     }
 }
 
+// Promise: P8 - `thimble replay --check` reproduces the roots with one, the same and twice the
+//   threads.
 #[tokio::test]
 async fn a_recorded_workload_comes_to_the_same_roots_with_any_number_of_threads() {
     let mut node = Node::start_as("256MiB", NO_CHECKPOINT, "").await;
@@ -138,6 +140,7 @@ const RAW_CALL: &str = r#"(module
     (call $append (i32.const 16) (call $arg_size))
     (drop (call $perform))))"#;
 
+// Promise: P8 - Hostile arguments give the same roots in a replay and with another memory budget.
 #[tokio::test]
 async fn hostile_arguments_have_the_same_roots_in_a_replay_and_with_another_memory() {
     let mut node = Node::start_as("256MiB", NO_CHECKPOINT, "").await;

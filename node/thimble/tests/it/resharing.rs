@@ -18,6 +18,7 @@ async fn wait_for_key(node: &Node, epoch: u64) {
     until_async("the key was handed on", async || key_epoch(node).await >= epoch).await;
 }
 
+// Promise: P20 - Resharing is invisible to clients.
 #[tokio::test]
 async fn the_key_is_handed_on_and_clients_notice_nothing() {
     let mut subnet = Subnet::start_with(SHORT_EPOCHS).await;
@@ -54,6 +55,7 @@ async fn the_key_is_handed_on_and_clients_notice_nothing() {
     assert!(std::fs::read_dir(shares).unwrap().count() <= 2, "old shares are removed");
 }
 
+// Promise: P20 - A member with other limits exits with the differing limit.
 #[tokio::test]
 async fn a_node_with_other_limits_than_the_others_ends_and_says_which() {
     let mut subnet = Subnet::start().await;
@@ -66,5 +68,5 @@ async fn a_node_with_other_limits_than_the_others_ends_and_says_which() {
     assert!(log.contains("subnet.queue_slots is 400 here and 500 there"), "{log}");
     let agent = subnet.nodes[0].agent(1).await;
     let counter = deploy(&agent, "counter-c.wasm").await;
-    assert_eq!(increment(&agent, counter).await, 1, "the others go on");
+    assert_eq!(increment(&agent, counter).await, 1, "the others continue");
 }

@@ -25,7 +25,7 @@ const MIB: u64 = 1 << 20;
 /// Heap that each of the cold canisters has.
 const COLD_BYTES: u64 = 6 * MIB;
 
-/// Has the kernel drop what it keeps of the files in a folder; nobody may have them mapped.
+/// Drops the kernel's cache of the files in a folder; no process may have them mapped.
 fn drop_cache(folder: &Path) {
     syncfs(fs::File::open(folder).unwrap()).unwrap();
     for entry in fs::read_dir(folder).unwrap() {
@@ -44,6 +44,7 @@ fn read_bytes(node: &Node) -> u64 {
     node.workers().into_iter().chain([node.pid()]).map(of).sum()
 }
 
+// Promise: P3 - Canisters of twice the capped memory, all cold, are read correctly in random order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn canisters_beyond_the_cap_are_right_when_all_are_cold_and_touched_in_any_order() {
     const CANISTERS: u64 = 48;
@@ -88,6 +89,7 @@ async fn count(agent: &Agent, counter: Principal) -> u64 {
     u64::from_le_bytes(reply.try_into().unwrap())
 }
 
+// Promise: P13 - Ten canisters with messages of forty slices delay other calls by a few rounds.
 /// Forty slices each, as one of 40 billion instructions has, of 20 million instructions instead of a
 /// billion: how many slices there are decides who waits, and this takes seconds instead of minutes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -153,6 +155,7 @@ fn slow_syncs() -> String {
     )
 }
 
+// Promise: P7 - Syncs of 20 ms delay no call for 10 s, and memory stays below 100 MiB of 160 MiB.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_whose_syncs_take_long_slows_calls_and_holds_up_none() {
     const LANES: usize = 16;
@@ -182,7 +185,7 @@ async fn a_disk_whose_syncs_take_long_slows_calls_and_holds_up_none() {
             (counter, longest)
         });
     }
-    // Beside them somebody writes as much as so small a node may hold in memory.
+    // Meanwhile a canister writes as much as a node of this size may hold in memory.
     for byte in 1..=27_u8 {
         let fill = Encode!(&0u64, &WRITTEN, &byte).unwrap();
         update(&agent, bench, "stable_fill", fill).await.unwrap();

@@ -39,6 +39,7 @@ async fn counted(agent: &Agent, counter: Principal) -> u64 {
     u64::try_from(Decode!(&reply, Nat).unwrap().0).unwrap()
 }
 
+// Promise: P5 - Canister snapshots survive kills and load with their data.
 #[tokio::test]
 async fn snapshots_of_a_motoko_canister_survive_kills_and_are_loaded() {
     for name in ["motoko-counter64.wasm", "motoko-counter32.wasm"] {

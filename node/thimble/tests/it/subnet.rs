@@ -34,11 +34,11 @@ impl Subnet {
 
     /// The same, all with this configuration.
     pub(crate) async fn start_with(configuration: &str) -> Self {
-        // Stories make their canisters out of nothing.
+        // Tests create their canisters with the provisional methods.
         Self::start_as(configuration, &["--provisional", "true"]).await
     }
 
-    /// The same, all with these arguments besides.
+    /// The same, with these additional arguments for all nodes.
     pub(crate) async fn start_as(configuration: &str, more: &[&str]) -> Self {
         Self::start_at(configuration, more, None).await
     }
@@ -161,6 +161,7 @@ async fn a_node_that_the_others_could_not_connect_to_says_so_and_ends() {
     assert!(log.contains(&format!("cannot listen on {address} for the other members")), "{log}");
 }
 
+// Promise: P10 - Published clients in JavaScript and Python work with each of four nodes.
 #[tokio::test]
 async fn unmodified_clients_work_against_any_of_four_nodes() {
     let subnet = Subnet::start().await;
@@ -169,6 +170,8 @@ async fn unmodified_clients_work_against_any_of_four_nodes() {
     client_of(&subnet.nodes[2].url, &python(), &["tests/clients/python/deploy.py"]);
 }
 
+// Promise: P5 - Acknowledged updates of four nodes survive a kill of one and of all; two of four
+//   acknowledge nothing.
 #[tokio::test]
 async fn nothing_acknowledged_is_lost_when_one_node_is_killed_and_when_all_are() {
     let mut subnet = Subnet::start().await;
@@ -178,7 +181,7 @@ async fn nothing_acknowledged_is_lost_when_one_node_is_killed_and_when_all_are()
         assert_eq!(increment(&agent, counter).await, count);
     }
 
-    // Three go on without the fourth, which then takes part again.
+    // Three nodes continue without the fourth, which then takes part again.
     subnet.nodes[3].kill();
     for count in 6..=10 {
         assert_eq!(increment(&agent, counter).await, count);
@@ -189,7 +192,7 @@ async fn nothing_acknowledged_is_lost_when_one_node_is_killed_and_when_all_are()
     })
     .await;
 
-    // The history of its nodes tells of rounds that the dead one led.
+    // The node metrics contain rounds that the dead node led.
     let counts = subnet.block_counts(&agent).await;
     assert_eq!(counts.len(), 4, "{counts:?}");
     assert!(counts.iter().all(|node| node.num_blocks_proposed_total > 0), "{counts:?}");
@@ -235,7 +238,7 @@ async fn reported(node: &mut Node, pointer: &str) -> u64 {
 }
 
 impl Subnet {
-    /// What a canister is told about the nodes of its subnet today.
+    /// The node metrics of the subnet today, as a canister gets them.
     async fn block_counts(&self, agent: &Agent) -> Vec<NodeMetrics> {
         let bench = deploy(agent, "workbench.wasm").await;
         let subnet_id = Principal::self_authenticating(agent.read_root_key());
@@ -247,7 +250,7 @@ impl Subnet {
         Decode!(&told, NodeMetricsHistoryResult).unwrap().pop().unwrap().node_metrics
     }
 
-    /// The other three go on until they keep no block that the fourth could go on with.
+    /// The other three continue until they keep no block from which the fourth could continue.
     pub(crate) async fn forget(&mut self) {
         let goal = reported(&mut self.nodes[0], "/subnet/executed_height").await + FORGOTTEN;
         until_async("the others are far ahead", async || {
@@ -277,6 +280,8 @@ impl Subnet {
     }
 }
 
+// Promise: P19 - A node that was away too long, or has only its keys, fetches a state, also when
+//   killed meanwhile.
 #[tokio::test]
 async fn a_node_that_was_away_too_long_fetches_a_state_even_when_killed_meanwhile_and_from_nothing()
 {
@@ -295,7 +300,7 @@ async fn a_node_that_was_away_too_long_fetches_a_state_even_when_killed_meanwhil
     assert_eq!(increment(&agent, counter).await, 4);
     subnet.forget().await;
 
-    // In the middle of it the node is killed, and goes on with what it has.
+    // In the middle of it the node is killed, and continues with the chunks it has.
     subnet.nodes[3].spawn();
     until_async("some of the state is there", async || {
         reported(&mut subnet.nodes[3], "/subnet/state_sync/bytes_done").await > 4 << 20
@@ -318,8 +323,8 @@ async fn a_node_that_was_away_too_long_fetches_a_state_even_when_killed_meanwhil
     let workers = subnet.nodes[3].workers();
     assert!(!workers.is_empty());
     subnet.nodes[3].healthy().await;
-    // The process is the same, and nothing of its former self is left.
-    // Workers end when they find nobody at the other end, which may take them a moment.
+    // The process is the same, and nothing of its former run is left. Workers end when the other
+    // end is closed, which may take them a moment.
     until_async("the workers of before have ended", async || {
         subnet.nodes[3].workers().iter().all(|worker| !workers.contains(worker))
     })
@@ -329,7 +334,7 @@ async fn a_node_that_was_away_too_long_fetches_a_state_even_when_killed_meanwhil
     assert_eq!(log.matches("starting again in place").count(), 1, "{log}");
     subnet.agree(counter, 4, bench).await;
     // Calls through it are answered with certificates that verify, and it is one of three that can
-    // go on.
+    // continue.
     let own = subnet.nodes[3].agent(1).await;
     assert_eq!(increment(&own, counter).await, 5);
     subnet.nodes[2].kill();
@@ -355,7 +360,7 @@ async fn a_node_that_was_away_too_long_fetches_a_state_even_when_killed_meanwhil
     assert_eq!(increment(&own, counter).await, 8);
 }
 
-/// The same call with bytes around it that nobody signed.
+/// The same call with unsigned bytes around it.
 fn padded(signed: &[u8], bytes: usize) -> Vec<u8> {
     let mut envelope: BTreeMap<Cbor, Cbor> = serde_cbor::from_slice(signed).unwrap();
     envelope.insert(Cbor::Text("padding".into()), Cbor::Bytes(vec![7; bytes]));
@@ -408,6 +413,7 @@ fn delegated(signed: &SignedUpdate, key: &BasicIdentity, number: u8) -> Vec<u8> 
     serde_cbor::to_vec(&Cbor::Map(envelope)).unwrap()
 }
 
+// Promise: P17 - One request in several valid envelopes, 26 MB in total, is executed once.
 #[tokio::test]
 async fn one_request_in_many_envelopes_does_not_hold_a_subnet_up() {
     const CALLS: u8 = 12;
@@ -441,8 +447,8 @@ async fn one_request_in_many_envelopes_does_not_hold_a_subnet_up() {
             assert!(matches!(code, 200 | 202 | 503), "{code}: {}", String::from_utf8_lossy(&text));
         }
     }
-    // Each of them is executed once, everywhere, and the subnet goes on; it stood for minutes when
-    // each node counted its own copies.
+    // Each call is executed once on every node, and the subnet continues. It would halt for minutes
+    // if each node counted its own copies.
     let expected = u64::from(CALLS);
     until_async("every call is executed on every node", async || {
         subnet.all_count(counter, expected).await

@@ -20,7 +20,7 @@ const YEAR_SECONDS: i64 = 365 * 24 * 3_600;
 /// How far ahead calls may be signed, with the drift that is allowed.
 const WINDOW_SECONDS: i64 = 360;
 
-/// What moves a node's wall clock.
+/// Moves a node's wall clock.
 struct WallClock {
     file: PathBuf,
     library: PathBuf,
@@ -59,7 +59,7 @@ impl WallClock {
     }
 }
 
-/// A client that signs for so many seconds from now.
+/// A client whose calls expire this number of seconds from now.
 async fn agent_for(node: &Node, seconds: u64) -> Agent {
     let agent = Agent::builder()
         .with_url(&node.url)
@@ -88,6 +88,7 @@ fn recover(data: &Path) -> (bool, String) {
     (done.status.success(), String::from_utf8(text).unwrap())
 }
 
+// Promise: P21 - A wrong clock is reported on `/health` and breaks nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clock_that_is_wrong_for_seconds_is_reported_and_breaks_nothing() {
     let clock = WallClock::new(0);
@@ -106,7 +107,7 @@ async fn clock_that_is_wrong_for_seconds_is_reported_and_breaks_nothing() {
         // Clients whose clocks are right are served.
         counted += 1;
         assert_eq!(count(&agent, counter).await.unwrap(), counted);
-        // Those whose clocks jumped too are told why they are not.
+        // Clients whose clocks jumped too get the reason for the refusal.
         if ahead > 0 {
             let jumped = agent_for(&node, ahead as u64 + 120).await;
             let error = count(&jumped, counter).await.unwrap_err().to_string();
@@ -143,6 +144,7 @@ async fn clock_that_is_wrong_for_seconds_is_reported_and_breaks_nothing() {
     node.stop();
 }
 
+// Promise: P21 - `thimble recover-clock` recovers a state ahead of the clock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn state_that_is_ahead_of_the_clock_is_recovered() {
     let clock = WallClock::new(0);

@@ -28,6 +28,8 @@ async fn count(agent: &Agent, counter: candid::Principal) -> u64 {
     u64::from_le_bytes(reply.try_into().unwrap())
 }
 
+// Promise: P21 - A node with a stalled round exits after SIGTERM with status 3, and the batch runs
+//   again once.
 /// A worker that was stopped answers nothing: its round ends no sooner than the worker's time limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn round_that_does_not_end_is_reported_and_does_not_outlive_a_stop() {
@@ -67,6 +69,7 @@ async fn round_that_does_not_end_is_reported_and_does_not_outlive_a_stop() {
     node.stop();
 }
 
+// Promise: P5 - SIGHUP stops the node with a checkpoint, like SIGTERM.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hangup_stops_the_node_in_order() {
     let mut node = Node::start_with("256MiB").await;
@@ -85,6 +88,7 @@ async fn hangup_stops_the_node_in_order() {
     tokio::time::timeout(Duration::from_secs(100), async { node.stop() }).await.unwrap();
 }
 
+// Promise: P5 - A node that was started to ignore SIGHUP ignores it.
 /// `nohup` starts a program with the signal ignored.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hangup_is_ignored_where_the_node_was_started_to_ignore_it() {

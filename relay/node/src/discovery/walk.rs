@@ -286,6 +286,7 @@ mod tests {
         assert!(failed.contains(&WalkError::TooDeep) && failed.contains(&WalkError::Misplaced));
     }
 
+    // Promise: P24 - A ring of DNS lists is followed within its bound.
     #[test]
     fn a_ring_of_lists_is_followed_no_further_than_allowed() {
         let mut zone = Zone::default();

@@ -171,6 +171,7 @@ mod tests {
         assert_eq!(framing.partial(), 100);
     }
 
+    // Promise: P24 - Unread bytes of streams are counted over both multiplexers.
     #[test]
     fn bytes_for_streams_and_streams_that_are_opened_are_counted() {
         let mut framing = Framing::yamux();

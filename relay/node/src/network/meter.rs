@@ -715,6 +715,7 @@ mod tests {
 
     use super::*;
 
+    // Promise: P24 - At the last level of the governor no stream is read.
     #[test]
     fn while_nothing_is_read_a_connection_waits_and_is_not_to_blame() {
         let ledger =

@@ -32,6 +32,7 @@ pub(crate) fn go(arguments: &[&str]) -> String {
     run(peer.to_str().unwrap(), &[&["client"], arguments].concat())
 }
 
+// Promise: P23 - @waku/sdk pushes, subscribes and queries over WebSocket.
 #[test]
 fn javascript_pushes_subscribes_and_queries_over_websocket() {
     let relay = Relay::start(&["--cluster", "2"]);
@@ -48,6 +49,7 @@ fn javascript_pushes_subscribes_and_queries_over_websocket() {
     ]);
 }
 
+// Promise: P23 - @waku/sdk works with a fixed shard over TCP.
 #[test]
 fn javascript_does_so_with_a_fixed_shard_over_tcp() {
     let relay = Relay::start(&["--cluster", "16", "--shard", "32"]);
@@ -55,6 +57,7 @@ fn javascript_does_so_with_a_fixed_shard_over_tcp() {
     javascript(&["--peer", peer, "--cluster", "16", "--shard", "32", "--foreign-shard", "33"]);
 }
 
+// Promise: P23 - go-waku relays, pushes, subscribes and queries.
 #[test]
 fn go_relays_pushes_subscribes_and_queries() {
     let relay = Relay::start(&["--cluster", "2"]);

@@ -46,6 +46,7 @@ async fn silent(to: SocketAddr, number: u32) -> Option<TcpStream> {
     tokio::time::timeout(Duration::from_secs(5), socket.connect(to)).await.ok()?.ok()
 }
 
+// Promise: P24 - 5,000 idle connections keep out neither known clients nor newcomers.
 #[tokio::test]
 async fn five_thousand_idle_connections_keep_nobody_out() {
     allow_descriptors(20_000);

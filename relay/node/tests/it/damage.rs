@@ -101,6 +101,8 @@ async fn send(stream: &mut SubstreamBox, bytes: &[u8]) {
     let _ = stream.close().await;
 }
 
+// Promise: P24 - Damaged, nested and oversized frames on every protocol stop nothing, within 47
+//   MiB.
 #[tokio::test]
 async fn damaged_and_oversized_frames_on_every_protocol_hurt_nobody() {
     let mut relay = Relay::start(&[]);
@@ -123,6 +125,7 @@ async fn damaged_and_oversized_frames_on_every_protocol_hurt_nobody() {
     memory.stayed_inside("damaged frames");
 }
 
+// Promise: P24 - Damaged answers to requests of the relay stop nothing.
 #[tokio::test]
 async fn damaged_answers_to_what_the_relay_asks_hurt_nobody() {
     let mut relay = Relay::start(&[]);
@@ -141,6 +144,7 @@ async fn damaged_answers_to_what_the_relay_asks_hurt_nobody() {
     memory.stayed_inside("damaged answers");
 }
 
+// Promise: P24 - A gossip peer is ignored after its 11th damaged message.
 #[tokio::test]
 async fn a_gossip_peer_that_sends_damaged_messages_is_heard_no_more() {
     let relay = Relay::start(&[]);

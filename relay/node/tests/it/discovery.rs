@@ -113,6 +113,7 @@ impl GoPeer {
     }
 }
 
+// Promise: P23 - The relay finds a go-waku node by discv5 and dials it.
 #[test]
 fn a_go_node_is_found_and_dialled() {
     let go = GoPeer::start(&[]);
@@ -129,6 +130,7 @@ fn a_go_node_is_found_and_dialled() {
     });
 }
 
+// Promise: P23 - A go-waku node finds the relay by discv5 and dials it.
 #[test]
 fn a_go_node_finds_the_relay_and_dials_it() {
     let relay = Relay::start(&[&["--cluster", "2", "--shard", "0"], &DISCV5[..]].concat());
@@ -139,6 +141,9 @@ fn a_go_node_finds_the_relay_and_dials_it() {
     assert_eq!(peer["origin"], "Discv5");
 }
 
+// Promise: P23 - Relays and go-waku nodes find each other through a third node.
+// Promise: P24 - With discv5 and connected peers the relay uses less than 8 MiB of anonymous
+//   memory.
 #[test]
 fn go_nodes_and_relays_find_each_other_through_one_of_them() {
     let hub = Relay::start(&[&["--cluster", "2", "--shard", "0"], &DISCV5[..]].concat());
@@ -206,6 +211,7 @@ fn of_a_stranger(number: usize, to: &discv5::Enr) -> Vec<u8> {
     [&iv[..], &header, &[5; 60]].concat()
 }
 
+// Promise: P24 - A flood of discovery packets takes less than 8 MiB, and new nodes are heard.
 /// One address sends packets under ever new ids, as fast as it can. Each asks for a challenge,
 /// which has to be remembered for a while.
 #[test]
@@ -239,6 +245,7 @@ fn a_flood_of_strangers_takes_little_memory_and_ends_nothing() {
     connected(&relay, id(found.address(false)));
 }
 
+// Promise: P23 - Peer exchange supplies found nodes and accepts them from peers.
 #[test]
 fn a_peer_is_asked_for_others() {
     let hub = Relay::start(&[&["--shard", "0"], &DISCV5[..]].concat());
@@ -323,6 +330,7 @@ fn answer(query: &[u8], zone: &BTreeMap<String, String>) -> Vec<u8> {
     answer
 }
 
+// Promise: P23 - Nodes of a DNS list are dialled.
 #[test]
 fn nodes_of_a_list_in_the_dns_are_dialled() {
     let (one, two) = (Relay::start(&["--shard", "0"]), Relay::start(&["--shard", "0"]));
@@ -339,6 +347,7 @@ fn nodes_of_a_list_in_the_dns_are_dialled() {
     assert!(dns.asked.load(Relaxed) >= 6, "the root, two branches, three records");
 }
 
+// Promise: P24 - A DNS list signed by another key is ignored.
 #[test]
 fn a_list_that_another_key_signed_is_not_believed() {
     let one = Relay::start(&["--shard", "0"]);
@@ -363,6 +372,7 @@ fn a_list_that_another_key_signed_is_not_believed() {
     assert_eq!(get(&relay, "/status.json")["peers"]["known"], 1);
 }
 
+// Promise: P24 - An invalid DNS list changes nothing.
 #[test]
 fn a_list_of_rubbish_harms_nobody() {
     let dns = Dns::start();

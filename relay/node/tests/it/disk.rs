@@ -18,6 +18,8 @@ use testing::SmallDisk;
 
 const TOPIC: &str = "/test/1/disk/proto";
 
+// Promise: P23 - Light push on a full disk answers 503 with the reason and recovers without a
+//   restart.
 #[tokio::test]
 async fn a_full_disk_refuses_messages_and_heals_without_a_restart() {
     let folder = tempfile::tempdir().unwrap();
@@ -106,6 +108,7 @@ fn segments(folder: &Path, ending: &str) -> Vec<PathBuf> {
     found
 }
 
+// Promise: P23 - A damaged partition is logged and set aside, and the others are served.
 #[tokio::test]
 async fn a_damaged_partition_is_set_aside_and_the_rest_is_served() {
     // A partition takes an eighth of it.

@@ -58,6 +58,7 @@ async fn stored(client: &mut Client) -> Vec<Vec<u8>> {
     entries.iter().map(|entry| entry.message.as_ref().unwrap().to_vec()).collect()
 }
 
+// Promise: P23 - Messages with timestamps off by one hour are relayed, counted and not stored.
 #[tokio::test]
 async fn messages_of_wrong_clocks_are_relayed_and_counted_and_not_stored() {
     let relay = Relay::start(&[]);
@@ -87,6 +88,7 @@ async fn messages_of_wrong_clocks_are_relayed_and_counted_and_not_stored() {
     assert_eq!(relay.metric("thimble_relay_messages_not_kept_total{reason=\"ephemeral\"}"), 0);
 }
 
+// Promise: P23 - One message gossiped 100,000 times is delivered once.
 #[tokio::test]
 async fn the_same_message_a_hundred_thousand_times_is_one_message() {
     const PEERS: usize = 8;
@@ -127,6 +129,7 @@ async fn the_same_message_a_hundred_thousand_times_is_one_message() {
     memory.stayed_inside("100,000 copies");
 }
 
+// Promise: P24 - A peer that offers and never delivers is ignored within seconds.
 #[tokio::test]
 async fn who_offers_and_never_delivers_is_soon_asked_nothing() {
     let relay = Relay::start(&[]);
@@ -169,6 +172,7 @@ async fn who_offers_and_never_delivers_is_soon_asked_nothing() {
     memory.stayed_inside("broken promises");
 }
 
+// Promise: P24 - A peer gets at most `gossip.iwant_ids_per_heartbeat` messages per heartbeat.
 #[tokio::test]
 async fn who_asks_for_everything_again_and_again_gets_a_share() {
     const MESSAGES: usize = 60;
@@ -208,6 +212,7 @@ async fn who_asks_for_everything_again_and_again_gets_a_share() {
     memory.stayed_inside("an IWANT storm");
 }
 
+// Promise: P24 - Gossip and filter peers that never read delay no other peer.
 #[tokio::test]
 async fn who_never_reads_holds_nobody_up() {
     let relay = Relay::start(&[]);
@@ -253,6 +258,7 @@ async fn who_never_reads_holds_nobody_up() {
     memory.stayed_inside("peers that never read");
 }
 
+// Promise: P24 - A gossip peer without a common shard loses its place to a new peer.
 #[tokio::test]
 async fn a_place_in_the_gossip_is_given_to_who_shares_a_shard() {
     // The places of 64 MiB, and heartbeats that come soon.
@@ -286,6 +292,7 @@ async fn a_place_in_the_gossip_is_given_to_who_shares_a_shard() {
     assert!(peers.iter().all(|peer| !peer.raw.is_closed()) && !another.raw.is_closed());
 }
 
+// Promise: P24 - 1,000 filter criteria of one peer delay no other peer.
 #[tokio::test]
 async fn a_thousand_subscriptions_of_one_peer_hold_nobody_up() {
     let relay = Relay::start(&[]);

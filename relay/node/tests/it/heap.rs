@@ -61,6 +61,7 @@ fn text(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap()
 }
 
+// Promise: P24 - A heap profile attributes live and total bytes of the relay to functions.
 #[tokio::test]
 async fn an_operator_sees_which_functions_took_memory() {
     let relay = Relay::start(&["--heap-profile"]);
@@ -126,6 +127,7 @@ fn texts(mut profile: &[u8]) -> Vec<String> {
     texts
 }
 
+// Promise: P24 - Heap sampling of the relay is off by default, and the refusal names the option.
 #[tokio::test]
 async fn a_relay_that_does_not_sample_says_how_to_have_it_sample() {
     let relay = Relay::start(&[]);
@@ -137,6 +139,7 @@ async fn a_relay_that_does_not_sample_says_how_to_have_it_sample() {
     }
 }
 
+// Promise: P24 - Heap sampling stops at its memory limit.
 #[tokio::test]
 async fn sampling_that_would_take_too_much_stops_and_says_so() {
     let limits = "heap_profile = true\n[limits.heap]\nprofiler_bytes = 1\nsample_bytes = 16384\n";

@@ -16,6 +16,7 @@ const ALL: [&str; 5] = [
     metadata::PROTOCOL,
 ];
 
+// Promise: P24 - A length of 4 GB ends the connection.
 #[tokio::test]
 async fn a_length_of_four_gigabytes_ends_the_connection() {
     let mut relay = Relay::start(&[]);
@@ -29,6 +30,7 @@ async fn a_length_of_four_gigabytes_ends_the_connection() {
     }
 }
 
+// Promise: P24 - Abandoned streams use no memory.
 #[tokio::test]
 async fn streams_that_are_opened_and_abandoned_cost_nothing() {
     let mut relay = Relay::start(&[]);
@@ -42,6 +44,7 @@ async fn streams_that_are_opened_and_abandoned_cost_nothing() {
     assert!(client.is_connected().await && relay.is_running());
 }
 
+// Promise: P24 - Damaged requests get an error.
 #[tokio::test]
 async fn damaged_requests_are_answered_in_words() {
     let relay = Relay::start(&[]);
@@ -56,6 +59,7 @@ async fn damaged_requests_are_answered_in_words() {
     assert_eq!(store::Reply::decode(reply).unwrap().status, StatusCode::BadRequest);
 }
 
+// Promise: P24 - Refusals have the status code that clients know.
 #[tokio::test]
 async fn refusals_have_the_code_that_clients_know() {
     let relay = Relay::start(&["--shard", "1"]);
@@ -85,6 +89,7 @@ async fn refusals_have_the_code_that_clients_know() {
     assert_eq!(push(&mut client, served, &untitled).await, StatusCode::InvalidMessage);
 }
 
+// Promise: P24 - A peer has at most 1,000 filter criteria.
 #[tokio::test]
 async fn a_thousand_subscriptions_are_taken_and_no_more() {
     let relay = Relay::start(&[]);
@@ -98,6 +103,7 @@ async fn a_thousand_subscriptions_are_taken_and_no_more() {
     assert_eq!(client.filter(filter::Action::Subscribe, &["/test/1/more/proto"]).await, 503);
 }
 
+// Promise: P24 - A frame that never ends delays no other peer.
 #[tokio::test]
 async fn a_frame_that_never_ends_holds_nobody_up() {
     let mut relay = Relay::start(&[]);

@@ -24,6 +24,8 @@ fn levels(queries: u64, pushes: u64, reading: u64) -> String {
     )
 }
 
+// Promise: P24 - A process group capped below 64 MiB is refused at start; one below the budget is
+//   warned about.
 #[test]
 fn a_process_group_below_the_smallest_size_is_refused_and_one_below_the_budget_warned_of() {
     let Some(group) = Group::new() else { return };
@@ -55,6 +57,7 @@ fn a_process_group_below_the_smallest_size_is_refused_and_one_below_the_budget_w
     assert!(get(&node.http, "/metrics").text().contains("thimble_relay_cgroup_limit_bytes"));
 }
 
+// Promise: P24 - Near the budget store queries and REST reads are refused first.
 #[tokio::test]
 async fn near_the_budget_queries_are_refused_first_and_pushes_go_on() {
     let node = Relay::start_after("", &levels(2, 90, 95), &[]);
@@ -95,6 +98,7 @@ async fn near_the_budget_queries_are_refused_first_and_pushes_go_on() {
     assert!(metrics.contains("thimble_relay_light_push_seconds_count 1"), "{metrics}");
 }
 
+// Promise: P24 - Nearer to the budget light pushes, subscriptions and connections are refused.
 #[tokio::test]
 async fn nearer_to_it_pushes_subscriptions_and_connections_are_refused_too() {
     let node = Relay::start_after("", &levels(2, 2, 95), &[]);
@@ -221,6 +225,7 @@ async fn limits_of_messages_and_requests_are_those_of_the_table() {
     .expect("the push is timed");
 }
 
+// Promise: P24 - Tables of the relay are counted in their pools.
 #[tokio::test]
 async fn what_tables_hold_is_counted_in_their_pools() {
     let node = Relay::start(&[]);

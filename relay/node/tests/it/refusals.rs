@@ -22,6 +22,7 @@ fn refused(arguments: &[&str]) -> String {
     String::from_utf8(ended.stderr).unwrap()
 }
 
+// Promise: P23 - Cluster 1 is refused at start before anything is created in the data folder.
 #[test]
 fn a_cluster_whose_messages_carry_proofs_of_a_rate_limit_is_refused_with_the_reason() {
     let said = refused(&["--cluster", "1"]);

@@ -57,6 +57,7 @@ fn run(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {}\n{text}\n{errors}", output.status);
 }
 
+// Promise: P23 - @waku/sdk works over secure WebSocket with a self-signed certificate.
 #[test]
 fn javascript_does_all_it_does_over_secure_websocket() {
     let secure = Secure::start(&["--cluster", "2"]);
@@ -66,6 +67,7 @@ fn javascript_does_all_it_does_over_secure_websocket() {
         .args(["--cluster", "2", "--shards-in-cluster", "8"]));
 }
 
+// Promise: P23 - A page in Chromium pushes, subscribes and queries over secure WebSocket.
 #[test]
 fn a_browser_pushes_subscribes_and_queries_over_secure_websocket() {
     let secure = Secure::start(&["--cluster", "2"]);

@@ -74,6 +74,7 @@ fn open_to_others(path: &Path) -> Vec<PathBuf> {
     found
 }
 
+// Promise: P16 - The data folder of a relay is readable by its owner only.
 #[tokio::test]
 async fn data_folder_is_readable_by_its_owner_only() {
     let mut relay = Relay::start(&[]);
@@ -88,6 +89,7 @@ async fn data_folder_is_readable_by_its_owner_only() {
     relay.restart_after(|data| assert_eq!(open_to_others(data), Vec::<PathBuf>::new()));
 }
 
+// Promise: P23 - A message answered 200 by light push is found after `kill -9`.
 #[tokio::test]
 async fn what_was_answered_for_is_there_after_a_kill() {
     let mut relay = Relay::start(&[]);
@@ -182,6 +184,7 @@ async fn pages_of_large_messages_are_shorter_and_nothing_is_left_out() {
     }
 }
 
+// Promise: P23 - Of two messages with one hash the first is kept, relayed and pushed.
 #[tokio::test]
 async fn of_two_messages_with_one_hash_the_first_is_the_message() {
     let first = Relay::start(&[]);

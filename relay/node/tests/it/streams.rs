@@ -46,6 +46,7 @@ async fn streams(raw: &Raw, count: usize, bytes: &[u8]) -> Vec<SubstreamBox> {
     all
 }
 
+// Promise: P24 - Idle streams give way, and each connection has its share of streams.
 #[tokio::test]
 async fn streams_kept_idle_by_some_leave_streams_for_others() {
     let relay = Relay::start(&[]);
@@ -60,6 +61,7 @@ async fn streams_kept_idle_by_some_leave_streams_for_others() {
     memory.stayed_inside("idle streams");
 }
 
+// Promise: P24 - Unfinished requests leave streams to others.
 #[tokio::test]
 async fn requests_that_are_begun_and_not_finished_leave_streams_for_others() {
     let relay = Relay::start(&[]);
@@ -74,6 +76,7 @@ async fn requests_that_are_begun_and_not_finished_leave_streams_for_others() {
     memory.stayed_inside("unfinished requests");
 }
 
+// Promise: P24 - Streams without a protocol use next to no memory.
 #[tokio::test]
 async fn streams_for_which_no_protocol_is_agreed_on_cost_next_to_nothing() {
     let relay = Relay::start(&[]);
@@ -93,6 +96,7 @@ async fn streams_for_which_no_protocol_is_agreed_on_cost_next_to_nothing() {
     memory.stayed_inside("streams without a protocol");
 }
 
+// Promise: P24 - Bytes that are sent and not read are bounded over all connections.
 #[tokio::test]
 async fn what_is_sent_and_not_read_is_bounded_over_all_connections() {
     for multiplexer in [Multiplexer::Yamux, Multiplexer::Mplex] {
@@ -132,6 +136,7 @@ async fn what_is_sent_and_not_read_is_bounded_over_all_connections() {
     }
 }
 
+// Promise: P24 - Half-closed streams are answered.
 #[tokio::test]
 async fn half_closed_streams_are_answered() {
     let relay = Relay::start(&[]);
@@ -160,6 +165,7 @@ async fn half_closed_streams_are_answered() {
     serves(relay.address(false), TOPIC).await;
 }
 
+// Promise: P24 - Reset streams use no memory.
 #[tokio::test]
 async fn streams_that_are_reset_cost_nothing() {
     let relay = Relay::start(&[]);

@@ -52,6 +52,7 @@ fn child(folder: &str, first: u64) -> ! {
     unreachable!()
 }
 
+// Promise: P23 - 20 kills lose no acknowledged message.
 #[test]
 fn what_was_acknowledged_is_found_after_each_of_twenty_kills() {
     if let (Ok(folder), Ok(first)) = (std::env::var(FOLDER), std::env::var(FIRST)) {
@@ -97,6 +98,7 @@ fn what_was_acknowledged_is_found_after_each_of_twenty_kills() {
     assert!(acknowledged.len() > 5000, "{}", acknowledged.len());
 }
 
+// Promise: P23 - A torn tail is cut at every byte and never served.
 #[test]
 fn an_end_torn_at_any_byte_is_cut_off_and_never_served() {
     let folder = tempfile::tempdir().unwrap();
@@ -142,6 +144,7 @@ fn an_end_torn_at_any_byte_is_cut_off_and_never_served() {
     }
 }
 
+// Promise: P23 - Synced messages survive a power cut at any operation.
 #[test]
 fn the_power_goes_and_what_was_synced_is_there() {
     let mut lost = 0;
@@ -204,6 +207,7 @@ fn the_power_goes_and_what_was_synced_is_there() {
     assert!(lost > 10, "power cuts took something away {lost} times");
 }
 
+// Promise: P23 - A failed sync starts a new segment.
 #[test]
 fn a_sync_that_fails_begins_a_new_segment() {
     let folder = tempfile::tempdir().unwrap();

@@ -26,6 +26,7 @@ fn filled(folder: &Path) -> ManualClock {
     hand
 }
 
+// Promise: P23 - A missing, damaged or foreign index is rebuilt.
 #[test]
 fn an_index_that_is_missing_damaged_or_foreign_is_made_anew() {
     for case in 0..5 {
@@ -75,6 +76,7 @@ fn an_index_damaged_within_is_noticed_by_a_query_and_made_anew() {
     assert_eq!(numbers(&store), (0..40).collect::<Vec<_>>());
 }
 
+// Promise: P23 - A damaged segment is set aside.
 #[test]
 fn a_damaged_segment_is_set_aside_when_it_is_asked_for() {
     let folder = tempfile::tempdir().unwrap();

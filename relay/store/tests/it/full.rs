@@ -12,6 +12,7 @@ use store::{AppendError, Config};
 use crate::common::*;
 use testing::SmallDisk;
 
+// Promise: P23 - A full disk refuses messages and accepts them when it has room.
 #[test]
 fn writes_that_find_no_room_are_refused_and_taken_back() {
     let folder = tempfile::tempdir().unwrap();
@@ -53,6 +54,7 @@ fn writes_that_find_no_room_are_refused_and_taken_back() {
     assert_eq!(store.status().damaged_segments, 0);
 }
 
+// Promise: P23 - A file system below the reserve accepts nothing until it has room.
 #[test]
 fn a_file_system_below_the_reserve_takes_nothing_until_there_is_room() {
     let folder = tempfile::tempdir().unwrap();
@@ -98,6 +100,7 @@ fn a_file_system_below_the_reserve_takes_nothing_until_there_is_room() {
     assert_eq!(numbers(&open(config, &hand)), [6000]);
 }
 
+// Promise: P23 - Messages are relayed without storing while the disk is below its reserve.
 #[test]
 fn what_may_pass_is_passed_on_while_there_is_no_room_to_keep_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -116,6 +119,7 @@ fn what_may_pass_is_passed_on_while_there_is_no_room_to_keep_it() {
     assert_eq!((numbers(&store).len(), store.status().appended_messages), (0, 0));
 }
 
+// Promise: P23 - Messages are relayed without storing while the disk has no byte left.
 #[test]
 fn what_may_pass_is_passed_on_while_the_disk_has_no_byte_left() {
     let folder = tempfile::tempdir().unwrap();

@@ -125,6 +125,8 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
+    // Promise: P23 - Query pages equal those of a model, forwards and backwards, over overlapping
+    //   partitions.
     #[test]
     fn pages_are_those_of_the_model(
         seeds in prop::collection::vec((0..30i64, 0..3usize, 0..4usize, 0..12u8), 1..160),

@@ -24,7 +24,8 @@ impl Columns {
         Self { duration: duration.max(f64::MIN_POSITIVE), extents: vec![None; count.max(1)] }
     }
 
-    /// Values outside the time fall into the nearest column; what is no number falls nowhere.
+    /// Values outside the time fall into the nearest column; values that are not numbers are
+    /// ignored.
     pub(crate) fn add(&mut self, seconds: f64, value: f64) {
         if !seconds.is_finite() || !value.is_finite() {
             return;

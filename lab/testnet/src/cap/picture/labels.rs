@@ -1,9 +1,9 @@
-//! Where the labels of events stand: in lanes above the plot, beside the line that leads down to
-//! the event, none over another label or another label's line.
+//! Placement of the labels of events: in lanes above the plot, next to the line that leads down to
+//! the event, without overlap with other labels or their lines.
 //!
-//! Labels are placed by rank, so when there is no room left it is the less telling ones that go
-//! without. The first go to the upper lanes: what is placed later then has its line below their
-//! texts and not through them.
+//! Labels are placed by rank, so when there is no room left, less important events have no label.
+//! The first go to the upper lanes: the lines of later labels are then below their texts and not
+//! through them.
 
 /// A label that wants a place.
 #[derive(Clone, Debug)]
@@ -25,7 +25,7 @@ pub(crate) struct LabelPosition {
     pub(crate) left: f64,
     /// Right end of the text.
     pub(crate) right: f64,
-    /// Whether the text stands left of its line.
+    /// Whether the text is left of its line.
     pub(crate) before: bool,
 }
 
@@ -100,8 +100,8 @@ fn collide(x: f64, place: &LabelPosition, other_x: f64, other: &LabelPosition) -
 mod tests {
     use super::*;
 
-    /// Said again in other words than the code: no two texts overlap, and no line passes through a
-    /// text of its own or a lower lane.
+    /// Stated independently of the code: no two texts overlap, and no line passes through a text of
+    /// its own or a lower lane.
     fn assert_readable(labels: &[Label], places: &[Option<LabelPosition>]) {
         let placed: Vec<(&Label, LabelPosition)> = labels
             .iter()
@@ -154,7 +154,7 @@ mod tests {
                 .zip(&places)
                 .min_by(|(a, _), (b, _)| a.rank.cmp(&b.rank).then(a.x.total_cmp(&b.x)))
                 .unwrap();
-            assert!(most_telling.1.is_some(), "the first of the most telling always has a place");
+            assert!(most_telling.1.is_some(), "the first of the most important always has a place");
         }
     }
 

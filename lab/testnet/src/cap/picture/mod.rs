@@ -28,7 +28,7 @@ const EVENTS_MAX: usize = 300;
 /// A process is its id and its role: ids come back.
 type ProcessKey = (u32, String);
 
-/// What is drawn.
+/// Data of the plot.
 pub(crate) struct Plot {
     header: Header,
     summary: Option<Summary>,
@@ -121,7 +121,7 @@ fn load(path: &Path) -> io::Result<Plot> {
     Ok(plot)
 }
 
-/// What the first reading finds.
+/// Result of the first pass.
 struct Survey {
     header: Header,
     summary: Option<Summary>,

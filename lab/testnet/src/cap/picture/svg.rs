@@ -32,7 +32,7 @@ const TOGETHER: f64 = 9.0;
 const LABEL_CHARS_MAX: usize = 44;
 /// Longest subtitle; the file has the whole command.
 const COMMAND_CHARS_MAX: usize = 150;
-/// Roles told apart by colour.
+/// Roles with a colour of their own.
 const ROLES: usize = 6;
 
 const STYLE: &str = include_str!("svg.css");
@@ -154,7 +154,7 @@ struct Page<'a> {
     plot: &'a Plot,
     /// Of the plot of memory.
     top: f64,
-    /// What its upper edge stands for, in bytes.
+    /// Value at its upper edge, in bytes.
     value_max: f64,
 }
 
@@ -405,7 +405,7 @@ impl Page<'_> {
             let (x, y) = (x_of(self.plot, seconds), self.y_of(bytes));
             let label = format!("anonymous peak {} at {}", mib(bytes as u64), duration(seconds));
             let width = label.chars().count() as f64 * 7.2;
-            // Beside the dot, on the side where there is room; above it, unless it would stand on
+            // Next to the dot, on the side where there is room; above it, unless it would overlap
             // the line of the cap.
             let (text_x, anchor) = match x + 10.0 + width > RIGHT {
                 true => (x - 9.0, Anchor::End),

@@ -1,6 +1,6 @@
-//! What keeps one machine: it makes the disks, runs QEMU as its child, and writes down what comes
-//! out of it. It lies between the net and the machine as `thimble-lab cap` between the net and a
-//! process group, and is told the same way: SIGTERM asks the machine to end, a second one ends it.
+//! The keeper of one machine: it makes the disks, runs QEMU as its child, and records its output.
+//! It is between the net and the machine like `thimble-lab cap` between the net and a process
+//! group, and is controlled the same way: SIGTERM asks the machine to end, a second one ends it.
 //!
 //! A machine that is reset again and again without ever starting its node is stopped after
 //! [`RESETS_MAX`] resets: its kernel panics, and will panic again.
@@ -51,13 +51,13 @@ const ASK_AGAIN: Duration = Duration::from_secs(2);
 const WITHOUT_NODE: Duration = Duration::from_secs(15);
 /// After QEMU's end, for what it has left in the pipes.
 const REST_TIMEOUT: Duration = Duration::from_secs(2);
-/// Of what QEMU says on standard error.
+/// Bytes kept of QEMU's standard error.
 const SAID_BYTES_MAX: usize = 4096;
 const PIECE_BYTES: usize = 16 << 10;
 
 /// Keeps the machine of node `index` until it has ended.
 pub(crate) async fn run(place: NetFolder, index: usize) -> Result<()> {
-    // Before anything is started: whoever asks us to end now is heard.
+    // Before anything is started, so that a request to end is received from now on.
     let mut signals = StopSignals::listen()?;
     let net = place.load()?;
     let started = start(&net, &place, index)?;
@@ -157,7 +157,7 @@ fn start(net: &Net, place: &NetFolder, index: usize) -> Result<(Keeper, Streams)
     let mut child = tokio::process::Command::from(command)
         .spawn()
         .with_context(|| format!("starting {}", machines.qemu.program.display()))?;
-    // What we hold of the machine's ends would keep them open when it is gone.
+    // Our descriptors of the machine's ends would keep them open after it ended.
     drop(ends);
     let pid = child.id().context("QEMU ended at once")?;
     let info = Info {
@@ -182,7 +182,7 @@ fn start(net: &Net, place: &NetFolder, index: usize) -> Result<(Keeper, Streams)
 }
 
 impl Keeper {
-    /// Reads what the machine says until QEMU has ended; gives how.
+    /// Reads the machine's output until QEMU has ended; returns how.
     async fn until_end(
         &mut self,
         mut streams: Streams,
@@ -299,7 +299,7 @@ impl Keeper {
         send(monitor, "system_powerdown").await;
     }
 
-    /// A button pressed before there was a node may have been heard by nobody.
+    /// A press of the button before the node ran may have been lost.
     async fn ask_again(&mut self, monitor: &mut UnixStream) {
         let Some((since, last)) = self.asked else { return };
         if self.report.has_node() || self.report.ended.is_some() {
@@ -332,7 +332,7 @@ impl Keeper {
     }
 }
 
-/// How a machine ended, in words.
+/// Description of how a machine ended.
 fn how(
     status: ExitStatus,
     ended_by_us: Option<String>,

@@ -1,14 +1,12 @@
-//! Nodes that are virtual machines: what a net knows of them, and what each is told.
+//! Nodes that are virtual machines: their data in a net, and their configuration.
 //!
-//! A machine's keeper ([`keeper`]) stands where a process group's `thimble-lab cap` stands: it
+//! A machine's keeper ([`keeper`]) takes the place of a process group's `thimble-lab cap`: it
 //! starts QEMU, keeps the node's log and its series ([`report`]), and ends with it. The other verbs
-//! act through the same files as for groups. What lies between machines is a switch
-//! ([`super::relay`] runs it), on sockets in a folder of their own because their paths must be
-//! short.
+//! act through the same files as for groups. Machines are connected by a switch ([`super::relay`]
+//! runs it), on sockets in a folder of their own because their paths must be short.
 //!
-//! Unlike a process group, a machine is told its data once: what `node-N/data` holds goes onto a
-//! disk that is read at the first start, and all state lives on the machine's own disk from then
-//! on.
+//! Unlike a process group, a machine gets its data once: the content of `node-N/data` is copied to
+//! a disk that is read at the first start, and all state is on the machine's own disk from then on.
 
 mod keeper;
 mod report;
@@ -53,7 +51,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// The longest name of a socket: `s99`.
 const SOCKET_NAME_BYTES: usize = 3;
 
-/// What the machines of a net have in common.
+/// Settings shared by the machines of a net.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Machines {
     /// The cache of the image's disk.
@@ -68,7 +66,7 @@ pub(crate) struct Machines {
     pub(crate) sockets: PathBuf,
 }
 
-/// What is asked for.
+/// The requested machines.
 pub(crate) struct Wanted<'a> {
     pub(crate) cache: Option<&'a Path>,
     pub(crate) disk_bytes: u64,
@@ -76,7 +74,7 @@ pub(crate) struct Wanted<'a> {
 }
 
 impl Machines {
-    /// Finds the image and QEMU; says what is to be known of them through `say`.
+    /// Finds the image and QEMU; reports notes about them through `say`.
     pub(crate) fn find(
         place: &NetFolder,
         id: &str,
@@ -161,7 +159,7 @@ impl Machines {
 
     /// Removes the folder of the sockets; errors are ignored.
     pub(crate) fn remove_sockets(&self) {
-        // Only what is ours by name: the folder may be a link that somebody else put there.
+        // Only what is ours by name: the folder may be a link that another user created.
         if fs::symlink_metadata(&self.sockets).is_ok_and(|found| found.is_dir()) {
             let _ = fs::remove_dir_all(&self.sockets);
         }
@@ -202,7 +200,7 @@ pub(crate) fn ensure_room(to_start: &[u64]) -> Result<()> {
         let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
         line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
     });
-    // A kernel that does not tell is not guessed at.
+    // If the kernel does not report it, no check is made.
     available.map_or(Ok(()), |available| room_in(to_start, available))
 }
 
@@ -235,7 +233,7 @@ pub(crate) fn ports(net: &Net) -> Result<Vec<Port>> {
     Ok((0..net.nodes.len()).map(|index| machines.port(index)).collect())
 }
 
-/// Takes `--memory` out of a node's own arguments: it is the budget, and the machine is told it by
+/// Takes `--memory` out of a node's own arguments: it is the budget, which the machine gets by
 /// other means.
 fn split_memory(arguments: &[String]) -> Result<(Option<u64>, Vec<String>)> {
     let (mut memory, mut rest) = (None, Vec::new());
@@ -254,7 +252,7 @@ fn split_memory(arguments: &[String]) -> Result<(Option<u64>, Vec<String>)> {
     Ok((memory, rest))
 }
 
-/// Refuses arguments that no machine can be told.
+/// Refuses arguments that cannot be passed to a machine.
 pub(crate) fn check_arguments(arguments: &[String]) -> Result<()> {
     split_memory(arguments).map(|_| ())
 }
@@ -265,7 +263,7 @@ fn host_hardware(index: usize) -> Hardware {
     Hardware([a, b, c, 1, e, f])
 }
 
-/// What the machine of a node is told.
+/// Configuration of the machine of a node.
 fn told(net: &Net, index: usize) -> Result<config::Machine> {
     let machines = of(net)?;
     let node = net.node(index)?;
@@ -327,7 +325,7 @@ pub(crate) fn stop(net: &Net, index: usize) -> Result<()> {
     order(net, index, "stop")
 }
 
-/// Lets it go on.
+/// Resumes it.
 pub(crate) fn go_on(net: &Net, index: usize) -> Result<()> {
     order(net, index, "cont")
 }

@@ -1,8 +1,7 @@
 //! A machine's reports, turned into a series like that of a process group.
 //!
-//! The guest is not believed: figures are bounded by the machine's memory, text by its length, and
-//! the time of everything is ours. Counters begin anew when the kernel does; the series goes on
-//! with them.
+//! The guest is not trusted: figures are bounded by the machine's memory, text by its length, and
+//! the time of everything is ours. Counters restart with the kernel; the series continues them.
 
 use std::{path::Path, time::Instant};
 
@@ -25,7 +24,7 @@ const TEXT_CHARS_MAX: usize = 200;
 /// A year of a hundred processors.
 const SECONDS_MAX: f64 = 3e9;
 
-/// What the kernel counts from its start on.
+/// Counters of the kernel since its start.
 #[derive(Clone, Copy, Default)]
 struct Counters {
     cpu_seconds: f64,
@@ -75,7 +74,7 @@ impl Report {
         Ok(report)
     }
 
-    /// Whether the machine's node runs, as far as it says.
+    /// Whether the machine's node runs, per its reports.
     pub(super) fn has_node(&self) -> bool {
         self.node_starts > 0 && self.resets_without_node == 0 && self.ended.is_none()
     }

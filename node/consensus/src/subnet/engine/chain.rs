@@ -42,7 +42,7 @@ type Blocks<E> = prunable::Archive<EightCap, E, Digest, Arc<Block>>;
 /// Whichever ends first of spreading blocks and storing them: then the node's engine is over.
 pub(super) type Ended = Select<Handle<()>, Handle<()>>;
 
-/// What the chain is made of.
+/// Parts of the chain.
 pub(super) struct Chain<'a, P, B> {
     /// Begins the names of everything this node stores.
     pub(super) storage: &'a str,
@@ -73,7 +73,7 @@ where
     where
         E: Clock + Spawner + Storage + Metrics,
     {
-        // What this scheme's certificates need to know to be decoded: nothing.
+        // Decoding this scheme's certificates needs no configuration.
         #[allow(clippy::let_unit_value)]
         let unbounded = Scheme::certificate_codec_config_unbounded();
         let certificates = prunable::Archive::init(

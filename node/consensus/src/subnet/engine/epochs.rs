@@ -68,7 +68,7 @@ impl<S: Sender<PublicKey = PublicKey>> Subchannels<S> {
     }
 }
 
-/// The tasks without which no epoch goes on.
+/// The tasks that every epoch requires.
 pub(super) struct Tasks {
     pub(super) chain: Ended,
     pub(super) roots: Handle<()>,
@@ -123,7 +123,7 @@ where
             let Some(last) = self.epocher.last(epoch) else { return };
             let Some(boundary) = self.pass(epoch, last, &mut engine).await else { return };
             engine.abort();
-            // Whoever leads the next epoch's first round shows how this one ended.
+            // The leader of the next epoch's first round shows how this one ended.
             if let Some(finalization) = self.marshal.get_finalization(last).await {
                 self.published.agreed.finalised(finalization);
             }

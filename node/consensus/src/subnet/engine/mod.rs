@@ -17,13 +17,13 @@
 //!                                                    | executed (8) -> Roots    commands (2) -> StateSync
 //! ```
 //!
-//! Every channel is bounded; the number is how many messages it holds. Who finds one full waits,
-//! but for marshal, which never has more than [`PENDING_MAX`] blocks under way. What needs no
-//! message is published (see [`super::published`]).
+//! Every channel is bounded; the number is how many messages it holds. Senders wait on a full
+//! channel, except marshal, which never has more than [`PENDING_MAX`] blocks under way. State that
+//! needs no message is published (see [`super::published`]).
 //!
-//! What is finalised is handed out in height order, each block once its calls are there; the next
+//! Finalised blocks are handed out in height order, each once its calls are present; the next
 //! blocks wait behind it, at most [`PENDING_MAX`] of them, in storage otherwise. A block is
-//! acknowledged, and so never handed out again after a restart, when its receiver says that it is
+//! acknowledged, and so never handed out again after a restart, when its receiver reports it as
 //! durable.
 
 mod chain;
@@ -84,8 +84,8 @@ fn page_cache() -> CacheRef {
     CacheRef::new(NZU16!(4084), NZUsize!(128))
 }
 
-/// Runs until the task is aborted or one of the actors ends: carries calls, carries state roots,
-/// starts the chain, finds the place where agreement goes on, and goes from epoch to epoch.
+/// Runs until the task is aborted or one of the actors ends: carries calls and state roots, starts
+/// the chain, finds the block from which consensus resumes, and runs one epoch after the other.
 #[expect(
     clippy::too_many_lines,
     reason = "wiring: every part is made once, in the order in which they need each other"
@@ -258,8 +258,8 @@ where
     epochs.run(context, epoch, root).await;
 }
 
-/// Agrees on answers to outcalls, where there are any. What peers send where there are none is dropped
-/// with the channel.
+/// Agrees on answers to outcalls, if the subnet makes outcalls. Otherwise messages of peers are
+/// dropped with the channel.
 fn start_outcalls<E, S, R>(
     context: &E,
     outcalls: Option<(Arc<Outcalls>, Arc<IngressPool>)>,
@@ -278,7 +278,7 @@ fn start_outcalls<E, S, R>(
     told.spawn(move |context| agreement.run(context, receiver));
 }
 
-/// Makes the pool wake whoever proposes when a call comes, and the driver when it closes.
+/// Makes the pool wake the proposer when a call arrives, and the driver when it closes.
 fn share_pool(
     pool: &Arc<IngressPool>,
     resharing: &Resharing,
@@ -323,8 +323,8 @@ fn start(
     }
 }
 
-/// Where agreement goes on: above what marshal handed out and what is in the block log, whichever
-/// is more. The block before an epoch's first is final and in both.
+/// The block from which consensus resumes: above the blocks that marshal handed out and those in
+/// the block log, whichever is more. The block before an epoch's first is final and in both.
 async fn resume(
     processed: u64,
     floor: Option<Floor>,

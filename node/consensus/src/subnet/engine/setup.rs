@@ -1,4 +1,4 @@
-//! What one node's engine is made of: its channels, its keys by epoch, its timeouts, its bounds.
+//! Parts of one node's engine: its channels, its keys by epoch, its timeouts, its bounds.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -69,7 +69,7 @@ pub enum ChannelName {
 
 /// Changes the senders of a node's channels, before anything uses them.
 pub trait SenderLayer: Send + 'static {
-    /// What is sent through in place of `S`.
+    /// The sender that replaces `S`.
     type Sender<S: Sender<PublicKey = PublicKey>>: Sender<PublicKey = PublicKey>;
 
     /// The sender of this channel.
@@ -174,7 +174,7 @@ impl Timing {
     }
 }
 
-/// What the engine's tasks own of the published values.
+/// The published values that the engine's tasks own.
 pub(in crate::subnet) struct EngineOwned {
     pub(in crate::subnet) reached: watch::Sender<Reached>,
     pub(in crate::subnet) signed: watch::Sender<Signed>,
@@ -209,17 +209,17 @@ pub(in crate::subnet) struct Setup<S, R, P, B> {
     pub(in crate::subnet) blocker: B,
     /// Finalised blocks and certificates, for the driver.
     pub(in crate::subnet) out: futures::channel::mpsc::Sender<Input>,
-    /// What the driver executed.
+    /// Results of the driver.
     pub(in crate::subnet) executed: futures::channel::mpsc::Receiver<Executed>,
     /// Of the subnet.
     pub(in crate::subnet) public_key: nidkg::PublicKey,
     pub(in crate::subnet) states: Option<Arc<dyn StateServer>>,
-    /// What the driver asks of state sync.
+    /// The driver's commands for state sync.
     pub(in crate::subnet) commands: futures::channel::mpsc::Receiver<Command>,
-    /// Tells the network whom to connect to, by epoch.
+    /// Sets the peers of the network, by epoch.
     pub(in crate::subnet) peering: Peering,
-    /// What block times and the validity of calls go by. Everything else goes by the runtime's
-    /// clock, which never jumps.
+    /// Clock of block times and the validity of calls. Everything else uses the runtime's clock,
+    /// which never jumps.
     pub(in crate::subnet) clock: Arc<dyn WallClock>,
     /// None where the subnet makes no outcalls.
     pub(in crate::subnet) outcalls: Option<Arc<Outcalls>>,
@@ -227,7 +227,7 @@ pub(in crate::subnet) struct Setup<S, R, P, B> {
     pub(in crate::subnet) queries: Option<Arc<dyn CountedQueries>>,
 }
 
-/// Tells the network whom to connect to. Called with every epoch.
+/// Sets the peers of the network. Called with every epoch.
 pub type Peering = Box<dyn FnMut(&Summary) + Send>;
 
 pub(in crate::subnet) fn bounds(limits: &ConsensusLimits) -> BlockBounds {

@@ -1,6 +1,5 @@
-//! What is to be told to other members as soon as the network takes it, and what comes first: shares
-//! before answers, new shares before those that were told, and of what comes again the one behind the
-//! last.
+//! Messages due to other members, in the order in which the network takes them: shares before
+//! answers, new shares before repeated ones, and of the repeated ones the one after the last.
 
 use std::{
     collections::BTreeSet,
@@ -10,9 +9,10 @@ use std::{
 use limits::OUTCALL_RESPONSE_BYTES;
 use state::OutcallId;
 
-/// Bytes of answers that this node sends from one repetition to the next: less than others take.
+/// Greatest number of bytes of answers that this node sends between two repetitions: less than
+/// others accept.
 const ANSWERS_BYTES: u64 = 3 * OUTCALL_RESPONSE_BYTES;
-/// And so many of them.
+/// Greatest number of answers that this node sends between two repetitions.
 pub(super) const ANSWERS_MAX: u64 = 64;
 
 /// See the module. Bounded by the requests that are open.
@@ -54,7 +54,7 @@ impl Due {
         }
     }
 
-    /// Nobody was told of a share on this request yet.
+    /// No share on this request was sent yet.
     pub(super) fn add_new(&mut self, id: OutcallId) {
         self.new.insert(id);
     }
@@ -63,13 +63,13 @@ impl Due {
         self.answers.waiting.insert(id);
     }
 
-    /// The shares of all these are to be told again; answers have their room again.
+    /// The shares of all these requests are to be sent again; the limits of answers are reset.
     pub(super) fn repeat(&mut self, open: impl Iterator<Item = OutcallId>) {
         self.again.waiting = open.collect();
         self.left = (ANSWERS_MAX, ANSWERS_BYTES);
     }
 
-    /// What is open no more is not told.
+    /// Drops the requests that are not open any more.
     pub(super) fn retain(&mut self, is_open: impl Fn(&OutcallId) -> bool) {
         for waiting in [&mut self.new, &mut self.again.waiting, &mut self.answers.waiting] {
             waiting.retain(&is_open);
@@ -93,18 +93,18 @@ impl Due {
         self.answers.next()
     }
 
-    /// Whether so many bytes may be told before the next repetition.
+    /// Whether an answer of this many bytes may be sent before the next repetition.
     pub(super) fn has_room(&self, bytes: u64) -> bool {
         self.left.0 > 0 && bytes <= self.left.1
     }
 
-    /// So many bytes are on their way.
+    /// An answer with this many bytes was sent.
     pub(super) fn told_answer(&mut self, id: OutcallId, bytes: u64) {
         self.answers.told(id);
         self.left = (self.left.0.saturating_sub(1), self.left.1.saturating_sub(bytes));
     }
 
-    /// There is nothing to tell.
+    /// There is no answer to send.
     pub(super) fn forget_answer(&mut self, id: OutcallId) {
         self.answers.waiting.remove(&id);
     }

@@ -1,12 +1,12 @@
-//! Chunks of one state, out of several peers.
+//! Fetches the chunks of one state from several peers.
 //!
 //! At most [`FLIGHT_MAX`] chunks are asked for or wait to be taken, [`PEER_MAX`] of them with one
-//! peer, so memory is bounded by that many chunks. A peer that is silent, or does not keep the
-//! state, is left aside for a while and the chunk is asked of another. One that is silent again and
-//! again is left aside for longer each time, and asked when no other can be: members that left, or
-//! are down, must not use up the time. One whose chunk was false is not asked again. When nothing
-//! came for [`NOTHING`], and nobody is left who was not silent, the state is given up; what was
-//! fetched of it serves the next.
+//! peer, so memory is bounded by that many chunks. A peer that does not answer, or does not keep
+//! the state, is skipped for a while and the chunk is requested from another. A peer that
+//! repeatedly does not answer is skipped for longer each time, and asked when no other peer is
+//! available: members that left, or are down, must not use up the time. A peer that sent an invalid
+//! chunk is not asked again. When no chunk arrived for [`NOTHING`], and no peer is left that
+//! answered, the state is given up; the chunks fetched of it serve the next.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,11 +31,11 @@ const ASIDE: Duration = Duration::from_secs(5);
 const ASIDE_DOUBLINGS: u32 = 3;
 /// The same for one whose connection takes nothing at the moment.
 const BUSY: Duration = Duration::from_millis(200);
-/// Without a chunk for so long, nobody shows this state any more.
+/// Without a chunk for this time, no peer serves this state any more.
 const NOTHING: Duration = Duration::from_secs(20);
-/// A driver that wants nothing for so long does something else.
+/// A driver that wants nothing for this time is doing something else.
 const AWAY: Duration = Duration::from_secs(600);
-/// Whoever waits for chunks is answered after so long in any case.
+/// Longest time until a request for chunks is answered.
 const ANSWER: Duration = Duration::from_millis(500);
 /// Between two words about how far it is.
 const SAY: Duration = Duration::from_secs(5);
@@ -75,7 +75,7 @@ fn after(since: SystemTime, now: SystemTime) -> Duration {
 }
 
 impl Fetching {
-    /// `answered` tells, by place, who answered what was asked before.
+    /// `answered` holds, by place, whether each member answered the last question.
     pub(super) fn new(offer: StateOffer, answered: &[bool], me: usize, now: SystemTime) -> Self {
         let peer = |answered: &bool| Peer { silent: u32::from(!answered), ..Peer::default() };
         Self {
@@ -93,7 +93,7 @@ impl Fetching {
         }
     }
 
-    /// What the driver wants now. Liars are told by place, for their names.
+    /// Sets the driver's current demand. Faulty sources are given by place.
     pub(super) fn want(&mut self, want: Want, reply: oneshot::Sender<Fetched>, now: SystemTime) {
         for ChunkSource(place) in &want.liars {
             if let Some(peer) = self.peers.get_mut(*place) {
@@ -137,7 +137,7 @@ impl Fetching {
     /// The request did not leave this node.
     pub(super) fn unsent(&mut self, name: &[u8], now: SystemTime) {
         if let Some(place) = self.drop_flight(name, Some(now + BUSY)) {
-            // Whoever can be reached is asked first.
+            // Peers that can be reached are asked first.
             let peer = &mut self.peers[place];
             peer.silent = peer.silent.max(1);
         }
@@ -208,7 +208,7 @@ impl Fetching {
             .iter()
             .enumerate()
             .all(|(place, peer)| place == self.me || peer.liar || peer.gone);
-        // Whoever is at work is not to be told that nothing comes.
+        // A peer that is working must not be reported as silent.
         let untried = |(place, peer): (usize, &Peer)| {
             place != self.me && !peer.liar && !peer.gone && peer.silent == 0
         };
@@ -301,7 +301,7 @@ mod tests {
             let with = flight.iter().filter(|(asked, _)| *asked == place).count();
             assert!((2..=3).contains(&with), "{flight:?}");
         }
-        // What arrived and was not taken counts as well.
+        // Chunks that arrived and were not taken count as well.
         let (place, number) = flight[0];
         fetching.chunk(place, Height(7), &name(number), b"x", at(1));
         assert_eq!(asked(&mut fetching, 1), []);
@@ -340,6 +340,7 @@ mod tests {
         assert_eq!(asked(&mut fetching, late + ASIDE.as_millis() as u64).len(), 1);
     }
 
+    // Promise: P19 - Peers that do not answer are asked last.
     #[test]
     fn who_is_silent_again_and_again_does_not_use_up_the_time_of_who_answers() {
         // The last answers, of seven others; the first two were silent before.
@@ -350,7 +351,7 @@ mod tests {
         let mut waited = Vec::new();
         for number in 0..40 {
             let since = now;
-            // One at a time, as where each tells the next.
+            // One at a time, as where each chunk names the next.
             let (reply, mut fetched) = oneshot::channel();
             fetching.want(Want { chunks: vec![name(number)], ..Want::default() }, reply, at(now));
             loop {
@@ -431,6 +432,7 @@ mod tests {
         assert!(over);
     }
 
+    // Promise: P19 - A peer that sends invalid chunks is not asked again.
     #[test]
     fn liars_are_not_asked_again_and_without_anybody_else_it_is_over() {
         let (mut fetching, _reply) = fetching(3);

@@ -1,8 +1,8 @@
-//! Where agreement goes on above a state that was installed: a finalised block at or just below
-//! the first block behind it.
+//! The floor above a state that was installed, from which consensus continues: a finalised block at
+//! or just below the first block after it.
 //!
-//! Written beside the engine's storage before the state counts, and left there: once the engine's
-//! own progress is above it, it says nothing any more. One record in a record file
+//! Written alongside the engine's storage before the state counts, and left there: once the
+//! engine's own progress is above it, it is ignored. One record in a record file
 //! ([`disk::records`]).
 
 use std::path::{Path, PathBuf};
@@ -68,19 +68,19 @@ impl Floor {
         slot(disk, path).write(&payload)
     }
 
-    /// The floor that belongs to the state this node has, if there is one. One whose state never
-    /// came to count says nothing.
+    /// The floor that belongs to the state this node has, if there is one. A floor whose state was
+    /// never installed is ignored.
     pub(in crate::subnet) fn read(disk: &SharedDisk, path: &Path, have: Height) -> Option<Self> {
         let payload = match slot(disk, path).read() {
             Ok(payload) => payload?,
             Err(error) => {
-                tracing::error!(%error, "where agreement goes on cannot be read; it matters only right after a state sync");
+                tracing::error!(%error, "cannot read the state-sync floor file; it matters only right after a state sync");
                 return None;
             }
         };
         let floor = Self::parse(&payload);
         if floor.is_none() {
-            tracing::error!(path = %path.display(), "where agreement goes on does not decode; it matters only right after a state sync");
+            tracing::error!(path = %path.display(), "the state-sync floor file does not decode; it matters only right after a state sync");
         }
         floor.filter(|floor| floor.state <= have)
     }

@@ -1,5 +1,5 @@
-//! State sync: when the blocks this node needs are kept nowhere any more, a state that the subnet
-//! certified is fetched from peers.
+//! State sync: when no peer retains the blocks this node needs, it fetches a state that the subnet
+//! certified from peers.
 //!
 //! ```text
 //! behind, nothing delivered for STALL  -> Ask(next height) to all
@@ -10,15 +10,15 @@
 //! the state is whole                   -> the floor is written down, the node starts again on top of it
 //! ```
 //!
-//! # What is believed
+//! # Trust
 //!
-//! An offer is three things: a certificate, by the subnet's key, of a state tree that shows a
-//! manifest's height `C` and root; a block at or just below `C + 1`; and the finalization of that
-//! block, by the same key. All are verified before anything is fetched: the engine takes its new
-//! beginning for granted. Chunks are checked by the driver against the root, so a peer that sends a
-//! false one is known at once. That blocks are gone is believed of `f + 1` peers, one of which
-//! is honest. An old state that is certified is no lie: the highest that holds is taken, and if
-//! even that is behind what peers keep, it begins again from there.
+//! An offer consists of three parts: a certificate, by the subnet's key, of a state tree that shows
+//! a manifest's height `C` and root; a block at or just below `C + 1`; and the finalization of that
+//! block, by the same key. All are verified before anything is fetched: the engine trusts its new
+//! beginning. Chunks are checked by the driver against the root, so a peer that sends an invalid
+//! one is detected at once. `f + 1` peers must report that blocks are gone, one of which is honest.
+//! An old certified state is valid: the highest valid offer is taken, and if even that is behind
+//! the blocks that peers keep, state sync begins again from there.
 //!
 //! # Bounds
 //!
@@ -68,18 +68,18 @@ use super::{
 };
 use crate::{CHUNK_NAME_BYTES_MAX, Fetched, StateOffer, StateServer, SyncProgress, Want};
 
-/// Behind, and without a block for so long, a node asks whether the next one is kept anywhere.
+/// A node that is behind asks whether the next block is kept anywhere, after this time without a
+/// block.
 const STALL: Duration = Duration::from_secs(5);
 /// Answers that did not come within this time do not count.
 const ANSWERS: Duration = Duration::from_secs(2);
-/// As long as a peer says that it keeps the block, that is waited for; but not for ever, as it may
-/// lie.
+/// Time to wait for a block while a peer claims to keep it; limited, as the peer may be faulty.
 const DOUBT: Duration = Duration::from_secs(40);
 /// Between two looks.
 const TICK: Duration = Duration::from_millis(250);
 /// A peer's questions are not answered more often.
 const ANSWER_AGAIN: Duration = Duration::from_millis(500);
-/// The finalised block of an offer lies at most so far below the first block behind its state. Few
+/// The finalised block of an offer is at most this far below the first block after its state. Few
 /// blocks lack a finalization of their own.
 pub(super) const FLOOR_DEPTH: u64 = 16;
 /// Longest message: an offer or a chunk.
@@ -134,7 +134,7 @@ pub(super) fn samples() -> Vec<(&'static str, Vec<u8>)> {
 enum Next {
     Kept,
     Gone,
-    /// Whoever answers has not got that far itself.
+    /// The answering node has not reached that block.
     Unknown,
 }
 
@@ -172,21 +172,21 @@ pub(super) fn decodes(bytes: &[u8]) -> bool {
     }
 }
 
-/// What the driver asks of the task.
+/// The driver's commands for the task.
 pub(super) enum Command {
     Fetch(Want, oneshot::Sender<Fetched>),
     /// It is not behind that far any more.
     Abandon,
 }
 
-/// A state to fetch, and where agreement goes on above it.
+/// A state to fetch, and the floor above it, from which consensus continues.
 #[derive(Clone, Debug)]
 pub(super) struct Behind {
     pub(super) offer: StateOffer,
     pub(super) floor: Floor,
 }
 
-/// What one member answered.
+/// Answer of one member.
 struct Answer {
     next: Next,
     behind: Option<Behind>,
@@ -237,7 +237,7 @@ pub(super) struct StateSync<S> {
     /// The part of this node's offer that takes looking for.
     own: Option<OwnOffer>,
     stage: Stage,
-    /// What this node had reached, and since when it had reached no more.
+    /// The height this node had reached, and the time since which it has not advanced.
     reached: (Height, SystemTime),
     said: Option<SystemTime>,
 }
@@ -470,7 +470,7 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
         }
     }
 
-    /// Asks for what is wanted, and hands on what came.
+    /// Requests wanted chunks, and passes on those that arrived.
     fn pursue(&mut self, now: SystemTime) {
         let Stage::Fetching(fetching) = &mut self.stage else { return };
         while let Some((place, height, name)) = fetching.next(now) {
@@ -566,7 +566,7 @@ impl<S: Sender<PublicKey = PublicKey>> StateSync<S> {
             return;
         };
         let offer = behind.offer;
-        // A driver that has other things to do first is told again.
+        // A driver that is busy is notified again.
         if self.config.out.try_send(Input::Behind(Box::new(behind))).is_ok() {
             tracing::warn!(
                 next = next.0,

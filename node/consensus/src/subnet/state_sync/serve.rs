@@ -27,9 +27,9 @@ use crate::StateServer;
 const ASKED_MAX: usize = 8;
 /// Of all peers: names, no chunks.
 const WAITING_MAX: usize = 256;
-/// A peer that asked for nothing for so long is not fetching any more.
+/// A peer that asked for nothing for this time is not fetching any more.
 const LEASE_IDLE: Duration = Duration::from_secs(30);
-/// Between two looks at that.
+/// Time between two checks of that.
 const LOOK: Duration = Duration::from_secs(5);
 
 struct Job {

@@ -39,7 +39,7 @@ impl Dispatcher<'_> {
         let bytes = snapshot.module.bytes();
         let head = self.head_of(&snapshot)?;
         let (_, compile_most) = prepayment(core, &canister.id, bytes, &head);
-        // Before all of the module is looked at.
+        // Before the whole module is validated.
         self.affordable(&canister, copying.saturating_add(compile_most), "loading a snapshot")?;
         let hash = self.module_of(&snapshot)?;
         let code = Code::Chunks(Stored { blobs: &core.blobs, parts: vec![hash.0], bytes }, hash);
@@ -84,7 +84,7 @@ impl Dispatcher<'_> {
         Ok((owner_id, snapshot.clone()))
     }
 
-    /// As much of a snapshot's module as tells whether it is packed.
+    /// The beginning of a snapshot's module that determines whether it is packed.
     fn head_of(&self, snapshot: &CanisterSnapshot) -> Result<Vec<u8>, FatalError> {
         let core = self.core;
         let bytes = snapshot.module.bytes().min(HEAD_BYTES as u64);
@@ -227,7 +227,7 @@ fn mutable_globals(of_module: &[ModuleGlobal], values: &[Global]) -> Result<Vec<
     Ok(kept.map(|(_, value)| *value).collect())
 }
 
-/// What a snapshot has must be within the limits as they are now.
+/// Checks the sizes of a snapshot against the limits as they are now.
 fn check_sizes(core: &Core, snapshot: &CanisterSnapshot) -> Result<(), Reject> {
     let sizes = &core.limits().module;
     let (module, stable) = (snapshot.module.bytes(), snapshot.stable.bytes());
@@ -267,7 +267,7 @@ fn check_heap(core: &Core, info: &ModuleInfo, snapshot: &CanisterSnapshot) -> Re
     )))
 }
 
-/// The hook's status that an upload told must be what the canister's settings make of its heap.
+/// The hook's status in an upload must agree with the canister's settings and the heap.
 fn check_hook(
     core: &Core,
     canister: &CanisterState,

@@ -1,16 +1,16 @@
-//! Snapshots of canisters: taking, listing and deleting them. Loading is [`load`]'s matter, reading
-//! and uploading that of [`transfer`].
+//! Snapshots of canisters: taking, listing and deleting them. [`load`] loads them, [`transfer`]
+//! reads and uploads them.
 //!
 //! A snapshot is a part of its canister's record with memories of its own ([`state::Snapshot`]):
 //! taking makes them copies of the canister's memories, loading makes new memories of the canister
-//! copies of them. A copy shares its pages until either is written ([`pages::PageStore::create_copy`]),
-//! so it takes neither time nor disk then. With `uninstall_code` there is none: the snapshot takes the
-//! canister's memories over.
+//! copies of them. A copy shares its pages until either is written
+//! ([`pages::PageStore::create_copy`]), so it takes neither time nor disk then. With
+//! `uninstall_code` there is no copy: the snapshot takes the canister's memories over.
 //!
-//! What comes of a call follows from state and argument alone, and everything that can refuse it is
-//! asked before anything is copied. A copy that fails is trouble of this machine, which tries
-//! again. It is paid for, and has to find room in the subnet, by the bytes that the snapshot is
-//! accounted with, as if it shared nothing: every member knows those alike, and not what is shared on
+//! The result of a call follows from state and argument alone, and every check that can refuse it
+//! comes before anything is copied. A copy that fails is a fault of this machine, which tries
+//! again. A snapshot is charged, and must fit in the subnet, by the bytes that it is accounted
+//! with, as if it shared nothing: that number is the same on every member, unlike the sharing on
 //! its disk.
 
 mod load;
@@ -35,9 +35,9 @@ use crate::config::FatalError;
 use crate::core::Core;
 use crate::reject;
 
-/// Instructions that making or loading a snapshot costs besides its bytes.
+/// Instructions that making or loading a snapshot costs in addition to its bytes.
 const SNAPSHOT_INSTRUCTIONS: u64 = 2_000_000_000;
-/// Instructions that reading or uploading a part of one costs besides its bytes.
+/// Instructions that reading or uploading a part of one costs in addition to its bytes.
 const PART_INSTRUCTIONS: u64 = 5_000_000;
 
 /// Candid arguments that name a snapshot.
@@ -172,7 +172,7 @@ impl Dispatcher<'_> {
         Ok(None)
     }
 
-    /// What so many instructions cost, if the canister has as much above its freezing threshold.
+    /// Price of these instructions, if the canister has that much above its freezing threshold.
     fn affordable(
         &self,
         canister: &CanisterState,
@@ -217,12 +217,12 @@ impl Dispatcher<'_> {
         Ok(number)
     }
 
-    /// Whether the subnet has room for a snapshot's memories once more beside everything that is
-    /// there. Hardly ever is anything copied, but where a memory lies in too many files its copy is
-    /// made at once ([`pages::PageStore::create_copy`]), and what it takes the place of is on disk
-    /// until the next checkpoint: a round should not wait for room that only that makes. (Several such
-    /// copies in one round are each looked at alone, and then it may.) Which files a memory lies in
-    /// differs from member to member, so all are refused alike.
+    /// Whether the subnet has room for a second copy of a snapshot's memories. Pages are hardly
+    /// ever copied, but a memory that is in too many files is copied at once
+    /// ([`pages::PageStore::create_copy`]), and the memory it replaces is on disk until the next
+    /// checkpoint: a round should not wait for room that only a checkpoint frees. (Several such
+    /// copies in one round are each checked alone, and then it may.) The files of a memory differ
+    /// from member to member, so the check does not depend on them.
     fn check_copying(&self, snapshot: &CanisterSnapshot) -> Result<(), Reject> {
         let bytes = snapshot.heap.bytes().saturating_add(snapshot.stable.bytes());
         let taken = self.state.totals().memory_taken;
@@ -258,8 +258,8 @@ impl Dispatcher<'_> {
     }
 }
 
-/// Length of the base of a memory that does not grow. There is none without a byte, so that whoever
-/// maps or sends one need not ask.
+/// Length of the base of a memory that does not grow. It is never zero, so that mapping or sending
+/// one needs no special case.
 fn base_bytes(memory: SnapshotMemory) -> u64 {
     memory.bytes().max(WASM_PAGE_BYTES)
 }
@@ -279,7 +279,7 @@ fn exchange(
     (canister.snapshots.add(snapshot), gone)
 }
 
-/// What a snapshot of a canister holds; its memories are the canister's own.
+/// Contents of a snapshot of a canister; its memories are the canister's own.
 fn taken(canister: &CanisterState, execution: &ExecutionState, now: Time) -> CanisterSnapshot {
     let module = &execution.module;
     let memory =
@@ -317,7 +317,7 @@ fn shown(id: &CanisterId, number: u64, snapshot: &CanisterSnapshot) -> ic::Snaps
     }
 }
 
-/// Snapshots are gone: so are their memories, and blobs may be nobody's now.
+/// Drops the memories of removed snapshots; their blobs may be unused now.
 pub(super) fn drop_snapshots(core: &Core, gone: impl IntoIterator<Item = CanisterSnapshot>) {
     for snapshot in gone {
         snapshot.memories().for_each(|memory| core.pages.remove(memory));

@@ -22,16 +22,16 @@ use crate::reject;
 
 /// Bytes that one call may read: they must fit into a reply.
 const READ_BYTES_MAX: u64 = 2_000_000;
-/// Bytes of a reply beside those that were read.
+/// Bytes of a reply in addition to those that were read.
 const REPLY_BESIDE_BYTES: u64 = 1024;
 /// Most bytes of certified data.
 const CERTIFIED_BYTES_MAX: usize = 32;
 
-/// Where bytes of a snapshot lie.
+/// Location of bytes of a snapshot.
 enum Place {
-    /// In a memory, which has so many bytes of them.
+    /// In a memory; with their number.
     Memory(MemoryId, u64),
-    /// In a blob.
+    /// In a blob; with their number.
     Blob(BlobHash, u64),
 }
 
@@ -53,7 +53,7 @@ impl Place {
         }
     }
 
-    /// Whether so many bytes from `offset` on are there.
+    /// Checks that `bytes` bytes exist from `offset` on.
     fn check(&self, offset: u64, bytes: u64) -> Result<(), Reject> {
         if offset.checked_add(bytes).is_some_and(|end| end <= self.bytes()) {
             return Ok(());
@@ -296,7 +296,7 @@ fn metadata(snapshot: &CanisterSnapshot) -> SnapshotMetadata {
     }
 }
 
-/// How a snapshot came to be, as the interface says it.
+/// Origin of a snapshot, as a type of the interface.
 pub(in super::super) fn source(source: SnapshotSource) -> ic::SnapshotSource {
     match source {
         SnapshotSource::Taken => ic::SnapshotSource::TakenFromCanister(candid::Reserved),

@@ -292,7 +292,7 @@ fn custom_sections_are_metadata() {
 }
 
 #[test]
-#[expect(clippy::too_many_lines, reason = "one story, told in order")]
+#[expect(clippy::too_many_lines, reason = "one story, in order")]
 fn every_limit_is_held_and_named() {
     assert_eq!(
         limit_hit("(module (func) (func) (func))", |l| l.functions = 2),

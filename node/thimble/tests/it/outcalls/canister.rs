@@ -7,11 +7,11 @@ use serde_bytes::ByteBuf;
 /// Cycles that it attaches to a request.
 pub(crate) const ATTACHED: u64 = 30_000_000_000;
 
-/// `ask` hands its argument to `http_request`. What comes is replied: `+`, the cycles that came back
-/// in 16 bytes, and the reply; or `-`, the cycles, the code in a byte, and the text. `relay` does the
-/// same and replies, or rejects with the text, as it was answered.
-/// `fixed`, `bloat`, `fails`, `echo` and `composite` are transforms: to 200 `same`, to 4 KiB, to a
-/// trap, to what the transform itself was asked with its caller before it.
+/// `ask` passes its argument to `http_request`. It replies with the result: `+`, the refunded
+/// cycles in 16 bytes, and the reply; or `-`, the cycles, the code in a byte, and the text. `relay`
+/// does the same and replies, or rejects with the text, as it was answered. `fixed`, `bloat`,
+/// `fails`, `echo` and `composite` are transforms: to 200 `same`, to 4 KiB, to a trap, to the
+/// transform's own argument after its caller.
 pub(crate) fn module() -> Vec<u8> {
     let same = HttpRequestResult { status: 200_u8.into(), headers: vec![], body: b"same".to_vec() };
     let same = Encode!(&same).unwrap();
@@ -158,7 +158,7 @@ impl Request {
     }
 }
 
-/// What came of a request, and the cycles that came back.
+/// Result of a request, and the refunded cycles.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Got {
     pub(crate) refunded: u128,

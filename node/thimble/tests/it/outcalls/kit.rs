@@ -1,4 +1,4 @@
-//! What stories about outcalls need.
+//! Support for tests of outcalls.
 
 #[path = "canister.rs"]
 mod canister;

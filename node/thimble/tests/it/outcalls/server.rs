@@ -46,7 +46,7 @@ impl Authority {
         Self { pem: ca.cert.pem(), acceptor: TlsAcceptor::from(Arc::new(config)) }
     }
 
-    /// What a node's configuration says so that it trusts the authority and reaches servers here.
+    /// Configuration with which a node trusts the authority and reaches servers here.
     pub(crate) fn configuration(&self, folder: &Path) -> String {
         let file = folder.join("authority.pem");
         std::fs::write(&file, &self.pem).unwrap();
@@ -58,7 +58,7 @@ impl Authority {
     }
 }
 
-/// What a server was asked.
+/// A request that a server received.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
     /// How many were before.
@@ -68,7 +68,7 @@ pub(crate) struct Asked {
     pub(crate) body: Vec<u8>,
 }
 
-/// What it says: a status, and a body. None: nothing, ever.
+/// Its answer: a status, and a body. None: no answer, ever.
 pub(crate) type Said = Option<(u16, Vec<u8>)>;
 
 /// A server that ends with it.
@@ -101,7 +101,7 @@ impl Server {
                 let (says, acceptor, asked) = (says.clone(), acceptor.clone(), asked.clone());
                 let mut may_speak = may_speak.clone();
                 tokio::spawn(async move {
-                    // Whoever does not trust the certificate goes away.
+                    // A client that does not trust the certificate disconnects.
                     let Ok(stream) = acceptor.accept(stream).await else { return };
                     talk(stream, async |head, body| {
                         let number = asked.fetch_add(1, Ordering::SeqCst);

@@ -69,6 +69,7 @@ fn static_peers_come_first_and_never_more_dials_than_allowed() {
     );
 }
 
+// Promise: P24 - A peer that fails is dialled after times that double.
 #[test]
 fn a_peer_that_cannot_be_reached_is_left_alone_for_longer_each_time() {
     for is_static in [true, false] {
@@ -264,6 +265,7 @@ fn more_are_wanted_while_there_is_nobody_to_dial() {
     assert!(!peers.wants_more(secs(0), &none()));
 }
 
+// Promise: P24 - Known, dialled and connecting peers stay within their limits in random histories.
 /// Whatever happens, in whatever order, the bounds hold.
 #[test]
 fn bounds_hold_over_long_histories() {
