@@ -6,6 +6,10 @@
 //!
 //! # Fairness
 //!
+//! The queue is bounded, by less than the requests that may be in flight, so that requests of others
+//! still get in. Where it is full, work of a canister with a shorter line replaces the newest work of
+//! the longest line, which is refused; work of the longest line itself is refused.
+//!
 //! Work for canisters is queued by canister. A canister has at most its share of the places at a
 //! time. Of the canisters with queued work, the one that would have used least time is served next
 //! (fair queueing), where its next query counts as much as its last one took. So known canisters
@@ -21,7 +25,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -43,6 +50,8 @@ pub(crate) struct Places {
     limit: usize,
     /// Of them, the share of one canister.
     limit_per_canister: usize,
+    /// Pieces of work that may be queued.
+    queued_max: usize,
     queue: Mutex<Queue>,
     /// Where threads stay while they work.
     processors: Option<Processors>,
@@ -63,10 +72,17 @@ struct Queue {
     first_mean: u64,
 }
 
+/// Work that is queued.
+struct Queued {
+    job: Job,
+    /// Set when it is dropped for other work.
+    is_crowded_out: Arc<AtomicBool>,
+}
+
 /// Work for one canister.
 struct Line {
     running: usize,
-    waiting: BTreeMap<u64, Job>,
+    waiting: BTreeMap<u64, Queued>,
     usage: Usage,
     /// Whether the usage includes work of this canister that is done.
     is_known: bool,
@@ -150,6 +166,31 @@ impl Queue {
         }
     }
 
+    /// Pieces of work that are queued.
+    fn queued(&self) -> usize {
+        self.lines.values().map(|line| line.waiting.len()).sum()
+    }
+
+    /// Makes room for work of a canister where the queue is full. Returns the work that has to go for
+    /// it; an error if it has to go itself.
+    fn make_room(&mut self, canister: &Principal) -> Result<Option<Queued>, Unfinished> {
+        let own = self.lines.get(canister).map_or(0, |line| line.waiting.len());
+        let longest = self.lines.iter().max_by_key(|(_, line)| line.waiting.len());
+        let longest = longest.filter(|(_, line)| line.waiting.len() > own).map(|(id, _)| *id);
+        let crowded_out = longest.and_then(|longest| {
+            let (_, queued) = self.lines.get_mut(&longest)?.waiting.pop_last()?;
+            self.settle(longest);
+            Some(queued)
+        });
+        match crowded_out {
+            Some(queued) => {
+                queued.is_crowded_out.store(true, Relaxed);
+                Ok(Some(queued))
+            }
+            None => Err(Unfinished::Crowded),
+        }
+    }
+
     /// Takes the next job, and the canister that it is for.
     fn take(&mut self, limit_per_canister: usize) -> Option<(Principal, Job)> {
         let next = self
@@ -163,7 +204,7 @@ impl Queue {
             .min()?;
         let (_, _, canister) = next;
         let line = self.lines.get_mut(&canister)?;
-        let (_, job) = line.waiting.pop_first()?;
+        let (_, Queued { job, .. }) = line.waiting.pop_first()?;
         line.running += 1;
         self.clock = self.clock.max(line.usage.used);
         Some((canister, job))
@@ -196,6 +237,8 @@ pub(crate) enum Unfinished {
     Failed,
     /// It was still queued when its wait was over.
     Overdue,
+    /// The queue was full, with as much work for this canister as for any other.
+    Crowded,
 }
 
 /// Removes queued work that is no longer wanted.
@@ -230,17 +273,24 @@ impl Places {
         Arc::new(Self {
             limit,
             limit_per_canister: limit,
+            queued_max: usize::MAX,
             queue: Mutex::default(),
             processors: None,
         })
     }
 
-    /// Places of work that is handed to worker processes, and the share of one canister.
-    pub(crate) fn beside_workers(limit: usize, limit_per_canister: usize) -> Arc<Self> {
+    /// Places of work that is handed to worker processes, the share of one canister, and the bound
+    /// of the queue.
+    pub(crate) fn beside_workers(
+        limit: usize,
+        limit_per_canister: usize,
+        queued_max: usize,
+    ) -> Arc<Self> {
         let limit = limit.max(1);
         Arc::new(Self {
             limit,
             limit_per_canister: limit_per_canister.clamp(1, limit),
+            queued_max: queued_max.max(1),
             queue: Mutex::default(),
             processors: Some(Processors::of_this_thread()),
         })
@@ -267,23 +317,38 @@ impl Places {
             // The request may be gone.
             let _ = answer.send(work());
         });
-        let ticket = self.submit(canister, job);
+        let is_crowded_out = Arc::new(AtomicBool::new(false));
+        let failure = || match is_crowded_out.load(Relaxed) {
+            true => Unfinished::Crowded,
+            false => Unfinished::Failed,
+        };
+        let queued = Queued { job, is_crowded_out: is_crowded_out.clone() };
+        let ticket = self.submit(canister, queued)?;
         if let (Some(ticket), Some(wait)) = (&ticket, wait) {
             match tokio::time::timeout(wait, &mut answered).await {
-                Ok(answer) => return answer.map_err(|_| Unfinished::Failed),
+                Ok(answer) => return answer.map_err(|_| failure()),
                 Err(_) if ticket.withdraw() => return Err(Unfinished::Overdue),
                 // It runs, and ends by bounds of its own.
                 Err(_) => {}
             }
         }
-        answered.await.map_err(|_| Unfinished::Failed)
+        answered.await.map_err(|_| failure())
     }
 
-    fn submit(self: &Arc<Self>, canister: Principal, job: Job) -> Option<Ticket<'_>> {
+    fn submit(
+        self: &Arc<Self>,
+        canister: Principal,
+        queued: Queued,
+    ) -> Result<Option<Ticket<'_>>, Unfinished> {
         let mut queue = self.queue();
+        // Dropped after the lock, with everything that it holds.
+        let _crowded_out = match queue.queued() < self.queued_max {
+            true => None,
+            false => queue.make_room(&canister)?,
+        };
         let number = queue.next;
         queue.next += 1;
-        queue.line(canister).waiting.insert(number, job);
+        queue.line(canister).waiting.insert(number, queued);
         // Threads end only when nothing is queued that may run, so what is queued either waits for
         // a thread, or for its canister's share.
         let job =
@@ -296,7 +361,7 @@ impl Places {
             let places = Arc::clone(self);
             tokio::task::spawn_blocking(move || places.work_on(job));
         }
-        is_queued.then_some(Ticket { places: self, canister, number })
+        Ok(is_queued.then_some(Ticket { places: self, canister, number }))
     }
 
     fn work_on(&self, first: (Principal, Job)) {
@@ -336,7 +401,7 @@ mod tests {
     }
 
     fn queued(places: &Places) -> usize {
-        places.queue().lines.values().map(|line| line.waiting.len()).sum()
+        places.queue().queued()
     }
 
     /// Occupies a place for `canister` until the sender is dropped or used.
@@ -416,10 +481,43 @@ mod tests {
         assert_eq!(places.run(|| 7).await.unwrap(), 7);
     }
 
+    // Promise: P13 - A canister with queued queries cannot keep those of others out of the queue.
+    #[tokio::test]
+    async fn full_queue_refuses_the_newest_work_of_the_longest_line() {
+        let places = Places::beside_workers(1, 1, 4);
+        let go = occupy(&places, canister(1)).await;
+        let submit = |number: u8| {
+            let places = places.clone();
+            tokio::spawn(async move { places.run_for(canister(number), None, || ()).await })
+        };
+        let mut first = Vec::new();
+        for length in 1..=4 {
+            first.push(submit(1));
+            while queued(&places) < length {
+                tokio::task::yield_now().await;
+            }
+        }
+        assert_eq!(submit(1).await.unwrap(), Err(Unfinished::Crowded), "of the longest line");
+        // Each of others takes the place of its newest.
+        let mut others = Vec::new();
+        for number in [2, 3, 2] {
+            others.push(submit(number));
+            let newest = first.pop().unwrap();
+            assert_eq!(newest.await.unwrap(), Err(Unfinished::Crowded));
+        }
+        // All lines are as long now, but for one.
+        assert_eq!(submit(2).await.unwrap(), Err(Unfinished::Crowded));
+        assert_eq!(queued(&places), 4);
+        drop(go);
+        for one in first.into_iter().chain(others) {
+            assert_eq!(one.await.unwrap(), Ok(()));
+        }
+    }
+
     // Promise: P13 - The canister with the least used query time is served next.
     #[tokio::test]
     async fn canister_that_used_least_time_is_served_next() {
-        let places = Places::beside_workers(1, 1);
+        let places = Places::beside_workers(1, 1, usize::MAX);
         let go = occupy(&places, canister(1)).await;
         let order = Arc::new(Mutex::new(Vec::new()));
         let mut all = tokio::task::JoinSet::new();
@@ -446,7 +544,7 @@ mod tests {
 
     #[tokio::test]
     async fn many_canisters_with_long_work_do_not_go_before_one_with_short_work() {
-        let places = Places::beside_workers(1, 1);
+        let places = Places::beside_workers(1, 1, usize::MAX);
         let order = Arc::new(Mutex::new(Vec::new()));
         let run = |number: u8, millis: u64| {
             let (submitted, order) = (places.clone(), order.clone());
@@ -487,7 +585,8 @@ mod tests {
     fn enqueue(queue: &mut Queue, canister: Principal) {
         let number = queue.next;
         queue.next += 1;
-        queue.line(canister).waiting.insert(number, Box::new(|| {}));
+        let queued = Queued { job: Box::new(|| {}), is_crowded_out: Arc::default() };
+        queue.line(canister).waiting.insert(number, queued);
     }
 
     /// How many fresh canisters, of which four always wait, are served before the work of a known
@@ -568,7 +667,7 @@ mod tests {
     // Promise: P13 - One canister has at most its share of query workers.
     #[tokio::test]
     async fn one_canister_has_at_most_its_share_of_the_places() {
-        let places = Places::beside_workers(2, 1);
+        let places = Places::beside_workers(2, 1, usize::MAX);
         let go = occupy(&places, canister(1)).await;
         let second = tokio::spawn({
             let places = places.clone();
@@ -585,7 +684,7 @@ mod tests {
 
     #[tokio::test]
     async fn work_that_is_queued_when_its_wait_is_over_is_not_begun() {
-        let places = Places::beside_workers(1, 1);
+        let places = Places::beside_workers(1, 1, usize::MAX);
         let go = occupy(&places, canister(1)).await;
         let waited = Some(Duration::from_millis(5));
         let begun = Arc::new(AtomicUsize::new(0));

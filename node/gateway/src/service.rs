@@ -134,13 +134,15 @@ impl Permits {
         responses: Pool,
     ) -> Self {
         let semaphore = |places: u64| Arc::new(Semaphore::new(permits(places)));
-        let beside_workers =
-            || Places::beside_workers(permits(queries.threads), permits(queries.per_canister));
+        let beside_workers = |in_flight: u64| {
+            let queued = permits(queued_max(in_flight));
+            Places::beside_workers(permits(queries.threads), permits(queries.per_canister), queued)
+        };
         Self {
             requests: semaphore(limits.requests_in_flight),
             queries: semaphore(limits.queries_in_flight),
-            query_threads: beside_workers(),
-            inspect_threads: beside_workers(),
+            query_threads: beside_workers(limits.queries_in_flight),
+            inspect_threads: beside_workers(limits.requests_in_flight),
             verify_threads: Places::new(permits(verify_threads)),
             scrapes: Places::new(SCRAPES_MAX),
             reports: Places::new(REPORTS_MAX),
@@ -166,6 +168,12 @@ impl Permits {
             waiters,
         }
     }
+}
+
+/// How many of the requests in flight may wait for a query worker. The others are those that run, and
+/// those whose bodies arrive.
+pub(crate) fn queued_max(in_flight: u64) -> u64 {
+    in_flight.saturating_mul(7).div_euclid(8).max(1)
 }
 
 /// A limit as a number of permits.
@@ -505,13 +513,15 @@ impl Service {
         let places = match kind {
             Work::Inspect(canister) => {
                 let places = &self.permits.inspect_threads;
-                let refused = || no_query_worker(self.query_wait, StatusCode::SERVICE_UNAVAILABLE);
-                return self.on_workers(places, canister, refused, work).await;
+                let status = StatusCode::SERVICE_UNAVAILABLE;
+                let limit = ("gateway.requests_in_flight", self.limits.requests_in_flight);
+                return self.on_workers(places, canister, (status, limit), work).await;
             }
             Work::Query(canister) => {
                 let places = &self.permits.query_threads;
-                let refused = || no_query_worker(self.query_wait, StatusCode::TOO_MANY_REQUESTS);
-                return self.on_workers(places, canister, refused, work).await;
+                let status = StatusCode::TOO_MANY_REQUESTS;
+                let limit = ("gateway.queries_in_flight", self.limits.queries_in_flight);
+                return self.on_workers(places, canister, (status, limit), work).await;
             }
             Work::Verify => &self.permits.verify_threads,
             Work::Scrape => &self.permits.scrapes,
@@ -526,12 +536,13 @@ impl Service {
         &self,
         places: &Arc<Places>,
         canister: Principal,
-        refused: impl FnOnce() -> Refused,
+        (status, limit): (StatusCode, (&'static str, u64)),
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Refused> {
         let done = places.run_for(canister, Some(self.query_wait), work).await;
         done.map_err(|unfinished| match unfinished {
-            Unfinished::Overdue => refused(),
+            Unfinished::Overdue => no_query_worker(self.query_wait, status),
+            Unfinished::Crowded => crowded(status, limit),
             Unfinished::Failed => unfinished_work(),
         })
     }
@@ -693,6 +704,16 @@ fn unfinished_work() -> Refused {
 }
 
 /// The refusal of a query, or of a call that is not inspected, after the longest wait.
+/// More queries wait than may, and as many for this canister as for any other.
+fn crowded(status: StatusCode, (limit, value): (&'static str, u64)) -> Refused {
+    let message = format!(
+        "{} requests wait for a query worker, which is as many as may of {limit} = {value}, and no \
+         canister has more of them than this one; retry in a second",
+        queued_max(value)
+    );
+    Refused::busy(status, "query_queue", message, 1)
+}
+
 pub(crate) fn no_query_worker(wait: Duration, status: StatusCode) -> Refused {
     let message = format!(
         "no query worker became free within the limit execution.query_wait_seconds = {}; retry in \
