@@ -450,9 +450,9 @@ fn finish(run: &Run, report: &Report, whole: bool) -> Result<()> {
         println!("hostile: cases of {family}: {}", ways.join(", "));
     }
     println!(
-        "hostile: {} lives, kills during cases: {}, {} disk faults, {} changes of members, {} replays \
-         ({} roots compared), {} restarts with other memory; {} updates acknowledged, the longest \
-         after {:.1} s; longest stall reported {:.1} s",
+        "hostile: {} lives, kills during cases: {}, {} disk faults, {} changes of members, {} \
+         replays ({} roots compared), {} restarts with other memory; {} updates acknowledged, the \
+         longest after {:.1} s; longest stall reported {:.1} s",
         report.lives,
         report.kills,
         report.disk_faults,
