@@ -276,7 +276,7 @@ enum Command {
     /// follow --memory and --disk: to change a single limit, state only that limit in a file of
     /// `thimble init`.
     ///
-    /// Example: thimble config --memory 1GiB > thimble.toml
+    /// Example: thimble config --memory 1GiB
     Config {
         #[command(flatten)]
         settings: Settings,

@@ -196,8 +196,10 @@ mod tests {
                 queries: None,
             };
             log.append_block(&block).unwrap();
+            if height == 1 {
+                log.append_outcome(Height(height), [1; 32], &[]).unwrap();
+            }
         }
-        log.append_outcome(Height(1), [1; 32], &[]).unwrap();
         drop(log);
         let error = reject(dir.path(), 1, "aaaaa-aa", 0).unwrap_err().to_string();
         assert_eq!(
