@@ -178,7 +178,7 @@ async fn state_that_is_ahead_of_the_clock_is_recovered() {
     assert!(error.contains("ahead of the wall clock"), "{error}");
     assert!(!error.contains("recover-clock"), "for the operator: {error}");
     let command = format!("thimble recover-clock --data-dir {}", node.data.display());
-    assert!(node.log().contains(&command), "{}", node.log());
+    until_async("the state is logged", async || node.log().contains(&command)).await;
 
     let (done, text) = recover(&node.data);
     assert!(!done && text.contains("stopped first"), "{text}");
