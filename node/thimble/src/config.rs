@@ -250,9 +250,9 @@ fn too_small(error: LimitsError, stated: Option<&str>) -> anyhow::Error {
 }
 
 /// Checks that the limits fit each other, the memory, and the disk, of which so many bytes were
-/// stated.
-fn check_limits(limits: &Limits, disk: Option<(u64, &str)>) -> Result<()> {
-    limits.check_disk().map_err(|error| match (error, disk) {
+/// stated; `stating` is the file that states limits.
+fn check_limits(limits: &Limits, disk: Option<(u64, &str)>, stating: Option<&Path>) -> Result<()> {
+    let checked = limits.check_disk().map_err(|error| match (error, disk) {
         // The table rounds what was stated.
         (LimitsError::DiskTooSmall { beside_bytes, smallest_bytes, .. }, Some((bytes, text))) => {
             let disk_bytes = bytes;
@@ -260,8 +260,12 @@ fn check_limits(limits: &Limits, disk: Option<(u64, &str)>) -> Result<()> {
             too_small(error, Some(text))
         }
         (error, _) => error.into(),
-    })?;
-    Ok(limits.check()?)
+    });
+    let checked = checked.and_then(|()| Ok(limits.check()?));
+    let Some(file) = stating else { return checked };
+    checked.with_context(|| {
+        format!("{} states limits, which do not follow --memory and --disk", file.display())
+    })
 }
 
 /// Where a node with this configuration file, or with none, serves clients.
@@ -303,13 +307,8 @@ impl Config {
             limits.set_disk(bytes, disk_budget::states(&data_dir)?);
         }
         limits.apply_overrides(&overrides)?;
-        let checked = check_limits(&limits, disk.zip(stated.as_deref()));
-        match &settings.config {
-            Some(path) if !file.limits.is_empty() => checked.with_context(|| {
-                format!("{} states limits, which do not follow --memory and --disk", path.display())
-            })?,
-            _ => checked?,
-        }
+        let stating = settings.config.as_deref().filter(|_| !file.limits.is_empty());
+        check_limits(&limits, disk.zip(stated.as_deref()), stating)?;
         let mut p2p = file.p2p;
         p2p.listen = settings.p2p_listen.or(p2p.listen);
         p2p.peers.extend(settings.p2p_peers.iter().cloned());

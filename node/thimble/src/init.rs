@@ -45,6 +45,7 @@ fn http_gateway(config: &Config) -> String {
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "one text, from its first line to its last")]
 fn toml(config: &Config, data: &Path) -> String {
     let http_gateway = http_gateway(config);
     let p2p = match config.p2p.listen {
