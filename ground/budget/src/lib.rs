@@ -44,6 +44,6 @@ pub use ledger::{
     Reservation, Snapshot,
 };
 pub use read::{READ_BYTES_MAX, ReadError};
-pub use size::{GIB, KIB, MIB, SizeError, format_size, parse_size};
+pub use size::{GIB, KIB, MIB, SizeError, format_size, missing_unit, parse_size};
 pub use throttle::{Level, Throttle, ThrottleConfig};
 pub use unaccounted::{Unaccounted, unaccounted};

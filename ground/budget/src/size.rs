@@ -113,6 +113,15 @@ pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     whole.checked_add(part / scale).ok_or_else(|| SizeError::TooLarge(shown()))
 }
 
+/// What to say of a size that is too small where `text` states it without a unit, which is bytes.
+pub fn missing_unit(text: &str) -> Option<String> {
+    let number = text.trim();
+    let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| {
+        format!("`{number}` has no unit and means bytes; write {number}MiB or {number}GiB")
+    })
+}
+
 /// Writes a size for a person: the largest unit in which it is at least one, with up to two
 /// decimals. Exact when it shows no decimals or when those shown are all there are; [`parse_size`]
 /// reads every text this writes.
@@ -192,6 +201,17 @@ mod tests {
         assert!(matches!(parse_size("17000000TiB"), Err(SizeError::TooLarge(_))));
         assert!(parse_size(&"9".repeat(10_000)).is_err());
         assert!(parse_size("１MiB").is_err(), "digits of other scripts are no number here");
+    }
+
+    #[test]
+    fn a_number_alone_lacks_a_unit() {
+        assert_eq!(
+            missing_unit(" 100").unwrap(),
+            "`100` has no unit and means bytes; write 100MiB or 100GiB"
+        );
+        for text in ["100B", "100 MiB", "1.5", ""] {
+            assert_eq!(missing_unit(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -8,8 +8,13 @@
 //!
 //! IP literals are accepted as `Host`: no name was resolved, so none was rebound. Probes and
 //! monitoring systems use them.
+//!
+//! What a page embeds (images, scripts, frames) comes without `Origin`. Browsers mark it with
+//! `Sec-Fetch-Site`, which a page cannot set either ([`is_of_other_site`]).
 
 use std::net::{IpAddr, SocketAddr};
+
+use hyper::{Method, Request};
 
 /// Bytes of a foreign header that are repeated in a refusal.
 const SHOWN_BYTES_MAX: usize = 100;
@@ -24,6 +29,8 @@ pub enum Refusal {
     ForeignHost(String),
     /// The `Origin` header names another page.
     ForeignOrigin(String),
+    /// The `Sec-Fetch-Site` header marks the request as another site's.
+    ForeignSite,
 }
 
 impl Refusal {
@@ -32,20 +39,23 @@ impl Refusal {
         match self {
             Self::ForeignHost(_) => "foreign_host",
             Self::ForeignOrigin(_) => "foreign_origin",
+            Self::ForeignSite => "foreign_site",
         }
     }
 
-    /// The text for the client; `option` is the setting that allows further names.
-    pub fn message(&self, option: &str) -> String {
+    /// The text for the client; `what` was asked for (`this page`), and `option` is the setting
+    /// that allows further names.
+    pub fn message(&self, what: &str, option: &str) -> String {
         match self {
             Self::ForeignHost(host) => format!(
-                "the Host header is \"{host}\"; this page is served by IP address, as localhost, \
-                 and by the names of {option}"
+                "the Host header is \"{host}\"; {what} answers to IP addresses, localhost, and the \
+                 names of {option}"
             ),
             Self::ForeignOrigin(origin) => format!(
-                "the Origin header is \"{origin}\"; this page is not served to other web pages \
-                 unless {option} has the name"
+                "the Origin header is \"{origin}\"; {what} does not answer other web pages unless \
+                 {option} has the name"
             ),
+            Self::ForeignSite => "another web page sent the request (Sec-Fetch-Site)".to_owned(),
         }
     }
 }
@@ -76,6 +86,18 @@ pub fn is_own_page(
     } else {
         Err(Refusal::ForeignOrigin(shown(origin)))
     }
+}
+
+/// Whether the browser marks the request as sent for another site: an image, a script or a frame in
+/// a page, which comes without `Origin`. A link to a page of the server may be followed.
+pub fn is_of_other_site<B>(request: &Request<B>) -> bool {
+    let is = |name: &str, value: &str| {
+        request.headers().get(name).is_some_and(|found| found.as_bytes() == value.as_bytes())
+    };
+    let is_link = *request.method() == Method::GET
+        && is("sec-fetch-mode", "navigate")
+        && is("sec-fetch-dest", "document");
+    (is("sec-fetch-site", "cross-site") || is("sec-fetch-site", "same-site")) && !is_link
 }
 
 /// Checks configured names.
@@ -214,7 +236,9 @@ mod tests {
         ] {
             let refused = check(Some(host), None).unwrap_err();
             assert_eq!(refused, Refusal::ForeignHost(host.into()));
-            assert!(refused.message("api.host_names").contains("api.host_names"));
+            let message = refused.message("this page", "api.host_names");
+            assert!(message.contains("this page answers to IP addresses"), "{message}");
+            assert!(message.contains("api.host_names"), "{message}");
         }
     }
 
@@ -250,6 +274,29 @@ mod tests {
             let refused = check(Some("127.0.0.1:8080"), Some(origin)).unwrap_err();
             assert_eq!(refused, Refusal::ForeignOrigin(origin.into()));
         }
+    }
+
+    #[test]
+    fn what_another_site_embeds_is_foreign_and_a_link_is_followed() {
+        for (method, site, mode, dest, expected) in [
+            ("GET", "cross-site", "no-cors", "image", true),
+            ("GET", "same-site", "no-cors", "script", true),
+            ("GET", "cross-site", "navigate", "iframe", true),
+            ("POST", "cross-site", "navigate", "document", true),
+            ("GET", "cross-site", "navigate", "document", false),
+            ("GET", "same-origin", "cors", "empty", false),
+            ("GET", "none", "navigate", "document", false),
+        ] {
+            let request = Request::builder()
+                .method(method)
+                .header("sec-fetch-site", site)
+                .header("sec-fetch-mode", mode)
+                .header("sec-fetch-dest", dest)
+                .body(())
+                .unwrap();
+            assert_eq!(is_of_other_site(&request), expected, "{method} {site} {mode} {dest}");
+        }
+        assert!(!is_of_other_site(&Request::new(())), "a program");
     }
 
     #[test]

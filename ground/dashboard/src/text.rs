@@ -48,8 +48,8 @@ pub fn memory(out: &mut String, memory: &Memory, allocator: &Allocator) {
     }
     let _ = writeln!(
         out,
-        "allocator   {} live, {} active, {} resident; {} handed back in {} idle and {} pressed \
-         purges, {:.3} % of a core",
+        "allocator   {} live, {} active, {} resident; {} handed back; {} purges while idle, {} \
+         under pressure, {:.3} % of a core",
         short(allocator.live_bytes),
         short(allocator.active_bytes),
         short(allocator.resident_bytes),

@@ -28,9 +28,18 @@ pub enum Cause {
     Stalled,
 }
 
+/// A reason to refuse updates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reason {
+    /// As the operator reads it: in the log and on `/health`.
+    pub text: String,
+    /// As clients read it: without paths and commands of the operator.
+    pub client_text: String,
+}
+
 /// Reasons to refuse updates, one per [`Cause`]. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct Health(Arc<Mutex<BTreeMap<Cause, String>>>);
+pub struct Health(Arc<Mutex<BTreeMap<Cause, Reason>>>);
 
 impl Health {
     /// Nothing is wrong.
@@ -38,13 +47,18 @@ impl Health {
         Self::default()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Cause, String>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Cause, Reason>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Refuses updates with `reason` until [`Self::withdraw`]. Whether it is another reason than
     /// before.
     pub fn refuse(&self, cause: Cause, reason: String) -> bool {
+        self.refuse_with(cause, Reason { client_text: reason.clone(), text: reason })
+    }
+
+    /// The same where clients read another text than the operator.
+    pub fn refuse_with(&self, cause: Cause, reason: Reason) -> bool {
         let mut reasons = self.lock();
         let is_new = reasons.get(&cause) != Some(&reason);
         reasons.insert(cause, reason);
@@ -62,8 +76,13 @@ impl Health {
     }
 
     /// Why updates are refused, if they are.
-    pub fn refusing(&self) -> Option<String> {
+    pub fn reason(&self) -> Option<Reason> {
         self.lock().values().next().cloned()
+    }
+
+    /// The same as the operator reads it.
+    pub fn refusing(&self) -> Option<String> {
+        self.reason().map(|reason| reason.text)
     }
 }
 
@@ -83,5 +102,17 @@ mod tests {
         assert_eq!(health.refusing().as_deref(), Some("full"));
         assert!(health.has(Cause::Disk) && health.withdraw(Cause::Disk));
         assert_eq!(health.refusing(), None);
+    }
+
+    #[test]
+    fn clients_read_a_text_of_their_own_where_there_is_one() {
+        let health = Health::new();
+        health.refuse(Cause::Disk, "full".into());
+        let client_text = |health: &Health| health.reason().map(|reason| reason.client_text);
+        assert_eq!(client_text(&health).as_deref(), Some("full"));
+        let reason = Reason { text: "waits: run this".into(), client_text: "waits".into() };
+        assert!(health.refuse_with(Cause::Round, reason.clone()));
+        assert!(!health.refuse_with(Cause::Round, reason.clone()));
+        assert_eq!((health.refusing(), health.reason()), (Some(reason.text.clone()), Some(reason)));
     }
 }

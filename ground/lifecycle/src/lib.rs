@@ -16,6 +16,6 @@ mod signals;
 mod stop;
 
 pub use heal::can_heal;
-pub use health::{Cause, Health};
+pub use health::{Cause, Health, Reason};
 pub use signals::StopSignals;
 pub use stop::{Closed, Stop};

@@ -52,8 +52,8 @@ pub enum LogError {
     Records(RecordError),
     /// Something durable does not check any more.
     #[error(
-        "block log {path} is damaged at byte {offset}: {what}; {missing}: restore the data \
-         directory from a copy (docs/operating.md, \"When the disk was damaged\")"
+        "block log {path} is damaged at byte {offset}: {what}; {missing}: see docs/operating.md, \
+         \"When the disk was damaged\""
     )]
     Damaged {
         /// The file of the segment.
@@ -68,8 +68,8 @@ pub enum LogError {
     /// The log ends below a height that was certified.
     #[error(
         "block log {folder} ends at height {last}, but height {certified} was certified: blocks \
-         {first_missing} to {certified} were acknowledged and are missing; restore the data \
-         directory from a copy (docs/operating.md, \"When the disk was damaged\")"
+         {first_missing} to {certified} were acknowledged and are missing; see docs/operating.md, \
+         \"When the disk was damaged\""
     )]
     Missing {
         /// Of the log.

@@ -70,7 +70,7 @@ pub enum PoolRefusal {
          subnet.ingress_unfinished_max) and takes no more calls in this second: retry later"
     )]
     History,
-    /// The node takes no updates now.
+    /// The node takes no updates now, for a reason as clients read it.
     #[error("this node takes no updates: {0}")]
     Closed(String),
 }
@@ -448,8 +448,8 @@ impl IngressPool {
         id: &IngressId,
         asked: u64,
     ) -> Result<Submitted, PoolRefusal> {
-        if let Some(reason) = self.health.refusing() {
-            return Err(PoolRefusal::Closed(reason));
+        if let Some(reason) = self.health.reason() {
+            return Err(PoolRefusal::Closed(reason.client_text));
         }
         if inner.waiting.contains_key(id) {
             return Ok(Submitted::Already);

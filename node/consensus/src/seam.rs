@@ -127,8 +127,8 @@ pub enum ConsensusError {
     /// under us. Nothing is certified from here on.
     #[error(
         "state root of height {height} is {found} but {recorded} was certified before: the state \
-         on disk is damaged or was written by another version; restore the data directory from a \
-         copy"
+         on disk is damaged or was written by another version; see docs/operating.md, \"When the \
+         disk was damaged\""
     )]
     Diverged {
         /// Height of the block.

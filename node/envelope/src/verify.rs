@@ -23,7 +23,7 @@ pub struct CallError(#[from] Reason);
 
 #[derive(Debug, Error)]
 enum Reason {
-    #[error("an envelope of {found} bytes is over the limit body_bytes = {limit}")]
+    #[error("an envelope of {found} bytes is over the limit gateway.body_bytes = {limit}")]
     TooLarge { found: usize, limit: u64 },
     #[error(
         "the envelope is not in canonical form: another node may only hand on what it made of its \

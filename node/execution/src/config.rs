@@ -130,8 +130,8 @@ pub enum FatalError {
     History(#[from] state::HistoryError),
     /// A stored record cannot be read.
     #[error(
-        "the stored record of {what} cannot be read ({reason}); restore the data directory from a \
-         copy"
+        "the stored record of {what} cannot be read ({reason}); see docs/operating.md, \"When the \
+         disk was damaged\""
     )]
     Record {
         /// Name of the record for the error text, such as `canister <id>`.
@@ -141,8 +141,8 @@ pub enum FatalError {
     },
     /// A module that was installed is gone.
     #[error(
-        "module {hash} of canister {canister_id} cannot be prepared: {reason}; restore the data \
-         directory from a copy"
+        "module {hash} of canister {canister_id} cannot be prepared: {reason}; see \
+         docs/operating.md, \"When the disk was damaged\""
     )]
     Module {
         /// SHA-256 of the module as uploaded, in hexadecimal.

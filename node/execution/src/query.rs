@@ -17,8 +17,8 @@ mod compiling;
 mod lanes;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use budget::Pool;
@@ -107,10 +107,15 @@ pub struct EndedQueries {
     pub wait: u64,
 }
 
+/// Least time between two lines of the log about queries that the limit on their time ended.
+const ENDED_LOG_EVERY: Duration = Duration::from_secs(60);
+
 #[derive(Default)]
 struct Counters {
     wall_clock: AtomicU64,
     wait: AtomicU64,
+    /// When one that `wall_clock` counts was logged.
+    logged: Mutex<Option<Instant>>,
 }
 
 /// One query under way.
@@ -197,8 +202,20 @@ impl QueryService {
 
     /// Counts a query that was ended by its deadline.
     fn note_end(&self, session: &Session<'_>) {
-        if session.overdue {
-            self.counters.wall_clock.fetch_add(1, Relaxed);
+        if !session.overdue {
+            return;
+        }
+        let ended = self.counters.wall_clock.fetch_add(1, Relaxed) + 1;
+        let mut logged = self.counters.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        if logged.is_none_or(|at| at.elapsed() >= ENDED_LOG_EVERY) {
+            *logged = Some(Instant::now());
+            tracing::warn!(
+                canister = %session.root,
+                query_wall_clock_seconds = session.seconds_max(),
+                ended_since_start = ended,
+                "a query, a check of a call or a transform ran longer than \
+                 execution.query_wall_clock_seconds and was ended"
+            );
         }
     }
 

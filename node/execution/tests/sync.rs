@@ -637,7 +637,7 @@ fn a_crash_within_the_swap_leaves_the_old_state_or_the_new_one() {
     }
 }
 
-/// Fetches a state into a data directory on this disk, until it counts.
+/// Fetches a state into a data folder on this disk, until it counts.
 fn install_on(
     disk: &SimulatedDisk,
     data: &Path,

@@ -89,8 +89,11 @@ pub enum NoProfile {
 pub struct Health {
     /// 200 or 503 on `/health`.
     pub healthy: bool,
-    /// One word or phrase: `healthy`, `starting`, `recovering`, `disk full` ...
+    /// One word or phrase for the operator, on `/health`: `healthy`, `starting`, `recovering`,
+    /// `disk full` ...
     pub status: String,
+    /// The same for clients, as `replica_health_status`: without paths and commands.
+    pub client_status: String,
     /// Newest height whose state is certified.
     pub certified_height: Height,
 }
@@ -234,7 +237,8 @@ pub trait Node: Send + Sync + 'static {
     fn block_time(&self) -> Time {
         self.now()
     }
-    /// Why calls with a valid expiry may be refused because of this node's clock.
+    /// Why calls with a valid expiry may be refused because of this node's clock, as clients read
+    /// it.
     fn clock_fault(&self) -> Option<String> {
         None
     }

@@ -267,7 +267,8 @@ impl Service {
             return Err(Refused::bad(
                 "envelope",
                 format!(
-                    "the envelope takes {} bytes in canonical form, over the limit body_bytes = {}",
+                    "the envelope takes {} bytes in canonical form, over the limit \
+                     gateway.body_bytes = {}",
                     envelope.len(),
                     self.limits.body_bytes
                 ),

@@ -6,8 +6,8 @@
 //! the real length of the body (413), room in the pool of bodies (503), and the read timeout (408).
 //! Health, metrics, status, report, heap profile and dashboard do not pass the first check, so that
 //! an operator sees an overloaded node. Operator pages (metrics, report, heap profile, dashboard)
-//! are served to programs and to the node's own page only: other values of `Host` and `Origin` are
-//! refused (421, 403).
+//! are served to programs and to the node's own page only: other values of `Host` and `Origin`, and
+//! requests that a browser marks as another site's, are refused (421, 403).
 //!
 //! Work that takes a thread (signatures, inspection, queries, scrapes, reports) runs on the
 //! runtime's blocking threads, each kind in places of its own, those of queries and inspections
@@ -23,7 +23,7 @@ use std::{
 
 use budget::{Pool, Reservation};
 use bytes::Bytes;
-use dashboard::origin::{Refusal, is_own_page};
+use dashboard::origin::{Refusal, is_of_other_site, is_own_page};
 use envelope::{EnvelopeBounds, auth::AuthConfig};
 use http_body_util::BodyExt;
 use hyper::{
@@ -325,12 +325,17 @@ impl Service {
         let authority = request.uri().authority().map(Authority::as_str);
         let host = authority.or_else(|| text(header::HOST));
         let origin = text(header::ORIGIN);
-        is_own_page(host, origin, self.listen, &self.host_names).map_err(|refusal| {
+        let mut checked = is_own_page(host, origin, self.listen, &self.host_names);
+        if checked.is_ok() && origin.is_none() && is_of_other_site(request) {
+            checked = Err(Refusal::ForeignSite);
+        }
+        checked.map_err(|refusal| {
             let status = match refusal {
                 Refusal::ForeignHost(_) => StatusCode::MISDIRECTED_REQUEST,
-                Refusal::ForeignOrigin(_) => StatusCode::FORBIDDEN,
+                Refusal::ForeignOrigin(_) | Refusal::ForeignSite => StatusCode::FORBIDDEN,
             };
-            Refused::new(status, refusal.reason(), refusal.message("host_names"))
+            let message = refusal.message("this page", "host_names (--host-name NAME)");
+            Refused::new(status, refusal.reason(), message)
         })
     }
 
@@ -580,7 +585,7 @@ impl Service {
         self.node.latest().ok_or_else(|| {
             let message = format!(
                 "the node has no certified state yet (it is {}); retry in a second",
-                self.node.health().status
+                self.node.health().client_status
             );
             Refused::busy(StatusCode::SERVICE_UNAVAILABLE, "no_certified_state", message, 1)
         })
@@ -591,7 +596,7 @@ impl Service {
         Answer::cbor(answer::status(
             &self.root_key_der,
             &self.version,
-            &health.status,
+            &health.client_status,
             health.certified_height,
         ))
     }

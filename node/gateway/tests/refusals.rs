@@ -464,7 +464,14 @@ async fn operator_pages_are_refused_to_other_web_pages() {
         closed(&refused, 403, "https://evil.example");
         // The attacker's name, made to resolve to this address.
         let refused = get(path, "host: evil.example:8080\r\n").await;
-        closed(&refused, 421, "host_names");
+        closed(&refused, 421, "host_names (--host-name NAME)");
+        // Embedded in a page of another site, which sends no `Origin`.
+        let embedded = "host: localhost\r\nsec-fetch-site: cross-site\r\nsec-fetch-mode: no-cors\r\n\
+                        sec-fetch-dest: image\r\n";
+        closed(&get(path, embedded).await, 403, "another web page");
+        let link = "host: localhost\r\nsec-fetch-site: cross-site\r\nsec-fetch-mode: navigate\r\n\
+                    sec-fetch-dest: document\r\n";
+        assert_eq!(get(path, link).await.status, 200, "{path}");
         let preflight =
             format!("OPTIONS {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
         let preflight = world.send(preflight.into_bytes()).await;

@@ -338,7 +338,7 @@ pub(crate) const REASONS: &[(&str, &str)] = &[
     ("outcalls.in_flight", "further ones wait until others are over, or their time is"),
     (
         "outcalls.bytes",
-        "a request waits until there is room for all that it may hold; 0 below 192 MiB, where there is \
+        "a request waits until there is room for all that it may hold; 0 below 512 MiB, where there is \
          no memory for outcalls",
     ),
     ("outcalls.request_millis", "as the public network: a server has half of a request's time"),

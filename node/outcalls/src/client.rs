@@ -3,7 +3,10 @@
 use std::{
     io,
     net::{SocketAddr, ToSocketAddrs as _},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -66,6 +69,7 @@ pub struct Client {
     tls: TlsConnector,
     allowed: Arc<Allowed>,
     resolving: Turns,
+    has_refused: Arc<AtomicBool>,
 }
 
 impl Client {
@@ -89,7 +93,23 @@ impl Client {
             tls: TlsConnector::from(Arc::new(config)),
             allowed: Arc::new(allowed),
             resolving: Turns::new(RESOLVING_MAX),
+            has_refused: Arc::default(),
         })
+    }
+
+    /// The log shows the first refusal with the setting: canisters can cause many.
+    fn log_refusal(&self, target: &Target) {
+        let (server, setting) = (target.name(), self.allowed.setting);
+        if self.has_refused.swap(true, Ordering::Relaxed) {
+            tracing::debug!(server, "an outcall was refused: the server has no public address");
+        } else {
+            tracing::warn!(
+                server,
+                setting,
+                "an outcall was refused: the server has no public address, and the setting does \
+                 not allow its network"
+            );
+        }
     }
 
     /// Makes the request, and reads the response. Ends by itself, in this time after the wait for a
@@ -163,7 +183,8 @@ impl Client {
         let any = !found.is_empty();
         found.retain(|address| is_allowed(address.ip(), &self.allowed.networks));
         if any && found.is_empty() {
-            return Err(Failure::Address(target.name()).into());
+            self.log_refusal(target);
+            return Err(Failure::Address(target.name(), self.allowed.advice).into());
         }
         found.sort_by_key(SocketAddr::is_ipv4);
         let mut last = Failure::Connect(target.name()).into();

@@ -17,8 +17,8 @@ pub enum Failure {
     #[error("Failed to parse http header {0}")]
     Header(usize),
     /// Private, local, or otherwise none that a canister may reach.
-    #[error("Connecting to {0} is not allowed: it has no public address")]
-    Address(String),
+    #[error("Connecting to {0} is not allowed: it has no public address{1}")]
+    Address(String, &'static str),
     /// No name, no route, or no answer.
     #[error("Connecting to {0} failed")]
     Connect(String),
@@ -53,7 +53,7 @@ impl Failure {
     pub fn reject(&self) -> Reject {
         let code = match self {
             // As on the public network, an address that is refused is a failure to connect.
-            Self::Address(_) | Self::Connect(_) | Self::Tls(_) | Self::Http(_) => {
+            Self::Address(..) | Self::Connect(_) | Self::Tls(_) | Self::Http(_) => {
                 RejectCode::SysTransient
             }
             _ => RejectCode::SysFatal,
@@ -69,8 +69,11 @@ mod tests {
     // Promise: P12 - A refused address is a transient reject.
     #[test]
     fn a_refused_address_is_a_transient_reject() {
-        let refused = Failure::Address("10.0.0.1:443".into()).reject();
+        let refused = Failure::Address("10.0.0.1:443".into(), "").reject();
         assert_eq!(refused.code, RejectCode::SysTransient);
+        // Members of a subnet with different versions of the program agree on it.
+        let text = "Connecting to 10.0.0.1:443 is not allowed: it has no public address";
+        assert_eq!(refused.message, text);
         assert_eq!(Failure::Url.reject().code, RejectCode::SysFatal);
     }
 }

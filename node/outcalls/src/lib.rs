@@ -50,6 +50,11 @@ pub struct Allowed {
     pub networks: Vec<IpNet>,
     /// Authorities that servers' certificates may come from, in addition to the built-in ones.
     pub roots: Vec<CertificateDer<'static>>,
+    /// The setting that allows networks, for the log.
+    pub setting: &'static str,
+    /// What canisters read about it after the refusal of an address. Empty on a node: members of a
+    /// subnet agree on the text.
+    pub advice: &'static str,
 }
 
 /// The certificates of a PEM file.

@@ -66,7 +66,7 @@ pub enum PagesError {
         fault: RunFault,
     },
     /// The durable index cannot be right.
-    #[error("the checkpoint's index of memory {} is damaged: {fault}; restore the data directory or let the node sync its state anew", .id.0)]
+    #[error("the checkpoint's index of memory {} is damaged: {fault}; see docs/operating.md, \"When the disk was damaged\"", .id.0)]
     BadIndex {
         /// The memory whose index it is.
         id: MemoryId,
@@ -74,7 +74,7 @@ pub enum PagesError {
         fault: IndexFault,
     },
     /// A file that an index names is missing.
-    #[error("{} is missing although the checkpoint names it; restore the data directory or let the node sync its state anew", .path.display())]
+    #[error("{} is missing although the checkpoint names it; see docs/operating.md, \"When the disk was damaged\"", .path.display())]
     MissingFile {
         /// The base file or segment that should be there.
         path: PathBuf,
@@ -128,7 +128,7 @@ pub enum PagesError {
         source: io::Error,
     },
     /// EACCES, EPERM or EROFS.
-    #[error("cannot {action} {}: not permitted or read-only ({source}); check the owner and mount options of the data directory", .path.display())]
+    #[error("cannot {action} {}: not permitted or read-only ({source}); check the owner and mount options of the data folder", .path.display())]
     NotWritable {
         /// What was tried.
         action: &'static str,

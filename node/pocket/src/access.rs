@@ -24,7 +24,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use dashboard::origin;
-use hyper::{HeaderMap, Method, Request, StatusCode, header};
+use hyper::{HeaderMap, Request, StatusCode, header};
 use outcalls::Allowed;
 
 use crate::{cli::Cli, operations::Failure};
@@ -88,7 +88,14 @@ impl Access {
             })
         };
         let networks = self.networks.iter().map(parse).collect::<Result<_>>()?;
-        Ok(Allowed { http: true, networks, roots: vec![] })
+        Ok(Allowed {
+            http: true,
+            networks,
+            roots: vec![],
+            setting: "--allow-network or THIMBLE_POCKET_ALLOW_NETWORK",
+            advice: "; start the server with --allow-network NETWORK or \
+                     THIMBLE_POCKET_ALLOW_NETWORK=NETWORK to allow it",
+        })
     }
 
     /// Checks the address that an HTTP gateway is to listen at.
@@ -117,18 +124,19 @@ impl Access {
         let listen = *self.listen.get().unwrap_or(&unknown);
         let checked = origin::is_own_page(host.as_deref(), origin.as_deref(), listen, &self.hosts);
         if let Err(refusal) = checked {
-            let option = format!("--allow-host or {ALLOW_HOST}");
-            return Err(self.refused(refusal.reason(), refusal.message(&option)));
+            return Err(self.refused(&refusal));
         }
-        if !is_public && origin.is_none() && is_of_other_site(request) {
-            let message = "another web page sent the request (Sec-Fetch-Site)".to_owned();
-            return Err(self.refused("foreign_site", message));
+        if !is_public && origin.is_none() && origin::is_of_other_site(request) {
+            return Err(self.refused(&origin::Refusal::ForeignSite));
         }
         Ok(())
     }
 
     /// The log shows the first refusal: a page may send many requests.
-    fn refused(&self, reason: &'static str, message: String) -> Failure {
+    fn refused(&self, refusal: &origin::Refusal) -> Failure {
+        let reason = refusal.reason();
+        let option = format!("--allow-host NAME or {ALLOW_HOST}");
+        let message = refusal.message("this server", &option);
         if self.has_refused.swap(true, Ordering::Relaxed) {
             tracing::debug!(reason, "a request of another web page was refused");
         } else {
@@ -136,18 +144,6 @@ impl Access {
         }
         Failure { status: StatusCode::FORBIDDEN, message }
     }
-}
-
-/// Whether the browser marks the request as sent for another site: an image, a script or a frame in
-/// a page, which comes without `Origin`. A link to a page of the server may be followed.
-fn is_of_other_site<B>(request: &Request<B>) -> bool {
-    let is = |name: &str, value: &str| {
-        request.headers().get(name).is_some_and(|found| found.as_bytes() == value.as_bytes())
-    };
-    let is_link = *request.method() == Method::GET
-        && is("sec-fetch-mode", "navigate")
-        && is("sec-fetch-dest", "document");
-    (is("sec-fetch-site", "cross-site") || is("sec-fetch-site", "same-site")) && !is_link
 }
 
 /// Whether a body is declared as JSON. Browsers send other types of any page without asking the
@@ -226,7 +222,8 @@ impl Folders {
         let roots: Vec<_> = self.roots.iter().map(|root| root.display().to_string()).collect();
         bail!(
             "state_dir {} is outside the folders in which instances may be kept ({}); start the \
-             server with --state-dir-root DIR or {STATE_DIR_ROOT}=DIR to allow others",
+             server with --state-dir-root DIR (repeatable) or {STATE_DIR_ROOT}=DIR to allow DIR \
+             instead of them",
             admitted.display(),
             roots.join(", ")
         )
@@ -308,7 +305,8 @@ mod tests {
         }
         for named in ["..", "out", "out/new", "../other", "in/../../x", "/", "/etc/thimble"] {
             let error = format!("{:#}", folders.admit(Path::new(named)).unwrap_err());
-            assert!(error.contains("--state-dir-root"), "{named}: {error}");
+            assert!(error.contains("--state-dir-root DIR"), "{named}: {error}");
+            assert!(error.contains("to allow DIR instead of them"), "{named}: {error}");
         }
         assert!(folders.admit(&foreign).is_err());
         assert!(folders.admit(Path::new("new/../../x")).is_err());

@@ -8,13 +8,15 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use budget::{Ledger, Pool, format_size, parse_size};
+use budget::{Ledger, Pool, format_size, missing_unit, parse_size};
 use limits::{Limits, OutcallLimits, pool};
 
 /// Memory of one idle instance, its workers included.
 pub(crate) const INSTANCE_BYTES: u64 = 12 << 20;
 /// The budget, where none is stated.
 const MEMORY: &str = "1GiB";
+/// Environment variable with the budget.
+pub(crate) const MEMORY_VARIABLE: &str = "THIMBLE_POCKET_MEMORY";
 /// Instances at most, whatever the budget: each has threads, processes and open files.
 const INSTANCES_MAX: u64 = 64;
 
@@ -61,8 +63,27 @@ const CAPACITY_BYTES_PER_MEMORY_BYTE: u64 = 256;
 /// Cache of the records' store of one instance.
 pub(crate) const RECORDS_CACHE_BYTES: u64 = 256 << 10;
 
+/// A memory budget as it was stated.
+#[derive(Clone, Debug)]
+pub(crate) struct Stated {
+    /// The option or environment variable with it, as it was written: for errors.
+    pub(crate) written: String,
+    pub(crate) size: String,
+}
+
+impl Stated {
+    /// By the option, or else by the environment variable.
+    pub(crate) fn new(option: Option<&str>, variable: Option<String>) -> Option<Self> {
+        let of_option = option.map(|size| (format!("--memory {size}"), size.to_owned()));
+        let of_variable = variable.map(|size| (format!("{MEMORY_VARIABLE}={size}"), size));
+        of_option.or(of_variable).map(|(written, size)| Self { written, size })
+    }
+}
+
 /// See the module.
 pub(crate) struct Bounds {
+    /// As stated.
+    memory_bytes: u64,
     pub(crate) limits: Arc<Limits>,
     pub(crate) ledger: Ledger,
     /// A reservation of [`INSTANCE_BYTES`] for each instance.
@@ -83,13 +104,16 @@ impl Bounds {
     ///
     /// # Errors
     /// If it is not a size, or too small.
-    pub(crate) fn new(stated: Option<&str>, disk_free_bytes: u64) -> Result<Self> {
-        let stated = stated.unwrap_or(MEMORY);
-        let memory = parse_size(stated).with_context(|| format!("--memory {stated}"))?;
+    pub(crate) fn new(stated: Option<Stated>, disk_free_bytes: u64) -> Result<Self> {
+        let default = || Stated { written: format!("--memory {MEMORY}"), size: MEMORY.into() };
+        let Stated { written, size } = stated.unwrap_or_else(default);
+        let memory = parse_size(&size).with_context(|| written.clone())?;
+        let memory_bytes = memory;
         let least = Self::least_bytes();
+        let hint = missing_unit(&size).map(|hint| format!("; {hint}")).unwrap_or_default();
         ensure!(
             memory >= least,
-            "--memory {stated} is too little: the least is {}",
+            "{written} is too little: the least is {}{hint}",
             format_size(least)
         );
         let half = memory / 2 / INSTANCE_BYTES;
@@ -111,7 +135,16 @@ impl Bounds {
         let stable_answers = Pool::standalone("stable_answers", stable_answers);
         let outcalls = Pool::standalone(pool::OUTCALLS, OUTCALLS_BYTES);
         let limits = Arc::new(limits);
-        Ok(Self { limits, ledger, instances, bodies, stable_answers, outcalls, answers_kept_bytes })
+        Ok(Self {
+            memory_bytes,
+            limits,
+            ledger,
+            instances,
+            bodies,
+            stable_answers,
+            outcalls,
+            answers_kept_bytes,
+        })
     }
 
     /// The smallest budget: a node's smallest, one instance, bodies, answers.
@@ -149,6 +182,16 @@ impl Bounds {
     pub(crate) fn instances_max(&self) -> u64 {
         self.instances.cap_bytes() / INSTANCE_BYTES
     }
+
+    /// The same as a sentence, with the settings that it follows from.
+    pub(crate) fn instances_that_fit(&self) -> String {
+        let count = match self.instances_max() {
+            1 => "1 instance fits".to_owned(),
+            count => format!("{count} instances fit"),
+        };
+        let memory = format_size(self.memory_bytes);
+        format!("{count} in {memory} (`--memory`, {MEMORY_VARIABLE})")
+    }
 }
 
 /// Lets the canisters of an instance take what the disk has. Instances share it: where it is used up,
@@ -167,9 +210,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn budget_that_is_too_small_names_its_source() {
+        let error = |option: Option<&str>, variable: Option<&str>| {
+            let stated = Stated::new(option, variable.map(Into::into));
+            format!("{:#}", Bounds::new(stated, 0).err().unwrap())
+        };
+        let text = error(None, Some("1"));
+        assert!(text.starts_with("THIMBLE_POCKET_MEMORY=1 is too little"), "{text}");
+        assert!(text.contains("`1` has no unit"), "{text}");
+        let text = error(Some("64MiB"), Some("1GiB"));
+        assert!(text.starts_with("--memory 64MiB is too little"), "{text}");
+        let text = error(None, Some("lots"));
+        assert!(text.starts_with("THIMBLE_POCKET_MEMORY=lots"), "{text}");
+    }
+
+    #[test]
     fn instances_and_work_share_the_budget() {
+        let new = |size: Option<&str>, free| Bounds::new(Stated::new(size, None), free);
         for (stated, instances) in [(None, 42), (Some("512MiB"), 21), (Some("4GiB"), 64)] {
-            let bounds = Bounds::new(stated, 0).unwrap();
+            let bounds = new(stated, 0).unwrap();
             assert_eq!(bounds.instances_max(), instances, "{stated:?}");
             // The longest answer in base64 can be kept.
             assert!(bounds.stable_answer_bytes() * 3 / 2 <= bounds.answers_kept_bytes);
@@ -179,14 +238,18 @@ mod tests {
             );
         }
         // Allocations follow the disk, within what the memory can index.
-        let capacity = |free| Bounds::new(None, free).unwrap().limits.subnet.memory_capacity_bytes;
+        let capacity = |free| new(None, free).unwrap().limits.subnet.memory_capacity_bytes;
         assert!(capacity(0) < 4 << 30);
         assert!(((30 << 30)..(40 << 30)).contains(&capacity(40 << 30)));
         assert!(capacity(u64::MAX) <= (1 << 30) * CAPACITY_BYTES_PER_MEMORY_BYTE);
         let least = Bounds::least_bytes();
-        assert_eq!(Bounds::new(Some(&least.to_string()), 0).unwrap().instances_max(), 1);
+        assert_eq!(new(Some(&least.to_string()), 0).unwrap().instances_max(), 1);
+        assert_eq!(
+            new(None, 0).unwrap().instances_that_fit(),
+            "42 instances fit in 1 GiB (`--memory`, THIMBLE_POCKET_MEMORY)"
+        );
         let less = (least - 1).to_string();
-        let error = Bounds::new(Some(&less), 0).err().unwrap().to_string();
+        let error = new(Some(&less), 0).err().unwrap().to_string();
         assert!(error.contains("the least is"), "{error}");
     }
 }

@@ -89,20 +89,21 @@ pub(crate) struct Cli {
     pub(crate) work_dir: Option<PathBuf>,
     /// Name under which clients reach the server, such as that of a container. IP addresses and
     /// localhost are always accepted; requests for other names are refused, because a web page may
-    /// have sent them. Also: THIMBLE_POCKET_ALLOW_HOST.
+    /// have sent them. Repeatable. Also: THIMBLE_POCKET_ALLOW_HOST, names separated by commas.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub(crate) allow_host: Vec<String>,
     /// Network that HTTPS outcalls of live instances may reach although it is not public, such as
-    /// 127.0.0.0/8. Also: THIMBLE_POCKET_ALLOW_NETWORK.
+    /// 127.0.0.0/8. Repeatable. Also: THIMBLE_POCKET_ALLOW_NETWORK, networks separated by commas.
     #[arg(long, value_name = "NETWORK", value_delimiter = ',')]
     pub(crate) allow_network: Vec<String>,
     /// Let HTTP gateways listen at addresses that other machines reach. Also:
     /// THIMBLE_POCKET_ALLOW_REMOTE_GATEWAYS=1.
     #[arg(long)]
     pub(crate) allow_remote_gateways: bool,
-    /// Folder below which clients may keep instances (state_dir). Without it: the working
-    /// directory, the git repository that it is in, the home folder, and the folders for temporary
-    /// files. Also: THIMBLE_POCKET_STATE_DIR_ROOT, folders separated by colons.
+    /// Folder below which clients may keep instances (state_dir), instead of the defaults: the
+    /// working directory, the git repository that it is in, the home folder, and the folders for
+    /// temporary files. Repeatable. Also: THIMBLE_POCKET_STATE_DIR_ROOT, folders separated by
+    /// colons.
     #[arg(long, value_name = "DIR")]
     pub(crate) state_dir_root: Vec<PathBuf>,
     #[command(subcommand)]

@@ -254,7 +254,7 @@ impl Instance {
         if bytes > most {
             return Err(Failure::bad(format!(
                 "the stable memory of {id} has {bytes} bytes, the most that is sent at once is \
-                 stable_answer_bytes = {most}: raise THIMBLE_POCKET_MEMORY"
+                 stable_answer_bytes = {most}: raise --memory or THIMBLE_POCKET_MEMORY"
             )));
         }
         let room = bounds.stable_answers.try_reserve(bytes * STABLE_ANSWER_TIMES);

@@ -26,7 +26,7 @@ use tracing_subscriber::EnvFilter;
 use crate::{
     access::Access,
     blobs::Blobs,
-    bounds::{Bounds, INSTANCE_BYTES},
+    bounds::{Bounds, INSTANCE_BYTES, MEMORY_VARIABLE, Stated},
     cli::{Cli, Client, or_variable},
     gateways::Gateways,
     graph::Graph,
@@ -151,13 +151,13 @@ struct Instances {
 
 impl Server {
     fn new(cli: &Cli, client: Client) -> Result<Self> {
-        let memory = or_variable(cli.memory.clone(), "THIMBLE_POCKET_MEMORY");
+        let memory = Stated::new(cli.memory.as_deref(), or_variable(None, MEMORY_VARIABLE));
         let access = Access::new(cli)?;
         let parent = cli.parent_folder();
         let disk = rustix::fs::statvfs(&parent)
             .with_context(|| format!("reading the free space of {}", parent.display()))?;
         let free_bytes = disk.f_bavail.saturating_mul(disk.f_frsize);
-        let bounds = Bounds::new(memory.as_deref(), free_bytes)?;
+        let bounds = Bounds::new(memory, free_bytes)?;
         let group = Cgroup::own().unwrap_or_default();
         memory::check_group(
             group.as_ref(),
@@ -217,10 +217,8 @@ impl Server {
         self.is_going_on()?;
         let memory = self.bounds.instances.try_reserve(INSTANCE_BYTES).map_err(|_| {
             anyhow!(
-                "there are as many instances as the memory budget has room for, the limit \
-                 instances = {} ({INSTANCE_BYTES} bytes each): delete one, run fewer tests at \
-                 once, or raise THIMBLE_POCKET_MEMORY",
-                self.bounds.instances_max()
+                "{}, and all are in use: delete one, run fewer tests at once, or state more memory",
+                self.bounds.instances_that_fit()
             )
         })?;
         let folder = tempfile::tempdir_in(self.folder.path())?;

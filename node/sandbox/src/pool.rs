@@ -544,6 +544,10 @@ impl Pool {
                 Err(WorkerError::Overdue)
             }
             Err(error) => {
+                let error = match &mut state.worker {
+                    Some(worker) => worker.explain(error),
+                    None => error,
+                };
                 if !error.worker_is_well() {
                     // A query's client does not wait for a slow machine.
                     if matches!(
@@ -585,6 +589,7 @@ impl Pool {
             }
             Err(error) => {
                 lock(&self.places).leave(&grant.name);
+                let error = place.worker.explain(error);
                 self.count_death(&error);
                 Err(error.trouble())
             }

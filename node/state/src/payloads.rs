@@ -373,7 +373,7 @@ impl PayloadStore {
     fn damaged(&self, number: u64, reason: String) -> PayloadError {
         let is_saved = number < self.ledger().tried_below;
         let cure = if is_saved {
-            "restore the data directory from a copy"
+            "see docs/operating.md, \"When the disk was damaged\""
         } else {
             "no checkpoint refers to it: start the node again, which executes the message anew"
         };

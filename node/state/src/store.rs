@@ -98,7 +98,7 @@ impl Header {
 /// Why the store cannot serve.
 #[derive(Debug, Error)]
 pub enum StoreError {
-    /// Another process, most likely a second node with the same data directory, has the file open.
+    /// Another process, most likely a second node with the same data folder, has the file open.
     #[error(
         "{path} is in use by another process; stop the other node or give this one its own data \
          directory"
@@ -219,7 +219,7 @@ pub struct CheckpointDelta<'a> {
     pub written: Vec<(MemoryId, Vec<Range<u32>>)>,
 }
 
-/// See the module. One per data directory; used from one thread at a time, which the inner lock
+/// See the module. One per data folder; used from one thread at a time, which the inner lock
 /// ensures.
 #[derive(Debug)]
 pub struct StateStore {

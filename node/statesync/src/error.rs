@@ -29,7 +29,7 @@ pub enum ManifestError {
     /// The computation failed for good, or was never begun.
     #[error(
         "the manifest of height {height} cannot be computed ({reason}); it is computed anew after \
-         a restart, or restore the data directory from a copy"
+         a restart; if that does not help, see docs/operating.md, \"When the disk was damaged\""
     )]
     Failed {
         /// Height of the state that the manifest is of.

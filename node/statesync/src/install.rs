@@ -2,7 +2,7 @@
 //!
 //! # Stages
 //!
-//! Everything is laid down in `sync/` within the data directory until it is complete:
+//! Everything is laid down in `sync/` within the data folder until it is complete:
 //!
 //! ```text
 //! sync/header, sync/body        the manifest
@@ -252,7 +252,7 @@ impl LocalState {
         Self { checkpoint, layouts, blobs, payloads, _store: None }
     }
 
-    /// The state in a data directory whose executor is not running; `None` if there is none.
+    /// The state in a data folder whose executor is not running; `None` if there is none.
     ///
     /// # Errors
     /// When it cannot be read. An installation needs none of it.

@@ -4,6 +4,7 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
+    path::Path,
     sync::{Arc, Mutex, PoisonError, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
@@ -17,6 +18,7 @@ use gateway::{
 };
 use genesis::NodeRecord;
 use ic_principal::Principal;
+use lifecycle::Reason;
 use state::{
     CanisterId, CanisterState, CanisterStatus, CertifiedReader, Height, Ingress, IngressId, Reject,
     SignedIngress, Time, Validity,
@@ -161,7 +163,7 @@ impl Node for Adapter {
             Ok(consensus::Submitted::New) => Ok(Submitted::Accepted),
             Ok(consensus::Submitted::Already) => Ok(Submitted::Duplicate),
             Err(refusal @ PoolRefusal::Closed(_)) => {
-                Err(Refusal::Unavailable { message: refusal.to_string() })
+                Err(Refusal::Unavailable { message: self.for_clients(&refusal.to_string()) })
             }
             Err(refusal) => Err(Refusal::Full {
                 message: refusal.to_string(),
@@ -201,36 +203,23 @@ impl Node for Adapter {
     }
 
     fn clock_fault(&self) -> Option<String> {
-        self.watch.clock.fault()
+        self.watch.clock.fault().map(|fault| fault.client_text)
     }
 
     fn health(&self) -> Health {
         let certified_height = self.reader.latest().map_or(Height(0), |state| state.height());
-        let refusing = self.pool.refusing();
-        let stall = self.watch.watchdog.stall(Instant::now());
-        let (healthy, status) = match refusing {
-            Some(reason) => (false, reason),
-            None if stall.is_some() => {
-                (false, stall.map_or_else(String::new, |stall| stall.to_string()))
-            }
-            None if self
-                .subnet
-                .as_ref()
-                .is_some_and(|subnet| subnet.status.state_sync().is_some()) =>
-            {
-                (false, self.subnet.as_ref().map_or_else(String::new, Agreement::catching_up))
-            }
-            None if certified_height == Height(0) => (false, "starting".to_owned()),
-            None if certified_height < self.recovered_at => (false, "recovering".to_owned()),
-            None if self.subnet.as_ref().is_some_and(Agreement::is_behind) => {
-                (false, self.subnet.as_ref().map_or_else(String::new, Agreement::catching_up))
-            }
-            None => match self.watch.clock.fault() {
-                Some(fault) => (false, fault),
-                None => (true, "healthy".to_owned()),
+        match self.fault(certified_height) {
+            Some(Reason { text, client_text }) => Health {
+                healthy: false,
+                status: text,
+                client_status: self.for_clients(&client_text),
+                certified_height,
             },
-        };
-        Health { healthy, status, certified_height }
+            None => {
+                let [status, client_status] = [(); 2].map(|()| "healthy".to_owned());
+                Health { healthy: true, status, client_status, certified_height }
+            }
+        }
     }
 
     fn hosts(&self, canister_id: &CanisterId) -> bool {
@@ -296,6 +285,59 @@ impl Node for Adapter {
     }
 }
 
+impl Adapter {
+    /// Why the node cannot serve.
+    fn fault(&self, certified_height: Height) -> Option<Reason> {
+        let same = |text: String| Some(Reason { client_text: text.clone(), text });
+        if let Some(reason) = self.pool.health().reason() {
+            return Some(reason);
+        }
+        if let Some(stall) = self.watch.watchdog.stall(Instant::now()) {
+            return Some(stall.reason());
+        }
+        if let Some(subnet) = &self.subnet
+            && subnet.status.state_sync().is_some()
+        {
+            return same(subnet.catching_up());
+        }
+        if certified_height == Height(0) {
+            return same("starting".to_owned());
+        }
+        if certified_height < self.recovered_at {
+            return same("recovering".to_owned());
+        }
+        if let Some(subnet) = self.subnet.as_ref().filter(|subnet| subnet.is_behind()) {
+            return same(subnet.catching_up());
+        }
+        let fault = self.watch.clock.fault()?;
+        Some(Reason { text: fault.to_string(), client_text: fault.client_text })
+    }
+
+    fn for_clients(&self, text: &str) -> String {
+        without_paths(text, self.watch.watchdog.data_dir())
+    }
+}
+
+/// A text without paths of this machine: absolute ones, and those in the data folder.
+fn without_paths(text: &str, data_dir: &Path) -> String {
+    const HIDDEN: &str = "<path>";
+    let folder = data_dir.display().to_string();
+    // A path may have spaces.
+    let text = if data_dir.is_absolute() { text.replace(&folder, "/") } else { text.to_owned() };
+    let is_path = |token: &str| {
+        let below = token.strip_prefix(&folder);
+        token.starts_with('/') || below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    let mut shown = String::with_capacity(text.len());
+    for token in text.split_inclusive(|letter: char| " \n\t()\"`,;".contains(letter)) {
+        let end = token.trim_end_matches(|letter: char| " \n\t()\"`,;:.".contains(letter)).len();
+        let (token, rest) = token.split_at(end);
+        shown.push_str(if !token.is_empty() && is_path(token) { HIDDEN } else { token });
+        shown.push_str(rest);
+    }
+    shown
+}
+
 /// The largest canisters, as they were found last.
 #[derive(Debug, Default)]
 pub(crate) struct Largest {
@@ -354,5 +396,27 @@ fn status_word(canister: &CanisterState) -> &'static str {
         CanisterStatus::Running => "running",
         CanisterStatus::Stopping(_) => "stopping",
         CanisterStatus::Stopped => "stopped",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_read_no_paths() {
+        for (folder, text, expected) in [
+            (
+                "/var/my data",
+                "cannot write /var/my data/pages/3: full",
+                "cannot write <path>: full",
+            ),
+            ("/d", "/usr/bin/thimble: not found (os error 2)", "<path>: not found (os error 2)"),
+            ("data", "the disk of data is full", "the disk of <path> is full"),
+            ("data", "block log (data/blocks): database", "block log (<path>): database"),
+            ("/d", "height 7: 20 B/s, I/O error.", "height 7: 20 B/s, I/O error."),
+        ] {
+            assert_eq!(without_paths(text, Path::new(folder)), expected);
+        }
     }
 }

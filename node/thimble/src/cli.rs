@@ -129,11 +129,18 @@ enum Command {
     /// Who holds the subnet's key, and changes of who does, signed by the members.
     #[command(subcommand)]
     Members(MembersCommand),
-    /// Reject a message that crashes workers or the node, using the command that the node printed.
+    /// Reject one message that kills every worker, never ends, or makes the node panic. Use the
+    /// command that the node prints.
     ///
-    /// The message is rejected with a fixed text at its height, nothing of it is executed, and the
-    /// node continues after its next start. In a subnet, run this on every node with the same
-    /// arguments. Message n of canister aaaaa-aa is the nth management call of the round, from 0.
+    /// The message is rejected at its height with a fixed text (IC0521), and nothing of it is
+    /// executed. The command works on a running and on a stopped node, and takes effect at the next
+    /// start: run it, stop the node with SIGTERM, which works while a round waits, and start the
+    /// node. In a subnet of several nodes, run it on every node. The log says when the verdict
+    /// takes effect.
+    ///
+    /// Verdicts are in verdicts.txt of the data folder, one per line; delete a line to withdraw a
+    /// verdict that has not taken effect. A height that was executed already is refused, unless the
+    /// node runs. Message n of canister aaaaa-aa is the nth management call of the round, from 0.
     ///
     /// Example: thimble reject --data-dir /var/lib/thimble 1204 rwlgt-iiaaa-aaaaa-aaaaa-cai 0
     Reject {
@@ -264,9 +271,11 @@ enum Command {
     },
     /// Print the effective configuration: defaults, then the file, then the flags.
     ///
-    /// The output is itself a configuration file.
+    /// The output is itself a configuration file. It states every limit, and stated limits do not
+    /// follow --memory and --disk: to change a single limit, state only that limit in a file of
+    /// `thimble init`.
     ///
-    /// Example: thimble config --memory 1GiB > thimble.toml
+    /// Example: thimble config --memory 1GiB
     Config {
         #[command(flatten)]
         settings: Settings,
@@ -287,7 +296,7 @@ enum Command {
 /// Settings of the configuration file and the command line.
 #[derive(Args, Clone, Default)]
 pub(crate) struct Settings {
-    /// Configuration file (TOML). Flags override it.
+    /// Configuration file (TOML). Command-line flags override it.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Memory all processes of the node may take together: 256MiB, 512MiB, 1GiB ... [default:
@@ -331,8 +340,8 @@ pub(crate) struct Settings {
     /// subnet. [default: true for a node alone, false in a subnet of several]
     #[arg(long, value_name = "BOOL")]
     pub(crate) provisional: Option<bool>,
-    /// Whether canisters may ask servers outside, by HTTPS. The same on all nodes of a subnet. Needs
-    /// 192 MiB of memory. [default: false]
+    /// Enable HTTPS outcalls: canisters send requests to servers outside. The same on all nodes of a
+    /// subnet. Needs 512 MiB of memory. [default: false]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) outcalls: Option<bool>,
     /// Sample allocations, so that `thimble heap` can say where memory went. Costs some memory and

@@ -14,7 +14,7 @@
 //! this start of the machine. It is written when the clock was set, not as time passes.
 
 use std::{
-    fs,
+    fmt, fs,
     io::ErrorKind,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
@@ -61,13 +61,15 @@ pub(crate) enum NodeClock {
 pub(crate) struct Alone {
     clock: Arc<BlockClock<MachineClocks>>,
     data_dir: PathBuf,
+    /// How far ahead calls may be signed.
+    window: Duration,
     /// The reading in the data folder.
     kept: Mutex<Option<ClockReading>>,
 }
 
 impl NodeClock {
-    /// Of the node whose data folder this is.
-    pub(crate) fn new(several: bool, data_dir: &Path) -> Self {
+    /// Of the node whose data folder this is; calls may be signed ahead by `window`.
+    pub(crate) fn new(several: bool, data_dir: &Path, window: Duration) -> Self {
         if several {
             return Self::Member;
         }
@@ -75,6 +77,7 @@ impl NodeClock {
         Self::Alone(Arc::new(Alone {
             clock: Arc::new(BlockClock::new(MachineClocks, kept)),
             data_dir: data_dir.to_owned(),
+            window,
             kept: Mutex::new(kept),
         }))
     }
@@ -131,9 +134,61 @@ impl NodeClock {
         }
     }
 
-    /// Why calls of clients may be refused because of the clock, as an operator reads it.
-    pub(crate) fn fault(&self) -> Option<String> {
-        fault(&self.status())
+    /// Why calls of clients may be refused because of the clock.
+    pub(crate) fn fault(&self) -> Option<ClockFault> {
+        match self {
+            Self::Alone(alone) => fault(&alone.clock.status(), alone.window, &alone.data_dir),
+            Self::Member => None,
+        }
+    }
+
+    /// By how much block time is ahead of the wall clock.
+    pub(crate) fn block_time_ahead(&self) -> Duration {
+        self.status().block_time_ahead
+    }
+}
+
+/// A fault of the clock. Shown as the operator reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ClockFault {
+    /// As clients read it.
+    pub(crate) client_text: String,
+    /// What the operator can do; empty where that follows from the text.
+    advice: String,
+}
+
+impl fmt::Display for ClockFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.client_text)?;
+        if self.advice.is_empty() { Ok(()) } else { write!(f, ": {}", self.advice) }
+    }
+}
+
+/// Whether block time that is ahead of the wall clock was logged.
+#[derive(Debug, Default)]
+pub(crate) struct BlockTimeLog {
+    is_logged: bool,
+}
+
+/// What to log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BlockTimeEvent {
+    /// Block time is ahead by more than [`FAULT_BEYOND`].
+    Ahead,
+    /// It was, and is not ahead any more.
+    CaughtUp,
+}
+
+impl BlockTimeLog {
+    pub(crate) fn next(&mut self, ahead: Duration) -> Option<BlockTimeEvent> {
+        if ahead > FAULT_BEYOND && !self.is_logged {
+            self.is_logged = true;
+            return Some(BlockTimeEvent::Ahead);
+        }
+        if ahead.is_zero() && std::mem::take(&mut self.is_logged) {
+            return Some(BlockTimeEvent::CaughtUp);
+        }
+        None
     }
 }
 
@@ -157,22 +212,36 @@ fn kept_reading(data_dir: &Path, boot: &str) -> Option<ClockReading> {
     Some(ClockReading { wall: Time(number()?), boot: Duration::from_nanos(number()?) })
 }
 
-fn fault(status: &ClockStatus) -> Option<String> {
+fn fault(status: &ClockStatus, window: Duration, data_dir: &Path) -> Option<ClockFault> {
     let beyond = |nanos: u128| nanos > FAULT_BEYOND.as_nanos();
     if let Some(jump) = status.jump.filter(|jump| beyond(jump.ahead_nanos.unsigned_abs())) {
-        return Some(jump.to_string());
+        return Some(ClockFault { client_text: jump.to_string(), advice: String::new() });
     }
-    beyond(status.block_time_ahead.as_nanos()).then(|| {
+    let ahead = status.block_time_ahead;
+    if !beyond(ahead.as_nanos()) {
+        return None;
+    }
+    let (seconds, least) = (ahead.as_secs(), least_lead(window));
+    let client_text = format!(
+        "block time is {seconds} s ahead of the wall clock; it advances at half speed until the \
+         clock has caught up, in {} s, and calls that expire before it are refused",
+        seconds.saturating_mul(2)
+    );
+    let advice = if ahead > least {
         format!(
-            "block time is {} s ahead of the wall clock; it advances at half speed until the clock \
-             has caught up, in {} s, and calls that expire before it are refused: correct the \
-             clock if it is behind; if it is right and the difference too large to wait for, stop \
-             the node, run thimble recover-clock and start it again, which leaves block time ahead \
-             by as much as calls may be signed ahead",
-            status.block_time_ahead.as_secs(),
-            status.block_time_ahead.as_secs().saturating_mul(2)
+            "correct the clock if it is behind; if it is right and the difference too large to \
+             wait for, stop the node, run thimble recover-clock --data-dir {} and start it again, \
+             which leaves block time ahead by as much as calls may be signed ahead",
+            data_dir.display()
         )
-    })
+    } else {
+        format!(
+            "correct the clock if it is behind; if it is right, the difference resolves itself \
+             (thimble recover-clock does not apply up to {} s)",
+            least.as_secs()
+        )
+    };
+    Some(ClockFault { client_text, advice })
 }
 
 /// Contents of the file.
@@ -279,7 +348,7 @@ pub(crate) fn recover(data_dir: &Path) -> Result<()> {
     }
     let path = data_dir.join(FILE);
     let order = Order { after: height, at_seconds: seconds(now) };
-    disk::replace_file(&path, order.text().as_bytes(), disk::Readers::All)
+    disk::replace_file(&path, order.text().as_bytes(), disk::Readers::Owner)
         .with_context(|| format!("writing {}", path.display()))?;
     // By the operator's word the clock is right now, whatever it was when the node ran.
     match fs::remove_file(data_dir.join(READING_FILE)) {
@@ -300,9 +369,14 @@ pub(crate) fn recover(data_dir: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Block time is set back only if its lead is larger.
+fn least_lead(window: Duration) -> Duration {
+    window.saturating_add(JUMP_BOUND)
+}
+
 /// Block time is set back to the clock's time plus `window`: a lead that is not larger stays.
 fn check_lead(ahead: Duration, window: Duration) -> Result<()> {
-    let least = window.saturating_add(JUMP_BOUND);
+    let least = least_lead(window);
     ensure!(
         ahead > least,
         "block time is {} s ahead of this machine's clock, and only what is ahead by more than \
@@ -325,6 +399,8 @@ mod tests {
     #[test]
     fn clock_is_a_fault_when_it_is_off_by_more_than_the_allowed_drift() {
         let second = 1_000_000_000;
+        let fault =
+            |status: &ClockStatus| fault(status, Duration::from_secs(360), Path::new("/data"));
         let jump = |ahead_nanos| ClockStatus {
             jump: Some(Jump { ahead_nanos, steady: Duration::from_secs(20) }),
             ..ClockStatus::default()
@@ -332,14 +408,38 @@ mod tests {
         for nanos in [59 * second, -59 * second] {
             assert_eq!(fault(&jump(nanos)), None);
         }
-        let back = fault(&jump(-3_600 * second)).unwrap();
+        let back = fault(&jump(-3_600 * second)).unwrap().to_string();
         for part in ["jumped back by 3600 s", "20 s ago", "in 100 s"] {
             assert!(back.contains(part), "no `{part}` in {back}");
         }
         let ahead =
             |seconds| ClockStatus { jump: None, block_time_ahead: Duration::from_secs(seconds) };
         assert_eq!(fault(&ahead(60)), None);
-        assert!(fault(&ahead(61)).unwrap().contains("thimble recover-clock"));
+        // The command refuses up to 363 s, so it is advised from there on.
+        for seconds in [61, 363] {
+            let text = fault(&ahead(seconds)).unwrap().to_string();
+            let in_seconds = format!("in {} s", 2 * seconds);
+            for part in [&in_seconds[..], "resolves itself", "does not apply up to 363 s"] {
+                assert!(text.contains(part), "no `{part}` in {text}");
+            }
+        }
+        let fault = fault(&ahead(364)).unwrap();
+        let text = fault.to_string();
+        assert!(text.contains("run thimble recover-clock --data-dir /data and"), "{text}");
+        assert!(!fault.client_text.contains("/data"), "{}", fault.client_text);
+        assert!(!fault.client_text.contains("thimble"), "{}", fault.client_text);
+    }
+
+    #[test]
+    fn block_time_that_is_ahead_is_logged_once_and_when_the_clock_caught_up() {
+        let mut log = BlockTimeLog::default();
+        let mut logged = |seconds| log.next(Duration::from_secs(seconds));
+        assert_eq!((logged(0), logged(60)), (None, None));
+        assert_eq!(
+            (logged(61), logged(600), logged(30)),
+            (Some(BlockTimeEvent::Ahead), None, None)
+        );
+        assert_eq!((logged(0), logged(0)), (Some(BlockTimeEvent::CaughtUp), None));
     }
 
     #[test]

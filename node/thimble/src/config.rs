@@ -11,11 +11,11 @@ use std::{
 use anyhow::{Context, Result, bail};
 use ic_principal::Principal;
 use ipnet::IpNet;
-use limits::Limits;
+use limits::{Limits, LimitsError};
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use sha2::{Digest, Sha256};
 
-use crate::{cli::Settings, disk_budget, genesis::check_peers};
+use crate::{cli::Settings, disk_budget, genesis::check_peers, outcalls};
 
 /// Where clients are served, if nothing else is stated.
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
@@ -127,7 +127,7 @@ pub(crate) struct OutcallSettings {
 
 impl OutcallSettings {
     /// The loaded settings.
-    pub(crate) fn allowed(&self) -> Result<outcalls::Allowed> {
+    pub(crate) fn allowed(&self) -> Result<::outcalls::Allowed> {
         let roots = match &self.extra_roots {
             Some(path) => {
                 let named = || format!("outcalls.extra_roots names {}", path.display());
@@ -136,12 +136,19 @@ impl OutcallSettings {
                     bail!("{} has {size} bytes, the most is {FILE_BYTES_MAX}", path.display());
                 }
                 let pem = fs::read(path).with_context(named)?;
-                outcalls::certificates(&pem).map_err(anyhow::Error::msg).with_context(named)?
+                ::outcalls::certificates(&pem).map_err(anyhow::Error::msg).with_context(named)?
             }
             None => vec![],
         };
         let networks = self.allow_networks.clone();
-        Ok(outcalls::Allowed { http: self.allow_http, networks, roots })
+        Ok(::outcalls::Allowed {
+            http: self.allow_http,
+            networks,
+            roots,
+            setting: "allow_networks under [outcalls] of the configuration file",
+            // Members agree on the text that a canister gets.
+            advice: "",
+        })
     }
 }
 
@@ -235,6 +242,33 @@ impl File {
     }
 }
 
+/// An error about a budget, with what may be wrong about the size that was stated for it.
+fn too_small(error: LimitsError, stated: Option<&str>) -> anyhow::Error {
+    match stated.and_then(budget::missing_unit) {
+        Some(hint) => anyhow::anyhow!("{error}; {hint}"),
+        None => error.into(),
+    }
+}
+
+/// Checks that the limits fit each other, the memory, and the disk, of which so many bytes were
+/// stated; `stating` is the file that states limits.
+fn check_limits(limits: &Limits, disk: Option<(u64, &str)>, stating: Option<&Path>) -> Result<()> {
+    let checked = limits.check_disk().map_err(|error| match (error, disk) {
+        // The table rounds what was stated.
+        (LimitsError::DiskTooSmall { beside_bytes, smallest_bytes, .. }, Some((bytes, text))) => {
+            let disk_bytes = bytes;
+            let error = LimitsError::DiskTooSmall { disk_bytes, beside_bytes, smallest_bytes };
+            too_small(error, Some(text))
+        }
+        (error, _) => error.into(),
+    });
+    let checked = checked.and_then(|()| Ok(limits.check()?));
+    let Some(file) = stating else { return checked };
+    checked.with_context(|| {
+        format!("{} states limits, which do not follow --memory and --disk", file.display())
+    })
+}
+
 /// Where a node with this configuration file, or with none, serves clients.
 pub(crate) fn listen_address(path: Option<&Path>) -> Result<SocketAddr> {
     Ok(File::read(path)?.listen.unwrap_or(LISTEN))
@@ -252,7 +286,8 @@ impl Config {
         };
         let mut limits = match (memory, preset) {
             (Some(_), Some(_)) => anyhow::bail!("state either memory or preset, not both"),
-            (Some(size), None) => Limits::derive(budget::parse_size(&size)?)?,
+            (Some(size), None) => Limits::derive(budget::parse_size(&size)?)
+                .map_err(|error| too_small(error, Some(&size)))?,
             (None, Some(name)) => Limits::preset(&name)?,
             (None, None) => Limits::preset("nano")?,
         };
@@ -272,8 +307,8 @@ impl Config {
             limits.set_disk(bytes, disk_budget::states(&data_dir)?);
         }
         limits.apply_overrides(&overrides)?;
-        limits.check_disk()?;
-        limits.check()?;
+        let stating = settings.config.as_deref().filter(|_| !file.limits.is_empty());
+        check_limits(&limits, disk.zip(stated.as_deref()), stating)?;
         let mut p2p = file.p2p;
         p2p.listen = settings.p2p_listen.or(p2p.listen);
         p2p.peers.extend(settings.p2p_peers.iter().cloned());
@@ -289,7 +324,7 @@ impl Config {
             false => settings.host_names.clone(),
         };
         dashboard::origin::check_names(&host_names).map_err(anyhow::Error::msg)?;
-        Ok(Self {
+        let config = Self {
             memory: budget::format_size(limits.memory_budget_bytes),
             disk: disk.map(|_| budget::format_size(limits.disk_budget_bytes)),
             disk_is_stated: stated.is_some(),
@@ -307,6 +342,21 @@ impl Config {
             },
             outcalls: file.outcalls,
             limits,
+        };
+        outcalls::check_memory(&config)?;
+        Ok(config)
+    }
+
+    /// Why queries that wait may be refused although workers become free.
+    pub(crate) fn query_wait_warning(&self) -> Option<String> {
+        let execution = &self.limits.execution;
+        let (wait, wall_clock) = (execution.query_wait_seconds, execution.query_wall_clock_seconds);
+        (wait <= wall_clock).then(|| {
+            format!(
+                "execution.query_wait_seconds = {wait} is not above \
+                 execution.query_wall_clock_seconds = {wall_clock}: queries that wait for a worker \
+                 may be refused before one query before them was ended"
+            )
         })
     }
 
@@ -450,6 +500,55 @@ mod tests {
     }
 
     // Promise: P8 - Features that change execution are settings that members compare.
+    #[test]
+    fn size_without_unit_is_refused_as_it_was_stated() {
+        for (settings, what) in [
+            (Settings { disk: Some("100".into()), ..Settings::default() }, "100 B of disk"),
+            (Settings { memory: Some("100".into()), ..Settings::default() }, "100 B of memory"),
+        ] {
+            let error = format!("{:#}", load("", settings).unwrap_err());
+            assert!(error.contains(&format!("{what} is too little")), "{error}");
+            assert!(error.contains("`100` has no unit"), "{error}");
+        }
+    }
+
+    #[test]
+    fn limits_of_a_file_are_named_where_a_budget_does_not_fit_them() {
+        let text = Config::load(&Settings::default()).unwrap().to_toml().unwrap();
+        let smaller = Settings { memory: Some("256MiB".into()), ..Settings::default() };
+        let error = format!("{:#}", load(&text, smaller).unwrap_err());
+        assert!(error.contains("thimble.toml states limits"), "{error}");
+        let small = Settings { disk: Some("512MiB".into()), ..Settings::default() };
+        let error = format!("{:#}", load("", small).unwrap_err());
+        assert!(!error.contains("states limits"), "{error}");
+    }
+
+    #[test]
+    fn outcalls_without_memory_are_refused_by_every_command() {
+        let settings = |memory: &str| Settings {
+            memory: Some(memory.into()),
+            outcalls: Some(true),
+            ..Settings::default()
+        };
+        for memory in ["256MiB", "511MiB"] {
+            let error = Config::load(&settings(memory)).unwrap_err().to_string();
+            assert!(error.contains("needs 512 MiB") && error.contains("outcalls.bytes"), "{error}");
+        }
+        Config::load(&settings("512MiB")).unwrap();
+    }
+
+    #[test]
+    fn wait_for_a_query_worker_is_longer_than_a_query() {
+        let warning = |limits: &str| {
+            let text = format!("[limits.execution]\n{limits}\n");
+            load(&text, Settings::default()).unwrap().query_wait_warning()
+        };
+        assert_eq!(warning(""), None);
+        assert_eq!(warning("query_wall_clock_seconds = 30\nquery_wait_seconds = 31"), None);
+        let text = warning("query_wall_clock_seconds = 30").unwrap();
+        assert!(text.contains("query_wait_seconds = 15"), "{text}");
+    }
+
     #[test]
     fn features_are_settings_with_a_default_of_their_own() {
         let unset = Config::load(&Settings::default()).unwrap();

@@ -25,6 +25,7 @@ use memory::{
 };
 
 use crate::{
+    clock::{BlockTimeEvent, BlockTimeLog},
     metrics::RoundMetrics,
     watch::{Reading, Watch},
     watchdog::{REFUSE_AFTER, StallEvent, StallLog},
@@ -64,6 +65,7 @@ struct Worker {
     pressed: Instant,
     before: Counted,
     stalls: StallLog,
+    block_time: BlockTimeLog,
 }
 
 /// Counters at the last sample.
@@ -91,6 +93,7 @@ impl Worker {
             pressed: now,
             before: Counted::default(),
             stalls: StallLog::default(),
+            block_time: BlockTimeLog::default(),
             watched,
         }
     }
@@ -104,6 +107,17 @@ impl Worker {
         let watch = self.watched.watch.clone();
         let now = watch.record.started.elapsed();
         watch.clock.keep();
+        match self.block_time.next(watch.clock.block_time_ahead()) {
+            Some(BlockTimeEvent::Ahead) => {
+                if let Some(fault) = watch.clock.fault() {
+                    tracing::warn!("{fault}");
+                }
+            }
+            Some(BlockTimeEvent::CaughtUp) => {
+                tracing::info!("the wall clock has caught up with block time");
+            }
+            None => {}
+        }
         let counted = self.counted();
         // Empty rounds of an idle node are not work.
         let work = counted.messages + counted.queries;
@@ -125,7 +139,7 @@ impl Worker {
         let health = self.watched.pool.health();
         let stall = self.watched.watch.watchdog.stall(Instant::now());
         if let Some(stall) = stall.as_ref().filter(|stall| stall.lasts > REFUSE_AFTER) {
-            health.refuse(Cause::Stalled, stall.to_string());
+            health.refuse_with(Cause::Stalled, stall.reason());
         } else {
             health.withdraw(Cause::Stalled);
         }

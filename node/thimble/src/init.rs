@@ -45,6 +45,7 @@ fn http_gateway(config: &Config) -> String {
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "one text, from its first line to its last")]
 fn toml(config: &Config, data: &Path) -> String {
     let http_gateway = http_gateway(config);
     let p2p = match config.p2p.listen {
@@ -64,14 +65,22 @@ fn toml(config: &Config, data: &Path) -> String {
         Some(provisional) => format!("provisional = {provisional}\n"),
         None => "# provisional = true\n".to_owned(),
     };
+    let outcalls = match config.features.outcalls {
+        true => "outcalls = true\n",
+        false => "# outcalls = true\n",
+    };
+    let host_names = match config.host_names.as_slice() {
+        [] => "# host_names = [\"thimble\"]\n".to_owned(),
+        names => format!("host_names = {}\n", toml::Value::from(names.to_vec())),
+    };
     // What was found on this machine is recorded in the data folder, not here.
     let disk = match config.disk.as_deref().filter(|_| config.disk_is_stated) {
         Some(disk) => format!("disk = {}\n", quoted(disk)),
         None => "# disk = \"100GiB\"\n".to_owned(),
     };
     format!(
-        "# Configuration of a Thimble node. Flags override it; `thimble config --config FILE` \
-         prints all that follows from it.
+        "# Configuration of a Thimble node. Command-line flags override it; `thimble config --config \
+         FILE` prints all that follows from it.
 
 # What all processes of the node may take together. Everything is sized from this number: `thimble \
          limits --memory SIZE` shows how.
@@ -88,6 +97,9 @@ listen = \"{}\"
          set: on a node alone, if that address is free; off in a subnet of several, and below 192 \
          MiB of memory.
 {http_gateway}
+# Names, without port, under which browsers and monitoring reach the operator pages (/dashboard, \
+         /status.json, /metrics, /debug/heap). IP addresses and localhost always work.
+{host_names}
 # Keys and state.
 data_dir = {}
 
@@ -108,13 +120,20 @@ heap_profile = {}
 {peers}
 # What the subnet offers. The same on all its nodes.
 [features]
-# Enable the provisional methods (create canisters and cycles). Not set: true for a node alone, \
-         false in a subnet of several.
+# The provisional methods, by which every client creates canisters and mints cycles. Not set: true \
+         for a node alone, false in a subnet of several.
 {provisional}
+# HTTPS outcalls: canisters send requests to servers outside. Needs 512 MiB of memory.
+{outcalls}
+# Which servers outcalls of this node reach in addition to public ones.
+# [outcalls]
+# allow_networks = [\"10.20.0.0/16\"]
+
 # A single limit is changed by its name, as `thimble limits` prints it; the table is checked again \
-         with the change.
-# [limits.gateway]
-# connections = 256
+         with the change. State only what you change: stated limits do not follow memory and disk.
+# [limits.execution]
+# query_wall_clock_seconds = 30
+# query_wait_seconds = 45
 ",
         quoted(&config.memory),
         config.listen,
@@ -177,6 +196,7 @@ mod tests {
                 data_dir: Some(data.clone()),
                 memory: Some("256MiB".into()),
                 http_gateway: Some("off".parse().unwrap()),
+                host_names: vec!["thimble".into(), "ops.example.org".into()],
                 p2p_listen: Some(([0, 0, 0, 0], 4000).into()),
                 p2p_peers: vec![(node.to_owned(), "h:1".to_owned())],
                 ..Settings::default()
@@ -193,6 +213,36 @@ mod tests {
             assert!(error.contains("says something else"), "{error}");
             fs::remove_file(&path).unwrap();
         }
+    }
+
+    #[test]
+    fn every_comment_with_a_setting_is_one_that_is_accepted() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = fs::canonicalize(folder.path()).unwrap();
+        let config = Config::load(&Settings::default()).unwrap();
+        let is_setting = |line: &str| {
+            let line = line.trim_start_matches("# ");
+            line.starts_with('[')
+                || line.split_once(" = ").is_some_and(|(name, _)| !name.contains(' '))
+        };
+        let text: String = toml(&config, &data)
+            .lines()
+            .map(|line| match line.strip_prefix("# ").filter(|_| is_setting(line)) {
+                // An example of a node id.
+                Some(setting) if setting.contains("<node id>") => "\n".to_owned(),
+                Some(setting) => format!("{setting}\n"),
+                None => format!("{line}\n"),
+            })
+            .collect();
+        for setting in ["host_names", "outcalls = true", "query_wall_clock_seconds = 30"] {
+            assert!(text.contains(setting), "no `{setting}` in {text}");
+        }
+        let path = data.join("thimble.toml");
+        fs::write(&path, &text).unwrap();
+        let file = Settings { config: Some(path), ..Settings::default() };
+        let config = Config::load(&file).unwrap_or_else(|error| panic!("{error:#}\n{text}"));
+        assert_eq!(config.limits.execution.query_wall_clock_seconds, 30);
+        assert!(config.features.outcalls && !config.outcalls.allow_networks.is_empty());
     }
 
     #[test]

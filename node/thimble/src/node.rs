@@ -150,6 +150,9 @@ fn serve(mut config: Config, address_file: Option<&Path>, start: StartSubnet) ->
     raise_descriptor_limit(&limits)?;
     let ledger = limits.ledger()?;
     let cgroup = Cgroup::own().unwrap_or_default();
+    if let Some(warning) = config.query_wait_warning() {
+        tracing::warn!("{warning}");
+    }
     memory::check_group(
         cgroup.as_ref(),
         Limits::smallest_bytes(),
@@ -374,6 +377,11 @@ pub(crate) fn replay_copy(
     replay_as(config, Role::Copy { threads, print, tally: tally.clone() })
 }
 
+/// Height up to which a data folder's batches were executed. The caller holds the folder's lock.
+pub(crate) fn executed_height(data: &Path) -> Result<Height> {
+    rules::executed_height(data, BLOCK_SEGMENT_BYTES)
+}
+
 /// Height of a data folder's newest block, and its time if the block log still has it.
 pub(crate) fn last_block(data: &Path) -> Result<(Height, Option<Time>)> {
     rules::last_block(data, BLOCK_SEGMENT_BYTES)
@@ -534,7 +542,8 @@ fn open(
         }
         Role::Replay | Role::Copy { .. } => None,
     };
-    let clock = NodeClock::new(several(&keys), data);
+    let window = SingleNode::ingress_window(&limits.consensus);
+    let clock = NodeClock::new(several(&keys), data, window);
     if matches!(role, Role::Member(_)) {
         clock.keep();
     }

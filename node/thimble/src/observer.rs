@@ -11,7 +11,7 @@ use std::{
 
 use budget::{Ledger, Observation};
 use consensus::FinalisedBatch;
-use execution::Executor;
+use execution::{Executor, RoundResult};
 use gateway::Waiters;
 use limits::pool;
 use pages::PageStore;
@@ -19,7 +19,7 @@ use rounds::{Observer, Round};
 use state::{Height, ReplicatedState, RequestId};
 
 use crate::{
-    disk_usage::HeldInHeap, metrics::RoundMetrics, outcalls::NodeOutcalls, watch::Watch,
+    disk_usage::HeldInHeap, metrics::RoundMetrics, outcalls::NodeOutcalls, verdicts, watch::Watch,
     watchdog::Stage,
 };
 
@@ -52,6 +52,11 @@ impl Observer<Executor> for NodeObserver {
     fn begins(&mut self, finalised: &FinalisedBatch, ingress_bytes: u64) {
         self.watch.watchdog.begins(Stage::Round, finalised.batch.height, Instant::now());
         self.observed.block(ingress_bytes);
+    }
+
+    fn executed(&mut self, _: &Executor, finalised: &FinalisedBatch, result: &RoundResult) {
+        let (height, again) = (finalised.batch.height, finalised.recorded.is_some());
+        verdicts::log_effects(height, &result.verdicts, again);
     }
 
     fn recorded(&mut self, executor: &Executor, round: &Round<'_>) {

@@ -22,6 +22,18 @@ pub(crate) struct NodeOutcalls {
     pub(crate) agreed: Arc<Agreed>,
 }
 
+/// Refuses outcalls in a budget without memory for them.
+pub(crate) fn check_memory(config: &Config) -> Result<()> {
+    if config.features.outcalls && !config.limits.outcalls.is_possible() {
+        bail!(
+            "features.outcalls is on, and there is no memory for outcalls in a budget of {} \
+             (outcalls.bytes = 0): it needs 512 MiB, or limits of its own under [limits.outcalls]",
+            config.memory
+        );
+    }
+    Ok(())
+}
+
 /// None where the subnet makes no requests.
 pub(crate) fn open(
     config: &Config,
@@ -32,14 +44,8 @@ pub(crate) fn open(
     if !config.features.outcalls {
         return Ok(None);
     }
+    check_memory(config)?;
     let limits = &config.limits.outcalls;
-    if !limits.is_possible() {
-        bail!(
-            "features.outcalls is on, and there is no memory for outcalls in a budget of {} \
-             (outcalls.bytes = 0): it needs 512 MiB, or limits of its own under [limits.outcalls]",
-            config.memory
-        );
-    }
     let client = Client::new(config.outcalls.allowed()?).map_err(anyhow::Error::msg);
     let client = client.context("the certificates of outcalls.extra_roots")?;
     let agreed = Arc::new(Agreed::new(room.clone()));

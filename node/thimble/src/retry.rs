@@ -10,7 +10,7 @@ use std::{
 
 use consensus::IngressPool;
 use execution::{Closing, RetryPolicy, Trouble};
-use lifecycle::Cause;
+use lifecycle::{Cause, Reason};
 use rounds::{DiskProbe, Volume};
 
 /// Wait after the first attempt that failed; it doubles with each further one.
@@ -45,24 +45,26 @@ impl NodeRetryPolicy {
         self.disk.free_bytes().ok().filter(|free| *free < FULL_BYTES)
     }
 
-    /// In the words of an operator: what is waited for, and the command through where one may be
-    /// needed.
-    fn reason(&self, trouble: &Trouble) -> String {
+    /// What the round waits for; for the operator with the folder, and with the command that
+    /// rejects the message where one may be needed.
+    fn reason(&self, trouble: &Trouble) -> Reason {
         if let Some(free) = self.full_disk() {
-            return format!(
-                "a round waits: the disk of {} is full ({free} bytes are free): {trouble}",
-                self.disk
-            );
+            let full = format!("is full ({free} bytes are free): {trouble}");
+            return Reason {
+                text: format!("a round waits: the disk of {} {full}", self.disk),
+                client_text: format!("a round waits: the disk {full}"),
+            };
         }
-        match trouble.awaits_verdict() {
+        let client_text = format!("a round waits: {trouble}");
+        let text = match trouble.awaits_verdict() {
             Some(message) => format!(
-                "a round waits: {trouble}; if the message does this every time, on every node, \
-                 have it rejected: thimble reject --data-dir {} {message}, then start the node \
-                 again",
+                "{client_text}; if the message does this every time, on every node, have it \
+                 rejected: thimble reject --data-dir {} {message}, then start the node again",
                 self.disk
             ),
-            None => format!("a round waits: {trouble}"),
-        }
+            None => client_text.clone(),
+        };
+        Reason { text, client_text }
     }
 
     fn waiting(&self) -> MutexGuard<'_, Vec<Trouble>> {
@@ -83,13 +85,13 @@ impl RetryPolicy for NodeRetryPolicy {
             let known = waiting.iter_mut().find(|known| known.place == trouble.place);
             let reason = self.reason(trouble);
             if known.as_ref().is_none_or(|known| self.reason(known) != reason) {
-                tracing::error!(%reason, "updates are refused until this is mended");
+                tracing::error!(reason = reason.text, "updates are refused until this is mended");
             }
             match known {
                 Some(known) => *known = trouble.clone(),
                 None => waiting.push(trouble.clone()),
             }
-            self.pool.health().refuse(Cause::Round, reason);
+            self.pool.health().refuse_with(Cause::Round, reason);
         }
         if self.pool.wait_for_closing(wait_after(trouble.attempt)) { Err(Closing) } else { Ok(()) }
     }
@@ -101,7 +103,9 @@ impl RetryPolicy for NodeRetryPolicy {
             return;
         }
         match waiting.first() {
-            Some(other) => drop(self.pool.health().refuse(Cause::Round, self.reason(other))),
+            Some(other) => {
+                self.pool.health().refuse_with(Cause::Round, self.reason(other));
+            }
             None => {
                 tracing::info!(%trouble, attempts = trouble.attempt, "the fault is over: the round continues, updates are accepted again");
                 self.pool.health().withdraw(Cause::Round);
@@ -173,6 +177,9 @@ mod tests {
             reason.contains(&format!("thimble reject --data-dir /data 7 {canister} 1")),
             "{reason}"
         );
+        let client_text = pool.health().reason().unwrap().client_text;
+        assert!(client_text.contains("height 7") && client_text.contains(&canister.to_text()));
+        assert!(!client_text.contains("/data") && !client_text.contains("thimble reject"));
         retry.over(&killer(ATTEMPTS_BEFORE_VERDICT));
         assert_eq!(pool.refusing(), None);
     }
@@ -204,6 +211,7 @@ mod tests {
             let pool = retry().0;
             NodeRetryPolicy::on(pool.clone(), Box::new(Free(free))).wait(&killer).unwrap();
             let reason = pool.refusing().unwrap();
+            assert!(!pool.health().reason().unwrap().client_text.contains("/data"));
             assert_eq!(reason.contains("thimble reject"), blamed, "{free}: {reason}");
             assert_eq!(reason.contains("the disk of /data is full"), !blamed, "{free}: {reason}");
         }

@@ -162,7 +162,7 @@ pub(crate) fn settle(
             bail!(
                 "blocks {first} to {last} were executed by rules of version {} (Thimble {}) and \
                  have to be executed again, and this program (Thimble {}) follows version \
-                 {VERSION}: start the old program once with this data directory and stop it with \
+                 {VERSION}: start the old program once with this data folder and stop it with \
                  SIGTERM, then start this one",
                 recorded.version,
                 recorded.program,
@@ -178,7 +178,7 @@ pub(crate) fn settle(
         let before = recorded.configure(config).with_context(|| {
             format!(
                 "blocks {first} to {last} have to be executed by the rules recorded in {}: start \
-                 the program that wrote them (Thimble {}) once with this data directory and stop \
+                 the program that wrote them (Thimble {}) once with this data folder and stop \
                  it with SIGTERM",
                 slot.path.display(),
                 recorded.program
@@ -210,6 +210,26 @@ pub(crate) fn to_be_executed(data: &Path, segment_bytes: u64) -> Result<Option<(
     let height = store.load()?.map_or(Height(0), |checkpoint| checkpoint.height);
     let log = BlockLog::open(&data.join("blocks"), segment_bytes)?;
     Ok(log.last().filter(|last| *last > height).map(|last| (height.0 + 1, last.0)))
+}
+
+/// Height up to which batches were executed: that of the newest checkpoint, or the last one in the
+/// block log with an outcome.
+pub(crate) fn executed_height(data: &Path, segment_bytes: u64) -> Result<Height> {
+    if ["state", "blocks"].iter().all(|folder| !data.join(folder).is_dir()) {
+        return Ok(Height(0));
+    }
+    statesync::complete_install(data)?;
+    let store = StateStore::open(&data.join("state"), CACHE_BYTES)?;
+    let checkpoint = store.load()?.map_or(Height(0), |checkpoint| checkpoint.height);
+    let log = BlockLog::open(&data.join("blocks"), segment_bytes)?;
+    let mut executed = checkpoint;
+    let mut replay = log.read_from(checkpoint)?;
+    while let Some(logged) = replay.next_block()? {
+        if logged.recorded.is_some() {
+            executed = executed.max(logged.block.height);
+        }
+    }
+    Ok(executed)
 }
 
 /// Height of the newest block, and its time if the block log still has it.
@@ -254,6 +274,22 @@ mod tests {
 
     fn settled(config: &Config) -> Result<()> {
         settle(config, SEGMENT_BYTES, |_| panic!("nothing is to be executed"))
+    }
+
+    #[test]
+    fn heights_with_an_outcome_or_below_a_checkpoint_were_executed() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path();
+        let executed = || executed_height(data, SEGMENT_BYTES).unwrap().0;
+        assert_eq!(executed(), 0);
+        add_block(data, 1);
+        assert_eq!(executed(), 0, "the block waits for its execution");
+        let log = BlockLog::open(&data.join("blocks"), SEGMENT_BYTES);
+        log.unwrap().append_outcome(Height(1), [1; 32], &[]).unwrap();
+        add_block(data, 2);
+        assert_eq!(executed(), 1);
+        checkpoint(data, 5);
+        assert_eq!(executed(), 5);
     }
 
     fn add_block(data: &Path, height: u64) {

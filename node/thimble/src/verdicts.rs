@@ -6,7 +6,7 @@
 //!
 //! One text file, `HEIGHT CANISTER ORDINAL` on each line, replaced whole. In a subnet every
 //! operator must give the same verdict; otherwise the roots of their nodes differ and the minority
-//! stops.
+//! stops. A verdict on a batch that was executed before has no effect.
 
 use std::{collections::BTreeMap, fs, io::ErrorKind, path::Path};
 
@@ -14,10 +14,18 @@ use anyhow::{Context, Result, bail, ensure};
 use ic_principal::Principal;
 use state::{Fault, Height};
 
+use crate::{
+    keys::{self, files::try_lock},
+    node,
+};
+
 /// The file in the data folder.
 const FILE: &str = "verdicts.txt";
 /// Verdicts that the file may hold.
 const VERDICTS_MAX: usize = 1024;
+/// Largest ordinal that `thimble reject` takes: each message counts a million instructions, and no
+/// round has as many.
+const ORDINAL_MAX: u64 = 999_999;
 
 /// See the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -91,41 +99,142 @@ impl Verdicts {
                 text.push_str(&format!("{} {canister_id} {ordinal}\n", height.0));
             }
         }
-        disk::replace_file(&path, text.as_bytes(), disk::Readers::All)
+        disk::replace_file(&path, text.as_bytes(), disk::Readers::Owner)
             .with_context(|| format!("writing {}", path.display()))
+    }
+}
+
+/// Logs messages that were rejected by a verdict: what has an effect on the state is in the log once.
+pub(crate) fn log_effects(height: Height, rejected: &[Fault], executed_again: bool) {
+    for Fault { canister_id, ordinal } in rejected {
+        let (height, canister) = (height.0, canister_id.to_text());
+        if executed_again {
+            tracing::info!(height, canister, ordinal, "a verdict took effect again, as before");
+        } else {
+            tracing::warn!(
+                height,
+                canister,
+                ordinal,
+                "a verdict took effect: the message was rejected and nothing of it was executed"
+            );
+        }
     }
 }
 
 /// Runs `thimble reject`: adds the verdict to the data folder, where the next start reads it.
 pub(crate) fn reject(data_dir: &Path, height: u64, canister: &str, ordinal: u64) -> Result<()> {
-    ensure!(data_dir.is_dir(), "{} is no data folder", data_dir.display());
+    ensure!(data_dir.join("keys").is_dir(), "{} is no data folder of a node", data_dir.display());
+    ensure!(
+        ordinal <= ORDINAL_MAX,
+        "no canister takes up message {ordinal} in a round, the most is {ORDINAL_MAX}: use the \
+         command that the node prints"
+    );
+    let several = keys::several(data_dir)?;
     let mut verdicts = Verdicts::read(data_dir)?;
     verdicts.add(&format!("{height} {canister} {ordinal}"))?;
+    if let Some(executed) = executed_height(data_dir)? {
+        ensure!(
+            height > executed.0,
+            "height {height} was executed already (this folder is at {}): a verdict on it changes \
+             nothing",
+            executed.0
+        );
+    }
     verdicts.write(data_dir)?;
+    let subnet = if several { ", and do the same on every node of the subnet" } else { "" };
     println!(
         "message {ordinal} of canister {canister} will be rejected at height {height}; start the \
-         node again for it to count, and do the same on every node of the subnet"
+         node again for it to take effect{subnet}"
     );
     Ok(())
+}
+
+/// Height up to which a folder's batches were executed; `None` where its node runs, or the folder
+/// cannot be read: a verdict must not depend on that.
+fn executed_height(data_dir: &Path) -> Result<Option<Height>> {
+    let Some(_lock) = try_lock(data_dir)? else { return Ok(None) };
+    match node::executed_height(data_dir) {
+        Ok(height) => Ok(Some(height)),
+        Err(error) => {
+            eprintln!("thimble: warning: whether the height was executed is not known: {error:#}");
+            Ok(None)
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use consensus::{BlockLog, FinalisedBlock};
     use execution::ExecutorConfig;
+    use state::Time;
 
     use super::*;
+
+    /// What a node made.
+    fn data_folder() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("keys")).unwrap();
+        dir
+    }
+
+    #[test]
+    fn verdict_on_a_height_that_was_executed_is_refused() {
+        let dir = data_folder();
+        let mut log = BlockLog::open(&dir.path().join("blocks"), 1 << 20).unwrap();
+        for height in [1, 2] {
+            let block = FinalisedBlock {
+                height: Height(height),
+                time: Time(height),
+                randomness: [0; 32],
+                ingress: vec![],
+                key: None,
+                agreed: None,
+                queries: None,
+            };
+            log.append_block(&block).unwrap();
+            if height == 1 {
+                log.append_outcome(Height(height), [1; 32], &[]).unwrap();
+            }
+        }
+        drop(log);
+        let error = reject(dir.path(), 1, "aaaaa-aa", 0).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "height 1 was executed already (this folder is at 1): a verdict on it changes nothing"
+        );
+        assert!(!dir.path().join(FILE).exists());
+        // The block is there and waits for its execution.
+        reject(dir.path(), 2, "aaaaa-aa", 0).unwrap();
+        // A node that runs knows better.
+        let lock = try_lock(dir.path()).unwrap().unwrap();
+        reject(dir.path(), 1, "aaaaa-aa", 0).unwrap();
+        drop(lock);
+        assert!(reject(dir.path(), 9, "aaaaa-aa", ORDINAL_MAX + 1).is_err());
+    }
+
+    #[test]
+    fn folder_without_keys_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = reject(dir.path(), 1, "aaaaa-aa", 0).unwrap_err().to_string();
+        assert!(error.contains("is no data folder of a node"), "{error}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
 
     // Promise: P7 - Verdicts are stored and applied at their height.
     #[test]
     fn verdicts_are_kept_and_found_at_their_height() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = data_folder();
         assert_eq!(Verdicts::read(dir.path()).unwrap(), Verdicts::default());
         let canister_id = ExecutorConfig::canister_id(7);
         reject(dir.path(), 12, &canister_id.to_text(), 3).unwrap();
         reject(dir.path(), 12, "aaaaa-aa", 0).unwrap();
         reject(dir.path(), 12, "aaaaa-aa", 0).unwrap();
+        let mode = fs::metadata(dir.path().join(FILE)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o077, 0, "{mode:o}");
         let verdicts = Verdicts::read(dir.path()).unwrap();
         let management = Fault { canister_id: Principal::management_canister(), ordinal: 0 };
         let given = [Fault { canister_id, ordinal: 3 }, management.clone()];
@@ -141,7 +250,7 @@ mod tests {
 
     #[test]
     fn what_is_no_verdict_is_refused_and_leaves_the_file_as_it_was() {
-        let dir = tempfile::tempdir().unwrap();
+        let dir = data_folder();
         reject(dir.path(), 1, "aaaaa-aa", 0).unwrap();
         let before = Verdicts::read(dir.path()).unwrap();
         assert!(reject(dir.path(), 1, "nonsense", 0).is_err());

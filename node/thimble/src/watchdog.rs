@@ -12,6 +12,7 @@ use std::{
 };
 
 use execution::{RunningMessage, RunningMessages};
+use lifecycle::Reason;
 use state::Height;
 
 /// A round or checkpoint that takes longer is reported. Rounds of legitimate work end within about
@@ -49,6 +50,10 @@ pub(crate) struct Watchdog {
 impl Watchdog {
     pub(crate) fn new(running: RunningMessages, data_dir: &Path) -> Self {
         Self { running, data_dir: data_dir.to_owned(), active: Mutex::default() }
+    }
+
+    pub(crate) fn data_dir(&self) -> &Path {
+        &self.data_dir
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Active>> {
@@ -92,36 +97,44 @@ pub(crate) struct Stall {
     data_dir: PathBuf,
 }
 
-impl fmt::Display for Stall {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { stage, height, lasts, message, data_dir } = self;
-        let (height, seconds) = (height.0, lasts.as_secs());
-        if *stage == Stage::Checkpoint {
-            return write!(
-                f,
-                "the checkpoint of height {height} has not ended for {seconds} s: the disk of {} \
-                 is slow or does not answer; no call is executed meanwhile",
-                data_dir.display()
+impl Stall {
+    /// As the operator and as clients read it: without the folder and the command.
+    pub(crate) fn reason(&self) -> Reason {
+        Reason { text: self.to_string(), client_text: self.client_text() }
+    }
+
+    fn client_text(&self) -> String {
+        let (height, seconds) = (self.height.0, self.lasts.as_secs());
+        if self.stage == Stage::Checkpoint {
+            return format!(
+                "the checkpoint of height {height} has not ended for {seconds} s: the disk is slow \
+                 or does not answer; no call is executed meanwhile"
             );
         }
-        write!(f, "the round of height {height} has not ended for {seconds} s: ")?;
-        match message {
+        let doing = match &self.message {
             Some((message, runs)) => {
                 let what = if message.what.is_empty() { "being prepared" } else { &message.what };
-                let runs_seconds = runs.as_secs();
-                write!(f, "{} ({what}) has been running for {runs_seconds} s", message.point)?;
-                if *runs >= SUSPECT_AFTER {
-                    write!(
-                        f,
-                        "; if it never ends, on every node, have the message rejected: thimble \
-                         reject --data-dir {} {}, then start the node again",
-                        data_dir.display(),
-                        message.point.arguments()
-                    )?;
-                }
-                Ok(())
+                format!("{} ({what}) has been running for {} s", message.point, runs.as_secs())
             }
-            None => f.write_str("no message runs; its outcome is being hashed or recorded"),
+            None => "no message runs; its outcome is being hashed or recorded".to_owned(),
+        };
+        format!("the round of height {height} has not ended for {seconds} s: {doing}")
+    }
+}
+
+impl fmt::Display for Stall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.client_text())?;
+        let folder = self.data_dir.display();
+        match &self.message {
+            _ if self.stage == Stage::Checkpoint => write!(f, " (data folder {folder})"),
+            Some((message, runs)) if *runs >= SUSPECT_AFTER => write!(
+                f,
+                "; if it never ends, on every node, have the message rejected: thimble reject \
+                 --data-dir {folder} {}, then start the node again",
+                message.point.arguments()
+            ),
+            _ => Ok(()),
         }
     }
 }
@@ -227,6 +240,11 @@ mod tests {
         ] {
             assert!(text.contains(part), "no `{part}` in {text}");
         }
+        let client_text = stall(11 * SECOND).reason().client_text;
+        assert!(client_text.contains("method spin"), "{client_text}");
+        for part in ["/data", "thimble reject"] {
+            assert!(!client_text.contains(part), "`{part}` in {client_text}");
+        }
         let short = stall(SECOND).to_string();
         assert!(!short.contains("thimble reject"), "one message of many is not blamed: {short}");
     }
@@ -236,7 +254,9 @@ mod tests {
     fn checkpoint_is_told_apart_from_a_round() {
         let (watchdog, begun) = (watchdog(), Instant::now());
         watchdog.begins(Stage::Checkpoint, Height(7), begun);
-        let text = watchdog.stall(begun + 20 * SECOND).unwrap().to_string();
+        let stall = watchdog.stall(begun + 20 * SECOND).unwrap();
+        assert!(!stall.reason().client_text.contains("/data"));
+        let text = stall.to_string();
         assert!(text.contains("checkpoint of height 7") && text.contains("/data"), "{text}");
         assert!(!text.contains("thimble reject"), "{text}");
     }

@@ -33,6 +33,7 @@ use std::{
 
 use ::candid::Principal;
 use anyhow::{Context, Result, ensure};
+use budget::{format_size, parse_size};
 use clap::{Args, ValueEnum};
 use cli::StopSignals;
 use rand::Rng;
@@ -67,7 +68,7 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     byzantine: Option<PathBuf>,
     /// Duration in seconds. Each kind of life runs at least once, and the last one is verified, so
-    /// a short run takes longer.
+    /// a short run takes longer. Ignored with --case.
     #[arg(long, default_value_t = 60)]
     seconds: u64,
     /// Seed of all cases and faults. [default: random, printed]
@@ -87,8 +88,8 @@ pub struct Options {
     /// Skip the regression corpus, which otherwise runs first.
     #[arg(long)]
     skip_known: bool,
-    /// Memory of each node.
-    #[arg(long, value_name = "SIZE", default_value = "512MiB")]
+    /// Memory of each node, 96 MiB at least.
+    #[arg(long, value_name = "SIZE", default_value = "512MiB", value_parser = node_memory)]
     memory: String,
     /// Limit in seconds for a round and for the answer to an update; exceeding it is a finding.
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
@@ -105,6 +106,19 @@ pub struct Options {
     /// Keep the data of lives without a finding.
     #[arg(long)]
     keep: bool,
+}
+
+/// The smallest memory that a node starts with.
+const NODE_MEMORY_MIN: u64 = 96 << 20;
+
+/// The size as it is handed to nodes.
+fn node_memory(text: &str) -> Result<String, String> {
+    let bytes = parse_size(text).map_err(|error| error.to_string())?;
+    if bytes < NODE_MEMORY_MIN {
+        let least = format_size(NODE_MEMORY_MIN);
+        return Err(format!("a node does not start with less than {least}, the smallest size"));
+    }
+    Ok(text.to_owned())
 }
 
 impl Options {
@@ -297,7 +311,11 @@ fn builds(options: &Options) -> Result<Vec<PathBuf>> {
     named
         .iter()
         .map(|file| {
-            ensure!(file.is_file(), "there is no node at {}; build it, or --node", file.display());
+            ensure!(
+                file.is_file(),
+                "there is no program at {}; build it, or name another with --node FILE",
+                file.display()
+            );
             Ok(fs::canonicalize(file)?)
         })
         .collect()
@@ -432,9 +450,9 @@ fn finish(run: &Run, report: &Report, whole: bool) -> Result<()> {
         println!("hostile: cases of {family}: {}", ways.join(", "));
     }
     println!(
-        "hostile: {} lives, {} kills, {} disk faults, {} changes of members, {} replays ({} roots \
-         compared), {} restarts with other memory; {} updates acknowledged, the longest after {:.1} s; longest stall \
-         reported {:.1} s",
+        "hostile: {} lives, kills during cases: {}, {} disk faults, {} changes of members, {} \
+         replays ({} roots compared), {} restarts with other memory; {} updates acknowledged, the \
+         longest after {:.1} s; longest stall reported {:.1} s",
         report.lives,
         report.kills,
         report.disk_faults,
@@ -462,4 +480,37 @@ fn finish(run: &Run, report: &Report, whole: bool) -> Result<()> {
         count => println!("hostile: seed {seed}: FAILED, {count} findings"),
     }
     Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    #[test]
+    fn memory_below_the_smallest_is_an_error_of_the_arguments() {
+        let parse = |memory| Command::try_parse_from(["hostile", "--memory", memory]);
+        for memory in ["64MiB", "95MiB", "512", "lots"] {
+            let error = parse(memory).err().unwrap();
+            assert_eq!(error.exit_code(), 2, "{memory}");
+        }
+        assert!(parse("64MiB").err().unwrap().to_string().contains("96 MiB"));
+        assert_eq!(parse("96MiB").unwrap().options.memory, "96MiB");
+    }
+
+    #[test]
+    fn missing_node_is_named() {
+        let command = Command::try_parse_from(["hostile", "--node", "nope"]).unwrap();
+        let error = builds(&command.options).unwrap_err().to_string();
+        let expected = "there is no program at nope; build it, or name another with --node FILE";
+        assert_eq!(error, expected);
+    }
 }

@@ -22,6 +22,8 @@ mod snapshots;
 mod status;
 pub(crate) mod types;
 
+use std::sync::Once;
+
 use candid::{CandidType, Principal};
 use envelope::candid_wire::Cost;
 use limits::Limits;
@@ -163,6 +165,15 @@ impl Method {
 fn not_offered(core: &Core, name: &str) -> Option<Reject> {
     let (code, what) = match name {
         "http_request" | "flexible_http_request" if !outcalls::are_on(core) => {
+            // Once: canisters can repeat the call.
+            static LOGGED: Once = Once::new();
+            LOGGED.call_once(|| {
+                tracing::info!(
+                    method = name,
+                    "a canister asks for an HTTPS outcall and they are off; features.outcalls \
+                     (--outcalls) enables them, on all nodes of the subnet"
+                );
+            });
             (504, "HTTPS outcalls are switched off on this subnet.")
         }
         "flexible_http_request" => (504, "Flexible HTTPS outcalls are not offered."),

@@ -324,7 +324,8 @@ impl Node for ScriptNode {
         let healthy = !self.0.starting.load(Ordering::SeqCst);
         Health {
             healthy,
-            status: if healthy { "healthy" } else { "starting" }.to_owned(),
+            status: if healthy { "healthy" } else { "starting in /var/lib/node" }.to_owned(),
+            client_status: if healthy { "healthy" } else { "starting" }.to_owned(),
             certified_height: Height(5),
         }
     }

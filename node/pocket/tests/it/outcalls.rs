@@ -516,6 +516,9 @@ async fn a_live_instance_does_not_reach_private_networks_unless_they_are_allowed
         let got = Got::read(&unbase64(&answer["Ok"]));
         let (_, text) = got.reject();
         assert!(text.contains("not allowed") || text.contains("resolve"), "{host}: {text}");
+        if text.contains("not allowed") {
+            assert!(text.contains("--allow-network NETWORK"), "{host}: {text}");
+        }
     }
     assert_eq!(asked.load(Ordering::SeqCst), 0);
     let output = program().args(["--allow-network", "home"]).output().unwrap();

@@ -14,7 +14,7 @@ use std::{
         unix::net::UnixStream,
     },
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -86,6 +86,10 @@ fn time_limit(limits: &MessageLimits, grant: Option<&Grant>, granted: u64) -> Du
     GRACE + Duration::from_secs(seconds)
 }
 
+/// How long a worker whose wire is closed may take to end, and how often it is looked at.
+const EXIT_PATIENCE: Duration = Duration::from_millis(200);
+const EXIT_LOOK: Duration = Duration::from_millis(1);
+
 /// Why a message has no outcome.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WorkerError {
@@ -95,6 +99,9 @@ pub(super) enum WorkerError {
     /// Its wire failed.
     #[error("the worker is gone: {0}")]
     Wire(#[from] IpcError),
+    /// Its process ended.
+    #[error("the worker ended ({0})")]
+    Ended(ExitStatus),
     /// It ended itself.
     #[error("the worker gave up: {0}")]
     Failed(String),
@@ -225,7 +232,23 @@ impl Worker {
             Ok((Report::Ready, _)) => Ok(worker),
             Ok((Report::Failed(text), _)) => Err(WorkerError::Start(text)),
             Ok(_) => Err(WorkerError::Start("its first word was not that it is ready".into())),
-            Err(error) => Err(WorkerError::Start(error.to_string())),
+            Err(error) => Err(WorkerError::Start(worker.explain(error.into()).to_string())),
+        }
+    }
+
+    /// The error with how the process ended, where the wire failed because it did.
+    pub(super) fn explain(&mut self, error: WorkerError) -> WorkerError {
+        if !matches!(error, WorkerError::Wire(IpcError::Closed | IpcError::Io(_))) {
+            return error;
+        }
+        // The kernel closes the wire some time before the process counts as ended.
+        let until = Instant::now() + EXIT_PATIENCE;
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => return WorkerError::Ended(status),
+                Ok(None) if Instant::now() < until => std::thread::sleep(EXIT_LOOK),
+                Ok(None) | Err(_) => return error,
+            }
         }
     }
 

@@ -55,7 +55,8 @@ fn a_worker_killed_in_the_middle_of_a_message_costs_that_message() {
             std::thread::yield_now();
         }
         kill(pid);
-        assert!(looping.join().unwrap().is_err());
+        let error = looping.join().unwrap().unwrap_err().to_string();
+        assert_eq!(error, "the worker ended (signal: 9 (SIGKILL))");
     });
     assert!(world.update(&mut canister, "ok", b"").result.is_ok());
     assert_eq!(world.pool.pids().len(), 3);

@@ -258,7 +258,7 @@ impl Staging {
             .and_then(|file| file.sync_all())
             .map_err(|error| InstallError::io("create", &path, error))?;
         sync_dir(self.disk.as_ref(), &self.dir)?;
-        // The folder itself was made since the data directory was last synced.
+        // The folder itself was made since the data folder was last synced.
         self.dir.parent().map_or(Ok(()), |data_dir| Ok(sync_dir(self.disk.as_ref(), data_dir)?))
     }
 

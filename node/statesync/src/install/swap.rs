@@ -14,7 +14,7 @@ use pages::sync_dir;
 use super::InstallError;
 use super::staging::remove_dir;
 
-/// Directory of an installation within the data directory.
+/// Directory of an installation within the data folder.
 pub(super) const STAGING: &str = "sync";
 /// The file that marks the new state as valid.
 pub(super) const COMPLETE: &str = "complete";

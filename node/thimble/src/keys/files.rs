@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 pub(crate) use disk::Readers;
 use disk::{Disk, DiskFile, Lock, Open, RealDisk};
 use zeroize::Zeroizing;
@@ -119,6 +119,12 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Held for the life of the process; the kernel releases it however the process ends.
 pub(crate) fn lock(data: &Path) -> Result<Lock> {
+    let lock = try_lock(data)?;
+    lock.with_context(|| format!("the data folder {} is in use by another node", data.display()))
+}
+
+/// The same; `None` while another process has it.
+pub(crate) fn try_lock(data: &Path) -> Result<Option<Lock>> {
     let path = data.join("lock");
     let until = Instant::now() + LOCK_PATIENCE;
     loop {
@@ -130,10 +136,10 @@ pub(crate) fn lock(data: &Path) -> Result<Lock> {
             .with_context(|| format!("opening {}", path.display()))?;
         let lock = Lock::take(file).with_context(|| format!("locking {}", path.display()))?;
         if let Some(lock) = lock {
-            return Ok(lock);
+            return Ok(Some(lock));
         }
         if Instant::now() >= until {
-            bail!("the data folder {} is in use by another node", data.display());
+            return Ok(None);
         }
         std::thread::sleep(Duration::from_millis(20));
     }

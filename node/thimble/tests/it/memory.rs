@@ -108,7 +108,11 @@ async fn a_message_too_large_for_the_process_group_waits_until_there_is_room() {
     assert!(group.kills() >= 2, "{} killed", group.kills());
     assert!(node.metric("thimble_worker_restarts_total").await > restarts);
     let refused = update(&agent, counter, "inc", vec![]).await.unwrap_err();
-    assert!(format!("{refused:?}").contains("a round waits"), "{refused:?}");
+    let refused = format!("{refused:?}");
+    assert!(refused.contains("a round waits") && refused.contains("SIGKILL"), "{refused}");
+    for hidden in [&node.data.display().to_string()[..], "thimble reject"] {
+        assert!(!refused.contains(hidden), "`{hidden}` in {refused}");
+    }
     assert_eq!(heap_sum(&agent, bench, 8).await, 3 * 8 * MIB, "queries go on");
 
     // With room the same message has the same result as anywhere else, and updates are accepted
@@ -151,6 +155,8 @@ async fn an_operator_has_a_message_rejected_that_kills_every_worker() {
         "nothing of the message is seen, though it would run now"
     );
     assert_eq!(count(&agent, counter).await, 2);
+    assert!(node.log().contains("a verdict took effect: the message was rejected"));
+    assert_eq!(node.metric("thimble_verdicts_total").await, 1);
 
     // The verdict is in the block log: a replay repeats it without the file.
     node.kill();
@@ -232,6 +238,9 @@ async fn endless_queries_of_one_canister_leave_answers_to_others() {
         assert!(text.contains("query_wall_clock_seconds = 1"), "{text}");
     }
     assert_eq!(node.metric("thimble_queries_ended_by_wall_clock_total").await, 6);
+    // Their workers are no deaths; one line of the log stands for all within a minute.
+    assert_eq!(node.metric("thimble_worker_restarts_total").await, 0);
+    assert_eq!(node.log().matches("query_wall_clock_seconds and was ended").count(), 1);
     assert_eq!(node.metric("thimble_worker_restarts_total").await, 0);
     query(&agent, endless, "get", none).await.unwrap();
 }

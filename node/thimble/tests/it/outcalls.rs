@@ -61,6 +61,7 @@ async fn a_node_makes_no_requests_unless_its_operator_says_so() {
     let (code, text) = got.reject();
     assert_eq!((code, got.refunded), (5, u128::from(ATTACHED)));
     assert!(text.contains("HTTPS outcalls are switched off on this subnet"), "{text}");
+    assert!(node.log().contains("features.outcalls (--outcalls) enables them"));
     assert_eq!(server.asked(), 0);
 }
 

@@ -55,6 +55,12 @@ async fn round_that_does_not_end_is_reported_and_does_not_outlive_a_stop() {
         assert!(status.contains(words), "no `{words}` in {status}");
     }
     until_async("the round is logged", async || node.log().contains(&command)).await;
+    // Clients read which message it is, and neither the operator's folder nor the command.
+    let shown = agent.status().await.unwrap().replica_health_status.unwrap();
+    assert!(shown.contains("has not ended") && shown.contains(&counter.to_text()), "{shown}");
+    for hidden in [&node.data.display().to_string()[..], "thimble reject"] {
+        assert!(!shown.contains(hidden), "`{hidden}` in {shown}");
+    }
 
     testing::process::send(node.pid(), Signal::TERM);
     let ended = node.ended().await;

@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use budget::{Pool, PoolFull, Reservation};
 use bytes::{Bytes, BytesMut};
 use dashboard::{
-    origin::{Refusal, is_own_page},
+    origin::{Refusal, is_of_other_site, is_own_page},
     page,
 };
 use http_body_util::BodyExt;
@@ -189,13 +189,17 @@ impl Service {
         let authority = request.uri().authority().map(Authority::as_str);
         let host = authority.or_else(|| text(header::HOST));
         let origin = text(header::ORIGIN);
-        is_own_page(host, origin, self.listen, &self.host_names).map_err(|refusal| {
+        let mut checked = is_own_page(host, origin, self.listen, &self.host_names);
+        if checked.is_ok() && origin.is_none() && is_of_other_site(request) {
+            checked = Err(Refusal::ForeignSite);
+        }
+        checked.map_err(|refusal| {
             let status = match refusal {
                 Refusal::ForeignHost(_) => StatusCode::MISDIRECTED_REQUEST,
-                Refusal::ForeignOrigin(_) => StatusCode::FORBIDDEN,
+                Refusal::ForeignOrigin(_) | Refusal::ForeignSite => StatusCode::FORBIDDEN,
             };
             // A body may follow, which nothing reads.
-            let message = refusal.message("host_names");
+            let message = refusal.message("this page", "host_names (--host-name NAME)");
             Refused { close: true, ..Refused::new(status, message) }
         })
     }
