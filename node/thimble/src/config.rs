@@ -499,7 +499,6 @@ mod tests {
         assert!(small.contains("512 MiB of disk is too little"), "{small}");
     }
 
-    // Promise: P8 - Features that change execution are settings that members compare.
     #[test]
     fn size_without_unit_is_refused_as_it_was_stated() {
         for (settings, what) in [
@@ -549,6 +548,7 @@ mod tests {
         assert!(text.contains("query_wait_seconds = 15"), "{text}");
     }
 
+    // Promise: P8 - Features that change execution are settings that members compare.
     #[test]
     fn features_are_settings_with_a_default_of_their_own() {
         let unset = Config::load(&Settings::default()).unwrap();
