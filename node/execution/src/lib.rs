@@ -59,7 +59,7 @@ mod slices;
 /// Counts changes in the results of batches. Members compare it when they connect, the rules next
 /// to the block log record it, and `subnet_info` reports it in place of a version of the program:
 /// two programs that execute alike may have different versions.
-pub const RULES_VERSION: u32 = 10;
+pub const RULES_VERSION: u32 = 11;
 
 pub use ahead::{Ahead, CompileAhead, ModulesAgain, ReadCall};
 pub use config::{ExecutorConfig, FatalError, RoundResult};
