@@ -1,10 +1,11 @@
 //! The check that a request to an operator page comes from that page or from a program, and not
 //! from another web page in the operator's browser.
 //!
-//! A browser sends requests of any page to any address, loopback included. Two headers distinguish
+//! A browser sends requests of any page to any address, loopback included. Three headers distinguish
 //! them. `Origin` names the page that sends the request. `Host` names the server as the page knows
 //! it: a page that had its own name resolve to this address (DNS rebinding) is same-origin with
-//! this server, but its requests carry its own name. A page cannot set either header.
+//! this server, but its requests carry its own name. `Sec-Fetch-Site` is the only mark of an image,
+//! a script or a frame of another page: they come without `Origin`. A page cannot set these headers.
 //!
 //! IP literals are accepted as `Host`: no name was resolved, so none was rebound. Probes and
 //! monitoring systems use them.
@@ -14,7 +15,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use hyper::{Method, Request};
+use hyper::{
+    Method, Request, StatusCode,
+    header::{self, HeaderName},
+    http::uri,
+};
 
 /// Bytes of a foreign header that are repeated in a refusal.
 const SHOWN_BYTES_MAX: usize = 100;
@@ -29,8 +34,8 @@ pub enum Refusal {
     ForeignHost(String),
     /// The `Origin` header names another page.
     ForeignOrigin(String),
-    /// The `Sec-Fetch-Site` header marks the request as another site's.
-    ForeignSite,
+    /// The browser sends the request for a page of another site.
+    ForeignSite(String),
 }
 
 impl Refusal {
@@ -39,7 +44,15 @@ impl Refusal {
         match self {
             Self::ForeignHost(_) => "foreign_host",
             Self::ForeignOrigin(_) => "foreign_origin",
-            Self::ForeignSite => "foreign_site",
+            Self::ForeignSite(_) => "foreign_site",
+        }
+    }
+
+    /// The status of the answer.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::ForeignHost(_) => StatusCode::MISDIRECTED_REQUEST,
+            Self::ForeignOrigin(_) | Self::ForeignSite(_) => StatusCode::FORBIDDEN,
         }
     }
 
@@ -55,7 +68,36 @@ impl Refusal {
                 "the Origin header is \"{origin}\"; {what} does not answer other web pages unless \
                  {option} has the name"
             ),
-            Self::ForeignSite => "another web page sent the request (Sec-Fetch-Site)".to_owned(),
+            Self::ForeignSite(site) => format!(
+                "the Sec-Fetch-Site header is \"{site}\"; requests that a browser sends for pages \
+                 of other sites are refused"
+            ),
+        }
+    }
+}
+
+/// The headers of a request that name its sender and its server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent<'a> {
+    /// The authority of the request, or its `Host` header.
+    pub host: Option<&'a str>,
+    /// The `Origin` header.
+    pub origin: Option<&'a str>,
+    /// The `Sec-Fetch-Site` header.
+    pub site: Option<&'a str>,
+}
+
+impl<'a> Sent<'a> {
+    /// The headers of `request`. A header that is not text is "?", which no check accepts.
+    pub fn of<B>(request: &'a Request<B>) -> Self {
+        let text = |name: HeaderName| {
+            request.headers().get(name).map(|value| value.to_str().unwrap_or("?"))
+        };
+        let authority = request.uri().authority().map(uri::Authority::as_str);
+        Self {
+            host: authority.or_else(|| text(header::HOST)),
+            origin: text(header::ORIGIN),
+            site: text(HeaderName::from_static("sec-fetch-site")),
         }
     }
 }
@@ -74,30 +116,63 @@ pub fn is_own_page(
     listen: SocketAddr,
     allowed: &[String],
 ) -> Result<(), Refusal> {
+    is_own_request(Sent { host, origin, site: None }, listen, allowed, false)
+}
+
+/// Checks the headers of a request as [`is_own_page`] does, and `Sec-Fetch-Site`.
+///
+/// With `dotless`, names without a dot are accepted as `Host`: names of containers and of a local
+/// network, which are no names of public DNS.
+///
+/// # Errors
+/// When another web page may be the sender.
+pub fn is_own_request(
+    sent: Sent<'_>,
+    listen: SocketAddr,
+    allowed: &[String],
+    dotless: bool,
+) -> Result<(), Refusal> {
+    let Sent { host, origin, site } = sent;
     if let Some(host) = host {
-        let parsed = Authority::parse(host);
-        if !parsed.as_ref().is_some_and(|host| host.is_local() || host.is_among(allowed)) {
+        let is_own = |host: &Authority| {
+            host.is_local() || host.is_among(allowed) || dotless && host.is_dotless()
+        };
+        if !Authority::parse(host).as_ref().is_some_and(is_own) {
             return Err(Refusal::ForeignHost(shown(host)));
         }
     }
-    let Some(origin) = origin else { return Ok(()) };
-    if is_own_origin(origin, host, listen, allowed) {
-        Ok(())
-    } else {
-        Err(Refusal::ForeignOrigin(shown(origin)))
+    if let Some(origin) = origin
+        && !is_own_origin(origin, host, listen, allowed)
+    {
+        return Err(Refusal::ForeignOrigin(shown(origin)));
     }
+    match site {
+        // A page of an allowed name is another site to the browser.
+        Some(site) if origin.is_none() && is_foreign_site(site) => {
+            Err(Refusal::ForeignSite(shown(site)))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn is_foreign_site(site: &str) -> bool {
+    ["cross-site", "same-site"].iter().any(|foreign| site.trim().eq_ignore_ascii_case(foreign))
+}
+
+/// Whether the request follows a link: what a browser shows as a page of its own.
+pub fn is_link<B>(request: &Request<B>) -> bool {
+    let is = |name: &str, value: &str| {
+        request.headers().get(name).is_some_and(|found| found.as_bytes() == value.as_bytes())
+    };
+    *request.method() == Method::GET
+        && is("sec-fetch-mode", "navigate")
+        && is("sec-fetch-dest", "document")
 }
 
 /// Whether the browser marks the request as sent for another site: an image, a script or a frame in
 /// a page, which comes without `Origin`. A link to a page of the server may be followed.
 pub fn is_of_other_site<B>(request: &Request<B>) -> bool {
-    let is = |name: &str, value: &str| {
-        request.headers().get(name).is_some_and(|found| found.as_bytes() == value.as_bytes())
-    };
-    let is_link = *request.method() == Method::GET
-        && is("sec-fetch-mode", "navigate")
-        && is("sec-fetch-dest", "document");
-    (is("sec-fetch-site", "cross-site") || is("sec-fetch-site", "same-site")) && !is_link
+    Sent::of(request).site.is_some_and(is_foreign_site) && !is_link(request)
 }
 
 /// Checks configured names.
@@ -174,6 +249,11 @@ impl Authority {
     /// Whether no name server was asked for it.
     fn is_local(&self) -> bool {
         self.name == "localhost" || self.name.parse::<IpAddr>().is_ok()
+    }
+
+    /// Whether public DNS has no such name.
+    fn is_dotless(&self) -> bool {
+        self.name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte))
     }
 
     fn is_among(&self, allowed: &[String]) -> bool {
@@ -273,6 +353,67 @@ mod tests {
         ] {
             let refused = check(Some("127.0.0.1:8080"), Some(origin)).unwrap_err();
             assert_eq!(refused, Refusal::ForeignOrigin(origin.into()));
+        }
+    }
+
+    // Promise: P16 - `Sec-Fetch-Site` of another site is refused, and names without a dot are hosts
+    //   where that is allowed.
+    #[test]
+    fn requests_of_other_sites_are_refused_and_dotless_hosts_are_an_option() {
+        let listen = "127.0.0.1:8645".parse().unwrap();
+        let allowed = ["relay.example".to_owned()];
+        let (own, evil) = (Some("127.0.0.1:8645"), "evil.example");
+        let refused_host = |host: &str| Err(Refusal::ForeignHost(host.to_owned()));
+        let refused_origin = |origin: &str| Err(Refusal::ForeignOrigin(origin.to_owned()));
+        let refused_site = |site: &str| Err(Refusal::ForeignSite(site.to_owned()));
+        for (host, origin, site, dotless, expected) in [
+            (None, None, None, true, Ok(())),
+            (own, None, None, true, Ok(())),
+            (Some("[::1]:8645"), None, None, true, Ok(())),
+            (Some("relay.example:8645"), None, None, true, Ok(())),
+            (Some("relay:8645"), None, None, true, Ok(())),
+            (Some("relay_1-a."), None, None, true, Ok(())),
+            (Some("relay:8645"), Some("http://relay:8645"), Some("same-origin"), true, Ok(())),
+            (Some("relay:8645"), None, None, false, refused_host("relay:8645")),
+            (Some(evil), None, None, true, refused_host(evil)),
+            (Some("relay.evil:80"), None, None, true, refused_host("relay.evil:80")),
+            (Some("relay@evil"), None, None, true, refused_host("relay@evil")),
+            (Some("rel%61y"), None, None, true, refused_host("rel%61y")),
+            (Some(""), None, None, true, refused_host("")),
+            (Some("?"), None, None, true, refused_host("?")),
+            (own, Some("http://other:8645"), None, true, refused_origin("http://other:8645")),
+            (own, Some("null"), Some("cross-site"), true, refused_origin("null")),
+            (own, Some("https://relay.example"), Some("cross-site"), true, Ok(())),
+            (own, None, Some("none"), true, Ok(())),
+            (own, None, Some("same-origin"), true, Ok(())),
+            (own, None, Some("cross-site"), true, refused_site("cross-site")),
+            (own, None, Some("same-site"), false, refused_site("same-site")),
+            (None, None, Some("Cross-Site"), false, refused_site("Cross-Site")),
+        ] {
+            let sent = Sent { host, origin, site };
+            let found = is_own_request(sent, listen, &allowed, dotless);
+            assert_eq!(found, expected, "{sent:?}, dotless: {dotless}");
+        }
+    }
+
+    #[test]
+    fn headers_of_a_request_are_found_and_refusals_have_their_status() {
+        let request = Request::builder()
+            .uri("/")
+            .header("host", "node:80")
+            .header("origin", b"http://\xff".as_slice())
+            .header("sec-fetch-site", "same-site");
+        let request = request.body(()).unwrap();
+        let sent = Sent { host: Some("node:80"), origin: Some("?"), site: Some("same-site") };
+        assert_eq!(Sent::of(&request), sent);
+        let request = Request::builder().uri("http://other:81/").header("host", "node:80");
+        assert_eq!(Sent::of(&request.body(()).unwrap()).host, Some("other:81"));
+        for (refusal, status) in [
+            (Refusal::ForeignHost("a.example".into()), 421),
+            (Refusal::ForeignOrigin("null".into()), 403),
+            (Refusal::ForeignSite("cross-site".into()), 403),
+        ] {
+            assert_eq!(refusal.status().as_u16(), status);
         }
     }
 

@@ -1,5 +1,6 @@
 //! Files that a program writes for its operator: a configuration file, a unit for systemd whose
-//! memory cap is the budget, manual pages and shell completions. Addresses that an operator states.
+//! memory cap is the budget, manual pages and shell completions. Addresses that an operator states,
+//! and files that an operator names.
 //!
 //! Writing again is safe: a file with the same content stays as it is, and one with other content
 //! is not touched ([`keep_or_write`]).
@@ -9,6 +10,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod address;
+mod input;
 mod manual;
 mod unit;
 
@@ -22,6 +24,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 pub use address::{ip_address, socket_address};
+pub use input::{INPUT_BYTES_MAX, read_input, read_text};
 pub use manual::write_manual;
 pub use unit::{Unit, escaped};
 

@@ -12,6 +12,7 @@ use envelope::{
 use http_body_util::Full;
 use hyper::{
     Response, StatusCode,
+    body::{Body as _, Incoming},
     header::{self, HeaderName, HeaderValue},
 };
 use ic_principal::Principal;
@@ -67,6 +68,8 @@ pub(crate) struct Refused {
     pub(crate) retry_after_seconds: Option<u64>,
     /// For the `Allow` header.
     pub(crate) allow: Option<&'static str>,
+    /// Whether unread bytes of the body end the connection after the answer (HTTP/1.1).
+    pub(crate) close: bool,
 }
 
 impl Refused {
@@ -76,7 +79,14 @@ impl Refused {
         reason: &'static str,
         message: impl Into<String>,
     ) -> Self {
-        Self { status, reason, message: message.into(), retry_after_seconds: None, allow: None }
+        Self {
+            status,
+            reason,
+            message: message.into(),
+            retry_after_seconds: None,
+            allow: None,
+            close: false,
+        }
     }
 
     /// A refusal with status 400 (Bad Request).
@@ -95,6 +105,11 @@ impl Refused {
             retry_after_seconds: Some(retry_after_seconds),
             ..Self::new(status, reason, message)
         }
+    }
+
+    /// The same for a request with this body, of which a part may be unread.
+    pub(crate) fn closing(self, body: &Incoming) -> Self {
+        Self { close: !body.is_end_stream(), ..self }
     }
 }
 
@@ -178,6 +193,10 @@ impl From<Refused> for Response<Body> {
         }
         if let Some(allow) = refused.allow {
             headers.insert(header::ALLOW, HeaderValue::from_static(allow));
+        }
+        // hyper leaves it out over HTTP/2, which ends the stream alone.
+        if refused.close {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response
     }

@@ -9,6 +9,9 @@
 //! are served to programs and to the node's own page only: other values of `Host` and `Origin`, and
 //! requests that a browser marks as another site's, are refused (421, 403).
 //!
+//! A refusal of a request whose body was not read to its end announces that the connection is
+//! closed after it; a short body is read first, and the connection stays.
+//!
 //! Work that takes a thread (signatures, inspection, queries, scrapes, reports) runs on the
 //! runtime's blocking threads, each kind in places of its own, those of queries and inspections
 //! shared fairly between canisters (see [`Places`]). So blocking threads
@@ -23,14 +26,13 @@ use std::{
 
 use budget::{Pool, Reservation};
 use bytes::Bytes;
-use dashboard::origin::{Refusal, is_of_other_site, is_own_page};
+use dashboard::origin::{Sent, is_link, is_own_request};
 use envelope::{EnvelopeBounds, auth::AuthConfig};
 use http_body_util::BodyExt;
 use hyper::{
-    Method, Request, Response, StatusCode,
+    Method, Request, Response, StatusCode, Version,
     body::{Body as _, Incoming},
     header,
-    http::uri::Authority,
 };
 use ic_principal::Principal;
 use limits::GatewayLimits;
@@ -54,6 +56,10 @@ use crate::{
 const DISCARDED_BODIES: u64 = 4;
 /// How long that may take.
 const DISCARD_TIME: Duration = Duration::from_secs(2);
+/// Body of a request refused before it is read: up to this length it is read and thrown away ...
+const UNREAD_BODY_BYTES: u64 = 64 << 10;
+/// ... if it arrives within this time.
+const UNREAD_BODY_TIME: Duration = Duration::from_millis(100);
 
 /// Scrapes encoded at once; they hold the registry's lock anyway.
 const SCRAPES_MAX: usize = 2;
@@ -283,7 +289,7 @@ impl Service {
         let is_for_operators = is_at_root || routes::is_for_operators(request.uri().path());
         if is_for_operators && let Err(refused) = self.check_origin(&request) {
             self.metrics.refused(refused.reason);
-            let response: Response<Body> = refused.into();
+            let response: Response<Body> = with_unread(request, refused).await.into();
             self.metrics.answered("none", response.status().as_u16(), started.elapsed());
             return answer::with_common_headers(response, Readers::SameOrigin);
         }
@@ -306,7 +312,7 @@ impl Service {
         };
         let outcome = match found {
             Ok(route) => self.dispatch(route, request).await,
-            Err(refused) => Err(refused),
+            Err(refused) => Err(with_unread(request, refused).await),
         };
         let response: Response<Body> = match outcome {
             Ok(answer) => answer.into(),
@@ -321,21 +327,13 @@ impl Service {
 
     /// Refuses a request for an operator page that another web page may have sent.
     fn check_origin(&self, request: &Request<Incoming>) -> Result<(), Refused> {
-        let text = |name| request.headers().get(name).map(|value| value.to_str().unwrap_or("?"));
-        let authority = request.uri().authority().map(Authority::as_str);
-        let host = authority.or_else(|| text(header::HOST));
-        let origin = text(header::ORIGIN);
-        let mut checked = is_own_page(host, origin, self.listen, &self.host_names);
-        if checked.is_ok() && origin.is_none() && is_of_other_site(request) {
-            checked = Err(Refusal::ForeignSite);
+        let mut sent = Sent::of(request);
+        if is_link(request) {
+            sent.site = None;
         }
-        checked.map_err(|refusal| {
-            let status = match refusal {
-                Refusal::ForeignHost(_) => StatusCode::MISDIRECTED_REQUEST,
-                Refusal::ForeignOrigin(_) | Refusal::ForeignSite => StatusCode::FORBIDDEN,
-            };
+        is_own_request(sent, self.listen, &self.host_names, false).map_err(|refusal| {
             let message = refusal.message("this page", "host_names (--host-name NAME)");
-            Refused::new(status, refusal.reason(), message)
+            Refused::new(refusal.status(), refusal.reason(), message)
         })
     }
 
@@ -356,39 +354,10 @@ impl Service {
             | Route::Query(_)
             | Route::ReadState { .. } => {}
         }
-        let _place = self.enter(
-            &self.permits.requests,
-            "requests_in_flight",
-            StatusCode::SERVICE_UNAVAILABLE,
-            self.limits.requests_in_flight,
-        )?;
-        let enter_query = || {
-            self.enter(
-                &self.permits.queries,
-                "queries_in_flight",
-                StatusCode::TOO_MANY_REQUESTS,
-                self.limits.queries_in_flight,
-            )
+        let _place = match self.admit(&route, &request) {
+            Ok(place) => place,
+            Err(refused) => return Err(with_unread(request, refused).await),
         };
-        if matches!(route, Route::Query(_)) {
-            // Before a body arrives that would not be read.
-            drop(enter_query()?);
-        }
-        let kind = match route {
-            Route::CallAsync(_) | Route::CallSync(_) => Some(RequestKind::Call),
-            Route::Query(_) => Some(RequestKind::Query),
-            _ => None,
-        };
-        if let Some(Err(refusal)) = kind.map(|kind| self.node.check_load(kind)) {
-            // A query is answered like one beyond `queries_in_flight`.
-            let mut refused = Refused::from(refusal);
-            if kind == Some(RequestKind::Query) && refused.status == StatusCode::SERVICE_UNAVAILABLE
-            {
-                refused.status = StatusCode::TOO_MANY_REQUESTS;
-            }
-            return Err(refused);
-        }
-        check_content_type(&request)?;
         let body = self.read_body(request.into_body()).await?;
         let read = Instant::now();
         match route {
@@ -396,7 +365,7 @@ impl Service {
             Route::CallSync(effective) => self.call(effective, Some(read), body).await,
             Route::Query(effective) => {
                 // Not before the body is here: a sender that takes its time for it keeps no place.
-                let _query = enter_query()?;
+                let _query = self.enter_query()?;
                 let answer = self.query(effective, body).await?;
                 self.latencies.record_query(read.elapsed());
                 Ok(answer)
@@ -409,6 +378,49 @@ impl Service {
             | Route::HeapProfile
             | Route::Dashboard => Ok(self.status()),
         }
+    }
+
+    /// Checks a request before its body is read. Returns its place among those in flight.
+    fn admit(
+        &self,
+        route: &Route,
+        request: &Request<Incoming>,
+    ) -> Result<OwnedSemaphorePermit, Refused> {
+        let place = self.enter(
+            &self.permits.requests,
+            "requests_in_flight",
+            StatusCode::SERVICE_UNAVAILABLE,
+            self.limits.requests_in_flight,
+        )?;
+        let kind = match route {
+            Route::CallAsync(_) | Route::CallSync(_) => Some(RequestKind::Call),
+            Route::Query(_) => Some(RequestKind::Query),
+            _ => None,
+        };
+        if kind == Some(RequestKind::Query) {
+            // Before a body arrives that would not be read.
+            drop(self.enter_query()?);
+        }
+        if let Some(Err(refusal)) = kind.map(|kind| self.node.check_load(kind)) {
+            // A query is answered like one beyond `queries_in_flight`.
+            let mut refused = Refused::from(refusal);
+            if kind == Some(RequestKind::Query) && refused.status == StatusCode::SERVICE_UNAVAILABLE
+            {
+                refused.status = StatusCode::TOO_MANY_REQUESTS;
+            }
+            return Err(refused);
+        }
+        check_content_type(request)?;
+        Ok(place)
+    }
+
+    fn enter_query(&self) -> Result<OwnedSemaphorePermit, Refused> {
+        self.enter(
+            &self.permits.queries,
+            "queries_in_flight",
+            StatusCode::TOO_MANY_REQUESTS,
+            self.limits.queries_in_flight,
+        )
     }
 
     pub(crate) fn enter(
@@ -434,7 +446,8 @@ impl Service {
 
     /// Reads the body within its limit, the pool's and the read timeout.
     async fn read_body(&self, body: Incoming) -> Result<ReceivedBody, Refused> {
-        let mut room = BodiesRoom(self.permits.bodies.try_reserve(0).map_err(bodies_full)?);
+        let reserved = self.permits.bodies.try_reserve(0).map_err(bodies_full);
+        let mut room = BodiesRoom(reserved.map_err(|refused| refused.closing(&body))?);
         let limit = ("body_bytes", self.limits.body_bytes);
         let bytes = self.read_body_into(body, &mut room, limit).await?;
         Ok(ReceivedBody { bytes, reservation: room.0 })
@@ -454,8 +467,8 @@ impl Service {
         };
         let announced = body.size_hint().lower();
         if announced > limit {
-            discard(&mut body, limit).await;
-            return Err(too_large(announced));
+            let is_read = discard(&mut body, limit).await;
+            return Err(Refused { close: !is_read, ..too_large(announced) });
         }
         let reading = async {
             let mut first = Bytes::new();
@@ -498,12 +511,13 @@ impl Service {
         };
         let millis = self.limits.read_timeout_millis;
         match tokio::time::timeout(Duration::from_millis(millis), reading).await {
-            Ok(read) => read,
+            Ok(read) => read.map_err(|refused| refused.closing(&body)),
             Err(_) => {
                 let message = format!(
                     "the body did not arrive within the limit read_timeout_millis = {millis}"
                 );
-                Err(Refused::new(StatusCode::REQUEST_TIMEOUT, "read_timeout", message))
+                let refused = Refused::new(StatusCode::REQUEST_TIMEOUT, "read_timeout", message);
+                Err(refused.closing(&body))
             }
         }
     }
@@ -753,17 +767,37 @@ fn check_content_type(request: &Request<Incoming>) -> Result<(), Refused> {
 
 /// Reads what a client still sends of a body that is refused, so that it gets to read the refusal:
 /// closing on unread data resets the connection, and the answer is lost with it. Bounded in bytes
-/// and time, keeps nothing.
-async fn discard(body: &mut Incoming, limit: u64) {
+/// and time, keeps nothing. Returns whether the body was read to its end.
+async fn discard(body: &mut Incoming, limit: u64) -> bool {
     let reading = async {
         let mut left = limit.saturating_mul(DISCARDED_BODIES);
         while let Some(Ok(frame)) = body.frame().await {
             let bytes = frame.data_ref().map_or(0, |data| data.len() as u64);
             if bytes > left {
-                break;
+                return false;
             }
             left -= bytes;
         }
+        true
     };
-    let _ = tokio::time::timeout(DISCARD_TIME, reading).await;
+    tokio::time::timeout(DISCARD_TIME, reading).await.unwrap_or(false)
+}
+
+/// The refusal of a request whose body was not read. A short body on its way is read and thrown
+/// away, so that the connection can be used again; otherwise the answer announces its end.
+pub(crate) async fn with_unread(request: Request<Incoming>, refused: Refused) -> Refused {
+    let is_awaited = request.headers().contains_key(header::EXPECT);
+    let version = request.version();
+    let mut body = request.into_body();
+    if version == Version::HTTP_2 || body.is_end_stream() {
+        return refused;
+    }
+    let is_short = body.size_hint().upper().is_some_and(|bytes| bytes <= UNREAD_BODY_BYTES);
+    if is_short && !is_awaited {
+        let reading = discard(&mut body, UNREAD_BODY_BYTES);
+        if tokio::time::timeout(UNREAD_BODY_TIME, reading).await.unwrap_or(false) {
+            return refused;
+        }
+    }
+    Refused { close: true, ..refused }
 }

@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::sync::atomic::Ordering;
+use std::{io::Write, net::TcpStream, sync::atomic::Ordering, time::Duration};
 
 use gateway::Refusal;
 use ic_agent::{Identity, identity::AnonymousIdentity};
@@ -441,6 +441,60 @@ async fn what_nobody_signed_does_not_get_past_the_gateway() {
     assert_eq!(answered.status, 200, "{}", answered.text());
     let signed = world.script.last_signed.lock().unwrap().take().unwrap();
     assert_eq!(signed.envelope, canonical);
+}
+
+// Promise: P15 - A refusal of a request whose body was not read announces the end of the
+//   connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refusal_with_an_unread_body_keeps_or_closes_the_connection() {
+    let world = World::start().await;
+    let address = world.address;
+    let (query_path, good) = (path("query"), anonymous(query(Principal::anonymous(), "echo")));
+    let story = move || {
+        let head = |path: &str, kind: &str, host: &str, length: usize| {
+            format!(
+                "POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: {kind}\r\n\
+                 content-length: {length}\r\n\r\n"
+            )
+        };
+        let connect = || {
+            let stream = TcpStream::connect(address).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            stream
+        };
+        let cbor = "application/cbor";
+        let cases = [
+            ("/nothing", cbor, "node", 404),
+            ("/metrics", cbor, "evil.example", 421),
+            (query_path.as_str(), "text/plain", "node", 415),
+        ];
+        for (path, kind, host, status) in cases {
+            // A short body that arrives: the next request is served.
+            let mut kept = connect();
+            kept.write_all(head(path, kind, host, 4).as_bytes()).unwrap();
+            kept.write_all(b"body").unwrap();
+            let refused = support::receive(&mut kept);
+            assert_eq!(refused.status, status, "{}", refused.text());
+            assert!(!refused.headers.contains_key("connection"), "{path}");
+            kept.write_all(head(&query_path, cbor, "node", good.len()).as_bytes()).unwrap();
+            kept.write_all(&good).unwrap();
+            assert_eq!(support::receive(&mut kept).status, 200, "after {path}");
+
+            // A body that is missing, or long.
+            for length in [4, 200_000] {
+                let mut closed = connect();
+                closed.write_all(head(path, kind, host, length).as_bytes()).unwrap();
+                let refused = support::receive(&mut closed);
+                assert_eq!(refused.status, status, "{}", refused.text());
+                assert_eq!(refused.headers["connection"], "close", "{path}: {length}");
+            }
+        }
+        let mut large = connect();
+        large.write_all(head(&query_path, cbor, "node", 300_000).as_bytes()).unwrap();
+        let refused = support::receive(&mut large);
+        assert_eq!((refused.status, &refused.headers["connection"][..]), (413, "close"));
+    };
+    tokio::task::spawn_blocking(story).await.unwrap();
 }
 
 // Promise: P16 - Operator pages return 403 to foreign origins and 421 under foreign host names.

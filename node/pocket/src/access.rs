@@ -127,7 +127,7 @@ impl Access {
             return Err(self.refused(&refusal));
         }
         if !is_public && origin.is_none() && origin::is_of_other_site(request) {
-            return Err(self.refused(&origin::Refusal::ForeignSite));
+            return Err(self.refused(&origin::Refusal::ForeignSite("cross-site".to_owned())));
         }
         Ok(())
     }

@@ -16,8 +16,8 @@ use envelope::auth::AuthConfig;
 use gateway::{Answers, Outgoing};
 use http_body_util::{BodyExt, Full};
 use hyper::{
-    Method, Request, Response, StatusCode, Uri,
-    body::Incoming,
+    Method, Request, Response, StatusCode, Uri, Version,
+    body::{Body as _, Incoming},
     header::{self, HeaderValue},
 };
 use serde::de::DeserializeOwned;
@@ -188,14 +188,15 @@ impl Server {
             ["instances", number, "api", ..] => Some(*number),
             _ => None,
         };
+        let has_body = has_body(&request);
         if let Err(refused) = self.access.check(&request, public.is_some()) {
-            return Answer::from(refused).into_response();
+            return closing(Answer::from(refused).into_response(), has_body);
         }
         if let Some(number) = public {
             return self.api(number, request).await;
         }
         let served = self.serve(&segments, request).await;
-        served.unwrap_or_else(Answer::from).into_response()
+        closing(served.unwrap_or_else(Answer::from).into_response(), has_body)
     }
 
     async fn serve(self: &Arc<Self>, path: &[&str], request: Request<Incoming>) -> Served {
@@ -244,7 +245,9 @@ impl Server {
     async fn api(self: &Arc<Self>, number: &str, request: Request<Incoming>) -> Response<Outgoing> {
         let handle = match self.handle(number) {
             Ok(handle) => handle,
-            Err(failure) => return Answer::from(failure).into_response(),
+            Err(failure) => {
+                return closing(Answer::from(failure).into_response(), has_body(&request));
+            }
         };
         let endpoints = match handle.endpoints.get() {
             Some(endpoints) => endpoints,
@@ -619,6 +622,27 @@ impl Server {
             }),
         }
     }
+}
+
+/// Whether bytes of a body follow the head of a request on its connection.
+fn has_body(request: &Request<Incoming>) -> bool {
+    request.version() != Version::HTTP_2 && !request.body().is_end_stream()
+}
+
+/// Announces the end of the connection in a refusal after which unread bytes of the request's body
+/// may end it.
+fn closing(mut response: Response<Outgoing>, has_body: bool) -> Response<Outgoing> {
+    let is_early = matches!(
+        response.status(),
+        StatusCode::FORBIDDEN
+            | StatusCode::NOT_FOUND
+            | StatusCode::REQUEST_TIMEOUT
+            | StatusCode::PAYLOAD_TOO_LARGE
+    );
+    if has_body && is_early {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
 }
 
 /// Takes a part of a body, or says why not.

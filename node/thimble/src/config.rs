@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     str::FromStr,
@@ -23,8 +22,6 @@ const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080
 pub(crate) const HTTP_GATEWAY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8081);
 /// Value that disables a listener.
 const OFF: &str = "off";
-/// A configuration file larger than this is not one.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Configuration of the node.
 #[derive(Clone, Debug, Serialize)]
@@ -131,11 +128,7 @@ impl OutcallSettings {
         let roots = match &self.extra_roots {
             Some(path) => {
                 let named = || format!("outcalls.extra_roots names {}", path.display());
-                let size = fs::metadata(path).with_context(named)?.len();
-                if size > FILE_BYTES_MAX {
-                    bail!("{} has {size} bytes, the most is {FILE_BYTES_MAX}", path.display());
-                }
-                let pem = fs::read(path).with_context(named)?;
+                let pem = setup::read_input(path).with_context(named)?;
                 ::outcalls::certificates(&pem).map_err(anyhow::Error::msg).with_context(named)?
             }
             None => vec![],
@@ -230,13 +223,7 @@ impl File {
     fn read(path: Option<&Path>) -> Result<Self> {
         let Some(path) = path else { return Ok(Self::default()) };
         let named = || format!("reading the configuration file {}", path.display());
-        let size = fs::metadata(path).with_context(named)?.len();
-        anyhow::ensure!(
-            size <= FILE_BYTES_MAX,
-            "{} has {size} bytes; a configuration file has at most {FILE_BYTES_MAX}",
-            path.display()
-        );
-        let text = fs::read_to_string(path).with_context(named)?;
+        let text = setup::read_text(path).with_context(named)?;
         toml::from_str(&text)
             .with_context(|| format!("in the configuration file {}", path.display()))
     }
@@ -404,6 +391,8 @@ impl Config {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn load(text: &str, settings: Settings) -> Result<Config> {
@@ -438,6 +427,17 @@ mod tests {
         let again = load(&first.to_toml().unwrap(), Settings::default()).unwrap();
         assert_eq!(first.limits, again.limits);
         assert_eq!(first.to_toml().unwrap(), again.to_toml().unwrap());
+    }
+
+    // Promise: P15 - The configuration of a node is a regular file of at most 1 MiB.
+    #[test]
+    fn configuration_that_is_not_a_small_regular_file_is_refused() {
+        let zero = Settings { config: Some("/dev/zero".into()), ..Settings::default() };
+        let error = format!("{:#}", Config::load(&zero).unwrap_err());
+        assert!(error.contains("/dev/zero is not a regular file"), "{error}");
+        let error = load(&" ".repeat((1 << 20) + 1), Settings::default()).unwrap_err();
+        let error = format!("{error:#}");
+        assert!(error.contains("thimble.toml is larger than 1 MiB"), "{error}");
     }
 
     #[test]

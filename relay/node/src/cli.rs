@@ -172,10 +172,10 @@ pub(crate) struct Settings {
     /// port 0 takes a free one. [default: 127.0.0.1:8645]
     #[arg(long, value_name = "ADDRESS", value_parser = setup::socket_address)]
     pub(crate) http: Option<SocketAddr>,
-    /// A name under which operator pages (/dashboard, /status.json, /metrics, /admin) are
-    /// served, without port, once for each. They are always served as localhost and by IP address;
-    /// a request with another Host is refused, because a web page may have sent it. Example:
-    /// --host-name relay for http://relay:8645
+    /// A name under which the HTTP interface is served, without port, once for each. It is always
+    /// served as localhost, by IP address and by names without a dot; a request with another Host
+    /// is refused, because a web page may have sent it. Example: --host-name relay.example for
+    /// http://relay.example:8645
     #[arg(long = "host-name", value_name = "NAME")]
     pub(crate) host_names: Vec<String>,
     /// The cluster: nodes of another are not talked to. [default: 0]

@@ -1,10 +1,9 @@
 //! One configuration file, flags over it, defaults under it.
 
 use std::{
-    fs,
     net::{IpAddr, SocketAddr},
     num::NonZeroU16,
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, bail};
@@ -15,8 +14,6 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use crate::cli::Settings;
 
-/// A configuration file larger than this is not one.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 /// The Waku Network: its messages need proofs of a rate limit, which are not verified here.
 const THE_WAKU_NETWORK: u16 = 1;
 /// UDP port of the discovery protocol, as other Waku nodes have it.
@@ -307,21 +304,32 @@ fn default_listen() -> Vec<Multiaddr> {
         .collect()
 }
 
-fn read(path: &PathBuf) -> Result<File> {
-    let bytes = fs::metadata(path).with_context(|| format!("reading {}", path.display()))?.len();
-    if bytes > FILE_BYTES_MAX {
-        bail!(
-            "{} has {bytes} bytes; a configuration file has at most {FILE_BYTES_MAX}",
-            path.display()
-        );
-    }
-    let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+fn read(path: &Path) -> Result<File> {
+    let text = setup::read_text(path)?;
     toml::from_str(&text).with_context(|| format!("in {}", path.display()))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+
+    // Promise: P24 - The configuration of a relay is a regular file of at most 1 MiB.
+    #[test]
+    fn configuration_that_is_not_a_small_regular_file_is_refused() {
+        let load = |path: &Path| {
+            let flags = Settings { config: Some(path.to_owned()), ..Settings::default() };
+            format!("{:#}", Config::load(&flags).err().unwrap())
+        };
+        let error = load(Path::new("/dev/zero"));
+        assert!(error.contains("/dev/zero is not a regular file"), "{error}");
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("relay.toml");
+        fs::write(&path, " ".repeat((1 << 20) + 1)).unwrap();
+        let error = load(&path);
+        assert!(error.contains("relay.toml is larger than 1 MiB"), "{error}");
+    }
 
     #[test]
     fn the_printed_configuration_is_one() {

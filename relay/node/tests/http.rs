@@ -872,9 +872,81 @@ fn operator_pages_are_refused_to_other_web_pages() {
     assert_eq!(peers.status, 403);
     let browser = "host: evil.example\r\naccept: text/html\r\n";
     assert_eq!(node.request_with("GET", "/", browser, None).status, 421);
-    for path in ["/health", "/version"] {
-        assert_eq!(node.request_with("GET", path, "host: evil.example\r\n", None).status, 200);
+    // A link of another page to the operator's page is followed; its data is not read.
+    let link = "host: localhost\r\naccept: text/html\r\nsec-fetch-site: cross-site\r\n";
+    assert_eq!(node.request_with("GET", "/", link, None).status, 303);
+    assert_eq!(node.request_with("GET", "/dashboard", link, None).status, 200);
+    assert_eq!(node.request_with("GET", "/status.json", link, None).status, 403);
+}
+
+// Promise: P16 - The whole REST interface of the relay is refused to other web pages.
+#[test]
+fn rest_interface_is_refused_to_other_web_pages_and_queues_stay() {
+    let node = start("", &["--host-name", "relay.example"]);
+    let topic = json!([CONTENT_TOPIC]);
+    assert_eq!(node.post("/relay/v1/auto/subscriptions", &topic).status, 200);
+    let queue = format!("/relay/v1/auto/messages/{}", encoded(CONTENT_TOPIC));
+    assert_eq!(node.post("/relay/v1/auto/messages", &message(b"kept")).status, 200);
+
+    let body = message(b"evil").to_string();
+    let pushed = json!({ "message": message(b"evil") }).to_string();
+    let requests = [
+        ("GET", "/store/v3/messages?includeData=true", None),
+        ("GET", "/info", None),
+        ("GET", "/version", None),
+        ("GET", queue.as_str(), None),
+        ("GET", "/relay/v1/messages/%2Fwaku%2F2%2Frs%2F16%2F0", None),
+        ("GET", "/filter/v2/messages/%2Fa%2F1%2Fb%2Fproto", None),
+        ("POST", "/relay/v1/auto/messages", Some(body.as_bytes())),
+        ("POST", "/lightpush/v3/message", Some(pushed.as_bytes())),
+        ("GET", "/nothing", None),
+    ];
+    let foreign = [
+        ("host: evil.example:8645\r\n", 421, "--host-name"),
+        ("host: localhost\r\norigin: https://evil.example\r\n", 403, "https://evil.example"),
+        ("host: localhost\r\norigin: null\r\n", 403, "null"),
+        ("host: localhost\r\nsec-fetch-site: cross-site\r\n", 403, "cross-site"),
+        ("host: localhost\r\nsec-fetch-site: same-site\r\n", 403, "same-site"),
+    ];
+    for (method, path, body) in requests {
+        for (headers, status, named) in foreign {
+            let refused = node.request_with(method, path, headers, body);
+            assert_eq!(refused.status, status, "{method} {path}: {}", refused.text());
+            assert!(refused.text().contains(named), "{path}: {}", refused.text());
+            assert!(!refused.headers.contains_key("access-control-allow-origin"), "{path}");
+        }
     }
+    for headers in [foreign[0].0, foreign[1].0, foreign[3].0] {
+        assert_eq!(node.request_with("GET", "/health", headers, None).status, 200);
+    }
+    for host in ["10.0.0.1:8645", "[::1]:8645", "localhost", "relay", "relay.example:8645"] {
+        let headers = format!("host: {host}\r\nsec-fetch-site: none\r\n");
+        assert_eq!(node.request_with("GET", "/version", &headers, None).status, 200, "{host}");
+    }
+    // Nothing was published, and nothing was taken from the queue.
+    let kept = node.get(&queue).ok();
+    assert_eq!(kept.as_array().unwrap().len(), 1, "{kept}");
+}
+
+// Promise: P24 - A refused request with a body leaves its connection usable or announces its end.
+#[test]
+fn refusal_of_a_request_with_a_body_keeps_or_closes_the_connection() {
+    let node = start("", &[]);
+    let mut kept = node.connect();
+    let missing = "POST /nothing HTTP/1.1\r\nhost: node\r\ncontent-length: 4\r\n\r\nbody";
+    let version = "GET /version HTTP/1.1\r\nhost: node\r\nconnection: close\r\n\r\n";
+    kept.write_all(format!("{missing}{version}").as_bytes()).unwrap();
+    kept.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut both = String::new();
+    kept.read_to_string(&mut both).unwrap();
+    assert!(both.starts_with("HTTP/1.1 404") && both.contains("HTTP/1.1 200"), "{both}");
+
+    let mut closed = node.connect();
+    let foreign = "POST /lightpush/v3/message HTTP/1.1\r\nhost: evil.example\r\n\
+                   content-length: 100000\r\n\r\n";
+    closed.write_all(foreign.as_bytes()).unwrap();
+    let refused = Answer::read(&mut closed);
+    assert_eq!((refused.status, &*refused.headers["connection"]), (421, "close"));
 }
 
 // Promise: P23 - SIGHUP stops the relay like SIGTERM.

@@ -1,7 +1,7 @@
 //! Composition of a net: number of nodes, memory of each, links that are slow from the start. It
 //! comes from the command line for nets of equal nodes, from a file for others.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, path::Path};
 
 use anyhow::{Context, Result, bail, ensure};
 use budget::{format_size, parse_size};
@@ -12,8 +12,6 @@ use super::links::{Quality, parse_latency, parse_loss};
 /// Most nodes of a net: what the addresses of one network of namespaces are enough for, and more
 /// than one machine bears.
 pub(crate) const NODES_MAX: usize = 100;
-/// A topology file larger than this is not one.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// See the module.
 #[derive(Clone, Debug, PartialEq)]
@@ -87,15 +85,8 @@ impl Topology {
     }
 
     pub(crate) fn read(path: &Path) -> Result<Self> {
-        let read = || -> Result<Self> {
-            let size = fs::metadata(path)?.len();
-            ensure!(
-                size <= FILE_BYTES_MAX,
-                "it has {size} bytes; a topology has at most {FILE_BYTES_MAX}"
-            );
-            Self::parse(&fs::read_to_string(path)?)
-        };
-        read().with_context(|| format!("in the topology file {}", path.display()))
+        let read = setup::read_text(path).and_then(|text| Self::parse(&text));
+        read.with_context(|| format!("in the topology file {}", path.display()))
     }
 
     fn parse(text: &str) -> Result<Self> {

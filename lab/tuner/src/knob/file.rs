@@ -1,6 +1,6 @@
 //! Knob files: TOML, shipped for runtimes, written by users for programs.
 
-use std::{fs, io::Read, path::Path};
+use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
@@ -141,11 +141,7 @@ pub(crate) fn shipped(name: &str) -> Result<Runtime> {
 /// A file of the user's.
 pub(crate) fn read(path: &Path) -> Result<Runtime> {
     let shown = path.display();
-    let file = fs::File::open(path).with_context(|| format!("opening the knob file {shown}"))?;
-    let mut text = String::new();
-    file.take(FILE_BYTES_MAX + 1)
-        .read_to_string(&mut text)
-        .with_context(|| format!("reading the knob file {shown}"))?;
+    let text = setup::read_text(path).with_context(|| format!("reading the knob file {shown}"))?;
     ensure!(
         text.len() as u64 <= FILE_BYTES_MAX,
         "the knob file {shown} has more than {} KiB",

@@ -58,14 +58,14 @@ use hyper::{
     header::{self, HeaderValue},
 };
 use limits::HttpGatewayLimits;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use self::{
     exchange::Exchange,
     host::{NoTarget, Target},
     reply::HeaderBounds,
     request::Wanted,
-    room::{Guest, Rooms},
+    room::{BodyHeld, Guest, Rooms},
 };
 use crate::{
     HttpGatewayConfig,
@@ -73,7 +73,7 @@ use crate::{
     api::RequestKind,
     connection::{Answers, Outgoing, STREAMS_MAX},
     places::Places,
-    service::{Service, permits},
+    service::{Service, permits, with_unread},
 };
 
 /// Of the requests in flight, the part of one connection.
@@ -131,6 +131,22 @@ impl Web {
         request: Request<Incoming>,
         guest: Arc<Guest>,
     ) -> Result<Response<Outgoing>, Refused> {
+        let (target, place, mut room) = match self.admit(&request) {
+            Ok(Admitted::Served { target, place, room }) => (target, place, room),
+            Ok(Admitted::Answered(response)) => return Ok(response),
+            Err(refused) => return Err(with_unread(request, refused).await),
+        };
+        let (head, body) = request.into_parts();
+        let limit = ("http_gateway.body_bytes", self.limits.body_bytes);
+        let body = self.service.read_body_into(body, &mut room, limit).await?;
+        let request = Arc::new(Wanted::new(&head, body)?);
+        drop(head);
+        let (web, body, place) = (self.clone(), Some(room), Arc::new(place));
+        Exchange { web, guest, target, request, body, place }.run().await
+    }
+
+    /// Checks a request before its body is read.
+    fn admit(&self, request: &Request<Incoming>) -> Result<Admitted, Refused> {
         let target = host::target(request.uri(), request.headers()).map_err(no_target)?;
         if !self.service.node.hosts(&target.canister) {
             let canister = target.canister;
@@ -144,10 +160,10 @@ impl Web {
         if let Some(address) = own {
             let address = HeaderValue::try_from(address);
             let address = address.map_err(|_| no_target(NoTarget::Unnamed))?;
-            return Ok(respond::elsewhere(address));
+            return Ok(Admitted::Answered(respond::elsewhere(address)));
         }
-        if is_preflight(&request) {
-            return Ok(respond::preflight());
+        if is_preflight(request) {
+            return Ok(Admitted::Answered(respond::preflight()));
         }
         let place = self.service.enter(
             &self.requests,
@@ -156,15 +172,17 @@ impl Web {
             self.limits.requests_in_flight,
         )?;
         self.service.node.check_load(RequestKind::Query)?;
-        let (head, body) = request.into_parts();
-        let mut room = self.rooms.body(self.read_timeout())?;
-        let limit = ("http_gateway.body_bytes", self.limits.body_bytes);
-        let body = self.service.read_body_into(body, &mut room, limit).await?;
-        let request = Arc::new(Wanted::new(&head, body)?);
-        drop(head);
-        let (web, body, place) = (self.clone(), Some(room), Arc::new(place));
-        Exchange { web, guest, target, request, body, place }.run().await
+        let room = self.rooms.body(self.read_timeout())?;
+        Ok(Admitted::Served { target, place, room })
     }
+}
+
+/// A request that passed the checks before its body is read.
+enum Admitted {
+    /// It was answered by them.
+    Answered(Response<Outgoing>),
+    /// It is to be served.
+    Served { target: Target, place: OwnedSemaphorePermit, room: BodyHeld },
 }
 
 impl Answers for Web {

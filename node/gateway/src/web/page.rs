@@ -53,6 +53,9 @@ pub(super) fn refusal(refused: &Refused, as_page: bool, rooms: &Rooms) -> Respon
     if let Some(seconds) = refused.retry_after_seconds {
         headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }
+    if refused.close {
+        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
     response
 }
 

@@ -139,6 +139,27 @@ async fn the_servers_own_pages_and_names_are_accepted() {
     assert!(!output.status.success());
 }
 
+// Promise: P15 - Early refusals of the test server announce the end of a connection with an unread
+//   body.
+#[tokio::test]
+async fn early_refusal_of_a_request_with_a_body_announces_the_end_of_the_connection() {
+    let server = Server::start(&[]);
+    let (none, foreign) = (vec![], vec![(header::ORIGIN, EVIL)]);
+    let body = json!({});
+    for (path, headers, status) in [
+        ("/nothing", &none, StatusCode::NOT_FOUND),
+        ("/instances/77/api/v2/status", &none, StatusCode::NOT_FOUND),
+        ("/instances", &foreign, StatusCode::FORBIDDEN),
+    ] {
+        let answer = server.send(Method::POST, path, headers, Some(&body)).await;
+        assert_eq!(answer.status(), status, "{path}");
+        assert_eq!(answer.headers()[header::CONNECTION], "close", "{path}");
+        let answer = server.send(Method::GET, path, headers, None).await;
+        assert_eq!(answer.status(), status, "{path}");
+        assert_eq!(answer.headers().get(header::CONNECTION), None, "{path}");
+    }
+}
+
 // Promise: P16 - A body that is not declared as JSON is refused.
 #[tokio::test]
 async fn a_body_that_is_not_declared_as_json_is_refused() {

@@ -138,6 +138,23 @@ impl Host {
         Ok(true)
     }
 
+    /// The heap may not grow from `before` to `after` bytes at the start of its module: names the
+    /// limit that [`Self::heap_may_grow`] met. The text is part of the replicated state.
+    pub(crate) fn heap_cannot_begin(&self, before: u64, after: u64) -> Failure {
+        let (limit, growable) = (self.heap_bytes_max, self.growable_bytes);
+        let met = if after > limit {
+            format!("the limit is {limit} bytes")
+        } else {
+            let more = after.saturating_sub(before);
+            format!(
+                "which is {more} bytes more than it has, and growable_bytes, the free part of the \
+                 subnet's memory and of its memory allocation, is {growable} bytes"
+            )
+        };
+        let what = format!("its module begins with {after} bytes of Wasm memory, {met}");
+        Failure::out_of_memory(&what)
+    }
+
     /// The engine refused the growth that was just granted.
     pub(crate) fn heap_did_not_grow(&mut self) {
         self.growable_bytes += std::mem::take(&mut self.growth_granted);

@@ -452,11 +452,7 @@ impl ResourceLimiter for Host {
         let after = before.max(desired as u64);
         let may = self.heap_may_grow(before, after)?;
         if !may && !self.instantiated {
-            let limit = self.heap_bytes_max;
-            return Err(Failure::out_of_memory(&format!(
-                "its module begins with {after} bytes of Wasm memory, the limit is {limit} bytes"
-            ))
-            .into());
+            return Err(self.heap_cannot_begin(before, after).into());
         }
         Ok(may)
     }

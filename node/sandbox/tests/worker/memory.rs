@@ -229,6 +229,31 @@ fn memory_grows_within_what_is_granted() {
     assert_eq!(reply(grow("stable", 100, None, 1000)), (-1_i64).to_le_bytes(), "stable limit");
 }
 
+#[test]
+fn module_with_too_much_memory_at_its_start_is_refused_by_the_limit_it_met() {
+    let world = World::new(HOST);
+    let mut canister = world.empty("(module (memory 20))");
+    let wanted = 20 * 65536;
+    let mut begin = |growable: u64, heap_max: u64| {
+        world.run(&mut canister, Entry::Init, |request| {
+            request.context.growable_bytes = growable * 65536;
+            request.limits.heap_max_bytes[0] = heap_max * 65536;
+        })
+    };
+    for (growable, heap_max, met) in [
+        (100, 19, format!("the limit is {} bytes", 19 * 65536)),
+        (19, 19, format!("the limit is {} bytes", 19 * 65536)),
+        (19, 100, format!("{wanted} bytes more than it has, and growable_bytes")),
+    ] {
+        let (code, message) = reject(&begin(growable, heap_max));
+        assert_eq!(code, ErrorCode(507));
+        let begins = format!("its module begins with {wanted} bytes of Wasm memory, ");
+        assert!(message.contains(&begins) && message.contains(&met), "{message}");
+        assert!(message.contains(&format!("is {} bytes", 19 * 65536)), "{message}");
+    }
+    assert!(begin(20, 20).result.is_ok());
+}
+
 /// Writes `b` pages, every `a`-th, then reads the first 64 KiB back.
 fn scatter(toucher: &mut Toucher, a: u64, b: u64) -> Outcome {
     toucher.run("store", a, b, 16_384)

@@ -49,13 +49,6 @@ pub(crate) enum Route {
     StoreQuery,
 }
 
-/// Whether a path is for the operator: other web pages may not read it.
-pub(crate) fn is_for_operators(path: &str) -> bool {
-    let first = path.trim_start_matches('/').split('/').next().unwrap_or_default();
-    // Of the published interface, `/debug/v1` is public, as `/info` and `/version` are.
-    matches!(first, "admin" | "metrics" | "status.json" | "dashboard") || path == "/debug/heap"
-}
-
 /// The endpoint of a request. Errors: 404, 405 with the methods there are, 400 for a path that
 /// cannot be decoded.
 pub(crate) fn find(method: &Method, path: &str) -> Result<Route, Refused> {
@@ -207,24 +200,6 @@ mod tests {
             find(&Method::GET, "/filter/v2/messages/%2Fapp%2F1%2Ftägliches%2Fproto").unwrap(),
             Route::FilterMessages("/app/1/tägliches/proto".to_owned())
         );
-    }
-
-    #[test]
-    fn pages_of_the_operator_are_told_from_the_published_interface() {
-        for path in [
-            "/metrics",
-            "/status.json",
-            "/dashboard",
-            "/debug/heap",
-            "/admin/v1/peers",
-            "/admin/v1/log-level/debug",
-            "/admin",
-        ] {
-            assert!(is_for_operators(path), "{path}");
-        }
-        for path in ["/", "/health", "/version", "/debug/v1/info", "/relay/v1/auto/messages"] {
-            assert!(!is_for_operators(path), "{path}");
-        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use budget::{Pool, PoolFull, Reservation};
 use bytes::{Bytes, BytesMut};
 use dashboard::{
-    origin::{Refusal, is_of_other_site, is_own_page},
+    origin::{Sent, is_own_request},
     page,
 };
 use http_body_util::BodyExt;
@@ -23,7 +23,6 @@ use hyper::{
     Method, Request, Response, StatusCode,
     body::{Body as _, Incoming},
     header,
-    http::uri::Authority,
 };
 use relay_limits::{HttpLimits, pool};
 use serde::Deserialize;
@@ -71,7 +70,7 @@ pub(crate) struct Service {
     pub(crate) disk_reserve_bytes: u64,
     pub(crate) memory_budget_bytes: u64,
     listen: SocketAddr,
-    /// Names by which operator pages are served.
+    /// Names by which the interface is served.
     host_names: Vec<String>,
     // Pools.
     pub(crate) connections: Pool,
@@ -164,9 +163,7 @@ impl Service {
     /// Answers one request.
     pub(crate) async fn serve(&self, request: Request<Incoming>) -> Response<Body> {
         let is_at_root = page::is_where_a_browser_starts(&request);
-        if (is_at_root || routes::is_for_operators(request.uri().path()))
-            && let Err(refused) = self.check_origin(&request)
-        {
+        if let Err(refused) = self.check_origin(&request) {
             self.answered.add(refused.status.as_u16());
             return refused.into();
         }
@@ -176,31 +173,30 @@ impl Service {
         }
         let response = match routes::find(request.method(), request.uri().path()) {
             Ok(route) => self.dispatch(route, request).await,
-            Err(refused) => Err(refused),
+            Err(refused) => Err(self.discarded(request.into_body(), refused).await),
         };
         let response = response.unwrap_or_else(Response::from);
         self.answered.add(response.status().as_u16());
         response
     }
 
-    /// Refuses a request for an operator page that another web page may have sent.
+    /// Refuses a request that another web page may have sent: it could read messages, publish some,
+    /// and empty the queues of subscriptions. `/health` is for everyone. A link of another page to
+    /// the operator's page is followed.
     fn check_origin(&self, request: &Request<Incoming>) -> Result<(), Refused> {
-        let text = |name| request.headers().get(name).map(|value| value.to_str().unwrap_or("?"));
-        let authority = request.uri().authority().map(Authority::as_str);
-        let host = authority.or_else(|| text(header::HOST));
-        let origin = text(header::ORIGIN);
-        let mut checked = is_own_page(host, origin, self.listen, &self.host_names);
-        if checked.is_ok() && origin.is_none() && is_of_other_site(request) {
-            checked = Err(Refusal::ForeignSite);
+        let path = request.uri().path();
+        if path == "/health" {
+            return Ok(());
         }
-        checked.map_err(|refusal| {
-            let status = match refusal {
-                Refusal::ForeignHost(_) => StatusCode::MISDIRECTED_REQUEST,
-                Refusal::ForeignOrigin(_) | Refusal::ForeignSite => StatusCode::FORBIDDEN,
-            };
-            // A body may follow, which nothing reads.
-            let message = refusal.message("this page", "host_names (--host-name NAME)");
-            Refused { close: true, ..Refused::new(status, message) }
+        let mut sent = Sent::of(request);
+        if path == page::PATH || page::is_where_a_browser_starts(request) {
+            sent.site = None;
+        }
+        is_own_request(sent, self.listen, &self.host_names, true).map_err(|refusal| {
+            let message = refusal.message("this server", "--host-name (host_names)");
+            // A body that follows is not read.
+            let close = !request.body().is_end_stream();
+            Refused { close, ..Refused::new(refusal.status(), message) }
         })
     }
 
@@ -235,7 +231,9 @@ impl Service {
             Route::PeerStats => self.peer_stats().await,
             Route::AddPeers => self.add_peers(self.read(request).await?).await,
             Route::FilterSubscribers => self.filter_subscribers(),
-            Route::LogLevel(level) => Err(self.log_level(&level)),
+            Route::LogLevel(level) => {
+                Err(self.discarded(request.into_body(), self.log_level(&level)).await)
+            }
             Route::LightPush => Ok(self.light_push(self.push(request).await).await),
             Route::LightPushLegacy => self.light_push_legacy(self.push(request).await?).await,
             Route::RelayPublish(topic) => {
