@@ -236,8 +236,11 @@ impl Core {
 
     /// Limits of a query.
     pub(crate) fn query_limits(&self) -> MessageLimits {
+        let limits = &self.limits().execution;
         MessageLimits {
-            instructions: self.limits().execution.instructions_per_query,
+            instructions: limits.instructions_per_query,
+            heap_dirty_bytes: limits.heap_dirty_bytes_per_query,
+            stable_dirty_bytes: limits.stable_dirty_bytes_per_query,
             ..self.message_limits()
         }
     }

@@ -54,6 +54,23 @@ fn a_query_sees_the_certified_state_and_leaves_no_trace() {
     assert_ne!(node.executor.root(), before, "only time moved on");
 }
 
+// Promise: P1 - A query writes at most the memory that is reserved for it.
+#[test]
+fn query_writes_no_more_than_is_reserved_for_it() {
+    let mut node = Node::new();
+    let id = node.deploy(&Spec::default());
+    let limits = limits::Limits::nano().unwrap().execution;
+    let (query, message) =
+        (limits.stable_dirty_bytes_per_query, limits.stable_dirty_bytes_per_message);
+    assert!(query < message);
+    node.call(id, &[Op::Grow(message / 65_536), Op::Reply(vec![])]).unwrap();
+    let dirty = |bytes: u64| [Op::Dirty(bytes / 4_096), Op::Reply(vec![])];
+    ask(&node, id, "look", encode(&dirty(query))).unwrap();
+    let refused = ask(&node, id, "look", encode(&dirty(query + 4_096))).unwrap_err();
+    assert_eq!(refused.error_code.0, 524, "{refused:?}");
+    node.call(id, &dirty(query + 4_096)).unwrap();
+}
+
 #[test]
 fn the_certificate_shows_the_certified_data() {
     let mut node = Node::new();
