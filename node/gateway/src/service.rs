@@ -23,7 +23,10 @@ use std::{
 
 use budget::{Pool, Reservation};
 use bytes::Bytes;
-use dashboard::origin::{Refusal, is_own_page};
+use dashboard::{
+    connections::Connections,
+    origin::{Refusal, is_own_page},
+};
 use envelope::{EnvelopeBounds, auth::AuthConfig};
 use http_body_util::BodyExt;
 use hyper::{
@@ -153,12 +156,12 @@ impl Permits {
     pub(crate) fn gauges(
         &self,
         limits: &GatewayLimits,
-        connections: Arc<Semaphore>,
+        connections: Connections,
         waiters: Waiters,
     ) -> Pools {
         Pools {
+            connections,
             permits: vec![
-                ("connections", connections, permits(limits.connections)),
                 ("requests_in_flight", self.requests.clone(), permits(limits.requests_in_flight)),
                 ("queries_in_flight", self.queries.clone(), permits(limits.queries_in_flight)),
             ],
@@ -674,6 +677,10 @@ impl Answers for Service {
 
     fn refused(&self, reason: &'static str) {
         self.metrics.refused(reason);
+    }
+
+    fn evicted(&self) {
+        self.metrics.evicted();
     }
 
     fn guest(&self) {}
