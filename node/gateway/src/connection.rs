@@ -9,6 +9,7 @@
 //!   stalled reader would pin the response's memory). Two clocks say so: one runs while the socket
 //!   takes nothing, the other for each response from its making to its last byte, because an HTTP/2
 //!   peer that grants no window keeps the socket as free as it likes;
+//! - it is idle, and a new connection takes its slot ([`dashboard::connections`]);
 //! - the gateway drains: then requests in flight finish, and new ones are refused by closing.
 //!
 //! A response that is made piece by piece ([`Outgoing::Pieces`]) is bounded as a whole: the time
@@ -33,7 +34,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use dashboard::paced::{Paced, Progress, at_least_rate};
+use dashboard::{
+    connections::Slot,
+    paced::{Paced, Progress, at_least_rate},
+};
 use http_body_util::{BodyExt, Full};
 use hyper::{
     Request, Response, Version,
@@ -67,6 +71,8 @@ pub trait Answers: Send + Sync + 'static {
     fn connections_limit(&self) -> (&'static str, u64);
     /// Counts a connection that was not served.
     fn refused(&self, reason: &'static str);
+    /// Counts an idle connection that is closed for a new one.
+    fn evicted(&self);
     /// Answers one request. The effects of the call take place even if the peer is gone; the future
     /// may be dropped at any time, polled or not.
     fn answer(
@@ -346,14 +352,8 @@ impl Body for Written {
     }
 }
 
-/// Serves one connection until it ends. The caller holds its permit.
-pub(crate) async fn serve<A: Answers>(
-    stream: TcpStream,
-    service: Arc<A>,
-    mut stage: watch::Receiver<Stage>,
-) {
-    let activity = Arc::new(Activity::new());
-    let read_timeout = service.read_timeout();
+/// The protocols, with their bounds.
+fn builder(streams_max: u32) -> auto::Builder<TokioExecutor> {
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
         .http1()
@@ -364,19 +364,37 @@ pub(crate) async fn serve<A: Answers>(
     builder
         .http2()
         .timer(TokioTimer::new())
-        .max_concurrent_streams(service.streams_max())
+        .max_concurrent_streams(streams_max)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_send_buf_size(SEND_BUFFER_BYTES)
         .max_header_list_size(HEAD_BYTES_MAX as u32);
-    let (serving, guest) = (activity.clone(), Arc::new(service.guest()));
+    builder
+}
+
+/// Serves one connection until it ends, or is evicted.
+pub(crate) async fn serve<A: Answers>(
+    stream: TcpStream,
+    service: Arc<A>,
+    mut slot: Slot,
+    mut stage: watch::Receiver<Stage>,
+) {
+    let activity = Arc::new(Activity::new());
+    let read_timeout = service.read_timeout();
+    let builder = builder(service.streams_max());
+    let (serving, requests) = (activity.clone(), slot.requests());
+    let guest = Arc::new(service.guest());
     let answer = service_fn(move |request: Request<Incoming>| {
-        serving.request_begins(request.version());
-        let active = Active(serving.clone());
-        // Called here and not where it is awaited: hyper drops an unpolled future when the peer has
-        // closed the connection behind its request.
-        let answer = service.clone().answer(request, guest.clone());
+        let begun = requests.begin().map(|guard| {
+            serving.request_begins(request.version());
+            // Called here and not where it is awaited: hyper drops an unpolled future when the peer
+            // has closed the connection behind its request.
+            let answer = service.clone().answer(request, guest.clone());
+            (guard, Active(serving.clone()), answer)
+        });
         async move {
+            // The connection is evicted, which ends this future.
+            let Some((guard, active, answer)) = begun else { return std::future::pending().await };
             let (head, body) = answer.await.into_parts();
             let body = match body {
                 // It is there as a whole, so this neither waits nor copies.
@@ -386,7 +404,8 @@ pub(crate) async fn serve<A: Answers>(
                 }
                 pieces => pieces,
             };
-            Ok::<_, Infallible>(Response::from_parts(head, Written::new(body, active)))
+            let body = guard.body(Written::new(body, active));
+            Ok::<_, Infallible>(Response::from_parts(head, body))
         }
     });
     let guarded = TokioIo::new(Paced::new(stream, activity.clone(), WRITE_STALL));
@@ -403,6 +422,7 @@ pub(crate) async fn serve<A: Answers>(
             // An error here is the peer's: it went away or spoke no HTTP. hyper has answered what
             // could be answered.
             _ = connection.as_mut() => return,
+            () = slot.evicted() => return,
             () = sleep_until(wake) => {
                 let mut hopeless = closing.into_iter().chain(activity.write_deadline());
                 if hopeless.any(|deadline| deadline <= Instant::now()) {

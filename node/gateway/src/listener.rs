@@ -1,9 +1,10 @@
 //! The listener: accepts connections up to their limit, and brings the gateway to an orderly end.
 //!
-//! A connection takes one of `connections` places before it is served. When there is none, it is
-//! refused with a 503 written without reading anything, by one of [`REFUSALS_MAX`] short-lived
-//! tasks; when those are busy too it is dropped. So accepting never waits and never spawns without
-//! a permit.
+//! A connection takes one of `connections` slots before it is served. When there is none, the
+//! connection that has been idle longest is closed for it ([`dashboard::connections`]); when none
+//! is idle, the new one is refused with a 503 written without reading anything, by one of
+//! [`REFUSALS_MAX`] short-lived tasks; when those are busy too it is dropped. So accepting waits
+//! only for a connection to close, for a bounded time, and never spawns without a permit.
 //!
 //! On shutdown the listener closes first, then connections finish their requests in flight, and
 //! after the grace period the rest is dropped.
@@ -16,6 +17,7 @@ use std::{
 };
 
 use budget::Pool;
+use dashboard::connections::Connections;
 use ed25519_dalek::SigningKey;
 use envelope::auth::AuthConfig;
 use hyper::{Request, Response, body::Incoming};
@@ -153,12 +155,11 @@ pub struct GatewayHandle {
     grace: Duration,
 }
 
-/// A listener, and its places for connections.
+/// A listener, and its connections.
 #[derive(Debug)]
 struct Door {
     listener: JoinHandle<()>,
-    connections: Arc<Semaphore>,
-    connections_max: u32,
+    connections: Connections,
 }
 
 impl Door {
@@ -166,13 +167,11 @@ impl Door {
     fn open<A: Answers>(
         listener: TcpListener,
         service: Arc<A>,
-        connections: Arc<Semaphore>,
-        buffers: (Pool, u64),
+        connections: Connections,
         stages: watch::Receiver<Stage>,
     ) -> Self {
-        let connections_max = u32::try_from(connections.available_permits()).unwrap_or(u32::MAX);
-        let accepting = accept(listener, service, connections.clone(), buffers, stages);
-        Self { listener: tokio::spawn(accepting), connections, connections_max }
+        let accepting = accept(listener, service, connections.clone(), stages);
+        Self { listener: tokio::spawn(accepting), connections }
     }
 }
 
@@ -188,11 +187,11 @@ impl Gateway {
     ) -> Result<GatewayHandle, GatewayError> {
         let (listener, local_addr) = bind(config.listen).await?;
         config.listen = local_addr;
-        let buffers = (config.connections.clone(), CONNECTION_BYTES);
-        let connections = places(config.limits.connections);
+        let (limit, buffers) = (config.limits.connections, config.connections.clone());
+        let connections = Connections::new(permits(limit), buffers, CONNECTION_BYTES);
         let mut gateway = Self::build(config, node, waiters, &registry, connections.clone())?;
         let stages = gateway.stage.subscribe();
-        let door = Door::open(listener, gateway.service.clone(), connections, buffers, stages);
+        let door = Door::open(listener, gateway.service.clone(), connections, stages);
         gateway.doors.push(door);
         tracing::info!(%local_addr, "the public interface is open");
         Ok(gateway)
@@ -209,7 +208,7 @@ impl Gateway {
         waiters: Waiters,
         registry: &Arc<Mutex<Registry>>,
     ) -> Result<GatewayHandle, GatewayError> {
-        let connections = places(0);
+        let connections = Connections::new(0, config.connections.clone(), CONNECTION_BYTES);
         Self::build(config, node, waiters, registry, connections)
     }
 
@@ -219,7 +218,7 @@ impl Gateway {
         node: Arc<dyn Node>,
         waiters: Waiters,
         registry: &Arc<Mutex<Registry>>,
-        connections: Arc<Semaphore>,
+        connections: Connections,
     ) -> Result<GatewayHandle, GatewayError> {
         let root_key =
             nidkg::public_key_from_der(&config.root_key_der).map_err(GatewayError::RootKey)?;
@@ -250,11 +249,6 @@ impl Gateway {
     }
 }
 
-/// Places for this number of connections.
-fn places(connections: u64) -> Arc<Semaphore> {
-    Arc::new(Semaphore::new(permits(connections).min(u32::MAX as usize)))
-}
-
 async fn bind(listen: SocketAddr) -> Result<(TcpListener, SocketAddr), GatewayError> {
     let failed = |error| GatewayError::Listen { listen, error };
     let listener = TcpListener::bind(listen).await.map_err(failed)?;
@@ -282,11 +276,12 @@ impl GatewayHandle {
         config: HttpGatewayConfig,
     ) -> Result<SocketAddr, GatewayError> {
         let (listener, local_addr) = bind(config.listen).await?;
-        let connections = places(config.limits.connections);
-        let buffers = (config.connections.clone(), config.limits.connection_bytes());
+        let (limits, buffers) = (&config.limits, config.connections.clone());
+        let connections =
+            Connections::new(permits(limits.connections), buffers, limits.connection_bytes());
         let stages = self.stage.subscribe();
         let web = Arc::new(Web::new(self.service.clone(), config));
-        self.doors.push(Door::open(listener, web, connections, buffers, stages));
+        self.doors.push(Door::open(listener, web, connections, stages));
         tracing::info!(%local_addr, "the HTTP gateway is open");
         Ok(local_addr)
     }
@@ -300,7 +295,7 @@ impl GatewayHandle {
                 // The listener ends at the stage's change; an error would mean that it ended
                 // already.
                 let _ = (&mut door.listener).await;
-                let _ = door.connections.acquire_many(door.connections_max).await;
+                door.connections.drained().await;
             }
         };
         let finished = timeout(self.grace, finishing).await.is_ok();
@@ -340,9 +335,9 @@ impl OtherListener {
     ) -> Result<Self, GatewayError> {
         let (listener, local_addr) = bind(listen).await?;
         let (stage, stages) = watch::channel(Stage::Serving);
-        let connections = places(answers.connections_limit().1);
-        let buffers = (buffers, CONNECTION_BYTES);
-        let door = Door::open(listener, answers, connections, buffers, stages);
+        let limit = permits(answers.connections_limit().1);
+        let connections = Connections::new(limit, buffers, CONNECTION_BYTES);
+        let door = Door::open(listener, answers, connections, stages);
         Ok(Self { local_addr, stage, door })
     }
 
@@ -357,7 +352,7 @@ impl OtherListener {
         let finishing = async {
             // It ends at the stage's change; an error would mean that it ended already.
             let _ = (&mut self.door.listener).await;
-            let _ = self.door.connections.acquire_many(self.door.connections_max).await;
+            self.door.connections.drained().await;
         };
         // Connections that have not finished by then are closed.
         let _ = timeout(grace, finishing).await;
@@ -375,8 +370,7 @@ impl Drop for OtherListener {
 async fn accept<A: Answers>(
     listener: TcpListener,
     service: Arc<A>,
-    connections: Arc<Semaphore>,
-    (buffers, buffer_bytes): (Pool, u64),
+    connections: Connections,
     mut stages: watch::Receiver<Stage>,
 ) {
     let refusals = Arc::new(Semaphore::new(REFUSALS_MAX));
@@ -399,18 +393,9 @@ async fn accept<A: Answers>(
         // Answers are written whole; waiting for more to send with them only delays them. A failure
         // costs nothing but that delay.
         let _ = stream.set_nodelay(true);
-        // The pool is as large as all places need, unless an operator made it smaller.
-        let place = connections
-            .clone()
-            .try_acquire_owned()
-            .ok()
-            .zip(buffers.try_reserve(buffer_bytes).ok());
-        if let Some(place) = place {
-            let (service, stage) = (service.clone(), stages.clone());
-            tokio::spawn(async move {
-                let _place = place;
-                connection::serve(stream, service, stage).await;
-            });
+        // The pool is as large as all slots need, unless an operator made it smaller.
+        if let Ok(slot) = connections.admit(|| service.evicted()).await {
+            tokio::spawn(connection::serve(stream, service.clone(), slot, stages.clone()));
             continue;
         }
         let limit = service.connections_limit();

@@ -7,6 +7,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use budget::Pool;
+use dashboard::connections::Connections;
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
@@ -46,10 +47,13 @@ pub(crate) struct Metrics {
     requests: Family<RequestLabels, Counter>,
     latency: RouteLatencies,
     refusals: Family<ReasonLabels, Counter>,
+    connections_evicted: Counter,
 }
 
 /// Pools that are read on each scrape.
 pub(crate) struct Pools {
+    /// Connections of the public interface.
+    pub(crate) connections: Connections,
     /// Name, permits, limit.
     pub(crate) permits: Vec<(&'static str, Arc<Semaphore>, usize)>,
     /// Pools of request bodies and responses, by name.
@@ -72,6 +76,7 @@ impl Metrics {
             requests: Family::default(),
             latency: Family::new_with_constructor(new_histogram),
             refusals: Family::default(),
+            connections_evicted: Counter::default(),
         };
         let registry = registry.sub_registry_with_prefix("gateway");
         registry.register(
@@ -89,6 +94,11 @@ impl Metrics {
             "Requests and connections refused, by reason",
             metrics.refusals.clone(),
         );
+        registry.register(
+            "connections_evicted",
+            "Idle connections closed for new ones at the limit",
+            metrics.connections_evicted.clone(),
+        );
         registry.register_collector(Box::new(pools));
         metrics
     }
@@ -103,6 +113,11 @@ impl Metrics {
     pub(crate) fn refused(&self, reason: &'static str) {
         self.refusals.get_or_create(&ReasonLabels { reason }).inc();
     }
+
+    /// Counts an idle connection that is closed for a new one.
+    pub(crate) fn evicted(&self) {
+        self.connections_evicted.inc();
+    }
 }
 
 impl Collector for Pools {
@@ -116,6 +131,8 @@ impl Collector for Pools {
                 prometheus_client::metrics::MetricType::Gauge,
             )?)
         };
+        gauge("connections_used", "Places taken now", self.connections.used() as u64)?;
+        gauge("connections_limit", "Places there are", self.connections.limit() as u64)?;
         for (name, permits, limit) in &self.permits {
             gauge(
                 &format!("{name}_used"),

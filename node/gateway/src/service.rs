@@ -26,7 +26,10 @@ use std::{
 
 use budget::{Pool, Reservation};
 use bytes::Bytes;
-use dashboard::origin::{Sent, is_link, is_own_request};
+use dashboard::{
+    connections::Connections,
+    origin::{Sent, is_link, is_own_request},
+};
 use envelope::{EnvelopeBounds, auth::AuthConfig};
 use http_body_util::BodyExt;
 use hyper::{
@@ -161,12 +164,12 @@ impl Permits {
     pub(crate) fn gauges(
         &self,
         limits: &GatewayLimits,
-        connections: Arc<Semaphore>,
+        connections: Connections,
         waiters: Waiters,
     ) -> Pools {
         Pools {
+            connections,
             permits: vec![
-                ("connections", connections, permits(limits.connections)),
                 ("requests_in_flight", self.requests.clone(), permits(limits.requests_in_flight)),
                 ("queries_in_flight", self.queries.clone(), permits(limits.queries_in_flight)),
             ],
@@ -704,6 +707,10 @@ impl Answers for Service {
 
     fn refused(&self, reason: &'static str) {
         self.metrics.refused(reason);
+    }
+
+    fn evicted(&self) {
+        self.metrics.evicted();
     }
 
     fn guest(&self) {}

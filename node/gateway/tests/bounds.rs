@@ -45,6 +45,21 @@ fn keep_alive(path: &str, body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
+/// The head of a request whose body the server has to ask for.
+fn expecting(path: &str, body_bytes: usize) -> Vec<u8> {
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: node\r\ncontent-type: application/cbor\r\nexpect: 100-continue\r\ncontent-length: {body_bytes}\r\n\r\n"
+    );
+    head.into_bytes()
+}
+
+/// Waits until the server has asked for the body of [`expecting`].
+fn is_in_progress(stream: &mut TcpStream) {
+    let mut asked = [0; b"HTTP/1.1 100 Continue\r\n\r\n".len()];
+    stream.read_exact(&mut asked).unwrap();
+    assert_eq!(&asked, b"HTTP/1.1 100 Continue\r\n\r\n");
+}
+
 /// Runs `story` on a blocking thread, with the address.
 async fn blocking<T: Send + 'static>(
     world: &World,
@@ -65,14 +80,17 @@ fn closes(stream: &mut TcpStream) -> bool {
 async fn connections_beyond_the_limit_are_told_and_the_rest_keep_working() {
     let mut limits = gateway_limits();
     limits.connections = 64;
+    limits.requests_in_flight = 64;
     limits.read_timeout_millis = 30_000;
     let world = World::with(limits).await;
     let storm = blocking(&world, |address| {
+        let body = echo();
+        let request = expecting(&path("query"), body.len());
         let mut kept: Vec<TcpStream> = (0..64).map(|_| connect(address)).collect();
-        // Each of the first works.
+        // Each of the first has a request in progress.
         for stream in &mut kept {
-            stream.write_all(&keep_alive(&path("query"), &echo())).unwrap();
-            assert_eq!(receive(stream).status, 200);
+            stream.write_all(&request).unwrap();
+            is_in_progress(stream);
         }
         // A storm of 20 times the limit: some get an error, the others are closed, none is served
         // and none hangs.
@@ -92,9 +110,9 @@ async fn connections_beyond_the_limit_are_told_and_the_rest_keep_working() {
                 closed += 1;
             }
         }
-        // The places taken are not affected.
+        // The connections with requests are not affected.
         for stream in &mut kept {
-            stream.write_all(&keep_alive(&path("query"), &echo())).unwrap();
+            stream.write_all(&body).unwrap();
             assert_eq!(receive(stream).status, 200);
         }
         (told, closed)
@@ -124,6 +142,81 @@ async fn connections_beyond_the_limit_are_told_and_the_rest_keep_working() {
         Some(true)
     );
     assert_eq!(world.metric("gateway_connections_limit").await, Some(64.0));
+}
+
+// Promise: P2 - Connections without a request do not exclude clients.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_connections_up_to_the_limit_are_closed_for_new_ones() {
+    let mut limits = gateway_limits();
+    limits.connections = 16;
+    limits.read_timeout_millis = 60_000;
+    let world = World::with(limits).await;
+    let mut idle = blocking(&world, |address| {
+        // The first is between requests, and has been idle for the longest time.
+        let mut between = connect(address);
+        between.write_all(&keep_alive(&path("query"), &echo())).unwrap();
+        assert_eq!(receive(&mut between).status, 200);
+        std::thread::sleep(Duration::from_millis(10));
+        let mut idle = vec![between];
+        for number in 0..15 {
+            let mut stream = connect(address);
+            if number % 2 == 0 {
+                stream.write_all(b"POST /api/v2/ HTTP/1.1\r\nho").unwrap();
+            }
+            idle.push(stream);
+        }
+        // The slots may be taken after the connections are.
+        std::thread::sleep(Duration::from_secs(1));
+        idle
+    })
+    .await;
+    for _ in 0..4 {
+        assert_eq!(world.get("/health").await.status, 200);
+        assert_eq!(world.post(&path("query"), &echo()).await.status, 200);
+    }
+    let evicted = world.metric("gateway_connections_evicted_total").await.unwrap();
+    assert!(evicted >= 1.0, "{evicted}");
+    assert_eq!(world.metric("gateway_refusals_total{reason=\"connections\"}").await, None);
+    let first = idle.remove(0);
+    blocking(&world, move |_| {
+        let mut first = first;
+        assert!(closes(&mut first), "the one that was idle longest");
+    })
+    .await;
+}
+
+// Promise: P2 - HTTP/2 connections without a stream do not exclude clients.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn http2_connections_are_idle_without_a_stream_and_busy_with_one() {
+    let mut limits = gateway_limits();
+    limits.connections = 2;
+    limits.read_timeout_millis = 30_000;
+    let world = World::with(limits).await;
+    let http2 = async || {
+        let stream = tokio::net::TcpStream::connect(world.address).await.unwrap();
+        let (client, connection) = h2::client::handshake(stream).await.unwrap();
+        (client, tokio::spawn(connection))
+    };
+    let request = || {
+        hyper::Request::post(format!("http://node{}", path("query")))
+            .header("content-type", "application/cbor")
+            .body(())
+            .unwrap()
+    };
+    let (_idle, closed) = http2().await;
+    let (busy, open) = http2().await;
+    let mut busy = busy.ready().await.unwrap();
+    let (response, mut body) = busy.send_request(request(), false).unwrap();
+    until_async("the request", async || {
+        // It may take the slot of the idle connection, which is the point.
+        world.metric("gateway_requests_in_flight_used").await == Some(1.0)
+    })
+    .await;
+    // An error means that the connection was closed.
+    let _ = closed.await.unwrap();
+    assert!(!open.is_finished(), "its stream is open");
+    body.send_data(echo().into(), true).unwrap();
+    assert_eq!(response.await.unwrap().status(), 200);
 }
 
 // Promise: P2 - A slow request ends at its timeout.

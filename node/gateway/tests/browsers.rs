@@ -86,7 +86,7 @@ fn says(query: &QueryRequest) -> Vec<u8> {
 }
 
 struct Site {
-    _world: World,
+    world: World,
     address: SocketAddr,
     requests: Pool,
 }
@@ -121,7 +121,7 @@ impl Site {
             ingress_history_bytes: 1 << 20,
         };
         let address = world.gateway.serve_browsers(config).await.unwrap();
-        Self { _world: world, address, requests }
+        Self { world, address, requests }
     }
 
     /// Runs `story` on a blocking thread, with the address.
@@ -221,6 +221,37 @@ async fn bodies_that_do_not_come_hold_nothing_and_keep_nobody_waiting() {
         .await;
     assert_eq!(told, vec![408; 40]);
     site.nothing_is_held().await;
+}
+
+// Promise: P11 - Connections without a request do not exclude browsers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_connections_are_closed_for_new_ones_and_busy_ones_are_not() {
+    let site = Site::start().await;
+    let most = limits().connections;
+    let idle =
+        site.blocking(move |address| (0..most).map(|_| connect(address)).collect::<Vec<_>>()).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(site.get("/").await.status, 200);
+    assert!(site.world.metric("gateway_connections_evicted_total").await >= Some(1.0));
+    drop(idle);
+
+    let site = Site::start().await;
+    let busy = site
+        .blocking(move |address| {
+            let begin = |_| {
+                let mut stream = connect(address);
+                stream.write_all(&head("POST", "/", "content-length: 1000\r\n")).unwrap();
+                stream
+            };
+            (0..most).map(begin).collect::<Vec<_>>()
+        })
+        .await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let refused = site.get("/").await;
+    assert_eq!((refused.status, refused.headers["retry-after"].as_str()), (503, "1"));
+    let text = refused.text();
+    assert!(text.contains("http_gateway.connections = 64"), "{text}");
+    drop(busy);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

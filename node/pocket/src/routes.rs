@@ -158,6 +158,10 @@ impl Answers for Server {
         tracing::warn!(reason, "a connection was refused");
     }
 
+    fn evicted(&self) {
+        tracing::debug!("an idle connection is closed for a new one");
+    }
+
     fn answer(
         self: Arc<Self>,
         request: Request<Incoming>,

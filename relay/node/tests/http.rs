@@ -601,16 +601,50 @@ fn a_full_pool_is_an_answer_that_names_it() {
     assert!(node.metric("thimble_relay_pool_refused_total{pool=\"request_bodies\"}") >= 1.0);
 }
 
+// Promise: P24 - HTTP connections without a request do not exclude clients.
+#[test]
+fn idle_connections_up_to_the_limit_are_closed_for_new_ones() {
+    let node = start("[limits.http]\nconnections = 3\n", &[]);
+    let mut between = node.connect();
+    between.write_all(b"GET /health HTTP/1.1\r\nhost: node\r\n\r\n").unwrap();
+    assert!(between.read(&mut [0; 4096]).unwrap() > 0);
+    let silent = node.connect();
+    let mut trickling = node.connect();
+    trickling.write_all(b"GET /health HTTP/1.1\r\nho").unwrap();
+    // They have their places, and have had them for long enough.
+    std::thread::sleep(Duration::from_secs(1));
+    for _ in 0..4 {
+        assert_eq!(node.get("/health").status, 200);
+    }
+    assert!(node.metric("thimble_relay_http_connections_evicted_total") >= 1.0);
+    assert_eq!(node.metric("thimble_relay_http_connections_refused_total"), 0.0);
+    between.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let start = std::time::Instant::now();
+    // By an end or by a reset.
+    let _ = std::io::copy(&mut between, &mut std::io::sink());
+    assert!(start.elapsed() < Duration::from_secs(5), "the one that was idle longest is closed");
+    drop((silent, trickling));
+}
+
+// Promise: P24 - HTTP connections beyond the limit are refused while the others are busy.
 #[test]
 fn one_connection_too_many_is_told_so() {
     let node = start("[limits.http]\nconnections = 3\n", &[]);
-    let health = b"GET /health HTTP/1.1\r\nhost: node\r\n\r\n";
     let mut held: Vec<TcpStream> = (0..3).map(|_| node.connect()).collect();
     for stream in &mut held {
-        // Its answer shows that the connection has its place.
-        stream.write_all(health).unwrap();
-        assert!(stream.read(&mut [0; 64]).unwrap() > 0);
+        write!(
+            stream,
+            "POST /relay/v1/auto/messages HTTP/1.1\r\nhost: node\r\nexpect: 100-continue\r\n\
+             content-type: application/json\r\ncontent-length: 100\r\n\r\n"
+        )
+        .unwrap();
+        // Its request is in progress when it is asked for the body.
+        let mut asked = [0; 12];
+        stream.read_exact(&mut asked).unwrap();
+        assert_eq!(&asked, b"HTTP/1.1 100");
     }
+    // Idle connections of this age would be closed for new ones.
+    std::thread::sleep(Duration::from_millis(500));
     let mut beyond = node.connect();
     let refused = Answer::read(&mut beyond);
     assert_eq!((refused.status, &*refused.headers["retry-after"]), (503, "1"));

@@ -209,6 +209,10 @@ impl Answers for Web {
         self.service.refused(reason);
     }
 
+    fn evicted(&self) {
+        self.service.evicted();
+    }
+
     async fn answer(
         self: Arc<Self>,
         request: Request<Incoming>,

@@ -36,6 +36,21 @@ async fn instances_are_bounded_by_the_memory_and_the_limit_is_named() {
     server.instance(&one_subnet()).await;
 }
 
+// Promise: P15 - Connections without a request do not exclude clients of `thimble-pocket`.
+#[tokio::test]
+async fn idle_connections_up_to_the_limit_are_closed_for_new_ones() {
+    let server = Server::start(&[]);
+    let address = server.url.strip_prefix("http://").unwrap().to_owned();
+    // The limit of the server.
+    let idle: Vec<_> = (0..512).map(|_| std::net::TcpStream::connect(&address).unwrap()).collect();
+    tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+    for _ in 0..4 {
+        let answered = reqwest::get(format!("http://{address}/status")).await.unwrap();
+        assert_eq!(answered.status(), StatusCode::OK);
+    }
+    drop(idle);
+}
+
 // Promise: P15 - A deleted instance leaves no process and no file.
 #[tokio::test]
 async fn an_instance_leaves_nothing_behind() {

@@ -1,7 +1,7 @@
 //! The HTTP gateway: a canister's page in a browser, and everything that canisters answer, the
 //! hostile ones too. The canister is `canisters/frontend`.
 
-use std::{net::TcpListener, process::Command, time::Duration};
+use std::{io::Write, net::TcpListener, process::Command, time::Duration};
 
 use candid::Principal;
 use reqwest::{Client, Method, Response, StatusCode};
@@ -243,8 +243,16 @@ async fn only_canisters_of_this_node_are_asked_and_nothing_of_the_operators() {
 #[tokio::test]
 async fn what_is_too_much_is_refused_with_the_limit() {
     let site = Site::with("connections = 2\nrequests_in_flight = 2\nbody_bytes = 1000\n").await;
-    let idle: Vec<_> =
-        (0..2).map(|_| std::net::TcpStream::connect(&site.address).unwrap()).collect();
+    // Their bodies do not come: the requests remain in progress.
+    let request =
+        format!("POST /counter HTTP/1.1\r\nhost: {}\r\ncontent-length: 9\r\n\r\n", site.host());
+    let busy: Vec<_> = (0..2)
+        .map(|_| {
+            let mut stream = std::net::TcpStream::connect(&site.address).unwrap();
+            stream.write_all(request.as_bytes()).unwrap();
+            stream
+        })
+        .collect();
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
     loop {
         let (status, text) = match site.try_ask(Method::GET, "/", &[]).await {
@@ -257,7 +265,7 @@ async fn what_is_too_much_is_refused_with_the_limit() {
         }
         assert!(std::time::Instant::now() < deadline, "{status} {text}");
     }
-    drop(idle);
+    drop(busy);
     let url = format!("http://{}/counter", site.address);
     let post = || Client::new().post(&url).header("host", site.host()).body(vec![0; 1001]);
     let refused = loop {

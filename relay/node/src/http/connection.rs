@@ -4,11 +4,12 @@
 //! sent a whole head within the read timeout (from being accepted, or from the end of the answer
 //! before), and when its client takes an answer more slowly than
 //! [`dashboard::paced::WRITE_RATE_MIN`] after [`WRITE_STALL`]: a stalled reader would pin the
-//! answer's memory. Bodies have their own timeout where they are read. It must never know routes.
+//! answer's memory. It is closed too when it is idle and a new connection takes its slot. Bodies
+//! have their own timeout where they are read. It must never know routes.
 
 use std::{convert::Infallible, future::poll_fn, io, pin::Pin, sync::Arc, time::Duration};
 
-use dashboard::paced::Paced;
+use dashboard::{connections::Slot, paced::Paced};
 use hyper::{Request, body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
@@ -32,17 +33,23 @@ const LINGER: Duration = Duration::from_millis(500);
 
 const _: () = assert!(HEAD_BYTES_MAX as u64 * 2 <= relay_limits::HTTP_CONNECTION_BYTES);
 
-/// Serves one connection until it ends. The caller holds its place.
+/// Serves one connection until it ends, or is evicted.
 pub(crate) async fn serve(
     stream: TcpStream,
     service: Arc<Service>,
+    mut slot: Slot,
     mut stopping: watch::Receiver<bool>,
 ) {
-    let read_timeout = service.read_timeout();
+    let (read_timeout, requests) = (service.read_timeout(), slot.requests());
     let answer = service_fn(move |request: Request<Incoming>| {
-        let service = service.clone();
+        let (service, begun) = (service.clone(), requests.begin());
         // On the heap, so that the connection can be taken apart at its end.
-        Box::pin(async move { Ok::<_, Infallible>(service.serve(request).await) })
+        Box::pin(async move {
+            // The connection is evicted, which ends this future.
+            let Some(guard) = begun else { return std::future::pending().await };
+            let answer = service.serve(request).await;
+            Ok::<_, Infallible>(answer.map(|body| guard.body(body)))
+        })
     });
     let stream = TokioIo::new(Paced::new(stream, (), WRITE_STALL));
     let mut connection = http1::Builder::new()
@@ -57,6 +64,7 @@ pub(crate) async fn serve(
     let ended = tokio::select! {
         _ = poll_fn(|cx| connection.poll_without_shutdown(cx)) => true,
         () = stopped(&mut stopping) => false,
+        () = slot.evicted() => return,
     };
     if !ended {
         Pin::new(&mut connection).graceful_shutdown();
@@ -65,7 +73,11 @@ pub(crate) async fn serve(
     }
     let stream = connection.into_parts().io.into_inner().into_inner();
     // The client may leave before it has read the last answer.
-    let _ = timeout(LINGER, linger(stream)).await;
+    let lingering = timeout(LINGER, linger(stream));
+    tokio::select! {
+        _ = lingering => {}
+        () = slot.evicted() => {}
+    }
 }
 
 /// Shuts down writing, and reads the client's remaining bytes: closing with unread bytes would

@@ -438,6 +438,8 @@ impl Readings {
         out.counters("thimble_relay_http_answers", "Answers by status; 0: others", answers)?;
         let help = "HTTP connections beyond their number";
         out.counter("thimble_relay_http_connections_refused", help, http.connections_refused)?;
+        let help = "Idle HTTP connections closed for new ones";
+        out.counter("thimble_relay_http_connections_evicted", help, http.connections_evicted)?;
         let help = "Topics that HTTP clients subscribed to";
         out.gauge("thimble_relay_http_subscriptions", help, http.subscriptions as f64)?;
         let help = "References that left unread";

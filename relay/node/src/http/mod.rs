@@ -7,7 +7,9 @@
 //! Bounds:
 //!
 //! - connections: [`relay_limits::HttpLimits::connections`], each charged to the pool
-//!   `http_connections`; the next one gets 503 from one of [`REFUSALS_MAX`] short-lived tasks;
+//!   `http_connections`. For the next one the connection that has been idle longest is closed
+//!   ([`dashboard::connections`]); when none is idle, it gets 503 from one of [`REFUSALS_MAX`]
+//!   short-lived tasks;
 //! - heads: [`connection::HEAD_BYTES_MAX`] and the read timeout, bodies: `http.body_bytes` (413),
 //!   the pool `request_bodies` (503) and the read timeout (408);
 //! - responses: the pool `responses`. A list of messages is never in memory as a whole: each is
@@ -40,7 +42,7 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use ::heap::Sampler;
 use anyhow::{Context, Result};
-use relay_limits::HTTP_CONNECTION_BYTES;
+use dashboard::connections::Refusal;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -125,7 +127,7 @@ async fn accept(listener: TcpListener, service: Arc<Service>, mut stopping: watc
                     // Answers are written whole: waiting for more to send only delays them. A
                     // failure costs nothing but that delay.
                     let _ = stream.set_nodelay(true);
-                    take(stream, &service, &stop, &mut connections, &mut refusals);
+                    take(stream, &service, &stop, &mut connections, &mut refusals).await;
                 }
                 Err(error) => {
                     // The client is gone, or descriptors ran out, which a pause lets recover.
@@ -143,30 +145,26 @@ async fn accept(listener: TcpListener, service: Arc<Service>, mut stopping: watc
     }
 }
 
-fn take(
+async fn take(
     stream: TcpStream,
     service: &Arc<Service>,
     stopping: &watch::Receiver<bool>,
     connections: &mut JoinSet<()>,
     refusals: &mut JoinSet<()>,
 ) {
-    // StreamSlots of connections that have ended are free, whether anybody noticed or not.
+    // Tasks of closed connections are removed here too, so that they are no more than the slots.
     while connections.try_join_next().is_some() {}
-    let most = service.limits.connections;
-    let refused = if connections.len() as u64 >= most {
-        format!("http.connections = {most} are open, the most there are places for")
-    } else {
-        match service.connections.try_reserve(HTTP_CONNECTION_BYTES) {
-            Ok(held) => {
-                let (service, stopping) = (service.clone(), stopping.clone());
-                connections.spawn(async move {
-                    let _held = held;
-                    connection::serve(stream, service, stopping).await;
-                });
-                return;
-            }
-            Err(full) => full.to_string(),
+    let admitted = service.connections.admit(|| service.answered.evicted_connection()).await;
+    let refused = match admitted {
+        Ok(slot) => {
+            connections.spawn(connection::serve(stream, service.clone(), slot, stopping.clone()));
+            return;
         }
+        Err(Refusal::Limit) => {
+            let most = service.limits.connections;
+            format!("http.connections = {most} are open, the most there are places for")
+        }
+        Err(Refusal::Memory(full)) => full.to_string(),
     };
     service.answered.refused_connection();
     if refusals.len() < REFUSALS_MAX {

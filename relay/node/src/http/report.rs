@@ -228,6 +228,8 @@ pub(crate) struct HttpFigures {
     /// References that left a full queue unread.
     pub(crate) dropped: u64,
     pub(crate) connections_refused: u64,
+    /// Idle connections that were closed for new ones.
+    pub(crate) connections_evicted: u64,
     /// Answers by status code; 0 stands for all others.
     pub(crate) answers: BTreeMap<u16, u64>,
 }
@@ -237,7 +239,8 @@ pub(crate) struct HttpFigures {
 pub(crate) struct Answered {
     codes: [AtomicU64; CODES.len()],
     others: AtomicU64,
-    connections: AtomicU64,
+    connections_refused: AtomicU64,
+    connections_evicted: AtomicU64,
 }
 
 impl Answered {
@@ -247,7 +250,11 @@ impl Answered {
     }
 
     pub(crate) fn refused_connection(&self) {
-        self.connections.fetch_add(1, Relaxed);
+        self.connections_refused.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn evicted_connection(&self) {
+        self.connections_evicted.fetch_add(1, Relaxed);
     }
 
     fn each(&self) -> BTreeMap<u16, u64> {
@@ -374,7 +381,8 @@ impl Service {
             http: HttpFigures {
                 subscriptions: self.subscribed().count(),
                 dropped: node.subscribers.dropped.load(Relaxed),
-                connections_refused: self.answered.connections.load(Relaxed),
+                connections_refused: self.answered.connections_refused.load(Relaxed),
+                connections_evicted: self.answered.connections_evicted.load(Relaxed),
                 answers: self.answered.each(),
             },
             history: Vec::new(),

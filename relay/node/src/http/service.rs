@@ -15,6 +15,7 @@ use anyhow::{Context, Result};
 use budget::{Pool, PoolFull, Reservation};
 use bytes::{Bytes, BytesMut};
 use dashboard::{
+    connections::Connections,
     origin::{Sent, is_own_request},
     page,
 };
@@ -24,7 +25,7 @@ use hyper::{
     body::{Body as _, Incoming},
     header,
 };
-use relay_limits::{HttpLimits, pool};
+use relay_limits::{HTTP_CONNECTION_BYTES, HttpLimits, pool};
 use serde::Deserialize;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -73,7 +74,7 @@ pub(crate) struct Service {
     /// Names by which the interface is served.
     host_names: Vec<String>,
     // Pools.
-    pub(crate) connections: Pool,
+    pub(crate) connections: Connections,
     bodies: Pool,
     pub(crate) responses: Pool,
     // State.
@@ -99,8 +100,10 @@ impl Service {
         let pool = |name: &'static str| {
             node.ledger.pool(name).with_context(|| format!("the budget sheet has no pool `{name}`"))
         };
+        let most = usize::try_from(config.limits.http.connections).unwrap_or(usize::MAX);
+        let buffers = pool(pool::HTTP_CONNECTIONS)?;
         Ok(Self {
-            connections: pool(pool::HTTP_CONNECTIONS)?,
+            connections: Connections::new(most, buffers, HTTP_CONNECTION_BYTES),
             bodies: pool(pool::REQUEST_BODIES)?,
             responses: pool(pool::RESPONSES)?,
             limits: config.limits.http.clone(),
