@@ -43,7 +43,7 @@ const MAPPED_WASM_PAGES: u64 = 4_096;
 /// Work of an instruction beyond: up to 20 ns.
 pub(crate) const WORK_PER_INSTRUCTION_MAX: u64 = 20;
 
-/// Work of an instruction of a message that has opened so many Wasm pages of its heap.
+/// Work of an instruction of a message that has opened this number of Wasm pages of its heap.
 pub(crate) fn work_per_instruction(opened_wasm_pages: u64) -> u64 {
     if opened_wasm_pages <= CACHED_WASM_PAGES {
         1

@@ -237,8 +237,8 @@ fn too_small(error: LimitsError, stated: Option<&str>) -> anyhow::Error {
     }
 }
 
-/// Checks that the limits fit each other, the memory, and the disk, of which so many bytes were
-/// stated; `stating` is the file that states limits.
+/// Checks that the limits fit each other, the memory, and the disk, of which `disk` was stated;
+/// `stating` is the file that states limits.
 fn check_limits(limits: &Limits, disk: Option<(u64, &str)>, stating: Option<&Path>) -> Result<()> {
     let checked = limits.check_disk().map_err(|error| match (error, disk) {
         // The table rounds what was stated.

@@ -537,7 +537,7 @@ impl Dispatcher<'_> {
     }
 
     /// Runs as much of the new code's first execution as is granted, after `work` of the old code,
-    /// which used so many pages of the room.
+    /// which used the given numbers of pages of the room.
     fn first_word(
         &self,
         next: &CanisterState,
