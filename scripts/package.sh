@@ -22,7 +22,11 @@ package() { # program, what it is in a line, what it is at length
     install -d "$root/usr/share/doc/$program" "$root/DEBIAN"
     cp "$here/LICENSE" "$root/usr/share/doc/$program/copyright"
     gzip -9nc "$here/CHANGELOG.md" >"$root/usr/share/doc/$program/changelog.gz"
-    for page in $4; do cp "$here/docs/$page.md" "$root/usr/share/doc/$program/"; done
+    for page in $4; do
+        cp "$here/docs/$page.md" "$root/usr/share/doc/$program/"
+        # A manual of several pages: the page is the index of the folder of the same name.
+        [ ! -d "$here/docs/$page" ] || cp -R "$here/docs/$page" "$root/usr/share/doc/$program/"
+    done
     find "$root" -type d -exec chmod 0755 {} +
     find "$root/usr/share" -type f -exec chmod 0644 {} +
     cat >"$root/DEBIAN/control" <<CONTROL
