@@ -331,12 +331,12 @@ impl Node {
 
     /// Rounds until nothing is left to do.
     pub fn settle(&mut self) {
-        for _ in 0..200 {
+        for _ in 0..2_000 {
             if !self.round().more {
                 return;
             }
         }
-        panic!("still busy after 200 rounds");
+        panic!("still busy after 2,000 rounds");
     }
 
     pub fn status(&self, id: &RequestId) -> Status {

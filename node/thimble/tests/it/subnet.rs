@@ -128,8 +128,10 @@ impl Subnet {
             let agent = node.agent(1).await;
             let found = match query(&agent, counter, "get", vec![]).await {
                 Ok(reply) => u64::from_le_bytes(reply.try_into().unwrap()),
+                // Neither made there, nor, where it is made, installed.
                 Err(AgentError::UncertifiedReject { reject, .. })
-                    if reject.reject_code == RejectCode::DestinationInvalid =>
+                    if reject.reject_code == RejectCode::DestinationInvalid
+                        || reject.error_code.as_deref() == Some("IC0537") =>
                 {
                     return false;
                 }
