@@ -242,6 +242,6 @@ mod tests {
         assert_eq!(first.worker_restarts, 2, "one more than at first, and one of the new process");
         assert_eq!((nodes[1].behind, nodes[1].behind_max, nodes[1].restarts), (0, 3, 0));
         assert!(table(&nodes).contains("102"));
-        assert!(table(&[NodeSeen::default()]).contains("tells nothing"));
+        assert!(table(&[NodeSeen::default()]).contains("reports nothing"));
     }
 }

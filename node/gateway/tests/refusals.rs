@@ -379,7 +379,7 @@ async fn a_node_without_a_certified_state_says_so() {
     let world = World::start().await;
     world.script.starting.store(true, Ordering::SeqCst);
     let health = world.get("/health").await;
-    closed(&health, 503, "\"starting\"");
+    closed(&health, 503, "\"starting in ");
     assert_eq!(health.headers["content-type"], "application/json");
     for (operation, content) in [
         ("query", query(Principal::anonymous(), "echo")),
@@ -522,7 +522,7 @@ async fn operator_pages_are_refused_to_other_web_pages() {
         // Embedded in a page of another site, which sends no `Origin`.
         let embedded = "host: localhost\r\nsec-fetch-site: cross-site\r\nsec-fetch-mode: no-cors\r\n\
                         sec-fetch-dest: image\r\n";
-        closed(&get(path, embedded).await, 403, "another web page");
+        closed(&get(path, embedded).await, 403, "pages of other sites");
         let link = "host: localhost\r\nsec-fetch-site: cross-site\r\nsec-fetch-mode: navigate\r\n\
                     sec-fetch-dest: document\r\n";
         assert_eq!(get(path, link).await.status, 200, "{path}");
