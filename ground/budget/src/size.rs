@@ -113,7 +113,7 @@ pub fn parse_size(text: &str) -> Result<u64, SizeError> {
     whole.checked_add(part / scale).ok_or_else(|| SizeError::TooLarge(shown()))
 }
 
-/// What to say of a size that is too small where `text` states it without a unit, which is bytes.
+/// Hint for a size that is too small where `text` states it without a unit, which means bytes.
 pub fn missing_unit(text: &str) -> Option<String> {
     let number = text.trim();
     let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());

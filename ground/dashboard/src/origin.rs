@@ -10,7 +10,7 @@
 //! IP literals are accepted as `Host`: no name was resolved, so none was rebound. Probes and
 //! monitoring systems use them.
 //!
-//! What a page embeds (images, scripts, frames) comes without `Origin`. Browsers mark it with
+//! Requests for embedded content (images, scripts, frames) have no `Origin`. Browsers mark them with
 //! `Sec-Fetch-Site`, which a page cannot set either ([`is_of_other_site`]).
 
 use std::net::{IpAddr, SocketAddr};

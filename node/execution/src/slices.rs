@@ -203,8 +203,8 @@ impl Turn<'_> {
         self.core().limits().execution.instructions_per_slice.max(1)
     }
 
-    /// Work that was granted, and so counted, before this slice. What a slice did beyond its grant
-    /// counts in the next one as well.
+    /// Work that was granted, and so counted, before this slice. Work beyond a grant counts in the
+    /// next slice as well.
     fn worked_before(&self, running: &Running) -> u64 {
         running.granted.saturating_sub(self.slice())
     }

@@ -52,8 +52,8 @@ pub struct Allowed {
     pub roots: Vec<CertificateDer<'static>>,
     /// The setting that allows networks, for the log.
     pub setting: &'static str,
-    /// What canisters read about it after the refusal of an address. Empty on a node: members of a
-    /// subnet agree on the text.
+    /// Advice in the reject of a refused address. Empty on a node: members of a subnet agree on the
+    /// text.
     pub advice: &'static str,
 }
 

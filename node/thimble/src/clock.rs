@@ -153,7 +153,7 @@ impl NodeClock {
 pub(crate) struct ClockFault {
     /// As clients read it.
     pub(crate) client_text: String,
-    /// What the operator can do; empty where that follows from the text.
+    /// Advice for the operator; empty where that follows from the text.
     advice: String,
 }
 
@@ -170,7 +170,7 @@ pub(crate) struct BlockTimeLog {
     is_logged: bool,
 }
 
-/// What to log.
+/// The line to log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BlockTimeEvent {
     /// Block time is ahead by more than [`FAULT_BEYOND`].

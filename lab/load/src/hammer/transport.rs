@@ -52,7 +52,7 @@ pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(seconds).min(RETRY_AFTER_MAX))
 }
 
-/// How long to wait after a requested delay `told`: never less, and up to half as much again so
+/// Wait for a requested delay `told`: never less, and up to half as much again so
 /// that clients spread.
 #[derive(Debug)]
 pub(crate) struct BackOff {

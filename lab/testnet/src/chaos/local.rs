@@ -105,7 +105,7 @@ pub(super) fn empty(place: &NetFolder, node: usize) -> Result<()> {
     }
 }
 
-/// What a node's process could open before; in a file, so that it can be restored after a Ctrl-C.
+/// Previous descriptor limit of a node's process, in a file, so that Ctrl-C can restore it.
 #[derive(Serialize, Deserialize)]
 struct Before {
     pid: u32,

@@ -257,7 +257,8 @@ fn loop_until_ended(
 ) -> (Outcome, Vec<Progress>) {
     let mut pauses = Vec::new();
     let mut number = 1;
-    // What counts as more work has longer slices here: each is executed again for each later one.
+    // Longer slices where instructions count as more work: without a place, each slice is executed
+    // again for each later one.
     let slice = if method == "wide" { 6 * SLICE } else { SLICE };
     loop {
         let request = request(world, canister, method);
@@ -321,8 +322,8 @@ fn instructions_over_a_large_heap_count_as_more_work() {
     let (near, _) = in_slices(&world, &mut canister.clone(), "compute", |_| {});
     let (far, pauses) = in_slices(&world, &mut canister, "far", |_| {});
     assert_eq!(near.work, near.instructions);
-    // Each instruction counts eight times once the pages are open, and pages count once. What is
-    // left without those that were read and written is about 1.2 million.
+    // An instruction counts eight times once the pages are open, and pages count once. Without
+    // pages, the method executes about 1.2 million.
     let extra = far.work - far.instructions;
     assert!((7_000_000..=7 * 1_400_000).contains(&extra), "{} {}", far.work, far.instructions);
     assert!(pauses.len() as u64 >= far.work / SLICE / 2, "{pauses:?} {}", far.work);
