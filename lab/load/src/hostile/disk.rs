@@ -24,8 +24,10 @@ use super::{
     net::START_WITHIN,
 };
 
-/// Groups of system calls that fail together; none of them is used on pipes or sockets.
-const CALLS: [&str; 6] = [
+/// Groups of system calls that fail together. None of them is used on pipes or sockets, except
+/// [`WRITES`], which fail only on the files there are ([`files`]).
+const CALLS: [&str; 7] = [
+    WRITES,
     "fsync,fdatasync,sync_file_range",
     "pwrite64,pwritev,pwritev2",
     "ftruncate,fallocate",
@@ -33,6 +35,9 @@ const CALLS: [&str; 6] = [
     "fsync,fdatasync,pwrite64,fallocate,ftruncate",
     "copy_file_range,sendfile,mkdir,mkdirat",
 ];
+const WRITES: &str = "write,writev";
+/// The most files whose writes fail.
+const FILES_MAX: usize = 512;
 /// Size of a [`Volume`] while it is not full.
 const VOLUME_BYTES: u64 = 2 << 30;
 const ERRORS: [&str; 3] = ["EIO", "ENOSPC", "EDQUOT"];
@@ -185,11 +190,13 @@ async fn errors(run: &Run, scene: &mut Scene, random: &mut ChaCha8Rng) -> Result
         .args(["-f", "-qqq", "-o", "/dev/null", "-p", &pid.to_string(), "-e"])
         .arg(format!("trace={calls}"))
         .arg("-e")
-        .arg(format!("inject={calls}:error={error}:when={when}"))
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(log)
-        .process_group(0);
+        .arg(format!("inject={calls}:error={error}:when={when}"));
+    if calls == WRITES {
+        for file in files(&scene.members[0].data) {
+            strace.arg("-P").arg(file);
+        }
+    }
+    strace.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).process_group(0);
     let fault = format!("{error} of {calls} ({when})");
     run.say(&format!("disk: {fault}"));
     let mut tracer = Child::spawn(&mut strace, "strace")?;
@@ -205,6 +212,22 @@ async fn errors(run: &Run, scene: &mut Scene, random: &mut ChaCha8Rng) -> Result
     tracer.terminate();
     let _ = tracer.ended_within(Duration::from_secs(20)).await;
     Ok(Some(fault))
+}
+
+/// Files of a folder and of those in it, and what a file is called while it is written anew.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = vec![folder.join("clock-reading.new")];
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => folders.push(entry.path()),
+                Ok(kind) if kind.is_file() && found.len() < FILES_MAX => found.push(entry.path()),
+                _ => {}
+            }
+        }
+    }
+    found
 }
 
 /// Starts the node again if it exited, and waits for an acknowledged update; otherwise a finding.

@@ -28,8 +28,9 @@ const ASK_EVERY: Duration = Duration::from_millis(150);
 const READ_EVERY: Duration = Duration::from_millis(500);
 /// Time limit for metrics.
 const METRICS_WITHIN: Duration = Duration::from_secs(4);
-/// Weight of a new reading of how many threads want to run; with one every [`ASK_EVERY`], a change
-/// is seen to nine tenths after seven seconds.
+/// Interval between readings of how many threads want to run.
+const CROWD_EVERY: Duration = Duration::from_millis(150);
+/// Weight of a new reading of that; a change is seen to nine tenths after seven seconds.
 const CROWD_WEIGHT: f64 = 0.05;
 
 /// The nodes under attack, and the limit that applies to them.
@@ -204,7 +205,15 @@ impl Judge {
 
     /// Watches until it is dropped.
     pub(super) async fn watch(self: Arc<Self>) {
-        tokio::join!(self.updates(), self.queries(), self.readings());
+        tokio::join!(self.updates(), self.queries(), self.readings(), self.crowds());
+    }
+
+    /// Follows how busy the machine is, also while no answer comes.
+    async fn crowds(&self) {
+        loop {
+            sleep(CROWD_EVERY).await;
+            self.crowd.lock().unwrap_or_else(PoisonError::into_inner).look();
+        }
     }
 
     /// The next node that is not down.
@@ -223,7 +232,6 @@ impl Judge {
         let mut at = 0;
         loop {
             sleep(ASK_EVERY).await;
-            self.crowd.lock().unwrap_or_else(PoisonError::into_inner).look();
             let node = self.next(&mut at);
             let number = self.sent.fetch_add(1, Relaxed) + 1;
             let begun = Instant::now();
